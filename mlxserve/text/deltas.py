@@ -23,8 +23,7 @@ from mlxserve.request import (
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.parsing.overlap import overlap
 from mlxserve.text.parsing.parser import TurnParser
-from mlxserve.text.parsing.readers import Event, ReasoningDelta, TextDelta
-from mlxserve.text.parsing.turn import ToolCallDelta
+from mlxserve.text.parsing.turn import Event, ReasoningDelta, TextDelta, ToolCallDelta
 from mlxserve.text.tokenizer import Tokenizer
 
 

@@ -254,7 +254,7 @@ class Tokenizer:
     @cached_property
     def markup(self) -> Markup:
         """How the model marks its thinking and its tool calls."""
-        return markup_of(self._wrapper, self._mentions)
+        return markup_of(self._wrapper)
 
     def stream(self, shown: frozenset[int] | None = None) -> StreamDecoder:
         """A streaming decoder. It omits special tokens except those in `shown`."""

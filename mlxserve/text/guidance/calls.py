@@ -10,26 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from mlxserve.text.guidance.families import BODIES, RULES, Unwritable, lark_text, lark_token
+from mlxserve.text.guidance.families import RULES, call_rule, lark_exactly, lark_marked, lark_text
 from mlxserve.text.guidance.structures import check_schema
 from mlxserve.text.parsing.markup import Markup
 
 _Tool: TypeAlias = Mapping[str, Any]
-# Formats that put several calls into one section.
-_SECTIONS = frozenset({"kimi_k2", "kimi_k3", "minimax_m2", "muse_spark"})
-# Markers that are not a single token, in the pieces that may be one.
-_STARTS = {
-    "kimi_k3": ("<|open|>", "tools", "<|sep|>"),
-    "minicpm5": ("<function name=",),
-    "muse_spark": ("<atem:function_calls>",),
-}
-_ENDS = {"kimi_k3": ("<|close|>", "tools", "<|sep|>")}
 
 
 def call_grammar(
     markup: Markup, tools: Sequence[_Tool], *, is_whole: bool, repeats: bool, otherwise: str = ""
 ) -> str | None:
-    """The grammar in Lark; None for an unknown format, or for arguments it cannot express.
+    """The grammar in Lark; None for an unknown format.
 
     Raises ValueError for an invalid tool schema.
     is_whole: the answer consists of calls only; otherwise the grammar starts after the marker, or
@@ -37,40 +28,38 @@ def call_grammar(
     repeats: several calls are allowed
     otherwise: an alternative for the whole answer, in Lark
     """
-    if not _is_known(markup, is_whole=is_whole):
-        return None
-    try:
-        rules = [_rule(markup, number, tool["function"]) for number, tool in enumerate(tools)]
-    except Unwritable:
-        return None
-    top = _top(markup, is_whole=is_whole, repeats=repeats and not markup.is_bare)
+    row = markup.format
+    if row is None or (not is_whole and not markup.call_start):
+        return None  # no marker shows that a call starts: a text starts with the same token
+    rules = [_rule(markup, number, tool["function"]) for number, tool in enumerate(tools)]
+    top = _top(markup, is_whole=is_whole, repeats=repeats)
     if otherwise:
         top = f"{top} | {otherwise}"
     calls = " | ".join(f"call{number}" for number in range(len(tools)))
     return "\n".join([f"start: {top}", f"call: {calls}", *rules, *RULES])
 
 
-def _is_known(markup: Markup, *, is_whole: bool) -> bool:
-    """Whether the call format, and where a call starts, are known."""
-    if markup.call_format not in BODIES:
-        return False
-    if markup.is_bare or markup.call_format == "harmony":
-        return is_whole  # no marker shows that a call starts: a text starts with the same token
-    return len(markup.call_start) == 1 or markup.call_format in _STARTS
-
-
 def _rule(markup: Markup, number: int, function: Mapping[str, Any]) -> str:
-    body = BODIES[markup.call_format or ""]
-    return f"call{number}: {body(markup, function['name'], _schema(function))}"
+    return f"call{number}: {call_rule(markup, function['name'], _schema(function))}"
 
 
 def _top(markup: Markup, *, is_whole: bool, repeats: bool) -> str:
-    start, end = _start(markup), _end(markup)
-    has_section = markup.call_format in _SECTIONS
-    section = f"{'call+' if has_section and repeats else 'call'} {end}".strip()
+    row = markup.format
+    assert row is not None
+    opening, closing, end = (
+        lark_marked(markup, text) for text in (row.opening, row.closing, row.end)
+    )
+    start = lark_exactly(markup, row.start)
+    if row.channels is not None and row.channels.calls is not None:
+        start, end = f'({lark_marked(markup, "<|start|>")} "assistant")?', ""
+        repeats = False  # the token that ends a call ends the answer
+    more = ""
+    if repeats and row.joint is not None:
+        more = f"({lark_marked(markup, row.joint)} call)*" if row.joint else "call*"
+    section = " ".join(filter(None, [opening, "call", more, closing, end]))
     if not is_whole:
         return f"{lark_text(markup.call_tail)} {section}" if markup.call_tail else section
-    if repeats and not has_section and markup.call_format != "harmony":  # one call in a turn
+    if repeats and row.joint is None and start:  # one call in a section
         return f'{start} {section} ("\\n"? {start} {section})*'
     return f"{start} {section}".strip()
 
@@ -86,26 +75,3 @@ def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
     schema.setdefault("properties", {})
     schema.setdefault("additionalProperties", False)
     return schema
-
-
-def _start(markup: Markup) -> str:
-    if markup.is_bare:
-        return ""
-    if markup.call_format != "harmony":
-        pieces = _STARTS.get(markup.call_format or "", ())
-        is_token = len(markup.call_start) == 1
-        return f"<[{markup.call_start[0]}]>" if is_token else _marker(markup, pieces)
-    again = f'({lark_token(markup, "<|start|>")} "assistant")?'
-    return f'{again} {lark_token(markup, "<|channel|>")} "commentary to=functions."'
-
-
-def _end(markup: Markup) -> str:
-    if markup.call_format == "harmony":
-        return ""  # the token that ends a call ends the answer
-    if pieces := _ENDS.get(markup.call_format or ""):
-        return _marker(markup, pieces)
-    return lark_token(markup, markup.call_end) if markup.call_end else ""
-
-
-def _marker(markup: Markup, pieces: Sequence[str]) -> str:
-    return " ".join(lark_token(markup, piece) for piece in pieces)

@@ -1,168 +1,165 @@
-"""How each model family writes one call, its name and its arguments, as a Lark grammar.
+"""How each format writes one call, its name and its arguments, as a Lark grammar.
 
-A body is the text between the markers of a call. It follows what the family's parser in mlx-lm
-reads, which is not always what the model's authors intended.
+Derived from the written form in `formats`, so what is forced is what is read.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from mlxserve.text.guidance.structures import json_text
+from mlxserve.text.parsing.formats import FORMATS, NAME, CallFormat, Syntax
 from mlxserve.text.parsing.markup import Markup
+from mlxserve.text.parsing.values import kinds_of
+from mlxserve.text.parsing.writing import escape
 
-Body: TypeAlias = Callable[[Markup, str, dict[str, Any]], str]  # (markup, name, schema) -> Lark
+Schema: TypeAlias = Mapping[str, Any]
 
-_LINE = "\n"
-# Free text up to a marker that is not a single token: marker -> (rule name, pattern of the text).
+_ANY = "/(?s:.*)/"
+_CDATA = "]]></param>"
+# What a name of an argument may be, where the format has no way to quote it.
+_KEYS = {
+    Syntax.ELEMENTS: r'[^\s<>"][^<>"\n]*(?<!\s)',
+    Syntax.PYTHON: NAME,
+    Syntax.OBJECT: r'[^\s:{}\[\],<"]+',
+    Syntax.TAGS: r"[^\s<>/]+",
+}
+
+
+def _text_end(row: CallFormat) -> str:
+    """What ends a text that is written as it is."""
+    return row.parameter.partition("$value")[2].rstrip("\n") or row.quote
+
+
+# Free text up to a marker that is not a single token: the name of its rule.
 _TEXTS = {
-    **{
-        end: (f"text{number}", "/(?s:.*)/")
-        for number, end in enumerate(
-            ("\n</parameter>", "</parameter>", "</arg_value>", "</longcat_arg_value>", '<|"|>')
-        )
-    },
-    "<|close|>": ("text_k3", "/(?s:.*)/"),
-    # FunctionGemma's parser ends a call at the first closing brace, even inside a text.
-    "<escape>": ("text_fg", "/[^}]*/"),
-    "]]></param>": ("text_cdata", "/(?s:.*)/ & ~/(?s:.*)(<\\/param>|<\\/function>)(?s:.*)/"),
-    # Muse Spark's parser reads a text that is valid JSON as JSON, so such a text is excluded.
-    "</atem:parameter>": (
-        "text_atem",
-        r'/[^\s\d"\[{\-](?s:.*)/ & ~/(true|false|null|NaN|Infinity)\s*/'
-        r" & ~/(?s:.*)<\/atem:(parameter|function_calls)>(?s:.*)/",
-    ),
+    end: f"text{number}"
+    for number, end in enumerate(dict.fromkeys([*map(_text_end, FORMATS), _CDATA]))
+    if end
 }
 RULES = (
-    *(f"{name}[suffix={json.dumps(end)}]: {text}" for end, (name, text) in _TEXTS.items()),
-    # Text without markup. Its parser reads the text "null" as a missing value.
-    r"UNMARKED: /[^<&\n]*/ & ~/(?i:\s*null\s*)/",
+    *(f"{name}[suffix={json.dumps(end)}]: {_ANY}" for end, name in _TEXTS.items()),
+    r"UNMARKED: /[^<&\n]*/",
 )
-
-
-class Unwritable(Exception):
-    """The family's format cannot express what the schema requires."""
-
-
-def _json(schema: Mapping[str, Any]) -> str:
-    # Lenient: formats and keywords unknown to the compiler are ignored. Tools in the wild are full
-    # of them, and a call is better than an error.
-    return json_text(schema, is_lenient=True)
 
 
 def lark_text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def lark_token(markup: Markup, text: str) -> str:
-    """A marker: as one token if it is one, else as text."""
-    token = markup.token_ids.get(text)
-    return lark_text(text) if token is None else f"<[{token}]>"
+def lark_marked(markup: Markup, text: str) -> str:
+    """Text in which markers that are single tokens are tokens. White space at its ends is optional."""
+    core = text.strip("\n")
+    before, _, after = text.partition(core) if core else (text, "", "")
+    tokens = sorted(markup.token_ids, key=len, reverse=True)
+    pieces = re.split(f"({'|'.join(map(re.escape, tokens))})", core) if tokens else [core]
+    ids = markup.token_ids
+    parts = [f"<[{ids[one]}]>" if one in ids else lark_text(one) for one in pieces if one]
+    blanks = ['"\\n"?' for _ in before], ['"\\n"?' for _ in after]
+    return " ".join([*blanks[0], *parts, *blanks[1]])
 
 
-def _json_tools(markup: Markup, name: str, schema: dict[str, Any]) -> str:  # noqa: ARG001
-    head = f'{{"name": {json.dumps(name)}, "arguments": '
-    return f'"\\n"? {lark_text(head)} {_json(schema)} "}}" "\\n"?'
+def call_rule(markup: Markup, name: str, schema: Schema) -> str:
+    """One call. Raises ValueError for a name that the format cannot express."""
+    row = markup.format
+    assert row is not None
+    names = {name: NAME}
+    if row.syntax in _KEYS and not row.block[0]:
+        names |= dict.fromkeys(schema["properties"], _KEYS[row.syntax])
+    for one, pattern in names.items():
+        if not re.fullmatch(pattern, one):
+            raise ValueError(f"{one!r} cannot be written in this model's call format")
+    pieces = re.split(r"\$(\w+)", row.call)
+    fields: dict[str, Callable[[], str]] = {
+        "name": lambda: lark_text(name),
+        "id": lambda: "/[a-zA-Z0-9]{9}/",
+        "number": lambda: "/[0-9]+/",
+        "count": lambda: "/[1-9][0-9]?/",
+        "arguments": lambda: _arguments(markup, row, schema),
+        "parameters": lambda: _parameters(schema, lambda *pair: _parameter(markup, row, *pair)),
+    }
+    parts = [fields[one]() if at % 2 else lark_marked(markup, one) for at, one in enumerate(pieces)]
+    return " ".join(filter(None, parts))
 
 
-def _llama3(markup: Markup, name: str, schema: dict[str, Any]) -> str:  # noqa: ARG001
-    head = f'{{"name": {json.dumps(name)}, "parameters": '
-    return f'{lark_text(head)} {_json(schema)} "}}"'
+def _json(schema: Schema) -> str:
+    # Lenient: formats and keywords unknown to the compiler are ignored. Tools in the wild are full
+    # of them, and a call is better than an error.
+    return json_text(schema, is_lenient=True)
 
 
-def _mistral(markup: Markup, name: str, schema: dict[str, Any]) -> str:
-    return f"{lark_text(name)} {lark_token(markup, '[ARGS]')} {_json(schema)}"
-
-
-def _kimi_k2(markup: Markup, name: str, schema: dict[str, Any]) -> str:
-    begin = lark_token(markup, "<|tool_call_begin|>")
-    arguments = lark_token(markup, "<|tool_call_argument_begin|>")
-    end = lark_token(markup, "<|tool_call_end|>")
-    return f"{begin} {lark_text(f'functions.{name}:')} /[0-9]+/ {arguments} {_json(schema)} {end}"
-
-
-def _qwen3_coder(markup: Markup, name: str, schema: dict[str, Any]) -> str:
-    end = "\n</parameter>"
-
-    def parameter(key: str, value: Mapping[str, Any]) -> str:
-        return f"{lark_text(f'<parameter={key}>{_LINE}')} {_value(markup, value, end)} {lark_text(_LINE)}"
-
-    head = lark_text(f"<function={name}>\n")
-    return f'"\\n"? {head} {_parameters(schema, parameter)} "</function>" "\\n"?'
-
-
-def _minimax_m2(markup: Markup, name: str, schema: dict[str, Any]) -> str:
-    def parameter(key: str, value: Mapping[str, Any]) -> str:
-        head = lark_text(f'<parameter name="{key}">')
-        return f"{head} {_value(markup, value, '</parameter>')} {lark_text(_LINE)}"
-
-    head = lark_text(f'<invoke name="{name}">\n')
-    return f'"\\n"? {head} {_parameters(schema, parameter)} "</invoke>" "\\n"?'
-
-
-def _glm47(markup: Markup, name: str, schema: dict[str, Any]) -> str:
-    key_start, key_end = lark_token(markup, "<arg_key>"), lark_token(markup, "</arg_key>")
-    value_start = lark_token(markup, "<arg_value>")
-
-    def parameter(key: str, value: Mapping[str, Any]) -> str:
-        inner = _value(markup, value, "</arg_value>")
-        return f'{key_start} {lark_text(key)} {key_end} "\\n"? {value_start} {inner} "\\n"?'
-
-    return f'{lark_text(name)} "\\n"? {_parameters(schema, parameter)}'
-
-
-def _longcat(markup: Markup, name: str, schema: dict[str, Any]) -> str:
-    if not schema.get("required"):  # its parser accepts a call without arguments only as JSON
-        return _json_tools(markup, name, schema)
-
-    def parameter(key: str, value: Mapping[str, Any]) -> str:
-        inner = _value(markup, value, "</longcat_arg_value>")
-        head = lark_text(f"<longcat_arg_key>{key}</longcat_arg_key>\n<longcat_arg_value>")
-        return f'{head} {inner} "\\n"?'
-
-    return f'{lark_text(name)} "\\n"? {_parameters(schema, parameter)}'
-
-
-def _pythonic(markup: Markup, name: str, schema: dict[str, Any]) -> str:  # noqa: ARG001
-    for word in (*name.split("."), *schema["properties"]):
-        if not word.isidentifier():
-            raise ValueError(
-                f"{name!r}: {word!r} is not a Python identifier, and this model writes calls in "
-                "Python syntax"
+def _arguments(markup: Markup, row: CallFormat, schema: Schema) -> str:
+    match row.syntax:
+        case Syntax.PYTHON:
+            return _listed(
+                schema, lambda key, value: f"{lark_text(f'{key}=')} {_json(value)}", ", "
             )
-
-    def argument(key: str, value: Mapping[str, Any]) -> str:
-        return f"{lark_text(f'{key}=')} {_json(value)}"
-
-    return f'{lark_text(f"[{name}(")} {_listed(schema, argument, ", ")} ")]"'
-
-
-_QUOTE = '<|"|>'  # Gemma 4's own quote, so that texts need no escaping
+        case Syntax.OBJECT:
+            return _object(markup, row, schema)
+        case Syntax.TAGS:
+            tags = _parameters(schema, lambda *pair: _tag(markup, row, *pair))
+            return f"{tags} {lark_marked(markup, row.quote)}"
+    return _json(schema)
 
 
-def _gemma4(markup: Markup, name: str, schema: dict[str, Any]) -> str:
-    return f"{lark_text(f'call:{name}')} {_gemma4_object(markup, schema)}"
+def _parameter(markup: Markup, row: CallFormat, key: str, schema: Schema) -> str:
+    """An argument in markup of its own."""
+    kinds = kinds_of(schema)
+    is_text = not kinds or "string" in kinds
+    kind = "string" if is_text else next(iter(sorted(kinds)))
+    before, _, after = row.parameter.partition("$value")
+    told = {"key": escape(row, key), "string": str(is_text).lower(), "type": kind}
+    before = re.sub(r"\$(\w+)", lambda found: told[found[1]], before)
+    core = after.rstrip("\n")
+    blanks = '"\\n"?' if core != after else ""
+    value = (
+        _text(markup, schema, core) if is_text else f"{_json(schema)} {lark_exactly(markup, core)}"
+    )
+    if row.is_cdata and is_text and _choices(schema) is None:
+        value = f'(UNMARKED {lark_text(core)} | "<![CDATA[" {_TEXTS[_CDATA]})'
+    return f"{lark_exactly(markup, before)} {value} {blanks}"
 
 
-def _gemma4_object(markup: Markup, schema: Mapping[str, Any]) -> str:
-    def pair(key: str, value: Mapping[str, Any]) -> str:
-        return f"{lark_text(f'{key}:')} {_gemma4_value(markup, value)}"
+def lark_exactly(markup: Markup, text: str) -> str:
+    """As `lark_marked`, with all white space."""
+    core = text.strip("\n")
+    before, _, after = text.partition(core) if core else (text, "", "")
+    pieces = [lark_text(before), lark_marked(markup, core), lark_text(after)]
+    return " ".join(piece for piece in pieces if piece not in ("", '""'))
+
+
+def _text(markup: Markup, schema: Schema, end: str) -> str:
+    """A text as it is, up to the marker that follows it."""
+    choices = _choices(schema)
+    if choices is not None:
+        words = [word if isinstance(word, str) else json.dumps(word) for word in choices]
+        listed = " | ".join(lark_text(word) if word else '""' for word in words)
+        return f"({listed}) {lark_exactly(markup, end)}"
+    marked = lark_marked(markup, end.strip("\n"))
+    if marked.startswith("<["):
+        return f"{_ANY} {marked}"
+    return _TEXTS[end]
+
+
+def _object(markup: Markup, row: CallFormat, schema: Schema) -> str:
+    def pair(key: str, value: Schema) -> str:
+        return f"{lark_text(f'{key}:')} {_member(markup, row, value)}"
 
     return f'"{{" {_listed(schema, pair, ",")} "}}"'
 
 
-def _gemma4_value(markup: Markup, schema: Mapping[str, Any]) -> str:
-    """Texts in Gemma 4's quotes at any depth; values without texts are JSON."""
-    kind, items = schema.get("type"), schema.get("items")
-    if kind == "string":
-        return f"{lark_token(markup, _QUOTE)} {_value(markup, schema, _QUOTE)}"
-    if kind == "object" and isinstance(schema.get("properties"), dict):
-        return _gemma4_object(markup, schema)
-    if kind == "array" and isinstance(items, dict):
-        item = _gemma4_value(markup, items)
+def _member(markup: Markup, row: CallFormat, schema: Schema) -> str:
+    """Texts in the format's own quotes at any depth; values without texts are JSON."""
+    kinds, items = kinds_of(schema), schema.get("items")
+    if kinds == {"string"}:
+        return f"{lark_marked(markup, row.quote)} {_text(markup, schema, row.quote)}"
+    if kinds == {"object"} and isinstance(schema.get("properties"), dict):
+        return _object(markup, row, schema)
+    if kinds == {"array"} and isinstance(items, dict):
+        item = _member(markup, row, items)
         return _array(item, schema.get("minItems", 0), schema.get("maxItems"))
     return _json(schema)
 
@@ -175,9 +172,20 @@ def _array(item: str, least: int, most: int | None) -> str:
     return f'"[" {inner} "]"' if least else f'"[" ({inner})? "]"'
 
 
-def _listed(
-    schema: Mapping[str, Any], write: Callable[[str, Mapping[str, Any]], str], separator: str
-) -> str:
+def _tag(markup: Markup, row: CallFormat, key: str, schema: Schema) -> str:
+    """An argument in a tag of its name; objects with known members nest."""
+    mark, kinds = lark_marked(markup, row.quote), kinds_of(schema)
+    close = f"{mark} {lark_text(f'</{key}>')}"
+    if not kinds or "string" in kinds:
+        inner = f"{_text(markup, schema, row.quote)} {lark_text(f'</{key}>')}"
+    elif kinds == {"object"} and schema.get("properties"):
+        inner = f"{_parameters(schema, lambda *pair: _tag(markup, row, *pair))} {close}"
+    else:
+        inner = f"{_json(schema)} {close}"
+    return f"{mark} {lark_text(f'<{key}>')} {inner}"
+
+
+def _listed(schema: Schema, write: Callable[[str, Schema], str], separator: str) -> str:
     """The required properties, then any of the optional ones in order, joined by a separator."""
     required = schema.get("required", [])
     pairs = {
@@ -196,7 +204,7 @@ def _listed(
     return f"({' | '.join(begins)})?" if begins else ""
 
 
-def _parameters(schema: Mapping[str, Any], write: Callable[[str, Mapping[str, Any]], str]) -> str:
+def _parameters(schema: Schema, write: Callable[[str, Schema], str]) -> str:
     """Each property in its own markup, in the order of the schema."""
     required = schema.get("required", [])
     return " ".join(
@@ -205,216 +213,9 @@ def _parameters(schema: Mapping[str, Any], write: Callable[[str, Mapping[str, An
     )
 
 
-def _value(markup: Markup, schema: Mapping[str, Any], end: str) -> str:
-    """A text is written verbatim up to the marker that follows it; other values as JSON."""
-    if schema.get("type", "string") != "string":
-        return f"{_json(schema)} {lark_token(markup, end)}"
-    choices = schema.get("enum")
-    if isinstance(choices, list) and choices:
-        words = " | ".join(lark_text(str(choice)) for choice in choices)
-        return f"({words}) {lark_token(markup, end)}"
-    if end in markup.token_ids:
-        return f"/(?s:.*)/ {lark_token(markup, end)}"
-    return _TEXTS[end][0]
-
-
-def _harmony(markup: Markup, name: str, schema: dict[str, Any]) -> str:
-    constrain, message = lark_token(markup, "<|constrain|>"), lark_token(markup, "<|message|>")
-    return f'{lark_text(name + " ")} {constrain} "json" {message} {_json(schema)}'
-
-
-def _function_gemma(markup: Markup, name: str, schema: dict[str, Any]) -> str:
-    """Scalars only: its parser ends a value at the next comma and the call at a brace."""
-    _check_names((name, *schema["properties"]), r"\w+")
-
-    def pair(key: str, value: Mapping[str, Any]) -> str:
-        return f"{lark_text(f'{key}:')} {_plain(markup, value)}"
-
-    kept = _without_optional(schema, lambda value: _plain(markup, value))
-    return f'{lark_text(f"call:{name}")} "{{" {_listed(kept, pair, ",")} "}}"'
-
-
-def _plain(markup: Markup, schema: Mapping[str, Any]) -> str:
-    """A quoted text, or a JSON scalar. Raises Unwritable."""
-    choices, kinds = _choices(schema), _kinds(schema)
-    if choices is not None:
-        words = [_plain_word(markup, choice) for choice in choices if not _is_cut(choice)]
-        if not words:
-            raise Unwritable
-        return f"({' | '.join(words)})"
-    if "string" in kinds or not kinds:
-        return f"{lark_token(markup, _ESCAPE)} {_value(markup, {}, _ESCAPE)}"
-    short = [kind for kind in kinds if kind not in ("object", "array")]
-    if not short or _is_composed(schema):
-        raise Unwritable
-    return _json({**schema, "type": short})
-
-
-_ESCAPE = "<escape>"
-
-
-def _is_cut(value: Any) -> bool:
-    """Whether the family's parser would cut this value off."""
-    text = value if isinstance(value, str) else json.dumps(value)
-    return "}" in text or _ESCAPE in text or ("," in text and not isinstance(value, str))
-
-
-def _plain_word(markup: Markup, value: Any) -> str:
-    if not isinstance(value, str):
-        return lark_text(json.dumps(value))
-    quote = lark_token(markup, _ESCAPE)
-    return f"{quote} {lark_text(value)} {quote}" if value else f"{quote} {quote}"
-
-
-def _kimi_k3(markup: Markup, name: str, schema: dict[str, Any]) -> str:
-    begin, close = lark_token(markup, "<|open|>"), lark_token(markup, "<|close|>")
-    sep = lark_token(markup, "<|sep|>")
-
-    def argument(key: str, value: Mapping[str, Any]) -> str:
-        kind, inner = _typed(markup, value)
-        head = lark_text(f'argument key="{_attribute(key)}" type="{kind}"')
-        return f'{begin} {head} {sep} {inner} "argument" {sep} {_BLANKS}'
-
-    head = lark_text(f'call tool="{_attribute(name)}" index="')
-    arguments = _parameters(schema, argument)
-    return (
-        f"{_BLANKS} {begin} {head} /[1-9][0-9]?/ {lark_text(_QUOTED)} {sep} {_BLANKS} {arguments} "
-        f'{close} "call" {sep} {_BLANKS}'
-    )
-
-
-def _typed(markup: Markup, schema: Mapping[str, Any]) -> tuple[str, str]:
-    """(declared type, value): the parser reads values not declared as strings as JSON."""
-    choices, kinds = _choices(schema), _kinds(schema)
-    if choices is not None and all(isinstance(choice, str) for choice in choices):
-        return "string", _value(markup, {"enum": choices}, "<|close|>")
-    if choices is None and not _is_composed(schema) and ("string" in kinds or not kinds):
-        return "string", _value(markup, {}, "<|close|>")
-    told = next((kind for kind in kinds if kind != "string"), "object")
-    return told, f"{_json(schema)} {lark_token(markup, '<|close|>')}"
-
-
-_BLANKS = "/[ \\n]{0,8}/"
-_QUOTED = '"'
-
-
-def _attribute(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;")
-
-
-def _minicpm5(markup: Markup, name: str, schema: dict[str, Any]) -> str:  # noqa: ARG001
-    _check_names((name, *schema["properties"]), r'[^"<>]+')
-
-    def parameter(key: str, value: Mapping[str, Any]) -> str:
-        head = lark_text(f'<param name="{key}">')
-        return f'{head} {_marked_up(value)} "\\n"?'
-
-    kept = _without_optional(schema, _marked_up)
-    return f'{lark_text(_QUOTED + name + _QUOTED + ">")} "\\n"? {_parameters(kept, parameter)}'
-
-
-def _marked_up(schema: Mapping[str, Any]) -> str:
-    """A text verbatim, or in CDATA if it contains what looks like markup; other values as JSON."""
-    choices, kinds = _choices(schema), _kinds(schema)
-    if _is_composed(schema):
-        raise Unwritable
-    if kinds and "string" not in kinds:
-        return f'{_json(schema)} "</param>"'
-    if choices is not None:
-        words = [word for word in choices if isinstance(word, str) and _survives(word)]
-        if not words:
-            raise Unwritable
-        return f"({' | '.join(map(_cdata, words))})"
-    return f'(UNMARKED "</param>" | "<![CDATA[" {_TEXTS["]]></param>"][0]})'
-
-
-def _survives(text: str) -> bool:
-    return text == text.strip() and text.lower() != "null" and "</" not in text
-
-
-def _cdata(text: str) -> str:
-    if set(text) & set("<&\n"):
-        return lark_text(f"<![CDATA[{text}]]></param>")
-    return lark_text(f"{text}</param>")
-
-
-def _muse_spark(markup: Markup, name: str, schema: dict[str, Any]) -> str:  # noqa: ARG001
-    _check_names((name, *schema["properties"]), r'[^"<>]+')
-
-    def parameter(key: str, value: Mapping[str, Any]) -> str:
-        return f"{lark_text(f'<atem:parameter name={_QUOTED}{key}{_QUOTED}>')} {_read_as_json(value)} {_BLANKS}"
-
-    head = lark_text(f"<atem:invoke name={_QUOTED}{name}{_QUOTED}>")
-    return f'{_BLANKS} {head} {_BLANKS} {_parameters(schema, parameter)} "</atem:invoke>" {_BLANKS}'
-
-
-def _read_as_json(schema: Mapping[str, Any]) -> str:
-    """JSON. A text may also be verbatim, unless that would be read as another type."""
-    as_json = f'{_json(schema)} "</atem:parameter>"'
-    kinds = _kinds(schema)
-    is_listed = _choices(schema) is not None or _is_composed(schema)
-    if is_listed or (kinds and "string" not in kinds):
-        return as_json
-    return f"({_TEXTS['</atem:parameter>'][0]} | {as_json})"
-
-
-def _choices(schema: Mapping[str, Any]) -> list[Any] | None:
+def _choices(schema: Schema) -> list[Any] | None:
     """The values of a schema's const or enum; None without either."""
     if "const" in schema:
         return [schema["const"]]
     choices = schema.get("enum")
     return choices if isinstance(choices, list) and choices else None
-
-
-def _kinds(schema: Mapping[str, Any]) -> list[str]:
-    """The types that a schema allows; empty if it names none."""
-    kinds = schema.get("type", [])
-    return [kinds] if isinstance(kinds, str) else list(kinds)
-
-
-def _is_composed(schema: Mapping[str, Any]) -> bool:
-    """Whether its types depend on subschemas."""
-    return any(word in schema for word in ("anyOf", "oneOf", "allOf", "$ref", "not"))
-
-
-def _check_names(names: Iterable[str], pattern: str) -> None:
-    for name in names:
-        if not re.fullmatch(pattern, name):
-            raise ValueError(f"{name!r} cannot be written in this model's call format")
-
-
-def _without_optional(
-    schema: Mapping[str, Any], write: Callable[[Mapping[str, Any]], str]
-) -> dict[str, Any]:
-    """A schema without the optional properties that cannot be written."""
-    required = schema.get("required", [])
-
-    def is_kept(key: str, value: Mapping[str, Any]) -> bool:
-        try:
-            write(value if isinstance(value, dict) else {})
-        except Unwritable:
-            return key in required
-        return True
-
-    kept = {key: value for key, value in schema["properties"].items() if is_kept(key, value)}
-    return {**schema, "properties": kept}
-
-
-BODIES: Mapping[str, Body] = {
-    "function_gemma": _function_gemma,
-    "gemma4": _gemma4,
-    "glm47": _glm47,
-    "harmony": _harmony,
-    "json_tools": _json_tools,
-    "mistral": _mistral,
-    "kimi_k2": _kimi_k2,
-    "kimi_k3": _kimi_k3,
-    "laguna": _glm47,
-    "llama3": _llama3,
-    "longcat": _longcat,
-    "minicpm5": _minicpm5,
-    "minimax_m2": _minimax_m2,
-    "muse_spark": _muse_spark,
-    "pythonic": _pythonic,
-    "qwen3_coder": _qwen3_coder,
-}

@@ -176,9 +176,22 @@ def test_a_truncated_call_has_the_finish_reason_length(
     scripted: openai.OpenAI, says: ScriptedEngine
 ) -> None:
     says.says = call("Paris")
-    choice = scripted.chat.completions.create(**asked(max_tokens=20)).choices[0]
+    choice = scripted.chat.completions.create(**asked(max_tokens=28)).choices[0]
     assert choice.finish_reason == "length"
-    assert choice.message.tool_calls[0].function.name == "get_weather"
+    [cut] = choice.message.tool_calls
+    assert cut.function.name == "get_weather"
+    with pytest.raises(ValueError, match=r"delimiter|Unterminated|Expecting"):
+        json.loads(cut.function.arguments)
+
+
+def test_a_call_that_was_cut_off_before_its_arguments_is_text(
+    scripted: openai.OpenAI, says: ScriptedEngine
+) -> None:
+    says.says = call("Paris")
+    choice = scripted.chat.completions.create(**asked(max_tokens=12)).choices[0]
+    assert choice.finish_reason == "length"
+    assert choice.message.tool_calls is None
+    assert '{"name": "get' in choice.message.content
 
 
 def test_without_tools_or_thinking_everything_is_text(

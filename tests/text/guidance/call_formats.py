@@ -1,4 +1,4 @@
-"""The call formats of mlx-lm's parsers, with two tools, and answers drawn from a grammar's masks."""
+"""Every call format, with two tools, and answers drawn from a grammar's masks."""
 
 from __future__ import annotations
 
@@ -7,37 +7,21 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
-from mlx_lm.tool_parsers import (
-    function_gemma,
-    gemma4,
-    glm47,
-    json_tools,
-    kimi_k2,
-    kimi_k3,
-    longcat,
-    minicpm5,
-    minimax_m2,
-    mistral,
-    muse_spark,
-    pythonic,
-    qwen3_coder,
-)
-
 from mlxserve.sampling_params import Structure, StructureKind
 from mlxserve.text.guidance.grammars import Grammars
 from mlxserve.text.guidance.guide import AnswerGuide
 from mlxserve.text.guidance.matcher_host import RowOutcome
 from mlxserve.text.guidance.matchers import Matcher
-from mlxserve.text.parsing.markup import Markup, Part
-from mlxserve.text.parsing.readers import Event
-from mlxserve.text.parsing.turn import ToolCall, ToolCallDelta, join_calls
+from mlxserve.text.parsing.formats import FORMATS
+from mlxserve.text.parsing.markup import Markup
+from mlxserve.text.parsing.turn import Event, ToolCall, ToolCallDelta, join_calls
 from mlxserve.text.tokenizer import Tokenizer
 
 # Few bytes, and work without end: all ways to cut a run of x into 128 pieces. LATE starts with it
 # after three digits, whose masks are quick.
 AMBIGUOUS = "a: b b\nb: c c\nc: d d\nd: e e\ne: f f\nf: g g\ng: /x+/ /x+/"
 LATE = f"start: /[0-9]{{3}}/ a\n{AMBIGUOUS}"
-START, END = 2040, 2  # the embedded model's <tool_call>, used as every family's marker
+START, END = 2040, 2  # the embedded model's <tool_call> and its end of a turn
 LOOK = {
     "type": "object",
     "properties": {
@@ -51,31 +35,14 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "look", "parameters": LOOK}},
     {"type": "function", "function": {"name": "rest"}},
 ]
-FAMILIES = {
-    "json_tools": json_tools,
-    "mistral": mistral,
-    "kimi_k2": kimi_k2,
-    "qwen3_coder": qwen3_coder,
-    "minimax_m2": minimax_m2,
-    "glm47": glm47,
-    "longcat": longcat,
-    "pythonic": pythonic,
-    "gemma4": gemma4,
-    "function_gemma": function_gemma,
-    "kimi_k3": kimi_k3,
-    "minicpm5": minicpm5,
-    "muse_spark": muse_spark,
-}
+FAMILIES = {row.name: row for row in FORMATS}
 
 
 def markup(name: str) -> Markup:
-    module: Any = FAMILIES[name]
+    """The markup of a format, as a model has it whose only special markers are <tool_call>'s."""
     return Markup(
-        edges={Part.TEXT: (("<tool_call>", Part.CALL),)},
-        call_format=name,
-        call_end=module.tool_call_end,
-        parse_call=module.parse_tool_call,
-        call_start=(START,),
+        format=FAMILIES[name],
+        call_start=(START,) if FAMILIES[name].start else (),
         token_ids={"<tool_call>": START, "</tool_call>": 2041},
     )
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from mlxserve.text.parsing.parser import TurnParser
 from mlxserve.text.parsing.turn import AssistantTurn
 from mlxserve.text.tokenizer import Tokenizer
 from tests.text.guidance.call_formats import (
+    FAMILIES,
     LOOK,
     calls_of,
     compile_lark,
@@ -56,13 +55,13 @@ GEMMA = {
         (
             "gemma4",
             GEMMA,
-            'call:run{inner:{a:<|"|>x,b:1<|"|>},list:[<|"|>{p}<|"|>,<|"|>{p}<|"|>]}</tool_call>',
+            'call:run{inner:{a:<|"|>x,b:1<|"|>},list:[<|"|>{p}<|"|>,<|"|>{p}<|"|>]}<tool_call|>',
             {"inner": {"a": "x,b:1"}, "list": ["{p}", "{p}"]},
         ),
         (
             "gemma4",
             GEMMA,
-            'call:run{text:<|"|>say "a, b:1" {<|"|>}</tool_call>',
+            'call:run{text:<|"|>say "a, b:1" {<|"|>}<tool_call|>',
             {"text": 'say "a, b:1" {'},
         ),
         (
@@ -71,10 +70,10 @@ GEMMA = {
                 "type": "object",
                 "properties": {"a": {"type": "boolean"}, "b": {"type": "string"}, "c": {}},
             },
-            '[run(b="x, c=1)]", c=[null])]</tool_call>',
+            '[run(b="x, c=1)]", c=[null])]<|tool_call_end|>',
             {"b": "x, c=1)]", "c": [None]},
         ),
-        ("pythonic", {"type": "object", "properties": {}}, "[run()]</tool_call>", {}),
+        ("pythonic", {"type": "object", "properties": {}}, "[run()]<|tool_call_end|>", {}),
         (
             "function_gemma",
             {
@@ -82,12 +81,13 @@ GEMMA = {
                 "properties": {
                     "a": {"type": "string"},
                     "b": {"type": ["number", "null"]},
-                    "c": {"enum": ["x,{y", 2, "}"]},
-                    "d": {"type": "array"},
+                    "c": {"enum": ["x,{y", "}"]},
+                    "d": {"type": "array", "items": {"type": "integer"}},
                 },
             },
-            "call:run{a:<escape>say: a, {b<escape>,b:-2.5,c:<escape>x,{y<escape>}</tool_call>",
-            {"a": "say: a, {b", "b": -2.5, "c": "x,{y"},
+            "call:run{a:<escape>say: a, {b}<escape>,b:-2.5,c:<escape>x,{y<escape>,d:[1]}"
+            "<end_function_call>",
+            {"a": "say: a, {b}", "b": -2.5, "c": "x,{y", "d": [1]},
         ),
         (
             "kimi_k3",
@@ -99,9 +99,9 @@ GEMMA = {
                     "c": {"type": "array", "items": {"type": "string"}},
                 },
             },
-            '\n  <|open|>call tool="run" index="12"<|sep|>\n    <|open|>argument key="a&quot;&amp;b" '
+            '<|open|>call tool="run" index="12"<|sep|><|open|>argument key="a&quot;&amp;b" '
             'type="string"<|sep|>5 <b>\n"<|close|>argument<|sep|><|open|>argument key="b" '
-            'type="object"<|sep|>"x"<|close|>argument<|sep|><|open|>argument key="c" '
+            'type="string"<|sep|>x<|close|>argument<|sep|><|open|>argument key="c" '
             'type="array"<|sep|>["y"]<|close|>argument<|sep|><|close|>call<|sep|>'
             "<|close|>tools<|sep|>",
             {'a"&b': '5 <b>\n"', "b": "x", "c": ["y"]},
@@ -118,8 +118,8 @@ GEMMA = {
                 },
             },
             '"run"><param name="a">say "a" > b</param>\n<param name="b"><![CDATA[if a < b & c:\n'
-            '    </p> ]] >]]></param><param name="c"><![CDATA[x<y]]></param>'
-            '<param name="d">{"n": 1}</param></tool_call>',
+            '    </p> ]] >]]></param><param name="c">x<y</param>'
+            '<param name="d">{"n": 1}</param></function>',
             {
                 "a": 'say "a" > b',
                 "b": "if a < b & c:\n    </p> ]] >",
@@ -139,10 +139,42 @@ GEMMA = {
                 },
             },
             '<atem:invoke name="run">\n<atem:parameter name="a">truer <b>\n&amp;</atem:parameter>\n'
-            '<atem:parameter name="b">"true"</atem:parameter><atem:parameter name="c">"5"'
+            '<atem:parameter name="b">true</atem:parameter><atem:parameter name="c">5'
             '</atem:parameter><atem:parameter name="d">[1, 2]</atem:parameter></atem:invoke>'
-            "</tool_call>",
+            "</atem:function_calls>",
             {"a": "truer <b>\n&amp;", "b": "true", "c": "5", "d": [1, 2]},
+        ),
+        (
+            "deepseek_v32",
+            {
+                "type": "object",
+                "properties": {"a": {"type": "string"}, "n": {"type": ["integer", "null"]}},
+            },
+            '\n<｜DSML｜invoke name="run">\n<｜DSML｜parameter name="a" string="true">5\n'
+            '</｜DSML｜parameter>\n<｜DSML｜parameter name="n" string="false">null'
+            "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+            {"a": "5\n", "n": None},
+        ),
+        (
+            "minimax_m3",
+            {
+                "type": "object",
+                "properties": {
+                    "a": {"type": "string"},
+                    "o": {"type": "object", "properties": {"n": {"type": "integer"}}},
+                    "l": {"type": "array", "items": {"type": "string"}},
+                },
+            },
+            ']<]minimax[>[<invoke name="run">]<]minimax[>[<a> x < y\n]<]minimax[>[</a>'
+            "]<]minimax[>[<o>]<]minimax[>[<n>1]<]minimax[>[</n>]<]minimax[>[</o>"
+            ']<]minimax[>[<l>["b"]]<]minimax[>[</l>]<]minimax[>[</invoke>]<]minimax[>[</tool_call>',
+            {"a": " x < y\n", "o": {"n": 1}, "l": ["b"]},
+        ),
+        (
+            "seed_oss",
+            {"type": "object", "properties": {"a": {"type": "string"}}},
+            "\n<function=run>\n<parameter=a>  x\n</parameter>\n</function></seed:tool_call>",
+            {"a": "  x\n"},
         ),
     ],
 )
@@ -155,15 +187,13 @@ def test_allowed_arguments_are_parsed_as_they_were_meant(
     grammars: Grammars,
 ) -> None:
     family = markup(name)
-    if not text.endswith(family.call_end):
-        family = replace(family, call_end="</tool_call>")
     tools = [tool("run", schema)]
     source = call_grammar(family, tools, is_whole=False, repeats=False)
     matcher = compile_lark(grammars, source)
     token_ids = tokenizer.encode(text)
     assert outcome(matcher, token_ids) is not RowOutcome.REFUSED
     parser = TurnParser(family, AssistantTurn(tools=tools))
-    events = [*parser.push(f"<tool_call>{text}"), *parser.finish()]
+    events = [*parser.push(f"{FAMILIES[name].start}{text}"), *parser.finish()]
     (call,) = calls_of(events)
     assert json.loads(call.arguments) == arguments
 
@@ -175,7 +205,6 @@ COUNT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required":
 @pytest.mark.parametrize(
     ("name", "schema", "text"),
     [
-        ("function_gemma", TEXT, "call:run{a:<escape>a}b<escape>}"),  # cut at the brace
         ("function_gemma", TEXT, "call:run{a:word}"),  # no quotes
         ("function_gemma", TEXT, "call:run{}"),
         ("function_gemma", COUNT, "call:run{a:1.5}"),
@@ -186,15 +215,14 @@ COUNT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required":
         ("kimi_k3", COUNT, '<|open|>call tool="run" index="1"<|sep|><|open|>argument key="b" '),
         ("kimi_k3", TEXT, '<|open|>call tool="run" index="0"'),
         ("minicpm5", TEXT, '"run"><param name="a">a < b</param>'),  # without CDATA
-        ("minicpm5", TEXT, '"run"><param name="a">NULL</param>'),  # would be none
-        ("minicpm5", TEXT, '"run"><param name="a"><![CDATA[a</param>'),
         ("minicpm5", COUNT, '"run"><param name="a">x</param>'),
         ("minicpm5", TEXT, '"run"></function>'),
-        ("muse_spark", TEXT, '<atem:invoke name="run"><atem:parameter name="a">5</atem:'),
-        ("muse_spark", TEXT, '<atem:invoke name="run"><atem:parameter name="a">null</atem:parameter>\n</atem:invoke>'),
         ("muse_spark", COUNT, '<atem:invoke name="run"><atem:parameter name="a">"5"</atem:'),
         ("muse_spark", TEXT, '<atem:invoke name="run"></atem:invoke>'),
         ("muse_spark", TEXT, '<atem:invoke name="other">'),
+        ("deepseek_v32", COUNT, '<｜DSML｜invoke name="run">\n<｜DSML｜parameter name="a" string="true"'),
+        ("glm47", TEXT, "run</tool_call>"),
+        ("mistral", COUNT, 'run[ARGS]{"a": "1"'),
     ],
 )  # fmt: skip
 def test_arguments_that_would_be_misparsed_are_not_allowed(
@@ -207,38 +235,15 @@ def test_arguments_that_would_be_misparsed_are_not_allowed(
     assert outcome(matcher, token_ids) is RowOutcome.REFUSED
 
 
-@pytest.mark.parametrize(
-    ("name", "parameter"),
-    [
-        ("function_gemma", {"type": "array", "items": {"type": "integer"}}),
-        ("function_gemma", {"enum": ["}", [1, 2]]}),
-        ("function_gemma", {"anyOf": [{"type": "integer"}], "type": "integer"}),
-        ("minicpm5", {"anyOf": [{"type": "string"}, {"type": "integer"}]}),
-        ("minicpm5", {"enum": ["null"]}),
-    ],
-)
-def test_a_parameter_the_format_cannot_express_is_omitted_unless_required(
-    name: str, parameter: dict[str, Any]
-) -> None:
-    schema: dict[str, Any] = {"type": "object", "properties": {"a": parameter, "b": {}}}
-    tools = [tool("run", schema)]
-    source = call_grammar(markup(name), tools, is_whole=False, repeats=False)
-    assert source is not None
-    assert re.search(r"\bb\b", source)
-    assert not re.search(r'a:|"a', source)
-    schema["required"] = ["a"]
-    assert call_grammar(markup(name), tools, is_whole=False, repeats=False) is None
-
-
-@pytest.mark.parametrize("name", ["function_gemma", "minicpm5", "muse_spark"])
-def test_a_name_the_format_cannot_express_is_refused(name: str) -> None:
+@pytest.mark.parametrize("name", ["qwen3_coder", "minicpm5", "muse_spark", "minimax_m3"])
+def test_a_parameter_the_format_cannot_express_is_refused(name: str) -> None:
     schema = {"type": "object", "properties": {'a"<': {"type": "string"}}}
     tools = [tool("run", schema)]
     with pytest.raises(ValueError, match="cannot be written in"):
         call_grammar(markup(name), tools, is_whole=True, repeats=True)
 
 
-def test_pythonic_calls_refuse_names_that_are_not_identifiers() -> None:
-    tools = [tool("look-up", LOOK)]
-    with pytest.raises(ValueError, match="not a Python identifier"):
-        call_grammar(markup("pythonic"), tools, is_whole=True, repeats=True)
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("called", ["look-up", "fs/read", "github.issue", "a:b"])
+def test_every_format_writes_the_names_that_the_api_accepts(name: str, called: str) -> None:
+    assert call_grammar(markup(name), [tool(called, LOOK)], is_whole=True, repeats=True)

@@ -15,8 +15,7 @@ from mlxserve.errors import InvalidParameter
 from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
 from mlxserve.text.guidance.planner import Planner
 from mlxserve.text.parsing.parser import TurnParser
-from mlxserve.text.parsing.readers import ReasoningDelta, TextDelta
-from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice
+from mlxserve.text.parsing.turn import AssistantTurn, ReasoningDelta, TextDelta, ToolChoice
 from mlxserve.text.tokenizer import Tokenizer
 from tests.text.guidance.call_formats import (
     LOOK,
@@ -105,7 +104,8 @@ def test_calls_follow_their_schemas_after_the_familys_own_marker(
 ) -> None:
     tokenizer = tokenizer_with(SPECIAL[name], TEMPLATES[name])
     markup = tokenizer.markup
-    assert markup.call_format == name
+    assert markup.format is not None
+    assert markup.format.name == name
     planner = Planner(tokenizer, tokenizer.vocab_size)
     turn = AssistantTurn(
         tools=TOOLS, tool_choice=ToolChoice.REQUIRED if is_required else ToolChoice.AUTO

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from mlxserve.hub.embedded import model_path
-from mlxserve.text.parsing.markup import Part
 from mlxserve.text.parsing.parser import TurnParser
-from mlxserve.text.parsing.readers import ReasoningDelta, TextDelta
-from mlxserve.text.parsing.turn import AssistantTurn, ToolCallDelta, join_calls
+from mlxserve.text.parsing.turn import (
+    AssistantTurn,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    join_calls,
+)
 from mlxserve.text.tokenizer import Tokenizer
 
 MakeTokenizer = Callable[[list[str], str], Tokenizer]
@@ -35,7 +41,8 @@ def parsed(
 
 def test_the_embedded_model_calls_in_json_and_is_not_taught_to_think() -> None:
     markup = Tokenizer(model_path()).markup
-    assert (markup.call_format, markup.call_end) == ("json_tools", "</tool_call>")
+    assert markup.format is not None
+    assert markup.format.name == "json_tools"
     assert markup.call_start == (2040,)
     assert markup.can_think
     assert not markup.is_taught
@@ -46,7 +53,7 @@ def test_the_embedded_model_calls_in_json_and_is_not_taught_to_think() -> None:
     [
         (
             ["[TOOL_CALLS]", "[ARGS]"],
-            "[TOOL_CALLS]{{ tools }}",
+            "[TOOL_CALLS][ARGS]{{ tools }}",
             'Yes.[TOOL_CALLS]look[ARGS]{"n": 1}',
             "mistral",
         ),
@@ -75,7 +82,8 @@ def test_special_tokens_of_a_call_format_are_parsed_and_never_shown(
     tokens: list[str], template: str, text: str, call_format: str, tokenizer_with: MakeTokenizer
 ) -> None:
     tokenizer = tokenizer_with(tokens, template)
-    assert tokenizer.markup.call_format == call_format
+    assert tokenizer.markup.format is not None
+    assert tokenizer.markup.format.name == call_format
     assert parsed(tokenizer, text) == ("", "Yes.", [("look", '{"n": 1}')])
     # Special tokens that are not markup, or not for this turn, stay hidden.
     assert parsed(tokenizer, "a<|im_start|>b")[1] == "ab"
@@ -93,7 +101,8 @@ def test_llama_3_is_recognised_by_its_template(tokenizer_with: MakeTokenizer) ->
 def test_harmony_is_recognised_by_its_tokens(tokenizer_with: MakeTokenizer) -> None:
     names = ("start", "end", "message", "channel", "constrain", "return", "call")
     tokenizer = tokenizer_with([f"<|{name}|>" for name in names], "{{ tools }}")
-    assert tokenizer.markup.call_format == "harmony"
+    assert tokenizer.markup.format is not None
+    assert tokenizer.markup.format.name == "harmony"
     assert tokenizer.markup.can_think
     text = (
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes."
@@ -132,8 +141,80 @@ def test_control_tokens_in_a_tool_definition_are_text() -> None:
         assert prompt.count(token) == plain.count(token)
 
 
-def test_a_model_without_markup_has_no_call_edges(tokenizer_with: MakeTokenizer) -> None:
+def test_a_model_without_a_known_format_does_not_call(tokenizer_with: MakeTokenizer) -> None:
     tokenizer = tokenizer_with([], "{{ messages[0].content }}")
     markup = tokenizer.markup
     assert not markup.can_call
-    assert Part.CALL not in {to for found in markup.edges.values() for _, to in found}
+    text = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    assert parsed(tokenizer, text) == ("", text, [])
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [
+        ("[THINK]", "[/THINK]"),
+        ("<|START_THINKING|>", "<|END_THINKING|>"),
+        ("<|inner_prefix|>", "<|inner_suffix|>"),
+        ("<seed:think>", "</seed:think>"),
+    ],
+)
+@pytest.mark.parametrize("is_special", [True, False])
+def test_thinking_is_found_by_its_markers_as_tokens_or_in_the_template(
+    begin: str, end: str, is_special: bool, tokenizer_with: MakeTokenizer
+) -> None:
+    template = f"{{{{ tools }}}}{{{{ messages[0].content }}}}{begin}\n{end}{begin}"
+    tokenizer = tokenizer_with([begin, end] if is_special else [], template)
+    markup = tokenizer.markup
+    assert markup.thinking == (begin, end)
+    assert markup.is_taught
+    assert parsed(tokenizer, f"{begin}I'm\nthinking{end}Hello!") == ("I'm\nthinking", "Hello!", [])
+    prompt = tokenizer.render([{"role": "user", "content": "Hi"}])
+    assert markup.opens_thinking(prompt, tokenizer.decode)
+    closed = [*prompt, *tokenizer.encode(end)]
+    assert not markup.opens_thinking(closed, tokenizer.decode)
+
+
+def test_an_empty_thought_that_the_template_closed_is_not_open(
+    tokenizer_with: MakeTokenizer,
+) -> None:
+    tokenizer = tokenizer_with(
+        ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'],
+        "<|tool_call><tool_call|>{{ messages[0].content }}<|channel>thought\n"
+        "{% if not enable_thinking %}<channel|>{% endif %}",
+    )
+    markup = tokenizer.markup
+    said = [{"role": "user", "content": "Hi"}]
+    opened = tokenizer.render(said, enable_thinking=True)
+    closed = tokenizer.render(said, enable_thinking=False)
+    assert markup.opens_thinking(opened, tokenizer.decode)
+    assert not markup.opens_thinking(closed, tokenizer.decode)
+    assert parsed(tokenizer, "<|channel>thought\nHm.<channel|>Hi.") == ("Hm.", "Hi.", [])
+
+
+def test_a_format_is_found_in_any_of_several_templates(
+    tokenizer_with: MakeTokenizer, tmp_path: Path
+) -> None:
+    tokenizer_with([], "{{ messages }}")
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config["chat_template"] = [
+        {"name": "default", "template": "{{ messages }}"},
+        {"name": "tool_use", "template": "{{ tools }}<tool_call></tool_call>"},
+    ]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    markup = Tokenizer(tmp_path).markup
+    assert markup.format is not None
+    assert markup.format.name == "json_tools"
+    assert markup.can_call
+
+
+def test_the_setting_of_a_tokenizer_tells_the_format_where_its_template_does_not(
+    tokenizer_with: MakeTokenizer, tmp_path: Path
+) -> None:
+    tokenizer_with([], "{{ tools }}")
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({**config, "tool_parser_type": "laguna"})
+    )
+    markup = Tokenizer(tmp_path).markup
+    assert markup.format is not None
+    assert markup.format.name == "glm47"

@@ -1,0 +1,127 @@
+"""Cursor: the text of a section of calls, which grows while a reader waits for more of it.
+
+Readers are generators: they yield events, and None where they need more text. So a reader is
+written as if the whole text were there, and reads it in pieces of any size alike.
+
+    taken since the mark | not taken yet | not there yet
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TypeAlias, TypeVar
+
+from mlxserve.text.parsing.overlap import overlap
+from mlxserve.text.parsing.turn import Event
+
+_T = TypeVar("_T")
+Reading: TypeAlias = Generator[Event | None, None, _T]
+BLANKS = " \t\r\n"
+
+
+class Malformed(Exception):
+    """The text is not a call."""
+
+
+class Cut(Exception):
+    """The answer has ended inside a call."""
+
+
+class Cursor:
+    def __init__(self) -> None:
+        self.is_whole = False  # no more text will come
+        self._text = ""
+        self._at = 0
+        self._taken: list[str] = []
+
+    def feed(self, text: str) -> None:
+        self._text = self._text[self._at :] + text
+        self._at = 0
+
+    def mark(self) -> None:
+        """Everything taken so far has been understood."""
+        self._taken.clear()
+
+    def rest(self) -> str:
+        """The text from the mark on."""
+        return "".join(self._taken) + self._text[self._at :]
+
+    @property
+    def is_empty(self) -> bool:
+        return self._at == len(self._text)
+
+    def take(self, length: int) -> str:
+        text = self._text[self._at : self._at + length]
+        self._at += length
+        self._taken.append(text)
+        return text
+
+    def wait(self) -> Reading[None]:
+        """Raises Cut if no more text will come."""
+        if self.is_whole:
+            raise Cut
+        yield None
+
+    def char(self, ahead: int = 0) -> Reading[str]:
+        """The next character, or one further ahead, without taking it."""
+        while self._at + ahead >= len(self._text):
+            yield from self.wait()
+        return self._text[self._at + ahead]
+
+    def ahead(self, at: int, blanks: str = BLANKS) -> Reading[tuple[int, str]]:
+        """(place of the next character that is not blank, that character), from a place on."""
+        while (char := (yield from self.char(at))) in blanks:
+            at += 1
+        return at, char
+
+    def skip(self, chars: str = BLANKS) -> Reading[None]:
+        while (yield from self.char()) in chars:
+            self.take(1)
+
+    def sees(self, text: str) -> Reading[bool]:
+        """Whether this text comes next."""
+        while len(self._text) - self._at < len(text):
+            if not text.startswith(self._text[self._at :]):
+                return False
+            yield from self.wait()
+        return self._text.startswith(text, self._at)
+
+    def accepts(self, text: str) -> Reading[bool]:
+        """Whether this text comes next; it is then taken."""
+        is_next = yield from self.sees(text)
+        if is_next:
+            self.take(len(text))
+        return is_next
+
+    def expect(self, text: str) -> Reading[None]:
+        if not (yield from self.accepts(text)):
+            raise Malformed
+
+    def until(self, *markers: str, most: int | None = None) -> Reading[tuple[str, str]]:
+        """(text before the first of the markers, that marker); both are taken.
+
+        most: characters of the text; more are malformed
+        """
+        pieces: list[str] = []
+        length = 0
+        while True:
+            unread = self._text[self._at :]
+            found = [(at, -len(m), m) for m in markers if (at := unread.find(m)) >= 0]
+            at, _, marker = min(found, default=(len(unread), 0, ""))
+            # Another marker may begin before this one, and end in text that is still to come.
+            safe = len(unread) if self.is_whole else len(unread) - overlap(unread, markers)
+            pieces.append(self.take(min(at, safe)))
+            length += len(pieces[-1])
+            if most is not None and length > most:
+                raise Malformed
+            if marker and at <= safe:
+                self.take(len(marker))
+                return "".join(pieces), marker
+            yield from self.wait()
+
+    def word(self, chars: str | frozenset[str]) -> Reading[str]:
+        """The longest text of these characters that comes next."""
+        pieces: list[str] = []
+        while (yield from self.char()) in chars:
+            pieces.append(self.take(1))
+        return "".join(pieces)

@@ -1,0 +1,238 @@
+"""Calls with each argument in markup of its own, and texts as they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlxserve.text.parsing.cursor import BLANKS, Cursor, Malformed, Reading
+from mlxserve.text.parsing.formats import NAME, NAME_CHARS, CallFormat
+from mlxserve.text.parsing.json_calls import read_value
+from mlxserve.text.parsing.syntax import CallNumbers, CallSyntax
+from mlxserve.text.parsing.values import kinds_of, object_json, part_of, schema_of, value_json
+
+_FIELDS = {
+    "name": NAME,
+    "key": r"[^\n]+?",
+    "count": r"\d+",
+    "string": r"\w+",
+    "type": r"\w+",
+}
+_LONGEST_HEAD = 512
+_CDATA = ("<![CDATA[", "]]>")
+
+
+class ElementSyntax(CallSyntax):
+    """`<function=NAME><parameter=KEY>VALUE</parameter></function>`, in each format's own markup."""
+
+    def __init__(
+        self,
+        row: CallFormat,
+        cursor: Cursor,
+        tools: Sequence[Mapping[str, Any]],
+        numbers: CallNumbers,
+        known: frozenset[str] | None,
+    ) -> None:
+        super().__init__(row, cursor, tools, numbers, known)
+        head, _, tail = row.call.partition("$parameters")
+        key, _, end = row.parameter.partition("$value")
+        self._head, self._key = _Head(head), _Head(key)
+        self._value_end, self._call_end = end.strip(), tail.strip()
+        self._is_padded = key.endswith("\n")
+        # What may begin another call, also inside a value that was never closed.
+        self._opener = row.starts[0] if row.joint is None else self._head.begun
+        self._names = frozenset(str(tool["function"]["name"]) for tool in tools)
+
+    def read_call(self) -> Reading[None]:
+        cursor = self.cursor
+        yield from cursor.skip()
+        ends = (self._key.begun, "{", *self.row.ends, *self.row.starts)
+        name = (yield from self._head.read(cursor, *ends))["name"]
+        self.check(name)
+        schema = schema_of(self.tools, name)
+        found: dict[str, str] = {}
+        while not (yield from self._is_closed()):
+            if (yield from cursor.sees("{" if not self.row.block[0] else self.row.block[0])):
+                yield from self._read_block(name)
+                return
+            fields = yield from self._key.read(cursor)
+            key = _attribute(fields["key"].strip())
+            told = fields.get("string") or fields.get("type")
+            is_text = None if told is None else told in ("true", "string")
+            text = yield from self._read_text()
+            found[key] = value_json(text, kinds_of(part_of(schema, key)), is_text=is_text)
+        if not found and not self._head.begun and name not in self._names:
+            raise Malformed  # a word between the markers
+        yield from self.emit(name, object_json(found))
+
+    def _is_closed(self) -> Reading[bool]:
+        """Whether the call ends here: by its own end, or by that of the section."""
+        yield from self.cursor.skip()
+        if self._call_end and (yield from self.cursor.accepts(self._call_end)):
+            return True
+        begins = self.row.starts if not self._call_end else ()
+        for marker in (*self.row.ends, *begins):
+            if (yield from self.cursor.sees(marker)):
+                return True
+        return False
+
+    def _read_block(self, name: str) -> Reading[None]:
+        """Arguments that are one JSON object after all."""
+        begin, end = self.row.block
+        yield from self.cursor.expect(begin)
+        arguments = yield from read_value(self.cursor)
+        yield from self.cursor.skip()
+        if end:
+            yield from self.cursor.expect(end)
+        if not (yield from self._is_closed()):
+            raise Malformed
+        yield from self.emit(name, arguments)
+
+    def _read_text(self) -> Reading[str]:
+        """The text of a value. Raises Malformed if another call begins in it."""
+        end = self._value_end
+        if self.row.is_cdata and (yield from self.cursor.accepts(_CDATA[0])):
+            end = f"{_CDATA[1]}{end}"
+        text, marker = yield from self.cursor.until(end, self._opener)
+        while marker != end:
+            if (yield from self._sees_call()):
+                raise Malformed
+            more, after = yield from self.cursor.until(end, self._opener)
+            text, marker = f"{text}{marker}{more}", after
+        if self._is_padded:
+            return text.removeprefix("\n").removesuffix("\n")
+        if self.row.is_padded and len(text) > 1 and text[0] == text[-1] == "\n":
+            return text[1:-1]
+        return text
+
+    def _sees_call(self) -> Reading[bool]:
+        """Whether a call to one of the tools comes next, after its opener."""
+        cursor = self.cursor
+        at, _ = yield from cursor.ahead(0)
+        if self._opener != self._head.begun:
+            for char in self._head.begun:
+                if (yield from cursor.char(at)) != char:
+                    return False
+                at += 1
+        name = ""
+        while (char := (yield from cursor.char(at))) in NAME_CHARS:
+            name += char
+            at += 1
+        if name not in self._names:
+            return False
+        at, char = yield from cursor.ahead(at)
+        return char == (*self._head.afters, self._key.begun)[0][0]
+
+    def may_follow(self) -> Reading[bool]:
+        begun = self._head.begun
+        return bool(begun) and (yield from self.cursor.sees(begun))
+
+
+class _Head:
+    """Markup with a name in it: `<function=$name>`.
+
+    begun: what precedes the name
+    afters: what follows it, if anything does
+    tail: the end of the markup; empty where the next marker ends it
+    """
+
+    def __init__(self, written: str) -> None:
+        self.begun = written.partition("$")[0].strip()
+        pieces = re.split(r"\$(\w+)", written.strip())
+        self.afters: tuple[str, ...] = (str(pieces[2]),) if pieces[2] else ()
+        self.tail = pieces[-1][pieces[-1].rfind("<") :] if pieces[-1].count("<") > 1 else pieces[-1]
+        pieces[-1] = pieces[-1].removesuffix(self.tail)
+        fixed = [_pattern(piece) for piece in pieces[::2]]
+        fields = [f"(?P<{name}>{_FIELDS[name]})" for name in pieces[1::2]]
+        first = f"{fixed[0]}{fields[0]}"
+        others = "".join(f"{a}{b}" for a, b in zip(fixed[1:-1], fields[1:], strict=True))
+        self._pattern = re.compile(f"{first}{f'(?:{others})?' if others else ''}{fixed[-1]}\\s*")
+
+    def read(self, cursor: Cursor, *ends: str) -> Reading[dict[str, str]]:
+        """The fields of the markup. Without a tail it ends before one of `ends`."""
+        if self.begun and not (yield from cursor.sees(self.begun)):
+            raise Malformed
+        if self.tail:
+            text, _ = yield from cursor.until(self.tail, most=_LONGEST_HEAD)
+        else:
+            text = yield from self._before(cursor, ends)
+        found = self._pattern.fullmatch(text)
+        if found is None:
+            raise Malformed
+        return found.groupdict()
+
+    @staticmethod
+    def _before(cursor: Cursor, ends: Sequence[str]) -> Reading[str]:
+        """A name and the blanks after it, before one of the markers."""
+        text = ""
+        while len(text) <= _LONGEST_HEAD:
+            char = yield from cursor.char()
+            if char in f"{BLANKS}<{{":
+                yield from cursor.skip()
+                for end in ends:
+                    if (yield from cursor.sees(end)):
+                        return text
+                raise Malformed
+            text += cursor.take(1)
+        raise Malformed
+
+
+def _pattern(markup: str) -> str:
+    """Markup in which white space is optional where it has any."""
+    return r"\s*".join(re.escape(piece) for piece in re.split(r"\s+", markup))
+
+
+def _attribute(text: str) -> str:
+    return text.replace("&quot;", '"').replace("&amp;", "&")
+
+
+class TagSyntax(CallSyntax):
+    """`<invoke name="NAME"><KEY>VALUE</KEY></invoke>`, a marker before each tag; tags nest."""
+
+    def read_call(self) -> Reading[None]:
+        cursor, mark = self.cursor, self.row.quote
+        yield from cursor.skip()
+        yield from cursor.accepts(mark)
+        yield from cursor.expect('<invoke name="')
+        name, _ = yield from cursor.until('">', most=_LONGEST_HEAD)
+        self.check(name)
+        schema = schema_of(self.tools, name)
+        members = yield from self._read_members(schema, "invoke")
+        yield from self.emit(name, object_json(dict(members)))
+
+    def _read_members(self, schema: Any, parent: str) -> Reading[list[tuple[str, str]]]:
+        """The tags up to the end of the one around them: (key, value in JSON)."""
+        cursor = self.cursor
+        members: list[tuple[str, str]] = []
+        while True:
+            yield from cursor.skip()
+            yield from cursor.accepts(self.row.quote)
+            if (yield from cursor.accepts(f"</{parent}>")):
+                return members
+            yield from cursor.expect("<")
+            key, _ = yield from cursor.until(">", most=_LONGEST_HEAD)
+            if not re.fullmatch(r"[^\s<>/]+", key):
+                raise Malformed
+            items = schema.get("items") if isinstance(schema, dict) else None
+            part = items if kinds_of(schema) == {"array"} else part_of(schema, key)
+            members.append((key, (yield from self._read_value(key, part))))
+
+    def _read_value(self, key: str, schema: Any) -> Reading[str]:
+        cursor, kinds = self.cursor, kinds_of(schema)
+        text, _ = yield from cursor.until(self.row.quote)
+        if text.endswith(f"</{key}>"):  # the marker before the end was forgotten
+            return value_json(text.removesuffix(f"</{key}>"), kinds)
+        if (yield from cursor.accepts(f"</{key}>")):
+            is_empty = not text.strip() and kinds and "string" not in kinds
+            nothing = "[]" if "array" in kinds else "{}" if "object" in kinds else "null"
+            return nothing if is_empty else value_json(text, kinds)
+        if text.strip():
+            raise Malformed
+        members = yield from self._read_members(schema, key)
+        if "array" in kinds or all(tag == "item" for tag, _ in members):
+            return f"[{', '.join(value for _, value in members)}]"
+        return object_json(dict(members))
+
+    def may_follow(self) -> Reading[bool]:
+        return (yield from self.cursor.sees(f'{self.row.quote}<invoke name="'))

@@ -1,0 +1,361 @@
+"""How model families write tool calls and thinking: one row of data per format.
+
+A row says how the format is recognised, how a call is written, and which syntax that is. It drives
+the readers of answers, the grammars of forced calls, and calls written into a history. `call` and
+`parameter` are templates:
+
+    $name $id $number       of the call; $number counts from 0, $count from 1
+    $arguments              all of them, in the syntax of the row
+    $parameters             each of them by the row's `parameter`, whose fields are
+    $key $value             the value of a text as it is, any other as JSON
+    $string $type           whether the value is a text ("true"), and its JSON type
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Container
+from dataclasses import KW_ONLY, dataclass
+from enum import Enum, auto
+from typing import Any
+
+
+class Syntax(Enum):
+    """How the arguments of a call are written. There is one reader for each."""
+
+    JSON = auto()  # {"name": ..., "arguments": {...}}, also several, also in a list
+    HEADED = auto()  # the name in markup, then the arguments as JSON
+    ELEMENTS = auto()  # each argument in markup of its own
+    PYTHON = auto()  # name(key=value, ...)
+    OBJECT = auto()  # call:name{key:value, ...}, texts in quotes of the format's own
+    TAGS = auto()  # each argument in a tag of its name, objects and lists as nested tags
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channels:
+    """Messages inside an answer, each with a header that says what it is.
+
+    opens: what a header may begin with; text that begins otherwise has no header
+    message: ends a header
+    thinking: channels, or recipients, of thinking
+    ends: markers that end a message
+    calls: the prefix of recipients that are tools; None if calls have markers of their own
+    """
+
+    opens: tuple[str, ...]
+    message: str
+    thinking: frozenset[str]
+    ends: tuple[str, ...]
+    calls: str | None = None
+
+    def read(self, header: str, tools: Container[str] | None) -> tuple[bool, str | None]:
+        """(whether the message is thinking, the tool that it calls). Without tools there is none."""
+        recipients = re.findall(r"to=([^\s<]+)", header)
+        to = recipients[-1] if recipients else ""
+        if tools is not None and self.calls and (to.startswith(self.calls) or to in tools):
+            return False, to.removeprefix(self.calls)
+        channels = re.findall(r"<\|channel\|>\s*(\w+)", header)
+        return (channels[-1] if channels else to) in self.thinking, None
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """
+    told: groups of words; a template with all words of a group has this format
+    known: token texts; a vocabulary with all of them has this format
+    starts, ends: markers around a section of calls; the first of each is the one that is written.
+        Without ends a section ends with its last call
+    call, parameter: templates of the written form
+    header: for `Syntax.HEADED`, a regular expression of what precedes the arguments
+    block: for `Syntax.ELEMENTS`, what surrounds arguments that are written as JSON after all
+    opening, joint, closing: around and between the calls of a section; without a joint each call
+        has a section of its own
+    quote: of texts, for `Syntax.OBJECT`; before each tag, for `Syntax.TAGS`
+    is_cdata: a value may be in <![CDATA[...]]>
+    is_bare: calls may be without the markers
+    is_marked: calls are written with the markers
+    is_padded: a value may have line breaks around it that are not part of it
+    hidden: markers around the text of an answer, which are not shown
+    channels: None if the answer is a single message
+    """
+
+    name: str
+    syntax: Syntax
+    _: KW_ONLY
+    told: tuple[tuple[str, ...], ...] = ()
+    known: tuple[str, ...] = ()
+    starts: tuple[str, ...] = ("<tool_call>",)
+    ends: tuple[str, ...] = ()
+    call: str
+    parameter: str = ""
+    header: str = ""
+    block: tuple[str, str] = ("", "")
+    opening: str = ""
+    joint: str | None = None
+    closing: str = ""
+    quote: str = ""
+    is_bare: bool = False
+    is_marked: bool = True
+    is_padded: bool = False
+    is_cdata: bool = False
+    hidden: tuple[str, ...] = ()
+    channels: Channels | None = None
+
+    @property
+    def start(self) -> str:
+        """The marker that is written before calls."""
+        return self.starts[0] if self.is_marked and self.starts else ""
+
+    @property
+    def end(self) -> str:
+        return self.ends[0] if self.is_marked and self.ends else ""
+
+    @property
+    def call_markers(self) -> tuple[str, ...]:
+        """The texts of calls, in which special tokens may occur."""
+        extra = ("[CALL_ID]", "[ARGS]") if "[TOOL_CALLS]" in self.starts else ()
+        return (*self.starts, *self.ends, self.call, self.parameter, self.quote, *extra)
+
+    @property
+    def other_markers(self) -> tuple[str, ...]:
+        """The texts around messages, in which special tokens may occur."""
+        channels = self.channels
+        heads = (*channels.opens, channels.message, *channels.ends) if channels else ()
+        return (*self.hidden, *heads)
+
+
+NAME = r"[\w.:/-]+"  # of a tool, as the API accepts it
+NAME_CHARS = frozenset(string.ascii_letters + string.digits + "_.:/-")
+# Longest first, so that a shorter marker does not hide a longer one.
+THINKING: tuple[tuple[str, str], ...] = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<mm:think>", "</mm:think>"),
+    ("<longcat_think>", "</longcat_think>"),
+    ("<think:opensource>", "</think:opensource>"),
+    ("<|think:start|>", "<|think:end|>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|inner_prefix|>", "<|inner_suffix|>"),
+    ("<|channel>thought", "<channel|>"),
+    ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    ("<|think|>", "<|end|><|begin|>assistant"),
+    ("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),
+    ("Here is my thought process:", "Here is my response:"),
+    ("<thought>", "</thought>"),
+)
+_JSON_CALL = '{"name": "$name", "arguments": $arguments}'
+_LISTED: dict[str, Any] = {"opening": "[", "joint": ", ", "closing": "]"}
+_FUNCTION = "\n<function=$name>\n$parameters</function>\n"
+_DSML: dict[str, Any] = {
+    "syntax": Syntax.ELEMENTS,
+    "opening": "\n",
+    "joint": "",
+    "call": '<｜DSML｜invoke name="$name">\n$parameters</｜DSML｜invoke>\n',
+    "parameter": '<｜DSML｜parameter name="$key" string="$string">$value</｜DSML｜parameter>\n',
+}
+_MISTRAL = rf"(?P<name>{NAME})\s*(?:\[CALL_ID\]\s*(?P<id>\w+)\s*)?\[ARGS\]"
+_DEEPSEEK = (
+    rf"(?:<｜tool▁call▁begin｜>)?\s*(?:function<｜tool▁sep｜>(?P<name>{NAME})\s*```json"
+    rf"|(?P<plain>{NAME})<｜tool▁sep｜>)"
+)
+_HARMONY = Channels(
+    opens=(
+        "<|start|>",
+        "<|channel|>",
+        "<|constrain|>",
+        "<|message|>",
+        "<|end|>",
+        "assistant",
+        "to=",
+    ),
+    message="<|message|>",
+    thinking=frozenset({"analysis"}),
+    ends=("<|end|>", "<|call|>"),
+    calls="functions.",
+)
+_MUSE = Channels(
+    opens=("<|start|>", "<|message|>", "<|eom|>", "<|eot|>", "assistant", "to="),
+    message="<|message|>",
+    thinking=frozenset({"self"}),
+    ends=("<|eom|>", "<|eot|>"),
+)
+# The first row that a template matches is taken, so the more special rows come first.
+# fmt: off
+FORMATS: tuple[CallFormat, ...] = (
+    CallFormat("harmony", Syntax.HEADED,
+        known=("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>"), starts=(),
+        ends=("<|call|>", "<|end|>"),
+        call="<|channel|>commentary to=functions.$name <|constrain|>json<|message|>$arguments",
+        channels=_HARMONY),
+    CallFormat("kimi_k3", Syntax.ELEMENTS, known=("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
+        starts=("<|open|>tools<|sep|>",), ends=("<|close|>tools<|sep|>",),
+        call='<|open|>call tool="$name" index="$count"<|sep|>$parameters<|close|>call<|sep|>',
+        parameter='<|open|>argument key="$key" type="$type"<|sep|>$value<|close|>argument<|sep|>',
+        block=('<|open|>json type="object"<|sep|>', "<|close|>json<|sep|>"), joint="",
+        hidden=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>")),
+    CallFormat("deepseek_v32", told=(("｜DSML｜", "function_calls>"),),
+        starts=("<｜DSML｜function_calls>",), ends=("</｜DSML｜function_calls>",), **_DSML),
+    CallFormat("deepseek_v4", told=(("｜DSML｜", "tool_calls>"),), starts=("<｜DSML｜tool_calls>",),
+        ends=("</｜DSML｜tool_calls>",), **_DSML),
+    CallFormat("minimax_m3", Syntax.TAGS, told=(("]<]minimax[>[",),),
+        starts=("]<]minimax[>[<tool_call>",), ends=("]<]minimax[>[</tool_call>",), opening="\n",
+        joint="", call=']<]minimax[>[<invoke name="$name">$arguments</invoke>\n',
+        quote="]<]minimax[>["),
+    CallFormat("minimax_m2", Syntax.ELEMENTS, told=(("<minimax:tool_call>",),),
+        starts=("<minimax:tool_call>",), ends=("</minimax:tool_call>",), opening="\n", joint="",
+        call='<invoke name="$name">\n$parameters</invoke>\n',
+        parameter='<parameter name="$key">$value</parameter>\n'),
+    CallFormat("gemma4", Syntax.OBJECT, told=(("<|tool_call>", "<tool_call|>"),),
+        starts=("<|tool_call>",), ends=("<tool_call|>",), call="call:$name$arguments",
+        quote='<|"|>'),
+    CallFormat("function_gemma", Syntax.OBJECT, told=(("<start_function_call>",),),
+        starts=("<start_function_call>",), ends=("<end_function_call>",),
+        call="call:$name$arguments", quote="<escape>"),
+    CallFormat("longcat", Syntax.ELEMENTS, told=(("<longcat_tool_call>",),),
+        starts=("<longcat_tool_call>",), ends=("</longcat_tool_call>",), call="$name\n$parameters",
+        parameter="<longcat_arg_key>$key</longcat_arg_key>\n"
+        "<longcat_arg_value>$value</longcat_arg_value>\n"),
+    CallFormat("hunyuan_v3", Syntax.ELEMENTS, told=(("<tool_sep>", "<arg_key>"),),
+        starts=("<tool_calls>",), ends=("</tool_calls>",), opening="\n", joint="",
+        call="<tool_call>$name<tool_sep>\n$parameters</tool_call>\n",
+        parameter="<arg_key>$key</arg_key>\n<arg_value>$value</arg_value>\n"),
+    CallFormat("glm47", Syntax.ELEMENTS, told=(("</arg_key><arg_value>",),), ends=("</tool_call>",),
+        call="$name$parameters", parameter="<arg_key>$key</arg_key><arg_value>$value</arg_value>"),
+    CallFormat("glm45", Syntax.ELEMENTS, told=(("<arg_key>",),), ends=("</tool_call>",),
+        call="$name\n$parameters",
+        parameter="<arg_key>$key</arg_key>\n<arg_value>$value</arg_value>\n"),
+    CallFormat("step3", Syntax.ELEMENTS, told=(("steptml:invoke",),), starts=("<｜tool_calls_begin｜>",),
+        ends=("<｜tool_calls_end｜>",), joint="",
+        call='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="$name">$parameters'
+        "</steptml:invoke><｜tool_call_end｜>",
+        parameter='<steptml:parameter name="$key">$value</steptml:parameter>'),
+    CallFormat("pythonic", Syntax.PYTHON,
+        told=(("<|tool_list_start|>",), ("<|tool_call_start|>",), ("List of tools: [",)),
+        known=("<|tool_call_start|>", "<|tool_call_end|>"), starts=("<|tool_call_start|>",),
+        ends=("<|tool_call_end|>",), call="$name($arguments)", is_bare=True, **_LISTED),
+    CallFormat("olmo3", Syntax.PYTHON, told=(("<function_calls>",),), starts=("<function_calls>",),
+        ends=("</function_calls>",), call="$name($arguments)", opening="\n", joint="\n",
+        closing="\n"),
+    CallFormat("bare_pythonic", Syntax.PYTHON, told=(("func_name1(",),),
+        starts=("<|python_start|>", "```tool_code\n"), ends=("<|python_end|>", "```"),
+        # Llama 4, Gemma 3 and Llama 3.2 with such templates, ToolACE
+        call="$name($arguments)", is_bare=True, is_marked=False, **_LISTED),
+    CallFormat("seed_oss", Syntax.ELEMENTS, told=(("<seed:tool_call>",),), starts=("<seed:tool_call>",),
+        ends=("</seed:tool_call>",), call=_FUNCTION,
+        parameter="<parameter=$key>$value</parameter>\n", is_padded=True),
+    CallFormat("qwen3_coder", Syntax.ELEMENTS, told=(("<tool_call>", "<function=", "<parameter="),),
+        ends=("</tool_call>",), call=_FUNCTION,
+        parameter="<parameter=$key>\n$value\n</parameter>\n"),  # and Qwen 3.5, Step 3.5, Nemotron 3
+    CallFormat("kimi_k2", Syntax.HEADED, told=(("<|tool_calls_section_begin|>",),),
+        starts=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+        ends=("<|tool_calls_section_end|>",), joint="",
+        call="<|tool_call_begin|>functions.$name:$number<|tool_call_argument_begin|>$arguments"
+        "<|tool_call_end|>",
+        header=rf"(?:<\|tool_call_begin\|>)?\s*(?P<id>(?:functions\.)?(?P<name>{NAME}):\d+)\s*"
+        r"<\|tool_call_argument_begin\|>"),
+    CallFormat("deepseek_v3", Syntax.HEADED, told=(("<｜tool▁sep｜>", "```json"),),
+        starts=("<｜tool▁calls▁begin｜>",), ends=("<｜tool▁calls▁end｜>",), joint="\n",
+        call="<｜tool▁call▁begin｜>function<｜tool▁sep｜>$name\n```json\n$arguments\n```"
+        "<｜tool▁call▁end｜>", header=_DEEPSEEK),  # and R1 and its distills
+    CallFormat("deepseek_v31", Syntax.HEADED, told=(("<｜tool▁sep｜>",),),
+        starts=("<｜tool▁calls▁begin｜>",), ends=("<｜tool▁calls▁end｜>",), joint="",
+        call="<｜tool▁call▁begin｜>$name<｜tool▁sep｜>$arguments<｜tool▁call▁end｜>", header=_DEEPSEEK),
+    CallFormat("solar_open", Syntax.HEADED, told=(("<|tool_call:begin|>",),),
+        starts=("<|tool_calls|>",), ends=("<|calls|>",), joint="",
+        call="<|tool_call:begin|>$id<|tool_call:name|>$name<|tool_call:args|>$arguments"
+        "<|tool_call:end|>",
+        header=r"<\|tool_call:begin\|>(?P<id>\w*)<\|tool_call:name\|>"
+        rf"(?P<name>{NAME})<\|tool_call:args\|>", hidden=("<|content|>",)),
+    CallFormat("minicpm5", Syntax.ELEMENTS, told=(('<function name="', '<param name="'),),
+        starts=("<function name=",), call='"$name">$parameters</function>',
+        parameter='<param name="$key">$value</param>\n', is_cdata=True),
+    CallFormat("mistral_id", Syntax.HEADED, told=(("[TOOL_CALLS]", "[CALL_ID]"),),
+        # Mistral Small 3.2
+        starts=("[TOOL_CALLS]",), call="$name[CALL_ID]$id[ARGS]$arguments", header=_MISTRAL),
+    CallFormat("mistral", Syntax.HEADED, told=(("[TOOL_CALLS]", "[ARGS]"),), starts=("[TOOL_CALLS]",),
+        call="$name[ARGS]$arguments", header=_MISTRAL),
+    CallFormat("mistral_list", Syntax.JSON, told=(("[TOOL_CALLS]",),), starts=("[TOOL_CALLS]",),
+        call='{"name": "$name", "arguments": $arguments, "id": "$id"}', **_LISTED),  # up to Nemo
+    CallFormat("muse_spark", Syntax.ELEMENTS, told=(("<atem:function_calls>",),),
+        starts=("<atem:function_calls>",), ends=("</atem:function_calls>",), opening="\n", joint="",
+        call='<atem:invoke name="$name">\n$parameters</atem:invoke>\n',
+        parameter='<atem:parameter name="$key">$value</atem:parameter>\n', channels=_MUSE),
+    CallFormat("cohere", Syntax.JSON, told=(("<|START_ACTION|>",),), starts=("<|START_ACTION|>",),
+        ends=("<|END_ACTION|>",),
+        call='{"tool_call_id": "$number", "tool_name": "$name", "parameters": $arguments}',
+        opening="[\n    ", joint=",\n    ", closing="\n]",
+        # Command A and R7B
+        hidden=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")),
+    CallFormat("command_r", Syntax.JSON, told=(("Action:", "```json", "tool_name"),),
+        starts=("Action:\n```json\n", "Action: ```json\n"), ends=("```",),
+        call='{"tool_name": "$name", "parameters": $arguments}', opening="[\n    ", joint=",\n    ",
+        closing="\n]\n"),
+    CallFormat("apertus", Syntax.JSON, told=(("<|tools_prefix|>",),), starts=("<|tools_prefix|>",),
+        ends=("<|tools_suffix|>",), call='{"$name": $arguments}', **_LISTED),
+    CallFormat("internlm2", Syntax.JSON, told=(("<|action_start|>",),),
+        starts=("<|action_start|><|plugin|>",), ends=("<|action_end|>",),
+        call='\n{"name": "$name", "parameters": $arguments}'),
+    CallFormat("gigachat31", Syntax.JSON, told=(("<|function_call|>",),), starts=("<|function_call|>",),
+        call=_JSON_CALL),
+    CallFormat("gigachat3", Syntax.JSON,
+        told=(("function call<|role_sep|>",), ("function call", "<|role_sep|>", "<|message_sep|>")),
+        starts=("<|message_sep|>\n\nfunction call<|role_sep|>\n",), call=_JSON_CALL),
+    CallFormat("phi4_mini", Syntax.JSON, told=(("<|tool|>", "<|/tool|>"),),
+        known=("<|tool_call|>", "<|/tool_call|>"), starts=("<|tool_call|>", "functools"),
+        ends=("<|/tool_call|>",), call=_JSON_CALL, **_LISTED),
+    CallFormat("functools", Syntax.JSON, told=(("functools[",),), starts=("functools",),
+        call=_JSON_CALL, **_LISTED),  # Firefunction, and a template of Phi 4 mini
+    CallFormat("granite", Syntax.JSON, told=(("<|tool_call|>",),),
+        starts=("<|tool_call|>", "<tool_call>"), call=_JSON_CALL,
+        hidden=("<response>", "</response>"), **_LISTED),
+    CallFormat("granite_code", Syntax.JSON, told=(("<function_call>",),), starts=("<function_call>",),
+        call=f" {_JSON_CALL}"),
+    CallFormat("nemotron_nano", Syntax.JSON, told=(("<TOOLCALL>",),), starts=("<TOOLCALL>",),
+        ends=("</TOOLCALL>",), call=_JSON_CALL, **_LISTED),
+    CallFormat("hunyuan", Syntax.JSON, told=(("<tool_calls>", "<answer>"),), starts=("<tool_calls>",),
+        ends=("</tool_calls>",), call=_JSON_CALL, hidden=("<answer>", "</answer>"), **_LISTED),
+    CallFormat("tool_calls", Syntax.JSON, told=(("<tool_calls>",),), starts=("<tool_calls>",),
+        ends=("</tool_calls>",), call=_JSON_CALL, **_LISTED),  # Apriel, Jamba, MiniMax M1
+    CallFormat("functionary", Syntax.HEADED, told=(("<function=", "</function>"),),
+        starts=("<function=",), call="$name>$arguments</function>", header=f"(?P<name>{NAME})>"),
+    CallFormat("ernie", Syntax.JSON, told=(("<tool_call>", "<tool_output>", "<response>"),),
+        ends=("</tool_call>",), call=f"\n{_JSON_CALL}\n", hidden=("<response>", "</response>")),
+    CallFormat("json_tools", Syntax.JSON, told=(("<tool_call>",),), ends=("</tool_call>",),
+        call=f"\n{_JSON_CALL}\n"),  # Hermes, Qwen 2.5 and 3, QwQ, MiMo, SmolLM3, Granite 4, Reka
+    CallFormat("llama3", Syntax.JSON, told=(("<|python_tag|>",), ("dictionary of argument name",)),
+        starts=("<|python_tag|>", "<|python_start|>"), ends=("<|python_end|>",),
+        # 3.1 to 3.3, and Llama 4 with its own template
+        call='{"name": "$name", "parameters": $arguments}', is_bare=True, is_marked=False),
+    CallFormat("xlam", Syntax.JSON, told=(('"name": "tool_call_name"',),), starts=(), call=_JSON_CALL,
+        is_bare=True, is_marked=False, **_LISTED),
+)
+# fmt: on
+_ALIASES = {"laguna": "glm47"}
+# Models of other formats slip into this one, also without a marker.
+FUNCTIONS = next(row for row in FORMATS if row.name == "qwen3_coder")
+
+
+def recognise(
+    template: str, vocabulary: Container[str] = (), named: str | None = None
+) -> CallFormat | None:
+    """The format of the calls that a chat template asks for; None if it is not known.
+
+    vocabulary: the texts of the tokens
+    named: what a tokenizer's own settings say, taken where the template says nothing
+    """
+    template = template.replace("\\n", "\n")
+    named = _ALIASES.get(named or "", named)
+    told = (row for row in FORMATS if _is_told(row, template))
+    by_name = (row for row in FORMATS if row.name == named)
+    known = (row for row in FORMATS if _are_known(row.known, vocabulary))
+    return next(told, None) or next(by_name, None) or next(known, None)
+
+
+def _is_told(row: CallFormat, template: str) -> bool:
+    return any(all(word in template for word in words) for words in row.told)
+
+
+def _are_known(tokens: tuple[str, ...], vocabulary: Container[str]) -> bool:
+    return bool(tokens) and all(token in vocabulary for token in tokens)

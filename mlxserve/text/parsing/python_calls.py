@@ -1,0 +1,244 @@
+"""Calls in Python's syntax, and in the objects of Gemma."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+
+from mlxserve.text.parsing.cursor import Malformed, Reading
+from mlxserve.text.parsing.formats import NAME_CHARS
+from mlxserve.text.parsing.json_calls import read_value
+from mlxserve.text.parsing.syntax import CallSyntax
+from mlxserve.text.parsing.values import json_value, object_json, quoted, value_json
+
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
+_QUOTE = '"'
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
+
+
+class PythonSyntax(CallSyntax):
+    """`[name(key=value, ...), ...]`, or one call a line. Texts may hold quotes of their own kind."""
+
+    debris = ","
+    is_listed = False
+
+    def read_first(self) -> Reading[None]:
+        yield from self.cursor.skip()
+        self.is_listed = yield from self.cursor.accepts("[")
+        yield from self.read_call()
+
+    def read_call(self) -> Reading[None]:
+        cursor = self.cursor
+        yield from cursor.skip()
+        name = yield from cursor.word(NAME_CHARS)
+        yield from cursor.expect("(")
+        self.check(name)
+        found: dict[str, str] = {}
+        while True:
+            yield from cursor.skip()
+            if (yield from cursor.accepts(")")):
+                break
+            key = yield from cursor.word(NAME_CHARS)
+            yield from cursor.skip()
+            if not key or key in found:
+                raise Malformed
+            yield from cursor.expect("=")
+            found[key] = yield from self._read(is_argument=True)
+            yield from cursor.skip()
+            if not (yield from cursor.accepts(",")) and not (yield from cursor.sees(")")):
+                raise Malformed
+        yield from self.emit(name, object_json(found))
+
+    def may_follow(self) -> Reading[bool]:
+        if (yield from self.cursor.accepts("]")):
+            self.cursor.mark()
+            yield from self.cursor.skip()
+            for end in self.row.ends:
+                if (yield from self.cursor.accepts(end)):
+                    self.cursor.mark()
+                    break
+            return False
+        is_name = (yield from self.cursor.char()) in NAME_CHARS
+        return is_name and (self.is_listed or not self.row.is_bare)
+
+    def _read(self, *, is_argument: bool = False) -> Reading[str]:
+        """A value, as JSON."""
+        cursor = self.cursor
+        yield from cursor.skip()
+        char = yield from cursor.char()
+        if char in "\"'":
+            return quoted((yield from self._read_text(is_argument=is_argument)))
+        if char in "[(":
+            items = yield from self._read_items("])")
+            return f"[{', '.join(items)}]"
+        if char == "{":
+            pairs = yield from self._read_items("}")
+            return f"{{{', '.join(pairs)}}}"
+        word = (yield from self._read_word()).strip()
+        return _WORDS.get(word) or _number(word)
+
+    def _read_items(self, closers: str) -> Reading[list[str]]:
+        cursor = self.cursor
+        cursor.take(1)
+        items: list[str] = []
+        while True:
+            yield from cursor.skip()
+            if (yield from cursor.char()) in closers:
+                cursor.take(1)
+                return items
+            item = yield from self._read()
+            yield from cursor.skip()
+            if closers == "}":
+                yield from cursor.expect(":")
+                item = f"{item if item[0] == _QUOTE else quoted(item)}: "
+                item += yield from self._read()
+            items.append(item)
+            yield from cursor.skip()
+            if not (yield from cursor.accepts(",")) and (yield from cursor.char()) not in closers:
+                raise Malformed
+
+    def _read_word(self) -> Reading[str]:
+        pieces: list[str] = []
+        while (yield from self.cursor.char()) not in ",)]}:\n":
+            pieces.append(self.cursor.take(1))
+        return "".join(pieces)
+
+    def _read_text(self, *, is_argument: bool) -> Reading[str]:
+        cursor = self.cursor
+        quote = cursor.take(1)
+        if (yield from cursor.accepts(quote * 2)):
+            if not (yield from cursor.sees(quote)) and (yield from self._closes(is_argument)):
+                return ""
+            text, _ = yield from cursor.until(quote * 3)
+            return _unescaped(text)
+        pieces: list[str] = []
+        while True:
+            if (yield from cursor.char()) == "\\":
+                yield from cursor.char(1)
+                pieces.append(cursor.take(2))
+                continue
+            char = cursor.take(1)
+            if char == quote and (yield from self._closes(is_argument)):
+                return _unescaped("".join(pieces))
+            pieces.append(char)
+
+    def _closes(self, is_argument: bool) -> Reading[bool]:
+        """Whether the quote just taken ends its text: models forget to escape those inside.
+
+        Then what follows has to go on as a call does: `)]`, `), `, or `, key=`.
+        """
+        at, char = yield from self.cursor.ahead(0)
+        if not is_argument:
+            return char in ",]}):"
+        if char == ")":
+            at, char = yield from self.cursor.ahead(at + 1, " \t\r")
+            return char in ",]\n<"
+        if char != ",":
+            return False
+        at, char = yield from self.cursor.ahead(at + 1)
+        if char == ")":
+            return True
+        begin = at
+        while char in NAME_CHARS:
+            at, char = yield from self.cursor.ahead(at + 1, "")
+        if at == begin:
+            return False
+        at, char = yield from self.cursor.ahead(at)
+        return char == "="
+
+
+class ObjectSyntax(CallSyntax):
+    """`call:name{key:value, ...}`; texts are in quotes of the format's own, and keys in none."""
+
+    begins = "c"
+
+    def read_call(self) -> Reading[None]:
+        yield from self.cursor.skip()
+        yield from self.cursor.expect("call:")
+        name = yield from self.cursor.word(NAME_CHARS)
+        yield from self.cursor.skip()
+        if not (yield from self.cursor.sees("{")):
+            raise Malformed
+        self.check(name)
+        yield from self.emit(name, (yield from self._read()))
+
+    def _read(self) -> Reading[str]:
+        """A value, as JSON."""
+        cursor, quote = self.cursor, self.row.quote
+        yield from cursor.skip()
+        char = yield from cursor.char()
+        if (yield from cursor.accepts(quote)):
+            begins = [f"{start}call:" for start in self.row.starts]
+            text, marker = yield from cursor.until(quote, *begins)
+            if marker != quote:
+                raise Malformed
+            return quoted(text)
+        if char == '"':
+            return (yield from read_value(cursor))
+        if char not in "{[":
+            return (yield from self._read_plain())
+        cursor.take(1)
+        closer = "]" if char == "[" else "}"
+        items: dict[str, str] = {}
+        while True:
+            yield from cursor.skip()
+            if (yield from cursor.accepts(closer)):
+                break
+            key = str(len(items)) if char == "[" else (yield from self._read_key())
+            items[key] = yield from self._read()
+            yield from cursor.skip()
+            if not (yield from cursor.accepts(",")) and not (yield from cursor.sees(closer)):
+                raise Malformed
+        return f"[{', '.join(items.values())}]" if char == "[" else object_json(items)
+
+    def _read_key(self) -> Reading[str]:
+        if (yield from self.cursor.sees('"')):
+            key = str(json_value((yield from read_value(self.cursor))))
+            yield from self.cursor.skip()
+            yield from self.cursor.expect(":")
+            return key
+        text, marker = yield from self.cursor.until(":", "}", self.row.starts[0])
+        key = text.strip().removeprefix(self.row.quote).removesuffix(self.row.quote)
+        if marker != ":" or not key or set(key) & set("{,["):
+            raise Malformed
+        return key
+
+    def _read_plain(self) -> Reading[str]:
+        """A JSON scalar; any other word is a text."""
+        pieces: list[str] = []
+        while (char := (yield from self.cursor.char())) not in ",}]":
+            if char in "<{[:":
+                raise Malformed
+            pieces.append(self.cursor.take(1))
+        text = "".join(pieces).strip()
+        return value_json(text, frozenset())
+
+
+def _number(word: str) -> str:
+    """A number as JSON, with all its digits. Raises Malformed for any other word."""
+    try:
+        value = json_value(word)
+    except ValueError:
+        try:
+            value = ast.literal_eval(word)
+        except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+            raise Malformed from error
+        word = json.dumps(value) if isinstance(value, int | float) else ""
+    if not word or isinstance(value, str | list | dict):
+        raise Malformed
+    return word
+
+
+def _unescaped(text: str) -> str:
+    """The escapes of Python and of JSON; others stay as they are."""
+
+    def one(found: re.Match[str]) -> str:
+        code, byte, char = found.groups()
+        if char is None:
+            return chr(int(code or byte, 16))
+        return _ESCAPES.get(char, char if char in "\\'\"" else f"\\{char}")
+
+    text = _ESCAPE.sub(one, text)
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,0 +1,107 @@
+"""CallSyntax: what the readers of the syntaxes have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+from uuid import uuid4
+
+from mlxserve.text.parsing.cursor import Cursor, Cut, Malformed, Reading
+from mlxserve.text.parsing.formats import CallFormat
+from mlxserve.text.parsing.json_text import JsonText
+from mlxserve.text.parsing.turn import ToolCallDelta
+
+
+class CallNumbers:
+    """Numbers an answer's calls and gives each an id; models repeat theirs."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._ids: set[str] = set()
+
+    def open(self, name: str, arguments: str = "", call_id: str | None = None) -> ToolCallDelta:
+        self.count += 1
+        if not call_id or call_id in self._ids:
+            call_id = f"call_{uuid4().hex[:24]}"
+        self._ids.add(call_id)
+        return ToolCallDelta(self.count - 1, call_id, name, arguments)
+
+    def more(self, arguments: str) -> ToolCallDelta:
+        return ToolCallDelta(self.count - 1, arguments=arguments)
+
+
+class CallSyntax(ABC):
+    """Reads calls of one syntax from a cursor.
+
+    known: the tools' names, if only calls to them are calls; None takes any name
+    """
+
+    debris: ClassVar[str] = ""  # characters between calls that mean nothing
+    begins: ClassVar[str] = ""  # the first character of a call
+
+    def __init__(
+        self,
+        row: CallFormat,
+        cursor: Cursor,
+        tools: Sequence[Mapping[str, Any]],
+        numbers: CallNumbers,
+        known: frozenset[str] | None,
+    ) -> None:
+        self.row = row
+        self.cursor = cursor
+        self.tools = tools
+        self.closer = row.call.partition("$arguments")[2].strip()  # what ends a call
+        self._numbers = numbers
+        self._known = known
+
+    def read_first(self) -> Reading[None]:
+        yield from self.read_call()
+
+    @abstractmethod
+    def read_call(self) -> Reading[None]:
+        """Raises Malformed for what is not a call, and Cut."""
+
+    def may_follow(self) -> Reading[bool]:
+        """Whether what comes next may be another call."""
+        return bool(self.begins) and (yield from self.cursor.char()) == self.begins
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether no marker said that this is a call."""
+        return self._known is not None
+
+    def check(self, name: str) -> None:
+        """Raises Malformed for a name that makes this not a call."""
+        if not name or (self._known is not None and name not in self._known):
+            raise Malformed
+
+    def emit(self, name: str, arguments: str, call_id: str | None = None) -> Reading[None]:
+        """A complete call."""
+        self.check(name)
+        yield self._numbers.open(name, arguments, call_id)
+        self.cursor.mark()
+
+    def stream(self, name: str, call_id: str | None, begun: str = "") -> Reading[None]:
+        """A call whose arguments are the JSON value that comes next, begun with a character."""
+        self.check(name)
+        value = JsonText()
+        is_done = bool(begun) and value.push(begun)
+        is_open = False
+        try:
+            while not is_done:
+                if self.cursor.is_empty and (text := value.take()):
+                    yield self._piece(text, name, call_id, is_open=is_open)
+                    is_open = True
+                char = yield from self.cursor.char()
+                is_done = value.push(char)
+                self.cursor.take(1)
+        except (Malformed, Cut):
+            if text := value.take():
+                yield self._piece(text, name, call_id, is_open=is_open)
+            raise
+        yield self._piece(value.take(), name, call_id, is_open=is_open)
+
+    def _piece(self, text: str, name: str, call_id: str | None, *, is_open: bool) -> ToolCallDelta:
+        self.cursor.mark()
+        return self._numbers.more(text) if is_open else self._numbers.open(name, text, call_id)

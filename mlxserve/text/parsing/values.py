@@ -1,0 +1,146 @@
+"""Values of arguments that are written without quotes: the tool's schema tells texts from others."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Names of types in schemas of the wild, by their beginning.
+_KINDS = {
+    "str": "string",
+    "text": "string",
+    "varchar": "string",
+    "char": "string",
+    "enum": "string",
+    "int": "integer",
+    "uint": "integer",
+    "long": "integer",
+    "short": "integer",
+    "unsigned": "integer",
+    "num": "number",
+    "float": "number",
+    "double": "number",
+    "bool": "boolean",
+    "binary": "boolean",
+    "arr": "array",
+    "list": "array",
+    "dict": "object",
+    "obj": "object",
+    "null": "null",
+}
+_WORDS = {"true": "true", "false": "false", "none": "null", "null": "null"}
+
+
+def schema_of(tools: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, Any]:
+    """The schema of a tool's arguments; empty for an unknown tool."""
+    for tool in tools:
+        function = tool.get("function") or {}
+        if function.get("name") == name:
+            return function.get("parameters") or {}
+    return {}
+
+
+def part_of(schema: Any, key: str) -> Any:
+    """The schema of one property."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    return properties.get(key) if isinstance(properties, dict) else None
+
+
+def kinds_of(schema: Any) -> frozenset[str]:
+    """The JSON types that a schema allows; empty if it does not say."""
+    if not isinstance(schema, dict):
+        return frozenset()
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(choices, list) and choices:
+        return frozenset(map(kind_of, choices))
+    told = schema.get("type", [])
+    found = {_kind(str(one)) for one in (told if isinstance(told, list) else [told])}
+    for word in ("anyOf", "oneOf", "allOf"):
+        parts = schema.get(word)
+        for part in parts if isinstance(parts, list) else ():
+            found |= kinds_of(part)
+    return frozenset(found - {""})
+
+
+def kind_of(value: Any) -> str:
+    """The JSON type of a value."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "boolean"
+    if isinstance(value, int | float):
+        return "integer" if isinstance(value, int) else "number"
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"
+
+
+def value_json(text: str, kinds: frozenset[str], *, is_text: bool | None = None) -> str:
+    """A value as JSON. Numbers keep all their digits, and texts all their characters.
+
+    is_text: what the markup says about it, if it says anything
+    """
+    if is_text or (is_text is None and kinds == {"string"}):
+        return quoted(text)
+    written = _parsed(text)
+    if written is not None:
+        raw, value = written
+        kind = kind_of(value)
+        fits = kind in kinds or (kind == "integer" and "number" in kinds)
+        if fits or is_text is False or (kind != "string" and "string" not in kinds):
+            return raw
+    elif kinds and "string" not in kinds and (literal := _literal(text.strip())) is not None:
+        return literal
+    return quoted(text)
+
+
+def quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def object_json(members: Mapping[str, str]) -> str:
+    """An object of values that are JSON already."""
+    return "{" + ", ".join(f"{quoted(key)}: {value}" for key, value in members.items()) + "}"
+
+
+def _kind(told: str) -> str:
+    told = told.strip().lower()
+    return next((kind for begin, kind in _KINDS.items() if told.startswith(begin)), "")
+
+
+def json_value(text: str, *, is_strict: bool = True) -> Any:
+    """The value of a JSON text. Raises ValueError."""
+    try:
+        return json.loads(text, strict=is_strict, parse_constant=_refuse)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _parsed(text: str) -> tuple[str, Any] | None:
+    """(the text of a JSON value, the value); None for any other text."""
+    raw = text.strip()
+    try:
+        return raw, json_value(raw)
+    except ValueError:
+        pass
+    try:  # models write raw line breaks in strings
+        value = json_value(raw, is_strict=False)
+    except ValueError:
+        return None
+    return json.dumps(value, ensure_ascii=False), value
+
+
+def _literal(text: str) -> str | None:
+    """A Python literal as JSON."""
+    if (word := _WORDS.get(text.lower())) is not None:
+        return word
+    if not text.startswith(("{", "[", "(")):
+        return None
+    try:
+        return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
