@@ -28,6 +28,8 @@ class Plan:
     vocab_size: the model's; a mask has one bit per token
     end_ids: tokens that end the answer
     think_start, think_end: thinking markers; empty for a model that does not think
+    think_ends: tokens that the tokenizer may write for the last one of `think_end`, merged with what
+        follows it
     may_think: a constrained answer may think first
     is_thinking: the prompt ends inside thinking
     thinking_budget: number of tokens after which thinking is forced to end
@@ -42,6 +44,7 @@ class Plan:
     end_ids: frozenset[int]
     think_start: tuple[int, ...] = ()
     think_end: tuple[int, ...] = ()
+    think_ends: frozenset[int] = frozenset()
     may_think: bool = True
     is_thinking: bool = False
     thinking_budget: int | None = None
@@ -185,7 +188,7 @@ class AnswerGuide:
                 self._begin(token)
             case _Phase.THINKING:
                 self._num_thought += 1
-                if self._ends_with(self._plan.think_end):
+                if self._has_closed:
                     self._leave_thinking()
             case _Phase.FREE:
                 self._step_freely(token)
@@ -206,6 +209,14 @@ class AnswerGuide:
             self._leave_thinking()
             for one in begun:
                 self._step(one)
+
+    @property
+    def _has_closed(self) -> bool:
+        """Whether the tokens end with the marker that ends the thinking."""
+        end, last = self._plan.think_end, self._tail[-1]
+        if last in self._plan.think_ends:
+            return self._ends_with(end[:-1], before=1)
+        return self._ends_with(end)
 
     def _leave_thinking(self) -> None:
         if self._plan.answer is None:

@@ -48,6 +48,7 @@ class Planner:
             end_ids=self._tokenizer.eos_token_ids,
             think_start=markup.think_start,
             think_end=markup.think_end,
+            think_ends=markup.think_ends,
             may_think=markup.is_taught and turn.thinking_budget != 0,
             is_thinking=markup.opens_thinking(prompt, self._tokenizer.decode),
             thinking_budget=turn.thinking_budget if markup.can_think else None,

@@ -32,6 +32,8 @@ class Markup:
     thinking: the markers around it; None if the model has none
     first: the part an answer starts in
     think_start, think_end: the thinking markers as token ids; empty if the model does not think
+    think_ends: tokens that are the last of `think_end` merged with white space, of a vocabulary in
+        which the marker is plain text
     is_taught: the chat template mentions thinking; some vocabularies have unused markers
     text_start: in Lark, what precedes an answer's text; empty if nothing does
     call_start: the marker that opens a call, as token ids
@@ -46,6 +48,7 @@ class Markup:
     first: Part = Part.TEXT
     think_start: tuple[int, ...] = ()
     think_end: tuple[int, ...] = ()
+    think_ends: frozenset[int] = frozenset()
     is_taught: bool = False
     text_start: str = ""
     call_start: tuple[int, ...] = ()
@@ -85,6 +88,7 @@ class Markup:
 
 
 _MOST_BLANKS = 4  # most tokens of white space that a template writes after the opening marker
+_WRITTEN_BLANKS = " \t\r\n\u0120\u010a\u010d\u0109\u2581"  # also as vocabularies write them
 _TAG = re.compile(r"<[^<>\s]+>|\[[^\[\]\n]+\]")
 
 
@@ -102,12 +106,14 @@ def markup_of(wrapper: Any) -> Markup:
     others = (*(thinking or ()), *(row.other_markers if row is not None else ()))
     tokens, call_tokens = _special(wrapper, others), _special(wrapper, calls)
     start = _ids(wrapper, row.starts[0]) if row is not None and row.starts else ()
+    think_end = _ids(wrapper, thinking[1]) if thinking is not None else ()
     markup = Markup(
         format=row,
         thinking=thinking,
         first=Part.TEXT if channels is None else Part.HEADER,
         think_start=_ids(wrapper, thinking[0]) if thinking is not None else (),
-        think_end=_ids(wrapper, thinking[1]) if thinking is not None else (),
+        think_end=think_end,
+        think_ends=_merged(wrapper, think_end),
         is_taught=thinking is not None
         and (any(word in template for word in (*thinking, "enable_thinking")) or not template),
         call_start=start,
@@ -162,6 +168,18 @@ def _tail(wrapper: Any, marker: Sequence[int]) -> str:
     if len(marker) < 2 or marker[-1] in wrapper.added_tokens_decoder:
         return ""
     return str(wrapper.decode([marker[-1]]))
+
+
+def _merged(wrapper: Any, marker: Sequence[int]) -> frozenset[int]:
+    """Tokens that begin with the last one of several and go on with white space."""
+    if not _tail(wrapper, marker):
+        return frozenset()
+    last = wrapper.convert_ids_to_tokens(marker[-1])
+    return frozenset(
+        number
+        for token, number in wrapper.get_vocab().items()
+        if token.startswith(last) and not token[len(last) :].strip(_WRITTEN_BLANKS)
+    )
 
 
 def _special(wrapper: Any, markers: Sequence[str]) -> frozenset[int]:

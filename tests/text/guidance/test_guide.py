@@ -94,6 +94,28 @@ def test_a_constrained_answer_may_think_first(
     assert allowed(guide) == digits
 
 
+def test_the_end_of_thinking_may_be_merged_with_what_follows_it(
+    tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    """As in `</think>` and a line break, where the marker is plain text."""
+    plan = Plan(
+        vocab_size=2100,
+        end_ids=frozenset({END}),
+        think_start=(2046,),
+        think_end=(2045, 2047),
+        think_ends=frozenset({2047, 2041}),
+        is_thinking=True,
+        answer=digit(grammars),
+    )
+    digits = {ids(tokenizer, str(n))[0] for n in range(10)}
+    for last in (2047, 2041):
+        guide = AnswerGuide(plan)
+        guide.read([*ids(tokenizer, "hm"), last, 2045])
+        assert allowed(guide) != digits
+        guide.read([last])
+        assert allowed(guide) == digits
+
+
 def test_thinking_and_answer_may_start_with_the_same_token(
     tokenizer: Tokenizer, grammars: Grammars
 ) -> None:

@@ -174,6 +174,18 @@ def test_thinking_is_found_by_its_markers_as_tokens_or_in_the_template(
     assert not markup.opens_thinking(closed, tokenizer.decode)
 
 
+def test_a_plain_closing_marker_may_end_in_a_token_with_a_line_break(
+    tokenizer_with: MakeTokenizer,
+) -> None:
+    markup = (tokenizer := tokenizer_with([], "<seed:think></seed:think>")).markup
+    assert len(markup.think_end) > 1
+    assert markup.think_end[-1] in markup.think_ends
+    last = tokenizer.decode(markup.think_end[-1:])
+    assert {tokenizer.decode([token]).rstrip() for token in markup.think_ends} == {last}
+    special = tokenizer_with(["<seed:think>", "</seed:think>"], "<seed:think></seed:think>").markup
+    assert (len(special.think_end), special.think_ends) == (1, frozenset())
+
+
 def test_an_empty_thought_that_the_template_closed_is_not_open(
     tokenizer_with: MakeTokenizer,
 ) -> None:
