@@ -12,7 +12,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from tui.chat.chat_file import StoreError, open_file, open_memory
@@ -31,6 +31,7 @@ CHECKPOINT_SECONDS = 1.0
 # An answer not saved for this long has lost its terminal.
 _ABANDONED_SECONDS = 15.0
 _TITLE_SIZE = 60
+_STATS = [field.name for field in fields(AnswerStats)]  # columns of a message
 _DELETED = "This chat was deleted. Start a new one with Ctrl+N."
 # Shorter words contain no trigram and are searched without the index.
 _TRIGRAM_SIZE = 3
@@ -143,29 +144,19 @@ class Store:
 
     def save(self, message: StoredMessage) -> None:
         """Write the fields of an answer that can change. Raises StoreError."""
-        stats = message.stats
+        columns = {
+            "text": message.text,
+            "thinking": message.thinking,
+            "state": message.state,
+            "error": message.error,
+            "model": message.model,
+            "touched_at": time.time(),
+            **asdict(message.stats),
+        }
+        assigned = ", ".join(f"{name} = :{name}" for name in columns)
         with self._write() as db:
             written = db.execute(
-                "UPDATE messages SET text = ?, thinking = ?, state = ?, error = ?, model = ?,"
-                " prompt_tokens = ?, cached_tokens = ?, differs_at = ?, miss = ?,"
-                " completion_tokens = ?,"
-                " first_token_seconds = ?, decode_seconds = ?, touched_at = ? WHERE id = ?",
-                (
-                    message.text,
-                    message.thinking,
-                    message.state,
-                    message.error,
-                    message.model,
-                    stats.prompt_tokens,
-                    stats.cached_tokens,
-                    stats.differs_at,
-                    stats.miss,
-                    stats.completion_tokens,
-                    stats.first_token_seconds,
-                    stats.decode_seconds,
-                    time.time(),
-                    message.id,
-                ),
+                f"UPDATE messages SET {assigned} WHERE id = :id", {**columns, "id": message.id}
             ).rowcount
         if not written:
             raise StoreError(_DELETED)
@@ -327,15 +318,7 @@ def _message(row: sqlite3.Row) -> StoredMessage:
         state=State(row["state"]),
         error=row["error"],
         model=row["model"],
-        stats=AnswerStats(
-            prompt_tokens=row["prompt_tokens"],
-            cached_tokens=row["cached_tokens"],
-            differs_at=row["differs_at"],
-            miss=row["miss"],
-            completion_tokens=row["completion_tokens"],
-            first_token_seconds=row["first_token_seconds"],
-            decode_seconds=row["decode_seconds"],
-        ),
+        stats=AnswerStats(**{name: row[name] for name in _STATS}),
         created_at=row["created_at"],
     )
 

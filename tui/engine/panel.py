@@ -28,8 +28,8 @@ from tui.chat.messages import AnswerStats
 from tui.engine.page_map import FoldedMap
 from tui.engine.page_watch import PageWatch, ignore_change
 from tui.engine.panel_text import (
-    GLYPHS,
     NUM_OWNERS,
+    PAGE_STATES,
     answer_lines,
     legend,
     now_lines,
@@ -64,25 +64,14 @@ class PanelInput:
 class PageGrid(Widget):
     """One sign per page, or per group of pages where there is less room."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {
-        *(f"page-{state}" for state in GLYPHS),
-        *(f"owner-{number}" for number in range(NUM_OWNERS)),
+    COLOURS: ClassVar[dict[str, str]] = {
+        **{f"page-{state}": colour for state, (_, colour, _) in PAGE_STATES.items()},
+        **{f"owner-{number}": f"$owner-{number}" for number in range(NUM_OWNERS)},
     }
-    DEFAULT_CSS = """
-    PageGrid {
-        height: 1fr;
-        .page-f { color: $text-quiet; }
-        .page-d { color: $secondary; }
-        .page-c { color: $secondary; }
-        .page-a { color: $success; }
-        .page-s { color: $primary; }
-        .page-p { color: $accent; }
-        .owner-0 { color: $owner-0; }
-        .owner-1 { color: $owner-1; }
-        .owner-2 { color: $owner-2; }
-        .owner-3 { color: $owner-3; }
-    }
-    """
+    COMPONENT_CLASSES: ClassVar[set[str]] = {*COLOURS}
+    DEFAULT_CSS = "PageGrid { height: 1fr; }" + "".join(
+        f"PageGrid .{name} {{ color: {colour}; }}" for name, colour in COLOURS.items()
+    )
 
     class Resized(Message):
         """There is room for another number of signs."""
@@ -107,7 +96,7 @@ class PageGrid(Widget):
         width, folded = self.size.width, self._folded
         if folded is None:
             return Strip.blank(width, self.rich_style)
-        styles = {s: self.get_component_rich_style(f"page-{s}", partial=True) for s in GLYPHS}
+        styles = {s: self.get_component_rich_style(f"page-{s}", partial=True) for s in PAGE_STATES}
         owned = [
             self.get_component_rich_style(f"owner-{number}", partial=True)
             for number in range(NUM_OWNERS)
@@ -119,7 +108,9 @@ class PageGrid(Widget):
             cell = folded.cells[at]
             has_owner = cell == "a" and at in folded.owners
             style = owned[folded.owners[at]] if has_owner else styles[cell]
-            segments.append(Segment(GLYPHS[cell], style + own if at in folded.own else style))
+            segments.append(
+                Segment(PAGE_STATES[cell][0], style + own if at in folded.own else style)
+            )
         strip = Strip(segments, len(row)).simplify()
         return strip.adjust_cell_length(width).apply_style(self.rich_style)
 

@@ -13,15 +13,15 @@ from tui.engine.page_map import FoldedMap, PageMapReplica
 from tui.sanitise import one_line
 from tui.talk.engine_state import EngineStats, Progress, RequestStage
 
-# Distinct shapes, so that the map is readable without colour.
-GLYPHS = {"f": "·", "d": "▣", "c": "□", "a": "■", "s": "◆", "p": "▲"}
-STYLES = {
-    "f": "$text-quiet",
-    "d": "$secondary",
-    "c": "$secondary",
-    "a": "$success",
-    "s": "$primary",
-    "p": "$accent",
+# State of a page -> its sign, colour and name. Distinct shapes, so that the map is readable without
+# colour.
+PAGE_STATES = {
+    "f": ("·", "$text-quiet", "free"),
+    "d": ("▣", "$secondary", "also on disk"),
+    "c": ("□", "$secondary", "cached"),
+    "a": ("■", "$success", "active"),
+    "s": ("◆", "$primary", "shared"),
+    "p": ("▲", "$accent", "pinned"),
 }
 NUM_OWNERS = 4  # colours for requests
 _BARS = "▁▂▃▄▅▆▇█"
@@ -30,14 +30,6 @@ _DOING = {
     RequestStage.LOADING: "loading",
     RequestStage.PREFILLING: "reading",
     RequestStage.DECODING: "writing",
-}
-_NAMES = {
-    "f": "free",
-    "d": "also on disk",
-    "c": "cached",
-    "a": "active",
-    "s": "shared",
-    "p": "pinned",
 }
 
 _MISSES = {
@@ -176,7 +168,8 @@ def legend(pages: PageMapReplica, num_own: int, folded: FoldedMap) -> Content:
 
 
 def _sign(state: str, count: int) -> Content:
-    return Content.assemble((GLYPHS[state], STYLES[state]), f" {_NAMES[state]} {count:,}")
+    sign, colour, name = PAGE_STATES[state]
+    return Content.assemble((sign, colour), f" {name} {count:,}")
 
 
 def size_words(size: int) -> str:

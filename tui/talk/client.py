@@ -32,10 +32,9 @@ _QUESTION_TIMEOUT = httpx.Timeout(10.0)
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether the server is ready, and the status it reports."""
+    """Whether the server is ready."""
 
     is_ready: bool
-    status: str = ""
     progress: float | None = None  # of loading the model, 0 to 1
 
 
@@ -71,19 +70,17 @@ class ChatClient:
         await self._http.aclose()
 
     async def health(self) -> Health:
-        """A server without /health counts as ready. Raises ChatError, Unreachable if none answers."""
+        """A server without /health counts as ready. Raises ChatError."""
         with explained(self.url):
             reply = await self._http.get("/health")
         content = json_object(reply.content)
         if words := said(content):
             # mlxserve reports this when its engine has died; waiting does not help.
             raise ChatError(f"The server at {self.url} reports a failure: {words}.")
-        status = one_line(str(content.get("status", "")), 80)
         progress = content.get("progress")
         return Health(
             is_ready=reply.status_code != httpx.codes.SERVICE_UNAVAILABLE
-            and status not in ("loading", "starting"),
-            status=status,
+            and content.get("status") not in ("loading", "starting"),
             progress=float(progress) if isinstance(progress, int | float) else None,
         )
 

@@ -7,16 +7,8 @@ class ChatError(Exception):
     """A failure to show to the user: one sentence on what happened, one on what to do."""
 
 
-class Unreachable(ChatError):
-    """No server answers at the address."""
-
-
 class ContextFull(ChatError):
     """The conversation and its answer do not fit into the model's context."""
-
-
-class NotReady(ChatError):
-    """The server runs but cannot answer yet: it is loading a model."""
 
 
 class NoEngine(ChatError):

@@ -50,10 +50,6 @@ class ServerProcess:
         return cls([*command, *server_args], home.new_log(f"server-{stamp}-{os.getpid()}.log"))
 
     @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process is not None else None
-
-    @property
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from tui.sanitise import one_line, well_formed
-from tui.talk.errors import ChatError, ContextFull, NotReady, Unreachable
+from tui.talk.errors import ChatError, ContextFull
 from tui.talk.sse import EventReader, EventTooLarge, ServerEvent
 
 _MAX_ERROR_SIZE = 64 * 1024
@@ -27,7 +27,7 @@ class explained:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         match error:
             case httpx.ConnectError() | httpx.ConnectTimeout():
-                raise Unreachable(
+                raise ChatError(
                     f"No server answers at {self._url}. Start one with `mlxserve serve`, "
                     "or check the address given to --url."
                 ) from error
@@ -111,7 +111,7 @@ def _refusal(status: int, code: str, said: str, url: str) -> ChatError:
         case 429:
             return ChatError(f"The server is busy{words} Press Ctrl+R to retry in a moment.")
         case 503:
-            return NotReady(
+            return ChatError(
                 f"The server is not ready yet{words} Press Ctrl+R to retry in a moment."
             )
         case _ if status < 500:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -31,22 +32,20 @@ class Composer(TextArea):
         Binding("ctrl+end", "app.scroll_to_end", "Go to the end", show=False),
     ]
 
+    @dataclass
     class Sent(Event):
         """The user pressed Enter on a text."""
 
-        def __init__(self, text: str) -> None:
-            super().__init__()
-            self.text = text
+        text: str
 
     class SentNothing(Event):
         """The user pressed Enter without a text."""
 
+    @dataclass
     class Suggest(Event):
         """A key for the open list of suggestions: up, down, tab, enter, escape."""
 
-        def __init__(self, key: str) -> None:
-            super().__init__()
-            self.key = key
+        key: str
 
     def __init__(self) -> None:
         super().__init__(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
@@ -69,20 +70,18 @@ class MessageView(StripView, can_focus=True):
         Binding("down", "app.focus_message(1)", "Down", show=False),
     ]
 
+    @dataclass
     class ActChosen(Event):
         """The user wants to act on this message."""
 
-        def __init__(self, message: StoredMessage, act: MessageAct) -> None:
-            super().__init__()
-            self.message = message
-            self.act = act
+        message: StoredMessage
+        act: MessageAct
 
+    @dataclass
     class ShowVersion(Event):
         """The user wants to see another version of a message."""
 
-        def __init__(self, message_id: int) -> None:
-            super().__init__()
-            self.message_id = message_id
+        message_id: int
 
     def __init__(self, message: StoredMessage, version: Version, palette: Palette) -> None:
         super().__init__(palette, classes=message.role.value)

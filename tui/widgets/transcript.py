@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
@@ -54,12 +55,11 @@ class Transcript(VerticalScroll, can_focus=False):
     class WantsEarlier(Event):
         """The user has scrolled to the first message shown."""
 
+    @dataclass
     class Moved(Event):
         """Another part of the messages is visible."""
 
-        def __init__(self, num_below: int) -> None:
-            super().__init__()
-            self.num_below = num_below  # lines below the visible part
+        num_below: int  # lines below the visible part
 
     def __init__(self) -> None:
         super().__init__(id="transcript")

@@ -60,26 +60,23 @@ class Welcome(Vertical):
         ("F1 lists all keys. Your chats stay on this machine.", "$text-quiet"),
     )
 
+    @dataclass
     class Asked(Event):
         """The user chose a question."""
 
-        def __init__(self, text: str) -> None:
-            super().__init__()
-            self.text = text
+        text: str
 
+    @dataclass
     class Opened(Event):
         """The user chose a recent chat."""
 
-        def __init__(self, chat_id: int) -> None:
-            super().__init__()
-            self.chat_id = chat_id
+        chat_id: int
 
+    @dataclass
     class Wanted(Event):
         """The user chose the recommended model."""
 
-        def __init__(self, model: Model) -> None:
-            super().__init__()
-            self.model = model
+        model: Model
 
     def __init__(self, facts: WelcomeFacts) -> None:
         super().__init__()

@@ -6,6 +6,7 @@ Shows what it is given, and completes commands and paths in the composer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from textual import on
@@ -37,12 +38,11 @@ _SHORT_HINT = "Enter sends · / commands · F1 keys"
 class ChatWindow(Vertical):
     """One column, next to which the engine panel may be shown."""
 
+    @dataclass
     class Chosen(Event):
         """The user chose a command from the list, without an argument."""
 
-        def __init__(self, command: Command) -> None:
-            super().__init__()
-            self.command = command
+        command: Command
 
     def __init__(self) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ import pytest
 from tui.chat.messages import AnswerStats
 from tui.engine.page_map import PageMapReplica
 from tui.engine.panel_text import (
-    GLYPHS,
+    PAGE_STATES,
     answer_lines,
     legend,
     now_lines,
@@ -129,7 +129,7 @@ def test_the_legend_distinguishes_the_states_without_colour() -> None:
         {"page_size": 32, "num_pages": 9, "pages": "p1a2s1c3f2", "requests": [], "gone": []},
     )
     words = legend(page_map, 4, page_map.fold(3, ())).plain
-    assert len(set(GLYPHS.values())) == 6
+    assert len({sign for sign, *_ in PAGE_STATES.values()}) == 6
     for part in ("▲ pinned 1", "■ active 2", "◆ shared 1", "□ cached 3", "· free 2"):
         assert part in words
     assert "this chat 4" in words

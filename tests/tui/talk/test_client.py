@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tui.talk.client import ChatClient, base_url
-from tui.talk.errors import ChatError, NotReady, Unreachable
+from tui.talk.errors import ChatError
 from tui.talk.models import ServedModel
 from tui.talk.pieces import Began, Finish, Piece, TextPiece, ThinkingPiece, ToolPiece, UsagePiece
 
@@ -139,11 +139,9 @@ def test_an_error_status_without_a_message_is_still_a_sentence(
         ask(server.url)
 
 
-def test_a_server_that_is_not_ready_has_its_own_error(
-    server: "FakeServer", scripts: SimpleNamespace
-) -> None:
+def test_a_server_that_is_not_ready_says_so(server: "FakeServer", scripts: SimpleNamespace) -> None:
     server.script(scripts.refuse(503, "loading"))
-    with pytest.raises(NotReady):
+    with pytest.raises(ChatError, match="not ready yet: loading"):
         ask(server.url)
 
 
@@ -165,7 +163,7 @@ def test_an_unreachable_server_is_an_error_with_what_to_do() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        with pytest.raises(Unreachable, match="mlxserve serve"):
+        with pytest.raises(ChatError, match="mlxserve serve"):
             ask(url)
 
 
