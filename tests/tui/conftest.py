@@ -696,6 +696,24 @@ def terminal(server: FakeServer, home: Home, play: Callable[..., None]) -> Calla
 
 
 @pytest.fixture
+def t(terminal: Callable[..., None]) -> Callable[..., None]:
+    """In a coroutine test: the chat, ready, as a `Terminal`; in a window of `size` if it has that."""
+    return terminal
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine with a terminal `t` as its story."""
+    story, given = pyfuncitem.obj, pyfuncitem.funcargs
+    if "t" not in given or not inspect.iscoroutinefunction(story):
+        return None
+    arguments = {name: given[name] for name in inspect.signature(story).parameters if name != "t"}
+    how = {"size": given["size"]} if "size" in given else {}
+    given["t"](lambda terminal: story(t=terminal, **arguments), **how)
+    return True
+
+
+@pytest.fixture
 def open_window(home: Home) -> Iterator[Callable[..., Window]]:
     windows: list[Window] = []
 

@@ -51,72 +51,61 @@ def test_importing_the_app_imports_no_engine() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_an_answer_streams_onto_the_screen(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+async def test_an_answer_streams_onto_the_screen(
+    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     gate = scripts.Gate()
     server.script(
         *(scripts.say("# Sky\n\nIt is **bl"), gate, scripts.say("ue**.\n")),
         scripts.usage(1060, 5, cached=1024),
     )
-
-    async def story(t: "Terminal") -> None:
-        await t.ask("why?")
-        await t.until_shown("It is")
-        assert "Esc stops" in t.status
-        gate.open()
-        await t.until_shown("It is blue.")
-        await t.until_ready()
-        assert "**" not in t.screen
-        assert "cached 1,024 of 1,060 prompt tokens" in t.status
-        assert "first token" in t.status
-        assert t.messages == ["why?", "# Sky\n\nIt is **blue**.\n"]
-
-    terminal(story)
+    await t.ask("why?")
+    await t.until_shown("It is")
+    assert "Esc stops" in t.status
+    gate.open()
+    await t.until_shown("It is blue.")
+    await t.until_ready()
+    assert "**" not in t.screen
+    assert "cached 1,024 of 1,060 prompt tokens" in t.status
+    assert "first token" in t.status
+    assert t.messages == ["why?", "# Sky\n\nIt is **blue**.\n"]
 
 
-def test_the_whole_conversation_is_sent(terminal: Run, server: "FakeServer") -> None:
-    async def story(t: "Terminal") -> None:
-        for text in ("one", "two"):
-            await t.ask(text)
-            await t.until(lambda: "Ready" in t.status and t.messages[-1:] == ["Yes."])
-        assert server.requests[1]["messages"] == [
-            {"role": "user", "content": "one"},
-            {"role": "assistant", "content": "Yes."},
-            {"role": "user", "content": "two"},
-        ]
-        assert server.requests[1]["model"] == "small"
-
-    terminal(story)
+async def test_the_whole_conversation_is_sent(t: "Terminal", server: "FakeServer") -> None:
+    for text in ("one", "two"):
+        await t.ask(text)
+        await t.until(lambda: "Ready" in t.status and t.messages[-1:] == ["Yes."])
+    assert server.requests[1]["messages"] == [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": "two"},
+    ]
+    assert server.requests[1]["model"] == "small"
 
 
-def test_enter_sends_and_other_keys_start_a_new_line(terminal: Run, server: "FakeServer") -> None:
-    async def story(t: "Terminal") -> None:
-        await t.type("a b\nc")
-        await t.press("shift+enter")
-        await t.type("d")
-        assert t.composer.text == "a b\nc\nd"
-        assert "Enter sends" in t.screen
-        assert "Ctrl+J new line" in t.screen
-        await t.press("enter")
-        await t.until(lambda: len(server.requests) == 1)
-        assert server.requests[0]["messages"][0]["content"] == "a b\nc\nd"
-        assert t.composer.text == ""
-
-    terminal(story)
-
-
-def test_enter_sends_also_when_the_list_of_commands_empties_at_that_moment(
-    terminal: Run, server: "FakeServer"
+async def test_enter_sends_and_other_keys_start_a_new_line(
+    t: "Terminal", server: "FakeServer"
 ) -> None:
-    async def story(t: "Terminal") -> None:
-        await t.type("/mod")
-        await t.until_shown("/model [NAME]")
-        t.composer.write("no command")  # as a paste, whose effect on the list comes later
-        await t.press("enter")
-        await t.until(lambda: len(server.requests) == 1)
+    await t.type("a b\nc")
+    await t.press("shift+enter")
+    await t.type("d")
+    assert t.composer.text == "a b\nc\nd"
+    assert "Enter sends" in t.screen
+    assert "Ctrl+J new line" in t.screen
+    await t.press("enter")
+    await t.until(lambda: len(server.requests) == 1)
+    assert server.requests[0]["messages"][0]["content"] == "a b\nc\nd"
+    assert t.composer.text == ""
 
-    terminal(story)
+
+async def test_enter_sends_also_when_the_list_of_commands_empties_at_that_moment(
+    t: "Terminal", server: "FakeServer"
+) -> None:
+    await t.type("/mod")
+    await t.until_shown("/model [NAME]")
+    t.composer.write("no command")  # as a paste, whose effect on the list comes later
+    await t.press("enter")
+    await t.until(lambda: len(server.requests) == 1)
 
 
 def test_esc_stops_the_answer_and_keeps_its_text(
@@ -141,52 +130,40 @@ def test_esc_stops_the_answer_and_keeps_its_text(
     store.close()
 
 
-def test_the_question_is_on_disk_before_it_is_sent(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace, home: Home
+async def test_the_question_is_on_disk_before_it_is_sent(
+    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace, home: Home
 ) -> None:
     gate = scripts.Gate()
     server.script(gate, scripts.say("x"))
-
-    async def story(t: "Terminal") -> None:
-        await t.ask("remember me")
-        await t.until(gate.reached.is_set)
-        other = Store.open(home.chats)
-        assert other.questions() == ["remember me"]
-        assert other.path(other.chats()[0].leaf_id)[-1].state is State.WRITING
-        other.close()
-        gate.open()
-        await t.until_shown("x")
-
-    terminal(story)
+    await t.ask("remember me")
+    await t.until(gate.reached.is_set)
+    other = Store.open(home.chats)
+    assert other.questions() == ["remember me"]
+    assert other.path(other.chats()[0].leaf_id)[-1].state is State.WRITING
+    other.close()
+    gate.open()
+    await t.until_shown("x")
 
 
-def test_an_error_is_one_sentence_with_what_to_do(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+async def test_an_error_is_one_sentence_with_what_to_do(
+    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     server.script(scripts.refuse(429, "64 requests are waiting"))
-
-    async def story(t: "Terminal") -> None:
-        await t.ask("why?")
-        await t.until_shown("64 requests are waiting")
-        assert "Ctrl+R" in t.status
-        await t.press("ctrl+r")
-        await t.until_shown("Yes.")
-        await t.until_shown("version 2 of 2")
-
-    terminal(story)
+    await t.ask("why?")
+    await t.until_shown("64 requests are waiting")
+    assert "Ctrl+R" in t.status
+    await t.press("ctrl+r")
+    await t.until_shown("Yes.")
+    await t.until_shown("version 2 of 2")
 
 
-def test_a_lost_connection_keeps_the_text_so_far(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+async def test_a_lost_connection_keeps_the_text_so_far(
+    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     server.script(scripts.say("half"), scripts.hang_up, reason=None)
-
-    async def story(t: "Terminal") -> None:
-        await t.ask("why?")
-        await t.until_shown("before the answer was complete")
-        assert t.messages[-1] == "half"
-
-    terminal(story)
+    await t.ask("why?")
+    await t.until_shown("before the answer was complete")
+    assert t.messages[-1] == "half"
 
 
 def test_a_failed_connection_is_reported_and_retried(terminal: Run, server: "FakeServer") -> None:
@@ -218,332 +195,267 @@ def test_a_message_sent_while_connecting_is_queued(terminal: Run, server: "FakeS
     terminal(story, is_ready=False)
 
 
-def test_messages_sent_during_an_answer_are_queued(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+async def test_messages_sent_during_an_answer_are_queued(
+    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     gate = scripts.Gate()
     server.script(scripts.say("first"), gate)
     server.script(scripts.say("second"))
-
-    async def story(t: "Terminal") -> None:
-        await t.ask("one")
-        await t.until_shown("first")
-        await t.ask("two")
-        await t.until_shown("queued: two")
-        assert len(server.requests) == 1
-        gate.open()
-        await t.until_shown("second")
-        await t.until(lambda: t.messages == ["one", "first", "two", "second"])
-
-    terminal(story)
+    await t.ask("one")
+    await t.until_shown("first")
+    await t.ask("two")
+    await t.until_shown("queued: two")
+    assert len(server.requests) == 1
+    gate.open()
+    await t.until_shown("second")
+    await t.until(lambda: t.messages == ["one", "first", "two", "second"])
 
 
-def test_stopping_the_answer_returns_queued_messages(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+async def test_stopping_the_answer_returns_queued_messages(
+    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     server.script(scripts.say("first"), scripts.Gate())
-
-    async def story(t: "Terminal") -> None:
-        await t.ask("one")
-        await t.until_shown("first")
-        await t.ask("two")
-        await t.press("escape")
-        await t.until(lambda: t.composer.text == "two")
-        assert len(server.requests) == 1
-
-    terminal(story)
+    await t.ask("one")
+    await t.until_shown("first")
+    await t.ask("two")
+    await t.press("escape")
+    await t.until(lambda: t.composer.text == "two")
+    assert len(server.requests) == 1
 
 
-def test_a_new_chat_stops_the_answer_and_keeps_both(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+async def test_a_new_chat_stops_the_answer_and_keeps_both(
+    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     server.script(scripts.say("first"), scripts.Gate())
-
-    async def story(t: "Terminal") -> None:
-        await t.ask("one")
-        await t.until_shown("first")
-        await t.press("ctrl+n")
-        await t.until(lambda: t.messages == [])
-        await t.ask("two")
-        await t.until_shown("Yes.")
-        await t.press("ctrl+o")
-        await t.until(lambda: isinstance(t.app.screen, ChatsDialog))
-        await t.press("down", "enter")
-        await t.until(lambda: t.messages == ["one", "first"])
-        await t.until_shown("stopped")
-
-    terminal(story)
+    await t.ask("one")
+    await t.until_shown("first")
+    await t.press("ctrl+n")
+    await t.until(lambda: t.messages == [])
+    await t.ask("two")
+    await t.until_shown("Yes.")
+    await t.press("ctrl+o")
+    await t.until(lambda: isinstance(t.app.screen, ChatsDialog))
+    await t.press("down", "enter")
+    await t.until(lambda: t.messages == ["one", "first"])
+    await t.until_shown("stopped")
 
 
-def test_thinking_is_closed_until_it_is_opened(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+async def test_thinking_is_closed_until_it_is_opened(
+    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     gate = scripts.Gate()
     server.script(scripts.think("secret ", "thoughts"), gate, scripts.say("the answer"))
-
-    async def story(t: "Terminal") -> None:
-        await t.ask("why?")
-        await t.until_shown("▸ Thinking")
-        assert "secret" not in t.screen
-        gate.open()
-        await t.until_shown("the answer")
-        await t.until_ready()
-        assert "▸ Thought" in t.screen
-        await t.press("ctrl+t")
-        await t.until_shown("secret thoughts")
-        await t.press("ctrl+t")
-        await t.until(lambda: "secret" not in t.screen)
-
-    terminal(story)
+    await t.ask("why?")
+    await t.until_shown("▸ Thinking")
+    assert "secret" not in t.screen
+    gate.open()
+    await t.until_shown("the answer")
+    await t.until_ready()
+    assert "▸ Thought" in t.screen
+    await t.press("ctrl+t")
+    await t.until_shown("secret thoughts")
+    await t.press("ctrl+t")
+    await t.until(lambda: "secret" not in t.screen)
 
 
-def test_thinking_opened_while_it_streams_continues(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+async def test_thinking_opened_while_it_streams_continues(
+    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     gate = scripts.Gate()
     server.script(scripts.think("one "), gate, scripts.think("two"), scripts.say("done"))
-
-    async def story(t: "Terminal") -> None:
-        await t.ask("why?")
-        await t.until_shown("▸ Thinking")
-        await t.press("ctrl+t")
-        await t.until_shown("│ one")
-        gate.open()
-        await t.until_shown("│ one two")
-        await t.until_shown("done")
-
-    terminal(story)
+    await t.ask("why?")
+    await t.until_shown("▸ Thinking")
+    await t.press("ctrl+t")
+    await t.until_shown("│ one")
+    gate.open()
+    await t.until_shown("│ one two")
+    await t.until_shown("done")
 
 
-def test_an_edited_question_starts_a_branch(terminal: Run, server: "FakeServer") -> None:
-    async def story(t: "Terminal") -> None:
-        await t.ask("one")
-        await t.until_shown("Yes.")
-        await t.until_ready()
-        await t.press("escape", "escape")
-        await t.until(lambda: t.composer.text == "one")
-        await t.ask("uno")
-        await t.until(lambda: t.messages == ["uno", "Yes."])
-        await t.until_shown("version 2 of 2")
-        await t.until_ready()
-        await t.press("alt+left")
-        await t.until(lambda: t.messages == ["one", "Yes."])
-        assert server.requests[1]["messages"] == [{"role": "user", "content": "uno"}]
-
-    terminal(story)
+async def test_an_edited_question_starts_a_branch(t: "Terminal", server: "FakeServer") -> None:
+    await t.ask("one")
+    await t.until_shown("Yes.")
+    await t.until_ready()
+    await t.press("escape", "escape")
+    await t.until(lambda: t.composer.text == "one")
+    await t.ask("uno")
+    await t.until(lambda: t.messages == ["uno", "Yes."])
+    await t.until_shown("version 2 of 2")
+    await t.until_ready()
+    await t.press("alt+left")
+    await t.until(lambda: t.messages == ["one", "Yes."])
+    assert server.requests[1]["messages"] == [{"role": "user", "content": "uno"}]
 
 
-def test_esc_cancels_an_edit(terminal: Run, server: "FakeServer") -> None:
-    async def story(t: "Terminal") -> None:
-        await t.ask("one")
-        await t.until_shown("Yes.")
-        await t.until_ready()
-        await t.ask("/edit")
-        await t.until(lambda: t.composer.text == "one")
-        await t.press("escape")
-        assert t.composer.text == ""
-        await t.ask("two")
-        await t.until(lambda: len(t.messages) == 4)
-
-    terminal(story)
+async def test_esc_cancels_an_edit(t: "Terminal", server: "FakeServer") -> None:
+    await t.ask("one")
+    await t.until_shown("Yes.")
+    await t.until_ready()
+    await t.ask("/edit")
+    await t.until(lambda: t.composer.text == "one")
+    await t.press("escape")
+    assert t.composer.text == ""
+    await t.ask("two")
+    await t.until(lambda: len(t.messages) == 4)
 
 
-def test_keys_act_on_the_focused_message(terminal: Run, server: "FakeServer") -> None:
-    async def story(t: "Terminal") -> None:
-        for text in ("one", "two"):
-            await t.ask(text)
-            await t.until(lambda: "Ready" in t.status and t.messages[-1:] == ["Yes."])
-        await t.press("shift+tab", "up", "up")
-        assert t.app.focused is t.views[1]
-        await t.press("r")
-        await t.until(lambda: len(server.requests) == 3)
-        await t.until(lambda: t.messages == ["one", "Yes."])
-        await t.until_shown("version 2 of 2")
-        await t.until_ready()
-        await t.press("left")  # the focus has stayed there
-        await t.until(lambda: t.messages == ["one", "Yes.", "two", "Yes."])
-
-    terminal(story)
+async def test_keys_act_on_the_focused_message(t: "Terminal", server: "FakeServer") -> None:
+    for text in ("one", "two"):
+        await t.ask(text)
+        await t.until(lambda: "Ready" in t.status and t.messages[-1:] == ["Yes."])
+    await t.press("shift+tab", "up", "up")
+    assert t.app.focused is t.views[1]
+    await t.press("r")
+    await t.until(lambda: len(server.requests) == 3)
+    await t.until(lambda: t.messages == ["one", "Yes."])
+    await t.until_shown("version 2 of 2")
+    await t.until_ready()
+    await t.press("left")  # the focus has stayed there
+    await t.until(lambda: t.messages == ["one", "Yes.", "two", "Yes."])
 
 
-def test_search_finds_words_in_every_chat(terminal: Run, server: "FakeServer") -> None:
-    async def story(t: "Terminal") -> None:
-        for text in ("the lighthouse", "the harbour"):
-            await t.press("ctrl+n")
-            await t.until(lambda: t.messages == [])
-            await t.ask(text)
-            await t.until(lambda: "Ready" in t.status and t.messages[-1:] == ["Yes."])
-        await t.press("ctrl+o")
-        await t.until(lambda: isinstance(t.app.screen, ChatsDialog))
-        await t.type("ghtho")
-        await t.until(lambda: t.app.screen.query_one(OptionList).option_count == 1)
-        await t.press("enter")
-        await t.until(lambda: t.messages == ["the lighthouse", "Yes."])
-
-    terminal(story)
-
-
-def test_a_chat_is_deleted_on_the_second_press(terminal: Run, home: Home) -> None:
-    async def story(t: "Terminal") -> None:
-        await t.ask("one")
-        await t.until_shown("Yes.")
-        await t.until_ready()
-        await t.press("ctrl+o")
-        await t.until(lambda: isinstance(t.app.screen, ChatsDialog))
-        await t.press("ctrl+d")
-        await t.until_shown("again to delete")
-        await t.press("ctrl+d")
-        await t.until_shown("No chats yet")
-        await t.press("escape")
+async def test_search_finds_words_in_every_chat(t: "Terminal", server: "FakeServer") -> None:
+    for text in ("the lighthouse", "the harbour"):
+        await t.press("ctrl+n")
         await t.until(lambda: t.messages == [])
-
-    terminal(story)
-
-
-def test_a_system_prompt_is_set_changed_and_removed(terminal: Run, server: "FakeServer") -> None:
-    async def story(t: "Terminal") -> None:
-        await t.ask("/system Rhyme.")
-        await t.until_shown("with a system prompt")
-        await t.ask("one")
-        await t.until_shown("Yes.")
-        await t.until_ready()
-        assert server.requests[0]["messages"][0] == {"role": "system", "content": "Rhyme."}
-        await t.ask("/system")
-        await t.until(lambda: t.composer.text == "/system Rhyme.")
-        await t.ask("/system off")
-        await t.until(lambda: "with a system prompt" not in t.screen)
-        await t.ask("two")
-        await t.until(lambda: len(server.requests) == 2)
-        assert server.requests[1]["messages"][0]["role"] == "user"
-        await t.until_ready()
-
-    terminal(story)
+        await t.ask(text)
+        await t.until(lambda: "Ready" in t.status and t.messages[-1:] == ["Yes."])
+    await t.press("ctrl+o")
+    await t.until(lambda: isinstance(t.app.screen, ChatsDialog))
+    await t.type("ghtho")
+    await t.until(lambda: t.app.screen.query_one(OptionList).option_count == 1)
+    await t.press("enter")
+    await t.until(lambda: t.messages == ["the lighthouse", "Yes."])
 
 
-def test_an_attached_file_is_shown_in_the_composer(
-    terminal: Run, server: "FakeServer", tmp_path: Path
+async def test_a_chat_is_deleted_on_the_second_press(t: "Terminal", home: Home) -> None:
+    await t.ask("one")
+    await t.until_shown("Yes.")
+    await t.until_ready()
+    await t.press("ctrl+o")
+    await t.until(lambda: isinstance(t.app.screen, ChatsDialog))
+    await t.press("ctrl+d")
+    await t.until_shown("again to delete")
+    await t.press("ctrl+d")
+    await t.until_shown("No chats yet")
+    await t.press("escape")
+    await t.until(lambda: t.messages == [])
+
+
+async def test_a_system_prompt_is_set_changed_and_removed(
+    t: "Terminal", server: "FakeServer"
+) -> None:
+    await t.ask("/system Rhyme.")
+    await t.until_shown("with a system prompt")
+    await t.ask("one")
+    await t.until_shown("Yes.")
+    await t.until_ready()
+    assert server.requests[0]["messages"][0] == {"role": "system", "content": "Rhyme."}
+    await t.ask("/system")
+    await t.until(lambda: t.composer.text == "/system Rhyme.")
+    await t.ask("/system off")
+    await t.until(lambda: "with a system prompt" not in t.screen)
+    await t.ask("two")
+    await t.until(lambda: len(server.requests) == 2)
+    assert server.requests[1]["messages"][0]["role"] == "user"
+    await t.until_ready()
+
+
+async def test_an_attached_file_is_shown_in_the_composer(
+    t: "Terminal", server: "FakeServer", tmp_path: Path
 ) -> None:
     (tmp_path / "a.py").write_text("1 + 1\n")
-
-    async def story(t: "Terminal") -> None:
-        await t.ask(f"/attach {tmp_path}/b.py")
-        await t.until_shown("is not a file")
-        await t.ask(f"/attach {tmp_path}/a.py")
-        await t.until(lambda: t.composer.text == "a.py:\n```py\n1 + 1\n```\n\n")
-        await t.type("why?")
-        await t.press("enter")
-        await t.until(lambda: len(server.requests) == 1)
-        assert server.requests[0]["messages"][0]["content"].endswith("```\n\nwhy?")
-
-    terminal(story)
+    await t.ask(f"/attach {tmp_path}/b.py")
+    await t.until_shown("is not a file")
+    await t.ask(f"/attach {tmp_path}/a.py")
+    await t.until(lambda: t.composer.text == "a.py:\n```py\n1 + 1\n```\n\n")
+    await t.type("why?")
+    await t.press("enter")
+    await t.until(lambda: len(server.requests) == 1)
+    assert server.requests[0]["messages"][0]["content"].endswith("```\n\nwhy?")
 
 
-def test_text_after_a_command_without_argument_is_not_lost(terminal: Run) -> None:
-    async def story(t: "Terminal") -> None:
-        await t.ask("/new plan for the garden")
-        await t.until_shown("takes no argument")
-        assert t.composer.text == "/new plan for the garden"
-
-    terminal(story)
+async def test_text_after_a_command_without_argument_is_not_lost(t: "Terminal") -> None:
+    await t.ask("/new plan for the garden")
+    await t.until_shown("takes no argument")
+    assert t.composer.text == "/new plan for the garden"
 
 
-def test_a_message_to_a_chat_deleted_elsewhere_is_returned(
-    terminal: Run, server: "FakeServer", home: Home
+async def test_a_message_to_a_chat_deleted_elsewhere_is_returned(
+    t: "Terminal", server: "FakeServer", home: Home
 ) -> None:
-    async def story(t: "Terminal") -> None:
-        await t.ask("one")
-        await t.until_shown("Yes.")
-        await t.until_ready()
-        other = Store.open(home.chats)
-        other.delete(other.chats()[0].id)
-        other.close()
-        await t.ask("two")
-        await t.until_shown("This chat was deleted")
-        assert t.composer.text == "two"
-        await t.press("ctrl+n", "enter")
-        await t.until(lambda: t.messages == ["two", "Yes."])
-
-    terminal(story)
+    await t.ask("one")
+    await t.until_shown("Yes.")
+    await t.until_ready()
+    other = Store.open(home.chats)
+    other.delete(other.chats()[0].id)
+    other.close()
+    await t.ask("two")
+    await t.until_shown("This chat was deleted")
+    assert t.composer.text == "two"
+    await t.press("ctrl+n", "enter")
+    await t.until(lambda: t.messages == ["two", "Yes."])
 
 
-def test_an_answer_in_a_chat_deleted_elsewhere_continues_with_a_notice(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace, home: Home
+async def test_an_answer_in_a_chat_deleted_elsewhere_continues_with_a_notice(
+    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace, home: Home
 ) -> None:
     gate = scripts.Gate()
     server.script(scripts.say("half "), gate, scripts.say("whole"))
-
-    async def story(t: "Terminal") -> None:
-        await t.ask("one")
-        await t.until_shown("half")
-        other = Store.open(home.chats)
-        other.delete(other.chats()[0].id)
-        other.close()
-        await t.until_shown("This chat was deleted")
-        gate.open()
-        await t.until_shown("half whole")
-
-    terminal(story)
+    await t.ask("one")
+    await t.until_shown("half")
+    other = Store.open(home.chats)
+    other.delete(other.chats()[0].id)
+    other.close()
+    await t.until_shown("This chat was deleted")
+    gate.open()
+    await t.until_shown("half whole")
 
 
-def test_a_slash_alone_is_a_message(terminal: Run, server: "FakeServer") -> None:
-    async def story(t: "Terminal") -> None:
-        await t.ask("/ ")
-        await t.until_shown("Yes.")
-
-    terminal(story)
+async def test_a_slash_alone_is_a_message(t: "Terminal", server: "FakeServer") -> None:
+    await t.ask("/ ")
+    await t.until_shown("Yes.")
 
 
-def test_the_arrow_keys_recall_earlier_questions(terminal: Run) -> None:
-    async def story(t: "Terminal") -> None:
-        for text in ("one", "two"):
-            await t.ask(text)
-            await t.until(lambda: "Ready" in t.status and t.messages[-1:] == ["Yes."])
-        await t.type("draft")
-        await t.press("up")
-        assert t.composer.text == "two"
-        await t.press("up", "up")
-        assert t.composer.text == "one"
-        await t.press("down", "down")
-        assert t.composer.text == "draft"
-
-    terminal(story)
+async def test_the_arrow_keys_recall_earlier_questions(t: "Terminal") -> None:
+    for text in ("one", "two"):
+        await t.ask(text)
+        await t.until(lambda: "Ready" in t.status and t.messages[-1:] == ["Yes."])
+    await t.type("draft")
+    await t.press("up")
+    assert t.composer.text == "two"
+    await t.press("up", "up")
+    assert t.composer.text == "one"
+    await t.press("down", "down")
+    assert t.composer.text == "draft"
 
 
-def test_commands_are_suggested_and_run(terminal: Run) -> None:
-    async def story(t: "Terminal") -> None:
-        await t.type("/hel")
-        await t.until_shown("Show all keys")
-        await t.press("enter")
-        await t.until(lambda: isinstance(t.app.screen, HelpDialog))
-        assert t.composer.text == ""
-        assert "Ctrl+J" in t.screen
-        await t.press("escape")
-        await t.type("/the")
-        await t.press("tab")
-        assert t.composer.text == "/theme "
-        await t.press("enter")
-        await t.until(lambda: t.app.theme == "mlxserve-light")
-
-    terminal(story)
+async def test_commands_are_suggested_and_run(t: "Terminal") -> None:
+    await t.type("/hel")
+    await t.until_shown("Show all keys")
+    await t.press("enter")
+    await t.until(lambda: isinstance(t.app.screen, HelpDialog))
+    assert t.composer.text == ""
+    assert "Ctrl+J" in t.screen
+    await t.press("escape")
+    await t.type("/the")
+    await t.press("tab")
+    assert t.composer.text == "/theme "
+    await t.press("enter")
+    await t.until(lambda: t.app.theme == "mlxserve-light")
 
 
-def test_an_unknown_command_is_not_sent(terminal: Run, server: "FakeServer") -> None:
-    async def story(t: "Terminal") -> None:
-        await t.type("/frobnicate")
-        await t.press("enter")
-        await t.until_shown("Unknown command")
-        assert t.composer.text == "/frobnicate"
-        assert server.requests == []
-
-    terminal(story)
+async def test_an_unknown_command_is_not_sent(t: "Terminal", server: "FakeServer") -> None:
+    await t.type("/frobnicate")
+    await t.press("enter")
+    await t.until_shown("Unknown command")
+    assert t.composer.text == "/frobnicate"
+    assert server.requests == []
 
 
-def test_a_path_is_a_message(terminal: Run, server: "FakeServer") -> None:
-    async def story(t: "Terminal") -> None:
-        await t.ask("/etc/hosts is what?")
-        await t.until_shown("Yes.")
-
-    terminal(story)
+async def test_a_path_is_a_message(t: "Terminal", server: "FakeServer") -> None:
+    await t.ask("/etc/hosts is what?")
+    await t.until_shown("Yes.")
 
 
 def test_the_theme_is_remembered(terminal: Run, home: Home) -> None:
@@ -557,53 +469,43 @@ def test_the_theme_is_remembered(terminal: Run, home: Home) -> None:
     store.close()
 
 
-def test_a_model_is_chosen(terminal: Run, server: "FakeServer") -> None:
-    async def story(t: "Terminal") -> None:
-        await t.ask("/model")
-        await t.until(lambda: isinstance(t.app.screen, ModelsDialog))
-        await t.press("down", "enter")
-        await t.until_shown("large")
-        await t.ask("one")
-        await t.until_shown("Yes.")
-        assert server.requests[0]["model"] == "large"
-        await t.ask("/model nonsense")
-        await t.until_shown("no such model")
-
-    terminal(story)
+async def test_a_model_is_chosen(t: "Terminal", server: "FakeServer") -> None:
+    await t.ask("/model")
+    await t.until(lambda: isinstance(t.app.screen, ModelsDialog))
+    await t.press("down", "enter")
+    await t.until_shown("large")
+    await t.ask("one")
+    await t.until_shown("Yes.")
+    assert server.requests[0]["model"] == "large"
+    await t.ask("/model nonsense")
+    await t.until_shown("no such model")
 
 
-def test_a_chat_is_renamed_and_exported(terminal: Run, tmp_path: Path) -> None:
-    async def story(t: "Terminal") -> None:
-        await t.ask("one")
-        await t.until_shown("Yes.")
-        await t.until_ready()
-        await t.ask("/rename Better title")
-        await t.until_shown("Better title")
-        await t.ask(f"/export {tmp_path / 'chat.json'}")
-        await t.until((tmp_path / "chat.json").exists)
-        await t.ask(f"/export {tmp_path / 'chat.json'}")
-        await t.until_shown("Export failed")
-
-    terminal(story)
+async def test_a_chat_is_renamed_and_exported(t: "Terminal", tmp_path: Path) -> None:
+    await t.ask("one")
+    await t.until_shown("Yes.")
+    await t.until_ready()
+    await t.ask("/rename Better title")
+    await t.until_shown("Better title")
+    await t.ask(f"/export {tmp_path / 'chat.json'}")
+    await t.until((tmp_path / "chat.json").exists)
+    await t.ask(f"/export {tmp_path / 'chat.json'}")
+    await t.until_shown("Export failed")
 
 
-def test_copying_is_explicit_and_safe(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+async def test_copying_is_explicit_and_safe(
+    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tui.actions.clipboard.shutil.which", lambda name: None)
     server.script(scripts.say("run:\n\n```sh\nls\x1b[2J\n```\n"))
-
-    async def story(t: "Terminal") -> None:
-        await t.press("f3")
-        await t.until_shown("Nothing to copy")
-        await t.ask("how?")
-        await t.until_shown("run:")
-        await t.until_ready()
-        assert t.app.clipboard == ""
-        await t.ask("/code")
-        await t.until(lambda: t.app.clipboard == "ls␛[2J\n")
-
-    terminal(story)
+    await t.press("f3")
+    await t.until_shown("Nothing to copy")
+    await t.ask("how?")
+    await t.until_shown("run:")
+    await t.until_ready()
+    assert t.app.clipboard == ""
+    await t.ask("/code")
+    await t.until(lambda: t.app.clipboard == "ls␛[2J\n")
 
 
 def test_hostile_text_stays_text(
@@ -624,40 +526,32 @@ def test_hostile_text_stays_text(
     terminal(story)
 
 
-def test_a_click_on_the_thinking_opens_it(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+async def test_a_click_on_the_thinking_opens_it(
+    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     server.script(scripts.think("secret"), scripts.say("answer"))
-
-    async def story(t: "Terminal") -> None:
-        await t.ask("why?")
-        await t.until_shown("answer")
-        await t.until_ready()
-        await t.pilot.click(AnswerView, offset=(4, 0))
-        await t.until_shown("secret")
-
-    terminal(story)
+    await t.ask("why?")
+    await t.until_shown("answer")
+    await t.until_ready()
+    await t.pilot.click(AnswerView, offset=(4, 0))
+    await t.until_shown("secret")
 
 
-def test_a_click_on_a_link_opens_it_and_only_web_pages_are_links(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+async def test_a_click_on_a_link_opens_it_and_only_web_pages_are_links(
+    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     server.script(
         scripts.say("[page](https://a.example/x) [file](file:///etc/passwd) [m](mailto:a@b)")
     )
     opened: list[str] = []
-
-    async def story(t: "Terminal") -> None:
-        t.app.open_url = opened.append  # type: ignore[assignment,method-assign]
-        await t.ask("where?")
-        await t.until_shown("page (https://a.example/x)")
-        await t.until_ready()
-        for column in range(3, 70, 2):
-            await t.pilot.click(AnswerView, offset=(column, 0))
-        assert set(opened) == {"https://a.example/x"}
-        assert len(opened) == len("page") // 2
-
-    terminal(story)
+    t.app.open_url = opened.append  # type: ignore[assignment,method-assign]
+    await t.ask("where?")
+    await t.until_shown("page (https://a.example/x)")
+    await t.until_ready()
+    for column in range(3, 70, 2):
+        await t.pilot.click(AnswerView, offset=(column, 0))
+    assert set(opened) == {"https://a.example/x"}
+    assert len(opened) == len("page") // 2
 
 
 def test_every_screen_works_in_a_small_window(
@@ -683,25 +577,21 @@ def test_every_screen_works_in_a_small_window(
     terminal(story, size=(30, 12))
 
 
-def test_a_scroll_position_is_kept_while_text_arrives(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+async def test_a_scroll_position_is_kept_while_text_arrives(
+    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     gate = scripts.Gate()
     server.script(scripts.say("line\n\n" * 60), gate, scripts.say("more\n\n" * 60))
-
-    async def story(t: "Terminal") -> None:
-        await t.ask("why?")
-        await t.until(gate.reached.is_set)
-        await t.until(lambda: t.app.window.transcript.max_scroll_y > 60)
-        await t.press("pageup")
-        await t.pilot.wait_for_scheduled_animations()
-        at = t.app.window.transcript.scroll_y
-        gate.open()
-        await t.until_ready()
-        assert t.app.window.transcript.scroll_y == at
-        assert t.app.window.transcript.max_scroll_y > at + 60
-
-    terminal(story)
+    await t.ask("why?")
+    await t.until(gate.reached.is_set)
+    await t.until(lambda: t.app.window.transcript.max_scroll_y > 60)
+    await t.press("pageup")
+    await t.pilot.wait_for_scheduled_animations()
+    at = t.app.window.transcript.scroll_y
+    gate.open()
+    await t.until_ready()
+    assert t.app.window.transcript.scroll_y == at
+    assert t.app.window.transcript.max_scroll_y > at + 60
 
 
 def test_a_long_chat_is_shown_from_its_end_and_extended_when_scrolling_up(
@@ -756,25 +646,21 @@ def test_a_long_answer_shows_its_end_first_and_then_all_of_it(terminal: Run, hom
     terminal(story)
 
 
-def test_a_large_piece_is_painted_in_parts(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+async def test_a_large_piece_is_painted_in_parts(
+    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     gate = scripts.Gate()
     server.script(scripts.say("some words\n\n" * 4_000), gate, scripts.say("the end"))
     numbers: list[int] = []
-
-    async def story(t: "Terminal") -> None:
-        await t.ask("go")
-        await t.until(gate.reached.is_set)
-        while not numbers or numbers[-1] < 7_990:
-            await t.pilot.pause(0)
-            numbers.append(t.views[-1].num_lines)
-        gate.open()
-        await t.until_shown("the end")
-        steps = sorted(set(numbers))
-        assert max(b - a for a, b in pairwise(steps)) < 4_000
-
-    terminal(story)
+    await t.ask("go")
+    await t.until(gate.reached.is_set)
+    while not numbers or numbers[-1] < 7_990:
+        await t.pilot.pause(0)
+        numbers.append(t.views[-1].num_lines)
+    gate.open()
+    await t.until_shown("the end")
+    steps = sorted(set(numbers))
+    assert max(b - a for a, b in pairwise(steps)) < 4_000
 
 
 def test_without_a_usable_file_the_chat_works_in_memory(server: "FakeServer", home: Home) -> None:
@@ -801,34 +687,27 @@ def test_a_terminal_is_needed(tmp_path: Path) -> None:
     assert "needs a terminal" in done.stderr
 
 
-def test_ctrl_c_copies_the_selection(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+async def test_ctrl_c_copies_the_selection(
+    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tui.actions.clipboard.shutil.which", lambda name: None)
     server.script(scripts.say("some *words* here"))
-
-    async def story(t: "Terminal") -> None:
-        await t.ask("why?")
-        await t.until_shown("some words here")
-        await t.until_ready()
-        await t.pilot.mouse_down(AnswerView, offset=(2, 0))
-        await t.pilot.hover(AnswerView, offset=(11, 0))
-        await t.pilot.mouse_up(AnswerView, offset=(11, 0))
-        await t.until(lambda: t.app.screen.get_selected_text() == "some words")
-        await t.press("ctrl+c")
-        await t.until(lambda: t.app.clipboard == "some words")
-
-    terminal(story)
+    await t.ask("why?")
+    await t.until_shown("some words here")
+    await t.until_ready()
+    await t.pilot.mouse_down(AnswerView, offset=(2, 0))
+    await t.pilot.hover(AnswerView, offset=(11, 0))
+    await t.pilot.mouse_up(AnswerView, offset=(11, 0))
+    await t.until(lambda: t.app.screen.get_selected_text() == "some words")
+    await t.press("ctrl+c")
+    await t.until(lambda: t.app.clipboard == "some words")
 
 
-def test_an_editor_that_cannot_open_is_reported(terminal: Run) -> None:
-    async def story(t: "Terminal") -> None:
-        await t.type("draft")
-        await t.press("ctrl+g")
-        await t.until_shown("cannot open an editor")
-        assert t.composer.text == "draft"
-
-    terminal(story)
+async def test_an_editor_that_cannot_open_is_reported(t: "Terminal") -> None:
+    await t.type("draft")
+    await t.press("ctrl+g")
+    await t.until_shown("cannot open an editor")
+    assert t.composer.text == "draft"
 
 
 def own_server(server: "FakeServer", home: Home) -> Callable[..., ServerProcess]:
@@ -920,13 +799,10 @@ def test_a_question_that_finds_its_server_gone_is_asked_again_once_there_is_anot
     connector.stop_server()
 
 
-def test_ctrl_c_alone_does_not_quit(terminal: Run) -> None:
-    async def story(t: "Terminal") -> None:
-        await t.press("ctrl+c")
-        await t.until_shown("Press Ctrl+C again to quit")
-        assert t.app.is_running
-
-    terminal(story)
+async def test_ctrl_c_alone_does_not_quit(t: "Terminal") -> None:
+    await t.press("ctrl+c")
+    await t.until_shown("Press Ctrl+C again to quit")
+    assert t.app.is_running
 
 
 def test_a_stopped_answer_is_continued(
@@ -957,55 +833,47 @@ def test_a_stopped_answer_is_continued(
     store.close()
 
 
-def test_a_file_is_mentioned_completed_and_sent(
-    terminal: Run, server: "FakeServer", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_file_is_mentioned_completed_and_sent(
+    t: "Terminal", server: "FakeServer", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "main.py").write_text("1 + 1\n")
     (tmp_path / "bad.bin").write_bytes(b"\xff")
     monkeypatch.chdir(tmp_path)
-
-    async def story(t: "Terminal") -> None:
-        await t.type("why @s")
-        await t.until_shown("src/")
-        await t.press("tab")
-        await t.until_shown("src/main.py")
-        await t.press("enter")
-        await t.until(lambda: t.composer.text == "why @src/main.py ")
-        await t.press("enter")
-        await t.until(lambda: len(server.requests) == 1)
-        sent = server.requests[0]["messages"][0]["content"]
-        assert sent == "why src/main.py \n\nmain.py:\n```py\n1 + 1\n```"
-        await t.ask("and @bad.bin")
-        await t.until_shown("bad.bin is not a UTF-8 text file")
-        assert t.composer.text == "and @bad.bin"
-        assert len(server.requests) == 1
-
-    terminal(story)
+    await t.type("why @s")
+    await t.until_shown("src/")
+    await t.press("tab")
+    await t.until_shown("src/main.py")
+    await t.press("enter")
+    await t.until(lambda: t.composer.text == "why @src/main.py ")
+    await t.press("enter")
+    await t.until(lambda: len(server.requests) == 1)
+    sent = server.requests[0]["messages"][0]["content"]
+    assert sent == "why src/main.py \n\nmain.py:\n```py\n1 + 1\n```"
+    await t.ask("and @bad.bin")
+    await t.until_shown("bad.bin is not a UTF-8 text file")
+    assert t.composer.text == "and @bad.bin"
+    assert len(server.requests) == 1
 
 
-def test_code_blocks_are_copied_one_after_the_other(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+async def test_code_blocks_are_copied_one_after_the_other(
+    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tui.actions.clipboard.shutil.which", lambda name: None)
     server.script(scripts.say("```\none\n```\n\nand\n\n```\ntwo\n```\n"))
-
-    async def story(t: "Terminal") -> None:
-        await t.ask("how?")
-        await t.until_shown("two")
-        await t.until_ready()
-        await t.press("shift+tab")
-        for expected in ("two\n", "one\n", "two\n"):
-            await t.press("c")
-            await t.until(partial(has_copied, t, expected))
-        await t.press("escape")
-        await t.until(lambda: t.app.focused is t.composer)
-        await t.ask("/code 1")
-        await t.until(lambda: t.app.clipboard == "one\n")
-        await t.ask("/code 3")
-        await t.until_shown("has 2 code blocks")
-
-    terminal(story)
+    await t.ask("how?")
+    await t.until_shown("two")
+    await t.until_ready()
+    await t.press("shift+tab")
+    for expected in ("two\n", "one\n", "two\n"):
+        await t.press("c")
+        await t.until(partial(has_copied, t, expected))
+    await t.press("escape")
+    await t.until(lambda: t.app.focused is t.composer)
+    await t.ask("/code 1")
+    await t.until(lambda: t.app.clipboard == "one\n")
+    await t.ask("/code 3")
+    await t.until_shown("has 2 code blocks")
 
 
 def has_found(t: "Terminal", line: str) -> bool:
@@ -1039,38 +907,29 @@ def test_find_goes_from_the_last_match_to_earlier_ones(terminal: Run, home: Home
     terminal(story)
 
 
-def test_tab_goes_to_the_last_message(terminal: Run, server: "FakeServer") -> None:
-    async def story(t: "Terminal") -> None:
-        for text in ("one", "two", "three"):
-            await t.ask(text)
-            await t.until_ready()
-        await t.press("tab")
-        assert t.app.focused is t.views[-1]
-        await t.press("tab")
-        assert t.app.focused is t.composer
-
-    terminal(story)
+async def test_tab_goes_to_the_last_message(t: "Terminal", server: "FakeServer") -> None:
+    for text in ("one", "two", "three"):
+        await t.ask(text)
+        await t.until_ready()
+    await t.press("tab")
+    assert t.app.focused is t.views[-1]
+    await t.press("tab")
+    assert t.app.focused is t.composer
 
 
 @pytest.mark.parametrize("key", ["ctrl+c", "escape"])
-def test_a_dialog_is_closed(key: str, terminal: Run) -> None:
-    async def story(t: "Terminal") -> None:
-        await t.press("f1")
-        await t.until(lambda: isinstance(t.app.screen, HelpDialog))
-        await t.press(key)
-        await t.until(lambda: not isinstance(t.app.screen, HelpDialog))
-
-    terminal(story)
+async def test_a_dialog_is_closed(key: str, t: "Terminal") -> None:
+    await t.press("f1")
+    await t.until(lambda: isinstance(t.app.screen, HelpDialog))
+    await t.press(key)
+    await t.until(lambda: not isinstance(t.app.screen, HelpDialog))
 
 
-def test_ctrl_q_quits_from_a_dialog(terminal: Run) -> None:
-    async def story(t: "Terminal") -> None:
-        await t.press("f1")
-        await t.until(lambda: isinstance(t.app.screen, HelpDialog))
-        await t.press("ctrl+q")
-        await t.until(lambda: not t.app.is_running)
-
-    terminal(story)
+async def test_ctrl_q_quits_from_a_dialog(t: "Terminal") -> None:
+    await t.press("f1")
+    await t.until(lambda: isinstance(t.app.screen, HelpDialog))
+    await t.press("ctrl+q")
+    await t.until(lambda: not t.app.is_running)
 
 
 def test_sampling_is_set_shown_sent_and_remembered(
@@ -1136,78 +995,61 @@ def test_the_last_chat_is_continued_and_a_draft_is_kept(
     assert not asyncio.run(play(third, continues=False)).has_chat
 
 
-def test_a_mentioned_file_that_does_not_exist_is_pointed_out_once(
-    terminal: Run, server: "FakeServer"
+async def test_a_mentioned_file_that_does_not_exist_is_pointed_out_once(
+    t: "Terminal", server: "FakeServer"
 ) -> None:
-    async def story(t: "Terminal") -> None:
-        await t.ask("read @missing.txt")
-        await t.until_shown("There is no file missing.txt")
-        assert server.requests == []
-        assert t.composer.text == "read @missing.txt"
-        await t.press("enter")
-        await t.until(lambda: len(server.requests) == 1)
-
-    terminal(story)
+    await t.ask("read @missing.txt")
+    await t.until_shown("There is no file missing.txt")
+    assert server.requests == []
+    assert t.composer.text == "read @missing.txt"
+    await t.press("enter")
+    await t.until(lambda: len(server.requests) == 1)
 
 
-def test_scrolled_up_the_end_is_one_key_away(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+async def test_scrolled_up_the_end_is_one_key_away(
+    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
 ) -> None:
     server.script(scripts.say("\n\n".join(f"line {number}" for number in range(80))))
-
-    async def story(t: "Terminal") -> None:
-        await t.ask("count")
-        await t.until_shown("line 79")
-        await t.until_ready()
-        assert "more lines" not in t.screen
-        await t.press("pageup", "pageup")
-        await t.until_shown("more lines · Ctrl+End")
-        await t.press("ctrl+end")
-        await t.until_shown("line 79")
-        await t.until(lambda: "more lines" not in t.screen)
-
-    terminal(story)
+    await t.ask("count")
+    await t.until_shown("line 79")
+    await t.until_ready()
+    assert "more lines" not in t.screen
+    await t.press("pageup", "pageup")
+    await t.until_shown("more lines · Ctrl+End")
+    await t.press("ctrl+end")
+    await t.until_shown("line 79")
+    await t.until(lambda: "more lines" not in t.screen)
 
 
-def test_regenerating_an_earlier_answer_says_where_the_later_messages_are(
-    terminal: Run, server: "FakeServer"
+async def test_regenerating_an_earlier_answer_says_where_the_later_messages_are(
+    t: "Terminal", server: "FakeServer"
 ) -> None:
-    async def story(t: "Terminal") -> None:
-        for text in ("one", "two"):
-            await t.ask(text)
-            await t.until(lambda: t.messages[-1:] == ["Yes."] and "Ready" in t.status)
-        await t.press("tab", "up", "up", "r")
-        await t.until_shown("2 later messages stay with the version before: Alt+Left")
-        await t.until(lambda: t.messages == ["one", "Yes."])
-        assert isinstance(t.app.focused, AnswerView)
-        await t.until_ready()
-        await t.press("alt+left")
-        await t.until(lambda: t.messages == ["one", "Yes.", "two", "Yes."])
-
-    terminal(story)
+    for text in ("one", "two"):
+        await t.ask(text)
+        await t.until(lambda: t.messages[-1:] == ["Yes."] and "Ready" in t.status)
+    await t.press("tab", "up", "up", "r")
+    await t.until_shown("2 later messages stay with the version before: Alt+Left")
+    await t.until(lambda: t.messages == ["one", "Yes."])
+    assert isinstance(t.app.focused, AnswerView)
+    await t.until_ready()
+    await t.press("alt+left")
+    await t.until(lambda: t.messages == ["one", "Yes.", "two", "Yes."])
 
 
-def test_the_palette_knows_the_names_of_the_commands(terminal: Run) -> None:
-    async def story(t: "Terminal") -> None:
-        await t.press("ctrl+p")
-        await t.type("retry")
-        await t.until_shown("/retry  Ctrl+R")
-
-    terminal(story)
+async def test_the_palette_knows_the_names_of_the_commands(t: "Terminal") -> None:
+    await t.press("ctrl+p")
+    await t.type("retry")
+    await t.until_shown("/retry  Ctrl+R")
 
 
-def test_enter_pressed_while_the_list_of_commands_empties_sends_the_text(
-    terminal: Callable[..., None],
+async def test_enter_pressed_while_the_list_of_commands_empties_sends_the_text(
+    t: "Terminal",
 ) -> None:
     """What is typed at once, as a paste by a terminal or tmux, outruns the list."""
-
-    async def story(t: "Terminal") -> None:
-        await t.until_ready()
-        t.composer.load_text("/export json /no/such/folder/chat.json")
-        await t.pilot.pause()
-        t.composer.has_suggestions = True  # as after "/export"
-        await t.press("enter")
-        await t.until_shown("This chat is empty")
-        assert t.composer.text == ""
-
-    terminal(story)
+    await t.until_ready()
+    t.composer.load_text("/export json /no/such/folder/chat.json")
+    await t.pilot.pause()
+    t.composer.has_suggestions = True  # as after "/export"
+    await t.press("enter")
+    await t.until_shown("This chat is empty")
+    assert t.composer.text == ""

@@ -132,40 +132,29 @@ def test_a_summary_that_fails_changes_nothing(
     terminal(story)
 
 
-def test_a_message_that_is_too_long_alone_says_so(
-    terminal: Run, server: FakeServer, scripts: SimpleNamespace
+async def test_a_message_that_is_too_long_alone_says_so(
+    t: Terminal, server: FakeServer, scripts: SimpleNamespace
 ) -> None:
     server.script(too_long(scripts), reason=None)
-
-    async def story(t: Terminal) -> None:
-        await t.ask("far too long")
-        await t.until(lambda: "This chat is full" in t.status)
-        await t.press("enter")
-        await t.until_shown("This message alone does not fit")
-        await t.ask("/edit")
-        assert t.composer.text == "far too long"
-
-    terminal(story)
+    await t.ask("far too long")
+    await t.until(lambda: "This chat is full" in t.status)
+    await t.press("enter")
+    await t.until_shown("This message alone does not fit")
+    await t.ask("/edit")
+    assert t.composer.text == "far too long"
 
 
-def test_an_empty_chat_has_nothing_to_compact(terminal: Run) -> None:
-    async def story(t: Terminal) -> None:
-        await t.ask("/compact")
-        await t.until_shown("This chat is empty")
-
-    terminal(story)
+async def test_an_empty_chat_has_nothing_to_compact(t: Terminal) -> None:
+    await t.ask("/compact")
+    await t.until_shown("This chat is empty")
 
 
-def test_a_new_chat_after_a_failure_is_ready(
-    terminal: Run, server: FakeServer, scripts: SimpleNamespace
+async def test_a_new_chat_after_a_failure_is_ready(
+    t: Terminal, server: FakeServer, scripts: SimpleNamespace
 ) -> None:
     server.script(scripts.refuse(500, "it broke"), reason=None)
-
-    async def story(t: Terminal) -> None:
-        await t.ask("why?")
-        await t.until(lambda: "Failed" in t.status)
-        await t.press("ctrl+n")
-        await t.until_ready()
-        assert "Failed" not in t.status
-
-    terminal(story)
+    await t.ask("why?")
+    await t.until(lambda: "Failed" in t.status)
+    await t.press("ctrl+n")
+    await t.until_ready()
+    assert "Failed" not in t.status

@@ -331,13 +331,8 @@ def test_a_model_that_does_not_start_gives_way_to_the_one_before(
     assert [c[c.index("--model") + 1] for c in ours.commands] == ["mini", "a/here", "mini"]
 
 
-def test_a_server_started_elsewhere_offers_only_its_own_models(
-    terminal: Run,
-) -> None:
-    async def story(t: "Terminal") -> None:
-        await t.ask("/model")
-        await t.until(lambda: isinstance(t.app.screen, ModelsDialog))
-        await t.until_shown("was not started here")
-        assert "large" in t.screen
-
-    terminal(story)
+async def test_a_server_started_elsewhere_offers_only_its_own_models(t: "Terminal") -> None:
+    await t.ask("/model")
+    await t.until(lambda: isinstance(t.app.screen, ModelsDialog))
+    await t.until_shown("was not started here")
+    assert "large" in t.screen

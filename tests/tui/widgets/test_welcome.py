@@ -76,16 +76,13 @@ def test_the_demonstration_says_what_it_is_and_recommends_a_model(
     connector.stop_server()
 
 
-def test_an_idea_is_asked_with_enter(terminal: Run, server: FakeServer) -> None:
-    async def story(t: Terminal) -> None:
-        await t.until_shown("Explain how a paged KV cache works.")
-        assert "demonstration" not in t.screen
-        await t.press("tab", "down", "enter")
-        await t.until(lambda: t.messages[-1:] == ["Yes."])
-        assert t.messages[0] == "Write a Python function that parses an ISO date."
-        assert t.composer.has_focus
-
-    terminal(story)
+async def test_an_idea_is_asked_with_enter(t: Terminal, server: FakeServer) -> None:
+    await t.until_shown("Explain how a paged KV cache works.")
+    assert "demonstration" not in t.screen
+    await t.press("tab", "down", "enter")
+    await t.until(lambda: t.messages[-1:] == ["Yes."])
+    assert t.messages[0] == "Write a Python function that parses an ISO date."
+    assert t.composer.has_focus
 
 
 def test_recent_chats_go_on(terminal: Run, home: Home) -> None:
@@ -103,11 +100,8 @@ def test_recent_chats_go_on(terminal: Run, home: Home) -> None:
     terminal(story)
 
 
-def test_a_new_chat_is_welcomed_as_well(terminal: Run) -> None:
-    async def story(t: Terminal) -> None:
-        await t.ask("why?")
-        await t.until(lambda: t.messages[-1:] == ["Yes."])
-        await t.press("ctrl+n")
-        await t.until_shown("Go on why?")
-
-    terminal(story)
+async def test_a_new_chat_is_welcomed_as_well(t: Terminal) -> None:
+    await t.ask("why?")
+    await t.until(lambda: t.messages[-1:] == ["Yes."])
+    await t.press("ctrl+n")
+    await t.until_shown("Go on why?")
