@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mlxserve.version import __version__ as __version__
 
 if TYPE_CHECKING:  # the list of public names: type checkers follow it, _modules() reads it
-    from mlxserve.chat import RequestOutput as RequestOutput
+    from mlxserve.chat.answers import RequestOutput as RequestOutput
     from mlxserve.config import EngineConfig as EngineConfig
     from mlxserve.config import SchedulerConfig as SchedulerConfig
     from mlxserve.errors import EngineFailed as EngineFailed

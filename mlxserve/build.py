@@ -11,7 +11,7 @@ from pathlib import Path
 from mlxserve import machine
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
-from mlxserve.chat import Chat
+from mlxserve.chat.chat import Chat
 from mlxserve.config import EngineConfig, PreemptionMode
 from mlxserve.disk.folder import default_bytes
 from mlxserve.disk.folder import disk_folder as folder_of

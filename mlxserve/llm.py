@@ -14,27 +14,30 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar
 
 from tqdm import tqdm
 
 from mlxserve import machine
-from mlxserve.chat import RequestOutput
+from mlxserve.chat.answers import RequestOutput
+from mlxserve.chat.request_options import RequestOptions
 from mlxserve.config import EngineConfig
 from mlxserve.engine.worker import result_of
 from mlxserve.errors import EngineStopped, InvalidParameter, InvalidRequest
 from mlxserve.ranks.environment import own_rank
 from mlxserve.request import Resized
-from mlxserve.request_options import RequestOptions
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.stats import Stats
 from mlxserve.text.deltas import Delta
 from mlxserve.text.lanes import run_in_lane, text_size
 from mlxserve.text.parsing.turn import AssistantTurn
+
+if TYPE_CHECKING:
+    from mlxserve.chat.chat import Chat
 
 Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}
 Messages: TypeAlias = Sequence[Message]
@@ -42,9 +45,40 @@ Tools: TypeAlias = Sequence[Mapping[str, Any]]
 Prompt: TypeAlias = str | Sequence[int] | Messages  # text, token ids, or a conversation
 Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
-class AsyncLLM:
+class _LoadedModel:
+    """What both faces answer at once, without waiting for the engine."""
+
+    _chat: Chat
+
+    @property
+    def model_name(self) -> str:
+        return self._chat.model_name
+
+    @property
+    def max_model_len(self) -> int:
+        return self._chat.max_model_len
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """What the model's authors recommend."""
+        return self._chat.default_params
+
+    def remove_prefix(self, name: str) -> None:
+        """Forget a named prefix. Raises UnknownPrefix."""
+        self._chat.prefixes.remove(name)
+
+    def list_prefixes(self) -> dict[str, int]:
+        """Each named prefix and its number of tokens. With a disk cache also those of before."""
+        return self._chat.prefixes.sizes()
+
+    def stats(self) -> Stats:
+        return self._chat.engine.stats()
+
+
+class AsyncLLM(_LoadedModel):
     """A model and its engine, for use in an event loop. Only loading the model blocks."""
 
     def __init__(
@@ -66,19 +100,6 @@ class AsyncLLM:
         if self.config.num_ranks > 1 and own_rank():
             run_worker(self.config)  # does not return
         self._chat = build_chat_of_ranks(self.config)
-
-    @property
-    def model_name(self) -> str:
-        return self._chat.model_name
-
-    @property
-    def max_model_len(self) -> int:
-        return self._chat.max_model_len
-
-    @property
-    def default_params(self) -> SamplingParams:
-        """What the model's authors recommend."""
-        return self._chat.default_params
 
     async def generate(
         self,
@@ -147,7 +168,7 @@ class AsyncLLM:
         running answer, and what `generate` raises.
         """
         token_ids = await self._token_ids(prefix, add_generation_prompt=False)
-        await self._chat.add_prefix(name, token_ids, cache_salt=cache_salt)
+        await self._chat.prefixes.add(name, token_ids, cache_salt=cache_salt)
 
     async def add_prefixes(
         self, prefixes: Mapping[str, Prompt], *, cache_salt: str | None = None
@@ -165,23 +186,12 @@ class AsyncLLM:
                     self.remove_prefix(name)
             raise
 
-    def remove_prefix(self, name: str) -> None:
-        """Forget a named prefix. Raises UnknownPrefix."""
-        self._chat.remove_prefix(name)
-
     async def restore_prefixes(self) -> None:
         """Compute the prefixes that were named before the start, or read them from the disk cache.
 
         Their names are known without this, and their pages are found like any others.
         """
-        await self._chat.restore_prefixes()
-
-    def list_prefixes(self) -> dict[str, int]:
-        """Each named prefix and its number of tokens."""
-        return self._chat.prefixes()
-
-    def stats(self) -> Stats:
-        return self._chat.stats()
+        await self._chat.prefixes.restore()
 
     async def reset_prefix_cache(self, *, force: bool = False, disk: bool = False) -> bool:
         """Forget every cached page except those of named prefixes; with `disk` also those on disk,
@@ -190,7 +200,7 @@ class AsyncLLM:
         Returns False and changes nothing while requests hold pages, unless `force`: running requests
         then release theirs and recompute them; their answers stay the same.
         """
-        return await self._chat.reset_prefix_cache(force=force, disk=disk)
+        return await self._chat.engine.reset_prefix_cache(force=force, disk=disk)
 
     async def resize_cache(self, num_pages: int) -> Resized:
         """Resize the cache to `num_pages`; memory is returned to the machine, or taken from it.
@@ -200,11 +210,11 @@ class AsyncLLM:
         PrefixQuotaExceeded if named prefixes have too many pages, PagesPromised if it would cut a
         running answer, EngineStopped.
         """
-        return await self._chat.resize_cache(num_pages)
+        return await self._chat.engine.resize_cache(num_pages)
 
     async def check(self) -> None:
         """Audit requests and pages between two steps. Raises AssertionError."""
-        await self._chat.check()
+        await self._chat.engine.check()
 
     def close(self) -> None:
         """Abort every answer and end the engine. Idempotent."""
@@ -240,7 +250,19 @@ class AsyncLLM:
         return [token for token in prompt if isinstance(token, int)]
 
 
-class LLM:
+def _waits(
+    method: Callable[Concatenate[AsyncLLM, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[LLM, P], T]:
+    """A method of AsyncLLM as one of LLM, which returns when it is done."""
+
+    @wraps(method)
+    def call(self: LLM, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run(method(self._llm, *args, **kwargs))
+
+    return call
+
+
+class LLM(_LoadedModel):
     """A model and its engine, for scripts: every call waits for its result.
 
     `with LLM() as llm:` closes the engine at the end of the block.
@@ -249,8 +271,12 @@ class LLM:
     def __init__(
         self, model: str | None = None, *, config: EngineConfig | None = None, **options: Any
     ) -> None:
-        """As AsyncLLM."""
+        """Load a model: a folder, a Hugging Face repository id, or None for the embedded model.
+
+        `options` and errors are those of AsyncLLM.
+        """
         self._llm = AsyncLLM(model, config=config, **options)
+        self._chat = self._llm._chat
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="mlxserve-llm", daemon=True
@@ -259,14 +285,6 @@ class LLM:
         # Runs at the latest when the object is collected, or the process ends.
         self._close = weakref.finalize(self, _shut_down, self._llm, self._loop, self._thread)
         self._run(self._llm.restore_prefixes())
-
-    @property
-    def model_name(self) -> str:
-        return self._llm.model_name
-
-    @property
-    def max_model_len(self) -> int:
-        return self._llm.max_model_len
 
     def generate(
         self,
@@ -326,38 +344,11 @@ class LLM:
         finally:
             self._run(deltas.aclose())  # type: ignore[attr-defined]
 
-    def add_prefix(self, name: str, prefix: Prompt, *, cache_salt: str | None = None) -> None:
-        """As AsyncLLM's."""
-        self._run(self._llm.add_prefix(name, prefix, cache_salt=cache_salt))
-
-    def add_prefixes(
-        self, prefixes: Mapping[str, Prompt], *, cache_salt: str | None = None
-    ) -> None:
-        """As AsyncLLM's."""
-        self._run(self._llm.add_prefixes(prefixes, cache_salt=cache_salt))
-
-    def remove_prefix(self, name: str) -> None:
-        """Forget a named prefix. Raises UnknownPrefix."""
-        self._llm.remove_prefix(name)
-
-    def list_prefixes(self) -> dict[str, int]:
-        """Each named prefix and its number of tokens. With a disk cache also those of before."""
-        return self._llm.list_prefixes()
-
-    def stats(self) -> Stats:
-        return self._llm.stats()
-
-    def reset_prefix_cache(self, *, force: bool = False, disk: bool = False) -> bool:
-        """As AsyncLLM's."""
-        return self._run(self._llm.reset_prefix_cache(force=force, disk=disk))
-
-    def resize_cache(self, num_pages: int) -> Resized:
-        """As AsyncLLM's."""
-        return self._run(self._llm.resize_cache(num_pages))
-
-    def check(self) -> None:
-        """As AsyncLLM's."""
-        self._run(self._llm.check())
+    add_prefix = _waits(AsyncLLM.add_prefix)
+    add_prefixes = _waits(AsyncLLM.add_prefixes)
+    reset_prefix_cache = _waits(AsyncLLM.reset_prefix_cache)
+    resize_cache = _waits(AsyncLLM.resize_cache)
+    check = _waits(AsyncLLM.check)
 
     def close(self) -> None:
         """Abort every answer and end the engine. Idempotent."""
@@ -383,7 +374,7 @@ class LLM:
         options: Mapping[str, Any],
     ) -> list[RequestOutput]:
         if params is None or isinstance(params, SamplingParams):
-            params = [params or self._llm.default_params] * len(prompts)
+            params = [params or self.default_params] * len(prompts)
         if len(params) != len(prompts):
             raise InvalidParameter("params", f"{len(params)} for {len(prompts)} prompts")
         return self._run(self._gather(prompts, params, use_tqdm, turn, options))

@@ -69,8 +69,6 @@ ARROWS: dict[str, str] = {
         "mlxserve/text/tokenizer"
     ),
     "mlxserve/text/__init__": "",
-    "mlxserve/request_options": "mlxserve/errors mlxserve/sampling_params mlxserve/text/parsing",
-    "mlxserve/named_prefixes": "mlxserve/errors",
     "mlxserve/cache/__init__": "",
     "mlxserve/cache/hashing": "",
     "mlxserve/cache/runs": "",
@@ -96,10 +94,10 @@ ARROWS: dict[str, str] = {
         "mlxserve/disk mlxserve/disk mlxserve/scheduler mlxserve/model"
     ),
     "mlxserve/chat": (
-        "mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/request "
+        "mlxserve/errors mlxserve/sampling_params mlxserve/request "
         "mlxserve/text/parsing mlxserve/text/lanes mlxserve/text/templates "
         "mlxserve/text/tokenizer mlxserve/text/deltas mlxserve/text/guidance "
-        "mlxserve/request_options mlxserve/named_prefixes mlxserve/engine"
+        "mlxserve/engine"
     ),
     "mlxserve/build": (
         "mlxserve/errors mlxserve/config mlxserve/machine mlxserve/hub mlxserve/text/tokenizer "
@@ -114,7 +112,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/llm": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config mlxserve/request "
         "mlxserve/machine mlxserve/text/parsing mlxserve/text/lanes mlxserve/text/deltas "
-        "mlxserve/request_options mlxserve/engine mlxserve/chat mlxserve/ranks"
+        "mlxserve/engine mlxserve/chat mlxserve/ranks"
     ),
     "mlxserve/__init__": (
         "mlxserve/version mlxserve/errors mlxserve/sampling_params mlxserve/stats "
@@ -134,10 +132,10 @@ ARROWS: dict[str, str] = {
     "mlxserve/api/server": (
         "mlxserve/errors mlxserve/api/errors mlxserve/api/config mlxserve/api/access"
     ),
-    "mlxserve/api/metrics": "mlxserve/stats mlxserve/text/deltas mlxserve/chat mlxserve/api/server",
+    "mlxserve/api/metrics": "mlxserve/stats mlxserve/text/deltas mlxserve/api/server",
     "mlxserve/api/answers": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/request mlxserve/text/deltas "
-        "mlxserve/request_options mlxserve/chat mlxserve/api/usage mlxserve/api/server "
+        "mlxserve/chat mlxserve/api/usage mlxserve/api/server "
         "mlxserve/api/metrics"
     ),
     "mlxserve/api/prefix_names": "mlxserve/errors mlxserve/chat mlxserve/api/access",
@@ -146,7 +144,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/api/service": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/text/parsing mlxserve/text/deltas "
-        "mlxserve/request_options mlxserve/chat mlxserve/api/errors mlxserve/api/usage "
+        "mlxserve/chat mlxserve/api/errors mlxserve/api/usage "
         "mlxserve/api/access mlxserve/api/bodies mlxserve/api/server mlxserve/api/metrics "
         "mlxserve/api/answers mlxserve/api/prefix_names mlxserve/api/prompts"
     ),

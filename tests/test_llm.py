@@ -205,7 +205,7 @@ def test_three_times_more_demand_than_pages_is_served_in_both_modes(
         outputs = tight.generate(CROWD, LONG, use_tqdm=False)
         tight.check()
         stats = tight.stats()
-        page = bytes(Metrics(tight).response().body).decode()
+        page = bytes(Metrics(tight.model_name, tight.stats).response().body).decode()
     assert [output.token_ids for output in outputs] == answers
     assert stats.scheduler.num_preemptions > 0
     assert stats.pool.num_used == 0

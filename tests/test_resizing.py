@@ -20,7 +20,7 @@ from mlxserve import (
     SamplingParams,
 )
 from mlxserve.build import build_chat
-from mlxserve.chat import Chat
+from mlxserve.chat.chat import Chat
 from mlxserve.config import EngineConfig
 from mlxserve.model import attention
 from tests.emulated import emulated_backend
@@ -142,17 +142,17 @@ def test_a_smaller_cache_frees_memory(num_pages: int) -> None:
         return mx.get_active_memory() + mx.get_cache_memory()
 
     async def scenario(chat: Chat) -> None:
-        whole = (await chat.snapshot()).memory.kv_cache
+        whole = (await chat.engine.snapshot()).memory.kv_cache
         answer = await chat.submit(chat.encode("Hello"), GREEDY)
         assert [delta async for delta in answer]
         before = active()
-        await chat.resize_cache(num_pages // 4)
+        await chat.engine.resize_cache(num_pages // 4)
         smaller = active()
         assert smaller <= before - 0.74 * whole, f"{whole=} {before=} {smaller=}"
-        await chat.resize_cache(num_pages)
-        await chat.resize_cache(num_pages // 4)
+        await chat.engine.resize_cache(num_pages)
+        await chat.engine.resize_cache(num_pages // 4)
         assert active() == pytest.approx(smaller, abs=1 << 16)
-        assert (await chat.snapshot()).memory.kv_cache == whole // 4
+        assert (await chat.engine.snapshot()).memory.kv_cache == whole // 4
 
     chat = build_chat(EngineConfig().with_options(**{**OPTIONS, "num_pages": num_pages}))
     try:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mlxserve import LLM, SamplingParams
-from mlxserve.chat import RequestOutput
+from mlxserve.chat.answers import RequestOutput
 from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidConfig
 

@@ -15,13 +15,14 @@ from starlette.types import Receive
 from mlxserve.api.metrics import Metrics
 from mlxserve.api.server.sse import until_disconnect
 from mlxserve.api.usage import Tokens
+from mlxserve.chat.request_options import RequestOptions
 from mlxserve.errors import EngineStopped
 from mlxserve.request import FinishReason
-from mlxserve.request_options import RequestOptions
 from mlxserve.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from mlxserve.chat import AnswerStream, Chat, RequestOutput
+    from mlxserve.chat.answers import AnswerStream, RequestOutput
+    from mlxserve.chat.chat import Chat
     from mlxserve.text.deltas import Delta, Usage
 
 T = TypeVar("T")

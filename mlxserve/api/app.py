@@ -50,7 +50,7 @@ from mlxserve.api.server.open_requests import OpenRequests, RequestRegister
 from mlxserve.api.service import Service
 
 if TYPE_CHECKING:
-    from mlxserve.chat import Chat
+    from mlxserve.chat.chat import Chat
 
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def create_app(
     drain = drain or Drain()
     open_requests = open_requests or OpenRequests()
     limits = KeyLimits(access.max_requests_per_key, access.requests_per_minute_per_key)
-    metrics = Metrics(chat)
+    metrics = Metrics(chat.model_name, chat.engine.stats)
     keyring = access.keyring()
     prefix_names = PrefixNames(chat, keyring, access.max_prefix_share_per_key)
     keyring.on_revoked(lambda key: open_requests.end(_revoked(), key.id))
@@ -133,7 +133,7 @@ async def _beside(keyring: Keyring, chat: Chat, _app: Starlette) -> AsyncIterato
 async def _restore(keyring: Keyring, chat: Chat) -> None:
     """Have the named prefixes of before the start ready, but for those of keys that are not ours."""
     try:
-        await chat.restore_prefixes(lambda key_id: not key_id or keyring.has(key_id))
+        await chat.prefixes.restore(lambda key_id: not key_id or keyring.has(key_id))
     except Exception:
         logger.exception("Named prefixes of before the start are not ready")
 

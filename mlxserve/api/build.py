@@ -20,7 +20,7 @@ from mlxserve.api.server.server import HttpServer, serve
 from mlxserve.api.server.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from mlxserve.chat import Chat
+    from mlxserve.chat.chat import Chat
 
 
 class ModelServer:
@@ -60,7 +60,7 @@ class ModelServer:
             on_signal=LastResort().end_within,
         )
         self._watchdog = Watchdog(
-            chat, end_after=config.watchdog_seconds, shut_down=self._http.stop
+            chat.engine, end_after=config.watchdog_seconds, shut_down=self._http.stop
         )
 
     def run(self, listener: socket.socket) -> int:

@@ -22,10 +22,9 @@ from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from mlxserve.api.server.retry_after import RetryAfter
-from mlxserve.stats import SECONDS, Exported, Histogram, StatsGroup, exports_of, histogram
+from mlxserve.stats import SECONDS, Exported, Histogram, Stats, StatsGroup, exports_of, histogram
 
 if TYPE_CHECKING:
-    from mlxserve.chat import Chat
     from mlxserve.text.deltas import Delta
 
 
@@ -50,10 +49,10 @@ class Latencies(StatsGroup):
 class Metrics:
     """The registry of one app. Its histograms are filled in the event loop: they have no locks."""
 
-    def __init__(self, chat: Chat) -> None:
+    def __init__(self, model_name: str, stats: Callable[[], Stats]) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self.latencies = Latencies()
-        self.registry.register(_Collector(chat, self.latencies))
+        self.registry.register(_Collector(model_name, stats, self.latencies))
         self.retry_after = RetryAfter()
 
     def timer(self, clock: Callable[[], float] = time.perf_counter) -> AnswerTimer:
@@ -99,12 +98,13 @@ class AnswerTimer:
 class _Collector(Collector):
     """Every group of numbers as metric families."""
 
-    def __init__(self, chat: Chat, latencies: Latencies) -> None:
-        self._chat = chat
+    def __init__(self, model_name: str, stats: Callable[[], Stats], latencies: Latencies) -> None:
+        self._model_name = model_name
+        self._stats = stats
         self._latencies = latencies
 
     def collect(self) -> Iterable[Metric]:
-        stats = self._chat.stats()
+        stats = self._stats()
         groups = [getattr(stats, group.name) for group in fields(stats)]
         families: dict[str, _Family] = {}
         for group in (*groups, self._latencies.copy()):
@@ -112,7 +112,7 @@ class _Collector(Collector):
                 name = exported.name or attribute
                 if name not in families:
                     families[name] = _family(name, exported)
-                _fill(families[name], exported, getattr(group, attribute), self._chat.model_name)
+                _fill(families[name], exported, getattr(group, attribute), self._model_name)
         return families.values()
 
 

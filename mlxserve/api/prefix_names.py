@@ -16,7 +16,7 @@ from mlxserve.api.access.security import is_admin, key_id
 from mlxserve.errors import UnknownPrefix
 
 if TYPE_CHECKING:
-    from mlxserve.chat import Chat
+    from mlxserve.chat.chat import Chat
 
 MAX_PREFIXES = 256  # of all keys together; the token ids of each stay in memory
 
@@ -47,7 +47,7 @@ class PrefixNames:
     def all(self) -> list[OwnedPrefix]:
         """Every prefix, by owner and name."""
         found = []
-        for full_name, num_tokens in self._chat.prefixes().items():
+        for full_name, num_tokens in self._chat.prefixes.sizes().items():
             owner, _, name = full_name.rpartition("/")
             found.append(OwnedPrefix(owner, name, num_tokens))
         return sorted(found)
@@ -69,4 +69,4 @@ class PrefixNames:
     def _drop(self, key: Key) -> None:
         for prefix in self.all():
             if prefix.owner == key.id:
-                self._chat.remove_prefix(f"{prefix.owner}/{prefix.name}")
+                self._chat.prefixes.remove(f"{prefix.owner}/{prefix.name}")

@@ -15,7 +15,7 @@ from mlxserve.api.errors import ApiError
 from mlxserve.text.lanes import run_in_lane, text_size
 
 if TYPE_CHECKING:
-    from mlxserve.chat import Chat
+    from mlxserve.chat.chat import Chat
 
 
 class Prompts:

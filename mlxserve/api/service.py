@@ -26,13 +26,13 @@ from mlxserve.api.prefix_names import PrefixNames
 from mlxserve.api.prompts import Prompts
 from mlxserve.api.server.sse import EventStream, Write
 from mlxserve.api.usage import Tokens
+from mlxserve.chat.request_options import RequestOptions
 from mlxserve.errors import MlxServeError, QueueFull, UnknownPrefix
-from mlxserve.request_options import RequestOptions
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.parsing.turn import AssistantTurn
 
 if TYPE_CHECKING:
-    from mlxserve.chat import Chat
+    from mlxserve.chat.chat import Chat
     from mlxserve.text.deltas import Delta
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from mlxserve.config import EngineConfig
 from mlxserve.errors import EngineStopped
 
 if TYPE_CHECKING:
-    from mlxserve.chat import Chat
+    from mlxserve.chat.chat import Chat
 
 
 def build(config: EngineConfig) -> Chat:

@@ -19,7 +19,7 @@ from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from mlxserve.chat import Chat
+    from mlxserve.chat.chat import Chat
     from mlxserve.text.deltas import Usage
 
 

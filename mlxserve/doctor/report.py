@@ -27,7 +27,7 @@ from mlxserve.sampling_params import SamplingParams
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from mlxserve.chat import Chat
+    from mlxserve.chat.chat import Chat
 
 # A word to recall from several pages earlier. A wrong page, mask or position loses it.
 EXPECTED = "lantern"
@@ -97,7 +97,7 @@ async def _ask_twice(config: EngineConfig) -> list[tuple[str, int]]:
     chat = await asyncio.to_thread(build_chat, config)
     try:
         answers = [await _ask(chat), await _ask(chat)]
-        await chat.check()
+        await chat.engine.check()
         return answers
     finally:
         chat.close()

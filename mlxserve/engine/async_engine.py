@@ -31,7 +31,7 @@ from mlxserve.engine.throughput_log import ThroughputLog
 from mlxserve.engine.worker import WORKERS, result_of
 from mlxserve.errors import EngineFailed, EngineStopped, MlxServeError
 from mlxserve.model.workers import Workers
-from mlxserve.request import FinishReason, Output, Pooling, Request, Resized
+from mlxserve.request import FinishReason, Output, Pooling, Request, Resized, check_num_pages
 from mlxserve.stats import Stats
 
 log = logging.getLogger("mlxserve.engine")
@@ -197,6 +197,7 @@ class AsyncEngine:
 
     async def resize_cache(self, num_pages: int) -> Resized:
         """As `Engine.resize_cache`, at the next step boundary."""
+        check_num_pages(num_pages)
 
         def resize(engine: Engine) -> Resized:
             resized = engine.resize_cache(num_pages)

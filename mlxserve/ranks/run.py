@@ -12,7 +12,7 @@ from functools import partial
 from typing import NoReturn
 
 from mlxserve.build import build_chat, build_part
-from mlxserve.chat import Chat
+from mlxserve.chat.chat import Chat
 from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidConfig, MlxServeError, in_one_line
 from mlxserve.hub.files import ModelFiles, find_model

@@ -23,7 +23,7 @@ from tests.api.scripted_engine import ScriptedEngine
 from tests.api.serving import Serve, StartServer, serving
 
 if TYPE_CHECKING:
-    from mlxserve.chat import Chat
+    from mlxserve.chat.chat import Chat
 
 REAL_CONTEXT = 2_500
 
@@ -82,7 +82,7 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="session")
 def scripted_chat(tokenizer: Tokenizer) -> Iterator[tuple[Chat, ScriptedEngine]]:
     """(a real Chat, the engine whose text it parses)."""
-    from mlxserve.chat import Chat
+    from mlxserve.chat.chat import Chat
 
     engine = ScriptedEngine(tokenizer)
     chat = Chat(

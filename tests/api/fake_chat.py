@@ -10,7 +10,8 @@ from itertools import chain, count, product, zip_longest
 from types import SimpleNamespace
 from typing import Any
 
-from mlxserve.chat import RequestOutput, fold
+from mlxserve.chat.answers import RequestOutput, fold
+from mlxserve.chat.request_options import RequestOptions
 from mlxserve.engine.snapshot import RequestView, Snapshot
 from mlxserve.errors import (
     EngineStopped,
@@ -20,7 +21,6 @@ from mlxserve.errors import (
     UnknownPrefix,
 )
 from mlxserve.request import FinishReason, Pooling, Resized, TokenLogprob, check_num_pages
-from mlxserve.request_options import RequestOptions
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.stats import DiskStats, MemoryUse, PoolStats, SchedulerStats, Stats
 from mlxserve.text.deltas import Delta, Usage
@@ -192,35 +192,16 @@ class FakeChat:
             Delta("lo", (108,), (TokenLogprob(108, -0.25),), FinishReason.STOP, usage),
         ]
 
-    async def add_prefix(
-        self,
-        name: str,
-        token_ids: Sequence[int],
-        *,
-        cache_salt: str | None = None,
-        client: str = "",
-        max_share: float = 1.0,
-    ) -> None:
-        options = RequestOptions(cache_salt=cache_salt, client=client)
-        self.shares[name] = max_share
-        await self.submit(token_ids, SamplingParams(max_tokens=1), options)
-        self.answers.pop()
-        if self.holds_prefixes:
-            await self.wait_for_release()
-        self.named[name] = tuple(token_ids)
+    @property
+    def engine(self) -> FakeChat:
+        """The fake is its own engine."""
+        return self
 
-    def remove_prefix(self, name: str) -> None:
-        if name not in self.named:
-            raise UnknownPrefix.named(name, self.named)
-        del self.named[name]
-
-    def prefixes(self) -> dict[str, int]:
-        return {name: len(token_ids) for name, token_ids in self.named.items()}
+    @property
+    def prefixes(self) -> FakePrefixes:
+        return FakePrefixes(self)
 
     are_files_deleted = False
-
-    async def restore_prefixes(self, is_client: Callable[[str], bool] = lambda _: True) -> None:
-        """Nothing was named before."""
 
     async def reset_prefix_cache(self, *, force: bool = False, disk: bool = False) -> bool:
         self.are_files_deleted |= disk
@@ -303,3 +284,38 @@ class FakeChat:
             await waiter[1].wait()
         if self.is_closed:
             raise EngineStopped("The engine has stopped.")
+
+
+class FakePrefixes:
+    """In the place of NamedPrefixes."""
+
+    def __init__(self, chat: FakeChat) -> None:
+        self._chat = chat
+
+    async def add(
+        self,
+        name: str,
+        token_ids: Sequence[int],
+        *,
+        cache_salt: str | None = None,
+        client: str = "",
+        max_share: float = 1.0,
+    ) -> None:
+        options = RequestOptions(cache_salt=cache_salt, client=client)
+        self._chat.shares[name] = max_share
+        await self._chat.submit(token_ids, SamplingParams(max_tokens=1), options)
+        self._chat.answers.pop()
+        if self._chat.holds_prefixes:
+            await self._chat.wait_for_release()
+        self._chat.named[name] = tuple(token_ids)
+
+    def remove(self, name: str) -> None:
+        if name not in self._chat.named:
+            raise UnknownPrefix.named(name, self._chat.named)
+        del self._chat.named[name]
+
+    def sizes(self) -> dict[str, int]:
+        return {name: len(token_ids) for name, token_ids in self._chat.named.items()}
+
+    async def restore(self, is_client: Callable[[str], bool] = lambda _: True) -> None:
+        """Nothing was named before."""

@@ -18,7 +18,7 @@ from mlxserve.api.server.server import HttpServer, bind, serve, url_of
 from tests.api.fake_chat import FakeChat
 
 if TYPE_CHECKING:
-    from mlxserve.chat import Chat
+    from mlxserve.chat.chat import Chat
 
 Serve: TypeAlias = Callable[..., AbstractContextManager["Running"]]
 StartServer: TypeAlias = Callable[..., "Running"]

@@ -13,7 +13,7 @@ from tests.api.serving import Serve, StartServer
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from mlxserve.chat import Chat
+    from mlxserve.chat.chat import Chat
 
 NUM_FLOODING = 12
 
@@ -49,7 +49,7 @@ def test_a_newcomer_does_not_wait_for_the_queue_of_a_flood(
         threads = [threading.Thread(target=ask, args=(each,)) for each in range(NUM_FLOODING)]
         for thread in threads:
             thread.start()
-        wait_until(lambda: real_chat.stats().scheduler.num_waiting >= 4 * NUM_FLOODING)
+        wait_until(lambda: real_chat.engine.stats().scheduler.num_waiting >= 4 * NUM_FLOODING)
         newcomer = {"prompt": [1, 2, 3], "max_tokens": 1}
         assert httpx.post(url, json=newcomer, timeout=120).status_code == 200
         num_done = len(done)

@@ -27,7 +27,7 @@ from mlxserve.api.bodies.json_body import parse_json
 from mlxserve.api.config import ServerConfig
 from mlxserve.api.errors import ApiError
 from mlxserve.api.server.connection import Limits
-from mlxserve.chat import Chat
+from mlxserve.chat.chat import Chat
 from mlxserve.errors import InvalidRequest
 from mlxserve.hub.embedded import model_path
 from mlxserve.sampling_params import StructureKind

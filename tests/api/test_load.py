@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from mlxserve.api.access.policy import AccessPolicy
-from mlxserve.chat import Chat
+from mlxserve.chat.chat import Chat
 from tests.api.serving import Running, Serve
 from tests.waiting import wait_until
 
@@ -54,7 +54,7 @@ def num_tasks(server: Any) -> int:
 
 
 def is_at_rest(chat: Any) -> bool:
-    stats = asyncio.run(chat.snapshot()).stats
+    stats = asyncio.run(chat.engine.snapshot()).stats
     return not (stats.scheduler.num_running or stats.scheduler.num_waiting or stats.pool.num_used)
 
 
@@ -93,7 +93,7 @@ def test_a_client_that_leaves_at_any_moment_leaves_nothing_running(
         list(clients.map(lambda number: leave(server.port, number), range(NUM_LEAVING)))
     wait_until(lambda: is_at_rest(real_chat), 1.0)
     wait_until(lambda: num_tasks(server) <= before, 1.0)
-    asyncio.run(real_chat.check())
+    asyncio.run(real_chat.engine.check())
     assert ask(server, 2)["usage"]["completion_tokens"] == 2
 
 
@@ -133,7 +133,7 @@ def test_two_keys_share_no_page(serve_real: Serve, real_chat: Chat) -> None:
             peer.recv(100_000)
             while b"content" not in (piece := peer.recv(100_000)):
                 assert piece, "the answer was cut off"
-        views = asyncio.run(real_chat.snapshot()).requests
+        views = asyncio.run(real_chat.engine.snapshot()).requests
         pages: dict[str, set[int]] = {}
         cached: dict[str, list[int]] = {}
         for view in views:

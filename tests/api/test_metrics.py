@@ -23,7 +23,7 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
 def shown(chat, stats: Stats) -> str:
     """The metrics page for these numbers."""
     chat.stats = lambda: stats
-    return Metrics(chat).response().body.decode()
+    return Metrics(chat.model_name, chat.stats).response().body.decode()
 
 
 def test_the_page_is_in_the_format_of_prometheus(client):
@@ -127,7 +127,7 @@ def test_latencies_match_the_clock(chat):
         Delta("bc", (2, 3)),
         Delta("", (4,), (), FinishReason.STOP, Usage(1, 4, 0)),
     ]
-    metrics = Metrics(chat)
+    metrics = Metrics(chat.model_name, chat.stats)
 
     timer = metrics.timer(clock=lambda: next(times))
     for delta in deltas:
@@ -141,7 +141,7 @@ def test_latencies_match_the_clock(chat):
 
 
 def test_two_apps_do_not_share_numbers(chat):
-    one, two = Metrics(chat), Metrics(chat)
+    one, two = Metrics(chat.model_name, chat.stats), Metrics(chat.model_name, chat.stats)
     one.latencies.e2e_request_latency_seconds.observe(1.0)
     assert samples(one.response().body.decode())["e2e_request_latency_seconds_count",] == 1
     assert samples(two.response().body.decode())["e2e_request_latency_seconds_count",] == 0

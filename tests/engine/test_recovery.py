@@ -17,7 +17,7 @@ import pytest
 from mlxserve import AsyncLLM, EngineFailed, EngineStopped, OutOfMemory, SamplingParams
 from mlxserve.build import build_chat
 from mlxserve.cache.kv import KVPool
-from mlxserve.chat import Chat
+from mlxserve.chat.chat import Chat
 from mlxserve.config import EngineConfig
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.transfers import Transfers
@@ -72,19 +72,19 @@ async def a_vector(chat: Chat) -> None:
 
 
 async def a_snapshot(chat: Chat) -> None:
-    await chat.snapshot()
+    await chat.engine.snapshot()
 
 
 async def a_larger_cache(chat: Chat) -> None:
-    await chat.resize_cache(80)
+    await chat.engine.resize_cache(80)
 
 
 async def a_smaller_cache(chat: Chat) -> None:
-    await chat.resize_cache(20)
+    await chat.engine.resize_cache(20)
 
 
 async def a_reset(chat: Chat) -> None:
-    await chat.reset_prefix_cache()
+    await chat.engine.reset_prefix_cache()
 
 
 async def an_answer(chat: Chat) -> None:
@@ -121,8 +121,8 @@ def test_an_exception_in_a_call_reaches_its_caller_and_the_engine_goes_on(
             await ask(chat)
         assert isinstance(caught.value.__cause__, error)
         assert await tokens(chat) == wanted
-        await chat.check()
-        await chat.resize_cache(64)
+        await chat.engine.check()
+        await chat.engine.resize_cache(64)
 
     asyncio.run(asyncio.wait_for(scenario(shared), 60))
 
@@ -132,9 +132,9 @@ def test_an_exception_in_a_call_without_a_caller_is_logged(
 ) -> None:
     async def scenario(chat: Chat) -> None:
         with Fault(Point(Engine, "unpin"), planted).planted():
-            await chat.add_prefix("p", PROMPT)
-            chat.remove_prefix("p")
-            await chat.check()
+            await chat.prefixes.add("p", PROMPT)
+            chat.prefixes.remove("p")
+            await chat.engine.check()
         assert "that has no caller failed" in caplog.text
 
     run(scenario)
@@ -146,14 +146,14 @@ def test_a_prefix_is_added_and_can_be_removed_if_counting_fails_behind_the_call(
     async def scenario(chat: Chat) -> None:
         fault = Fault(Point(Engine, "stats"), planted, is_meant=is_busy)
         with fault.planted():
-            await chat.add_prefix("p", PROMPT)
+            await chat.prefixes.add("p", PROMPT)
         assert fault.has_happened
         assert "could not be counted after a call" in caplog.text
-        assert (await chat.snapshot()).stats.engine.engine_failures == 0
-        assert chat.stats().pool.num_pinned == 3
-        chat.remove_prefix("p")
-        await chat.check()
-        assert (await chat.snapshot()).stats.pool.num_pinned == 0
+        assert (await chat.engine.snapshot()).stats.engine.engine_failures == 0
+        assert chat.engine.stats().pool.num_pinned == 3
+        chat.prefixes.remove("p")
+        await chat.engine.check()
+        assert (await chat.engine.snapshot()).stats.pool.num_pinned == 0
 
     run(scenario)
 
@@ -178,14 +178,14 @@ def test_a_failed_step_ends_its_request_with_an_error_and_the_next_is_answered(
 ) -> None:
     async def scenario(chat: Chat) -> None:
         wanted = await tokens(chat)
-        before = (await chat.snapshot()).stats.engine
+        before = (await chat.engine.snapshot()).stats.engine
         fault = Fault(point, planted, at, is_meant=is_busy)
         with fault.planted(), pytest.raises(EngineFailed) as caught:
             await tokens(chat)
         assert str(caught.value.__cause__) == "planted"
         assert await tokens(chat) == wanted
-        await chat.check()
-        stats = (await chat.snapshot()).stats
+        await chat.engine.check()
+        stats = (await chat.engine.snapshot()).stats
         assert stats.engine.engine_failures == before.engine_failures + 1
         assert stats.engine.lost_requests == before.lost_requests + 1
         assert stats.pool.num_used == 0
@@ -203,7 +203,7 @@ def test_requests_that_wait_survive_a_failed_step_of_others() -> None:
             )
         assert isinstance(answers[0], EngineFailed)
         assert answers[1:] == wanted
-        await chat.check()
+        await chat.engine.check()
 
     run(scenario, max_num_seqs=1, max_num_batched_tokens=64)
 
@@ -222,8 +222,8 @@ def test_a_preempted_answer_survives_with_the_tokens_it_has(interval: int) -> No
             survived = [not isinstance(answer, EngineFailed) for answer in answers]
             assert any(survived), at
             assert list(compress(answers, survived)) == list(compress(wanted, survived)), at
-            await chat.check()
-        assert chat.stats().scheduler.num_preemptions > 0
+            await chat.engine.check()
+        assert chat.engine.stats().scheduler.num_preemptions > 0
 
     run(scenario, num_pages=10, max_engine_failures=100)
 
@@ -238,39 +238,39 @@ def test_a_waiting_request_that_makes_each_step_fail_is_ended_by_the_second_fail
             with pytest.raises(EngineFailed):
                 await tokens(chat)
         await tokens(chat)
-        assert chat.stats().engine.engine_failures == 2
+        assert chat.engine.stats().engine.engine_failures == 2
 
     run(scenario)
 
 
 def test_a_named_prefix_survives_a_failed_step_until_it_is_removed() -> None:
     async def scenario(chat: Chat) -> None:
-        await chat.add_prefix("rules", PROMPT)
-        await chat.reset_prefix_cache()
-        num_pinned = chat.stats().pool.num_pinned
+        await chat.prefixes.add("rules", PROMPT)
+        await chat.engine.reset_prefix_cache()
+        num_pinned = chat.engine.stats().pool.num_pinned
         with Fault(Point(ModelRunner, "collect"), planted).planted(), pytest.raises(EngineFailed):
             await tokens(chat)
         await tokens(chat, [99] * 5)  # by then it is computed again
         [answer] = await (await chat.submit([*PROMPT, 3, 4], GREEDY)).whole()
-        assert (chat.stats().pool.num_pinned, num_pinned) == (3, 3)
+        assert (chat.engine.stats().pool.num_pinned, num_pinned) == (3, 3)
         assert answer.usage.cached_tokens >= 48
-        chat.remove_prefix("rules")
-        await chat.check()
+        chat.prefixes.remove("rules")
+        await chat.engine.check()
         await tokens(chat)
-        assert (await chat.snapshot()).stats.pool.num_pinned == 0
+        assert (await chat.engine.snapshot()).stats.pool.num_pinned == 0
 
     run(scenario)
 
 
 def test_a_prefix_that_is_removed_while_it_is_computed_again_leaves_no_page_pinned() -> None:
     async def scenario(chat: Chat) -> None:
-        await chat.add_prefix("rules", PROMPT)
+        await chat.prefixes.add("rules", PROMPT)
         with Fault(Point(ModelRunner, "collect"), planted).planted(), pytest.raises(EngineFailed):
             await tokens(chat)
-        chat.remove_prefix("rules")
+        chat.prefixes.remove("rules")
         await tokens(chat)
-        await chat.check()
-        assert (await chat.snapshot()).stats.pool.num_pinned == 0
+        await chat.engine.check()
+        assert (await chat.engine.snapshot()).stats.pool.num_pinned == 0
 
     run(scenario)
 
@@ -283,7 +283,7 @@ def test_one_lost_choice_ends_all_choices_of_its_request() -> None:
             with pytest.raises(EngineFailed):
                 await stream.whole()
         await tokens(chat)
-        assert (await chat.snapshot()).requests == ()
+        assert (await chat.engine.snapshot()).requests == ()
 
     run(scenario, max_num_seqs=2)
 
@@ -300,8 +300,8 @@ def test_too_many_failures_within_a_minute_end_the_engine() -> None:
                     await tokens(chat)
             with pytest.raises(EngineStopped, match="the device is gone"):
                 await tokens(chat)
-        assert chat.has_failed()
-        assert not chat.is_alive()
+        assert chat.engine.has_failed()
+        assert not chat.engine.is_alive()
 
     run(scenario, max_engine_failures=3)
 
@@ -309,7 +309,7 @@ def test_too_many_failures_within_a_minute_end_the_engine() -> None:
 def test_an_engine_that_was_closed_has_not_failed() -> None:
     chat = make_chat()
     chat.close()
-    assert not chat.has_failed()
+    assert not chat.engine.has_failed()
 
 
 def test_a_failure_while_it_restarts_is_one_more_failure() -> None:
@@ -322,7 +322,7 @@ def test_a_failure_while_it_restarts_is_one_more_failure() -> None:
         ):
             await tokens(chat)
         assert await tokens(chat) == wanted
-        await chat.check()
+        await chat.engine.check()
 
     run(scenario)
 
@@ -335,8 +335,8 @@ def test_a_restart_frees_the_arrays_of_the_failed_step() -> None:
             fault = Fault(Point(ModelRunner, "collect"), planted)
             with fault.planted(), pytest.raises(EngineFailed):
                 await tokens(chat)
-        await chat.check()
-        pool = (await chat.snapshot()).memory.kv_cache
+        await chat.engine.check()
+        pool = (await chat.engine.snapshot()).memory.kv_cache
         assert mx.get_active_memory() < before + pool // 2
 
     run(scenario, num_pages=512)
@@ -363,7 +363,7 @@ def test_an_error_of_the_device_in_a_step_is_raised_and_never_read_as_tokens(
             await tokens(chat)
         assert "Inverse" in str(caught.value.__cause__)
         assert await tokens(chat) == wanted
-        await chat.check()
+        await chat.engine.check()
 
     run(scenario)
 
@@ -376,12 +376,12 @@ def test_memory_refused_in_the_middle_of_growing_changes_nothing(
         backend = (await backend_of(chat)).__class__
         fault = Fault(Point(backend, "resize_pool"), lambda: MemoryError("refused"), at=5)
         with fault.planted(), pytest.raises(OutOfMemory, match=r"80 pages .* refused"):
-            await chat.resize_cache(80)
-        assert chat.stats().engine.engine_failures == 0
-        await chat.check()
-        before = chat.stats().scheduler.prefix_hits
+            await chat.engine.resize_cache(80)
+        assert chat.engine.stats().engine.engine_failures == 0
+        await chat.engine.check()
+        before = chat.engine.stats().scheduler.prefix_hits
         assert await tokens(chat) == wanted
-        assert chat.stats().scheduler.prefix_hits > before, "the cache is as it was"
+        assert chat.engine.stats().scheduler.prefix_hits > before, "the cache is as it was"
 
     async def backend_of(chat: Chat) -> Any:
         found: list[Any] = []

@@ -23,7 +23,7 @@ from mlxserve.api.server.server import HttpServer, bind, serve, url_of
 from mlxserve.bench.client import LoadClient, TimedRequest
 from mlxserve.bench.report import Figure, Report
 from mlxserve.build import build_chat
-from mlxserve.chat import Chat
+from mlxserve.chat.chat import Chat
 from mlxserve.config import EngineConfig
 
 _PAGES = 512

@@ -84,13 +84,13 @@ async def _answers(config: EngineConfig) -> Answers:
             ask(prompts[0], seeded),
         )
         await asyncio.sleep(0)
-        await chat.resize_cache(PAGES + 24)
-        await chat.resize_cache(PAGES - 12)
+        await chat.engine.resize_cache(PAGES + 24)
+        await chat.engine.resize_cache(PAGES - 12)
         found["resized"] = await running
         long = SamplingParams(max_tokens=120, temperature=0, ignore_eos=True)
         found["preempted"] = await asyncio.gather(*(ask(prompt, long) for prompt in prompts))
-        await chat.check()
-        stats = chat.stats()
+        await chat.engine.check()
+        stats = chat.engine.stats()
         found["num_preemptions"] = stats.scheduler.num_preemptions
         found["ranks"] = sorted(stats.ranks.num_frames)
     finally:

@@ -18,7 +18,8 @@ import pytest
 
 from mlxserve import MlxServeError, SamplingParams
 from mlxserve.build import build_chat
-from mlxserve.chat import Chat, RequestOutput
+from mlxserve.chat.answers import RequestOutput
+from mlxserve.chat.chat import Chat
 from mlxserve.config import EngineConfig
 from mlxserve.disk.tier import DiskTier
 from mlxserve.engine.engine import Engine
@@ -97,16 +98,16 @@ class Subject:
         return output
 
     async def prefix(self) -> None:
-        await self.chat.add_prefix("p", self.chat.encode("You are a pirate. " * 4))
+        await self.chat.prefixes.add("p", self.chat.encode("You are a pirate. " * 4))
 
     async def resizes(self) -> None:
-        await self.chat.resize_cache(NUM_PAGES + 8)
-        await self.chat.resize_cache(NUM_PAGES)
-        await self.chat.reset_prefix_cache()
+        await self.chat.engine.resize_cache(NUM_PAGES + 8)
+        await self.chat.engine.resize_cache(NUM_PAGES)
+        await self.chat.engine.reset_prefix_cache()
 
     async def look(self) -> None:
         for _ in range(3):
-            await self.chat.snapshot()
+            await self.chat.engine.snapshot()
 
     async def load(self) -> list[Any]:
         """What each of the concurrent tasks returned or raised: the answers, then the others."""
@@ -131,14 +132,14 @@ class Subject:
         await asyncio.wait_for(self.is_sound(), SECONDS)
 
     async def is_sound(self) -> None:
-        assert self.chat.is_alive()
-        if "p" in self.chat.prefixes():
-            self.chat.remove_prefix("p")
-        await self.chat.resize_cache(NUM_PAGES)
+        assert self.chat.engine.is_alive()
+        if "p" in self.chat.prefixes.sizes():
+            self.chat.prefixes.remove("p")
+        await self.chat.engine.resize_cache(NUM_PAGES)
         answers = await asyncio.gather(*(self.answer(number) for number in range(NUM_ANSWERS)))
         assert [answer.token_ids for answer in answers] == self.wanted
-        await self.chat.check()
-        snapshot = await self.chat.snapshot()
+        await self.chat.engine.check()
+        snapshot = await self.chat.engine.snapshot()
         assert snapshot.requests == ()
         assert (snapshot.stats.pool.num_used, snapshot.stats.pool.num_pinned) == (0, 0)
 

@@ -21,10 +21,10 @@ from mlxserve.errors import MlxServeError, OutOfMemory, QueueFull
 
 
 class Cache:
-    """The endpoints over one `Chat`."""
+    """The endpoints over one engine."""
 
     def __init__(self, service: Service) -> None:
-        self._chat = service.chat
+        self._engine = service.chat.engine
         self._names = service.names
         self._unknown_fields = service.unknown_fields
 
@@ -40,7 +40,7 @@ class Cache:
         require_admin(request)
         force, disk = _flag(request, "force"), _flag(request, "disk")
         try:
-            is_done = await self._chat.reset_prefix_cache(force=force, disk=disk)
+            is_done = await self._engine.reset_prefix_cache(force=force, disk=disk)
         except MlxServeError as error:
             raise from_engine(error) from error
         if not is_done:
@@ -58,7 +58,7 @@ class Cache:
         asked = await read_request(CacheResizeRequest, request)
         self._names.check(asked.model)
         try:
-            resized = await self._chat.resize_cache(asked.num_pages)
+            resized = await self._engine.resize_cache(asked.num_pages)
         except QueueFull as error:
             raise ApiError(409, str(error), param="num_pages", code="busy") from error
         except OutOfMemory as error:

@@ -31,7 +31,7 @@ from mlxserve.errors import MlxServeError
 from mlxserve.request import ANONYMOUS
 
 if TYPE_CHECKING:
-    from mlxserve.chat import Chat
+    from mlxserve.chat.chat import Chat
 
 MAP_INTERVAL = 0.25  # seconds between two events of a map
 MAX_MAPS = 32  # open at the same time
@@ -41,9 +41,9 @@ class Monitoring:
     """The endpoints over one `Chat`."""
 
     def __init__(self, chat: Chat, drain: Drain) -> None:
-        self._chat = chat
+        self._engine = chat.engine
         self._drain = drain
-        self._snapshots = SharedSnapshots(chat)
+        self._snapshots = SharedSnapshots(chat.engine)
         self._num_maps = 0
 
     def routes(self) -> list[Route]:
@@ -99,7 +99,7 @@ class Monitoring:
         seen = None
         try:
             while not self._drain.is_on:
-                if seen is None or self._chat.stats() != seen.stats:
+                if seen is None or self._engine.stats() != seen.stats:
                     seen = await self._snapshots.take()
                 # Also if nothing changed: the last event may not have had room for all changes.
                 event = await asyncio.to_thread(page_map.next_event, seen)

@@ -76,7 +76,7 @@ class Prefixes:
         self._adding[full_name] += 1
         try:
             token_ids = await self._token_ids(asked)
-            await self._chat.add_prefix(
+            await self._chat.prefixes.add(
                 full_name,
                 token_ids,
                 cache_salt=cache_namespace(request, None),
@@ -93,7 +93,7 @@ class Prefixes:
 
     def _refuse_too_many(self, request: Request, full_name: str) -> None:
         """Refuse a new name if all names are taken, or the key's share of them. Raises ApiError 409."""
-        known = self._chat.prefixes().keys() | self._adding.keys()
+        known = self._chat.prefixes.sizes().keys() | self._adding.keys()
         if full_name in known:
             return
         if len(known) >= MAX_PREFIXES:
@@ -115,7 +115,7 @@ class Prefixes:
         """Deletes a prefix. Its pages stay cached until they are evicted."""
         name, owner = request.path_params["name"], _owner(request)
         try:
-            self._chat.remove_prefix(self._prefix_names.full(request, name, owner))
+            self._chat.prefixes.remove(self._prefix_names.full(request, name, owner))
         except UnknownPrefix as error:
             raise self._not_found(request, name, owner) from error
         return json_response({"id": name, "object": "prefix", "deleted": True})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mlxserve.engine.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from mlxserve.chat import Chat
+    from mlxserve.engine.async_engine import AsyncEngine
 
 
 class SharedSnapshots:
@@ -24,8 +24,8 @@ class SharedSnapshots:
                       take ──┴─(lock)─> requested ────────> taken
     """
 
-    def __init__(self, chat: Chat) -> None:
-        self._chat = chat
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
         self._lock = asyncio.Lock()
         self._next: asyncio.Future[Snapshot] | None = None  # not requested yet
 
@@ -38,4 +38,4 @@ class SharedSnapshots:
     async def _ask(self) -> Snapshot:
         async with self._lock:
             self._next = None
-            return await self._chat.snapshot()
+            return await self._engine.snapshot()

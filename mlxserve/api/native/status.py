@@ -17,7 +17,7 @@ from mlxserve.api.server.watchdog import MAX_SILENCE
 from mlxserve.version import __version__
 
 if TYPE_CHECKING:
-    from mlxserve.chat import Chat
+    from mlxserve.chat.chat import Chat
 
 MEMORY_LEVELS = ("normal", "high", "critical")
 
@@ -26,7 +26,8 @@ class Status:
     """The endpoints over one `Chat`."""
 
     def __init__(self, chat: Chat, metrics: Metrics, drain: Drain) -> None:
-        self._chat = chat
+        self._engine = chat.engine
+        self._model_name = chat.model_name
         self._metrics = metrics
         self._drain = drain
 
@@ -44,7 +45,7 @@ class Status:
         A step that does not end may still do so: its status is `stalled`, and 200.
         """
         self._require_engine()
-        silence, stats = self._chat.seconds_since_beat(), self._chat.stats().engine
+        silence, stats = self._engine.seconds_since_beat(), self._engine.stats().engine
         return json_response(
             {
                 "status": "ok" if silence <= MAX_SILENCE else "stalled",
@@ -59,7 +60,7 @@ class Status:
         self._require_engine()
         if self._drain.is_on:
             raise self._drain.refusal()
-        silence = self._chat.seconds_since_beat()
+        silence = self._engine.seconds_since_beat()
         if silence > MAX_SILENCE:
             raise ApiError(
                 503,
@@ -67,10 +68,10 @@ class Status:
                 code="engine_stalled",
                 headers=RETRY_SOON,
             )
-        reply = {"status": "ready", "model": self._chat.model_name}
+        reply = {"status": "ready", "model": self._model_name}
         if not may_see_totals(request):
             return json_response(reply)
-        stats = self._chat.stats()
+        stats = self._engine.stats()
         totals = {
             "num_requests_running": stats.scheduler.num_running,
             "num_requests_waiting": stats.scheduler.num_waiting,
@@ -84,7 +85,7 @@ class Status:
         return json_response({"version": __version__})
 
     def _require_engine(self) -> None:
-        if not self._chat.is_alive():
+        if not self._engine.is_alive():
             raise ApiError(
                 503, "The engine has stopped. Restart the server.", code="engine_stopped"
             )

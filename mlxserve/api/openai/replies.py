@@ -19,7 +19,7 @@ from mlxserve.text.parsing.turn import ToolCallDelta
 from mlxserve.version import __version__
 
 if TYPE_CHECKING:
-    from mlxserve.chat import RequestOutput
+    from mlxserve.chat.answers import RequestOutput
     from mlxserve.text.deltas import Delta
 
 FINGERPRINT = f"mlxserve-{__version__}"

@@ -34,7 +34,7 @@ GRACE = 15.0  # seconds that faulthandler waits longer than this thread
 
 
 class Watched(Protocol):
-    """What the watchdog asks the engine; `Chat` has it."""
+    """What the watchdog asks the engine; AsyncEngine has it."""
 
     def has_failed(self) -> bool:
         """Whether the engine has ended by itself."""

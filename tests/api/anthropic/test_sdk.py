@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.anthropic.reply import SIGNATURE
-from mlxserve.chat import Chat
+from mlxserve.chat.chat import Chat
 from mlxserve.errors import EngineStopped, PromptTooLong, QueueFull
 from mlxserve.request import FinishReason
 from mlxserve.text.deltas import Delta, Usage

@@ -9,8 +9,8 @@ import pytest
 
 from mlxserve.api.errors import ApiError
 from mlxserve.api.openai.schema import ChatRequest
+from mlxserve.chat.request_options import RequestOptions
 from mlxserve.errors import InvalidParameter
-from mlxserve.request_options import RequestOptions
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.parsing.turn import ToolChoice
 
@@ -101,7 +101,7 @@ def test_thinking_becomes_a_template_variable_and_a_budget(
 def test_tools_are_refused_for_a_model_whose_calls_cannot_be_parsed(
     scripted_chat: Any, tokenizer_with: Any
 ) -> None:
-    from mlxserve.chat import Chat
+    from mlxserve.chat.chat import Chat
 
     tokenizer = tokenizer_with([], "{{ messages[0].content }}{{ tools }}")
     chat = Chat(

@@ -17,7 +17,7 @@ from tests.api.serving import Serve
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from mlxserve.chat import Chat
+    from mlxserve.chat.chat import Chat
 
 HELLO = [{"role": "user", "content": "Hi"}]
 
@@ -233,14 +233,19 @@ def test_a_running_server_unpins_the_pages_of_a_revoked_key(
         assert refused.status_code == 409
         assert "one API key may have 64 of the 256 pages" in refused.text
         assert put("rules", bob, 640).status_code == 200
-        pinned = real_chat.stats().pool.num_used
+        pinned = real_chat.engine.stats().pool.num_used
         keys.revoke("alice")
         wait_until(
-            lambda: len(real_chat.prefixes()) == 1 and real_chat.stats().pool.num_used < pinned,
+            lambda: (
+                len(real_chat.prefixes.sizes()) == 1
+                and real_chat.engine.stats().pool.num_used < pinned
+            ),
             complaint="the pages of the revoked key are still pinned",
         )
         keys.revoke("bob")
-        wait_until(lambda: not real_chat.prefixes() and not real_chat.stats().pool.num_used)
+        wait_until(
+            lambda: not real_chat.prefixes.sizes() and not real_chat.engine.stats().pool.num_used
+        )
 
 
 @pytest.mark.parametrize("skips", [True, False])

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from mlxserve.api.access.policy import AccessPolicy
-from mlxserve.chat import Chat
+from mlxserve.chat.chat import Chat
 
 ALICE, BOB = "a" * 32, "b" * 32
 

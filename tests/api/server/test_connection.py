@@ -425,7 +425,7 @@ def test_a_client_that_hangs_up_aborts_its_answer(
         assert chat.on_hold.wait(timeout=20)
         assert not chat.answers[0].is_closed
     chat.wait_until_closed()
-    assert chat.stats().scheduler.num_running == 0
+    assert chat.engine.stats().scheduler.num_running == 0
     assert is_healthy(port)
 
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from mlxserve.build import build_chat
-from mlxserve.chat import Chat
+from mlxserve.chat.chat import Chat
 from mlxserve.config import EngineConfig
 from mlxserve.errors import GrammarFailed, InvalidParameter
 from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
@@ -114,13 +114,13 @@ def test_an_answer_can_be_aborted_while_its_mask_is_computed(chat: Chat) -> None
     async def scenario() -> None:
         async with plain_stream(chat):
             task = asyncio.create_task(fail(chat, StructureKind.GRAMMAR, LATE))
-            await until(lambda: chat.stats().scheduler.num_running == 2)
-            num_steps = chat.stats().engine.num_steps
-            await until(lambda: chat.stats().engine.num_steps > num_steps + 20)
+            await until(lambda: chat.engine.stats().scheduler.num_running == 2)
+            num_steps = chat.engine.stats().engine.num_steps
+            await until(lambda: chat.engine.stats().engine.num_steps > num_steps + 20)
             assert not task.done()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await until(lambda: chat.stats().scheduler.num_running <= 1)
+            await until(lambda: chat.engine.stats().scheduler.num_running <= 1)
         assert await ask(chat, NAMES)
 
     asyncio.run(scenario())

@@ -12,10 +12,10 @@ import jsonschema
 import pytest
 
 from mlxserve.build import build_chat
-from mlxserve.chat import Chat
+from mlxserve.chat.chat import Chat
+from mlxserve.chat.request_options import RequestOptions
 from mlxserve.config import EngineConfig
 from mlxserve.request import FinishReason
-from mlxserve.request_options import RequestOptions
 from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
 from mlxserve.text.deltas import Delta
 from mlxserve.text.parsing.turn import AssistantTurn
@@ -134,12 +134,12 @@ def test_an_answer_under_a_schema_is_the_same_after_losing_its_pages(chat: Chat)
     async def text(*, is_disturbed: bool) -> str:
         task = asyncio.ensure_future(answer(chat, 3))
         while is_disturbed and not task.done():
-            await chat.reset_prefix_cache(force=True)  # forces it to recompute everything
+            await chat.engine.reset_prefix_cache(force=True)  # forces it to recompute everything
         return "".join(delta.text for delta in (await task)[1])
 
-    lost = chat.stats().scheduler.recomputed_tokens
+    lost = chat.engine.stats().scheduler.recomputed_tokens
     assert asyncio.run(text(is_disturbed=True)) == asyncio.run(text(is_disturbed=False))
-    assert chat.stats().scheduler.recomputed_tokens > lost
+    assert chat.engine.stats().scheduler.recomputed_tokens > lost
 
 
 def test_an_answer_cut_off_under_a_schema_finishes_with_length(chat: Chat) -> None:

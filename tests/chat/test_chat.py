@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxserve.build import build_chat
-from mlxserve.chat import Chat, RequestOutput
+from mlxserve.chat.answers import RequestOutput
+from mlxserve.chat.chat import Chat
+from mlxserve.chat.request_options import RequestOptions
 from mlxserve.config import EngineConfig
 from mlxserve.engine.snapshot import Phase
 from mlxserve.errors import (
@@ -26,7 +28,6 @@ from mlxserve.errors import (
 )
 from mlxserve.hub.embedded import model_path
 from mlxserve.request import CacheMiss, CacheReport, FinishReason, Output, Pooling
-from mlxserve.request_options import RequestOptions
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.deltas import Delta, DeltaDecoder, Usage
 from mlxserve.text.tokenizer import Tokenizer
@@ -62,9 +63,9 @@ async def collect(chat: Chat, prompt: Sequence[int], params: SamplingParams) -> 
 async def until_idle(chat: Chat) -> None:
     """Wait until no request runs and no page is held, then audit the engine."""
     async with asyncio.timeout(20):
-        while chat.stats().scheduler.num_running or chat.stats().pool.num_used:
-            await chat.check()
-    await chat.check()
+        while chat.engine.stats().scheduler.num_running or chat.engine.stats().pool.num_used:
+            await chat.engine.check()
+    await chat.engine.check()
 
 
 def outputs_of(pieces: Sequence[Sequence[int]]) -> list[Output]:
@@ -178,7 +179,7 @@ def test_one_invalid_prompt_refuses_all_that_were_submitted_with_it(chat: Chat) 
         await until_idle(chat)  # an earlier test's last request may still be ending
         with pytest.raises(PromptTooLong):
             await chat.submit_all([[1, 2], [3] * 512], GREEDY)
-        assert list((await chat.snapshot()).requests) == []
+        assert list((await chat.engine.snapshot()).requests) == []
 
     run(scenario())
 
@@ -290,10 +291,10 @@ def test_an_invalid_request_is_refused_before_anything_is_computed(
     error: type[Exception],
     says: str,
 ) -> None:
-    steps = chat.stats().engine.num_steps
+    steps = chat.engine.stats().engine.num_steps
     with pytest.raises(error, match=says):
         run(collect(chat, prompt, params))
-    assert chat.stats().engine.num_steps == steps
+    assert chat.engine.stats().engine.num_steps == steps
 
 
 async def submit_named(chat: Chat, name: str, prompt: Sequence[int]) -> Delta:
@@ -303,15 +304,15 @@ async def submit_named(chat: Chat, name: str, prompt: Sequence[int]) -> Delta:
 
 def test_a_named_prefix_is_computed_once_and_found_by_name(chat: Chat) -> None:
     prefix = list(range(300, 364))
-    run(chat.add_prefix("terms", prefix))
-    assert chat.prefixes() == {"terms": 64}
+    run(chat.prefixes.add("terms", prefix))
+    assert chat.prefixes.sizes() == {"terms": 64}
     usage = run(submit_named(chat, "terms", [9, 9])).usage
     assert usage is not None
     assert (usage.prompt_tokens, usage.cached_tokens) == (66, 64)
     usage = run(collect(chat, [*prefix, 9, 9], GREEDY))[-1].usage
     assert usage is not None
     assert usage.cached_tokens == 64
-    chat.remove_prefix("terms")
+    chat.prefixes.remove("terms")
     with pytest.raises(UnknownPrefix, match=r"terms.*none"):
         run(submit_named(chat, "terms", [9, 9]))
 
@@ -330,34 +331,34 @@ def test_usage_has_a_report_of_the_prefix_cache(chat: Chat) -> None:
 
 
 def test_a_named_prefix_is_still_cached_when_everything_else_was_evicted(chat: Chat) -> None:
-    run(chat.add_prefix("law", list(range(100, 150)), cache_salt="a key's"))
+    run(chat.prefixes.add("law", list(range(100, 150)), cache_salt="a key's"))
     for number in range(10):
         run(collect(chat, [number] * 400, GREEDY))
     usage = run(submit_named(chat, "law", [1, 2, 3])).usage
     assert usage is not None
     assert (usage.prompt_tokens, usage.cached_tokens) == (53, 50)
-    assert chat.stats().pool.num_pinned == 4  # the one that it ends in is copied
-    run(chat.add_prefix("law", list(range(16))))  # replaces it
-    assert chat.prefixes() == {"law": 16}
-    chat.remove_prefix("law")
-    run(chat.check())
+    assert chat.engine.stats().pool.num_pinned == 4  # the one that it ends in is copied
+    run(chat.prefixes.add("law", list(range(16))))  # replaces it
+    assert chat.prefixes.sizes() == {"law": 16}
+    chat.prefixes.remove("law")
+    run(chat.engine.check())
     with pytest.raises(UnknownPrefix, match="law"):
         run(submit_named(chat, "law", [1]))
     run(collect(chat, [1], GREEDY))
-    assert chat.stats().pool.num_pinned == 0
+    assert chat.engine.stats().pool.num_pinned == 0
 
 
 def test_a_prefix_beyond_its_share_of_the_cache_is_refused(chat: Chat) -> None:
-    run(chat.add_prefix("half", list(range(256))))
+    run(chat.prefixes.add("half", list(range(256))))
     with pytest.raises(PrefixQuotaExceeded, match=r"17 more pages.*16 of the 32.*max_pinned_frac"):
-        run(chat.add_prefix("and more", list(range(1, 273))))
-    assert chat.prefixes() == {"half": 256}
-    chat.remove_prefix("half")
+        run(chat.prefixes.add("and more", list(range(1, 273))))
+    assert chat.prefixes.sizes() == {"half": 256}
+    chat.prefixes.remove("half")
 
 
 def test_a_prefix_whose_caller_is_cancelled_is_not_kept(chat: Chat) -> None:
     async def scenario() -> None:
-        adding = asyncio.create_task(chat.add_prefix("gone", list(range(300))))
+        adding = asyncio.create_task(chat.prefixes.add("gone", list(range(300))))
         await asyncio.sleep(0)
         adding.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -365,8 +366,8 @@ def test_a_prefix_whose_caller_is_cancelled_is_not_kept(chat: Chat) -> None:
         await collect(chat, [1], GREEDY)
 
     run(scenario())
-    assert chat.prefixes() == {}
-    assert chat.stats().pool.num_pinned == 0
+    assert chat.prefixes.sizes() == {}
+    assert chat.engine.stats().pool.num_pinned == 0
 
 
 def test_a_text_that_can_never_fit_is_refused_unread(
@@ -395,7 +396,7 @@ def test_a_snapshot_shows_running_requests(chat: Chat) -> None:
         options = RequestOptions(client="me", request_id="mine")
         answer = await chat.submit(list(range(40)), params, options)
         await anext(answer)
-        snapshot = await chat.snapshot()
+        snapshot = await chat.engine.snapshot()
         [seen] = [one for one in snapshot.requests if one.id == "mine"]
         assert seen.client == "me"
         assert seen.phase is Phase.DECODING
@@ -403,17 +404,17 @@ def test_a_snapshot_shows_running_requests(chat: Chat) -> None:
         assert len(snapshot.pages) == 64
         assert snapshot.memory.kv_cache > 0
         await answer.aclose()
-        assert not [one for one in (await chat.snapshot()).requests if one.id == "mine"]
+        assert not [one for one in (await chat.engine.snapshot()).requests if one.id == "mine"]
 
     run(scenario())
-    assert chat.seconds_since_beat() < 30
+    assert chat.engine.seconds_since_beat() < 30
 
 
 def test_answers_to_one_request_have_its_id_and_a_number(chat: Chat) -> None:
     async def names(options: RequestOptions, n: int) -> list[str]:
         params = SamplingParams(n=n, max_tokens=200, ignore_eos=True)
         answers = await chat.submit_all([[1, 2, 3]], params, options)
-        snapshot = await chat.snapshot()
+        snapshot = await chat.engine.snapshot()
         await answers.aclose()
         return sorted(one.id for one in snapshot.requests)
 
@@ -441,7 +442,7 @@ def test_a_closed_chat_raises_engine_stopped(
             await chat.submit([1], GREEDY)
 
     run(scenario())
-    assert not chat.is_alive()
+    assert not chat.engine.is_alive()
     chat.close()
 
 
@@ -473,7 +474,7 @@ def test_a_cancelled_embedding_leaves_the_engine_consistent(chat: Chat) -> None:
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await chat.check()
+        await chat.engine.check()
 
     run(give_up())
     assert run(chat.embed([5, 6], dimensions=4))
@@ -508,10 +509,10 @@ LAW = list(range(100, 150))
 def test_a_prefix_of_before_the_start_is_known_at_once_and_pinned_later(
     build_again: Callable[..., Chat],
 ) -> None:
-    run(build_again().add_prefix("law", LAW, cache_salt="mine"))
+    run(build_again().prefixes.add("law", LAW, cache_salt="mine"))
     chat = build_again()
-    assert chat.prefixes() == {"law": 50}
-    assert chat.stats().pool.num_pinned == 0
+    assert chat.prefixes.sizes() == {"law": 50}
+    assert chat.engine.stats().pool.num_pinned == 0
 
     async def ask() -> Usage:
         stream = await chat.submit([7, 8], GREEDY, RequestOptions(prefix_name="law"))
@@ -519,15 +520,15 @@ def test_a_prefix_of_before_the_start_is_known_at_once_and_pinned_later(
         return output.usage
 
     assert run(ask()).cached_tokens == 48  # read from disk, and not pinned yet
-    run(chat.restore_prefixes())
-    run(chat.check())
-    assert chat.stats().pool.num_pinned == 4
+    run(chat.prefixes.restore())
+    run(chat.engine.check())
+    assert chat.engine.stats().pool.num_pinned == 4
     assert run(ask()).cached_tokens == 50  # and its last page, which is not full
-    run(chat.restore_prefixes())  # there is nothing left to do
-    chat.remove_prefix("law")
-    run(chat.check())
-    assert chat.stats().pool.num_pinned == 0
-    assert build_again().prefixes() == {}
+    run(chat.prefixes.restore())  # there is nothing left to do
+    chat.prefixes.remove("law")
+    run(chat.engine.check())
+    assert chat.engine.stats().pool.num_pinned == 0
+    assert build_again().prefixes.sizes() == {}
 
 
 def test_a_prefix_of_an_unknown_client_waits_for_a_server_that_knows_it(
@@ -535,26 +536,26 @@ def test_a_prefix_of_an_unknown_client_waits_for_a_server_that_knows_it(
 ) -> None:
     chat = build_again()
     for number, client in enumerate(("here", "gone")):
-        run(chat.add_prefix(f"{client}/law", [number, *LAW], client=client))
+        run(chat.prefixes.add(f"{client}/law", [number, *LAW], client=client))
     chat = build_again()
-    run(chat.restore_prefixes(lambda client: client == "here"))
-    run(chat.check())  # and the stats are those behind it
-    assert chat.stats().pool.num_pinned == 4
+    run(chat.prefixes.restore(lambda client: client == "here"))
+    run(chat.engine.check())  # and the stats are those behind it
+    assert chat.engine.stats().pool.num_pinned == 4
     chat = build_again()
-    run(chat.restore_prefixes())
-    run(chat.check())
-    assert chat.stats().pool.num_pinned == 8
+    run(chat.prefixes.restore())
+    run(chat.engine.check())
+    assert chat.engine.stats().pool.num_pinned == 8
 
 
 def test_a_prefix_that_does_not_fit_any_more_keeps_its_name(
     build_again: Callable[..., Chat], caplog: pytest.LogCaptureFixture
 ) -> None:
-    run(build_again().add_prefix("law", LAW))
+    run(build_again().prefixes.add("law", LAW))
     chat = build_again(max_pinned_fraction=0)
-    run(chat.restore_prefixes())
-    assert chat.prefixes() == {"law": 50}
+    run(chat.prefixes.restore())
+    assert chat.prefixes.sizes() == {"law": 50}
     assert "'law' is not kept in memory" in caplog.text
     chat = build_again()
-    run(chat.restore_prefixes())
-    run(chat.check())
-    assert chat.stats().pool.num_pinned == 4
+    run(chat.prefixes.restore())
+    run(chat.engine.check())
+    assert chat.engine.stats().pool.num_pinned == 4

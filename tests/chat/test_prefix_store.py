@@ -1,4 +1,4 @@
-"""NamedPrefixes: names and tokens outlive the process, salts only as digests."""
+"""PrefixStore: names and tokens outlive the process, salts only as digests."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mlxserve.chat.prefix_store import NamedPrefix, PrefixStore
 from mlxserve.errors import UnknownPrefix
-from mlxserve.named_prefixes import NamedPrefix, NamedPrefixes
 
 RULES = NamedPrefix((1, 2, 3), b"salt" * 4, "key", 0.5, "request-1")
 TERMS = NamedPrefix((4,), b"other salt here!", request_id="request-2")
@@ -20,10 +20,10 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_names_outlive_the_process_and_pages_do_not(file: Path) -> None:
-    before = NamedPrefixes(file)
+    before = PrefixStore(file)
     assert before.put("rules", RULES) is None
     assert before.put("terms", TERMS) is None
-    after = NamedPrefixes(file)
+    after = PrefixStore(file)
     assert after.sizes() == {"rules": 3, "terms": 1}
     found = after.find("rules")
     assert found == NamedPrefix((1, 2, 3), b"salt" * 4, "key", 0.5)
@@ -34,28 +34,28 @@ def test_names_outlive_the_process_and_pages_do_not(file: Path) -> None:
 
 
 def test_a_removed_or_replaced_one_stays_so(file: Path) -> None:
-    before = NamedPrefixes(file)
+    before = PrefixStore(file)
     before.put("rules", RULES)
     before.put("terms", TERMS)
     assert before.put("rules", TERMS) == RULES
     assert before.remove("terms") == TERMS
-    assert NamedPrefixes(file).sizes() == {"rules": 1}
+    assert PrefixStore(file).sizes() == {"rules": 1}
     with pytest.raises(UnknownPrefix):
         before.remove("terms")
 
 
 def test_two_servers_of_a_model_share_the_file(file: Path) -> None:
-    one, other = NamedPrefixes(file), NamedPrefixes(file)
+    one, other = PrefixStore(file), PrefixStore(file)
     one.put("rules", RULES)
     other.put("terms", TERMS)
-    assert NamedPrefixes(file).sizes() == {"rules": 3, "terms": 1}
+    assert PrefixStore(file).sizes() == {"rules": 3, "terms": 1}
     one.remove("rules")
-    assert NamedPrefixes(file).sizes() == {"terms": 1}
+    assert PrefixStore(file).sizes() == {"terms": 1}
 
 
 def test_what_was_changed_while_it_was_computed_is_not_computed(file: Path) -> None:
-    NamedPrefixes(file).put("rules", RULES)
-    prefixes = NamedPrefixes(file)
+    PrefixStore(file).put("rules", RULES)
+    prefixes = PrefixStore(file)
     [(name, prefix)] = prefixes.missing()
     prefixes.put(name, TERMS)
     assert not prefixes.computed(name, prefix, "request-9")
@@ -65,8 +65,8 @@ def test_what_was_changed_while_it_was_computed_is_not_computed(file: Path) -> N
 
 
 def test_what_was_computed_is_not_missing(file: Path) -> None:
-    NamedPrefixes(file).put("rules", RULES)
-    prefixes = NamedPrefixes(file)
+    PrefixStore(file).put("rules", RULES)
+    prefixes = PrefixStore(file)
     [(name, prefix)] = prefixes.missing()
     assert prefixes.computed(name, prefix, "request-9")
     assert prefixes.missing() == []
@@ -74,8 +74,8 @@ def test_what_was_computed_is_not_missing(file: Path) -> None:
 
 
 def test_without_a_file_nothing_is_kept(tmp_path: Path) -> None:
-    NamedPrefixes().put("rules", RULES)
-    assert NamedPrefixes().sizes() == {}
+    PrefixStore().put("rules", RULES)
+    assert PrefixStore().sizes() == {}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -97,7 +97,7 @@ def test_a_damaged_file_is_kept_aside(
     file: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     file.write_bytes(content)
-    prefixes = NamedPrefixes(file)
+    prefixes = PrefixStore(file)
     assert prefixes.sizes() == {}
     assert len([r for r in caplog.records if "cannot be read" in r.message]) == 1
     assert file.with_name("prefixes.json.damaged").read_bytes() == content
@@ -108,7 +108,7 @@ def test_a_damaged_file_is_kept_aside(
 def test_a_disk_that_refuses_loses_nothing_in_memory(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    prefixes = NamedPrefixes(tmp_path / "no folder" / "prefixes.json")
+    prefixes = PrefixStore(tmp_path / "no folder" / "prefixes.json")
     prefixes.put("rules", RULES)
     assert prefixes.find("rules") is RULES
     assert "are lost at the end of this process" in caplog.text

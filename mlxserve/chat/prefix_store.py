@@ -1,4 +1,4 @@
-"""NamedPrefixes: which prefixes have a name, also after a restart.
+"""PrefixStore: which prefixes have a name, also after a restart.
 
     named ──▶ computed, or read from disk ──▶ its pages are pinned
       ▲                                            │
@@ -38,7 +38,7 @@ class NamedPrefix:
     request_id: str | None = None  # None if its pages were not computed since the start
 
 
-class NamedPrefixes:
+class PrefixStore:
     """Prefixes by name. Methods may be called from any thread."""
 
     def __init__(self, file: Path | None = None) -> None:

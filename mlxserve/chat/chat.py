@@ -1,166 +1,51 @@
 """Chat: prompts to token ids, and the one stream that every answer comes from.
 
-    answer = await chat.submit(chat.render(messages), params)
-    async for delta in answer: ...
+answer = await chat.submit(chat.render(messages), params)
+async for delta in answer: ...
 
-    AsyncEngine ── OutputStream ── AnswerStream ──> library, terminal, HTTP replies
-                   token ids       deltas of text
-
-A streaming reply renders each delta, a plain one renders what `AnswerStream.whole` makes of them.
+AsyncEngine ── OutputStream ── AnswerStream ──> library, terminal, HTTP replies
+               token ids       deltas of text
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
+from mlxserve.chat.answers import AnswerStream, Observe
+from mlxserve.chat.named_prefixes import NamedPrefixes
+from mlxserve.chat.prefix_store import NamedPrefix, PrefixStore
+from mlxserve.chat.request_options import RequestOptions
 from mlxserve.errors import (
     EngineStopped,
-    GrammarFailed,
     InvalidParameter,
     InvalidRequest,
-    MlxServeError,
     PromptTooLong,
 )
-from mlxserve.named_prefixes import NamedPrefix, NamedPrefixes
-from mlxserve.request import (
-    FinishReason,
-    Pooling,
-    Request,
-    Resized,
-    TokenLogprob,
-    check_num_pages,
-)
-from mlxserve.request_options import RequestOptions
+from mlxserve.request import FinishReason, Pooling, Request
 from mlxserve.sampling_params import MAX_BIAS, SamplingParams
-from mlxserve.stats import Stats
-from mlxserve.text.deltas import Delta, DeltaDecoder, Usage
+from mlxserve.text.deltas import DeltaDecoder
 from mlxserve.text.guidance.planner import Planner
 from mlxserve.text.lanes import text_size
 from mlxserve.text.parsing.parser import TurnParser
-from mlxserve.text.parsing.turn import AssistantTurn, ToolCall, join_calls
+from mlxserve.text.parsing.turn import AssistantTurn
 from mlxserve.text.templates import RenderedTooLong
 from mlxserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # they import mlx, which waits for machine.prepare()
     from mlxserve.engine.async_engine import AsyncEngine
-    from mlxserve.engine.output_stream import OutputStream
-    from mlxserve.engine.snapshot import Snapshot
-
-log = logging.getLogger("mlxserve.chat")
-
-Observe: TypeAlias = Callable[[Delta], None]
 
 _DEFAULTS = RequestOptions()
-_RESTORE_PRIORITY = 1000  # of prefixes of before the start: after what people wait for
 _MARGIN = 4  # a text is refused unread if it has this many times more characters than can fit
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """A finished answer. `logprobs` has one entry per token if they were asked for, else None.
-
-    alternatives: the other answers, where `SamplingParams.n` asked for several
-    reasoning, tool_calls: only of an answer to a conversation; the text of any other answer is
-        all that the model generated
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    usage: Usage
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    reasoning: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
-    alternatives: tuple[RequestOutput, ...] = ()
-
-
-async def fold(
-    deltas: AsyncIterable[Delta], num_answers: int, *, wants_logprobs: bool
-) -> list[RequestOutput]:
-    """Whole answers from their deltas, by `Delta.answer_index`."""
-    pieces: list[list[Delta]] = [[] for _ in range(num_answers)]
-    async for delta in deltas:
-        pieces[delta.answer_index].append(delta)
-    return [_joined(answer, wants_logprobs=wants_logprobs) for answer in pieces]
-
-
-def _joined(deltas: Sequence[Delta], *, wants_logprobs: bool) -> RequestOutput:
-    last = deltas[-1]
-    assert last.finish_reason is not None, "an answer ended without a reason"
-    assert last.usage is not None, "an answer ended without its usage"
-    return RequestOutput(
-        text="".join(delta.text for delta in deltas),
-        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
-        finish_reason=last.finish_reason,
-        usage=last.usage,
-        logprobs=tuple(one for delta in deltas for one in delta.logprobs)
-        if wants_logprobs
-        else None,
-        reasoning="".join(delta.reasoning for delta in deltas),
-        tool_calls=join_calls([call for delta in deltas for call in delta.tool_calls]),
-    )
-
-
-class AnswerStream:
-    """The deltas of answers that were submitted together. Closing it early aborts them."""
-
-    def __init__(
-        self,
-        outputs: OutputStream,
-        answers: Sequence[tuple[Request, DeltaDecoder]],
-        *,
-        keep: Callable[[Request], None],
-        observe: Observe | None = None,
-    ) -> None:
-        """keep: called with a request that ended in tool calls, as its conversation will continue
-        observe: sees each delta before the reader does; what it raises ends the stream
-        """
-        self._outputs = outputs
-        self._answers = {answer[0].id: answer for answer in answers}
-        self._keep = keep
-        self._observe = observe
-
-    def __aiter__(self) -> AsyncIterator[Delta]:
-        return self
-
-    async def __anext__(self) -> Delta:
-        """Raises EngineStopped when the engine ends before the answers do, and GrammarFailed."""
-        output = await self._outputs.__anext__()
-        request, decoder = self._answers[output.request_id]
-        delta = decoder.push(output)
-        if delta.finish_reason is not None:
-            self._finish(request, delta.finish_reason)
-        if self._observe is not None:
-            self._observe(delta)
-        return delta
-
-    async def whole(self) -> list[RequestOutput]:
-        """All of the answers, in order. Raises what iterating raises."""
-        requests = [request for request, _ in self._answers.values()]
-        wants_logprobs = requests[0].params.logprobs is not None
-        return await fold(self, len(requests), wants_logprobs=wants_logprobs)
-
-    async def aclose(self) -> None:
-        """Abort the answers that have not ended."""
-        self._outputs.close()
-
-    def _finish(self, request: Request, reason: FinishReason) -> None:
-        self._outputs.finish(request.id, reason)  # a stop string is found here first
-        if reason is FinishReason.TOOL_CALLS:
-            self._keep(request)
-        if request.guide is not None and request.guide.error is not None:
-            raise GrammarFailed(f"The answer's grammar became too much work: {request.guide.error}")
-
-
 class Chat:
-    """A loaded model and its engine. Methods may be called from any event loop."""
+    """A loaded model, its engine and its named prefixes. Methods may be called from any event loop."""
 
     def __init__(
         self,
@@ -181,20 +66,21 @@ class Chat:
         self.model_name = model_name
         self.default_params = default_params
         self.created = int(time.time())
-        self._engine = engine
+        self.engine = engine
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._fingerprint = fingerprint
         self._tool_keep_seconds = tool_keep_seconds
         self._planner = Planner(tokenizer, vocab_size)
         self._numbers = itertools.count()
-        self._prefixes = NamedPrefixes(prefix_file)
-        self._warned: set[str] = set()  # prefixes that were named under another salt
+        self.prefixes = NamedPrefixes(
+            engine, PrefixStore(prefix_file), self._compute, salt_of=self._salt
+        )
 
     @property
     def max_model_len(self) -> int:
         """Longest prompt plus answer."""
-        return self._engine.max_model_len
+        return self.engine.max_model_len
 
     @property
     def can_call(self) -> bool:
@@ -286,11 +172,9 @@ class Chat:
         """
         salt = self._salt(options.cache_salt)
         if options.prefix_name is not None:
-            prefix = self._prefixes.find(options.prefix_name)
+            prefix = self.prefixes.of_request(options.prefix_name, options.cache_salt)
             prompts = [(*prefix.token_ids, *prompt) for prompt in prompts]
-            salt = prefix.salt if options.cache_salt is None else salt
-            if salt != prefix.salt:
-                self._warn_of_salt(options.prefix_name)
+            salt = prefix.salt
         ids = self._request_ids(options.request_id, len(prompts) * params.n)
         answers: list[tuple[Request, DeltaDecoder]] = []
         for prompt in prompts:
@@ -307,12 +191,12 @@ class Chat:
     async def _submit(
         self, answers: Sequence[tuple[Request, DeltaDecoder]], observe: Observe | None = None
     ) -> AnswerStream:
-        outputs = await self._engine.submit([request for request, _ in answers])
+        outputs = await self.engine.submit([request for request, _ in answers])
         return AnswerStream(outputs, answers, keep=self._keep, observe=observe)
 
     def _keep(self, request: Request) -> None:
         if self._tool_keep_seconds:
-            self._engine.keep_pages(request, self._tool_keep_seconds)
+            self.engine.keep_pages(request, self._tool_keep_seconds)
 
     def _request_ids(self, name: str | None, count: int) -> Iterator[str]:
         if name is None:
@@ -429,65 +313,11 @@ class Chat:
         if len(token_ids) > self.max_model_len:
             raise PromptTooLong.for_embedding(len(token_ids), self.max_model_len)
         self._check_ids(token_ids, "input")
-        return await self._engine.embed(token_ids, pooling, dimensions)
+        return await self.engine.embed(token_ids, pooling, dimensions)
 
     # ---- named prefixes
 
-    async def add_prefix(
-        self,
-        name: str,
-        token_ids: Sequence[int],
-        *,
-        cache_salt: str | None = None,
-        client: str = "",
-        max_share: float = 1.0,
-    ) -> None:
-        """Compute a prefix and keep its pages, for requests that begin with it.
-
-        Only requests with the same `cache_salt` find it. It replaces a prefix of the same name
-        once it is computed; until then both count against `max_pinned_fraction`. `max_share` is
-        the most that this client may have of that fraction. Raises InvalidRequest for an empty
-        name or prefix, PrefixQuotaExceeded, PagesPromised if it would cut a running answer, and
-        what `submit` raises.
-        """
-        if not name:
-            raise InvalidParameter("prefix_name", "must not be empty")
-        salt = self._salt(cache_salt)
-        asked = NamedPrefix(tuple(token_ids), salt, client, max_share)
-        new = replace(asked, request_id=await self._compute(asked))
-        self._unpin(self._prefixes.put(name, new))
-        self._warned.discard(name)
-
-    def remove_prefix(self, name: str) -> None:
-        """Forget a named prefix, so that its pages may be evicted. Raises UnknownPrefix."""
-        self._unpin(self._prefixes.remove(name))
-        self._warned.discard(name)
-
-    def prefixes(self) -> dict[str, int]:
-        """Each named prefix and its number of tokens."""
-        return self._prefixes.sizes()
-
-    async def restore_prefixes(self, is_client: Callable[[str], bool] = lambda _: True) -> None:
-        """Compute the prefixes that were named before the start, or read their pages from disk.
-
-        They go after other requests. One whose client `is_client` does not know stays in the file,
-        as another server may know the client; for one that does not fit any more a warning says so.
-        """
-        for name, prefix in self._prefixes.missing():
-            if not is_client(prefix.client):
-                log.info("The prefix %r is of an API key that this server does not have", name)
-                continue
-            try:
-                request_id = await self._compute(prefix, priority=_RESTORE_PRIORITY)
-            except EngineStopped:
-                return
-            except MlxServeError as error:
-                log.warning("The prefix %r is not kept in memory: %s", name, error)
-                continue
-            if not self._prefixes.computed(name, prefix, request_id):
-                self._engine.unpin(request_id)
-
-    async def _compute(self, prefix: NamedPrefix, *, priority: int = 0) -> str:
+    async def _compute(self, prefix: NamedPrefix, priority: int) -> str:
         """The id of the request under which the pages of a prefix are pinned."""
         params = SamplingParams(max_tokens=1, temperature=0)
         options = RequestOptions(client=prefix.client, priority=priority)
@@ -508,13 +338,9 @@ class Chat:
                 raise EngineStopped("The engine ended before the prefix was computed.")
         except BaseException:
             await answer.aclose()
-            self._engine.unpin(request_id)  # it may have ended just now
+            self.engine.unpin(request_id)  # it may have ended just now
             raise
         return request_id
-
-    def _unpin(self, old: NamedPrefix | None) -> None:
-        if old is not None and old.request_id is not None:
-            self._engine.unpin(old.request_id)
 
     def _salt(self, cache_salt: str | None) -> bytes:
         """Of pages of this model. Another digest than of any other model with any salt."""
@@ -522,64 +348,8 @@ class Chat:
         text = f"{self._fingerprint}\0{cache_salt or ''}"
         return blake2b(text.encode(), digest_size=16).digest()
 
-    def _warn_of_salt(self, name: str) -> None:
-        """Once for each prefix."""
-        if name not in self._warned:
-            self._warned.add(name)
-            log.warning(
-                "A request names the prefix %r, but has another cache_salt than it was added with: "
-                "such requests find none of its pages, and compute them. Leave cache_salt out, or "
-                "add the prefix with it.",
-                name,
-            )
-
-    # ---- the engine
-
-    def stats(self) -> Stats:
-        return self._engine.stats()
-
-    async def snapshot(self) -> Snapshot:
-        """Every request and page between two steps. Raises EngineStopped."""
-        return await self._engine.snapshot()
-
-    def is_alive(self) -> bool:
-        """Whether the engine's thread runs."""
-        return self._engine.is_alive()
-
-    def has_failed(self) -> bool:
-        """Whether the engine has ended by itself, and not because it was closed."""
-        return self._engine.has_failed()
-
-    def seconds_since_beat(self) -> float:
-        """Since the engine last ended a step, or woke up without work."""
-        return self._engine.seconds_since_beat()
-
-    async def reset_prefix_cache(self, *, force: bool = False, disk: bool = False) -> bool:
-        """Forget every cached page except those of named prefixes; with `disk` also those on disk,
-        of this model.
-
-        Returns False without doing anything while requests hold pages. `force` preempts them
-        first: they compute their pages again, and their answers stay the same.
-        """
-        return await self._engine.reset_prefix_cache(force=force, disk=disk)
-
-    async def resize_cache(self, num_pages: int) -> Resized:
-        """Resize the cache to `num_pages`, which frees memory or takes more of it.
-
-        Running answers stay the same; if the pages no longer suffice for all of them, some
-        requests are preempted. Raises InvalidParameter, OutOfMemory, PrefixQuotaExceeded if named
-        prefixes hold too many pages, PagesPromised if it would cut a running answer, and
-        EngineStopped; the cache is unchanged then.
-        """
-        check_num_pages(num_pages)
-        return await self._engine.resize_cache(num_pages)
-
-    async def check(self) -> None:
-        """Audit requests and pages. Raises AssertionError."""
-        await self._engine.check()
-
     def close(self) -> None:
         """Abort every answer and end the engine. Idempotent."""
-        self._engine.close()  # first: its thread uses the planner's matchers
+        self.engine.close()  # first: its thread uses the planner's matchers
         self._planner.close()
         self._tokenizer.close()

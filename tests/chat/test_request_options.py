@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from mlxserve.chat.request_options import RequestOptions
 from mlxserve.errors import InvalidParameter
-from mlxserve.request_options import RequestOptions
 from mlxserve.text.parsing.turn import AssistantTurn
 
 
