@@ -273,7 +273,7 @@ ATTENDING = tuple(kind for kind in ARCHITECTURES if kind not in STATEFUL | UNUSU
 # The others, which take more time than they add for every change, are in the slow suite.
 _IN_EVERY_RUN = {
     *("llama", "qwen3", "qwen3_moe", "gemma3_text", "gpt_oss", "gemma2"),
-    *("qwen3_next", "gemma4_text"),
+    "qwen3_next",
 }
 
 

@@ -491,9 +491,9 @@ def test_a_trace_on_a_full_disk_stops_with_one_warning_and_the_engine_goes_on(
 ) -> None:
     async def scenario() -> None:
         llm = AsyncLLM(**OPTIONS, trace="/dev/full")
-        params = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
+        params = SamplingParams(max_tokens=100, temperature=0, ignore_eos=True)
         for _ in range(3):
-            assert len((await llm.generate("Hello", params)).token_ids) == 300
+            assert len((await llm.generate("Hello", params)).token_ids) == 100
         llm.close()
         assert llm.stats().engine.engine_failures == 0
 

@@ -60,13 +60,13 @@ def test_every_op_of_every_dtype_is_right(fast_backend: MetalBackend) -> None:
 @pytest.mark.parametrize(
     ("kernel", "op"),
     [
-        ("write_kv_pages", "write_kv"),
-        ("write_kv_tokens", "write_kv"),
-        ("copy_pages", "copy_pages"),
         ("paged_decode", "paged_decode"),
-        ("merge_partitions", "paged_decode"),
-        ("paged_prefill", "paged_prefill"),
-        ("quantise_kv", "write_kv"),
+        pytest.param("write_kv_pages", "write_kv", marks=pytest.mark.slow),
+        pytest.param("write_kv_tokens", "write_kv", marks=pytest.mark.slow),
+        pytest.param("copy_pages", "copy_pages", marks=pytest.mark.slow),
+        pytest.param("merge_partitions", "paged_decode", marks=pytest.mark.slow),
+        pytest.param("paged_prefill", "paged_prefill", marks=pytest.mark.slow),
+        pytest.param("quantise_kv", "write_kv", marks=pytest.mark.slow),
     ],
 )
 def test_a_kernel_that_does_nothing_is_found(kernel: str, op: str) -> None:

@@ -20,9 +20,11 @@ BY_HEADS = ("llama", "qwen3_moe", "qwen2", "qwen3", "gpt_oss")
 # Their layers hand on more than hidden states, or they are served one sequence at a time.
 NOT_BY_LAYERS = ("gemma4_text", "rwkv7", "deepseek_v32")
 BY_LAYERS = tuple(kind for kind in ARCHITECTURES if kind not in NOT_BY_LAYERS)
-# A case takes 27 CPU seconds: three processes, two of which wait for each other in each layer.
-QUICK = {("tensor", "llama")}
-SLOW = {("tensor", "gpt_oss"), ("pipeline", "qwen3_next"), ("pipeline", "glm4_moe_lite")}
+# A case takes 15 to 27 CPU seconds: three processes, two of which wait for each other in each layer.
+SLOW = {
+    *(("tensor", kind) for kind in ("llama", "gpt_oss")),
+    *(("pipeline", kind) for kind in ("qwen3_next", "glm4_moe_lite")),
+}
 CASES = [
     *(("tensor", kind) for kind in BY_HEADS),
     *(("pipeline", kind) for kind in BY_LAYERS),
@@ -64,14 +66,12 @@ def same(found: Answers, wanted: Answers, size: int = 2) -> None:
     assert found["num_preemptions"] > 0
 
 
-def marks(case: tuple[str, str]) -> tuple[pytest.MarkDecorator, ...]:
-    if case in QUICK:
-        return ()
-    return (pytest.mark.slow if case in SLOW else pytest.mark.ranks,)
-
-
 @pytest.mark.parametrize(
-    ("split", "kind"), [pytest.param(*case, marks=marks(case)) for case in CASES]
+    ("split", "kind"),
+    [
+        pytest.param(*case, marks=pytest.mark.slow if case in SLOW else pytest.mark.ranks)
+        for case in CASES
+    ],
 )
 def test_two_ranks_answer_what_one_process_does(
     split: str, kind: str, model_folder: Callable[[str], Path], alone: Alone

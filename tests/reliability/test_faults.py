@@ -45,13 +45,9 @@ POINTS: list[Point] = [
     Point(StreamDecoder, "finish"),
 ]
 KEY_POINTS = [
-    Point(Engine, "step"),
     Point(ModelRunner, "launch"),
     Point(ModelRunner, "collect"),
-    Point(Scheduler, "add"),
-    Point(Scheduler, "schedule"),
     Point(Scheduler, "update"),
-    Point(Transfers, "hand_over"),
     Point(DiskTier, "save"),
     Point(StreamDecoder, "push"),
 ]
