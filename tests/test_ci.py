@@ -16,16 +16,17 @@ from tests.test_docs import commands, flags_of
 ROOT = Path(__file__).parent.parent
 WORKFLOW: dict[Any, Any] = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text("utf-8"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+JOBS: dict[str, Any] = WORKFLOW["jobs"]
 MARKERS = {line.split(":")[0] for line in PROJECT["tool"]["pytest"]["ini_options"]["markers"]}
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 STEPS = [
     pytest.param(job, step, id=f"{job}-{number}")
-    for job, fields in WORKFLOW["jobs"].items()
+    for job, fields in JOBS.items()
     for number, step in enumerate(fields["steps"])
 ]
 
 
-@pytest.mark.parametrize("job", WORKFLOW["jobs"].values(), ids=WORKFLOW["jobs"].keys())
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS.keys())
 def test_a_job_that_hangs_ends_long_before_the_default_of_six_hours(job: dict[str, Any]) -> None:
     assert 0 < job["timeout-minutes"] <= 90
 
@@ -82,7 +83,7 @@ def test_a_command_that_does_not_exist_is_found(line: str) -> None:
 
 @pytest.mark.parametrize("system", ["ubuntu", "macos"])
 def test_a_report_and_a_short_bench_of_each_system_are_kept(system: str) -> None:
-    jobs = [job for job in WORKFLOW["jobs"].values() if job["runs-on"].startswith(system)]
+    jobs = [job for job in JOBS.values() if job["runs-on"].startswith(system)]
     kept = [
         (job, step["with"]["path"].split())
         for job in jobs
@@ -100,15 +101,30 @@ def test_a_report_and_a_short_bench_of_each_system_are_kept(system: str) -> None
     assert len(names) == len(set(names))
 
 
+def suites_by_place() -> dict[str, set[str]]:
+    """The markers that `.ci/run` and each job select; "" is the plain run."""
+    texts = {name: [step.get("run", "") for step in job["steps"]] for name, job in JOBS.items()}
+    texts[".ci/run"] = [(ROOT / ".ci/run").read_text("utf-8")]
+    return {
+        name: set(re.findall(r"uv run (?:--extra train )?pytest(?: -m (\w+))?", "\n".join(lines)))
+        for name, lines in texts.items()
+    }
+
+
 def test_every_suite_runs_somewhere() -> None:
-    lines = (ROOT / ".ci/run").read_text("utf-8").splitlines()
-    for job in WORKFLOW["jobs"].values():
-        for step in job["steps"]:
-            lines += step.get("run", "").splitlines()
-    assert {m for line in lines for m in re.findall(r"pytest -m (\w+)", line)} == MARKERS
+    assert set().union(*suites_by_place().values()) == {"", *MARKERS}
+
+
+def test_the_documentation_says_where_each_suite_runs() -> None:
+    text = (ROOT / "docs/contributing.md").read_text("utf-8")
+    row = r"^\| .* \| `uv run (?:--extra train )?pytest(?: -m (\w+))?` \| (?:job )?`([^`]+)` \|"
+    documented = re.findall(row, text, re.MULTILINE)
+    assert {suite for suite, _ in documented} == {"", *MARKERS}
+    runs = suites_by_place()
+    assert [(suite, place) for suite, place in documented if suite not in runs[place]] == []
 
 
 @pytest.mark.parametrize("system", ["ubuntu", "macos"])
 def test_the_suite_runs_on_each_system(system: str) -> None:
-    jobs = [job for job in WORKFLOW["jobs"].values() if job["runs-on"].startswith(system)]
+    jobs = [job for job in JOBS.values() if job["runs-on"].startswith(system)]
     assert any(step.get("run") == "bash .ci/run" for job in jobs for step in job["steps"])
