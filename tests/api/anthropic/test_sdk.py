@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-import anthropic
 import pytest
 from pydantic import BaseModel
 
@@ -20,6 +19,7 @@ from mlxserve.errors import EngineStopped, PromptTooLong, QueueFull
 from mlxserve.request import FinishReason
 from mlxserve.text.deltas import Delta, Usage
 from mlxserve.text.parsing.turn import ToolCallDelta
+from tests.api.clients import anthropic
 from tests.api.fake_chat import FakeChat
 from tests.api.serving import StartServer
 

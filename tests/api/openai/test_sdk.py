@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import openai
 import pytest
 
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.chat.chat import Chat
+from tests.api.clients import openai
 
 ALICE, BOB = "a" * 32, "b" * 32
 

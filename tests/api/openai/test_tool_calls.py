@@ -11,11 +11,11 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
-import openai
 import pytest
 from pydantic import BaseModel, Field
 
 from mlxserve.request import FinishReason
+from tests.api.clients import openai
 from tests.api.scripted_engine import ScriptedEngine
 
 ASK: list[Any] = [{"role": "user", "content": "What is the weather in Paris and Rome?"}]

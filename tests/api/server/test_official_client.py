@@ -9,9 +9,9 @@ import json
 import re
 from collections.abc import Iterator
 
-import openai
 import pytest
 
+from tests.api.clients import openai
 from tests.api.server.process import (
     CONTEXT,
     HELLO,
