@@ -272,8 +272,7 @@ ARCHITECTURES |= STATEFUL | UNUSUAL
 ATTENDING = tuple(kind for kind in ARCHITECTURES if kind not in STATEFUL | UNUSUAL)
 # The others, which take more time than they add for every change, are in the slow suite.
 _IN_EVERY_RUN = {
-    *("llama", "qwen3", "qwen3_moe", "gemma3_text", "gpt_oss", "gemma2"),
-    "qwen3_next",
+    *("llama", "qwen3_moe", "gemma3_text", "gpt_oss", "qwen3_next"),
 }
 
 

@@ -238,7 +238,13 @@ DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
 }
 
 
-@pytest.mark.parametrize("damage", [*DAMAGES, "foreign"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "changed",
+        *(pytest.param(d, marks=pytest.mark.slow) for d in [*DAMAGES, "foreign"] if d != "changed"),
+    ],
+)
 def test_damaged_pages_on_disk_change_no_answer(
     model_folder: Callable[[str], Path], tmp_path: Path, damage: str
 ) -> None:

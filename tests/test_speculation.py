@@ -46,12 +46,14 @@ def num_accepted(llm: LLM) -> int:
     [
         GREEDY,
         SAMPLED,
-        replace(SAMPLED, temperature=0.8, top_p=1.0, min_p=0.05),
-        replace(SAMPLED, temperature=0.5, top_k=20),
         replace(GREEDY, ignore_eos=False, min_tokens=30, logit_bias={17: 1.5}),
-        replace(GREEDY, max_tokens=7),
+        pytest.param(
+            replace(SAMPLED, temperature=0.8, top_p=1.0, min_p=0.05), marks=pytest.mark.slow
+        ),
+        pytest.param(replace(SAMPLED, temperature=0.5, top_k=20), marks=pytest.mark.slow),
+        pytest.param(replace(GREEDY, max_tokens=7), marks=pytest.mark.slow),
     ],
-    ids=["greedy", "top-p", "min-p", "top-k", "min-tokens", "short"],
+    ids=["greedy", "top-p", "min-tokens", "min-p", "top-k", "short"],
 )
 def test_tokens_are_the_same_with_drafts(
     plain: LLM, speculative: LLM, params: SamplingParams

@@ -49,6 +49,7 @@ def mac(on_metal: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speeds, "measure", partial(speeds.measure, **small))
 
 
+@pytest.mark.instruments
 @pytest.mark.usefixtures("no_mac")
 def test_without_metal_the_backend_that_computes_there_is_checked() -> None:
     missing, *ops = check_kernels()

@@ -66,6 +66,7 @@ def test_the_embedded_model_passes() -> None:
     assert finding.grade is Grade.OK, finding.value
 
 
+@pytest.mark.instruments
 def test_the_facts_of_the_machine_come_first(model_folder: ModelFolder) -> None:
     findings = {finding.name: finding for finding in diagnose(small(model_folder("qwen3")))}
     for name in ("python", "system", "memory", "mlx", "mlx-lm", "device", "blas"):

@@ -65,6 +65,7 @@ def test_a_vector_is_the_normalised_pooled_last_hidden_state(
         np.testing.assert_allclose(embed(model, TEXT, pooling), expected, atol=1e-5)
 
 
+@pytest.mark.usefixtures("nothing_is_compiled")
 @pytest.mark.parametrize("kind", [*STATEFUL, *UNUSUAL])
 def test_states_and_latents_go_from_one_piece_to_the_next(load: Load, kind: str) -> None:
     text = TEXT * 5

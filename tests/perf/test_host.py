@@ -25,6 +25,7 @@ def small_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_states, "GEOMETRY", {**host_states.GEOMETRY, **layers})
 
 
+@pytest.mark.instruments
 def test_every_step_is_built_by_both_and_a_ratio_is_taken() -> None:
     report = host.bench_host(decodes=[1, 2], chunk=40, rounds=2, steps=1)
     names = [figure.name for figure in report.figures]
