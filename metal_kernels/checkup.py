@@ -17,7 +17,7 @@ from metal_kernels.latents import LATENT_DIMS
 from metal_kernels.limits import HEAD_DIMS
 from metal_kernels.metal import DTYPES
 from metal_kernels.numpy_attention import Floats, attend, in_8_bits, unpacked
-from metal_kernels.ops import Backend
+from metal_kernels.ops import Attention, Backend
 from metal_kernels.reading import read
 from metal_kernels.tables import IntArray, SequenceTables
 
@@ -201,7 +201,7 @@ def _attention_error(
     head_dim = written.keys.shape[-1]
     tables = _tables(sequences)
     queries = _draw((tables.num_rows, _KV_HEADS * _GROUP, head_dim), written.keys.dtype, 3)
-    output = op(queries, *written.pools, tables, scale=head_dim**-0.5)
+    output = op(queries, *written.pools, tables, Attention(head_dim**-0.5))
     ours, asked = map(_floats, (output, queries))
     keys, values = written.held()
     expected = []

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.kernels import on_metal
 from metal_kernels.limits import BACKENDS
 from metal_kernels.metal import MetalBackend, refusal
 from metal_kernels.ops import Backend, LayerShape
+from metal_kernels.plain import PlainBackend
 from metal_kernels.reference import ReferenceBackend
 from metal_kernels.selftest import QUICK_Q8, why_not_in_place
 
@@ -42,7 +42,7 @@ def select_backends(name: str, layers: Sequence[LayerShape]) -> tuple[Backend, .
     if name == "reference":
         return (ReferenceBackend(),) * len(layers)
     if name == "cpu" or (name == "auto" and not has_metal()):
-        return (CpuBackend(),) * len(layers)
+        return (_plain(),) * len(layers)
     if name == "metal" and not has_metal():
         raise ValueError(
             "there is no Metal on this machine: it needs a Mac with Apple Silicon and an mlx built "
@@ -66,13 +66,22 @@ def select_backends(name: str, layers: Sequence[LayerShape]) -> tuple[Backend, .
         log.info(
             "attention%s by Metal kernels, pools written in place: the self-test passed", which
         )
-    metal, plain = MetalBackend(on_metal), CpuBackend()
+    metal, plain = MetalBackend(on_metal), _plain()
     return tuple(metal if reason is None else plain for reason in reasons)
 
 
 def has_metal() -> bool:
     """Whether mlx computes on a Mac's GPU; its default device may be the CPU there, too."""
     return bool(mx.metal.is_available()) and mx.default_device() == mx.gpu
+
+
+def _plain() -> PlainBackend:
+    """Plain mlx, as this device computes it fastest."""
+    if not is_linux_cpu():
+        return PlainBackend()
+    from metal_kernels.x86.backend import X86Backend  # which a Mac does not import
+
+    return X86Backend()
 
 
 def is_linux_cpu() -> bool:

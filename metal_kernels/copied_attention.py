@@ -12,6 +12,7 @@ from metal_kernels import kernels, quantised
 from metal_kernels.fences import Fences
 from metal_kernels.kernels import FENCE, Dispatch, Kernels
 from metal_kernels.long_chunks import Gathered
+from metal_kernels.ops import Attention
 from metal_kernels.tables import SequenceTables
 
 _THREADS = 256
@@ -31,8 +32,7 @@ class CopiedAttention:
         v_pool: mx.array,
         tables: SequenceTables,
         gathered: Gathered,
-        *,
-        scale: float,
+        attention: Attention,
         sinks: mx.array | None,
     ) -> mx.array:
         """(rows, heads, head_dim) of the chunk that `tables` describe and `gathered` is made of."""
@@ -47,7 +47,7 @@ class CopiedAttention:
             queries[None].swapaxes(1, 2),
             keys[:, :, gathered.seen],
             values[:, :, gathered.seen],
-            scale=scale,
+            scale=attention.scale,
             mask=gathered.mask,
             sinks=sinks,
         )

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from metal_kernels import kernels
+from metal_kernels.dispatches import MERGE_THREADS, uploaded_pages
 from metal_kernels.kernels import FENCE, SMALLEST_INPUT, Dispatch, Kernels
 from metal_kernels.plans import Partitions, rounded, upload
 from metal_kernels.tables import SequenceTables
@@ -17,7 +18,6 @@ from metal_kernels.tables import SequenceTables
 LATENT_DIMS = ((512, 64), (256, 64))
 
 _MOST_LINES = 32  # of a tile
-_MERGE_THREADS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,6 @@ class LatentAttention:
         q_latent: mx.array,
         q_rope: mx.array,
         tables: SequenceTables,
-        page_tables: mx.array,
         scale: float,
     ) -> tuple[Dispatch, Dispatch | None]:
         """The attention, and for decodes the merge of its partials. The arguments fit together."""
@@ -104,7 +103,7 @@ class LatentAttention:
         partials = (num_partials, heads, latent_dim + 4), mx.float32
         attend = self._kernels.dispatch(
             kernels.PAGED_LATENT,
-            {"page_tables": page_tables, "tiles": tiles, "numbers": numbers},
+            {"page_tables": uploaded_pages(tables), "tiles": tiles, "numbers": numbers},
             {"out": partials if is_decode else out, "fence": FENCE},
             [
                 ("T", dtype),
@@ -124,8 +123,8 @@ class LatentAttention:
             {"starts": starts[0], "numbers": numbers, "sinks": self._without_sinks(heads, dtype)},
             {"out": out},
             [("T", dtype), ("D", latent_dim)],
-            (_MERGE_THREADS, heads, rows),
-            (_MERGE_THREADS, 1, 1),
+            (MERGE_THREADS, heads, rows),
+            (MERGE_THREADS, 1, 1),
         )
         return attend, merge
 

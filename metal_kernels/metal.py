@@ -12,7 +12,6 @@ running (call `settle()` first).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from copy import copy
 
@@ -21,29 +20,25 @@ import numpy as np
 
 from metal_kernels import kernels, quantised
 from metal_kernels.copied_attention import CopiedAttention
+from metal_kernels.dispatches import Dispatches, with_sinks
 from metal_kernels.fences import Fences
-from metal_kernels.kernels import FENCE, SMALLEST_INPUT, Dispatch, Factory, Kernels, KernelSpec
+from metal_kernels.kernels import Dispatch, Factory, Kernels
 from metal_kernels.latents import LATENT_DIMS, LatentAttention
 from metal_kernels.limits import HEAD_DIMS, PAGE_SIZES
 from metal_kernels.long_chunks import ChunkRun, runs_of
 from metal_kernels.ops import (
     FLOATS,
+    Attention,
     Slots,
     check_attention,
     check_copy,
     check_decode,
     check_latent,
     check_write,
+    shapes_of,
 )
 from metal_kernels.plans import (
-    DecodePlan,
-    HeadSplit,
-    PrefillPlan,
     WritePlan,
-    dim_split,
-    page_tables,
-    partition_size,
-    tile_side,
     upload,
 )
 from metal_kernels.reading import evaluate
@@ -52,9 +47,6 @@ from metal_kernels.resizing import copy_start
 from metal_kernels.tables import SequenceTables
 
 DTYPES = FLOATS
-_LOG2_E = math.log2(math.e)
-_COPY_THREADS = 256
-_MERGE_THREADS = 128
 
 
 class MetalBackend:
@@ -66,11 +58,10 @@ class MetalBackend:
 
     def __init__(self, factory: Factory) -> None:
         self._kernels = Kernels(factory)
+        self._dispatches = Dispatches(self._kernels)
         self._latents = LatentAttention(self._kernels)
         self.fences = Fences()
         self._copied = CopiedAttention(self._kernels, self.fences)
-        self._numbers: dict[tuple[float, float | None, bool], mx.array] = {}
-        self._no_sinks: dict[tuple[int, mx.Dtype], mx.array] = {}
         self._slots: Slots | None = None  # of the step's rows
         self._moves: WritePlan | None = None  # of these slots
         self._writes: dict[Hashable, tuple[Dispatch, ...]] = {}  # of these slots, by shape
@@ -140,7 +131,7 @@ class MetalBackend:
             raise ValueError(f"pages of this pool have {k_pool.shape[2]} slots, not {page_size}")
         if len(sources):
             moves = upload(np.stack([sources, targets], axis=1))
-            copy = self._move(kernels.COPY_PAGES, moves, len(sources), k_pool, v_pool)
+            copy = self._dispatches.move(kernels.COPY_PAGES, moves, len(sources), k_pool, v_pool)
             self._run_move(copy, k_pool, v_pool)
         return k_pool, v_pool
 
@@ -150,23 +141,21 @@ class MetalBackend:
         k_pool: mx.array,
         v_pool: mx.array,
         tables: SequenceTables,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
+        attention: Attention,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        key = ("decode", *_shapes(queries, k_pool, v_pool, sinks), scale, window, softcap)
-        attend, merge = tables.plan(
-            key,
-            lambda: self._plan_decode(
-                queries, k_pool, v_pool, tables, scale, window, softcap, sinks
-            ),
-        )
+        def plan() -> tuple[Dispatch, Dispatch]:
+            check_attention(_rows(queries), k_pool, v_pool, tables, attention, sinks)
+            _check_pools(k_pool, v_pool)
+            check_decode(tables)
+            return self._dispatches.decode(queries, k_pool, tables, attention, sinks)
+
+        key = ("decode", attention, shapes_of(queries, k_pool, v_pool, sinks))
+        attend, merge = tables.plan(key, plan)
         after = self.fences.before_read(k_pool)
         partials, fence = attend(queries=queries, k_pool=k_pool, v_pool=v_pool, after=after)
         self.fences.after_read(k_pool, fence)
-        (out,) = merge(partials=partials, **_with_sinks(sinks))
+        (out,) = merge(partials=partials, **with_sinks(sinks))
         return out
 
     def paged_prefill(
@@ -175,25 +164,27 @@ class MetalBackend:
         k_pool: mx.array,
         v_pool: mx.array,
         tables: SequenceTables,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
+        attention: Attention,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        runs = tables.plan(
-            ("runs", *_shapes(queries, k_pool, v_pool, sinks), window, softcap),
-            lambda: self._runs_of(queries, k_pool, v_pool, tables, window, softcap, sinks),
-        )
-        options = (scale, window, softcap, sinks)
+        def plan() -> tuple[ChunkRun, ...]:
+            """The chunks, and which of them MLX's attention takes, which has no softcap."""
+            check_attention(queries, k_pool, v_pool, tables, attention, sinks)
+            _check_pools(k_pool, v_pool)
+            if attention.softcap is not None:
+                return (ChunkRun(tables, 0, tables.num_rows, None),)
+            shape = k_pool.shape[1], queries.shape[2], queries.dtype
+            return runs_of(tables, *shape, attention.window)
+
+        key = ("runs", attention, shapes_of(queries, k_pool, v_pool, sinks))
         outputs = []
-        for run in runs:
+        for run in tables.plan(key, plan):
             rows = queries if run.tables is tables else queries[run.first_row : run.end_row]
             if run.gathered is None:
-                output = self._attend_tiles(rows, k_pool, v_pool, run.tables, *options)
+                output = self._attend_tiles(rows, k_pool, v_pool, run.tables, attention, sinks)
             else:
                 output = self._copied.attend(
-                    rows, k_pool, v_pool, run.tables, run.gathered, scale=scale, sinks=sinks
+                    rows, k_pool, v_pool, run.tables, run.gathered, attention, sinks
                 )
             outputs.append(output)
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
@@ -204,22 +195,17 @@ class MetalBackend:
         k_pool: mx.array,
         v_pool: mx.array,
         tables: SequenceTables,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        attention: Attention,
         sinks: mx.array | None,
     ) -> mx.array:
         """By the tile kernel, which reads the pages themselves."""
-        key = ("prefill", *_shapes(queries, k_pool, v_pool, sinks), scale, window, softcap)
         attend = tables.plan(
-            key,
-            lambda: self._plan_prefill(
-                queries, k_pool, v_pool, tables, scale, window, softcap, sinks
-            ),
+            ("prefill", attention, shapes_of(queries, k_pool, v_pool, sinks)),
+            lambda: self._dispatches.prefill(queries, k_pool, tables, attention, sinks),
         )
         after = self.fences.before_read(k_pool)
         out, fence = attend(
-            queries=queries, k_pool=k_pool, v_pool=v_pool, after=after, **_with_sinks(sinks)
+            queries=queries, k_pool=k_pool, v_pool=v_pool, after=after, **with_sinks(sinks)
         )
         self.fences.after_read(k_pool, fence)
         return out
@@ -234,10 +220,14 @@ class MetalBackend:
         *,
         scale: float,
     ) -> mx.array:
-        key = ("latent", *_shapes(q_latent, k_pool, v_pool, q_rope), q_rope.dtype, scale)
-        attend, merge = tables.plan(
-            key, lambda: self._plan_latent(q_latent, q_rope, k_pool, v_pool, tables, scale)
-        )
+        def plan() -> tuple[Dispatch, Dispatch | None]:
+            check_latent(q_latent, q_rope, k_pool, v_pool, tables)
+            if (reason := refusal(*_dims(k_pool, v_pool)[:3], is_latent=True)) is not None:
+                raise ValueError(reason)
+            return self._latents.dispatches(q_latent, q_rope, tables, scale)
+
+        key = ("latent", scale, shapes_of(q_latent, q_rope, k_pool, v_pool))
+        attend, merge = tables.plan(key, plan)
         after = self.fences.before_read(k_pool)
         out, fence = attend(
             q_latent=q_latent, q_rope=q_rope, k_pool=k_pool, v_pool=v_pool, after=after
@@ -276,7 +266,7 @@ class MetalBackend:
     ) -> tuple[Dispatch, ...]:
         if slots is not self._slots:
             self._slots, self._moves, self._writes = slots, None, {}
-        key = (*_shapes(keys, k_pool, v_pool, values), values.dtype)
+        key = shapes_of(keys, values, k_pool, v_pool)
         writes = self._writes.get(key)
         if writes is None:
             check_write(_rows(keys), _rows(values), k_pool, v_pool, slots)
@@ -284,14 +274,18 @@ class MetalBackend:
             plan = self.moves_of(slots, k_pool.shape[2])
             if keys.dtype != k_pool.dtype:
                 rows = WritePlan.of_rows(slots) if len(plan.pages) else plan
-                quantise = self._quantise(keys.dtype, rows.tokens_on_device, len(slots), k_pool)
+                quantise = self._dispatches.quantise(
+                    keys.dtype, rows.tokens_on_device, len(slots), k_pool
+                )
                 self._writes[key] = (quantise,)
                 return self._writes[key]
             kinds = (
                 (kernels.WRITE_KV_PAGES, plan.pages_on_device, len(plan.pages)),
                 (kernels.WRITE_KV_TOKENS, plan.tokens_on_device, len(plan.tokens)),
             )
-            writes = tuple(self._move(*kind, k_pool, v_pool) for kind in kinds if kind[2])
+            writes = tuple(
+                self._dispatches.move(*kind, k_pool, v_pool) for kind in kinds if kind[2]
+            )
             self._writes[key] = writes
         return writes
 
@@ -303,222 +297,12 @@ class MetalBackend:
             self._moves = WritePlan.of(slots, page_size)
         return self._moves
 
-    def _plan_decode(
-        self,
-        queries: mx.array,
-        k_pool: mx.array,
-        v_pool: mx.array,
-        tables: SequenceTables,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: mx.array | None,
-    ) -> tuple[Dispatch, Dispatch]:
-        """The partitions of each sequence, and their merge."""
-        check_attention(_rows(queries), k_pool, v_pool, tables, window, softcap, sinks)
-        _check_pools(k_pool, v_pool)
-        check_decode(tables)
-        sequences, heads, *_, head_dim = queries.shape
-        kv_heads = k_pool.shape[1]
-        split = HeadSplit.of(heads // kv_heads, head_dim)
-        size = partition_size(kv_heads)
-        partitions, starts = tables.upload(
-            ("partitions", window, size), lambda tables: DecodePlan.of(tables, window, size).arrays
-        )
-        num_partitions = partitions.shape[0]
-        numbers = self._numbers_of(scale, softcap, sinks is not None)
-        threads = split.threads
-        attend = self._kernels.dispatch(
-            kernels.PAGED_DECODE,
-            {
-                "page_tables": _page_tables(tables),
-                "partitions": partitions,
-                "numbers": numbers,
-            },
-            {
-                "partials": ((num_partitions, heads, head_dim + 4), mx.float32),
-                "fence": FENCE,
-            },
-            [
-                ("T", queries.dtype),
-                ("D", head_dim),
-                ("GROUP", heads // kv_heads),
-                ("HEADS", split.heads),
-                ("PARTS", split.parts),
-                ("BLOCKS", split.blocks),
-                ("IS_QUANTISED", int(k_pool.dtype == quantised.DTYPE)),
-            ],
-            (threads, kv_heads * split.blocks, num_partitions),
-            (threads, 1, 1),
-        )
-        merge = self._kernels.dispatch(
-            kernels.MERGE_PARTITIONS,
-            {
-                "starts": starts,
-                "numbers": numbers,
-                **self._without_sinks(sinks, heads, queries.dtype),
-            },
-            {"out": (queries.shape, queries.dtype)},
-            [("T", queries.dtype), ("D", head_dim)],
-            (_MERGE_THREADS, heads, sequences),
-            (_MERGE_THREADS, 1, 1),
-        )
-        return attend, merge
-
-    def _runs_of(
-        self,
-        queries: mx.array,
-        k_pool: mx.array,
-        v_pool: mx.array,
-        tables: SequenceTables,
-        window: int | None,
-        softcap: float | None,
-        sinks: mx.array | None,
-    ) -> tuple[ChunkRun, ...]:
-        """The chunks, and which of them MLX's attention takes, which has no softcap."""
-        check_attention(queries, k_pool, v_pool, tables, window, softcap, sinks)
-        _check_pools(k_pool, v_pool)
-        if softcap is not None:
-            return (ChunkRun(tables, 0, tables.num_rows, None),)
-        return runs_of(tables, k_pool.shape[1], queries.shape[2], queries.dtype, window)
-
-    def _plan_prefill(
-        self,
-        queries: mx.array,
-        k_pool: mx.array,
-        v_pool: mx.array,
-        tables: SequenceTables,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: mx.array | None,
-    ) -> Dispatch:
-        check_attention(queries, k_pool, v_pool, tables, window, softcap, sinks)
-        _check_pools(k_pool, v_pool)
-        rows, heads, head_dim = queries.shape
-        kv_heads = k_pool.shape[1]
-        group = heads // kv_heads
-        side = tile_side(head_dim, queries.dtype.size)
-        threads = 4 * side * dim_split(head_dim)
-        plan = tables.plan(
-            ("tiles", window, group, side), lambda: PrefillPlan.of(tables, window, group, side)
-        )
-        return self._kernels.dispatch(
-            kernels.PAGED_PREFILL,
-            {
-                "page_tables": _page_tables(tables),
-                "tiles": plan.tiles,
-                "numbers": self._numbers_of(scale, softcap, sinks is not None),
-                **self._without_sinks(sinks, heads, queries.dtype),
-            },
-            {"out": ((rows, heads, head_dim), queries.dtype), "fence": FENCE},
-            [
-                ("T", queries.dtype),
-                ("D", head_dim),
-                ("SIDE", side),
-                ("IS_QUANTISED", int(k_pool.dtype == quantised.DTYPE)),
-            ],
-            (threads, kv_heads, plan.num_tiles),
-            (threads, 1, 1),
-        )
-
-    def _plan_latent(
-        self,
-        q_latent: mx.array,
-        q_rope: mx.array,
-        k_pool: mx.array,
-        v_pool: mx.array,
-        tables: SequenceTables,
-        scale: float,
-    ) -> tuple[Dispatch, Dispatch | None]:
-        check_latent(q_latent, q_rope, k_pool, v_pool, tables)
-        if (reason := refusal(*_dims(k_pool, v_pool)[:3], is_latent=True)) is not None:
-            raise ValueError(reason)
-        page_tables = _page_tables(tables)
-        return self._latents.dispatches(q_latent, q_rope, tables, page_tables, scale)
-
-    def _move(
-        self, spec: KernelSpec, moves: mx.array, count: int, k_pool: mx.array, v_pool: mx.array
-    ) -> Dispatch:
-        """A kernel that writes the pools bit by bit: `count` moves of every kv head."""
-        _, kv_heads, _, key_dim = k_pool.shape
-        value_dim = v_pool.shape[-1]
-        threads = _COPY_THREADS
-        threadgroup = (threads, 1, 1)
-        if spec is kernels.WRITE_KV_TOKENS:
-            row = key_dim * k_pool.dtype.size
-            threads = row // (16 if row % 16 == 0 else 4)
-            threadgroup = (threads, min(kv_heads, max(1, _COPY_THREADS // threads)), 1)
-        return self._kernels.dispatch(
-            spec,
-            {"moves": moves},
-            {"fence": FENCE},
-            [("T", k_pool.dtype), ("D", key_dim), ("E", value_dim)],
-            (threads, kv_heads, count),
-            threadgroup,
-        )
-
-    def _quantise(self, dtype: mx.Dtype, moves: mx.array, count: int, k_pool: mx.array) -> Dispatch:
-        """The kernel that writes `count` rows of `dtype` in 8 bits."""
-        kv_heads = k_pool.shape[1]
-        return self._kernels.dispatch(
-            kernels.QUANTISE_KV,
-            {"moves": moves},
-            {"fence": FENCE},
-            [("T", dtype), ("D", quantised.head_dim_of(k_pool))],
-            (32, kv_heads, count),
-            (32, min(kv_heads, _COPY_THREADS // 32), 1),
-        )
-
     def _run_move(
         self, move: Dispatch, k_pool: mx.array, v_pool: mx.array, **rows: mx.array
     ) -> None:
         first, second = self.fences.before_write(k_pool)
         (fence,) = move(**rows, k_pool=k_pool, v_pool=v_pool, after_a=first, after_b=second)
         self.fences.after_write(k_pool, fence)
-
-    def _numbers_of(self, scale: float, softcap: float | None, has_sinks: bool) -> mx.array:
-        """The kernels' floats. Weights are powers of two, so log2(e) goes into scores and sinks."""
-        key = (scale, softcap, has_sinks)
-        if key not in self._numbers:
-            factor = scale * _LOG2_E if softcap is None else scale / softcap
-            cap = 0.0 if softcap is None else softcap * _LOG2_E
-            self._numbers[key] = upload([factor, cap, float(has_sinks), 0, 0, 0, 0, 0], np.float32)
-        return self._numbers[key]
-
-    def _without_sinks(
-        self, sinks: mx.array | None, heads: int, dtype: mx.Dtype
-    ) -> dict[str, mx.array]:
-        """What takes the place of the sinks of a layer without them."""
-        if sinks is not None:
-            return {}
-        key = (heads, dtype)
-        if key not in self._no_sinks:
-            self._no_sinks[key] = mx.zeros(max(SMALLEST_INPUT, heads), dtype)
-        return {"sinks": self._no_sinks[key]}
-
-
-def _with_sinks(sinks: mx.array | None) -> dict[str, mx.array]:
-    """A layer's own sinks, long enough for a kernel."""
-    if sinks is None:
-        return {}
-    missing = SMALLEST_INPUT - sinks.size
-    return {"sinks": mx.pad(sinks, (0, missing)) if missing > 0 else sinks}
-
-
-def _shapes(
-    rows: mx.array, k_pool: mx.array, v_pool: mx.array, other: mx.array | None
-) -> tuple[Hashable, ...]:
-    """What a plan depends on."""
-    return (
-        rows.shape,
-        rows.dtype,
-        k_pool.shape,
-        k_pool.dtype,
-        v_pool.shape,
-        v_pool.dtype,
-        None if other is None else other.shape,
-    )
 
 
 def _rows(array: mx.array) -> mx.array:
@@ -577,8 +361,3 @@ def _dims(k_pool: mx.array, v_pool: mx.array) -> tuple[int, int, mx.Dtype, bool]
     is_quantised = k_pool.dtype == quantised.DTYPE
     dims = quantised.head_dim_of(k_pool), quantised.head_dim_of(v_pool)
     return *dims, mx.float32 if is_quantised else k_pool.dtype, is_quantised
-
-
-def _page_tables(tables: SequenceTables) -> mx.array:
-    (on_device,) = tables.upload(("page_tables",), lambda tables: (page_tables(tables),))
-    return on_device

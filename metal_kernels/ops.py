@@ -6,9 +6,9 @@ Rows are tokens. For T rows, H query heads, K kv heads, head dimension D and S s
         keys, values    (T, K, D), the pool's dtype; float into a quantised pool
         slots           (T,) int32, all different: row t goes to slot slots[t], bit-exact
         returns the pools to use from here on (the arguments must not be used again)
-    paged_decode(queries, k_pool, v_pool, tables, *, scale, window, softcap, sinks) -> (S, H, D)
+    paged_decode(queries, k_pool, v_pool, tables, attention, sinks) -> (S, H, D)
         queries         (S, H, D): one row per sequence, its newest position
-    paged_prefill(queries, k_pool, v_pool, tables, *, scale, window, softcap, sinks) -> (T, H, D)
+    paged_prefill(queries, k_pool, v_pool, tables, attention, sinks) -> (T, H, D)
         queries         (T, H, D): the rows of each sequence's chunk, causal within it
     paged_latent(q_latent, q_rope, k_pool, v_pool, tables, *, scale) -> (T, H, L)
         attention over latents (MLA), causal; see below. One row per sequence, or chunks
@@ -30,9 +30,7 @@ Rows are tokens. For T rows, H query heads, K kv heads, head dimension D and S s
         page targets[i] holds what sources[i] held, as in copy_pages, every other page what it held,
         new pages zeros. The argument must not be used again. No step may be running
 
-        scale           multiplies the scores
-        window          None, or the number of positions a row sees, its own included
-        softcap         None, or c in c * tanh(score / c)
+        attention       a layer's scale, window and softcap
         sinks           None, or (H,): a logit per head that is only in the softmax's sum
 
 A pool is one array per layer and side; its layout is the backend's own. For `paged_latent`, k_pool
@@ -57,6 +55,7 @@ and at most rounded to the queries' dtype. Queries have any float dtype. Latents
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
@@ -69,6 +68,14 @@ from metal_kernels.tables import SequenceTables
 FLOATS = (mx.float16, mx.bfloat16, mx.float32)
 
 Slots = npt.NDArray[np.int32]
+
+
+class Attention(NamedTuple):
+    """What distinguishes the attention of layers of a shape. Part of the keys of their plans."""
+
+    scale: float  # multiplies the scores
+    window: int | None = None  # positions a row sees, its own included
+    softcap: float | None = None  # c in c * tanh(score / c)
 
 
 class LayerShape(NamedTuple):
@@ -112,10 +119,7 @@ class Backend(Protocol):
         k_pool: mx.array,
         v_pool: mx.array,
         tables: SequenceTables,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
+        attention: Attention,
         sinks: mx.array | None = None,
     ) -> mx.array: ...
 
@@ -125,10 +129,7 @@ class Backend(Protocol):
         k_pool: mx.array,
         v_pool: mx.array,
         tables: SequenceTables,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
+        attention: Attention,
         sinks: mx.array | None = None,
     ) -> mx.array: ...
 
@@ -163,14 +164,18 @@ class Backend(Protocol):
     ) -> mx.array: ...
 
 
+def shapes_of(*arrays: mx.array | None) -> tuple[Hashable, ...]:
+    """What the plan of an op depends on, besides the tables."""
+    return tuple([None if array is None else (array.shape, array.dtype) for array in arrays])
+
+
 def check_attention(
     queries: mx.array,
     k_pool: mx.array,
     v_pool: mx.array,
     tables: SequenceTables,
-    window: int | None,
-    softcap: float | None,
-    sinks: mx.array | None,
+    attention: Attention,
+    sinks: mx.array | None = None,
 ) -> None:
     """Raises ValueError for arguments that do not fit together."""
     rows, heads, head_dim = _shape3(queries, "queries")
@@ -192,6 +197,7 @@ def check_attention(
             f"page {tables.highest_page} of {tables.page_size} slots is outside the pool, which "
             f"has {num_slots} slots"
         )
+    _, window, softcap = attention
     if window is not None and window < 1:
         raise ValueError(f"a window must be at least 1, got {window}")
     if softcap is not None and not softcap > 0:
@@ -210,7 +216,7 @@ def check_latent(
     """Raises ValueError for arguments that do not fit together."""
     if k_pool.dtype == quantised.DTYPE:
         raise ValueError("latents are not quantised: their pools have the queries' dtype")
-    check_attention(q_latent, k_pool, v_pool, tables, None, None, None)
+    check_attention(q_latent, k_pool, v_pool, tables, Attention(1.0))
     kv_heads, rope_dim, _ = _pool_shape(v_pool)
     if kv_heads != 1:
         raise ValueError(f"latents have 1 kv head, the pool has {kv_heads}")

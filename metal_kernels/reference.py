@@ -5,13 +5,12 @@ A pool is (num_pages, kv_heads, page_size, head_dim).
 
 from __future__ import annotations
 
-from typing import Any
-
 import mlx.core as mx
 import numpy as np
 from mlx.core import array as Array
 
 from metal_kernels.ops import (
+    Attention,
     Slots,
     check_attention,
     check_copy,
@@ -81,10 +80,16 @@ class ReferenceBackend:
         return resized
 
     def paged_decode(
-        self, queries: Array, k_pool: Array, v_pool: Array, tables: SequenceTables, **options: Any
+        self,
+        queries: Array,
+        k_pool: Array,
+        v_pool: Array,
+        tables: SequenceTables,
+        attention: Attention,
+        sinks: Array | None = None,
     ) -> Array:
         check_decode(tables)
-        return self.paged_prefill(queries, k_pool, v_pool, tables, **options)
+        return self.paged_prefill(queries, k_pool, v_pool, tables, attention, sinks)
 
     def paged_prefill(
         self,
@@ -92,13 +97,11 @@ class ReferenceBackend:
         k_pool: Array,
         v_pool: Array,
         tables: SequenceTables,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
+        attention: Attention,
         sinks: Array | None = None,
     ) -> Array:
-        check_attention(queries, k_pool, v_pool, tables, window, softcap, sinks)
+        check_attention(queries, k_pool, v_pool, tables, attention, sinks)
+        scale, window, softcap = attention
         group = queries.shape[1] // k_pool.shape[1]  # query heads of a kv head
         outputs = []
         for sequence, first, end in tables.queries():

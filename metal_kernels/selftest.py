@@ -25,6 +25,7 @@ from metal_kernels import quantised
 from metal_kernels.kernels import Factory, Kernel, KernelSpec
 from metal_kernels.metal import DTYPES, MetalBackend
 from metal_kernels.numpy_attention import Floats, attend, in_8_bits, unpacked
+from metal_kernels.ops import Attention
 from metal_kernels.reading import evaluate, read
 from metal_kernels.tables import IntArray, SequenceTables
 
@@ -228,7 +229,7 @@ class _Test:
         """All steps, none of which waits for the host: the (decodes, chunk) of each."""
         load, backend = self._load, self._backend
         slots, decodes, chunks = load.slots(), load.decodes(), load.chunks()
-        scale = load.head_dim**-0.5
+        attention = Attention(load.head_dim**-0.5)
         asked = mx.array(self._decode_queries).astype(load.dtype)
         asked_by_chunk = mx.array(self._chunk_queries).astype(load.dtype)
         written = [
@@ -240,8 +241,8 @@ class _Test:
         outputs = []
         for keys, values in written:
             backend.write_kv(keys, values, k_pool, v_pool, slots)
-            decoded = backend.paged_decode(asked, k_pool, v_pool, decodes, scale=scale)
-            prefilled = backend.paged_prefill(asked_by_chunk, k_pool, v_pool, chunks, scale=scale)
+            decoded = backend.paged_decode(asked, k_pool, v_pool, decodes, attention)
+            prefilled = backend.paged_prefill(asked_by_chunk, k_pool, v_pool, chunks, attention)
             mx.async_eval(decoded, prefilled)  # type: ignore[no-untyped-call]
             outputs.append((decoded, prefilled))
         return outputs

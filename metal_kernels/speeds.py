@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from metal_kernels.metal import MetalBackend
-from metal_kernels.ops import Backend
+from metal_kernels.ops import Attention, Backend
 from metal_kernels.reading import evaluate
 from metal_kernels.tables import IntArray, SequenceTables
 
@@ -82,7 +82,7 @@ def paged_seconds(
     def run() -> None:
         output = queries
         for _ in range(queued):  # each asks with the answer of the one before it
-            output = op(output, pools[0], pools[1], tables, scale=what.scale)
+            output = op(output, pools[0], pools[1], tables, Attention(what.scale))
         evaluate(output)
 
     return best_of(repeats, run) / 1e9 / queued
@@ -145,7 +145,7 @@ def measure(
     def decode() -> None:
         output = queries
         for _ in range(queued):  # each asks with the answer of the one before it
-            output = backend.paged_decode(output, k_pool, v_pool, tables, scale=head_dim**-0.5)
+            output = backend.paged_decode(output, k_pool, v_pool, tables, Attention(head_dim**-0.5))
         evaluate(output)
 
     row_bytes = queued * 2 * kv_heads * head_dim * 2  # keys and values

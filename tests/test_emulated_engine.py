@@ -17,10 +17,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.kernels import ALL, GATHER_PAGES, PAGED_LATENT, QUANTISE_KV, Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Backend, LayerShape
+from metal_kernels.x86.backend import X86Backend
 from mlxserve import LLM, SamplingParams
 from mlxserve.model import attention
 from tests.emulated import emulated_factory
@@ -112,7 +112,7 @@ def test_layers_on_kernels_and_on_plain_mlx_give_the_same_tokens(
 
     expected = tokens()
     factory = CountingFactory()
-    give(monkeypatch, MetalBackend(factory), CpuBackend())
+    give(monkeypatch, MetalBackend(factory), X86Backend())
     with caplog.at_level(logging.INFO, "mlxserve"):
         assert tokens() == expected
     assert re.search(r"attention by metal \(\d layers\) and cpu \(\d layers\)", caplog.text)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.ops import Backend, LayerShape
 from metal_kernels.reference import ReferenceBackend
+from metal_kernels.x86.backend import X86Backend
 from mlxserve import LLM, InvalidConfig, SamplingParams
 from mlxserve.model import attention
 from tests.emulated import emulated_backend
@@ -52,7 +52,7 @@ def test_every_backend_gives_the_same_tokens(name: str, monkeypatch: pytest.Monk
             return twice(llm)
 
     other = ReferenceBackend() if name == "reference" else emulated_backend()
-    assert answers(other) == answers(CpuBackend())
+    assert answers(other) == answers(X86Backend())
 
 
 @pytest.mark.parametrize(

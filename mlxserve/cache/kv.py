@@ -10,14 +10,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
 from metal_kernels import quantised
-from metal_kernels.ops import Backend
+from metal_kernels.ops import Attention, Backend
 from metal_kernels.reading import read
 from mlxserve.cache import key_owners
 from mlxserve.cache.layout import StepLayout
@@ -303,10 +303,7 @@ class KVPool:
         layer: int,
         queries: mx.array,
         step: StepLayout,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        attention: Attention,
         sinks: mx.array | None,
     ) -> mx.array:
         """Attention of the rows (T, heads, head_dim) over their sequences' pages; same shape.
@@ -314,24 +311,18 @@ class KVPool:
         Where every row is a decode they may be what `rows` returns.
         """
         keys, values = self._keys[layer], self._values[layer]
-        options: dict[str, Any] = {
-            "scale": scale,
-            "window": window,
-            "softcap": softcap,
-            "sinks": sinks,
-        }
         backend = self.backends[layer]
         decode, prefill = backend.paged_decode, backend.paged_prefill
         if step.decodes is None:
             assert step.chunks is not None, "a step has rows"
-            return prefill(queries, keys, values, step.chunks, **options)
+            return prefill(queries, keys, values, step.chunks, attention, sinks)
         if step.chunks is None:
-            return decode(queries, keys, values, step.decodes, **options)
+            return decode(queries, keys, values, step.decodes, attention, sinks)
         first, rest = queries[: step.num_decodes], queries[step.num_decodes :]
         return mx.concatenate(
             [
-                decode(first, keys, values, step.decodes, **options),
-                prefill(rest, keys, values, step.chunks, **options),
+                decode(first, keys, values, step.decodes, attention, sinks),
+                prefill(rest, keys, values, step.chunks, attention, sinks),
             ]
         )
 
@@ -446,10 +437,8 @@ class LayerKV:
             self._index,
             rows,
             self._step,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            sinks=sinks,
+            Attention(scale, window, softcap),
+            sinks,
         )
         return output if output.ndim == 4 else mx.expand_dims(output, 2)
 

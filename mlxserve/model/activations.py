@@ -2,7 +2,7 @@
 
     mx.sigmoid    a GPU computes it as fast as it reads. mlx's Linux wheel takes 20 ns for each element: of a step
                   of 33 rows and 12 layers with 2,048 hidden units 15 ms, a fifth of the step
-    here          4 ns, with products that are fused into the same operation (`metal_kernels.cpu.exponential`)
+    here          4 ns, with products that are fused into the same operation (`metal_kernels.x86.exponential`)
 
 `swiglu` of 16 rows of 2,048 elements 0.66 -> 0.18 ms, of 256 8.7 -> 1.8; `gelu_approx` of 256 13.7 -> 2.2 (2-core
 x86).
@@ -23,7 +23,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from metal_kernels.cpu.exponential import sigmoid
+from metal_kernels.x86.exponential import sigmoid
 from mlxserve.model.paged import defining_modules
 
 # Elements from which on it is faster: of 2,048 the operation itself takes longer, 50 us and not 43.

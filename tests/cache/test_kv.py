@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from metal_kernels.choice import select_backend
-from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.reference import ReferenceBackend
 from metal_kernels.tables import SequenceTables
+from metal_kernels.x86.backend import X86Backend
 from mlxserve.cache.kv import Backends, KVPool, LayerKV, LayerSpec, PagedWindow
 from mlxserve.cache.layout import StepLayout
 from tests.emulated import emulated_backend
@@ -218,12 +218,12 @@ def test_pages_are_copied_and_others_stay_unchanged() -> None:
 
 def each_its_own() -> Backends:
     """One layer on the kernels, and one whose shape they do not take on plain mlx."""
-    return [emulated_backend(), CpuBackend()]
+    return [emulated_backend(), X86Backend()]
 
 
 BACKENDS = pytest.mark.parametrize(
     "backends",
-    [ReferenceBackend, CpuBackend, emulated_backend, each_its_own],
+    [ReferenceBackend, X86Backend, emulated_backend, each_its_own],
     ids=["reference", "cpu", "metal", "each its own"],
 )
 
@@ -282,7 +282,7 @@ def test_a_layer_attends_over_moved_pages(backends: Callable[[], Backends]) -> N
     assert np.allclose(answer([0, 1]), wanted, atol=1e-6)
 
 
-@pytest.mark.parametrize("backends", [CpuBackend, emulated_backend], ids=["cpu", "metal"])
+@pytest.mark.parametrize("backends", [X86Backend, emulated_backend], ids=["cpu", "metal"])
 @pytest.mark.parametrize("moves", [{}, {500: 3}], ids=["nothing moves", "a page moves"])
 def test_a_pool_that_shrinks_returns_its_memory_to_the_machine(
     backends: Callable[[], Backends], moves: dict[int, int]

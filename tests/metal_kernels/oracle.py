@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from metal_kernels.ops import Backend
+from metal_kernels.ops import Attention, Backend
 from metal_kernels.reference import ReferenceBackend
 from metal_kernels.tables import SequenceTables
 
@@ -121,10 +121,8 @@ class Paged:
             mx.array(np.concatenate(self._queries)).astype(case.dtype),
             *pools,
             self.tables,
-            scale=self.scale,
-            window=case.window,
-            softcap=case.softcap,
-            sinks=None if self._sinks is None else mx.array(self._sinks).astype(case.dtype),
+            Attention(self.scale, window=case.window, softcap=case.softcap),
+            None if self._sinks is None else mx.array(self._sinks).astype(case.dtype),
         )
         assert output.dtype == case.dtype
         return np.array(output.astype(mx.float32)).astype(np.float64)

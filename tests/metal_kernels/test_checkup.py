@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from metal_kernels.checkup import OpCheck, check_ops
-from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.latents import LATENT_DIMS
 from metal_kernels.metal import DTYPES, MetalBackend
 from metal_kernels.numpy_attention import attend
 from metal_kernels.ops import Backend
 from metal_kernels.reading import read
 from metal_kernels.reference import ReferenceBackend
+from metal_kernels.x86.backend import X86Backend
 from tests.emulated import emulated_factory
 
 OPS = ["write_kv", "copy_pages", "paged_decode", "paged_prefill"]
@@ -123,7 +123,7 @@ def test_products_of_mlx_in_tf32_do_not_make_a_right_kernel_wrong(
     assert all(check.is_right for check in checks), checks
 
 
-@pytest.mark.parametrize("backend", [CpuBackend(), ReferenceBackend()], ids=["cpu", "reference"])
+@pytest.mark.parametrize("backend", [X86Backend(), ReferenceBackend()], ids=["cpu", "reference"])
 def test_attention_over_latents_is_checked(backend: Backend) -> None:
     checks = list(check_ops(backend, [], [(256, 64)]))
     assert [(check.op, check.dtype) for check in checks] == [("paged_latent", d) for d in DTYPES]
@@ -138,7 +138,7 @@ def test_attention_over_latents_by_kernels_is_right(fast_backend: MetalBackend) 
 
 
 def test_wrong_or_refused_attention_over_latents_is_found() -> None:
-    class Unscaled(CpuBackend):
+    class Unscaled(X86Backend):
         def paged_latent(self, *args: Any, scale: float) -> mx.array:
             return super().paged_latent(*args, scale=1.5 * scale)
 

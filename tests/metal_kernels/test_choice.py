@@ -9,9 +9,9 @@ import pytest
 
 from metal_kernels import choice
 from metal_kernels.choice import select_backend, select_backends
-from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import LayerShape
+from metal_kernels.plain import PlainBackend
 from metal_kernels.selftest import QUICK, FenceLoad
 
 SUPPORTED = [LayerShape(128, 128, mx.float16)]
@@ -40,7 +40,7 @@ def no_mac(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_metal_auto_is_cpu() -> None:
     backends = select_backends("auto", [*SUPPORTED, *UNSUPPORTED])
     assert len(backends) == 2
-    assert all(isinstance(backend, CpuBackend) for backend in backends)
+    assert all(isinstance(backend, PlainBackend) for backend in backends)
 
 
 @pytest.mark.usefixtures("no_mac")
@@ -68,7 +68,7 @@ def test_only_layers_that_the_kernels_do_not_take_get_cpu(
     caplog.set_level(logging.INFO)
     first, second, third = select_backends("auto", [*UNSUPPORTED, *SUPPORTED, *UNSUPPORTED])
     assert isinstance(second, MetalBackend)
-    assert isinstance(first, CpuBackend)
+    assert isinstance(first, PlainBackend)
     assert first is third
     assert "of 2 of 3 layers by plain mlx, which is slower: " in caplog.text
     assert caplog.text.count("got 192 and 128") == 1
@@ -86,7 +86,7 @@ def test_the_self_test_does_not_run_where_no_layer_needs_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     (backend,) = select_backends("auto", UNSUPPORTED)
-    assert isinstance(backend, CpuBackend)
+    assert isinstance(backend, PlainBackend)
     assert "step 1 came late" not in caplog.text
 
 
@@ -95,7 +95,7 @@ def test_latents_of_models_get_the_kernels_and_others_plain_mlx() -> None:
     latents = [LayerShape(*dims, mx.bfloat16, is_latent=True) for dims in ((512, 64), (512, 32))]
     first, second = select_backends("auto", latents)
     assert isinstance(first, MetalBackend)
-    assert isinstance(second, CpuBackend)
+    assert isinstance(second, PlainBackend)
     with pytest.raises(ValueError, match=r"rotated keys of .*got \(512, 32\); attention_backend="):
         select_backends("metal", latents)
 
@@ -105,7 +105,7 @@ def test_after_a_failed_self_test_auto_is_cpu_and_the_log_says_why(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     (backend,) = select_backends("auto", SUPPORTED)
-    assert isinstance(backend, CpuBackend)
+    assert isinstance(backend, PlainBackend)
     assert not backend.writes_in_place
     assert "plain mlx, which is slower: step 1 came late" in caplog.text
     with pytest.raises(ValueError, match="step 1 came late"):
@@ -141,7 +141,7 @@ def test_auto_is_cpu_on_a_mac_whose_default_device_is_the_cpu(
 ) -> None:
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     monkeypatch.setattr(mx, "default_device", lambda: mx.cpu)
-    assert isinstance(select_backend("auto"), CpuBackend)
+    assert isinstance(select_backend("auto"), PlainBackend)
 
 
 @pytest.mark.parametrize("name", ["cpu", "reference"])

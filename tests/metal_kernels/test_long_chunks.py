@@ -11,6 +11,7 @@ import pytest
 from metal_kernels.kernels import KernelSpec, on_metal
 from metal_kernels.long_chunks import MIN_ROWS, longest_copied
 from metal_kernels.metal import MetalBackend
+from metal_kernels.ops import Attention
 from metal_kernels.tables import SequenceTables
 from tests.emulated import emulated_factory
 from tests.metal_kernels.oracle import Case, Paged
@@ -82,7 +83,7 @@ def test_positions_that_a_chunk_sees_decide(
     starts = np.array([0, 256], np.int32)
     tables = SequenceTables(pages, np.array([before + 256], np.int32), starts, 64)
     queries = mx.zeros((256, 4, 64), mx.float16)
-    backend.paged_prefill(queries, k_pool, v_pool, tables, scale=1.0, **options)
+    backend.paged_prefill(queries, k_pool, v_pool, tables, Attention(1.0, **options))
     assert ran == [kernel]
 
 
@@ -104,9 +105,9 @@ def test_a_chunk_alone_and_beside_others_is_bit_identical() -> None:
     found = Paged(backend, Case(((7, 256), (9, 4)), dtype=mx.float16))
     pools, tables = found.pools(), found.tables
     queries = mx.random.normal((260, 4, 64), key=mx.random.key(1)).astype(mx.float16)
-    together = backend.paged_prefill(queries, *pools, tables, scale=0.1)
+    together = backend.paged_prefill(queries, *pools, tables, Attention(0.1))
     alone = SequenceTables(
         tables.page_tables[:1], tables.context_lens[:1], np.array([0, 256], np.int32), 16
     )
-    answer = backend.paged_prefill(queries[:256], *pools, alone, scale=0.1)
+    answer = backend.paged_prefill(queries[:256], *pools, alone, Attention(0.1))
     assert mx.array_equal(together[:256], answer)

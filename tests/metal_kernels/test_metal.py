@@ -13,6 +13,7 @@ import pytest
 
 from metal_kernels.kernels import ALL, on_metal
 from metal_kernels.metal import MetalBackend
+from metal_kernels.ops import Attention
 from metal_kernels.tables import RecordedTables, SequenceTables
 from mlxserve.cache.kv import KVPool, LayerSpec
 from mlxserve.cache.layout import StepLayout
@@ -293,7 +294,7 @@ def test_a_long_chunk_reads_copies_that_are_ordered_like_any_other_read(
     rows, queries = mx.zeros((256, 2, 64), mx.float16), mx.zeros((256, 4, 64), mx.float16)
     for _ in range(2):
         backend.write_kv(rows, rows, *pools, np.arange(256, dtype=np.int32))
-        backend.paged_prefill(queries, *pools, long_chunk(), scale=1.0)
+        backend.paged_prefill(queries, *pools, long_chunk(), Attention(1.0))
     write, gather, second, _ = metal.calls
     assert [write.kernel, gather.kernel] == ["write_kv_pages", "gather_pages"]
     assert is_among(write.outputs["fence"], gather.waits_for())
@@ -324,13 +325,13 @@ def test_no_input_is_small_enough_to_change_its_address_space(
     backend.write_kv(page, page, *pools, np.arange(16, dtype=np.int32))
     backend.copy_pages(*pools, np.array([0], np.int32), np.array([1], np.int32), PAGE_SIZE)
     for sinks in (None, mx.zeros(1, mx.float16)):
-        backend.paged_decode(row, *pools, one, scale=1.0, sinks=sinks)
-        backend.paged_prefill(row, *pools, one, scale=1.0, sinks=sinks)
+        backend.paged_decode(row, *pools, one, Attention(1.0), sinks)
+        backend.paged_prefill(row, *pools, one, Attention(1.0), sinks)
     half = [backend.new_pool(16, 1, PAGE_SIZE, 64, mx.float16) for _ in range(2)]
-    backend.paged_prefill(mx.zeros((256, 1, 64), mx.float16), *half, long_chunk(), scale=1.0)
+    backend.paged_prefill(mx.zeros((256, 1, 64), mx.float16), *half, long_chunk(), Attention(1.0))
     in_8_bits = [backend.new_pool(2, 1, PAGE_SIZE, 64, mx.int8) for _ in range(2)]
     backend.write_kv(row, row, *in_8_bits, np.array([0], np.int32))
-    backend.paged_decode(row, *in_8_bits, one, scale=1.0)
+    backend.paged_decode(row, *in_8_bits, one, Attention(1.0))
     latents = [backend.new_pool(2, 1, PAGE_SIZE, dim, mx.float16) for dim in (256, 64)]
     backend.paged_latent(
         *(mx.zeros((1, 1, dim), mx.float16) for dim in (256, 64)), *latents, one, scale=1.0
@@ -366,7 +367,7 @@ def test_threadgroups_stay_within_metals_limit(metal: FakeMetal) -> None:
             pools = backend.new_pool(*shape), backend.new_pool(*shape)
             queries = mx.zeros((1, 2 * group, head_dim))
             for op in (backend.paged_decode, backend.paged_prefill):
-                op(queries, *pools, tables([1], [1]), scale=1.0)
+                op(queries, *pools, tables([1], [1]), Attention(1.0))
             rows = mx.zeros((64, 2, head_dim))
             backend.write_kv(rows, rows, *pools, np.arange(64, dtype=np.int32))
             backend.write_kv(rows[:5], rows[:5], *pools, np.arange(5, dtype=np.int32))
@@ -421,7 +422,7 @@ def test_a_pool_that_new_pool_did_not_return_is_refused(backend: MetalBackend) -
     with pytest.raises(ValueError, match="passed whole"):
         backend.write_kv(row, row, pools[0][1:], pools[1][1:], slots)
     with pytest.raises(ValueError, match="passed whole"):
-        backend.paged_decode(row, pools[0] + 0, pools[1] + 0, tables([1], [1]), scale=1.0)
+        backend.paged_decode(row, pools[0] + 0, pools[1] + 0, tables([1], [1]), Attention(1.0))
 
 
 @pytest.mark.parametrize(
@@ -448,7 +449,7 @@ def test_keys_and_values_of_different_dimensions_are_refused(backend: MetalBacke
     with pytest.raises(ValueError, match="one head dimension, got 192 and 128"):
         backend.write_kv(*rows, *pools, np.array([0], np.int32))
     with pytest.raises(ValueError, match="one head dimension, got 192 and 128"):
-        backend.paged_prefill(rows[0], *pools, tables([1], [1]), scale=1.0)
+        backend.paged_prefill(rows[0], *pools, tables([1], [1]), Attention(1.0))
 
 
 def test_a_resized_pool_replaces_the_old_one(backend: MetalBackend, metal: FakeMetal) -> None:
@@ -473,7 +474,7 @@ def test_a_decode_with_several_rows_of_a_sequence_is_refused(backend: MetalBacke
     pools = [backend.new_pool(4, 1, 16, 64, mx.float16) for _ in range(2)]
     queries = mx.zeros((2, 1, 64), mx.float16)
     with pytest.raises(ValueError, match="one row per sequence"):
-        backend.paged_decode(queries, *pools, tables([2], [2]), scale=1.0)
+        backend.paged_decode(queries, *pools, tables([2], [2]), Attention(1.0))
 
 
 def test_mlx_itself_accepts_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -510,11 +511,11 @@ def test_mlx_itself_accepts_every_call(tmp_path: Path, monkeypatch: pytest.Monke
         backend.write_kv(rows, rows, *pools, slots)
         backend.write_kv(rows, rows, *in_8_bits, slots)
         backend.copy_pages(*pools, np.array([0], np.int32), np.array([2], np.int32), 16)
-        options = {"scale": 1.0, "softcap": 3.0, "sinks": mx.zeros(4, mx.float16)}
+        capped, sinks = Attention(1.0, softcap=3.0), mx.zeros(4, mx.float16)
         long = mx.zeros((256, 4, 64), mx.float16)
-        gathered = backend.paged_prefill(long, *pools, long_chunk(), scale=1.0)
+        gathered = backend.paged_prefill(long, *pools, long_chunk(), Attention(1.0))
         return [*over_latents, gathered] + [
-            op(queries, *both, tables([4], [1]), **options)
+            op(queries, *both, tables([4], [1]), capped, sinks)
             for op in (backend.paged_decode, backend.paged_prefill)
             for both in (pools, in_8_bits)
         ]

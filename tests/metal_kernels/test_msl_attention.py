@@ -18,6 +18,7 @@ import pytest
 
 from metal_kernels.limits import HEAD_DIMS, PAGE_SIZES
 from metal_kernels.metal import DTYPES, MetalBackend
+from metal_kernels.ops import Attention
 from metal_kernels.plans import partition_size
 from metal_kernels.tables import SequenceTables
 from tests.metal_kernels.oracle import CASES, Case, Paged
@@ -195,7 +196,7 @@ def test_rows_as_models_pass_them_are_written_and_attended_over_alike(
         rows = [each if with_axis else each.squeeze(2) for each in (keys, values, queries)]
         pools = [checked_backend.new_pool(4, 2, 16, 64, pool_dtype) for _ in range(2)]
         checked_backend.write_kv(*rows[:2], *pools, np.array([21, 32], np.int32))
-        output = checked_backend.paged_decode(rows[2], *pools, tables, scale=0.125)
+        output = checked_backend.paged_decode(rows[2], *pools, tables, Attention(0.125))
         assert output.shape == rows[2].shape
         checked_backend.settle()
         held = [np.array(pool.view(mx.uint8)) for pool in pools]
@@ -242,9 +243,7 @@ def test_a_decode_is_bit_identical_alone_and_in_any_batch(
             tables.page_size,
         )
         rows = queries[mx.array(order)]
-        return fast_backend.paged_decode(
-            rows, *pools, some, scale=0.125, window=window, sinks=sinks
-        )
+        return fast_backend.paged_decode(rows, *pools, some, Attention(0.125, window=window), sinks)
 
     alone = [decode([row]) for row in range(7)]
     for order in ([0, 1, 2, 3, 4, 5, 6], [6, 0, 1], [3, 3, 1], [5, 4, 2, 0], [2, 6]):
@@ -271,8 +270,10 @@ def test_a_view_of_rows_is_attended_like_a_copy(checked_backend: MetalBackend) -
     found = Paged(checked_backend, Case(((20, 1), (3, 1)), has_sinks=True))
     rows = mx.random.normal((4, 4, 64), key=mx.random.key(1))
     pools = found.pools()
-    expected = checked_backend.paged_decode(mx.array(rows[2:]), *pools, found.tables, scale=0.1)
+    expected = checked_backend.paged_decode(
+        mx.array(rows[2:]), *pools, found.tables, Attention(0.1)
+    )
     turned = mx.contiguous(rows.swapaxes(1, 2)).swapaxes(1, 2)
     for view in (rows[2:], turned[2:]):
-        answer = checked_backend.paged_decode(view, *pools, found.tables, scale=0.1)
+        answer = checked_backend.paged_decode(view, *pools, found.tables, Attention(0.1))
         assert mx.array_equal(answer, expected)

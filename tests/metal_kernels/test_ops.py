@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from metal_kernels.choice import select_backend
+from metal_kernels.ops import Attention
 from metal_kernels.tables import SequenceTables
 
 BACKEND = select_backend("auto")
@@ -70,7 +71,7 @@ def attend(**changes: Any) -> mx.array:
         "queries": mx.zeros((3, 4, 8)),
         "pools": pools(),
         "tables": tables(),
-        "scale": 1.0,
+        "attention": Attention(1.0),
     }
     arguments = {**arguments, **changes}
     queries, (k_pool, v_pool) = arguments.pop("queries"), arguments.pop("pools")
@@ -89,9 +90,9 @@ def attend(**changes: Any) -> mx.array:
         ({"pools": pools(dtype=mx.float16)}, "do not belong together"),
         ({"tables": tables(page_tables=np.array([[0, 4]], np.int32))}, "page 4 of 16 slots"),
         ({"tables": tables(context_lens=np.array([33], np.int32), page_size=32)}, "has 64 slots"),
-        ({"window": 0}, "a window must be at least 1, got 0"),
-        ({"softcap": 0.0}, "a softcap must be above 0"),
-        ({"softcap": float("nan")}, "a softcap must be above 0"),
+        ({"attention": Attention(1.0, window=0)}, "a window must be at least 1, got 0"),
+        ({"attention": Attention(1.0, softcap=0.0)}, "a softcap must be above 0"),
+        ({"attention": Attention(1.0, softcap=float("nan"))}, "a softcap must be above 0"),
         ({"sinks": mx.zeros(2)}, r"sinks must be \(4,\), got \(2,\)"),
     ],
 )

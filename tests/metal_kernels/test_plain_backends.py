@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels.cpu.backend import CpuBackend
-from metal_kernels.ops import Backend
+from metal_kernels.ops import Attention, Backend
+from metal_kernels.plain import PlainBackend
 from metal_kernels.reference import ReferenceBackend
 from metal_kernels.tables import SequenceTables
+from metal_kernels.x86.backend import X86Backend
 from tests.metal_kernels.latent_oracle import PagedLatents, latent_case
 from tests.metal_kernels.oracle import CASES, TOLERANCES, Case, Paged, read_slots
 
 
-@pytest.fixture(params=[ReferenceBackend(), CpuBackend()], ids=["reference", "cpu"])
+@pytest.fixture(
+    params=[ReferenceBackend(), PlainBackend(), X86Backend()], ids=["reference", "plain", "x86"]
+)
 def backend(request: pytest.FixtureRequest) -> Backend:
     plain: Backend = request.param
     return plain
@@ -28,24 +33,30 @@ def test_attention_over_pages_equals_attention_over_plain_arrays(
     assert found.error() <= found.tolerance
 
 
+@pytest.mark.parametrize("fast", [PlainBackend(), X86Backend()], ids=["plain", "x86"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_cpu_backend_answers_as_the_reference_does(case: Case) -> None:
-    found = Paged(CpuBackend(), case)
+def test_a_fast_backend_answers_as_the_reference_does(case: Case, fast: Backend) -> None:
+    found = Paged(fast, case)
     assert found.error_to_reference() <= found.tolerance
 
 
-@pytest.mark.parametrize("max_gathered_rows", [0, 1 << 30])
+@pytest.mark.parametrize("copied_per_product", [0, 1 << 30], ids=["joined", "gathered"])
 @pytest.mark.parametrize(
-    "case",
+    "options",
     [
-        Case(((0, 1), (15, 1), (16, 1), (52, 1)), group=4),
-        Case(((0, 1), (15, 1), (16, 1), (52, 1)), group=4, has_sinks=True),
-        Case(((0, 1), (15, 1), (16, 1), (52, 1)), dtype=mx.float16, is_scattered=False),
+        {},
+        {"has_sinks": True},
+        {"window": 9},
+        {"softcap": 2.0, "has_sinks": True},
+        {"is_scattered": False},
     ],
     ids=str,
 )
-def test_decodes_are_right_gathered_or_one_by_one(case: Case, max_gathered_rows: int) -> None:
-    found = Paged(CpuBackend(max_gathered_rows), case)
+def test_decodes_are_right_gathered_or_joined(
+    options: dict[str, Any], copied_per_product: int
+) -> None:
+    case = Case(((0, 1), (15, 1), (16, 1), (52, 1)), group=4, **options)
+    found = Paged(X86Backend(copied_per_product), case)
     assert found.error() <= found.tolerance
 
 
@@ -67,7 +78,7 @@ def test_attention_over_latents_is_right(
 @pytest.mark.parametrize("sequences", [((299, 1),), ((60, 40), (0, 9))], ids=["decode", "chunks"])
 def test_attention_over_many_latents_is_right(sequences: tuple[tuple[int, int], ...]) -> None:
     """On a CPU many scores are written out, with sizes as models have them."""
-    found = PagedLatents(CpuBackend(0), latent_case(sequences, heads=128, dims=(512, 64)))
+    found = PagedLatents(X86Backend(), latent_case(sequences, heads=128, dims=(512, 64)))
     assert found.error() <= found.tolerance
 
 
@@ -75,7 +86,9 @@ def test_a_sequence_gets_the_same_answer_alone_and_among_others(backend: Backend
     several = Paged(backend, Case(((0, 17), (20, 9), (40, 1)), window=12))
     queries = mx.random.normal((27, 4, 64), key=mx.random.key(1))
     k_pool, v_pool = several.pools()
-    together = backend.paged_prefill(queries, k_pool, v_pool, several.tables, scale=0.1, window=12)
+    together = backend.paged_prefill(
+        queries, k_pool, v_pool, several.tables, Attention(0.1, window=12)
+    )
     for sequence, first, last in several.tables.queries():
         alone = SequenceTables(
             several.tables.page_tables[sequence : sequence + 1],
@@ -84,7 +97,7 @@ def test_a_sequence_gets_the_same_answer_alone_and_among_others(backend: Backend
             16,
         )
         answer = backend.paged_prefill(
-            queries[first:last], k_pool, v_pool, alone, scale=0.1, window=12
+            queries[first:last], k_pool, v_pool, alone, Attention(0.1, window=12)
         )
         assert mx.array_equal(answer, together[first:last])
 
@@ -93,7 +106,7 @@ def test_a_decode_with_several_rows_of_a_sequence_is_refused(backend: Backend) -
     found = Paged(backend, Case(((3, 2),)))
     k_pool, v_pool = found.pools()
     with pytest.raises(ValueError, match="one row per sequence"):
-        backend.paged_decode(mx.zeros((2, 4, 64)), k_pool, v_pool, found.tables, scale=1.0)
+        backend.paged_decode(mx.zeros((2, 4, 64)), k_pool, v_pool, found.tables, Attention(1.0))
 
 
 def filled_pools(backend: Backend, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:

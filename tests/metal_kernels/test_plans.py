@@ -9,6 +9,7 @@ import pytest
 from metal_kernels.kernels import Kernel, KernelSpec
 from metal_kernels.limits import HEAD_DIMS, PAGE_SIZES
 from metal_kernels.metal import MetalBackend
+from metal_kernels.ops import Attention
 from metal_kernels.plans import (
     NO_WINDOW,
     DecodePlan,
@@ -183,7 +184,7 @@ def test_a_tile_uses_as_much_memory_as_the_plan_says(dtype: mx.Dtype, head_dim: 
     backend = MetalBackend(remembering)
     pools = [backend.new_pool(2, 1, 16, head_dim, dtype) for _ in range(2)]
     queries = mx.zeros((1, 1, head_dim), dtype)
-    backend.paged_prefill(queries, *pools, tables([(0, 1)]), scale=1.0)
+    backend.paged_prefill(queries, *pools, tables([(0, 1)]), Attention(1.0))
     kernel = built["paged_prefill"]
     assert isinstance(kernel, MetalKernel)
     assert kernel.statistics is not None

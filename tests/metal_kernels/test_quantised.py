@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from metal_kernels.choice import select_backends
-from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.limits import HEAD_DIMS
 from metal_kernels.metal import DTYPES, MetalBackend
-from metal_kernels.ops import Backend, LayerShape
+from metal_kernels.ops import Attention, Backend, LayerShape
 from metal_kernels.quantised import dequantise, quantise
 from metal_kernels.reference import ReferenceBackend
+from metal_kernels.x86.backend import X86Backend
 from tests.emulated import emulated_backend
 from tests.metal_kernels.oracle import Case, Paged, quantised
 
-PLAIN = [ReferenceBackend(), CpuBackend()]
+PLAIN = [ReferenceBackend(), X86Backend()]
 SLOTS = np.array([*range(16, 64), *range(5, 12), *range(80, 95), 3], np.int32)
 NUM_PAGES = 7
 
@@ -121,8 +121,8 @@ def test_attention_is_that_over_what_the_bytes_mean(case: Case, emulated: MetalB
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_decodes_that_share_a_prefix_and_gathered_ones_are_right(dtype: mx.Dtype) -> None:
     case = Case(((0, 1), (15, 1), (52, 1)), dtype=dtype, is_quantised=True)
-    for max_gathered_rows in (0, 1 << 30):
-        found = Paged(CpuBackend(max_gathered_rows), case)
+    for copied_per_product in (0, 1 << 30):
+        found = Paged(X86Backend(copied_per_product), case)
         assert found.error() <= found.tolerance
 
 
@@ -172,7 +172,7 @@ def test_what_does_not_fit_is_refused(backend: Backend) -> None:
     found = Paged(backend, Case(((3, 1),), kv_heads=1, is_quantised=True))
     queries = mx.zeros((1, 2, 64), mx.int8)
     with pytest.raises(ValueError, match="queries are"):
-        backend.paged_decode(queries, *found.pools(), found.tables, scale=1.0)
+        backend.paged_decode(queries, *found.pools(), found.tables, Attention(1.0))
     latent = mx.zeros((1, 2, 64))
     with pytest.raises(ValueError, match="latents are not quantised"):
         backend.paged_latent(latent, latent, *found.pools(), found.tables, scale=1.0)

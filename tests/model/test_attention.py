@@ -10,8 +10,8 @@ import mlx.core as mx
 import pytest
 
 from metal_kernels import choice
-from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.ops import LayerShape
+from metal_kernels.x86.backend import X86Backend
 from mlxserve.errors import InvalidConfig, UnsupportedModel
 from mlxserve.model import attention
 from mlxserve.model.attention import choose_attention, in_words
@@ -21,7 +21,7 @@ from mlxserve.model.probe import probe
 BuildModel = Callable[..., tuple[Any, dict[str, Any]]]
 
 
-class Wrong(CpuBackend):
+class Wrong(X86Backend):
     """Kernels that compile and compute something else."""
 
     name = "metal"
@@ -36,10 +36,10 @@ def loaded(build_model: BuildModel) -> LoadedModel:
     return prepare(model, config, "small")
 
 
-def select_wrong(name: str, layers: Sequence[LayerShape]) -> list[CpuBackend]:
+def select_wrong(name: str, layers: Sequence[LayerShape]) -> list[X86Backend]:
     """Wrong kernels in the first layer."""
-    first = CpuBackend() if name == "cpu" else Wrong()
-    return [first, *(CpuBackend() for _ in layers[1:])]
+    first = X86Backend() if name == "cpu" else Wrong()
+    return [first, *(X86Backend() for _ in layers[1:])]
 
 
 def test_a_right_backend_is_taken(loaded: LoadedModel) -> None:
@@ -69,11 +69,12 @@ def test_wrong_kernels_that_were_asked_for_are_an_error(
         choose_attention("metal", loaded)
 
 
-class Slightly(CpuBackend):
+class Slightly(X86Backend):
     """Attends with scores that are a tenth too large: less than 8 bits may change."""
 
-    def paged_prefill(self, *args: Any, scale: float, **options: Any) -> mx.array:
-        return super().paged_prefill(*args, scale=1.1 * scale, **options)
+    def paged_prefill(self, *args: Any) -> mx.array:
+        *rest, attention, sinks = args
+        return super().paged_prefill(*rest, attention._replace(scale=1.1 * attention.scale), sinks)
 
 
 def test_keys_and_values_in_8_bits_excuse_no_other_difference(

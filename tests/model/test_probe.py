@@ -12,8 +12,8 @@ from mlx_lm.models import llama
 from mlx_lm.models.base import create_causal_mask, scaled_dot_product_attention
 
 from metal_kernels.choice import select_backend
-from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.quantised import quantise
+from metal_kernels.x86.backend import X86Backend
 from mlxserve.cache.kv import LayerKV
 from mlxserve.errors import UnsupportedModel
 from mlxserve.model.load import LoadedModel, prepare
@@ -56,7 +56,7 @@ def test_keys_and_values_in_8_bits_pass_with_a_tolerance_of_their_own(
     assert 1e-3 < probe(loaded, REFERENCE) < 0.2
 
 
-class ScaleOfAnotherHead(CpuBackend):
+class ScaleOfAnotherHead(X86Backend):
     """Swaps the scales of rows of two heads as it writes them."""
 
     def write_kv(self, keys: mx.array, values: mx.array, *rest: Any) -> tuple[mx.array, mx.array]:
@@ -68,7 +68,7 @@ def swapped(rows: mx.array) -> mx.array:
     return mx.concatenate([rows[..., :-4], rows[:, ::-1, -4:]], axis=-1)
 
 
-class Unscaled(CpuBackend):
+class Unscaled(X86Backend):
     """Writes a scale of 1."""
 
     def write_kv(self, keys: mx.array, values: mx.array, *rest: Any) -> tuple[mx.array, mx.array]:
@@ -84,7 +84,7 @@ def with_scale_1(rows: mx.array) -> mx.array:
 @pytest.mark.parametrize(
     "wrong", [ScaleOfAnotherHead(), Unscaled()], ids=lambda b: type(b).__name__
 )
-def test_wrong_scales_are_refused(wrong: CpuBackend, build_model: BuildModel) -> None:
+def test_wrong_scales_are_refused(wrong: X86Backend, build_model: BuildModel) -> None:
     loaded = prepare(*build_model("qwen3"), "small").in_8_bits()
     with pytest.raises(UnsupportedModel, match=r"different logits .* 2e-01 is allowed"):
         probe(loaded, wrong)

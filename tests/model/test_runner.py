@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from metal_kernels.choice import select_backend
-from metal_kernels.cpu.backend import CpuBackend
+from metal_kernels.x86.backend import X86Backend
 from mlxserve.cache.kv import KVPool
 from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel, prepare
@@ -254,7 +254,7 @@ def test_a_step_is_started_at_launch_where_every_layer_writes_in_place(
         real(*arrays)  # type: ignore[no-untyped-call]
 
     monkeypatch.setattr(mx, "async_eval", begin)
-    in_place, copying = CpuBackend(), CpuBackend()
+    in_place, copying = X86Backend(), X86Backend()
     monkeypatch.setattr(in_place, "writes_in_place", True)
     others = [in_place] * (len(loaded.layers) - 1)
     # One layer that may copy its pool is enough to wait for the step before.

@@ -12,11 +12,11 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from metal_kernels.cpu.backend import CpuBackend
 from metal_kernels.kernels import Kernel, KernelSpec, Size
 from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Backend
 from metal_kernels.reading import read
+from metal_kernels.x86.backend import X86Backend
 from mlxserve.cache.kv import KVPool
 from mlxserve.model import step_graphs
 from mlxserve.model.batch import Batch
@@ -191,7 +191,7 @@ def test_a_recorded_step_gives_the_logits_of_plain_mlx(
 
     monkeypatch.setattr(step_graphs, "record", record)
     model = stateful if has_states else loaded
-    plain, kernels = Steps(model, CpuBackend()), Steps(model, emulated_backend())
+    plain, kernels = Steps(model, X86Backend()), Steps(model, emulated_backend())
     steps = from_the_beginning(16) if has_states else [[(0, 0, 62)], [(1, 0, 9)], *growing(62, 8)]
     for step in steps:
         expected = plain.logits(step)

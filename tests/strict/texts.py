@@ -24,6 +24,7 @@ from metal_kernels.kernels import SMALLEST_INPUT, Kernel, KernelSpec, Size
 from metal_kernels.latents import LATENT_DIMS
 from metal_kernels.limits import PAGE_SIZES
 from metal_kernels.metal import DTYPES, MetalBackend, refusal
+from metal_kernels.ops import Attention
 from metal_kernels.tables import SequenceTables
 
 # Query heads per kv head: every number up to 16, then those of models (Falcon has 71).
@@ -204,18 +205,20 @@ def _use(
         np.array([0, 256], np.int32),
         page_size,
     )
-    backend.paged_prefill(mx.zeros((256, heads, key_dim), dtype), keys, values, long, scale=1.0)
+    backend.paged_prefill(
+        mx.zeros((256, heads, key_dim), dtype), keys, values, long, Attention(1.0)
+    )
     for sinks in (None, mx.zeros((heads,), dtype)):
         for sequences in (1, 2):
             lengths = np.array([2 * page_size + 1, 5], np.int32)[:sequences]
             starts = np.arange(sequences + 1, dtype=np.int32)
             one_row_each = SequenceTables(pages[:sequences], lengths, starts, page_size)
             queries = mx.zeros((sequences, heads, key_dim), dtype)
-            backend.paged_decode(queries, keys, values, one_row_each, scale=1.0, sinks=sinks)
+            backend.paged_decode(queries, keys, values, one_row_each, Attention(1.0), sinks)
             chunks = SequenceTables(pages[:sequences], lengths, 3 * starts, page_size)
             queries = mx.zeros((3 * sequences, heads, key_dim), dtype)
             backend.paged_prefill(
-                queries, keys, values, chunks, scale=1.0, window=7, softcap=3.0, sinks=sinks
+                queries, keys, values, chunks, Attention(1.0, window=7, softcap=3.0), sinks
             )
 
 

@@ -1,8 +1,12 @@
-"""Rows of a pool: written to slots, and read as views of runs of slots or as copies of any slots."""
+"""Rows of a pool of one array per side: written to slots, and read as views of runs of slots or as copies.
+
+A pool is (kv_heads, slots, width).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import mlx.core as mx
@@ -13,45 +17,37 @@ from metal_kernels.ops import Slots
 from metal_kernels.quantised import loaded
 from metal_kernels.tables import IntArray, SequenceTables
 
-# Runs of fewer consecutive slots are written in one operation, where there are as many of them: it takes some
-# nanoseconds for each number, where an operation for each run takes 5 microseconds and copies faster. Keys and
-# values of 4 heads of 64 dimensions, 2-core x86: 16 single rows 0.04 instead of 0.23 ms, 4 0.02 and 0.07; of 32
-# heads of 128, 16 rows 0.42 and 0.70, 4 0.17 and 0.18.
-_SHORT_RUN = 4
-_MANY_RUNS = 4
+# Rows of a run of consecutive slots, on average, from which on a write for each run is faster than one for all
+# rows, which takes some nanoseconds for each number where a run takes 5 microseconds. Keys and values of 4 heads
+# of 64 dimensions, 2-core x86: 16 single rows 0.04 instead of 0.23 ms, 4 0.02 and 0.07.
+_LONG_RUN = 4
 
 
-def write_rows(pools: Sequence[mx.array], rows: Sequence[mx.array], slots: Slots) -> None:
-    """Write to these slots of each pool its rows, (rows, kv_heads, width) in the pool's own dtype."""
-    runs = _consecutive(slots)
-    short = [run for run in runs if run[1] - run[0] < _SHORT_RUN]
-    if len(short) < _MANY_RUNS:
-        short = []
-    for first, end, slot in runs:
-        if not short or end - first >= _SHORT_RUN:
-            for pool, new in zip(pools, rows, strict=True):
-                pool[:, slot : slot + end - first] = new[first:end].swapaxes(0, 1)
-    if short:
-        _write_together(pools, rows, slots, [row for run in short for row in range(*run[:2])])
+@dataclass(frozen=True, slots=True)
+class RowWrites:
+    """Where the rows of a step are written: the same for all layers."""
 
+    runs: tuple[tuple[int, int, int], ...]  # first row, row after the last, first slot
+    together: mx.array | None  # (1, rows, 1): the slots, if all rows are written in one operation
 
-def _write_together(
-    pools: Sequence[mx.array], rows: Sequence[mx.array], slots: Slots, at: list[int]
-) -> None:
-    """Write the rows with these numbers in one operation for each pool."""
-    where = mx.array(slots[at])[None, :, None]
-    for pool, new in zip(pools, rows, strict=True):
-        some = (new if len(at) == len(slots) else new[mx.array(at)]).swapaxes(0, 1)
-        index = mx.broadcast_to(where, some.shape)
-        # Not another array: while the caller kept the old one as well, mlx would copy the pool.
-        pool[...] = mx.put_along_axis(pool, index, some, axis=1)
+    @classmethod
+    def of(cls, slots: Slots) -> RowWrites:
+        breaks = (np.flatnonzero(np.diff(slots) != 1) + 1).tolist()
+        bounds = [0, *breaks, len(slots)]
+        runs = [(begin, end, int(slots[begin])) for begin, end in pairwise(bounds) if end > begin]
+        are_short = len(runs) > 1 and len(slots) < _LONG_RUN * len(runs)
+        return cls(tuple(runs), mx.array(slots)[None, :, None] if are_short else None)
 
-
-def _consecutive(slots: Slots) -> list[tuple[int, int, int]]:
-    """(first row, row after the last, first slot) of each run of rows with consecutive slots."""
-    breaks = (np.flatnonzero(np.diff(slots) != 1) + 1).tolist()
-    bounds = [0, *breaks, len(slots)]
-    return [(begin, end, int(slots[begin])) for begin, end in pairwise(bounds) if end > begin]
+    def write(self, pool: mx.array, rows: mx.array) -> None:
+        """`rows`: (rows, kv_heads, width), in the pool's own dtype."""
+        if self.together is not None:
+            heads = rows.swapaxes(0, 1)
+            index = mx.broadcast_to(self.together, heads.shape)
+            # Not another array: while the caller kept the old one as well, mlx would copy the pool.
+            pool[...] = mx.put_along_axis(pool, index, heads, axis=1)
+            return
+        for first, end, slot in self.runs:
+            pool[:, slot : slot + end - first] = rows[first:end].swapaxes(0, 1)
 
 
 class Runs:
@@ -103,17 +99,17 @@ def take_rows(pool: mx.array, index: mx.array, dtype: mx.Dtype) -> mx.array:
 
 
 def padded_slots(
-    tables: SequenceTables, rows: list[int], first: int
+    tables: SequenceTables, rows: Sequence[int], firsts: npt.NDArray[np.integer]
 ) -> tuple[IntArray, npt.NDArray[np.float32]]:
-    """Of these sequences: the slots of their positions from `first` on, and 0 or, past their ends,
+    """Of these sequences: the slots of their positions from `firsts` on, and 0 or, past their ends,
     minus infinity.
 
     Both (sequences, positions). Past its end a sequence has its first slot, which holds a number.
     """
     contexts, page_tables = tables.context_lens[rows], tables.page_tables[rows]
-    position = np.arange(first, contexts.max())
+    position = firsts[:, None] + np.arange((contexts - firsts).max())
     is_seen = position < contexts[:, None]
-    pages = page_tables[:, position // tables.page_size]
+    position = np.where(is_seen, position, firsts[:, None])
+    pages = np.take_along_axis(page_tables, position // tables.page_size, axis=1)
     slots: IntArray = pages * tables.page_size + position % tables.page_size
-    slots = np.where(is_seen, slots, page_tables[:, :1] * tables.page_size)
-    return slots, np.where(is_seen, np.float32(0), np.float32(-np.inf))
+    return slots.astype(np.int32), np.where(is_seen, np.float32(0), np.float32(-np.inf))

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels.cpu.pool_rows import Runs, write_rows
+from metal_kernels.pool_rows import RowWrites, Runs
 
 _HEADS, _SLOTS, _DIM = 3, 2_048, 16
 
@@ -37,7 +37,7 @@ def test_rows_are_where_they_were_written_to_and_nowhere_else(
         [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
     )
     rows = draw.integers(-100, 100, (len(slots), _HEADS, _DIM))
-    write_rows([pool], [mx.array(rows).astype(dtype)], slots.astype(np.int32))
+    RowWrites.of(slots.astype(np.int32)).write(pool, mx.array(rows).astype(dtype))
     expected[:, slots] = rows.swapaxes(0, 1)
     assert (np.array(pool.astype(mx.int32)) == expected).all()
 
@@ -52,7 +52,7 @@ def test_writing_does_not_copy_the_pool(lengths: list[int]) -> None:
     mx.eval(pool, rows)
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    write_rows([pool], [rows], slots)
+    RowWrites.of(slots).write(pool, rows)
     mx.eval(pool)
     assert mx.get_peak_memory() - before < pool.nbytes // 8
     assert mx.sum(pool).item() == rows.size

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels.cpu.reductions import row_max, row_sum
+from metal_kernels.x86.reductions import row_max, row_sum
 
 SHAPES = [
     (3, 5),

@@ -1,4 +1,4 @@
-"""Attention written out in tiles, for a CPU and for scores with a softcap.
+"""Attention of chunks written out in tiles, in float32 on a CPU.
 
     positions ->      seen by all rows of a tile   its triangle
     rows 0 .. 63      | .........................| \\ |
@@ -18,20 +18,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from metal_kernels.cpu.exponential import LOG2_E, exp2, tanh
-from metal_kernels.cpu.reductions import row_max, row_sum
+from metal_kernels.ops import Attention
+from metal_kernels.x86.exponential import LOG2_E, exp2, tanh
+from metal_kernels.x86.reductions import row_max, row_sum
 
 TILE_SCORES = 1 << 18  # float32
-# Of a tile whose rows are few, or share what they see (16 decodes on 1,536 positions: 1.39 -> 1.21 ms).
-LARGE_TILE_SCORES = 4 * TILE_SCORES
 _TILE_ROWS = 64  # more are not faster, and compute more above the diagonal
-_FEW_ROWS = 32  # in larger tiles: 2,500 positions 5.8 -> 5.0 ms, 5,000 14.3 -> 12.7
 _LEAST_ROWS = 8  # fewer make products of a few rows, which take a CPU as long as these
 
 
@@ -39,13 +36,11 @@ def attend_written_out(
     queries: mx.array,  # (1, heads, rows, head_dim), the last positions of the keys
     keys: mx.array,  # (1, kv_heads, positions, head_dim)
     values: mx.array,  # (1, kv_heads, positions, value_dim)
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    attention: Attention,
     sinks: mx.array | None = None,  # (heads,)
 ) -> mx.array:
     """(1, heads, rows, value_dim), causal, in float32 with powers of two."""
+    scale, window, softcap = attention
     _, heads, rows, head_dim = queries.shape
     kv_heads, positions = keys.shape[1:3]
     group = heads // kv_heads
@@ -53,7 +48,6 @@ def attend_written_out(
     scaled = (queries * factor).reshape(kv_heads, group, rows, head_dim)
     if sinks is not None:
         sinks = LOG2_E * sinks.astype(mx.float32).reshape(kv_heads, group, 1, 1)
-    most = TILE_SCORES if rows > _FEW_ROWS else LARGE_TILE_SCORES
     outputs = []
     for first, last in _row_tiles(rows, positions, group):
         begin, end, added = _seen_by(first - rows + positions, last - rows + positions, window)
@@ -66,89 +60,30 @@ def attend_written_out(
                 softcap,
                 None if sinks is None else sinks[of_heads],
             )
-            for of_heads in _head_tiles(kv_heads, (last - first) * group * (end - begin), most)
+            for of_heads in _head_tiles(kv_heads, (last - first) * group * (end - begin))
         ]
         outputs.append(parts[0] if len(parts) == 1 else mx.concatenate(parts))
     output = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=2)
     return output.reshape(1, heads, rows, values.shape[-1]).astype(queries.dtype)
 
 
-def attend_row_written_out(
-    query: mx.array,  # (heads, head_dim)
-    keys: Sequence[mx.array],  # of each run (kv_heads, positions, head_dim)
-    values: Sequence[mx.array],  # of each run (kv_heads, positions, value_dim)
+def attend_latents_written_out(
+    q_latent: mx.array,  # (rows, heads, latent_dim), the last positions of the latents
+    q_rope: mx.array,  # (rows, heads, rope_dim), scaled
+    latents: mx.array,  # (positions, latent_dim): keys and values at once
+    keys: mx.array,  # (positions, rope_dim)
     *,
     scale: float,
-    sinks: mx.array | None = None,  # (heads,)
 ) -> mx.array:
-    """(1, heads, value_dim), in float32 with powers of two: a decode that sees all these positions.
-
-    Runs are not joined, but their scores are, which are a few numbers for each position.
-    """
-    kv_heads, _, head_dim = keys[0].shape
-    grouped = (query * (scale * LOG2_E)).reshape(kv_heads, -1, head_dim)
-    scores = [grouped @ each.swapaxes(-1, -2) for each in keys]
-    joined = scores[0] if len(scores) == 1 else mx.concatenate(scores, axis=-1)
-    joined = joined.astype(mx.float32)
-    largest = joined.max(axis=-1, keepdims=True)
-    if sinks is not None:
-        sinks = LOG2_E * sinks.astype(mx.float32).reshape(kv_heads, -1, 1)
-        largest = mx.maximum(largest, sinks)
-    weights = exp2(joined, largest)
-    total = weights.sum(axis=-1, keepdims=True)
-    if sinks is not None:
-        total = total + exp2(sinks, largest)
-    ends = list(accumulate(each.shape[1] for each in keys))
-    parts = mx.split(weights.astype(values[0].dtype), ends[:-1], axis=-1)
-    output = functools.reduce(
-        mx.add, (part @ each for part, each in zip(parts, values, strict=True))
-    )
-    return (output / total).reshape(1, len(query), -1).astype(query.dtype)
+    """(rows, heads, latent_dim), causal, of one sequence: one product of latents and rotated keys."""
+    queries = mx.concatenate([q_latent * scale, q_rope], axis=-1)[None].swapaxes(1, 2)
+    both = mx.concatenate([latents, keys], axis=-1)[None, None]
+    output = attend_written_out(queries, both, latents[None, None], Attention(1.0))
+    return output.squeeze(0).swapaxes(0, 1)
 
 
-def attend_rows_written_out(
-    queries: mx.array,  # (rows, heads, head_dim)
-    keys: mx.array,  # (kv_heads, rows, positions, head_dim): each row has keys of its own
-    values: mx.array,  # (kv_heads, rows, positions, value_dim)
-    *,
-    scale: float,
-    unseen: mx.array,  # (rows, 1, 1, positions): 0, or minus infinity
-    sinks: mx.array | None = None,  # (heads,)
-) -> mx.array:
-    """(rows, heads, value_dim), in float32 with powers of two, in one tile."""
-    rows, heads, head_dim = queries.shape
-    kv_heads, _, positions, value_dim = values.shape
-    group = heads // kv_heads
-    if sinks is not None:
-        of_heads = LOG2_E * sinks.astype(mx.float32).reshape(kv_heads, 1, group)
-        sinks = mx.broadcast_to(of_heads, (kv_heads, rows, group)).reshape(-1, group, 1, 1)
-    grouped = (queries * (scale * LOG2_E)).reshape(rows, kv_heads, group, head_dim).swapaxes(0, 1)
-    output = _attend_tile(
-        grouped.reshape(kv_heads * rows, group, 1, head_dim),
-        keys.reshape(kv_heads * rows, positions, head_dim),
-        values.reshape(kv_heads * rows, positions, value_dim),
-        mx.tile(unseen, (kv_heads, 1, 1, 1)),
-        None,
-        sinks,
-    )
-    output = output.reshape(kv_heads, rows, group, value_dim).swapaxes(0, 1)
-    return output.reshape(rows, heads, value_dim).astype(queries.dtype)
-
-
-def tiles(rows: int, kv_heads: int, scores_of_row: int) -> Iterator[tuple[slice, Sequence[slice]]]:
-    """Rows that share what they see, and for each the kv heads that are one tile.
-
-    `scores_of_row`: of one row and one kv head
-    """
-    step = max(_LEAST_ROWS, LARGE_TILE_SCORES // scores_of_row)
-    for first in range(0, rows, step):
-        last = min(rows, first + step)
-        scores_of_head = (last - first) * scores_of_row
-        yield slice(first, last), _head_tiles(kv_heads, scores_of_head, LARGE_TILE_SCORES)
-
-
-def _head_tiles(kv_heads: int, scores_of_head: int, most: int) -> Sequence[slice]:
-    step = max(1, min(kv_heads, most // scores_of_head))
+def _head_tiles(kv_heads: int, scores_of_head: int) -> Sequence[slice]:
+    step = max(1, min(kv_heads, TILE_SCORES // scores_of_head))
     return [slice(at, at + step) for at in range(0, kv_heads, step)]
 
 

@@ -1,0 +1,197 @@
+"""Dispatches: the kernels with all that the layers of a step have in common, but for those over latents.
+
+Each is made once per step for the layers of a shape. The arguments have been checked.
+"""
+
+from __future__ import annotations
+
+import math
+
+import mlx.core as mx
+import numpy as np
+
+from metal_kernels import kernels, quantised
+from metal_kernels.kernels import FENCE, SMALLEST_INPUT, Dispatch, Kernels, KernelSpec
+from metal_kernels.ops import Attention
+from metal_kernels.plans import (
+    DecodePlan,
+    HeadSplit,
+    PrefillPlan,
+    dim_split,
+    page_tables,
+    partition_size,
+    tile_side,
+    upload,
+)
+from metal_kernels.tables import SequenceTables
+
+_LOG2_E = math.log2(math.e)
+_COPY_THREADS = 256
+MERGE_THREADS = 128
+
+
+class Dispatches:
+    """Of one backend's kernels."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._numbers: dict[tuple[float, float | None, bool], mx.array] = {}
+        self._no_sinks: dict[tuple[int, mx.Dtype], mx.array] = {}
+
+    def decode(
+        self,
+        queries: mx.array,
+        k_pool: mx.array,
+        tables: SequenceTables,
+        attention: Attention,
+        sinks: mx.array | None,
+    ) -> tuple[Dispatch, Dispatch]:
+        """The partitions of each sequence, and their merge."""
+        sequences, heads, *_, head_dim = queries.shape
+        kv_heads = k_pool.shape[1]
+        split = HeadSplit.of(heads // kv_heads, head_dim)
+        window, size = attention.window, partition_size(kv_heads)
+        partitions, starts = tables.upload(
+            ("partitions", window, size), lambda tables: DecodePlan.of(tables, window, size).arrays
+        )
+        num_partitions = partitions.shape[0]
+        numbers = self._numbers_of(attention, sinks is not None)
+        threads = split.threads
+        attend = self._kernels.dispatch(
+            kernels.PAGED_DECODE,
+            {
+                "page_tables": uploaded_pages(tables),
+                "partitions": partitions,
+                "numbers": numbers,
+            },
+            {
+                "partials": ((num_partitions, heads, head_dim + 4), mx.float32),
+                "fence": FENCE,
+            },
+            [
+                ("T", queries.dtype),
+                ("D", head_dim),
+                ("GROUP", heads // kv_heads),
+                ("HEADS", split.heads),
+                ("PARTS", split.parts),
+                ("BLOCKS", split.blocks),
+                ("IS_QUANTISED", int(k_pool.dtype == quantised.DTYPE)),
+            ],
+            (threads, kv_heads * split.blocks, num_partitions),
+            (threads, 1, 1),
+        )
+        merge = self._kernels.dispatch(
+            kernels.MERGE_PARTITIONS,
+            {
+                "starts": starts,
+                "numbers": numbers,
+                **self._without_sinks(sinks, heads, queries.dtype),
+            },
+            {"out": (queries.shape, queries.dtype)},
+            [("T", queries.dtype), ("D", head_dim)],
+            (MERGE_THREADS, heads, sequences),
+            (MERGE_THREADS, 1, 1),
+        )
+        return attend, merge
+
+    def prefill(
+        self,
+        queries: mx.array,
+        k_pool: mx.array,
+        tables: SequenceTables,
+        attention: Attention,
+        sinks: mx.array | None,
+    ) -> Dispatch:
+        """The tiles of each chunk."""
+        rows, heads, head_dim = queries.shape
+        kv_heads = k_pool.shape[1]
+        group = heads // kv_heads
+        side = tile_side(head_dim, queries.dtype.size)
+        threads = 4 * side * dim_split(head_dim)
+        plan = PrefillPlan.of(tables, attention.window, group, side)
+        return self._kernels.dispatch(
+            kernels.PAGED_PREFILL,
+            {
+                "page_tables": uploaded_pages(tables),
+                "tiles": plan.tiles,
+                "numbers": self._numbers_of(attention, sinks is not None),
+                **self._without_sinks(sinks, heads, queries.dtype),
+            },
+            {"out": ((rows, heads, head_dim), queries.dtype), "fence": FENCE},
+            [
+                ("T", queries.dtype),
+                ("D", head_dim),
+                ("SIDE", side),
+                ("IS_QUANTISED", int(k_pool.dtype == quantised.DTYPE)),
+            ],
+            (threads, kv_heads, plan.num_tiles),
+            (threads, 1, 1),
+        )
+
+    def move(
+        self, spec: KernelSpec, moves: mx.array, count: int, k_pool: mx.array, v_pool: mx.array
+    ) -> Dispatch:
+        """A kernel that writes the pools bit by bit: `count` moves of every kv head."""
+        _, kv_heads, _, key_dim = k_pool.shape
+        value_dim = v_pool.shape[-1]
+        threads = _COPY_THREADS
+        threadgroup = (threads, 1, 1)
+        if spec is kernels.WRITE_KV_TOKENS:
+            row = key_dim * k_pool.dtype.size
+            threads = row // (16 if row % 16 == 0 else 4)
+            threadgroup = (threads, min(kv_heads, max(1, _COPY_THREADS // threads)), 1)
+        return self._kernels.dispatch(
+            spec,
+            {"moves": moves},
+            {"fence": FENCE},
+            [("T", k_pool.dtype), ("D", key_dim), ("E", value_dim)],
+            (threads, kv_heads, count),
+            threadgroup,
+        )
+
+    def quantise(self, dtype: mx.Dtype, moves: mx.array, count: int, k_pool: mx.array) -> Dispatch:
+        """The kernel that writes `count` rows of `dtype` in 8 bits."""
+        kv_heads = k_pool.shape[1]
+        return self._kernels.dispatch(
+            kernels.QUANTISE_KV,
+            {"moves": moves},
+            {"fence": FENCE},
+            [("T", dtype), ("D", quantised.head_dim_of(k_pool))],
+            (32, kv_heads, count),
+            (32, min(kv_heads, _COPY_THREADS // 32), 1),
+        )
+
+    def _numbers_of(self, attention: Attention, has_sinks: bool) -> mx.array:
+        """The kernels' floats. Weights are powers of two, so log2(e) goes into scores and sinks."""
+        scale, _, softcap = attention
+        key = (scale, softcap, has_sinks)
+        if key not in self._numbers:
+            factor = scale * _LOG2_E if softcap is None else scale / softcap
+            cap = 0.0 if softcap is None else softcap * _LOG2_E
+            self._numbers[key] = upload([factor, cap, float(has_sinks), 0, 0, 0, 0, 0], np.float32)
+        return self._numbers[key]
+
+    def _without_sinks(
+        self, sinks: mx.array | None, heads: int, dtype: mx.Dtype
+    ) -> dict[str, mx.array]:
+        """What takes the place of the sinks of a layer without them."""
+        if sinks is not None:
+            return {}
+        key = (heads, dtype)
+        if key not in self._no_sinks:
+            self._no_sinks[key] = mx.zeros(max(SMALLEST_INPUT, heads), dtype)
+        return {"sinks": self._no_sinks[key]}
+
+
+def with_sinks(sinks: mx.array | None) -> dict[str, mx.array]:
+    """A layer's own sinks, long enough for a kernel."""
+    if sinks is None:
+        return {}
+    missing = SMALLEST_INPUT - sinks.size
+    return {"sinks": mx.pad(sinks, (0, missing)) if missing > 0 else sinks}
+
+
+def uploaded_pages(tables: SequenceTables) -> mx.array:
+    """The page tables on the device."""
+    (on_device,) = tables.upload(("page_tables",), lambda tables: (page_tables(tables),))
+    return on_device
