@@ -40,7 +40,7 @@ Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class DecodeGroup:
     """Rows that attend together.
 
     where    the rows of the dispatch
@@ -63,7 +63,7 @@ class Group:
         firsts: Integers,
         shared: Runs | None,
         k_pool: mx.array,
-    ) -> Group:
+    ) -> DecodeGroup:
         """`firsts`: of each row, the first position that is its own."""
         rows = list(rows)
         slots, unseen = padded_slots(tables, rows, firsts)
@@ -127,7 +127,7 @@ class Group:
 class Decodes:
     """The rows of a dispatch in groups. `order` restores the dispatch's; None where it is theirs."""
 
-    groups: list[Group]
+    groups: list[DecodeGroup]
     order: mx.array | None
 
     @classmethod
@@ -146,7 +146,7 @@ class Decodes:
         num_products = sum(group.num_products for group in groups)
         if num_copied < copied_per_product * (num_products - 1):
             parts = _parts(range(len(tables)), _numbers(contexts - firsts, k_pool))
-            groups = [Group.of(tables, rows, firsts[rows], None, k_pool) for rows in parts]
+            groups = [DecodeGroup.of(tables, rows, firsts[rows], None, k_pool) for rows in parts]
         rows = [row for group in groups for row in group.rows]
         is_sorted = rows == list(range(len(tables)))
         return cls(groups, None if is_sorted else mx.array(np.argsort(rows)))
@@ -170,7 +170,7 @@ class Decodes:
         return output if self.order is None else output[self.order]
 
 
-def _joined(tables: SequenceTables, firsts: Integers, k_pool: mx.array) -> Iterator[Group]:
+def _joined(tables: SequenceTables, firsts: Integers, k_pool: mx.array) -> Iterator[DecodeGroup]:
     """Rows that share most of what they see, and each of the others alone."""
     for rows in _same_first_page(tables, firsts):
         num_shared, contexts = _num_shared(tables, rows), tables.context_lens[rows]
@@ -178,10 +178,10 @@ def _joined(tables: SequenceTables, firsts: Integers, k_pool: mx.array) -> Itera
         if len(rows) > 1 and num_shared >= int(own.max()):
             shared = Runs(tables.runs(rows[0], 0, num_shared))
             for part in _parts(rows, _numbers(own, k_pool)):
-                yield Group.of(tables, part, np.full(len(part), num_shared), shared, k_pool)
+                yield DecodeGroup.of(tables, part, np.full(len(part), num_shared), shared, k_pool)
             continue
         for row in rows:
-            yield Group([row], slice(row, row + 1), Runs(tables.runs(row, int(firsts[row]))))
+            yield DecodeGroup([row], slice(row, row + 1), Runs(tables.runs(row, int(firsts[row]))))
 
 
 def _same_first_page(tables: SequenceTables, firsts: Integers) -> list[list[int]]:
