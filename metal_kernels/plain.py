@@ -49,7 +49,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class PaddedContexts:
     """What decodes see, to be copied side by side and padded to the longest."""
 
     index: mx.array  # (kv_heads, sequences, positions), for `take_rows`
@@ -114,7 +114,7 @@ class PlainBackend:
         if len(tables) == 1 or is_cut or not _fits(tables, k_pool):
             return self.paged_prefill(queries, k_pool, v_pool, tables, attention, sinks)
 
-        def plan() -> Gathered:
+        def plan() -> PaddedContexts:
             check_attention(queries, k_pool, v_pool, tables, attention, sinks)
             return _gathered(tables, k_pool)
 
@@ -259,10 +259,10 @@ def _fits(tables: SequenceTables, k_pool: mx.array) -> bool:
     return len(tables) * int(tables.context_lens.max()) * kv_heads * width <= MOST_GATHERED
 
 
-def _gathered(tables: SequenceTables, k_pool: mx.array) -> Gathered:
+def _gathered(tables: SequenceTables, k_pool: mx.array) -> PaddedContexts:
     sequences = range(len(tables))
     slots, unseen = padded_slots(tables, sequences, np.zeros(len(tables), np.int32))
-    return Gathered(row_index(slots, k_pool), mx.array(unseen)[:, None, None])
+    return PaddedContexts(row_index(slots, k_pool), mx.array(unseen)[:, None, None])
 
 
 def _page(page: int, page_size: int) -> slice:
