@@ -45,7 +45,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/deferred_packages": "",
     "mlxserve/blas": "mlxserve/errors",
     "mlxserve/machine": "mlxserve/errors mlxserve/deferred_packages mlxserve/blas",
-    "mlxserve/work": "",
+    "mlxserve/forward_work": "",
     "mlxserve/hub": "mlxserve/errors mlxserve/sampling_params mlxserve/config",
     "mlxserve/mini/__init__": "",
     "mlxserve/helpers": "",
@@ -81,16 +81,16 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/disk": "mlxserve/errors",
     "mlxserve/scheduler": (
-        "mlxserve/errors mlxserve/stats mlxserve/config mlxserve/request mlxserve/work "
+        "mlxserve/errors mlxserve/stats mlxserve/config mlxserve/request mlxserve/forward_work "
         "mlxserve/cache/hashing mlxserve/cache/pages"
     ),
     "mlxserve/model": (
         "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "
-        "mlxserve/request mlxserve/work mlxserve/hub mlxserve/cache/layout "
+        "mlxserve/request mlxserve/forward_work mlxserve/hub mlxserve/cache/layout "
         "mlxserve/cache/key_owners mlxserve/cache/kv"
     ),
     "mlxserve/engine": (
-        "mlxserve/errors mlxserve/stats mlxserve/request mlxserve/work mlxserve/cache/pages "
+        "mlxserve/errors mlxserve/stats mlxserve/request mlxserve/forward_work mlxserve/cache/pages "
         "mlxserve/disk mlxserve/disk mlxserve/scheduler mlxserve/model"
     ),
     "mlxserve/chat": (

@@ -16,7 +16,6 @@ from pathlib import Path
 import httpx
 
 from mlxserve.bench import loads
-from mlxserve.bench.bound import BEST, Bound
 from mlxserve.bench.report import Figure, Note, Report
 from mlxserve.bench.servers import Contender, ServerFailed
 from mlxserve.bench.serving import (
@@ -28,6 +27,7 @@ from mlxserve.bench.serving import (
     play_rounds,
 )
 from mlxserve.bench.startup import READY, bench_startup
+from mlxserve.bench.target import BEST, Target
 from mlxserve.errors import MlxServeError, in_one_line
 
 _OURS = "mlxserve"
@@ -54,7 +54,7 @@ class TableRow:
     name: str
     load: str
     figure: str
-    target: Bound | None = None
+    target: Target | None = None
     tokens: int = 0
     scale: float = 1.0
 
@@ -65,23 +65,23 @@ class TableRow:
         return self.figure.format(loads.scaled(self.tokens, size))
 
 
-def _first_token(tokens: int, target: Bound) -> TableRow:
+def _first_token(tokens: int, target: Target) -> TableRow:
     figure = "first token, {} tokens p50, ms"
     return TableRow("first token, {} cold tokens, s", "lengths", figure, target, tokens, 1e-3)
 
 
-def _rate(name: str, label: str, target: Bound) -> TableRow:
+def _rate(name: str, label: str, target: Target) -> TableRow:
     return TableRow(f"{name}, tokens/s", "answers", loads.rate_name(label), target)
 
 
 ROWS = (
     TableRow(
         "longest gap of an answer while {} tokens are computed, idle steps",
-        *("beside", loads.GAP, Bound(6), 2500),
+        *("beside", loads.GAP, Target(6), 2500),
     ),
     TableRow(
         "first token of a short prompt beside an answer, idle steps",
-        *("beside", loads.SHORT, Bound(2)),
+        *("beside", loads.SHORT, Target(2)),
     ),
     TableRow(
         "first token of a short prompt beside an answer, ms",
@@ -89,22 +89,22 @@ ROWS = (
     ),
     TableRow(
         "4 cold prompts that share {} tokens, over one alone",
-        *("siblings", loads.TOGETHER, Bound(1.0), 1500),
+        *("siblings", loads.TOGETHER, Target(1.0), 1500),
     ),
-    _first_token(300, Bound(1.0, baseline=BEST)),
-    _first_token(1500, Bound(0.8, baseline=MLX_LM)),
-    _first_token(3000, Bound(0.8, baseline=MLX_LM)),
-    TableRow(loads.GROWTH, "lengths", loads.GROWTH, Bound(1.0, baseline=BEST)),
+    _first_token(300, Target(1.0, baseline=BEST)),
+    _first_token(1500, Target(0.8, baseline=MLX_LM)),
+    _first_token(3000, Target(0.8, baseline=MLX_LM)),
+    TableRow(loads.GROWTH, "lengths", loads.GROWTH, Target(1.0, baseline=BEST)),
     TableRow(
         "first token, {} tokens again, ms",
         *("again", "first token, again p50, ms", None, 600),
     ),
-    TableRow("tokens computed for {} tokens again", "again", loads.COMPUTED_AGAIN, Bound(32), 600),
-    _rate("16 different answers at once", loads.SIXTEEN, Bound(1.1, True, BEST)),
-    _rate("4 different answers at once", loads.FOUR, Bound(1.1, True, BEST)),
-    _rate("one answer", loads.ONE, Bound(1.0, True, BEST)),
-    _rate("16 answers on one prefix", loads.ON_PREFIX, Bound(2.0, True, MLX_LM)),
-    TableRow("ready, s", _STARTUP, READY, Bound(1.0, baseline=MLX_LM)),
+    TableRow("tokens computed for {} tokens again", "again", loads.COMPUTED_AGAIN, Target(32), 600),
+    _rate("16 different answers at once", loads.SIXTEEN, Target(1.1, True, BEST)),
+    _rate("4 different answers at once", loads.FOUR, Target(1.1, True, BEST)),
+    _rate("one answer", loads.ONE, Target(1.0, True, BEST)),
+    _rate("16 answers on one prefix", loads.ON_PREFIX, Target(2.0, True, MLX_LM)),
+    TableRow("ready, s", _STARTUP, READY, Target(1.0, baseline=MLX_LM)),
 )
 
 
@@ -205,7 +205,7 @@ def table_of(
     return Report("table", settings, tuple(figures), notes=(*failures, *targets))
 
 
-def verdict(target: Bound, values: dict[str, tuple[float, ...]]) -> str:
+def verdict(target: Target, values: dict[str, tuple[float, ...]]) -> str:
     """The target, and whether our server met it, where it and the baseline were measured."""
     others = {who: each for who, each in values.items() if who != _OURS}
     found = target.measured(values[_OURS], others) if _OURS in values else None

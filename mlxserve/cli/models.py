@@ -37,7 +37,7 @@ def models(settings: Settings, json: Json = False) -> None:
     for entry, fit in rows:
         size = f"{entry.weight_size / 1e9:.2f} GB"
         short = _short_of(entry) or ""
-        print(f"{entry.name:46} {short:15} {entry.source:10} {size:>9}  {_in_words(fit)}")
+        print(f"{entry.name:46} {short:15} {entry.source:10} {size:>9}  {_fit_text(fit)}")
 
 
 def memory_for(engine: EngineConfig) -> int:
@@ -60,7 +60,7 @@ def _fit_of(entry: "Entry", engine: EngineConfig) -> "MemoryFit":
     )
 
 
-def _in_words(fit: "MemoryFit") -> str:
+def _fit_text(fit: "MemoryFit") -> str:
     if not fit.num_tokens:
         return "too large"
     return "fits" if fit.fits else f"{fit.num_tokens:,} of {fit.context:,} tokens"

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mlxserve.forward_work import ForwardWork, WorkBudget
 from mlxserve.request import Chunk
-from mlxserve.work import ForwardWork, WorkBudget
 
 _WEIGHT = 0.3  # of the newest measurement in the running average
 _LEAST_SHARE = 0.1  # of a mixed step's time, counted as that of its prompt tokens

@@ -9,9 +9,9 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlxserve.forward_work import ForwardWork
 from mlxserve.hub.files import text_config
 from mlxserve.model.load import LoadedModel
-from mlxserve.work import ForwardWork
 
 _HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")
 _USED_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk")

@@ -30,6 +30,7 @@ from mlxserve.errors import (
     PromptTooLong,
     QueueFull,
 )
+from mlxserve.forward_work import WorkBudget
 from mlxserve.request import (
     Chunk,
     FinishReason,
@@ -59,7 +60,6 @@ from mlxserve.scheduler.state_snapshots import StateSnapshots
 from mlxserve.scheduler.step import Step
 from mlxserve.scheduler.waiting import WaitingQueue, order
 from mlxserve.stats import SchedulerStats, StateStats
-from mlxserve.work import WorkBudget
 
 logger = logging.getLogger("mlxserve.scheduler")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mlxserve.forward_work import WorkBudget
 from mlxserve.request import LiveRequest
 from mlxserve.scheduler.limit import DECODE, Limit, LimitContext
-from mlxserve.work import WorkBudget
 
 
 @dataclass(slots=True)

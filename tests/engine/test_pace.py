@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mlxserve.engine.pace import EmbeddingPace, Pace, StepTimer
+from mlxserve.forward_work import ForwardWork
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
-from mlxserve.work import ForwardWork
 
 
 def decode(start: int = 100) -> Chunk:

@@ -15,10 +15,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from mlxserve.bench.bound import Bound
 from mlxserve.bench.decode import bench_batch_decode, bench_decode
 from mlxserve.bench.report import Report, machine
 from mlxserve.bench.serving import WORKLOADS, bench_serving
+from mlxserve.bench.target import Target
 from tests.perf.sched import bench_sched
 
 _OFF = "without cache"
@@ -32,28 +32,28 @@ class SpeedTarget:
     name: str
     bench: str
     figure: str
-    bound: Bound | None
+    bound: Target | None
     who: str = ""  # the contender
     baseline: str = ""  # contender whose same figure is shown for comparison
 
 
 TARGETS = (
-    SpeedTarget("one answer, tokens/s over mlx-lm's", "decode", "ratio", Bound(0.97, True)),
+    SpeedTarget("one answer, tokens/s over mlx-lm's", "decode", "ratio", Target(0.97, True)),
     SpeedTarget(
         "16 answers that share a prefix, tokens/s over mlx-lm's",
-        *("batch decode", "ratio", Bound(1.5, True)),
+        *("batch decode", "ratio", Target(1.5, True)),
     ),
     SpeedTarget(
         "prompts that share a third, requests/s over those without the cache",
-        *("prefix", "requests/s", Bound(1.25, True), f"÷ {_OFF}"),
+        *("prefix", "requests/s", Target(1.25, True), f"÷ {_OFF}"),
     ),
     SpeedTarget(
         "prompts of 16 pages, 12 cached, requests/s over those without the cache",
-        *("admission", "requests/s", Bound(1.25, True), f"÷ {_OFF}"),
+        *("admission", "requests/s", Target(1.25, True), f"÷ {_OFF}"),
     ),
     SpeedTarget(
         "the same, answer tokens/s",
-        *("admission", "answer tokens/s", Bound(1.5, True), f"÷ {_OFF}"),
+        *("admission", "answer tokens/s", Target(1.5, True), f"÷ {_OFF}"),
     ),
     SpeedTarget(
         "page-aligned chunks, requests/s over unaligned ones",
@@ -61,7 +61,7 @@ TARGETS = (
     ),
     SpeedTarget(
         "plan and commit a step of 256 answers with 100,000 tokens each, in microseconds",
-        *("sched", "256 running, 100,000 tokens each", Bound(1000)),
+        *("sched", "256 running, 100,000 tokens each", Target(1000)),
     ),
 )
 

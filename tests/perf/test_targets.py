@@ -11,14 +11,16 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from mlxserve.bench import serving
-from mlxserve.bench.bound import Bound
 from mlxserve.bench.report import Figure, Report
+from mlxserve.bench.target import Target
 from tests.perf import targets
 from tests.perf.cli import app
 from tests.perf.targets import SpeedTarget, TargetRow
 
-RATE = SpeedTarget("requests/s", "prefix", "requests/s", Bound(1.25, is_floor=True), "÷ off", "off")
-GAP = SpeedTarget("gap", "prefix", "gap", Bound(2.0))
+RATE = SpeedTarget(
+    "requests/s", "prefix", "requests/s", Target(1.25, is_floor=True), "÷ off", "off"
+)
+GAP = SpeedTarget("gap", "prefix", "gap", Target(2.0))
 
 
 def report() -> Report:

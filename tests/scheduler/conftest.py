@@ -20,6 +20,7 @@ from mlxserve.cache.hashing import extend_hashes, page_hash
 from mlxserve.cache.pages import PagePool
 from mlxserve.config import PageTail, SchedulerConfig
 from mlxserve.errors import MlxServeError
+from mlxserve.forward_work import WorkBudget
 from mlxserve.request import (
     CacheMiss,
     CacheReport,
@@ -40,7 +41,6 @@ from mlxserve.scheduler.drafts import Drafts
 from mlxserve.scheduler.resize import PoolResize
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.stats import PoolStats
-from mlxserve.work import WorkBudget
 from tests.scheduler.ghost_states import GhostStates
 
 VOCAB = 11

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxserve.work import ForwardWork, WorkBudget
+from mlxserve.forward_work import ForwardWork, WorkBudget
 
 QWEN3_8B = ForwardWork(6_950_000_000, ((36 * 32 * 2 * 128, None),))
 M1 = 1.2e12  # multiply-adds of a second, about

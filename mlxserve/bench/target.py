@@ -1,4 +1,4 @@
-"""A bound that a measured figure should meet: a number, or a multiple of another server's figure."""
+"""A target that a measured figure should meet: a number, or a multiple of another server's figure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BEST = "the best other"  # as a baseline: the server with the best median
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class Target:
     """
     value: the most that the figure may be
     is_floor: it is the least instead
