@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from mlxserve import machine
 from mlxserve.cache.kv import KVPool
@@ -39,6 +40,7 @@ from mlxserve.model.sizing import (
 from mlxserve.model.work import forward_work
 from mlxserve.model.workers import Workers
 from mlxserve.scheduler.scheduler import Scheduler
+from mlxserve.text.abilities import ALWAYS_ALLOWED
 from mlxserve.text.tokenizer import Tokenizer
 
 log = logging.getLogger("mlxserve.build")
@@ -100,7 +102,17 @@ def build_chat(
         fingerprint=_salted_by(config, files),
         tool_keep_seconds=config.tool_keep_seconds,
         prefix_file=disk_folder / "prefixes.json" if disk_folder else None,
+        template_kwargs=_template_kwargs(config, tokenizer),
     )
+
+
+def _template_kwargs(config: EngineConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Those of the config that the model's template reads."""
+    wanted = config.template_kwargs
+    reads = tokenizer.abilities.variables | ALWAYS_ALLOWED if wanted else frozenset()
+    if others := sorted(wanted.keys() - reads):
+        log.warning("The model's chat template does not read %s", ", ".join(others))
+    return {name: value for name, value in wanted.items() if name in reads}
 
 
 def build_engine(

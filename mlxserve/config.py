@@ -6,11 +6,12 @@ Frozen, and standard library only. What depends on the model or on the machine (
 
 # Annotations are read at run time, so this file does not postpone them.
 
+import json
 import os
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from metal_kernels.limits import BACKENDS, PAGE_SIZES
 from mlxserve.errors import InvalidConfig
@@ -252,6 +253,16 @@ class EngineConfig(Options):
             default="the repository's default branch",
         ),
     ] = None
+    chat_template_kwargs: Annotated[
+        str | None,
+        Option(
+            "Variables of the chat template that requests do not set, such as "
+            "'{\"preserve_thinking\": true}'.",
+            "Model",
+            "JSON",
+            default="none",
+        ),
+    ] = None
     seed: Annotated[
         int, Option("Random seed of requests that set none.", "Model", ge=0, le=2**64 - 1)
     ] = 0
@@ -477,7 +488,14 @@ class EngineConfig(Options):
         ),
     ] = None
 
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """`chat_template_kwargs` as an object."""
+        value: dict[str, Any] = json.loads(self.chat_template_kwargs or "{}")
+        return value
+
     def check_together(self) -> None:
+        self._check_template_kwargs()
         if self.scheduler.preemption_mode is PreemptionMode.SWAP:
             self._check_swap()
         if self.num_ranks > 1:
@@ -487,6 +505,17 @@ class EngineConfig(Options):
                 f"memory_critical ({self.memory_critical}) must be at least memory_high "
                 f"({self.memory_high}).",
                 option="memory_critical",
+            )
+
+    def _check_template_kwargs(self) -> None:
+        try:
+            is_object = isinstance(self.template_kwargs, dict)
+        except ValueError:
+            is_object = False
+        if not is_object:
+            raise InvalidConfig(
+                f"chat_template_kwargs must be a JSON object, got {self.chat_template_kwargs!r:.80}",
+                option="chat_template_kwargs",
             )
 
     def _check_swap(self) -> None:

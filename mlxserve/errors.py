@@ -44,10 +44,16 @@ class InvalidParameter(InvalidRequest):
 
 
 class PromptTooLong(InvalidRequest):
-    """The prompt exceeds the context, or can never fit in the cache."""
+    """The prompt exceeds the context, or can never fit in the cache.
 
-    def __init__(self, message: str, *, num_tokens: int, max_model_len: int) -> None:
+    advice: what to do about it, for replies that say the rest in the words of their API
+    """
+
+    def __init__(
+        self, message: str, *, num_tokens: int, max_model_len: int, advice: str = ""
+    ) -> None:
         super().__init__(message)
+        self.advice = advice or message
         self.num_tokens = num_tokens
         self.max_model_len = max_model_len
 
@@ -69,11 +75,13 @@ class PromptTooLong(InvalidRequest):
         size = f"{num_tokens} tokens"
         if num_characters is not None:
             size = f"{num_characters} characters, which is more than {size}"
+        advice = f"Shorten the prompt, or {advice}."
         return cls(
             f"the prompt has {size}, but {limit} {max_model_len}, and the answer needs at least "
-            f"one. Shorten the prompt, or {advice}.",
+            f"one. {advice}",
             num_tokens=num_tokens,
             max_model_len=max_model_len,
+            advice=advice,
         )
 
     @classmethod
@@ -84,6 +92,7 @@ class PromptTooLong(InvalidRequest):
             "in parts.",
             num_tokens=num_tokens,
             max_model_len=max_model_len,
+            advice="Embed the text in parts.",
         )
 
 

@@ -32,6 +32,7 @@ from mlxserve.ranks.environment import own_rank
 from mlxserve.request import Resized
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.stats import Stats
+from mlxserve.text.conversation import read_messages
 from mlxserve.text.deltas import Delta
 from mlxserve.text.lanes import run_in_lane, text_size
 from mlxserve.text.parsing.turn import AssistantTurn
@@ -238,12 +239,14 @@ class AsyncLLM(_LoadedModel):
         if isinstance(prompt, str):
             return await run_in_lane(len(prompt), partial(self._chat.encode, prompt))
         if prompt and isinstance(prompt[0], Mapping):
-            render = partial(
-                self._chat.render,
-                _conversation(prompt),
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-            )
+            conversation = read_messages(_conversation(prompt))
+
+            def render() -> list[int]:
+                fitted = self._chat.fit(conversation)
+                return self._chat.render(
+                    fitted.messages, tools=tools, add_generation_prompt=add_generation_prompt
+                )
+
             return await run_in_lane(text_size(prompt, tools), render)
         if not all(isinstance(token, int) for token in prompt):
             raise InvalidParameter("prompt", "must be text, token ids or messages")

@@ -51,11 +51,16 @@ ARROWS: dict[str, str] = {
     "mlxserve/helpers": "",
     "mlxserve/text/parsing": "",
     "mlxserve/text/lanes": "",
+    "mlxserve/text/signature": "",
+    "mlxserve/text/conversation": "mlxserve/errors",
+    "mlxserve/text/abilities": "",
+    "mlxserve/text/fitting": "mlxserve/text/abilities mlxserve/text/conversation",
     "mlxserve/text/templates": "mlxserve/helpers",
     "mlxserve/text/template_worker": "mlxserve/deferred_packages",
     "mlxserve/text/large_texts": "mlxserve/errors mlxserve/helpers mlxserve/text/templates",
     "mlxserve/text/tokenizer": (
-        "mlxserve/errors mlxserve/text/parsing mlxserve/text/lanes mlxserve/text/templates "
+        "mlxserve/errors mlxserve/text/parsing mlxserve/text/lanes mlxserve/text/conversation "
+        "mlxserve/text/abilities mlxserve/text/fitting mlxserve/text/templates "
         "mlxserve/text/large_texts"
     ),
     "mlxserve/text/large_text_worker": (
@@ -95,12 +100,14 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/chat": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/request "
-        "mlxserve/text/parsing mlxserve/text/lanes mlxserve/text/templates "
+        "mlxserve/text/parsing mlxserve/text/lanes mlxserve/text/conversation "
+        "mlxserve/text/abilities mlxserve/text/fitting mlxserve/text/templates "
         "mlxserve/text/tokenizer mlxserve/text/deltas mlxserve/text/guidance "
         "mlxserve/engine"
     ),
     "mlxserve/build": (
-        "mlxserve/errors mlxserve/config mlxserve/machine mlxserve/hub mlxserve/text/tokenizer "
+        "mlxserve/errors mlxserve/config mlxserve/machine mlxserve/hub mlxserve/text/abilities "
+        "mlxserve/text/tokenizer "
         "mlxserve/cache/pages mlxserve/cache/kv mlxserve/disk mlxserve/disk "
         "mlxserve/scheduler mlxserve/model mlxserve/engine mlxserve/chat"
     ),
@@ -111,8 +118,8 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/llm": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config mlxserve/request "
-        "mlxserve/machine mlxserve/text/parsing mlxserve/text/lanes mlxserve/text/deltas "
-        "mlxserve/engine mlxserve/chat mlxserve/ranks"
+        "mlxserve/machine mlxserve/text/parsing mlxserve/text/lanes mlxserve/text/conversation "
+        "mlxserve/text/deltas mlxserve/engine mlxserve/chat mlxserve/ranks"
     ),
     "mlxserve/__init__": (
         "mlxserve/version mlxserve/errors mlxserve/sampling_params mlxserve/stats "
@@ -127,7 +134,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/api/bodies": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/text/parsing mlxserve/text/lanes "
-        "mlxserve/api/errors"
+        "mlxserve/text/conversation mlxserve/api/errors"
     ),
     "mlxserve/api/server": (
         "mlxserve/errors mlxserve/api/errors mlxserve/api/config mlxserve/api/access"
@@ -140,11 +147,12 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/api/prefix_names": "mlxserve/errors mlxserve/chat mlxserve/api/access",
     "mlxserve/api/prompts": (
-        "mlxserve/text/lanes mlxserve/chat mlxserve/api/errors mlxserve/api/bodies"
+        "mlxserve/text/lanes mlxserve/text/conversation mlxserve/text/fitting mlxserve/chat "
+        "mlxserve/api/errors mlxserve/api/bodies"
     ),
     "mlxserve/api/service": (
-        "mlxserve/errors mlxserve/sampling_params mlxserve/text/parsing mlxserve/text/deltas "
-        "mlxserve/chat mlxserve/api/errors mlxserve/api/usage "
+        "mlxserve/errors mlxserve/sampling_params mlxserve/text/guidance mlxserve/text/parsing "
+        "mlxserve/text/deltas mlxserve/chat mlxserve/api/errors mlxserve/api/usage "
         "mlxserve/api/access mlxserve/api/bodies mlxserve/api/server mlxserve/api/metrics "
         "mlxserve/api/answers mlxserve/api/prefix_names mlxserve/api/prompts"
     ),
@@ -158,12 +166,12 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/api/responses": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/request mlxserve/text/parsing "
-        "mlxserve/text/deltas mlxserve/api/errors mlxserve/api/usage mlxserve/api/access "
+        "mlxserve/text/conversation mlxserve/text/signature mlxserve/text/deltas mlxserve/api/errors mlxserve/api/usage mlxserve/api/access "
         "mlxserve/api/bodies mlxserve/api/server mlxserve/api/answers mlxserve/api/service"
     ),
     "mlxserve/api/anthropic": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/request mlxserve/text/parsing "
-        "mlxserve/text/deltas mlxserve/api/errors mlxserve/api/usage mlxserve/api/access "
+        "mlxserve/text/conversation mlxserve/text/signature mlxserve/text/deltas mlxserve/api/errors mlxserve/api/usage mlxserve/api/access "
         "mlxserve/api/bodies mlxserve/api/server mlxserve/api/answers mlxserve/api/service"
     ),
     "mlxserve/api/page": "",
@@ -192,7 +200,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/service": "mlxserve/errors",
     "mlxserve/cli": (
         "tui/opening tui mlxserve/version mlxserve/errors mlxserve/option mlxserve/config "
-        "mlxserve/machine mlxserve/hub mlxserve/text/deltas mlxserve/disk "
+        "mlxserve/machine mlxserve/hub mlxserve/text/tokenizer mlxserve/text/deltas mlxserve/disk "
         "mlxserve/chat mlxserve/ranks mlxserve/api/config mlxserve/api/access mlxserve/api/server "
         "mlxserve/api mlxserve/doctor mlxserve/bench mlxserve/service"
     ),

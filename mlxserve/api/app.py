@@ -35,6 +35,7 @@ from mlxserve.api.errors import ApiError, error_response
 from mlxserve.api.metrics import Metrics
 from mlxserve.api.models import Models
 from mlxserve.api.native.cache import Cache
+from mlxserve.api.native.model import ModelCard
 from mlxserve.api.native.monitoring import Monitoring
 from mlxserve.api.native.prefixes import Prefixes
 from mlxserve.api.native.status import Status
@@ -63,11 +64,13 @@ def create_app(
     *,
     aliases: Sequence[str] = (),
     unlisted_names: Sequence[str] = (),
+    strict_model_names: bool = False,
     access: AccessPolicy | None = None,
     drain: Drain | None = None,
     open_requests: OpenRequests | None = None,
 ) -> Starlette:
     """The API over one model, which is also known as `aliases`, and by names that are not listed.
+    With `strict_model_names` a request for any other model is refused.
     `drain` and `open_requests` are shared with the server."""
     access = access or AccessPolicy()
     drain = drain or Drain()
@@ -77,13 +80,16 @@ def create_app(
     keyring = access.keyring()
     prefix_names = PrefixNames(chat, keyring, access.max_prefix_share_per_key)
     keyring.on_revoked(lambda key: open_requests.end(_revoked(), key.id))
-    names = ModelNames(chat.model_name, tuple(aliases), tuple(unlisted_names))
+    names = ModelNames(
+        chat.model_name, tuple(aliases), tuple(unlisted_names), is_strict=strict_model_names
+    )
     service = Service(chat, names, metrics, prefix_names)
     routes = [
         *OpenAI(service).routes(),
         *Responses(service).routes(),
         *Anthropic(service).routes(),
         *Models(service).routes(),
+        *ModelCard(service).routes(),
         *Embeddings(service).routes(),
         *Prefixes(service).routes(),
         *Tokenization(service).routes(),

@@ -47,6 +47,7 @@ class ModelServer:
                 chat,
                 aliases=config.alias,
                 unlisted_names=unlisted_names,
+                strict_model_names=config.strict_model_names,
                 access=access,
                 drain=drain,
                 open_requests=open_requests,

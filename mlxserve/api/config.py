@@ -31,6 +31,13 @@ class ServerConfig(Options):
         tuple[str, ...],
         Option("Another name for the model; may be repeated.", "Server", is_basic=True),
     ] = ()
+    strict_model_names: Annotated[
+        bool,
+        Option(
+            "Refuse requests for another model's name, which are answered with a warning otherwise.",
+            "Server",
+        ),
+    ] = False
     drain_seconds: Annotated[
         float,
         Option(

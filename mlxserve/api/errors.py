@@ -49,6 +49,7 @@ class ApiError(Exception):
     status: the HTTP status
     param: the invalid request field, as a path such as `messages[0].content`
     code: the error's name for programs
+    anthropic_message: where Anthropic's clients recognise other words
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        anthropic_message: str | None = None,
     ) -> None:
         super().__init__(message)
+        self.anthropic_message = anthropic_message or message
         self.status = status
         self.message = message
         self.param = param
@@ -89,7 +92,7 @@ class ApiError(Exception):
             "type": "error",
             "error": {
                 "type": _ANTHROPIC_TYPES.get(self.status, kind),
-                "message": self.message,
+                "message": self.anthropic_message,
             },
             "request_id": request_id,
         }
@@ -100,7 +103,7 @@ def from_engine(error: MlxServeError, *, prompt_param: str = "prompt") -> ApiErr
     message = str(error)
     match error:
         case PromptTooLong():
-            return ApiError(400, message, param=prompt_param, code="context_length_exceeded")
+            return _too_long(error, prompt_param)
         case InvalidParameter():
             return ApiError(400, message, param=error.name, code="invalid_value")
         case UnknownPrefix():
@@ -120,6 +123,20 @@ def from_engine(error: MlxServeError, *, prompt_param: str = "prompt") -> ApiErr
         case OutOfMemory():
             return ApiError(503, message, code="out_of_memory", headers=DO_NOT_RETRY)
     return ApiError(500, message, code="engine_error")
+
+
+def _too_long(error: PromptTooLong, param: str) -> ApiError:
+    """In the words by which clients recognise that they have to shorten the conversation."""
+    length, num_tokens = error.max_model_len, error.num_tokens
+    return ApiError(
+        400,
+        f"This model's maximum context length is {length} tokens. However, your prompt has "
+        f"{num_tokens} tokens. {error.advice}",
+        param=param,
+        code="context_length_exceeded",
+        anthropic_message=f"prompt is too long: {num_tokens} tokens > {length} maximum. "
+        f"{error.advice}",
+    )
 
 
 def internal_error() -> ApiError:

@@ -38,7 +38,9 @@ class Models:
     async def get(self, request: Request) -> Response:
         """Describes the served model, by its name or an alias."""
         is_anthropic = speaks_anthropic(request.scope)
-        self._names.check(request.path_params["name"], is_anthropic=is_anthropic)
+        name = request.path_params["name"]
+        if self._names.check(name, is_anthropic=is_anthropic) is not None:
+            raise self._names.unknown(name)
         return json_response(self._anthropic_model() if is_anthropic else self._openai_model())
 
     def _openai_model(self) -> dict[str, Any]:

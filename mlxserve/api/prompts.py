@@ -7,11 +7,15 @@ the event loop, large texts on threads of their own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mlxserve.api.bodies.fields import Prompt
+from starlette.requests import Request
+
+from mlxserve.api.bodies.fields import Prompt, TemplateKwargs
+from mlxserve.api.bodies.warnings import FITTED, warn
 from mlxserve.api.errors import ApiError
+from mlxserve.text.conversation import Conversation
+from mlxserve.text.fitting import Fitted
 from mlxserve.text.lanes import run_in_lane, text_size
 
 if TYPE_CHECKING:
@@ -29,30 +33,42 @@ class Prompts:
         size = sum(len(text) for text in texts if isinstance(text, str))
         return await run_in_lane(size, lambda: [self._encoded(text, field) for text in texts])
 
-    async def of_messages(
+    async def of_conversation(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        template_kwargs: Mapping[str, bool | str],
+        request: Request,
+        conversation: Conversation,
+        template_kwargs: TemplateKwargs,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
         continues: bool = False,
     ) -> list[int]:
-        """A conversation in the model's template.
+        """A conversation in the model's template. The reply warns of what was changed for that.
 
         continues: the answer continues the last message
         """
+        variables: dict[str, Any] = {**template_kwargs}
         if continues:
             add_generation_prompt = False
-            template_kwargs = {**template_kwargs, "continue_final_message": True}
-        render = partial(
-            self._chat.render,
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            **template_kwargs,
-        )
-        return await run_in_lane(text_size(messages, tools), render)
+            variables["continue_final_message"] = True
+
+        def render() -> tuple[list[int], Fitted]:
+            fitted = self._chat.fit(conversation)
+            ids = self._chat.render(
+                fitted.messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                **variables,
+            )
+            return ids, fitted
+
+        size = text_size([message.text for message in conversation.messages], tools)
+        token_ids, fitted = await run_in_lane(size, render)
+        if left_out := conversation.left_out:
+            warn(request, f"left out: {', '.join(left_out)}")
+        if fitted.changes:
+            warn(request, f"{FITTED}: {', '.join(fitted.changes)}")
+        return token_ids
 
     def _encoded(self, prompt: Prompt, field: str) -> list[int]:
         token_ids = self._chat.encode(prompt) if isinstance(prompt, str) else list(prompt)

@@ -19,7 +19,7 @@ from mlxserve.api.access.limits import claim
 from mlxserve.api.access.security import cache_namespace, client_name, request_id
 from mlxserve.api.answers import Answers, unless_disconnected
 from mlxserve.api.bodies.model_names import ModelNames
-from mlxserve.api.bodies.unknown_fields import UnknownFields
+from mlxserve.api.bodies.warnings import Warnings, warn
 from mlxserve.api.errors import ApiError, from_engine, internal_error, json_response
 from mlxserve.api.metrics import Metrics
 from mlxserve.api.prefix_names import PrefixNames
@@ -29,6 +29,7 @@ from mlxserve.api.usage import Tokens
 from mlxserve.chat.request_options import RequestOptions
 from mlxserve.errors import MlxServeError, QueueFull, UnknownPrefix
 from mlxserve.sampling_params import SamplingParams
+from mlxserve.text.guidance.structures import not_enforced
 from mlxserve.text.parsing.turn import AssistantTurn
 
 if TYPE_CHECKING:
@@ -86,7 +87,13 @@ class Service:
         self.metrics = metrics
         self.prompts = Prompts(chat)
         self.prefix_names = prefix_names
-        self.unknown_fields = UnknownFields()
+        self.warnings = Warnings()
+
+    def check_model(
+        self, request: Request, name: str | None, *, is_anthropic: bool = False
+    ) -> None:
+        """Warns of another model's name. Raises ApiError 404 if names are strict."""
+        warn(request, self.names.check(name, is_anthropic=is_anthropic))
 
     async def submit(
         self,
@@ -115,18 +122,21 @@ class Service:
         )
         params = replace(params, n=num_choices)
         try:
-            return await Answers.submit(self.chat, prompts, params, options, self.metrics)
+            answers = await Answers.submit(self.chat, prompts, params, options, self.metrics)
         except UnknownPrefix as error:
             assert prefix_name is not None
             raise self.prefix_names.unknown(request, prefix_name) from error
         except QueueFull as error:
             raise self.metrics.retry_after.refusal(error) from error
+        if dropped := not_enforced(params.structure, turn):
+            warn(request, f"not enforced: {', '.join(dropped)}")
+        return answers
 
     async def reply(
         self, request: Request, asked: Asked, answers: Answers, reply: Reply
     ) -> Response:
         """The answers as a stream or whole. They are closed when the client disconnects."""
-        headers = self.unknown_fields.warn(asked.unknown_fields)
+        headers = self.warnings.header(request, asked.unknown_fields)
         if asked.stream:
             return EventStream(
                 partial(_write_events, answers, reply),

@@ -29,7 +29,10 @@ from mlxserve.errors import (
 )
 from mlxserve.request import FinishReason, Pooling, Request
 from mlxserve.sampling_params import MAX_BIAS, SamplingParams
+from mlxserve.text.abilities import Abilities
+from mlxserve.text.conversation import Conversation
 from mlxserve.text.deltas import DeltaDecoder
+from mlxserve.text.fitting import Fitted
 from mlxserve.text.guidance.planner import Planner
 from mlxserve.text.lanes import text_size
 from mlxserve.text.parsing.parser import TurnParser
@@ -58,10 +61,12 @@ class Chat:
         fingerprint: str = "",
         tool_keep_seconds: float = 60.0,
         prefix_file: Path | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         """fingerprint: names the model's weights, as models never share pages
         prefix_file: where named prefixes outlive the process; None for nowhere
         tool_keep_seconds: as in EngineConfig
+        template_kwargs: variables of the chat template that a request does not set
         """
         self.model_name = model_name
         self.default_params = default_params
@@ -71,6 +76,7 @@ class Chat:
         self._vocab_size = vocab_size
         self._fingerprint = fingerprint
         self._tool_keep_seconds = tool_keep_seconds
+        self._template_kwargs = dict(template_kwargs or {})
         self._planner = Planner(tokenizer, vocab_size)
         self._numbers = itertools.count()
         self.prefixes = NamedPrefixes(
@@ -94,6 +100,14 @@ class Chat:
 
     # ---- text and tokens
 
+    def template_abilities(self) -> Abilities | None:
+        """What the model's chat template takes; None without one. Waits until that is known."""
+        return self._tokenizer.abilities if self._tokenizer.has_chat_template else None
+
+    def fit(self, conversation: Conversation) -> Fitted:
+        """A conversation as the model's template takes it."""
+        return self._tokenizer.fit(conversation)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -106,7 +120,10 @@ class Chat:
         most = self._most_characters
         try:
             return self._tokenizer.render(
-                messages, tools=tools, most_characters=most, **template_kwargs
+                messages,
+                tools=tools,
+                most_characters=most,
+                **{**self._template_kwargs, **template_kwargs},
             )
         except RenderedTooLong as error:
             raise self._too_long(error.num_characters) from error

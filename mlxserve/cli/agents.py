@@ -151,6 +151,8 @@ def _claude_variables(target: AgentTarget) -> dict[str, str]:
         "ANTHROPIC_DEFAULT_OPUS_MODEL": target.model,
         "ANTHROPIC_DEFAULT_SONNET_MODEL": target.model,
         "ANTHROPIC_DEFAULT_HAIKU_MODEL": target.model,
+        # It takes a model that it does not know to have a context of a million tokens.
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(target.context),
         # The header differs in every request and precedes everything that could be cached.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",

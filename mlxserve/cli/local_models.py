@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlxserve.cli.models import Json
-from mlxserve.errors import InvalidRequest, ModelNotFound
+from mlxserve.errors import InvalidRequest, ModelNotFound, UnsupportedModel
 
 if TYPE_CHECKING:
     from mlxserve.hub.catalog import Entry
@@ -54,6 +54,7 @@ def show(name: Name, json: Json = False) -> None:
         "context": entry.context or None,
         "layers": text.get("num_hidden_layers"),
         "kv_bytes_per_token": entry.kv_size(2),
+        "chat_template": _abilities(folder),
     }
     if json:
         print(json_format.dumps(card))
@@ -65,6 +66,30 @@ def show(name: Name, json: Json = False) -> None:
     print(f"  Weights       {entry.weight_size / 1e9:.2f} GB, {bits}")
     print(f"  Context       {card['context'] or 'not said'} tokens")
     print(f"  KV cache      {entry.kv_size(2) / 1024:.1f} KiB per token")
+    print(f"  Template      {_template_in_words(card['chat_template'])}")
+
+
+def _abilities(folder: Path) -> dict[str, Any] | None:
+    """What the model's chat template takes; None without one, or without a readable tokenizer."""
+    from mlxserve.text.tokenizer import Tokenizer
+
+    try:
+        tokenizer = Tokenizer(folder)
+    except UnsupportedModel:
+        return None
+    return tokenizer.abilities.card() if tokenizer.has_chat_template else None
+
+
+def _template_in_words(abilities: dict[str, Any] | None) -> str:
+    if abilities is None:
+        return "none: prompts are plain text"
+    lacks = [name.replace("_", " ") for name, value in abilities.items() if value is False]
+    ids, reasoning = abilities["call_ids"], abilities["reasoning"] or "none"
+    reads = ", ".join(abilities["variables"]) or "nothing else"
+    return (
+        f"does not take {', '.join(lacks) or 'nothing'}; ids of calls: {ids}; earlier reasoning: "
+        f"{reasoning}; reads {reads}"
+    )
 
 
 def rm(

@@ -33,6 +33,8 @@ DATA_FILES = (
     "model*.safetensors",
 )
 _CODE_KEYS = ("model_file", "auto_map")
+_SHARD = re.compile(r"(model-)[0-9]+-of-([0-9]+)(\.safetensors)")
+_MOST_SHARDS = 10_000
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
@@ -119,7 +121,27 @@ def check_folder(path: Path, name: str) -> ModelFiles:
             f"{name}: there is no model*.safetensors in {path}. Other formats (GGUF, PyTorch) are "
             "not supported. Convert the model with `mlx_lm.convert`, or download an MLX version."
         )
+    if missing := _missing_weights(files):
+        raise UnsupportedModel(
+            f"{name}: {len(missing)} of its files are not in {path}: {', '.join(missing[:3])}. Download "
+            "the model again; what is there is kept."
+        )
     return files
+
+
+def _missing_weights(files: ModelFiles) -> list[str]:
+    """Names of weight files that the index, or the number in the others' names, promises."""
+    found = {file.name for file in files.weights}
+    promised = set(found)
+    if (index := files.path / "model.safetensors.index.json").exists():
+        names = _read_json(index, files.name).get("weight_map")
+        promised |= {str(name) for name in (names if isinstance(names, dict) else {}).values()}
+    for name in found:
+        if match := _SHARD.fullmatch(name):
+            start, count, end = match.groups()
+            numbers = range(1, min(int(count), _MOST_SHARDS) + 1)
+            promised |= {f"{start}{number:0{len(count)}}-of-{count}{end}" for number in numbers}
+    return sorted(promised - found)
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

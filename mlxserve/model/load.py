@@ -11,6 +11,7 @@ identical bits.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,6 +40,7 @@ _READ_ERRORS = (
     RuntimeError,
     AttributeError,
     ImportError,
+    NameError,  # of mlx-lm's conversion of AWQ, where no layer is quantised
     ArithmeticError,  # sizes that overflow an array's shape
     AssertionError,
 )
@@ -147,7 +149,7 @@ def load(
     try:
         model, config = load_model(files.path, lazy=True)
     except _READ_ERRORS as error:
-        raise UnsupportedModel(f"{files.name} cannot be loaded: {in_one_line(error)}") from error
+        raise UnsupportedModel(_why_not(files, error)) from error
     if not is_metal:
         model = _in_float32(model, files.name, memory_limit * (1 if group is None else group.size))
     if group is None:
@@ -155,6 +157,37 @@ def load(
     else:
         keep_part(model, group, files.name, str(config.get("model_type")), memory_limit)
     return prepare(model, config, files.name, group)
+
+
+def _why_not(files: ModelFiles, error: Exception) -> str:
+    """Why mlx-lm has refused the weights, and what to do instead."""
+    reason = in_one_line(error)
+    quantization = text_config(files.config).get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    if method in ("awq", "gptq"):
+        return (
+            f"{files.name} is quantised with {method.upper()}, in a form that cannot be converted to "
+            f"MLX's ({reason}). Take an MLX conversion of the model, such as those of mlx-community, or "
+            "make one from the original weights with `mlx_lm.convert`."
+        )
+    if "not in model" in reason and (part := _OTHER_PARTS.search(reason)):
+        return (
+            f"{files.name} has weights of another part ({part[0]}), which this architecture of mlx-lm "
+            f"does not know: {reason} Take a conversion of the text model made with mlx-lm, or remove "
+            "these weights from the files."
+        )
+    if "Missing" in reason:
+        return (
+            f"{files.name} cannot be loaded: {reason} Download the model again; if it is complete, take "
+            "a conversion made for mlx-lm."
+        )
+    return f"{files.name} cannot be loaded: {reason}"
+
+
+# Prefixes of weights of what is not the text model.
+_OTHER_PARTS = re.compile(
+    r"\b(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|audio_tower|embed_vision)\b"
+)
 
 
 def keep_part(model: nn.Module, group: RankGroup, name: str, kind: str, memory_limit: int) -> None:

@@ -8,8 +8,7 @@ share.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -60,8 +59,14 @@ class TextRenderer(Protocol):
     def render(self, arguments: Mapping[str, Any]) -> str:
         """`arguments`: those of transformers' `render_jinja_template`. Raises TemplateError."""
 
+    def render_each(self, arguments: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        """As `render` for each of them; None for one at which the template raises."""
+
     def literal_text(self, template: str) -> str:
         """The text that a template itself contains. Raises TemplateError."""
+
+    def variables(self, template: str) -> list[str]:
+        """The names that a template reads. Raises TemplateError."""
 
 
 class HelperRenderer:
@@ -77,32 +82,29 @@ class HelperRenderer:
         self._literals: dict[str, str] = {}
 
     def render(self, arguments: Mapping[str, Any]) -> str:
-        return self._call("render", dict(arguments))
+        text: str = self._call("render", dict(arguments))
+        return text
+
+    def render_each(self, arguments: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        texts: list[str | None] = self._call("render_each", [dict(each) for each in arguments])
+        return texts
 
     def literal_text(self, template: str) -> str:
         if template not in self._literals:
             self._literals[template] = self._call("literal_text", template)
         return self._literals[template]
 
-    def prepare(self, template: str) -> None:
-        """Start the process and compile a template in it, beside what the caller does next."""
+    def variables(self, template: str) -> list[str]:
+        names: list[str] = self._call("variables", template)
+        return names
 
-        def compile_it() -> None:
-            try:
-                self.literal_text(template)
-            except TemplateError:
-                return  # raised again by the first request, which can be told
-
-        threading.Thread(target=compile_it, name="mlxserve-templates", daemon=True).start()
-
-    def _call(self, method: str, argument: object) -> str:
+    def _call(self, method: str, argument: object) -> Any:
         try:
-            text: str = self._helper.call(method, argument, seconds=SECONDS)
+            return self._helper.call(method, argument, seconds=SECONDS)
         except JobFailed as error:
             raise TemplateError(error.message or error.type_name) from error
         except HelperKilled as error:
             raise TemplateError(f"rendering {error}") from error
-        return text
 
 
 @cache

@@ -8,6 +8,7 @@ texts are encoded in another.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -18,9 +19,13 @@ from typing import Any
 from jinja2 import TemplateError
 
 from mlxserve.errors import InvalidParameter, InvalidRequest, UnsupportedModel, in_one_line
+from mlxserve.text.abilities import ALWAYS_ALLOWED, Abilities, Probe, find_abilities
+from mlxserve.text.conversation import Call, Conversation, completed_tool
+from mlxserve.text.fitting import Fitted, Fitting, calls_as_json
 from mlxserve.text.lanes import LARGE, text_size
 from mlxserve.text.large_texts import LargeTexts
 from mlxserve.text.parsing.markup import Markup, markup_of
+from mlxserve.text.parsing.writing import write_calls
 from mlxserve.text.templates import (
     TextRenderer,
     at_most,
@@ -28,6 +33,8 @@ from mlxserve.text.templates import (
     helper_renderer,
     render_with,
 )
+
+log = logging.getLogger("mlxserve.text")
 
 # Without any of these, transformers would build a tokenizer with an empty vocabulary.
 _TABLES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "*.tiktoken")
@@ -48,6 +55,9 @@ _RESERVED = frozenset(
         "truncation",
     }
 )
+# Variables that a conversation sets.
+_OF_CONVERSATIONS = frozenset({"add_generation_prompt", "documents", "messages", "tools"})
+_ANY_TOOL = {"type": "function", "function": {"name": "any"}}
 _READ_ERRORS = (
     OSError,
     ValueError,
@@ -84,7 +94,11 @@ class Tokenizer:
         renderer: of the chat templates of all tokenizers in this process; None for a helper process
         """
         self._wrapper = _load(path, eos_token_ids)
-        render_with(renderer or helper_renderer())
+        self._renderer = renderer or helper_renderer()
+        render_with(self._renderer)
+        self._looking = threading.Lock()
+        self._fitting: Fitting | None = None
+        self._told: set[str] = set()  # changes of conversations that were logged
         self._large = LargeTexts(path, eos_token_ids)
         self._fast = getattr(self._wrapper, "backend_tokenizer", None)
         # Every transformers call sets truncation on the shared Rust object; two concurrent calls
@@ -94,9 +108,8 @@ class Tokenizer:
         self._texts: dict[frozenset[int] | None, dict[int, str]] = {}  # per set of shown tokens
 
     def prepare(self) -> None:
-        """Start the helper process of templates beside what follows; it takes a third of a second."""
-        if isinstance(template := self._wrapper.chat_template, str):
-            helper_renderer().prepare(template)
+        """Look at the template beside what follows; its helper process takes a third of a second."""
+        threading.Thread(target=self.fitting, name="mlxserve-templates", daemon=True).start()
 
     def close(self) -> None:
         """End the helper process of large texts, if one was needed."""
@@ -113,15 +126,86 @@ class Tokenizer:
             return any(word in text for text in template.values())
         return word in template if isinstance(template, str) else self.has_chat_template
 
-    def _with_arguments(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The message with the arguments of its tool calls parsed, unless the template takes text.
+    @property
+    def abilities(self) -> Abilities:
+        """What the chat template takes."""
+        return self.fitting().abilities
 
-        Text keeps the arguments exactly as the model wrote them, so the prefix cache matches.
-        """
-        calls = message.get("tool_calls")
-        if not calls or self._mentions("arguments is string"):
-            return dict(message)
-        return {**message, "tool_calls": [_with_object(call) for call in calls]}
+    def fitting(self) -> Fitting:
+        """Fits conversations to the chat template, which is looked at when this is first called."""
+        with self._looking:
+            if self._fitting is None:
+                self._fitting = Fitting(self._find_abilities(), self._written)
+            return self._fitting
+
+    def _written(self, calls: Sequence[Call]) -> str:
+        """Calls as the model writes them, for a template that shows none."""
+        row = self.markup.format
+        if row is None:
+            return calls_as_json(calls)
+        return write_calls(row, [(call.name, call.as_object(), call.id) for call in calls])
+
+    def fit(self, conversation: Conversation) -> Fitted:
+        """The conversation as the chat template takes it. Says once what is changed for that."""
+        fitted = self.fitting().fit(conversation)
+        if new := set(fitted.changes) - self._told:
+            self._told |= new
+            log.warning("Conversations are fitted to the chat template: %s", "; ".join(sorted(new)))
+        return fitted
+
+    def _find_abilities(self) -> Abilities:
+        template = self._template([_ANY_TOOL])
+        try:
+            if isinstance(template, str):
+                variables = frozenset(self._renderer.variables(template))
+                known = {*self._wrapper.special_tokens_map, *_RESERVED, *_OF_CONVERSATIONS}
+                return find_abilities(self._render_each, variables - known)
+            return find_abilities(self._render_each_here, frozenset())
+        except TemplateError:
+            return Abilities()  # raised again by the first request, which can be told
+
+    def _template(self, tools: Sequence[Mapping[str, Any]] | None) -> str | None:
+        """The template for a conversation with these tools; None for none, or one written in Python."""
+        template = self._wrapper.chat_template
+        if isinstance(template, dict):
+            template = self._wrapper.get_chat_template(None, tools)
+        return template if isinstance(template, str) else None
+
+    def _render_each(self, probes: Sequence[Probe]) -> list[str | None]:
+        """In one trip to the helper process."""
+        common = {
+            "documents": None,
+            "return_assistant_tokens_mask": False,
+            "continue_final_message": False,
+            "add_generation_prompt": True,
+            **self._wrapper.special_tokens_map,
+            "enable_thinking": True,
+            "thinking": True,
+        }
+        return self._renderer.render_each(
+            [
+                {
+                    **common,
+                    "conversations": [messages],
+                    "tools": tools,
+                    "chat_template": self._template(tools),
+                }
+                for messages, tools in probes
+            ]
+        )
+
+    def _render_each_here(self, probes: Sequence[Probe]) -> list[str | None]:
+        return [self._rendered_here(messages, tools) for messages, tools in probes]
+
+    def _rendered_here(self, messages: list[Any], tools: list[Any] | None) -> str | None:
+        try:
+            return str(
+                self._wrapper.apply_chat_template(
+                    messages, tools=tools, tokenize=False, add_generation_prompt=True
+                )
+            )
+        except _TEMPLATE_ERRORS:
+            return None
 
     @property
     def vocab_size(self) -> int:
@@ -191,12 +275,13 @@ class Tokenizer:
         Raises InvalidRequest, and RenderedTooLong.
         """
         self._check_rendering(messages, tools, template_kwargs)
-        conversation = [self._with_arguments(message) for message in messages]
+        conversation = [dict(message) for message in messages]
+        tools = [completed_tool(tool) for tool in tools or ()]
         variables = {**template_kwargs, "add_generation_prompt": add_generation_prompt}
         is_large = text_size(conversation, tools, template_kwargs) > LARGE
         try:
             render = self._large.render if is_large else self.render_here
-            return render(conversation, list(tools) if tools else None, variables, most_characters)
+            return render(conversation, tools or None, variables, most_characters)
         except _TEMPLATE_ERRORS as error:
             raise InvalidRequest(
                 f"The model's chat template rejects these messages: {in_one_line(error)}"
@@ -220,6 +305,14 @@ class Tokenizer:
             raise InvalidRequest(
                 f"chat_template_kwargs: {', '.join(reserved)} cannot be set. Only variables of the "
                 "model's chat template are allowed."
+            )
+        unknown = template_kwargs.keys() - ALWAYS_ALLOWED - {"continue_final_message"}
+        if unknown and (unknown := unknown - self.abilities.variables):
+            reads = ", ".join(sorted(ALWAYS_ALLOWED | self.abilities.variables))
+            raise InvalidParameter(
+                "chat_template_kwargs",
+                f"the model's chat template does not read {', '.join(sorted(unknown))[:200]}; it may "
+                f"read {reads}",
             )
         if tools and not self.supports_tools:
             raise InvalidParameter(
@@ -364,19 +457,6 @@ def _load(path: Path, eos_token_ids: Sequence[int]) -> Any:
             f"The tokenizer in {path} cannot be read: {in_one_line(error)}. The folder must contain "
             "a tokenizer.json (or tokenizer.model) and a tokenizer_config.json."
         ) from error
-
-
-def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = dict(call["function"])
-    if isinstance(function.get("arguments"), str):
-        try:
-            function["arguments"] = json.loads(function["arguments"])
-        except ValueError as error:
-            raise InvalidRequest(
-                f"messages: the arguments of the call to {function.get('name')!r} are not valid "
-                f"JSON: {error}"
-            ) from error
-    return {**call, "function": function}
 
 
 def _is_from_outside(message: Mapping[str, Any]) -> bool:

@@ -41,6 +41,14 @@ def client(chat: FakeChat) -> Iterator[TestClient]:
 
 
 @pytest.fixture
+def strict_client(chat: FakeChat) -> Iterator[TestClient]:
+    """Of a server that answers to its model's names only."""
+    app = create_app(chat, aliases=["default"], strict_model_names=True)  # type: ignore[arg-type]
+    with TestClient(app, base_url="http://127.0.0.1:8000", raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture
 def start_server(chat: FakeChat) -> Iterator[StartServer]:
     """A function that starts a server over the scripted chat."""
     with contextlib.ExitStack() as servers:

@@ -23,7 +23,10 @@ from mlxserve.errors import (
 from mlxserve.request import FinishReason, Pooling, Resized, TokenLogprob, check_num_pages
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.stats import DiskStats, MemoryUse, PoolStats, SchedulerStats, Stats
+from mlxserve.text.abilities import Abilities, Arguments
+from mlxserve.text.conversation import Conversation
 from mlxserve.text.deltas import Delta, Usage
+from mlxserve.text.fitting import Fitted, Fitting
 
 HOLD = object()  # in a script: wait until `FakeChat.release` is called
 
@@ -111,6 +114,9 @@ class FakeChat:
     def __post_init__(self) -> None:
         self._is_released = False
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    def fit(self, conversation: Conversation) -> Fitted:
+        return Fitting(Abilities(arguments=Arguments.TEXT)).fit(conversation)
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Any = None, **kwargs: Any

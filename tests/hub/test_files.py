@@ -268,3 +268,20 @@ def test_a_downloaded_folder_is_checked_and_named_after_its_repository(
     write(folder / "modeling.py", "")
     with pytest.raises(UnsupportedModel, match=r"some-org/some-model: the folder contains Python"):
         find_model("some-org/some-model")
+
+
+def test_a_shard_that_is_not_there_is_named(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model-00002-of-00003.safetensors").write_bytes(b"1234")
+    text = refusal(folder)
+    assert "2 of its files are not in" in text
+    assert "model-00001-of-00003.safetensors, model-00003-of-00003.safetensors" in text
+    assert "Download the model again" in text
+
+
+def test_a_file_that_only_the_index_knows_is_named(folder: Path) -> None:
+    names = {"a": "model.safetensors", "b": "model-extra.safetensors"}
+    write(folder / "model.safetensors.index.json", {"weight_map": names})
+    assert "model-extra.safetensors" in refusal(folder)
+    (folder / "model-extra.safetensors").write_bytes(b"1234")
+    assert len(find_model(str(folder)).weights) == 2

@@ -323,3 +323,28 @@ def test_a_model_that_fails_on_its_first_tokens_is_refused_and_the_log_says_why(
     with pytest.raises(UnsupportedModel, match="this llama model fails on its first tokens"):
         prepare(model, config, "tiny")
     assert "no such thing" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_weights_of_another_quantisation_are_refused_with_what_to_take_instead(
+    llama: Path, method: str
+) -> None:
+    rewrite(llama, quantization_config={"quant_method": method, "bits": 4, "group_size": 64})
+    text = refusal(llama)
+    assert f"is quantised with {method.upper()}" in text
+    assert "Take an MLX conversion" in text
+
+
+def test_left_over_weights_of_a_vision_tower_are_named(llama: Path) -> None:
+    weights = {**tensors(llama), "vision_tower.conv.weight": mx.zeros((2, 2))}
+    mx.save_safetensors(str(llama / "model.safetensors"), weights)
+    text = refusal(llama)
+    assert "has weights of another part (vision_tower)" in text
+    assert "Take a conversion of the text model" in text
+
+
+def test_missing_weights_are_refused_with_what_to_do(llama: Path) -> None:
+    weights = tensors(llama)
+    del weights["model.norm.weight"]
+    mx.save_safetensors(str(llama / "model.safetensors"), weights)
+    assert "Download the model again" in refusal(llama)

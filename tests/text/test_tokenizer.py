@@ -20,6 +20,7 @@ from tokenizers import decoders, models, normalizers
 
 from mlxserve.errors import InvalidParameter, InvalidRequest, UnsupportedModel
 from mlxserve.hub.embedded import model_path
+from mlxserve.text.conversation import read_messages
 from mlxserve.text.tokenizer import StreamDecoder, Tokenizer
 
 USER = [{"role": "user", "content": "hi"}]
@@ -129,21 +130,66 @@ def test_tools_that_a_template_does_not_show_are_refused(folder: Path) -> None:
         tokenizer.render(USER, tools=[{"name": "clock"}])
 
 
-CALL = {"type": "function", "function": {"name": "look", "arguments": '{"at":  1}'}}
-
-
 def test_a_template_gets_earlier_arguments_parsed_unless_it_takes_text(folder: Path) -> None:
-    show = "{{ messages[0].tool_calls[0].function.arguments%s }}"
-    said = [{"role": "assistant", "content": "", "tool_calls": [CALL]}]
-    tokenizer = with_template(folder, show % " | tojson")
-    assert tokenizer.decode(tokenizer.render(said)) == '{"at": 1}'
+    show = (
+        "{{% for m in messages %}}{{{{ m.content }}}}{{% for c in m.tool_calls %}}"
+        "{{{{ c.function.arguments{} }}}}{{% endfor %}}{{% endfor %}}"
+    )
+    asked = {"role": "user", "content": "Q"}
+    call = {"id": "i", "function": {"name": "look", "arguments": '{"at":  1}'}}
+    said = read_messages([asked, {"role": "assistant", "content": "", "tool_calls": [call]}])
+    tokenizer = with_template(folder, show.format(" | tojson"))
+    assert tokenizer.decode(tokenizer.render(tokenizer.fit(said).messages)) == 'Q{"at": 1}'
     # As text they are exactly what the model wrote, so the prefix cache matches.
-    tokenizer = with_template(folder, (show % "") + "{% if arguments is string %}{% endif %}")
-    assert tokenizer.decode(tokenizer.render(said)) == '{"at":  1}'
-    broken = {"type": "function", "function": {"name": "look", "arguments": "{"}}
-    tokenizer = with_template(folder, show % ".at")
-    with pytest.raises(InvalidRequest, match="the arguments of the call to 'look' are not valid"):
-        tokenizer.render([{"role": "assistant", "content": "", "tool_calls": [broken]}])
+    tokenizer = with_template(folder, show.format(""))
+    assert tokenizer.decode(tokenizer.render(tokenizer.fit(said).messages)) == 'Q{"at":  1}'
+    broken = {"id": "i", "function": {"name": "look", "arguments": "{"}}
+    cut = read_messages([asked, {"role": "assistant", "content": "", "tool_calls": [broken]}])
+    tokenizer = with_template(folder, show.format(".items()"))
+    text = tokenizer.decode(tokenizer.render(tokenizer.fit(cut).messages))
+    assert "INVALID_JSON" in text
+
+
+def test_only_variables_that_the_template_reads_can_be_set(folder: Path) -> None:
+    tokenizer = with_template(folder, "{{ messages[0].content }}{{ '!' if preserve_thinking }}")
+    assert tokenizer.abilities.variables == {"preserve_thinking"}
+    assert tokenizer.decode(tokenizer.render(USER, preserve_thinking=True)) == "hi!"
+    assert tokenizer.decode(tokenizer.render(USER, enable_thinking=True)) == "hi"
+    with pytest.raises(
+        InvalidParameter, match=r"does not read mood; it may read .*preserve_thinking"
+    ):
+        tokenizer.render(USER, mood="good")
+
+
+def test_a_call_that_a_template_ignores_is_written_as_the_model_writes_it(folder: Path) -> None:
+    tools = "{{ tools }}<tool_call> tool_call.name"
+    tokenizer = with_template(
+        folder,
+        "{% for m in messages %}<{{ m.content }}>{% endfor %}{% if tools %}"
+        + tools
+        + "{% endif %}",
+    )
+    call = {"id": "i", "function": {"name": "look", "arguments": {"at": 1}}}
+    said = read_messages([*USER, {"role": "assistant", "content": "So:", "tool_calls": [call]}])
+    text = tokenizer.fit(said).messages[1]["content"]
+    assert text.startswith("So:\n<tool_call>")
+    assert '{"name": "look", "arguments": {"at": 1}}' in text
+
+
+def test_what_is_changed_for_a_template_is_logged_once(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusal = "{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+    tokenizer = with_template(
+        folder, f"{{% for m in messages %}}{refusal}{{{{ m.content }}}}{{% endfor %}}"
+    )
+    conversation = read_messages([{"role": "system", "content": "Be brief."}, *USER])
+    for _ in range(2):
+        ids = tokenizer.render(tokenizer.fit(conversation).messages)
+        assert tokenizer.decode(ids) == "Be brief.\n\nhi"
+    said = [record.message for record in caplog.records if "fitted to" in record.message]
+    assert len(said) == 1
+    assert "the system message is before the first user message" in said[0]
 
 
 def test_rendering_changes_no_message(folder: Path) -> None:

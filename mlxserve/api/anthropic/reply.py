@@ -25,13 +25,12 @@ from mlxserve.api.server.sse import named_event
 from mlxserve.api.usage import Tokens, reports
 from mlxserve.request import FinishReason
 from mlxserve.text.parsing.turn import ToolCallDelta
+from mlxserve.text.signature import sign
 
 if TYPE_CHECKING:
     from mlxserve.text.deltas import Delta
 
 Event = dict[str, Any]
-# Clients only keep and send back thinking blocks that have a signature. It is not checked.
-SIGNATURE = "mlxserve"
 _PING: Event = {"type": "ping"}
 
 
@@ -43,6 +42,7 @@ class Blocks:
     shows_thinking: bool = True
     content: list[dict[str, Any]] = field(default_factory=list)
     _arguments: str = ""
+    _thinking: str = ""
     _is_open: bool = False
 
     def push(self, delta: Delta) -> Iterator[Event]:
@@ -60,14 +60,17 @@ class Blocks:
         self._is_open = False
         block = self.content[-1]
         if block["type"] == "thinking":
-            block["signature"] = SIGNATURE
-            yield self._delta("signature_delta", signature=SIGNATURE)
+            # Clients send blocks with a signature back, also those whose thinking was not shown.
+            block["signature"] = sign(self._thinking)
+            self._thinking = ""
+            yield self._delta("signature_delta", signature=block["signature"])
         if block["type"] == "tool_use":
             block["input"] = _parsed(self._arguments)
         yield {"type": "content_block_stop", "index": len(self.content) - 1}
 
     def _think(self, text: str) -> Iterator[Event]:
         yield from self._ensure({"type": "thinking", "thinking": "", "signature": ""})
+        self._thinking += text
         if self.shows_thinking:
             self.content[-1]["thinking"] += text
             yield self._delta("thinking_delta", thinking=text)

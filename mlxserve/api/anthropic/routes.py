@@ -49,7 +49,7 @@ class Anthropic:
         params = asked.sampling(self._service.chat.default_params)
         turn = asked.turn()
         try:
-            prompt = await self._prompt(asked)
+            prompt = await self._prompt(request, asked)
             answers = await self._service.submit(request, asked, [prompt], params, turn=turn)
         except MlxServeError as error:
             raise from_engine(error, prompt_param="messages") from error
@@ -66,21 +66,22 @@ class Anthropic:
         """Counts the input tokens of a message with the same fields, from the same prompt."""
         asked = await self._read(CountTokensRequest, request)
         try:
-            prompt = await self._prompt(asked)
+            prompt = await self._prompt(request, asked)
         except MlxServeError as error:
             raise from_engine(error, prompt_param="messages") from error
-        headers = self._service.unknown_fields.warn(asked.unknown_fields)
+        headers = self._service.warnings.header(request, asked.unknown_fields)
         return json_response({"input_tokens": len(prompt)}, headers=headers)
 
     async def _read(self, kind: type[AskedT], request: Request) -> AskedT:
         self._check_headers(request)
         asked = await read_request(kind, request)
-        self._service.names.check(asked.model, is_anthropic=True)
+        self._service.check_model(request, asked.model, is_anthropic=True)
         return asked
 
-    async def _prompt(self, asked: CountTokensRequest) -> list[int]:
-        return await self._service.prompts.of_messages(
-            asked.messages_for_template(),
+    async def _prompt(self, request: Request, asked: CountTokensRequest) -> list[int]:
+        return await self._service.prompts.of_conversation(
+            request,
+            asked.conversation(),
             asked.template_kwargs(),
             tools=asked.definitions,
             continues=asked.continues,
@@ -95,8 +96,7 @@ class Anthropic:
                     f"{FIRST_VERSION!r} or a later one.",
                 )
             if version > LAST_VERSION:
-                self._service.unknown_fields.warn([f"anthropic-version {version}"])
+                self._service.warnings.log("A later version", [f"anthropic-version {version}"])
         for betas in request.headers.getlist("anthropic-beta"):
-            self._service.unknown_fields.warn(
-                f"the beta {beta.strip()}" for beta in betas.split(",")
-            )
+            names = (f"the beta {beta.strip()[:64]}" for beta in betas.split(","))
+            self._service.warnings.log("Request fields without effect", names)

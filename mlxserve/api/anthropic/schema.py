@@ -1,32 +1,37 @@
-"""The bodies of Anthropic's routes, and their conversation as a chat template expects it.
+"""The bodies of Anthropic's routes, read as a conversation.
 
-Images and files are refused: an answer without them would be about something else. Unknown kinds of
-blocks, of which agents send many, are left out, and the reply's warning header names them.
+Kinds of blocks that this server cannot read, of which agents send many, become a short text, and the
+reply's warning header names them.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import (
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from mlxserve.api.bodies.fields import MAX_NAME_LENGTH
+from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, TemplateKwargs
 from mlxserve.api.bodies.generation import sampling_params
 from mlxserve.api.bodies.request_body import NotYet, RequestBody, StrictModel
 from mlxserve.api.bodies.structured import OutputFormat
 from mlxserve.api.bodies.tools import ChosenTools, Name, thinking_budget, turn_of
 from mlxserve.sampling_params import SamplingParams
+from mlxserve.text.conversation import (
+    ASSISTANT,
+    PARAGRAPH,
+    SYSTEM,
+    TOOL,
+    USER,
+    Call,
+    Conversation,
+    Message,
+    Unreadable,
+    arguments_text,
+)
 from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice
+from mlxserve.text.signature import signed_thinking
 
 MAX_MESSAGES = 10_000
 MAX_BLOCKS = 1_000
@@ -36,8 +41,15 @@ MIN_THINKING_BUDGET = 1_024
 # Claude Code begins its system prompt with a line whose hash changes with each request. Left in, it
 # would make every prompt differ from the previous one at its start: no page would ever be reused.
 BILLING_LINE = "x-anthropic-billing-header:"
-_SEPARATOR = "\n\n"  # between blocks of text: each is a paragraph
-_UNREADABLE = ("image", "file", "container_upload")
+# What a block of a known type must have.
+_NEEDS: Mapping[str, tuple[str, ...]] = {
+    "text": ("text",),
+    "document": ("source",),
+    "thinking": ("thinking",),
+    "tool_use": ("id", "name", "input"),
+    "tool_result": ("tool_use_id",),
+}
+_NOT_TEXT = frozenset({"thinking", "redacted_thinking", "tool_use", "tool_result"})
 _SAMPLING = (
     "max_tokens",
     "min_tokens",
@@ -50,138 +62,81 @@ _SAMPLING = (
 )
 
 
-class _Block(StrictModel):
-    """cache_control: without effect, since every prompt is cached."""
-
-    cache_control: object = None
-
-
-class TextBlock(_Block):
-    type: Literal["text"]
-    text: str
-    citations: object = None
-
-
-class _TextSource(StrictModel):
-    type: Literal["text"]
-    media_type: Literal["text/plain"]
-    data: str
-
-
-class DocumentBlock(_Block):
-    """A plain-text document; others are refused by the type of their source."""
-
-    type: Literal["document"]
-    source: _TextSource
-    title: str | None = None
-    context: str | None = None
-    citations: object = None
-
-    @property
-    def text(self) -> str:
-        parts = (self.title, self.context, self.source.data)
-        return _SEPARATOR.join(part for part in parts if part)
-
-
-class ThinkingBlock(_Block):
-    """The thinking of an earlier answer. The signature is not checked."""
-
-    type: Literal["thinking"]
-    thinking: str
-    signature: str = ""
-
-
-class ToolUseBlock(_Block):
-    type: Literal["tool_use"]
-    id: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
-    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
-    input: dict[str, Any]
-    caller: object = None
-
-    def for_template(self) -> dict[str, Any]:
-        arguments = json.dumps(self.input, ensure_ascii=False)
-        function = {"name": self.name, "arguments": arguments}
-        return {"id": self.id, "type": "function", "function": function}
-
-
-class UnreadableBlock(StrictModel):
-    type: str
-
-    @model_validator(mode="after")
-    def _refuse(self) -> Self:
-        raise ValueError(f"{self.type} blocks are not supported: this server reads text only")
-
-
-class UnknownBlock(StrictModel):
-    """Left out; `unknown_fields` names its type."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-
-    type: Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
-
-
-def _kinds(*known: str) -> Discriminator:
-    def kind_of(block: object) -> str:
-        kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
-        if kind in known:
-            return str(kind)
-        return "media" if kind in _UNREADABLE else "block"
-
-    return Discriminator(kind_of)
-
-
 def _as_blocks(value: object) -> object:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-_Text: TypeAlias = Annotated[TextBlock, Tag("text")]
-_Document: TypeAlias = Annotated[DocumentBlock, Tag("document")]
-_Unreadable: TypeAlias = Annotated[UnreadableBlock, Tag("media")]
-_Other: TypeAlias = Annotated[UnknownBlock, Tag("block")]
-_ResultBlock: TypeAlias = Annotated[
-    _Text | _Document | _Unreadable | _Other, _kinds("text", "document")
-]
+class TextBlock(StrictModel):
+    """cache_control: without effect, since every prompt is cached."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: object = None
+    citations: object = None
 
 
-class ToolResultBlock(_Block):
-    type: Literal["tool_result"]
-    tool_use_id: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
-    content: Annotated[
-        list[_ResultBlock],
-        Field(fail_fast=True, max_length=MAX_BLOCKS),
-        BeforeValidator(_as_blocks),
-    ] = Field(default_factory=list)
+class ContentBlock(StrictModel):
+    """Each kind of block has some of the fields; of an unknown kind only the type is kept."""
+
+    type: Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
+    text: str | None = None
+    source: dict[str, Any] | None = None
+    title: str | None = None
+    context: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    id: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
+    content: _Blocks = Field(default_factory=list)
     is_error: bool | None = None
+    cache_control: object = None
+    citations: object = None
+    caller: object = None
 
-    @property
-    def text(self) -> str:
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unknown_content(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        return {"type": kind} if isinstance(kind, str) and kind not in _NEEDS else value
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        missing = [name for name in _NEEDS.get(self.type, ()) if getattr(self, name) is None]
+        if missing:
+            raise ValueError(f"a {self.type} block needs `{missing[0]}`")
+        return self
+
+    def parts(self, where: str) -> Iterator[str | Unreadable]:
+        """Its text, or what is left out; nothing for what is not part of a text."""
+        if self.type == "text":
+            yield self.text or ""
+        elif self.type == "document" and isinstance((self.source or {}).get("data"), str):
+            source = self.source or {}
+            is_text = source.get("type") == "text"
+            texts = filter(None, (self.title, self.context, source["data"]))
+            yield PARAGRAPH.join(texts) if is_text else Unreadable(self.type, where)
+        elif self.type not in _NOT_TEXT:
+            yield Unreadable(self.type, where)
+
+    def result(self, where: str) -> Message:
         """Templates have no field for a failure, so the text states it."""
-        text = _texts(self.content, _SEPARATOR)
-        return f"Error: {text}" if self.is_error else text
+        parts = _parts(self.content, f"{where}.content")
+        result = Message.of(TOOL, parts, PARAGRAPH, call_id=self.tool_use_id)
+        return replace(result, text=f"Error: {result.text}") if self.is_error else result
+
+    def call(self) -> Call:
+        return Call(self.id or "", self.name or "", arguments_text(self.input))
 
 
 _Blocks: TypeAlias = Annotated[
-    list[
-        Annotated[
-            _Text
-            | _Document
-            | Annotated[ThinkingBlock, Tag("thinking")]
-            | Annotated[ToolUseBlock, Tag("tool_use")]
-            | Annotated[ToolResultBlock, Tag("tool_result")]
-            | _Unreadable
-            | _Other,
-            _kinds("text", "document", "thinking", "tool_use", "tool_result"),
-        ]
-    ],
-    Field(fail_fast=True, max_length=MAX_BLOCKS),
-    BeforeValidator(_as_blocks),
+    list[ContentBlock], Field(fail_fast=True, max_length=MAX_BLOCKS), BeforeValidator(_as_blocks)
 ]
 
 
-def _texts(blocks: Sequence[object], separator: str) -> str:
-    return separator.join(
-        block.text for block in blocks if isinstance(block, (TextBlock, DocumentBlock))
-    )
+def _parts(blocks: Sequence[ContentBlock], where: str) -> list[str | Unreadable]:
+    return [part for n, block in enumerate(blocks) for part in block.parts(f"{where}[{n}]")]
 
 
 class AnthropicMessage(StrictModel):
@@ -191,51 +146,45 @@ class AnthropicMessage(StrictModel):
     @model_validator(mode="after")
     def _blocks_fit_the_role(self) -> Self:
         for block in self.content:
-            if isinstance(block, (ToolUseBlock, ThinkingBlock)) and self.role != "assistant":
+            if block.type in ("tool_use", "thinking") and self.role != "assistant":
                 raise ValueError(f"a {self.role} message cannot hold a {block.type} block")
-            if isinstance(block, ToolResultBlock) and self.role != "user":
+            if block.type == "tool_result" and self.role != "user":
                 raise ValueError(f"a {self.role} message cannot hold a tool_result block")
         return self
 
-    def for_template(self, tool_names: dict[str, str]) -> Iterator[dict[str, Any]]:
-        """As one or several messages. Each call is added to `tool_names`, by its id."""
+    def messages(self, where: str) -> Iterator[Message]:
+        """Each result of a tool is a message of its own."""
         if self.role == "assistant":
-            yield self._answer(tool_names)
+            yield self._answer(where)
             return
-        said: list[object] = []
-        for block in self.content:
-            if not isinstance(block, ToolResultBlock):
-                said.append(block)
-                continue
-            yield from self._said(said)
-            said = []
-            result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": block.text}
-            name = tool_names.get(block.tool_use_id)
-            yield result if name is None else {**result, "name": name}
-        yield from self._said(said)
+        said: list[str | Unreadable] = []
+        for number, block in enumerate(self.content):
+            place = f"{where}.content[{number}]"
+            said += block.parts(place)
+            if block.type == "tool_result":
+                if said:
+                    yield Message.of(self.role, said, PARAGRAPH)
+                yield block.result(place)
+                said = []
+        if said:
+            yield Message.of(self.role, said, PARAGRAPH)
 
-    def _said(self, blocks: list[object]) -> Iterator[dict[str, Any]]:
-        if blocks:
-            yield {"role": self.role, "content": _texts(blocks, _SEPARATOR)}
-
-    def _answer(self, tool_names: dict[str, str]) -> dict[str, Any]:
+    def _answer(self, where: str) -> Message:
         """The blocks of an answer are pieces of one text: they are joined without a separator."""
-        answer: dict[str, Any] = {"role": "assistant", "content": _texts(self.content, "")}
-        thinking = [b.thinking for b in self.content if isinstance(b, ThinkingBlock)]
-        calls = [block for block in self.content if isinstance(block, ToolUseBlock)]
-        if any(thinking):
-            answer["reasoning_content"] = "".join(thinking)
-        if calls:
-            answer["tool_calls"] = [call.for_template() for call in calls]
-            tool_names.update((call.id, call.name) for call in calls)
-        return answer
+        return Message.of(
+            ASSISTANT,
+            _parts(self.content, f"{where}.content"),
+            reasoning="".join(b.thinking or signed_thinking(b.signature) for b in self.content),
+            calls=tuple(block.call() for block in self.content if block.type == "tool_use"),
+        )
 
 
-class AnthropicTool(_Block):
+class AnthropicTool(StrictModel):
     """A tool run by the client. Anthropic's server tools, which have no schema, are left out."""
 
     name: Name
     type: str | None = None
+    cache_control: object = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None  # without effect: arguments always follow the schema
@@ -317,7 +266,7 @@ class CountTokensRequest(RequestBody):
         cls, messages: list[AnthropicMessage]
     ) -> list[AnthropicMessage]:
         last = messages[-1]
-        if last.role == "assistant" and not all(isinstance(b, TextBlock) for b in last.content):
+        if last.role == "assistant" and not all(b.type == "text" for b in last.content):
             raise ValueError(
                 "a final assistant message is continued, so it may only contain text; "
                 "end with a user message"
@@ -331,13 +280,9 @@ class CountTokensRequest(RequestBody):
 
     @property
     def unknown_fields(self) -> list[str]:
-        blocks = [block for message in self.messages for block in message.content]
-        results = [block for b in blocks if isinstance(b, ToolResultBlock) for block in b.content]
-        left_out = {b.type for b in (*blocks, *results) if isinstance(b, UnknownBlock)}
         tools = {str(t.type or t.name) for t in self.tools or () if t.input_schema is None}
         return [
             *super().unknown_fields,
-            *(f"blocks of type {kind}" for kind in sorted(left_out)),
             *(f"the tool {kind}" for kind in sorted(tools)),
         ]
 
@@ -345,17 +290,16 @@ class CountTokensRequest(RequestBody):
     def shows_thinking(self) -> bool:
         return self.thinking is None or self.thinking.display != "omitted"
 
-    def messages_for_template(self) -> list[dict[str, Any]]:
-        """Consecutive messages of one role become one message."""
-        messages: list[dict[str, Any]] = []
-        system = _without_billing_line(_texts(self.system, _SEPARATOR))
-        if system:
-            messages.append({"role": "system", "content": system})
-        tool_names: dict[str, str] = {}
-        for message in self.messages:
-            for turn in message.for_template(tool_names):
-                _append(messages, turn)
-        return messages
+    def conversation(self) -> Conversation:
+        """Consecutive messages of one role are one message. Raises InvalidParameter."""
+        system = _without_billing_line(PARAGRAPH.join(block.text for block in self.system))
+        said = [
+            one
+            for number, message in enumerate(self.messages)
+            for one in message.messages(f"messages[{number}]")
+        ]
+        first = [Message(role=SYSTEM, text=system)] if system else []
+        return Conversation.of([*first, *said], joins=(USER, SYSTEM))
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
@@ -373,9 +317,9 @@ class CountTokensRequest(RequestBody):
             thinking_budget=thinking_budget(asked, self.template_kwargs()),
         )
 
-    def template_kwargs(self) -> dict[str, bool | str]:
+    def template_kwargs(self) -> TemplateKwargs:
         """Thinking is off by default, as with Anthropic's own models."""
-        kwargs: dict[str, bool | str] = {
+        kwargs: TemplateKwargs = {
             "enable_thinking": self.thinking is not None and self.thinking.type != "disabled"
         }
         if self.output_config is not None and self.output_config.effort is not None:
@@ -420,14 +364,6 @@ class MessagesRequest(CountTokensRequest):
 
 def _field_named(name: str) -> str:
     return "stop_sequences" if name == "stop" else name
-
-
-def _append(messages: list[dict[str, Any]], turn: dict[str, Any]) -> None:
-    last = messages[-1] if messages else {}
-    if turn["role"] == last.get("role") and turn["role"] in ("user", "system"):
-        messages[-1] = {**last, "content": f"{last['content']}{_SEPARATOR}{turn['content']}"}
-    else:
-        messages.append(turn)
 
 
 def _without_billing_line(system: str) -> str:

@@ -9,19 +9,11 @@ from __future__ import annotations
 from typing import TypeAlias
 
 Prompt: TypeAlias = str | tuple[int, ...]
+TemplateKwargs: TypeAlias = dict[str, bool | int | float | str]
 
 MAX_NAME_LENGTH = 256
-MAX_PARTS = 1_000
 MAX_PROMPTS = 1_024
 MAX_LOGIT_BIASES = 1_024
-TEMPLATE_KWARGS = ("enable_thinking", "thinking", "reasoning_effort")
-_TEXT_PARTS = {
-    "text": "text",
-    "refusal": "refusal",
-    "input_text": "text",
-    "output_text": "text",
-    "reasoning_text": "text",
-}
 
 
 def stop_strings(value: object) -> object:
@@ -73,29 +65,6 @@ def _is_token_ids(value: list[object]) -> bool:
     return all(type(item) is int and 0 <= item < 2**31 for item in value)
 
 
-def text(value: object) -> object:
-    """A message's content as one string: its text parts, concatenated."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise ValueError("must be a string or a list of parts")
-    if len(value) > MAX_PARTS:
-        raise ValueError(f"at most {MAX_PARTS} parts are allowed, got {len(value)}")
-    return "".join(_part_text(part) for part in value)
-
-
-def _part_text(part: object) -> str:
-    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        raise ValueError('each part must be an object such as {"type": "text", "text": "..."}')
-    kind = part["type"]
-    if kind not in _TEXT_PARTS:
-        raise ValueError(f"parts of type {kind[:40]!r} are not supported; only text is")
-    text = part.get(_TEXT_PARTS[kind])
-    if not isinstance(text, str):
-        raise ValueError(f"a {kind} part needs a string named {_TEXT_PARTS[kind]!r}")
-    return text
-
-
 def items(value: object) -> object:
     """The items of a response's input; a string is one user message."""
     if isinstance(value, str):
@@ -105,17 +74,15 @@ def items(value: object) -> object:
     return value
 
 
-def template_kwargs(value: object) -> dict[str, bool | str]:
-    """Template variables: only those in `TEMPLATE_KWARGS` can be set by a client."""
+def template_kwargs(value: object) -> TemplateKwargs:
+    """Template variables. Which names a template reads is known when it is rendered."""
     if value is None:
         return {}
     if not isinstance(value, dict):
         raise ValueError("must be an object")
     for name, setting in value.items():
-        if name not in TEMPLATE_KWARGS:
-            raise ValueError(
-                f"{name[:40]!r} is not allowed; allowed are {', '.join(TEMPLATE_KWARGS)}"
-            )
-        if not isinstance(setting, (bool, str)) or len(str(setting)) > MAX_NAME_LENGTH:
-            raise ValueError(f"{name} must be true, false or a short string")
+        if len(name) > MAX_NAME_LENGTH or not isinstance(setting, (bool, int, float, str)):
+            raise ValueError(f"{name[:40]} must be true, false, a number or a short text")
+        if len(str(setting)) > MAX_NAME_LENGTH:
+            raise ValueError(f"{name} is longer than {MAX_NAME_LENGTH} characters")
     return value

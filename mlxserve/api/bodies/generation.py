@@ -11,7 +11,13 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
-from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, stop_strings, template_kwargs, token_biases
+from mlxserve.api.bodies.fields import (
+    MAX_NAME_LENGTH,
+    TemplateKwargs,
+    stop_strings,
+    template_kwargs,
+    token_biases,
+)
 from mlxserve.api.bodies.request_body import RequestBody, StrictModel
 from mlxserve.api.bodies.structured import StructuredOutputs
 from mlxserve.api.bodies.tools import (
@@ -45,7 +51,7 @@ _SAMPLING = (
     "logit_bias",
 )
 
-TemplateKwargs: TypeAlias = Annotated[dict[str, bool | str], PlainValidator(template_kwargs)]
+TemplateKwargsField: TypeAlias = Annotated[TemplateKwargs, PlainValidator(template_kwargs)]
 
 
 class StreamOptions(StrictModel):
@@ -122,7 +128,7 @@ class GenerationFields(RequestBody):
 class ToolGenerationFields(GenerationFields):
     """What the two endpoints whose answers may think and call tools have in common."""
 
-    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
+    chat_template_kwargs: TemplateKwargsField = Field(default_factory=dict)
     tool_choice: ToolChoiceField = None
     parallel_tool_calls: bool | None = None
     thinking_budget: Budget | None = None
@@ -137,7 +143,7 @@ class ToolGenerationFields(GenerationFields):
         raise NotImplementedError
 
     @property
-    def template_kwargs(self) -> dict[str, bool | str]:
+    def template_kwargs(self) -> TemplateKwargs:
         return thinking_kwargs(self.effort, self.chat_template_kwargs)
 
     def turn(self) -> AssistantTurn:

@@ -1,40 +1,66 @@
-"""Chat messages as OpenAI spells them, turned into what a chat template expects."""
+"""Chat messages as OpenAI spells them, with what other servers and their clients add."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
 
-from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, text
+from mlxserve.api.bodies.fields import MAX_NAME_LENGTH
 from mlxserve.api.bodies.request_body import StrictModel
+from mlxserve.text.conversation import (
+    Call,
+    Conversation,
+    Message,
+    Unreadable,
+    arguments_text,
+    parts_of,
+)
 
 MAX_MESSAGES = 10_000
 MAX_TOOL_CALLS = 128  # of one message
 
 
+def _parts(value: object) -> object:
+    return None if value is None else parts_of(value)
+
+
+def text_of(parts: Sequence[str | Unreadable] | None) -> str | None:
+    return None if parts is None else Message.of("", parts).text
+
+
+Parts: TypeAlias = Annotated[
+    tuple[str | Unreadable, ...] | None, PlainValidator(_parts), PlainSerializer(text_of)
+]
+_Reasoning: TypeAlias = Annotated[
+    str | None, BeforeValidator(lambda value: value if isinstance(value, str) else None)
+]
+
+
 class ChatFunctionCall(StrictModel):
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
-    arguments: str
+    arguments: Annotated[
+        str, BeforeValidator(lambda v: arguments_text(v) if isinstance(v, dict) else v)
+    ] = ""
 
 
 class ChatToolCall(StrictModel):
-    """A call made by an earlier answer; it is passed to the chat template unchanged."""
-
-    id: str
-    type: Literal["function"]
+    id: str = ""
+    type: Literal["function"] = "function"
     function: ChatFunctionCall
 
 
 class ChatMessage(StrictModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, PlainValidator(text)] = None
+    content: Parts = None
     name: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
     tool_calls: (
         Annotated[list[ChatToolCall], Field(fail_fast=True, max_length=MAX_TOOL_CALLS)] | None
     ) = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: _Reasoning = None  # vLLM's and OpenRouter's name of the same
     refusal: str | None = None
 
     @model_validator(mode="after")
@@ -43,16 +69,29 @@ class ChatMessage(StrictModel):
             raise ValueError(f"a {self.role} message needs `content`")
         return self
 
-    def for_template(self) -> dict[str, Any]:
-        """As a chat template expects it: `developer` is the newer word for `system`."""
-        message = self.model_dump(exclude_none=True, exclude=set(self.model_extra or ()))
-        message["content"] = self.content or self.refusal or ""
-        message.pop("refusal", None)
-        if self.role == "developer":
-            message["role"] = "system"
-        return message
+    def message(self, where: str) -> Message:
+        """`developer` is the newer word for `system`."""
+        return Message.of(
+            "system" if self.role == "developer" else self.role,
+            self.content or (self.refusal or "",),
+            where=f"{where}.content",
+            reasoning=self.reasoning_content or self.reasoning or "",
+            calls=tuple(
+                Call(call.id, call.function.name, call.function.arguments)
+                for call in self.tool_calls or ()
+            ),
+            call_id=self.tool_call_id,
+            name=self.name,
+        )
 
 
 ChatMessages: TypeAlias = Annotated[
     list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
 ]
+
+
+def conversation_of(messages: Sequence[ChatMessage]) -> Conversation:
+    """Raises InvalidParameter for an image in the newest user message."""
+    return Conversation.of(
+        message.message(f"messages[{number}]") for number, message in enumerate(messages)
+    )

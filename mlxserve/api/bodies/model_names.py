@@ -1,4 +1,4 @@
-"""The names of the served model, and the check of the `model` field against them."""
+"""The names of the served model, and what a request that asks for another one is told."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mlxserve.api.errors import ApiError
 
 CLAUDE = "claude-"
+_LATEST = ":latest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,20 +18,35 @@ class ModelNames:
     own: str
     aliases: Sequence[str] = ()
     unlisted: Sequence[str] = ()  # accepted, but not shown, such as a path on this machine
+    is_strict: bool = False  # any other name is refused
 
-    def check(self, name: str | None, *, is_anthropic: bool = False) -> None:
-        """Raises ApiError 404 for an unknown name.
+    def check(self, name: str | None, *, is_anthropic: bool = False) -> str | None:
+        """A warning for a name that is not the model's. Raises ApiError 404 if names are strict.
 
-        Anthropic's clients only know the names of Anthropic's models: any of them is accepted.
+        Case, `:latest` and the organisation do not matter. Anthropic's clients only know the names of
+        Anthropic's models: any of them means this one.
         """
         known = (self.own, *self.aliases)
-        if is_anthropic and name is not None and name.startswith(CLAUDE):
-            return
-        if name is not None and name not in known and name not in self.unlisted:
-            raise ApiError(
-                404,
-                f"The model {name[:100]!r} is not served here. Served: "
-                f"{', '.join(map(repr, known))}.",
-                param="model",
-                code="model_not_found",
+        if name is None or name in known or name in self.unlisted:
+            return None
+        if is_anthropic and name.startswith(CLAUDE):
+            return None
+        if not self.is_strict:
+            is_known = _bare(name) in map(_bare, known)
+            return (
+                None if is_known else f"the model {name[:100]!r} is not served here; {self.own} is"
             )
+        raise self.unknown(name)
+
+    def unknown(self, name: str) -> ApiError:
+        known = (self.own, *self.aliases)
+        return ApiError(
+            404,
+            f"The model {name[:100]!r} is not served here. Served: {', '.join(map(repr, known))}.",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def _bare(name: str) -> str:
+    return name.lower().removesuffix(_LATEST).rpartition("/")[2]

@@ -2,7 +2,8 @@
 
 No field is silently ignored. Known fields are validated. Known but unsupported ones (`NOT_YET`) are
 refused unless their value asks for nothing, such as `best_of: 1`. Unknown ones are collected, so
-that the reply can name them.
+that the reply can name them, and so are those that only ask how to serve (`IGNORED`), unless their
+value asks for nothing.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class RequestBody(StrictModel):
     """A request's body."""
 
     NOT_YET: ClassVar[NotYet] = {}
+    IGNORED: ClassVar[NotYet] = {}
 
     model: str | None = None
 
@@ -48,7 +50,11 @@ class RequestBody(StrictModel):
     def read(cls, body: Mapping[str, Any]) -> Self:
         """Raises ApiError 400, which names the invalid field."""
         _refuse_unsupported(body, cls.NOT_YET)
-        asked = {name: value for name, value in body.items() if name not in cls.NOT_YET}
+        asked = {
+            name: value
+            for name, value in body.items()
+            if name not in cls.NOT_YET and value not in cls.IGNORED.get(name, ())
+        }
         try:
             return cls.model_validate(asked)
         except ValidationError as error:

@@ -45,6 +45,9 @@ def _format(value: object, field: str, inner: str | None) -> Structure | None:
     match value.get("type"):
         case "text":
             return None
+        case "json_object" if isinstance(value.get("schema"), dict):  # llama.cpp's and LM Studio's
+            source = json.dumps(value["schema"])
+            return Structure(StructureKind.JSON_SCHEMA, source, f"{field}.schema")
         case "json_object":
             return Structure(StructureKind.JSON_OBJECT, field=field)
         case "json_schema":

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, PlainValidator
 
+from mlxserve.api.bodies.fields import TemplateKwargs
 from mlxserve.api.bodies.request_body import StrictModel
 from mlxserve.api.errors import ApiError
 from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice
@@ -119,19 +120,17 @@ def turn_of(
     )
 
 
-def thinking_kwargs(
-    effort: str | None, template_kwargs: Mapping[str, bool | str]
-) -> dict[str, bool | str]:
+def thinking_kwargs(effort: str | None, template_kwargs: TemplateKwargs) -> TemplateKwargs:
     """Template variables. Those in `chat_template_kwargs` take precedence."""
     if effort is None:
         return dict(template_kwargs)
-    kwargs: dict[str, bool | str] = {"enable_thinking": effort not in _NO_THINKING}
+    kwargs: TemplateKwargs = {"enable_thinking": effort not in _NO_THINKING}
     if effort != "none":
         kwargs["reasoning_effort"] = effort
     return {**kwargs, **template_kwargs}
 
 
-def thinking_budget(asked: int | None, template_kwargs: Mapping[str, bool | str]) -> int | None:
+def thinking_budget(asked: int | None, template_kwargs: TemplateKwargs) -> int | None:
     """0 if thinking is off: it then ends at once even if the template ignores the variable."""
     is_off = template_kwargs.get("enable_thinking") is False
     return 0 if asked is None and is_off else asked

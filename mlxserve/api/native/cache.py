@@ -25,8 +25,7 @@ class Cache:
 
     def __init__(self, service: Service) -> None:
         self._engine = service.chat.engine
-        self._names = service.names
-        self._unknown_fields = service.unknown_fields
+        self._service = service
 
     def routes(self) -> list[Route]:
         return [
@@ -56,7 +55,7 @@ class Cache:
         """Resizes the cache to `num_pages`. Running answers continue."""
         require_admin(request)
         asked = await read_request(CacheResizeRequest, request)
-        self._names.check(asked.model)
+        self._service.check_model(request, asked.model)
         try:
             resized = await self._engine.resize_cache(asked.num_pages)
         except QueueFull as error:
@@ -73,7 +72,9 @@ class Cache:
             "preempted_requests": resized.num_preempted,
             "forgotten_pages": resized.num_forgotten,
         }
-        return json_response(reply, headers=self._unknown_fields.warn(asked.unknown_fields))
+        return json_response(
+            reply, headers=self._service.warnings.header(request, asked.unknown_fields)
+        )
 
 
 def _flag(request: Request, name: str) -> bool:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.access.security import cache_namespace, is_admin, key_id
+from mlxserve.api.bodies.messages import conversation_of
 from mlxserve.api.bodies.request_body import read_request
 from mlxserve.api.bodies.route import BodyRoute
 from mlxserve.api.errors import ApiError, from_engine, json_response
@@ -32,10 +33,9 @@ class Prefixes:
 
     def __init__(self, service: Service) -> None:
         self._chat = service.chat
-        self._names = service.names
         self._prompts = service.prompts
         self._prefix_names = service.prefix_names
-        self._unknown_fields = service.unknown_fields
+        self._service = service
         self._adding: Counter[str] = Counter()  # names of prefixes under way
 
     def routes(self) -> list[Route]:
@@ -70,12 +70,12 @@ class Prefixes:
                 code="invalid_value",
             )
         asked = await read_request(PrefixRequest, request)
-        self._names.check(asked.model)
+        self._service.check_model(request, asked.model)
         full_name = self._prefix_names.full(request, name)
         self._refuse_too_many(request, full_name)
         self._adding[full_name] += 1
         try:
-            token_ids = await self._token_ids(asked)
+            token_ids = await self._token_ids(request, asked)
             await self._chat.prefixes.add(
                 full_name,
                 token_ids,
@@ -87,7 +87,7 @@ class Prefixes:
             raise from_engine(error, prompt_param=asked.text_field) from error
         finally:
             self._adding -= Counter([full_name])
-        headers = self._unknown_fields.warn(asked.unknown_fields)
+        headers = self._service.warnings.header(request, asked.unknown_fields)
         card = _card(OwnedPrefix(key_id(request), name, len(token_ids)))
         return json_response(card, headers=headers)
 
@@ -124,11 +124,12 @@ class Prefixes:
         message = str(self._prefix_names.unknown(request, name, owner))
         return ApiError(404, message, param="name", code="unknown_prefix")
 
-    async def _token_ids(self, asked: PrefixRequest) -> list[int]:
+    async def _token_ids(self, request: Request, asked: PrefixRequest) -> list[int]:
         if asked.prompt is not None:
             return (await self._prompts.of_texts(asked.prompt))[0]
-        return await self._prompts.of_messages(
-            [message.for_template() for message in asked.messages or ()],
+        return await self._prompts.of_conversation(
+            request,
+            conversation_of(asked.messages or ()),
             asked.chat_template_kwargs,
             add_generation_prompt=False,
         )

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, PlainValidator, model_validator
 
 from mlxserve.api.bodies.fields import Prompt, prompts
-from mlxserve.api.bodies.generation import TemplateKwargs
+from mlxserve.api.bodies.generation import TemplateKwargsField
 from mlxserve.api.bodies.messages import ChatMessages
 from mlxserve.api.bodies.request_body import RequestBody
 from mlxserve.config import MAX_PAGES, MIN_PAGES
@@ -20,7 +20,7 @@ class _PromptOrMessages(RequestBody):
 
     prompt: object = None
     messages: ChatMessages | None = None
-    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
+    chat_template_kwargs: TemplateKwargsField = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _is_one_of_two(self) -> Self:

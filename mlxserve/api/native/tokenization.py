@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from mlxserve.api.bodies.messages import conversation_of
 from mlxserve.api.bodies.request_body import read_request
 from mlxserve.api.bodies.route import BodyRoute
 from mlxserve.api.errors import from_engine, json_response
@@ -23,9 +24,8 @@ class Tokenization:
 
     def __init__(self, service: Service) -> None:
         self._chat = service.chat
-        self._names = service.names
         self._prompts = service.prompts
-        self._unknown_fields = service.unknown_fields
+        self._service = service
 
     def routes(self) -> list[Route]:
         return [
@@ -36,9 +36,9 @@ class Tokenization:
     async def tokenize(self, request: Request) -> Response:
         """Turns a text or a conversation into token ids."""
         asked = await read_request(TokenizeRequest, request)
-        self._names.check(asked.model)
+        self._service.check_model(request, asked.model)
         try:
-            token_ids = await self._token_ids(asked)
+            token_ids = await self._token_ids(request, asked)
         except MlxServeError as error:
             raise from_engine(error, prompt_param=asked.text_field) from error
         reply = {
@@ -46,25 +46,28 @@ class Tokenization:
             "max_model_len": self._chat.max_model_len,
             "tokens": token_ids,
         }
-        return json_response(reply, headers=self._unknown_fields.warn(asked.unknown_fields))
+        return json_response(
+            reply, headers=self._service.warnings.header(request, asked.unknown_fields)
+        )
 
     async def detokenize(self, request: Request) -> Response:
         """Turns token ids into text."""
         asked = await read_request(DetokenizeRequest, request)
-        self._names.check(asked.model)
+        self._service.check_model(request, asked.model)
         try:
             text = await asyncio.to_thread(self._chat.decode, asked.tokens)
         except MlxServeError as error:
             raise from_engine(error) from error
-        headers = self._unknown_fields.warn(asked.unknown_fields)
+        headers = self._service.warnings.header(request, asked.unknown_fields)
         return json_response({"prompt": text}, headers=headers)
 
-    async def _token_ids(self, asked: TokenizeRequest) -> list[int]:
+    async def _token_ids(self, request: Request, asked: TokenizeRequest) -> list[int]:
         if asked.prompt is not None:
             encode = partial(self._chat.encode, asked.prompt)
             return await run_in_lane(len(asked.prompt), encode)
-        return await self._prompts.of_messages(
-            [message.for_template() for message in asked.messages or ()],
+        return await self._prompts.of_conversation(
+            request,
+            conversation_of(asked.messages or ()),
             asked.chat_template_kwargs,
             add_generation_prompt=asked.add_generation_prompt,
         )

@@ -57,7 +57,7 @@ class Embeddings:
     async def create(self, request: Request) -> Response:
         """Computes the vectors of texts."""
         asked = await read_request(EmbeddingsRequest, request)
-        self._service.names.check(asked.model)
+        self._service.check_model(request, asked.model)
         texts = await self._service.prompts.of_texts(asked.input, "input")
         num_tokens = sum(map(len, texts))
         self._check(texts, num_tokens)
@@ -73,7 +73,7 @@ class Embeddings:
             "model": self._service.chat.model_name,
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
-        headers = self._service.unknown_fields.warn(asked.unknown_fields)
+        headers = self._service.warnings.header(request, asked.unknown_fields)
         return json_response(reply, headers=headers)
 
     async def _embedded(

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.access.security import request_id
+from mlxserve.api.bodies.messages import conversation_of
 from mlxserve.api.bodies.request_body import read_request
 from mlxserve.api.bodies.route import BodyRoute
 from mlxserve.api.errors import from_engine
@@ -28,7 +29,6 @@ class OpenAI:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._chat = service.chat
-        self._names = service.names
         self._prompts = service.prompts
 
     def routes(self) -> list[Route]:
@@ -40,12 +40,13 @@ class OpenAI:
     async def chat_completions(self, request: Request) -> Response:
         """Answers a conversation."""
         asked = await read_request(ChatRequest, request)
-        self._names.check(asked.model)
+        self._service.check_model(request, asked.model)
         params = asked.sampling(self._chat.default_params)
         turn = asked.turn()
         try:
-            prompt = await self._prompts.of_messages(
-                [message.for_template() for message in asked.messages],
+            prompt = await self._prompts.of_conversation(
+                request,
+                conversation_of(asked.messages),
                 asked.template_kwargs,
                 tools=asked.definitions,
                 continues=bool(asked.continue_final_message),
@@ -74,7 +75,7 @@ class OpenAI:
     async def completions(self, request: Request) -> Response:
         """Continues texts."""
         asked = await read_request(CompletionRequest, request)
-        self._names.check(asked.model)
+        self._service.check_model(request, asked.model)
         params = asked.sampling(self._chat.default_params)
         try:
             prompts = await self._prompts.of_texts(asked.prompt)

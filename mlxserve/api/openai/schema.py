@@ -33,10 +33,12 @@ class ChatRequest(ToolGenerationFields):
         "moderation": (None,),
         "prediction": (None,),
         "prompt_cache_options": (None,),
+        "web_search_options": (None,),
+    }
+    IGNORED: ClassVar[NotYet] = {
         "service_tier": (None, "auto", "default"),
         "store": (None, False),
         "verbosity": (None, "medium"),
-        "web_search_options": (None,),
     }
 
     messages: ChatMessages

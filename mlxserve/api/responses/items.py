@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from mlxserve.text.parsing.turn import ToolCallDelta
+from mlxserve.text.signature import sign
 
 if TYPE_CHECKING:
     from mlxserve.text.deltas import Delta
@@ -119,6 +120,7 @@ class ReasoningItem(OutputItem):
     """Reasoning, with the model's own text and no summary."""
 
     PREFIX = "rs"
+    is_signed = False  # whether the client keeps it unread and sends it back
 
     def empty(self) -> dict[str, Any]:
         return {**self.whole("in_progress"), "content": []}
@@ -129,7 +131,7 @@ class ReasoningItem(OutputItem):
             "type": "reasoning",
             "summary": [],
             "content": [{"type": "reasoning_text", "text": self.text}],
-            "encrypted_content": None,
+            "encrypted_content": sign(self.text) if self.is_signed and self.text else None,
             "status": status,
         }
 
@@ -201,8 +203,12 @@ class CustomCallItem(CallItem):
 class ResponseOutput:
     """All items of a response. `tools` maps the model's names of tools to their addresses."""
 
-    def __init__(self, response_id: str, tools: Mapping[str, ToolAddress]) -> None:
+    def __init__(
+        self, response_id: str, tools: Mapping[str, ToolAddress], *, signs: bool = False
+    ) -> None:
+        """signs: reasoning is also a signature, for clients that keep it unread"""
         self._response_id = response_id
+        self._signs = signs
         self._tools = tools
         self._items: list[OutputItem] = []
 
@@ -241,5 +247,7 @@ class ResponseOutput:
     def _open(self, item: OutputItem) -> Iterator[Event]:
         if self._items:
             yield from self._items[-1].end("completed")
+        if isinstance(item, ReasoningItem):
+            item.is_signed = self._signs
         self._items.append(item)
         yield from item.start()

@@ -41,7 +41,9 @@ class ResponseReply:
     _finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
-        self._output = ResponseOutput(self.id, self.asked.addresses)
+        self._output = ResponseOutput(
+            self.id, self.asked.addresses, signs=self.asked.signs_reasoning
+        )
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
         """The output of the same events, in the order in which they came."""

@@ -88,7 +88,8 @@ class Responses:
     async def create(self, request: Request) -> Response:
         """Answers a conversation with a response."""
         new = await read_request(ResponsesRequest, request)
-        self._service.names.check(new.model)
+        self._service.check_model(request, new.model)
+        new = new.with_items(self._store.items(new.referenced, key_id(request)))
         asked = new.after(self._earlier(request, new.previous_response_id))
         params = asked.sampling(self._service.chat.default_params)
         turn = asked.turn()
@@ -101,8 +102,9 @@ class Responses:
             on_end=partial(self._keep, key_id(request), new),
         )
         try:
-            prompt = await self._service.prompts.of_messages(
-                asked.messages_for_template(),
+            prompt = await self._service.prompts.of_conversation(
+                request,
+                asked.conversation(),
                 asked.template_kwargs,
                 tools=asked.definitions,
             )

@@ -1,23 +1,36 @@
-"""The body of `/v1/responses`: input items and tools, turned into messages for a chat template."""
+"""The body of `/v1/responses`: input items, read as a conversation, and tools."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, items, text
+from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, items
 from mlxserve.api.bodies.generation import MAX_MAX_TOKENS, ToolGenerationFields
-from mlxserve.api.bodies.messages import MAX_MESSAGES
+from mlxserve.api.bodies.messages import MAX_MESSAGES, Parts, text_of
 from mlxserve.api.bodies.request_body import NotYet, StrictModel
 from mlxserve.api.bodies.structured import text_format
 from mlxserve.api.bodies.tools import MAX_TOOLS, Effort, Name
 from mlxserve.api.errors import ApiError
 from mlxserve.api.responses.items import ToolAddress
 from mlxserve.sampling_params import Structure
+from mlxserve.text.conversation import (
+    ASSISTANT,
+    SYSTEM,
+    TOOL,
+    USER,
+    Call,
+    Conversation,
+    Message,
+    Unreadable,
+)
+from mlxserve.text.signature import signed_thinking
 
+_SIGNED = "reasoning.encrypted_content"  # of `include`
 _NEEDS: Mapping[str, tuple[str, ...]] = {
     "message": ("role",),
     "function_call": ("call_id", "name", "arguments"),
@@ -29,32 +42,34 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
 
 
 class InputItem(StrictModel):
-    """A message, a call, the output of a call, or reasoning. Each kind uses some of the fields."""
+    """A message, a call, the output of a call, or reasoning. Each kind has some of the fields; of any
+    other kind, such as what OpenAI's servers do, only type and id are kept."""
 
-    type: Literal[
-        "message",
-        "function_call",
-        "function_call_output",
-        "custom_tool_call",
-        "custom_tool_call_output",
-        "reasoning",
-    ] = "message"
+    type: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] = "message"
     id: str | None = None
     status: str | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: Annotated[str | None, PlainValidator(text)] = None
+    content: Parts = None
     call_id: str | None = None
     name: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
     namespace: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
     arguments: str | None = None
     input: str | None = None
-    output: Annotated[str | None, PlainValidator(text)] = None
+    output: Parts = None
     summary: list[Any] | None = None
     encrypted_content: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unknown_content(cls, value: Any) -> Any:
+        kind = value.get("type", "message") if isinstance(value, dict) else None
+        if not isinstance(kind, str) or kind in _NEEDS:
+            return value
+        return {name: value[name] for name in ("type", "id") if name in value}
+
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        missing = [name for name in _NEEDS[self.type] if getattr(self, name) is None]
+        missing = [name for name in _NEEDS.get(self.type, ()) if getattr(self, name) is None]
         if missing:
             raise ValueError(f"a {self.type} needs `{missing[0]}`")
         if self.type == "message" and self.content is None and self.role != "assistant":
@@ -62,12 +77,28 @@ class InputItem(StrictModel):
         return self
 
     @property
-    def call(self) -> dict[str, Any]:
-        """A call as chat templates expect it. A custom tool has its text as the only argument."""
+    def call(self) -> Call:
+        """A custom tool has its text as the only argument."""
         arguments = self.arguments if self.input is None else _as_input(self.input)
         tool = ToolAddress(self.name or "", self.namespace)
-        function = {"name": tool.full_name, "arguments": arguments}
-        return {"id": self.call_id, "type": "function", "function": function}
+        return Call(self.call_id or "", tool.full_name, arguments or "")
+
+    @property
+    def reasoning(self) -> str:
+        """Of an answer, which a client may have kept unread."""
+        return text_of(self.content) or signed_thinking(self.encrypted_content)
+
+    def message(self, where: str) -> Message:
+        """Of an item that is a message of its own."""
+        if self.type in ("function_call_output", "custom_tool_call_output"):
+            return Message.of(
+                TOOL, self.output or (), where=f"{where}.output", call_id=self.call_id
+            )
+        if self.type != "message":
+            role = ASSISTANT if self.type.endswith("_call") else USER
+            return Message.of(role, (Unreadable(self.type, where),))
+        role = SYSTEM if self.role == "developer" else str(self.role)
+        return Message.of(role, self.content or (), where=f"{where}.content")
 
     def listed(self, number: int) -> dict[str, Any]:
         """As listed among a response's inputs. An item without an id is named by its position."""
@@ -77,7 +108,7 @@ class InputItem(StrictModel):
             item.setdefault("summary", [])
         if self.content is not None:
             kind = "reasoning_text" if self.type == "reasoning" else f"{self._direction}_text"
-            item["content"] = [{"type": kind, "text": self.content}]
+            item["content"] = [{"type": kind, "text": text_of(self.content)}]
             if kind == "output_text":
                 item["content"][0]["annotations"] = []
         item.setdefault("status", "completed")
@@ -98,36 +129,25 @@ _ID_PREFIXES = {
 }
 
 
-def messages_of(items: Sequence[InputItem]) -> list[dict[str, Any]]:
-    """Messages for a template. An answer's reasoning, text and calls become one message."""
-    messages: list[dict[str, Any]] = []
+def messages_of(items: Sequence[InputItem]) -> list[Message]:
+    """An answer's reasoning, text and calls become one message."""
+    messages: list[Message] = []
     reasoning = ""
-    for item in items:
-        match item.type:
-            case "reasoning":
-                reasoning += item.content or ""
-            case "function_call_output" | "custom_tool_call_output":
-                messages.append(
-                    {"role": "tool", "tool_call_id": item.call_id, "content": item.output}
-                )
-            case "function_call" | "custom_tool_call":
-                if not messages or messages[-1]["role"] != "assistant" or reasoning:
-                    messages.append(_answer("", reasoning))
-                    reasoning = ""
-                messages[-1].setdefault("tool_calls", []).append(item.call)
-            case "message":
-                role = "system" if item.role == "developer" else item.role
-                if role == "assistant":
-                    messages.append(_answer(item.content or "", reasoning))
-                    reasoning = ""
-                else:
-                    messages.append({"role": role, "content": item.content})
+    for number, item in enumerate(items):
+        if item.type == "reasoning":
+            reasoning += item.reasoning
+        elif item.type in ("function_call", "custom_tool_call"):
+            if not messages or messages[-1].role != ASSISTANT or reasoning:
+                messages.append(Message(role=ASSISTANT, reasoning=reasoning))
+                reasoning = ""
+            messages[-1] = replace(messages[-1], calls=(*messages[-1].calls, item.call))
+        else:
+            message = item.message(f"input[{number}]")
+            if message.role == ASSISTANT:
+                message = replace(message, reasoning=reasoning)
+                reasoning = ""
+            messages.append(message)
     return messages
-
-
-def _answer(content: str, reasoning: str) -> dict[str, Any]:
-    message = {"role": "assistant", "content": content}
-    return {**message, "reasoning_content": reasoning} if reasoning else message
 
 
 def _as_input(text: str) -> str:
@@ -208,7 +228,7 @@ def _format(value: dict[str, Any] | None) -> dict[str, Any] | None:
 
 class TextOptions(StrictModel):
     format: Annotated[dict[str, Any] | None, AfterValidator(_format)] = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ResponsesRequest(ToolGenerationFields):
@@ -216,18 +236,18 @@ class ResponsesRequest(ToolGenerationFields):
 
     NOT_YET: ClassVar[NotYet] = {
         "background": (None, False),
-        "context_management": (None, []),
         "conversation": (None,),
-        # Items contain their reasoning; none is encrypted.
-        "include": (None, [], ["reasoning.encrypted_content"]),
         "max_tokens": (None,),
         "max_tool_calls": (None,),
         "moderation": (None,),
         "n": (None, 1),
         "prompt": (None,),
         "prompt_cache_options": (None,),
-        "service_tier": (None, "auto", "default"),
         "top_logprobs": (None, 0),
+    }
+    IGNORED: ClassVar[NotYet] = {
+        "context_management": (None, []),
+        "service_tier": (None, "auto", "default"),
         "truncation": (None, "disabled"),
     }
 
@@ -239,6 +259,7 @@ class ResponsesRequest(ToolGenerationFields):
     instructions: str | None = None
     previous_response_id: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
     store: bool | None = None
+    include: list[str] | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_MAX_TOKENS)] | None = None
     metadata: dict[str, str] | None = None
     tools: Annotated[list[ResponsesTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
@@ -248,7 +269,19 @@ class ResponsesRequest(ToolGenerationFields):
     @property
     def unknown_fields(self) -> list[str]:
         left_out = {tool.type for tool in self.tools or () if not tool.is_known}
-        return [*super().unknown_fields, *(f"tools[] of type {kind}" for kind in sorted(left_out))]
+        others = {*(self.include or ())} - {_SIGNED}
+        has_verbosity = self.text is not None and self.text.verbosity in ("low", "high")
+        return [
+            *super().unknown_fields,
+            *(["text.verbosity"] if has_verbosity else ()),
+            *(f"include of {name}" for name in sorted(others)),
+            *(f"tools[] of type {kind}" for kind in sorted(left_out)),
+        ]
+
+    @property
+    def signs_reasoning(self) -> bool:
+        """Whether the client keeps the reasoning unread and sends it back."""
+        return _SIGNED in (self.include or ())
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
@@ -285,6 +318,21 @@ class ResponsesRequest(ToolGenerationFields):
             "tools": [tool.model_dump(exclude_none=True) for tool in self.tools or ()],
         }
 
+    @property
+    def referenced(self) -> list[str]:
+        """Ids of stored items that the input names."""
+        return [item.id for item in self.input if item.type == "item_reference" and item.id]
+
+    def with_items(self, stored: Mapping[str, InputItem]) -> Self:
+        """This request with stored items in the place of references to them."""
+        if not stored:
+            return self
+        found = [
+            stored.get(item.id or "", item) if item.type == "item_reference" else item
+            for item in self.input
+        ]
+        return self.model_copy(update={"input": found})
+
     def after(self, earlier: Sequence[InputItem]) -> Self:
         """This request, after an earlier conversation. Raises ApiError 400."""
         if len(earlier) + len(self.input) > MAX_MESSAGES:
@@ -296,11 +344,10 @@ class ResponsesRequest(ToolGenerationFields):
             )
         return self.model_copy(update={"input": [*earlier, *self.input]})
 
-    def messages_for_template(self) -> list[dict[str, Any]]:
-        messages = messages_of(self.input)
-        if self.instructions is None:
-            return messages
-        return [{"role": "system", "content": self.instructions}, *messages]
+    def conversation(self) -> Conversation:
+        """Raises InvalidParameter for an image in the newest user message."""
+        first = [Message(role=SYSTEM, text=self.instructions)] if self.instructions else []
+        return Conversation.of([*first, *messages_of(self.input)])
 
     def _own_format(self) -> Structure | None:
         return text_format(self.text.format) if self.text is not None else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +102,18 @@ class ResponseStore:
         for each in chain:
             self._touch(each)
         return [item for each in reversed(chain) for item in self._stored[each][1].items]
+
+    def items(self, item_ids: Collection[str], owner: str) -> dict[str, Any]:
+        """The owner's items of these ids that are stored."""
+        self._expire()
+        wanted = frozenset(item_ids)
+        return {
+            item.id: item
+            for _, stored in (self._stored.values() if wanted else ())
+            if stored.owner == owner
+            for item in stored.items
+            if item.id in wanted
+        }
 
     def _chain(self, response_id: str | None, owner: str) -> Iterator[str]:
         """Ids from a response back to the first one that is stored."""

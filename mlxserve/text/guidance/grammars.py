@@ -23,6 +23,7 @@ from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
 from mlxserve.sampling_params import Structure, StructureKind
 from mlxserve.text.guidance.matcher_host import KEPT_BYTES
 from mlxserve.text.guidance.matchers import Grammar, Matchers
+from mlxserve.text.guidance.schemas import narrowed
 from mlxserve.text.guidance.structures import MAX_SOURCE, check_schema
 from mlxserve.text.tokenizer import Tokenizer
 
@@ -188,7 +189,9 @@ def _refuse_schema(structure: Structure) -> None:
     """What needs no process to be refused."""
     if structure.kind is StructureKind.JSON_SCHEMA:
         try:
-            check_schema(json.loads(structure.source))
+            schema = json.loads(structure.source)
+            check_schema(schema)
+            narrowed(schema)
         except (ValueError, RecursionError) as error:
             raise InvalidParameter(structure.field, f"cannot be read: {error}") from error
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from mlxserve.errors import InvalidParameter
 from mlxserve.sampling_params import Structure, StructureKind
+from mlxserve.text.guidance.schemas import narrowed
+from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice
 
 MAX_SOURCE = 64 << 10  # characters of a source that a client sent
 MAX_GRAMMAR = 512 << 10  # characters of a grammar generated for all tools of a request
@@ -31,7 +33,7 @@ def grammar_text(kind: StructureKind, source: str) -> str:
         case StructureKind.JSON_SCHEMA:
             schema = json.loads(source)
             check_schema(schema)
-            return LLMatcher.grammar_from_json_schema(_spaced(schema))
+            return LLMatcher.grammar_from_json_schema(_spaced(narrowed(schema)[0]))
         case StructureKind.REGEX:
             return LLMatcher.grammar_from_regex(source)
         case StructureKind.CHOICE:
@@ -62,15 +64,29 @@ def inline(structure: Structure) -> str | None:
     try:
         schema = json.loads(structure.source)
         check_schema(schema)
+        return json_text(narrowed(schema)[0])
     except (ValueError, RecursionError) as error:
         raise InvalidParameter(structure.field, f"cannot be read: {error}") from error
-    return json_text(schema)
 
 
 def json_text(schema: Mapping[str, Any], *, is_lenient: bool = False) -> str:
-    """A Lark expression for JSON that follows a schema."""
+    """A Lark expression for JSON that follows a schema. is_lenient: as far as it can be followed"""
+    if is_lenient:
+        schema, _ = narrowed(schema, is_lenient=True)
     guidance = {"whitespace_pattern": WHITE_SPACE, "lenient": is_lenient}
     return f"%json {json.dumps({**schema, 'x-guidance': guidance}, ensure_ascii=False)}"
+
+
+def not_enforced(structure: Structure | None, turn: AssistantTurn | None) -> list[str]:
+    """What an answer's schemas ask for beyond what is enforced: keywords that only narrow."""
+    found: set[str] = set()
+    if structure is not None and structure.kind is StructureKind.JSON_SCHEMA:
+        found |= narrowed(json.loads(structure.source), is_lenient=True)[1]
+    if turn is not None and turn.tool_choice is ToolChoice.REQUIRED:
+        for tool in turn.tools:
+            schema = tool["function"].get("parameters") or {}
+            found |= narrowed(schema, is_lenient=True)[1]
+    return sorted(found)
 
 
 def _spaced(schema: Mapping[str, Any]) -> dict[str, Any]:

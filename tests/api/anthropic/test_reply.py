@@ -8,11 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from mlxserve.api.anthropic.reply import SIGNATURE, MessageReply
+from mlxserve.api.anthropic.reply import MessageReply
 from mlxserve.errors import EngineStopped
 from mlxserve.request import FinishReason
 from mlxserve.text.deltas import Delta, Usage
 from mlxserve.text.parsing.turn import ToolCallDelta
+from mlxserve.text.signature import sign
 from tests.api.anthropic.requests import error_of, events_of, post
 from tests.api.fake_chat import FakeChat
 
@@ -108,7 +109,7 @@ def test_thinking_text_and_calls_are_blocks_in_order(client: TestClient, chat: F
     message = post(client).json()
     assert message["stop_reason"] == "tool_use"
     assert message["content"] == [
-        {"type": "thinking", "thinking": "I think.", "signature": SIGNATURE},
+        {"type": "thinking", "thinking": "I think.", "signature": sign("I think.")},
         {"type": "text", "text": "Let me look."},
         {"type": "tool_use", "id": "call_1", "name": "look", "input": {"at": "é"}},
         {"type": "tool_use", "id": "call_2", "name": "wait", "input": {}},
@@ -140,7 +141,7 @@ def test_omitted_thinking_is_an_empty_block(client: TestClient, chat: FakeChat) 
     chat.script = mixed_answer(chat)
     thinking = {"type": "adaptive", "display": "omitted"}
     block = post(client, thinking=thinking).json()["content"][0]
-    assert block == {"type": "thinking", "thinking": "", "signature": SIGNATURE}
+    assert block == {"type": "thinking", "thinking": "", "signature": sign("I think.")}
     events = events_of(post(client, thinking=thinking, stream=True))
     assert not [e for e in events if e.get("delta", {}).get("type") == "thinking_delta"]
 

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from mlxserve.request import FinishReason
 from mlxserve.sampling_params import StructureKind
+from mlxserve.text.deltas import Delta, Usage
 from mlxserve.text.parsing.turn import ToolChoice
 from mlxserve.text.tokenizer import Tokenizer
-from tests.api.anthropic.requests import COUNT, MESSAGES, USER, error_of, post
+from tests.api.anthropic.requests import COUNT, MESSAGES, USER, error_of, events_of, post
 from tests.api.fake_chat import FakeChat
 
 
@@ -119,7 +121,7 @@ PDF = {"type": "document", "source": {"type": "base64", "data": "AA"}}
 
 @pytest.mark.parametrize(
     "block",
-    [IMAGE, PDF, {"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}],
+    [IMAGE, PDF, {"type": "file", "file_id": "f"}],
 )
 @pytest.mark.parametrize("path", [MESSAGES, COUNT])
 def test_unreadable_blocks_are_refused_by_their_path(
@@ -134,7 +136,7 @@ def test_unreadable_blocks_are_refused_by_their_path(
 def test_the_refusal_of_an_image_says_why(client: TestClient) -> None:
     reply = post(client, messages=[{"role": "user", "content": [IMAGE]}])
     assert (
-        "image blocks are not supported" in error_of(reply, 400, "invalid_request_error")["message"]
+        "image parts are not supported" in error_of(reply, 400, "invalid_request_error")["message"]
     )
 
 
@@ -145,9 +147,70 @@ def test_unknown_kinds_of_blocks_are_left_out_and_named(client: TestClient, chat
     reply = post(client, messages=[{"role": "user", "content": [*content, result]}])
     assert reply.status_code == 200
     warning = reply.headers["x-mlxserve-warning"]
-    assert "blocks of type mystery" in warning
-    assert "blocks of type tool_reference" in warning
-    assert said(chat)[0] == USER
+    assert warning == "left out: mystery, tool_reference"
+    assert said(chat)[0]["content"] == "Hi\n\n[mystery left out]"
+    assert said(chat)[1]["content"] == "[tool_reference left out]"
+
+
+def test_an_image_of_a_tool_and_of_an_earlier_turn_is_left_out(
+    client: TestClient, chat: FakeChat
+) -> None:
+    """A refusal would end the session: the client sends it again with each request."""
+    taken = {"type": "tool_result", "tool_use_id": "t1", "content": [IMAGE]}
+    reply = post(
+        client,
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": "Look"}, IMAGE]},
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "t1", "name": "look", "input": {}}],
+            },
+            {"role": "user", "content": [taken]},
+        ],
+    )
+    assert reply.status_code == 200
+    assert reply.headers["x-mlxserve-warning"] == "left out: image"
+    left_out = "[image left out: this model reads text only]"
+    assert said(chat)[0]["content"] == f"Look\n\n{left_out}"
+    assert said(chat)[2]["content"] == left_out
+
+
+@pytest.mark.parametrize("display", ["summarized", "omitted"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_thinking_comes_back_whether_it_was_shown_or_not(
+    client: TestClient, chat: FakeChat, display: str, stream: bool
+) -> None:
+    chat.script = [
+        Delta(reasoning="First é, "),
+        Delta(reasoning="then 2."),
+        Delta("Done", (1,), (), FinishReason.STOP, Usage(1, 1, 0)),
+    ]
+    reply = post(client, thinking={"type": "adaptive", "display": display}, stream=stream)
+    if stream:
+        events = events_of(reply)
+        [signature] = [e["delta"]["signature"] for e in events if "signature" in e.get("delta", {})]
+        block = {"type": "thinking", "thinking": "", "signature": signature}
+    else:
+        block = reply.json()["content"][0]
+        assert block["thinking"] == ("" if display == "omitted" else "First é, then 2.")
+    post(client, messages=[USER, {"role": "assistant", "content": [block]}, USER])
+    assert said(chat)[1]["reasoning_content"] == "First é, then 2."
+
+
+@pytest.mark.parametrize("signature", ["", "mlxserve", "EqQBCgIYAhIM1gbcDa9GJwZA", "mlxserve1.x"])
+def test_the_signatures_of_others_are_ignored(
+    client: TestClient, chat: FakeChat, signature: str
+) -> None:
+    block = {"type": "thinking", "thinking": "", "signature": signature}
+    answer = {"role": "assistant", "content": [block, {"type": "text", "text": "Yes"}]}
+    assert post(client, messages=[USER, answer, USER]).status_code == 200
+    assert said(chat)[1] == {"role": "assistant", "content": "Yes"}
+
+
+def test_a_late_system_message_stays_in_its_place(client: TestClient, chat: FakeChat) -> None:
+    reminder = {"role": "system", "content": "# Environment"}
+    assert post(client, system="Be brief.", messages=[USER, reminder]).status_code == 200
+    assert [message["role"] for message in said(chat)] == ["system", "user", "system"]
 
 
 def test_unknown_fields_are_named_but_not_cache_control(client: TestClient) -> None:
@@ -288,11 +351,11 @@ def test_the_prompt_ends_with_the_message_to_continue(
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         (
             {"messages": [{"role": "user", "content": [{"text": "x"}]}]},
-            "messages[0].content[0].block.type",
+            "messages[0].content[0].type",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-            "messages[0].content[0].text.text",
+            "messages[0].content[0]",
         ),
         (
             {

@@ -13,12 +13,12 @@ import pytest
 from pydantic import BaseModel
 
 from mlxserve.api.access.policy import AccessPolicy
-from mlxserve.api.anthropic.reply import SIGNATURE
 from mlxserve.chat.chat import Chat
 from mlxserve.errors import EngineStopped, PromptTooLong, QueueFull
 from mlxserve.request import FinishReason
 from mlxserve.text.deltas import Delta, Usage
 from mlxserve.text.parsing.turn import ToolCallDelta
+from mlxserve.text.signature import sign
 from tests.api.clients import anthropic
 from tests.api.fake_chat import FakeChat
 from tests.api.serving import StartServer
@@ -116,7 +116,9 @@ def test_the_async_client_streams_many_at_once(url: str) -> None:
 
 def test_a_prompt_beyond_the_context_is_a_bad_request(real: anthropic.Anthropic) -> None:
     messages = [{"role": "user", "content": "word " * 5_000}]
-    with pytest.raises(anthropic.BadRequestError, match="the context has") as caught:
+    with pytest.raises(
+        anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > \d+ maximum"
+    ) as caught:
         real.messages.create(**{**HELLO, "messages": messages})
     assert caught.value.type == "invalid_request_error"
 
@@ -149,7 +151,7 @@ def tool_call(chat: Any) -> list[Any]:
 def expected(message: Any) -> None:
     thinking, text, call = message.content
     assert (thinking.type, thinking.thinking) == ("thinking", "I should look.")
-    assert thinking.signature == SIGNATURE
+    assert thinking.signature == sign("I should look.")
     assert (text.type, text.text) == ("text", "One moment.")
     assert (call.type, call.id, call.name) == ("tool_use", "call_1", "weather")
     assert call.input == {"city": "Köln"}
@@ -205,13 +207,13 @@ def test_the_raw_stream_has_every_event(fake: anthropic.Anthropic) -> None:
 
 def test_errors_are_the_clients_own_types(fake: anthropic.Anthropic, chat: FakeChat) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
-        fake.messages.create(**{**HELLO, "model": "gpt-4"})
+        fake.models.retrieve("gpt-4")
     assert missing.value.type == "not_found_error"
     assert missing.value.request_id
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
         fake.messages.create(**{**HELLO, "max_tokens": 0})
     image = {"type": "image", "source": {"type": "url", "url": "http://169.254.169.254/"}}
-    with pytest.raises(anthropic.BadRequestError, match="image blocks are not supported"):
+    with pytest.raises(anthropic.BadRequestError, match="image parts are not supported"):
         fake.messages.create(**{**HELLO, "messages": [{"role": "user", "content": [image]}]})
     chat.submit_error = QueueFull("The queue is full.")
     with pytest.raises(anthropic.OverloadedError) as full:

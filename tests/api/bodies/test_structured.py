@@ -45,6 +45,12 @@ def structure(**fields: Any) -> Any:
             "response_format.json_schema.schema",
         ),
         (
+            {"response_format": {"type": "json_object", "schema": SCHEMA}},
+            StructureKind.JSON_SCHEMA,
+            json.dumps(SCHEMA),
+            "response_format.schema",
+        ),
+        (
             {"structured_outputs": {"json": SCHEMA}},
             StructureKind.JSON_SCHEMA,
             json.dumps(SCHEMA),

@@ -53,9 +53,13 @@ def test_a_bad_value_is_refused_with_its_fields_name(
     assert reply.json()["error"]["param"] == param
 
 
-def test_another_model_is_a_404(client: TestClient) -> None:
+def test_another_model_is_a_404_if_names_are_strict(
+    client: TestClient, strict_client: TestClient
+) -> None:
     for path, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [1]})):
-        assert client.post(path, json={**body, "model": "gpt-4"}).status_code == 404
+        assert strict_client.post(path, json={**body, "model": "gpt-4"}).status_code == 404
+        reply = client.post(path, json={**body, "model": "gpt-4"})
+        assert "'gpt-4' is not served here" in reply.headers["x-mlxserve-warning"]
 
 
 def test_unknown_fields_are_named(client: TestClient) -> None:

@@ -88,16 +88,24 @@ def test_fewer_dimensions_may_be_requested(client: TestClient) -> None:
         ({"dimensions": 0}, "dimensions"),
         ({"dimensions": 2**40}, "dimensions"),
         ({"pooling": "max"}, "pooling"),
-        ({"model": "other"}, "model"),
     ],
 )
 def test_a_bad_value_is_refused_before_anything_is_computed(
     client: TestClient, chat: FakeChat, fields: dict[str, Any], param: str
 ) -> None:
     reply = post(client, **fields)
-    assert reply.status_code == (404 if param == "model" else 400)
+    assert reply.status_code == 400
     assert reply.json()["error"]["param"] == param
     assert chat.embedded == []
+
+
+def test_another_model_is_answered_with_a_warning_unless_names_are_strict(
+    client: TestClient, strict_client: TestClient
+) -> None:
+    reply = post(client, model="other")
+    assert "'other' is not served here" in reply.headers["x-mlxserve-warning"]
+    refused = post(strict_client, model="other")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (404, "model")
 
 
 @pytest.mark.parametrize(

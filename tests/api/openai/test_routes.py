@@ -334,13 +334,33 @@ def test_the_model_is_known_by_its_name_its_aliases_and_no_name(client, name):
 
 
 @pytest.mark.parametrize("name", ["", "gpt-4", "../../etc/passwd", "x" * 4_096, "f\u0430ke"])
-def test_another_model_is_a_404_that_names_the_known_ones(client, chat, name):
-    reply = client.post(CHAT, json={**HELLO, "model": name})
+def test_another_model_is_a_404_that_names_the_known_ones_if_names_are_strict(
+    strict_client, chat, name
+):
+    reply = strict_client.post(CHAT, json={**HELLO, "model": name})
     assert reply.status_code == 404
     assert reply.json()["error"]["code"] == "model_not_found"
     assert "'fake', 'default'" in reply.json()["error"]["message"]
     assert len(reply.content) < 1_000
     assert chat.rendered == []
+
+
+@pytest.mark.parametrize("name", ["", "gpt-4", "../../etc/passwd", "x" * 4_096, "f\u0430ke"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_another_model_is_answered_with_a_warning(client, name, stream):
+    reply = client.post(CHAT, json={**HELLO, "model": name, "stream": stream})
+    assert reply.status_code == 200
+    assert "is not served here; fake is" in reply.headers["x-mlxserve-warning"]
+    assert len(reply.headers["x-mlxserve-warning"]) < 700
+    assert client.get(f"/v1/models/{name or 'x'}").status_code in (404, 403, 400)
+
+
+@pytest.mark.parametrize("name", ["FAKE", "fake:latest", "mlx-community/Fake", "Default"])
+def test_case_organisation_and_latest_do_not_matter(client, name):
+    reply = client.post(CHAT, json={**HELLO, "model": name})
+    assert reply.status_code == 200
+    assert "x-mlxserve-warning" not in reply.headers
+    assert client.get(f"/v1/models/{name}").json()["id"] == "fake"
 
 
 def test_models_are_listed_with_their_context(client):

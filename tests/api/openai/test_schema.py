@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 
 from mlxserve.api.bodies.fields import MAX_LOGIT_BIASES, MAX_PROMPTS
-from mlxserve.api.bodies.messages import MAX_MESSAGES
+from mlxserve.api.bodies.messages import MAX_MESSAGES, conversation_of
 from mlxserve.api.errors import ApiError
 from mlxserve.api.openai.schema import COMPLETION_MAX_TOKENS, ChatRequest, CompletionRequest
+from mlxserve.errors import InvalidParameter
 from mlxserve.sampling_params import SamplingParams
+from tests.api.fake_chat import FakeChat
 
 DEFAULTS = SamplingParams(temperature=0.7, top_k=20)
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -127,7 +129,6 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
         ({"messages": [{"role": "user"}]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-        ({"messages": [*HELLO, {"role": "user", "content": [{"type": "image_url"}]}]}, "messages[1].content"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content"),
         ({"temperature": "hot"}, "temperature"),
@@ -181,8 +182,8 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
         ({"priority": 2**40}, "priority"),
         ({"priority": 0.5}, "priority"),
         ({"model": 5}, "model"),
-        ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"thinking": 5}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"thinking": [5]}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"thinking": "x" * 257}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
         ({"n": 9}, "n"),
         ({"n": 0}, "n"),
@@ -195,7 +196,6 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"modalities": ["audio"]}, "modalities"),
-        ({"store": True}, "store"),
         ({"reasoning_effort": "enormous"}, "reasoning_effort"),
         ({"thinking_budget": -1}, "thinking_budget"),
         ({"web_search_options": {}}, "web_search_options"),
@@ -287,10 +287,49 @@ def test_a_message_reaches_the_template_as_role_and_text() -> None:
             ]
         }
     )
-    assert [message.for_template() for message in request.messages] == [
+    fitted = FakeChat().fit(conversation_of(request.messages))
+    assert fitted.messages == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "ab"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": "3", "tool_call_id": "c"},
+        {"role": "tool", "content": "3", "tool_call_id": "c", "name": "f"},
         {"role": "assistant", "content": "No."},
     ]
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_reasoning_is_read_under_both_names(name: str) -> None:
+    said = {"role": "assistant", "content": "4", name: "2 and 2"}
+    request = ChatRequest.read({"messages": [*HELLO, said]})
+    assert conversation_of(request.messages).messages[1].reasoning == "2 and 2"
+    assert request.unknown_fields == []
+
+
+def test_calls_may_have_objects_as_arguments_and_no_type() -> None:
+    call = {"id": "c", "function": {"name": "f", "arguments": {"a": 1}}}
+    request = ChatRequest.read(
+        {"messages": [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]}
+    )
+    [found] = conversation_of(request.messages).messages[1].calls
+    assert (found.id, found.name, found.arguments) == ("c", "f", '{"a": 1}')
+
+
+def test_only_an_image_in_the_newest_user_message_is_refused() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+    seen = {"role": "user", "content": [{"type": "text", "text": "What is it?"}, image]}
+    with pytest.raises(InvalidParameter, match="image_url parts are not supported") as caught:
+        conversation_of(ChatRequest.read({"messages": [*HELLO, seen]}).messages)
+    assert caught.value.name == "messages[1].content[1]"
+    later = ChatRequest.read({"messages": [seen, *HELLO]})
+    conversation = conversation_of(later.messages)
+    assert (
+        conversation.messages[0].text == "What is it?[image left out: this model reads text only]"
+    )
+    assert conversation.left_out == ["image_url"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"service_tier": "flex"}, {"store": True}, {"verbosity": "low"}], ids=str
+)
+def test_a_manner_of_serving_is_ignored_with_a_warning(fields: dict[str, Any]) -> None:
+    assert chat(**fields).unknown_fields == list(fields)

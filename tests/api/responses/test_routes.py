@@ -134,10 +134,13 @@ def test_input_items_become_messages(client: TestClient, chat: FakeChat) -> None
         ({"input": 5}, "input"),
         ({"input": ["x"]}, "input[0]"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0]"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": 5}]}, "input[0].type"),
         ({"input": [{"role": "user"}]}, "input[0]"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0]",
+        ),
         ({"instructions": 5}, "instructions"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_tokens": 5}, "max_tokens"),
@@ -147,10 +150,9 @@ def test_input_items_become_messages(client: TestClient, chat: FakeChat) -> None
         ({"tools": [{"type": "function"}]}, "tools[0]"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"text": {"verbosity": "loud"}}, "text.verbosity"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
-        ({"include": ["file_search_call.results"]}, "include"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"include": "all"}, "include"),
         ({"background": True}, "background"),
         ({"metadata": {"a": 1}}, "metadata.a"),
     ],
@@ -161,6 +163,69 @@ def test_a_bad_value_is_refused_with_its_fields_name(
     reply = client.post(PATH, json={**HELLO, **fields})
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "warning"),
+    [
+        ({"include": ["file_search_call.results"]}, "include of file_search_call.results"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"service_tier": "priority"}, "service_tier"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+    ],
+)
+def test_a_manner_of_serving_is_ignored_with_a_warning(
+    client: TestClient, fields: dict[str, Any], warning: str
+) -> None:
+    reply = client.post(PATH, json={**HELLO, **fields})
+    assert reply.status_code == 200
+    assert reply.headers["x-mlxserve-warning"] == f"ignored unknown fields: {warning}"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "web_search_call",
+        "local_shell_call",
+        "compaction",
+        "tool_search_output",
+        "mcp_list_tools",
+        "image_generation_call",
+        "item_reference",
+    ],
+)
+def test_items_of_unknown_types_become_a_text_in_their_place(
+    client: TestClient, chat: FakeChat, kind: str
+) -> None:
+    item = {"type": kind, "id": "x_1", "status": "completed", "content": 5, "output": {"a": 1}}
+    asked = [{"role": "user", "content": "a"}, item, {"role": "user", "content": "b"}]
+    reply = client.post(PATH, json={"input": asked})
+    assert reply.status_code == 200
+    assert reply.headers["x-mlxserve-warning"] == f"left out: {kind}"
+    assert [text for _, text in said(chat)] == ["a", f"[{kind} left out]", "b"]
+
+
+def test_a_reference_to_a_stored_item_is_looked_up(client: TestClient, chat: FakeChat) -> None:
+    first = ask(client, input="One")
+    reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+    reply = client.post(PATH, json={"input": [{"role": "user", "content": "One"}, reference]})
+    assert "x-mlxserve-warning" not in reply.headers
+    assert said(chat) == [("user", "One"), ("assistant", "Hello")]
+
+
+def test_reasoning_comes_back_from_a_client_that_keeps_it_unread(
+    client: TestClient, chat: FakeChat
+) -> None:
+    chat.script = [
+        Delta(reasoning="Hm, 4."),
+        Delta("4", (1,), (), FinishReason.STOP, Usage(1, 1, 0)),
+    ]
+    signed = ["reasoning.encrypted_content"]
+    [thought, answer] = ask(client, **HELLO, store=False, include=signed)["output"]
+    assert ask(client, **HELLO)["output"][0]["encrypted_content"] is None
+    kept = {"type": "reasoning", "summary": [], "encrypted_content": thought["encrypted_content"]}
+    ask(client, input=[{"role": "user", "content": "2+2"}, kept, answer])
+    assert chat.rendered[-1].messages[1]["reasoning_content"] == "Hm, 4."
 
 
 def test_each_error_of_the_engine_has_its_status(client: TestClient, chat: FakeChat) -> None:

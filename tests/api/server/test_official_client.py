@@ -262,7 +262,7 @@ def test_the_client_gets_a_response_and_a_stream(client: openai.OpenAI) -> None:
 
 def test_errors_are_the_clients_own_types(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as not_found:
-        client.chat.completions.create(model="gpt-4", messages=HELLO)
+        client.models.retrieve("gpt-4")
     assert not_found.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as bad:
         client.chat.completions.create(model="tiny", messages=HELLO, temperature=-1)
@@ -270,6 +270,7 @@ def test_errors_are_the_clients_own_types(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as too_long:
         client.completions.create(model="tiny", prompt=[5] * CONTEXT)
     assert too_long.value.code == "context_length_exceeded"
+    assert f"This model's maximum context length is {CONTEXT} tokens." in str(too_long.value)
 
 
 def test_a_model_is_described_with_its_capabilities(server: Process) -> None:

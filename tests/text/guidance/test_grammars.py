@@ -31,9 +31,11 @@ def digit(grammars: Grammars) -> Any:
 
 BAD: Sequence[tuple[StructureKind, str, str]] = [
     (StructureKind.JSON_SCHEMA, '{"type": "objec"}', "Invalid type"),
-    (StructureKind.JSON_SCHEMA, '{"type": "string", "pattern": "(?=a)b"}', "look-around"),
+    (StructureKind.JSON_SCHEMA, '{"type": "string", "pattern": "(a"}', "unclosed group"),
+    (StructureKind.REGEX, "(?=a)b", "look-around"),
     (StructureKind.JSON_SCHEMA, '{"$ref": "http://x/y"}', "does not fetch"),
-    (StructureKind.JSON_SCHEMA, '{"not": {}}', "Unimplemented"),
+    (StructureKind.JSON_SCHEMA, '{"not": {}}', "the keyword 'not' cannot be enforced"),
+    (StructureKind.JSON_SCHEMA, '{"items": {"if": {}}}', "the keyword 'if' cannot be enforced"),
     (StructureKind.JSON_SCHEMA, "[]", "a JSON schema must be an object"),
     (
         StructureKind.JSON_SCHEMA,

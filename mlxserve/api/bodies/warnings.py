@@ -1,0 +1,61 @@
+"""Warnings about a request that is answered all the same: a header on the reply, a log line once.
+
+ignored unknown fields: top_kk; left out: image; the model 'gpt-4o' is not served here; NAME is
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from starlette.requests import Request
+
+logger = logging.getLogger(__name__)
+
+WARNING_HEADER = "x-mlxserve-warning"
+FITTED = "fitted to the chat template"
+_MAX_NAMES_SHOWN = 8
+_MAX_REMEMBERED = 1_000
+_MAX_LENGTH = 1_000  # characters of the header
+_KEY = "mlxserve.warnings"  # in a request's scope
+
+
+def warn(request: Request, *sentences: str | None) -> None:
+    """The reply to this request will have these sentences in its header."""
+    said = request.scope.setdefault(_KEY, [])
+    said += [_ascii(text) for text in sentences if text and _ascii(text) not in said]
+
+
+class Warnings:
+    """Remembers what was logged. One per app."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    def header(self, request: Request, unknown_fields: Iterable[str] = ()) -> Mapping[str, str]:
+        """The reply's header, with these fields and what was said to `warn`."""
+        shown = [_shown(name) for name in unknown_fields][:_MAX_NAMES_SHOWN]
+        self.log("Request fields without effect", shown)
+        said = [*([f"ignored unknown fields: {', '.join(shown)}"] if shown else [])]
+        told = request.scope.get(_KEY, [])
+        others = [text for text in told if not text.startswith(FITTED)]  # the tokenizer logs those
+        self.log("Requests are answered, but", others)
+        text = "; ".join([*said, *told])
+        return {WARNING_HEADER: text[:_MAX_LENGTH].strip()} if text else {}
+
+    def log(self, title: str, texts: Iterable[str]) -> None:
+        """Those that were not logged before."""
+        new = [text for text in texts if text not in self._logged]
+        if new and len(self._logged) < _MAX_REMEMBERED:
+            self._logged.update(new)
+            logger.warning("%s: %s", title, ", ".join(new))
+
+
+def _shown(name: str) -> str:
+    """A name as a header can hold it, without a space at either end, otherwise quoted."""
+    text = _ascii(name)[:64]
+    return text if text and text == text.strip() else f"'{text}'"
+
+
+def _ascii(text: str) -> str:
+    return text.encode("unicode_escape").decode()

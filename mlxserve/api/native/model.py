@@ -1,0 +1,35 @@
+"""`/api/v1/model`: what the served model and its chat template can do."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mlxserve.api.errors import json_response
+from mlxserve.api.service import Service
+
+
+class ModelCard:
+    """The endpoint over one service."""
+
+    def __init__(self, service: Service) -> None:
+        self._chat = service.chat
+
+    def routes(self) -> list[Route]:
+        return [Route("/api/v1/model", self.get, methods=["GET"])]
+
+    async def get(self, _request: Request) -> Response:
+        """Describes the served model and the abilities of its chat template."""
+        abilities = await asyncio.to_thread(self._chat.template_abilities)
+        return json_response(
+            {
+                "id": self._chat.model_name,
+                "context_length": self._chat.max_model_len,
+                "tools": self._chat.can_call,
+                "thinking": self._chat.can_think,
+                "chat_template": None if abilities is None else abilities.card(),
+            }
+        )

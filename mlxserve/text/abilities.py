@@ -1,0 +1,235 @@
+"""What a chat template takes, found once by rendering a few small conversations.
+
+Templates raise, or silently drop text, for conversations that their authors did not think of: a
+system message further down, two calls in an answer, an id of another length. A probe counts as taken
+only if it renders with all its texts, in their order: some templates move every system message to
+the front, which changes the beginning of the prompt with each new one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+# Template variables that clients may always set; a template that does not read them ignores them.
+ALWAYS_ALLOWED = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
+# transformers gives templates the first one as `thinking`, too.
+REASONING_NAMES = ("reasoning_content", "reasoning")
+
+Message: TypeAlias = dict[str, Any]
+Probe: TypeAlias = tuple[list[Message], list[dict[str, Any]] | None]  # messages and tools
+# Renders each of them; None where the template raised.
+RenderEach: TypeAlias = Callable[[Sequence[Probe]], Sequence[str | None]]
+
+
+class CallIds(StrEnum):
+    """Which ids of calls a template takes."""
+
+    ANY = "any"
+    NINE = "nine letters or digits"
+    NONE = "none"  # it shows none
+
+
+class Arguments(StrEnum):
+    """How a template takes the arguments of an earlier call."""
+
+    TEXT = "text"
+    OBJECT = "object"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abilities:
+    """
+    late_system: a system message after the first other one, left in its place
+    user_after_result: a user message directly after a tool's result
+    text_and_reasoning: a text beside reasoning in an answer with calls
+    orphan_results: a tool's result without a call before it
+    bare_tools: tools without a description
+    calls, results: earlier calls and the results of tools are in the prompt
+    answer_first: an assistant's message before the first user's
+    empty_answers: an assistant's message without a text
+    reasoning: the member that holds an earlier answer's reasoning; None if none is shown
+    variables: names that the template reads, other than those of the conversation
+    """
+
+    system: bool = True
+    several_systems: bool = True
+    late_system: bool = True
+    repeated_users: bool = True
+    repeated_answers: bool = True
+    answer_first: bool = True
+    empty_answers: bool = True
+    without_user: bool = True
+    calls: bool = True
+    results: bool = True
+    parallel_calls: bool = True
+    user_after_result: bool = True
+    text_and_reasoning: bool = True
+    orphan_results: bool = True
+    bare_tools: bool = True
+    developer: bool = True
+    call_ids: CallIds = CallIds.ANY
+    arguments: Arguments = Arguments.OBJECT
+    reasoning: str | None = "reasoning_content"
+    variables: frozenset[str] = field(default_factory=frozenset)
+
+    def card(self) -> dict[str, Any]:
+        """As JSON."""
+        return {**asdict(self), "variables": sorted(self.variables)}
+
+
+_NINE, _NINE_2 = "zqcall001", "zqcall002"
+_LONG = "call_zq0123456789abcdef"
+_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "zqtool",
+        "description": "Looks it up.",
+        "parameters": {
+            "type": "object",
+            "properties": {"zqkey": {"type": "string", "description": "What."}},
+            "required": ["zqkey"],
+        },
+    },
+}
+_BARE_TOOL = {"type": "function", "function": {"name": "zqtool", "parameters": {}}}
+_OBJECT = {"zqkey": "zqvalue"}
+_TEXT = json.dumps(_OBJECT)
+
+
+def _said(role: str, text: str, **members: Any) -> Message:
+    return {"role": role, "content": text, **members}
+
+
+def _call(arguments: object, call_id: str = _NINE) -> dict[str, Any]:
+    function = {"name": "zqtool", "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def _result(text: str = "zqresult", call_id: str = _NINE) -> Message:
+    return _said("tool", text, tool_call_id=call_id, name="zqtool")
+
+
+_A, _B, _C = _said("user", "zqa"), _said("user", "zqb"), _said("user", "zqc")
+_ANSWER = _said("assistant", "zqanswer")
+_PLAIN: Mapping[str, tuple[list[Message], tuple[str, ...]]] = {
+    "base": ([_A], ("zqa",)),
+    "system": ([_said("system", "zqs"), _A], ("zqs", "zqa")),
+    "several_systems": (
+        [_said("system", "zqs"), _said("system", "zqt"), _A],
+        ("zqs", "zqt", "zqa"),
+    ),
+    "late_system": ([_A, _said("system", "zqs"), _ANSWER, _B], ("zqa", "zqs", "zqanswer", "zqb")),
+    "repeated_users": ([_A, _B, _ANSWER, _C], ("zqa", "zqb", "zqanswer", "zqc")),
+    "repeated_answers": (
+        [_A, _ANSWER, _said("assistant", "zqagain"), _B],
+        ("zqanswer", "zqagain", "zqb"),
+    ),
+    "answer_first": ([_ANSWER, _B], ("zqanswer", "zqb")),
+    "empty_answers": ([_A, _said("assistant", ""), _B], ("zqa", "zqb")),
+    "without_user": ([_said("system", "zqs")], ("zqs",)),
+    "developer": ([_said("developer", "zqs"), _A], ("zqs", "zqa")),
+}
+
+
+def find_abilities(render_each: RenderEach, variables: frozenset[str]) -> Abilities:
+    """The abilities of the template that `render_each` renders, all in one call.
+
+    A template that does not even render a user's message is taken to be able to do everything, so
+    that requests are told its own error.
+    """
+    probes: dict[str, Probe] = {name: (messages, None) for name, (messages, _) in _PLAIN.items()}
+    for kind, arguments in (("object", _OBJECT), ("text", _TEXT)):
+        probes |= {f"{kind}.{name}": probe for name, probe in _with_calls(arguments).items()}
+    texts = dict(zip(probes, render_each(list(probes.values())), strict=True))
+    if texts["base"] is None:
+        return Abilities(variables=variables)
+    plain: dict[str, Any] = {
+        name: _holds(texts[name], marks) for name, (_, marks) in _PLAIN.items()
+    }
+    plain.pop("base")
+    with_calls = _abilities_of_calls(texts)
+    if not plain["system"]:
+        plain["several_systems"] = plain["late_system"] = False
+    return Abilities(**plain, **with_calls, variables=variables)
+
+
+def _with_calls(arguments: object) -> dict[str, Probe]:
+    calls = _said("assistant", "", tool_calls=[_call(arguments)])
+    long = _said("assistant", "", tool_calls=[_call(arguments, _LONG)])
+    two = _said("assistant", "", tool_calls=[_call(arguments), _call(arguments, _NINE_2)])
+    second = _result("zqsecond", _NINE_2)
+    conversations = {
+        "loop": [_A, calls, _result()],
+        "ids": [_A, long, _result(call_id=_LONG)],
+        "two": [_A, two, _result(), second],
+        "user": [_A, calls, _result(), _B, _ANSWER, _C],
+        "orphan": [_A, _result(), _ANSWER, _B],
+        **{name: [_A, {**calls, name: "zqthought"}, _result()] for name in REASONING_NAMES},
+        **{
+            f"said {name}": [_A, {**calls, "content": "zqsaid", name: "zqthought"}, _result()]
+            for name in REASONING_NAMES
+        },
+    }
+    return {
+        **{name: (messages, [_TOOL]) for name, messages in conversations.items()},
+        "bare": ([_A], [_BARE_TOOL]),
+    }
+
+
+def _abilities_of_calls(texts: Mapping[str, str | None]) -> dict[str, Any]:
+    arguments = _arguments(texts["object.loop"], texts["text.loop"])
+    kind = "text" if arguments is Arguments.TEXT else "object"
+    found = {name: texts[f"{kind}.{name}"] for name in ("loop", "ids", "two", "user", "orphan")}
+    loop = found["loop"]
+    calls, results = _holds(loop, ("zqvalue",)), _holds(loop, ("zqresult",))
+    reasoning = [n for n in REASONING_NAMES if _holds(texts[f"{kind}.{n}"], ("zqthought",))]
+    both = texts[f"{kind}.said {reasoning[0]}"] if reasoning else ""
+    ids = CallIds.ANY
+    if loop is not None and found["ids"] is None:
+        ids = CallIds.NINE
+    elif found["ids"] is not None and _LONG not in found["ids"]:
+        ids = CallIds.NONE
+    two = ("zqvalue", "zqvalue") if calls else ()
+    return {
+        "calls": calls,
+        "results": results,
+        "parallel_calls": loop is None
+        or _holds(found["two"], (*two, "zqsecond") if results else two),
+        "user_after_result": loop is None or _holds(found["user"], ("zqb", "zqanswer", "zqc")),
+        "text_and_reasoning": both is not None,
+        "orphan_results": _holds(found["orphan"], ("zqa", "zqresult", "zqanswer", "zqb")),
+        "bare_tools": texts["object.bare"] is not None,
+        "call_ids": ids,
+        "arguments": arguments,
+        "reasoning": reasoning[0] if reasoning else None,
+    }
+
+
+def _arguments(as_object: str | None, as_text: str | None) -> Arguments:
+    """Text wherever it stays as the model wrote it: an object is written anew, with other blanks.
+
+    A template with a syntax of its own for objects may print a text as it is, which no model wrote.
+    """
+    if as_object is None and as_text is not None:
+        return Arguments.TEXT
+    if as_object is None or as_text is None or _TEXT not in as_text:
+        return Arguments.OBJECT
+    is_json = _TEXT.replace(" ", "") in as_object.replace(" ", "")
+    return Arguments.TEXT if is_json or str(_OBJECT) in as_object else Arguments.OBJECT
+
+
+def _holds(text: str | None, marks: Sequence[str]) -> bool:
+    """Whether it was rendered with all of these, in this order."""
+    if text is None:
+        return False
+    at = 0
+    for mark in marks:
+        at = text.find(mark, at)
+        if at < 0:
+            return False
+        at += len(mark)
+    return True

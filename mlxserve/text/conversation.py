@@ -1,0 +1,266 @@
+"""One conversation in one form, whatever dialect it was sent in.
+
+    a dialect's body ──▶ reader ──▶ Conversation ──▶ fitting ──▶ the template's messages
+
+Readers fill in what their API allows to be absent, and leave a short text in the place of what this
+server cannot read. Only `fitting` turns messages into what a chat template takes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import Any, Self
+
+from mlxserve.errors import InvalidParameter, InvalidRequest
+
+SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
+PARAGRAPH = "\n\n"  # between texts that become one
+# Kinds of parts that hold more than text, and what they are called.
+_MEDIA = {
+    "audio": "audio",
+    "container_upload": "file",
+    "document": "document",
+    "file": "file",
+    "image": "image",
+    "image_url": "image",
+    "input_audio": "audio",
+    "input_file": "file",
+    "input_image": "image",
+    "input_video": "video",
+    "video": "video",
+    "video_url": "video",
+}
+# Kinds of text parts in OpenAI's APIs, and the member that holds the text.
+_TEXT_PARTS = {
+    "text": "text",
+    "refusal": "refusal",
+    "input_text": "text",
+    "output_text": "text",
+    "reasoning_text": "text",
+    "summary_text": "text",
+}
+MAX_PARTS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """What this server cannot read. `where` is its path in the request."""
+
+    kind: str
+    where: str = ""
+
+    @property
+    def is_media(self) -> bool:
+        return self.kind in _MEDIA
+
+    @property
+    def text(self) -> str:
+        """What takes its place."""
+        if self.is_media:
+            return f"[{_MEDIA[self.kind]} left out: this model reads text only]"
+        return f"[{self.kind} left out]"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call in an earlier answer. `arguments` is JSON as the model wrote it, which keeps the prompt
+    equal to the generated tokens."""
+
+    id: str
+    name: str
+    arguments: str
+
+    def as_object(self) -> dict[str, Any]:
+        """The arguments; under one name those that were cut off, or are not an object."""
+        try:
+            value = json.loads(self.arguments or "{}")
+        except (ValueError, RecursionError):
+            value = None
+        return value if isinstance(value, dict) else {"INVALID_JSON": self.arguments}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """
+    call_id, name: of the call whose result a tool's message is; `name` also of a user
+    extra: members of the library's messages that only the template knows
+    """
+
+    role: str
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[Call, ...] = ()
+    call_id: str | None = None
+    name: str | None = None
+    left_out: tuple[Unreadable, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        role: str,
+        parts: Iterable[str | Unreadable],
+        separator: str = "",
+        *,
+        where: str = "",
+        **rest: Any,
+    ) -> Self:
+        """where: the path of the parts, which know their own within it"""
+        parts = tuple(parts)
+        return cls(
+            role=role,
+            text=separator.join(part if isinstance(part, str) else part.text for part in parts),
+            left_out=tuple(
+                Unreadable(part.kind, where + part.where)
+                for part in parts
+                if isinstance(part, Unreadable)
+            ),
+            **rest,
+        )
+
+    def after(self, earlier: Message) -> Message:
+        """Both as one message."""
+        return replace(
+            self,
+            text=PARAGRAPH.join(filter(None, (earlier.text, self.text))),
+            reasoning=PARAGRAPH.join(filter(None, (earlier.reasoning, self.reasoning))),
+            calls=(*earlier.calls, *self.calls),
+            left_out=(*earlier.left_out, *self.left_out),
+            extra={**earlier.extra, **self.extra},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages, each of which has all that templates read."""
+
+    messages: tuple[Message, ...]
+
+    @classmethod
+    def of(cls, messages: Iterable[Message], *, joins: Sequence[str] = ()) -> Self:
+        """joins: roles whose neighbours the dialect means as one message
+
+        Raises InvalidParameter for an image, or another medium, in the newest user message: an answer
+        without it would be about something else. Everywhere else, in earlier turns and in the
+        results of tools, a text takes its place, as a refusal would end the session for good.
+        """
+        messages = tuple(messages)
+        _refuse_media(messages)
+        names: dict[str, str] = {}
+        whole: list[Message] = []
+        for message in messages:
+            names.update((call.id, call.name) for call in message.calls)
+            if message.role == TOOL and message.name is None and message.call_id in names:
+                message = replace(message, name=names[message.call_id])
+            if whole and message.role in joins and message.role == whole[-1].role:
+                whole[-1] = message.after(whole[-1])
+            else:
+                whole.append(message)
+        return cls(tuple(whole))
+
+    @property
+    def left_out(self) -> list[str]:
+        """What was left out, by kind."""
+        return sorted({left.kind for message in self.messages for left in message.left_out})
+
+
+def _refuse_media(messages: Sequence[Message]) -> None:
+    since = list(takewhile(lambda message: message.role != ASSISTANT, reversed(messages)))
+    if any(message.role == TOOL for message in since):
+        return  # what follows a tool's result may be the picture that it took
+    newest = next((message for message in since if message.role == USER), None)
+    for left in newest.left_out if newest is not None else ():
+        if left.is_media:
+            raise InvalidParameter(
+                left.where or "messages",
+                f"{left.kind} parts are not supported: this model reads text only",
+            )
+
+
+def parts_of(content: object) -> tuple[str | Unreadable, ...]:
+    """A text or a list of parts, as OpenAI's APIs have it. Raises ValueError for another shape."""
+    if isinstance(content, str):
+        return (content,)
+    if not isinstance(content, (list, tuple)):
+        raise ValueError("must be a string or a list of parts")
+    if len(content) > MAX_PARTS:
+        raise ValueError(f"at most {MAX_PARTS} parts are allowed, got {len(content)}")
+    return tuple(_part(part, f"[{number}]") for number, part in enumerate(content))
+
+
+def _part(part: object, where: str) -> str | Unreadable:
+    if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
+        raise ValueError('each part must be an object such as {"type": "text", "text": "..."}')
+    kind = part["type"]
+    if kind not in _TEXT_PARTS:
+        return Unreadable(kind[:64], where)
+    text = part.get(_TEXT_PARTS[kind])
+    if not isinstance(text, str):
+        raise ValueError(f"a {kind} part needs a string named {_TEXT_PARTS[kind]!r}")
+    return text
+
+
+_READ = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning")
+
+
+def read_messages(messages: Iterable[object]) -> Conversation:
+    """The library's messages: objects as in OpenAI's API, with any others that the template reads.
+
+    Raises InvalidRequest.
+    """
+    return Conversation.of(
+        _read_message(message, f"messages[{number}]") for number, message in enumerate(messages)
+    )
+
+
+def _read_message(message: object, where: str) -> Message:
+    if not isinstance(message, Mapping):
+        raise InvalidRequest(f"messages: each must be an object, got {message!r:.80}")
+    try:
+        return Message.of(
+            _role(message),
+            parts_of(message.get("content") or ""),
+            where=f"{where}.content",
+            reasoning=str(message.get("reasoning_content") or message.get("reasoning") or ""),
+            calls=tuple(_read_call(call) for call in message.get("tool_calls") or ()),
+            call_id=message.get("tool_call_id"),
+            name=message.get("name"),
+            extra={key: value for key, value in message.items() if key not in _READ},
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise InvalidRequest(f"{where}: {error}") from error
+
+
+def _role(message: Mapping[str, Any]) -> str:
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise ValueError("needs a role")
+    return SYSTEM if role == "developer" else role
+
+
+def _read_call(call: Any) -> Call:
+    function = call.get("function") or call
+    return Call(
+        str(call.get("id") or ""), str(function["name"]), arguments_text(function.get("arguments"))
+    )
+
+
+def arguments_text(arguments: object) -> str:
+    """Arguments that were sent as text or as an object."""
+    if isinstance(arguments, str):
+        return arguments
+    return json.dumps(arguments or {}, ensure_ascii=False)
+
+
+def completed_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool's definition with what the APIs allow to be absent, and templates take for granted."""
+    function = dict(tool.get("function", {}))
+    if function.get("description") is None:
+        function["description"] = ""
+    parameters = dict(function.get("parameters") or {})
+    parameters.setdefault("type", "object")
+    parameters.setdefault("properties", {})
+    return {**tool, "function": {**function, "parameters": parameters}}

@@ -1,0 +1,306 @@
+"""Fits a conversation to what a chat template takes: one pure function for each ability it lacks.
+
+Which of them apply is decided by the template alone, so a conversation's prompt never changes its
+shape from one turn to the next. Each makes the smallest change that keeps the beginning of the
+prompt: nothing moves to the front, which would compute the whole conversation again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from mlxserve.text.abilities import Abilities, Arguments, CallIds
+from mlxserve.text.conversation import (
+    ASSISTANT,
+    PARAGRAPH,
+    SYSTEM,
+    TOOL,
+    USER,
+    Call,
+    Conversation,
+    Message,
+)
+
+Messages: TypeAlias = tuple[Message, ...]
+WriteCalls: TypeAlias = Callable[[Sequence[Call]], str]
+_BRIDGE = "Understood."  # an answer between a tool's result and a user message
+_OPENING = "Continue."  # a user message before an assistant's
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Messages as the template takes them, and what was changed for it."""
+
+    messages: list[dict[str, Any]]
+    changes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """`change` applies to templates for which `is_needed`; `said` describes it."""
+
+    is_needed: Callable[[Abilities], bool]
+    change: Callable[[Messages], Messages]
+    said: str
+
+
+def calls_as_json(calls: Sequence[Call]) -> str:
+    """Calls as a text, for a template that shows none and a model whose own format is not known."""
+    return "\n".join(
+        json.dumps({"name": call.name, "arguments": call.as_object()}, ensure_ascii=False)
+        for call in calls
+    )
+
+
+class Fitting:
+    """The steps that one template needs, in their order."""
+
+    def __init__(self, abilities: Abilities, write_calls: WriteCalls = calls_as_json) -> None:
+        self.abilities = abilities
+        steps = [*_STEPS]
+        if not abilities.calls:
+            steps.insert(_CALLS_AT, _calls_as_text(write_calls))
+        self._steps = [step for step in steps if step.is_needed(abilities)]
+
+    def fit(self, conversation: Conversation) -> Fitted:
+        """Methods of several threads do not disturb each other."""
+        messages = conversation.messages
+        changes = []
+        for step in self._steps:
+            changed = step.change(messages)
+            if changed != messages:
+                changes.append(step.said)
+            messages = changed
+        return Fitted([self._for_template(message) for message in messages], tuple(changes))
+
+    def _for_template(self, message: Message) -> dict[str, Any]:
+        fields: dict[str, Any] = {"role": message.role, "content": message.text, **message.extra}
+        if message.reasoning:
+            fields[self.abilities.reasoning or "reasoning_content"] = message.reasoning
+        if message.calls:
+            fields["tool_calls"] = [self._call(call) for call in message.calls]
+        if message.call_id is not None:
+            fields["tool_call_id"] = message.call_id
+        if message.name is not None:
+            fields["name"] = message.name
+        return fields
+
+    def _call(self, call: Call) -> dict[str, Any]:
+        is_text = self.abilities.arguments is Arguments.TEXT
+        arguments = call.arguments if is_text else call.as_object()
+        function = {"name": call.name, "arguments": arguments}
+        return {"id": call.id, "type": "function", "function": function}
+
+
+def _leading(messages: Messages) -> int:
+    """How many system messages it begins with."""
+    return next((n for n, one in enumerate(messages) if one.role != SYSTEM), len(messages))
+
+
+def join_first_systems(messages: Messages) -> Messages:
+    end = _leading(messages)
+    return messages if end < 2 else (_joined(messages[:end]), *messages[end:])
+
+
+def late_systems_as_users(messages: Messages) -> Messages:
+    end = _leading(messages)
+    return (*messages[:end], *(_as_user(m) if m.role == SYSTEM else m for m in messages[end:]))
+
+
+def systems_into_first_user(messages: Messages) -> Messages:
+    end = _leading(messages)
+    if not end:
+        return messages
+    system = _as_user(_joined(messages[:end]))
+    if end < len(messages) and messages[end].role == USER:
+        return (messages[end].after(system), *messages[end + 1 :])
+    return (system, *messages[end:])
+
+
+def last_system_as_user(messages: Messages) -> Messages:
+    """Only where there is no user at all."""
+    end = _leading(messages)
+    if not end or any(message.role == USER for message in messages):
+        return messages
+    return (*messages[: end - 1], _as_user(messages[end - 1]), *messages[end:])
+
+
+def results_as_users(messages: Messages) -> Messages:
+    return tuple(_as_user(message) if message.role == TOOL else message for message in messages)
+
+
+def orphans_as_users(messages: Messages) -> Messages:
+    known: set[str | None] = set()
+    fitted = []
+    for message in messages:
+        known.update(call.id for call in message.calls)
+        is_orphan = message.role == TOOL and not (
+            known if message.call_id is None else message.call_id in known
+        )
+        fitted.append(_as_user(message) if is_orphan else message)
+    return tuple(fitted)
+
+
+def split_calls(messages: Messages) -> Messages:
+    """One call in each answer, followed by its result."""
+    fitted: list[Message] = []
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        at += 1
+        if len(message.calls) < 2:
+            fitted.append(message)
+            continue
+        results: list[Message] = []
+        while at < len(messages) and messages[at].role == TOOL:
+            results.append(messages[at])
+            at += 1
+        for number, call in enumerate(message.calls):
+            first = message if number == 0 else Message(role=ASSISTANT)
+            fitted.append(replace(first, calls=(call,)))
+            own = [result for result in results if result.call_id == call.id]
+            fitted += own
+            results = [result for result in results if result.call_id != call.id]
+        fitted += results
+    return tuple(fitted)
+
+
+def texts_as_reasoning(messages: Messages) -> Messages:
+    """Of answers that have both, and calls."""
+    return tuple(
+        replace(m, reasoning=PARAGRAPH.join((m.reasoning, m.text)), text="")
+        if m.calls and m.reasoning and m.text
+        else m
+        for m in messages
+    )
+
+
+def drop_empty_answers(messages: Messages) -> Messages:
+    return tuple(m for m in messages if m.role != ASSISTANT or m.text or m.calls)
+
+
+def begin_with_a_user(messages: Messages) -> Messages:
+    end = _leading(messages)
+    if end == len(messages) or messages[end].role == USER:
+        return messages
+    return (*messages[:end], Message(role=USER, text=_OPENING), *messages[end:])
+
+
+def answer_results(messages: Messages) -> Messages:
+    """A short answer between a tool's result and a user message."""
+    fitted: list[Message] = []
+    for message in messages:
+        if message.role == USER and fitted and fitted[-1].role == TOOL:
+            fitted.append(Message(role=ASSISTANT, text=_BRIDGE))
+        fitted.append(message)
+    return tuple(fitted)
+
+
+def join_users(messages: Messages) -> Messages:
+    return _join(messages, lambda message: message.role == USER)
+
+
+def join_answers(messages: Messages) -> Messages:
+    """Calls stay with the results that follow them."""
+    return _join(messages, lambda message: message.role == ASSISTANT and not message.calls)
+
+
+def nine_character_ids(messages: Messages) -> Messages:
+    return tuple(_with_short_ids(message) for message in messages)
+
+
+def _with_short_ids(message: Message) -> Message:
+    if not message.calls and message.call_id is None:
+        return message
+    calls = tuple(replace(call, id=_short(call.id)) for call in message.calls)
+    call_id = None if message.call_id is None else _short(message.call_id)
+    return replace(message, calls=calls, call_id=call_id)
+
+
+def _short(call_id: str) -> str:
+    """The id if it has nine letters or digits, otherwise a digest of it."""
+    if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
+
+
+def _calls_as_text(write: WriteCalls) -> _Step:
+    def change(messages: Messages) -> Messages:
+        return tuple(
+            replace(m, text="\n".join(filter(None, (m.text, write(m.calls)))), calls=())
+            if m.calls
+            else m
+            for m in messages
+        )
+
+    return _Step(lambda a: not a.calls, change, "calls are text")
+
+
+def _as_user(message: Message) -> Message:
+    return replace(message, role=USER, call_id=None, name=None)
+
+
+def _joined(messages: Iterable[Message]) -> Message:
+    first, *others = messages
+    for other in others:
+        first = other.after(first)
+    return first
+
+
+def _join(messages: Messages, joins: Callable[[Message], bool]) -> Messages:
+    fitted: list[Message] = []
+    for message in messages:
+        if fitted and joins(fitted[-1]) and message.role == fitted[-1].role:
+            fitted[-1] = message.after(fitted[-1])
+        else:
+            fitted.append(message)
+    return tuple(fitted)
+
+
+_STEPS: tuple[_Step, ...] = (
+    _Step(
+        lambda a: not a.several_systems, join_first_systems, "system messages at the start are one"
+    ),
+    _Step(
+        lambda a: not a.late_system,
+        late_systems_as_users,
+        "later system messages are user messages",
+    ),
+    _Step(
+        lambda a: not a.system,
+        systems_into_first_user,
+        "the system message is before the first user message",
+    ),
+    _Step(lambda a: not a.without_user, last_system_as_user, "a system message is the user's"),
+    _Step(lambda a: not a.results, results_as_users, "results of tools are user messages"),
+    _Step(
+        lambda a: not a.orphan_results,
+        orphans_as_users,
+        "results without a call are user messages",
+    ),
+    _Step(
+        lambda a: not a.text_and_reasoning,
+        texts_as_reasoning,
+        "a text before a call is part of its reasoning",
+    ),
+    _Step(lambda a: not a.parallel_calls, split_calls, "each call is a message before its result"),
+    _Step(lambda a: not a.empty_answers, drop_empty_answers, "empty answers are left out"),
+    _Step(lambda a: not a.answer_first, begin_with_a_user, "a user message begins"),
+    _Step(
+        lambda a: not a.user_after_result,
+        answer_results,
+        "an answer is between a tool's result and a user message",
+    ),
+    _Step(lambda a: not a.repeated_users, join_users, "user messages in a row are one"),
+    _Step(lambda a: not a.repeated_answers, join_answers, "answers in a row are one"),
+    _Step(
+        lambda a: a.call_ids is CallIds.NINE,
+        nine_character_ids,
+        "ids of calls have nine characters",
+    ),
+)
+_CALLS_AT = 4  # calls become text before results without a call are looked for

@@ -1,0 +1,87 @@
+"""The product's API over a template with the rules of a public one, and answers from a script."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlxserve.chat.chat import Chat
+from mlxserve.hub.embedded import model_path
+from mlxserve.sampling_params import SamplingParams
+from mlxserve.text.tokenizer import Tokenizer
+from tests.api.scripted_engine import ScriptedEngine
+from tests.api.serving import serving
+from tests.text.template_rules import GUARDS
+
+Answer = Callable[[str], str]  # the text of an answer to a prompt
+
+
+def call(name: str, **arguments: Any) -> str:
+    """A call as the included model's template has it."""
+    written = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{written}\n</tool_call>"
+
+
+def num_results(prompt: str) -> int:
+    """Results of tools in a prompt."""
+    return prompt.count("</tool_response>")
+
+
+class AgentEngine(ScriptedEngine):
+    """Says what a function of the prompt says."""
+
+    def __init__(self, tokenizer: Tokenizer, answer: Answer, context: int) -> None:
+        super().__init__(tokenizer)
+        self.max_model_len = context
+        self.prompts: list[str] = []
+        self._answer = answer
+        self._text_of = tokenizer.decode
+
+    async def submit(self, requests: Sequence[Any]) -> Any:
+        for request in requests:
+            prompt = self._text_of(request.token_ids)
+            self.prompts.append(prompt)
+            self.says = self._answer(prompt)
+        return await super().submit(requests)
+
+
+@dataclass
+class AgentServer:
+    """A running server. `prompts` are those that it has answered, as text."""
+
+    url: str
+    engine: AgentEngine
+    tokenizer: Tokenizer
+    refused: list[str] = field(default_factory=list)
+
+    @property
+    def prompts(self) -> list[str]:
+        return self.engine.prompts
+
+
+@contextlib.contextmanager
+def agent_server(
+    folder: Path, rule: str, answer: Answer, *, context: int = 131_072
+) -> Iterator[AgentServer]:
+    """rule: a name in GUARDS, whose rules come before the included model's template"""
+    for name in ("tokenizer.json", "config.json"):
+        shutil.copy(model_path() / name, folder / name)
+    settings = json.loads((model_path() / "tokenizer_config.json").read_text())
+    settings["chat_template"] = GUARDS[rule] + settings["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = Tokenizer(folder)
+    engine = AgentEngine(tokenizer, answer, context)
+    chat = Chat(
+        engine,  # type: ignore[arg-type]
+        tokenizer,
+        model_name="local",
+        vocab_size=tokenizer.vocab_size,
+        default_params=SamplingParams(),
+    )
+    with serving(chat) as running:
+        yield AgentServer(running.url, engine, tokenizer)

@@ -1,0 +1,89 @@
+"""Keywords that only narrow are dropped and named; those that change the shape are refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from mlxserve.sampling_params import Structure, StructureKind
+from mlxserve.text.guidance.schemas import narrowed
+from mlxserve.text.guidance.structures import grammar_text, not_enforced
+from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice
+
+
+def compiles(schema: dict[str, Any]) -> bool:
+    from llguidance import LLMatcher
+
+    text = grammar_text(StructureKind.JSON_SCHEMA, json.dumps(schema))
+    return not LLMatcher.validate_grammar(text, None)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "name"),
+    [
+        ("uniqueItems", True, "uniqueItems"),
+        ("contains", {"type": "string"}, "contains"),
+        ("minContains", 1, "minContains"),
+        ("propertyNames", {"pattern": "^a"}, "propertyNames"),
+        ("dependentRequired", {"a": ["b"]}, "dependentRequired"),
+        ("format", "phone", "format phone"),
+        ("pattern", "^(?=a)b", "pattern ^(?=a)b"),
+        ("pattern", "^(?!a)b", "pattern ^(?!a)b"),
+        ("pattern", "a(?<=b)", "pattern a(?<=b)"),
+        ("pattern", "a(?<!b)", "pattern a(?<!b)"),
+        ("pattern", r"(a)\1", r"pattern (a)\1"),
+        ("pattern", r"\bword\b", r"pattern \bword\b"),
+    ],
+)
+@pytest.mark.parametrize("place", ["here", "property", "items", "anyOf", "$defs"])
+def test_what_only_narrows_is_dropped_wherever_it_is(
+    keyword: str, value: Any, name: str, place: str
+) -> None:
+    inner = {"type": "array" if keyword == "uniqueItems" else "string", keyword: value}
+    schema = {
+        "here": inner,
+        "property": {"type": "object", "properties": {"a": inner}},
+        "items": {"type": "array", "items": inner},
+        "anyOf": {"anyOf": [inner, {"type": "null"}]},
+        "$defs": {"$defs": {"x": inner}, "$ref": "#/$defs/x"},
+    }[place]
+    kept, dropped = narrowed(schema)
+    assert dropped == {name}
+    assert keyword not in json.dumps(kept)
+    assert compiles(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"uniqueItems": {"type": "boolean"}}},
+        {"type": "string", "format": "date-time"},
+        {"type": "string", "pattern": "^[a-z]+(?:-[0-9]+)?$"},
+        {"type": "string", "pattern": r"^\\\\b$"},
+        {"enum": [{"format": "phone"}, {"uniqueItems": True}]},
+        {"const": {"pattern": "(?=a)"}},
+    ],
+)
+def test_names_and_values_that_look_like_keywords_stay(schema: dict[str, Any]) -> None:
+    assert narrowed(schema) == (schema, frozenset())
+
+
+@pytest.mark.parametrize(
+    "keyword", ["not", "if", "dependentSchemas", "unevaluatedProperties", "$dynamicRef"]
+)
+def test_what_changes_the_shape_is_refused_by_its_name(keyword: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "object", keyword: {}}}}
+    with pytest.raises(ValueError, match=f"the keyword '{keyword.replace('$', '.')}' cannot"):
+        narrowed(schema)
+
+
+def test_what_is_not_enforced_is_named_of_a_structure_and_of_tools_that_must_be_called() -> None:
+    schema = {"type": "array", "uniqueItems": True}
+    structure = Structure(StructureKind.JSON_SCHEMA, json.dumps(schema), "response_format")
+    assert not_enforced(structure, None) == ["uniqueItems"]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"format": "x", **schema}}}
+    turn = AssistantTurn(tools=(tool,), tool_choice=ToolChoice.REQUIRED)
+    assert not_enforced(None, turn) == ["format x", "uniqueItems"]
+    assert not_enforced(None, AssistantTurn(tools=(tool,))) == []

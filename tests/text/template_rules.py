@@ -1,0 +1,191 @@
+"""Small chat templates that raise, or lose text, in the places where public ones do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_SAY = "<{{ m.role }}>{{ m.content }}"
+_CALL = "{% for c in m.tool_calls or [] %}[{{ c.id }} {{ c.function.name }} ARGS]{% endfor %}"
+_JSON = _CALL.replace("ARGS", "{{ c.function.arguments | tojson }}")
+_EITHER = _CALL.replace(
+    "ARGS",
+    "{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}",
+)
+_TEXT = _CALL.replace("ARGS", "{{ '' + c.function.arguments }}")
+_ITEMS = _CALL.replace(
+    "ARGS", "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }};{% endfor %}"
+)
+_END = "{% if add_generation_prompt %}<assistant>{% endif %}"
+_TOOLS = "{% for t in tools or [] %}({{ t | tojson }}){% endfor %}"
+
+
+def _template(each: str, *, before: str = "", tools: str = _TOOLS) -> str:
+    return f"{tools}{before}{{% for m in messages %}}{each}</>{{% endfor %}}{_END}"
+
+
+def _refuse(condition: str, why: str) -> str:
+    return f"{{% if {condition} %}}{{{{ raise_exception('{why}') }}}}{{% endif %}}"
+
+
+_NO_LATE_SYSTEM = _refuse(
+    "m.role == 'system' and not loop.first", "System message must be at the beginning."
+)
+_NO_SYSTEM = _refuse("m.role == 'system'", "System role not supported")
+# Users and answers take turns; calls and results do not count.
+_TURNS = (
+    "{% set ns = namespace(n=0) %}",
+    "{% if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}"
+    + _refuse("(m.role == 'user') != (ns.n % 2 == 0)", "roles must alternate")
+    + "{% set ns.n = ns.n + 1 %}{% endif %}",
+)
+_NINE = (
+    "{% for c in m.tool_calls or [] %}"
+    + _refuse("c.id | length != 9", "Tool call IDs should be alphanumeric strings with length 9!")
+    + "{% endfor %}"
+    + _refuse("m.role == 'tool' and m.tool_call_id | length != 9", "length 9!")
+)
+_ONE_CALL = _refuse(
+    "m.tool_calls and m.tool_calls | length != 1",
+    "This model only supports single tool-calls at once!",
+)
+_AFTER_A_CALL = (
+    "{% set last = namespace(call=none) %}",
+    "{% if m.tool_calls %}{% set last.call = m.tool_calls[-1] %}{% endif %}"
+    + _refuse(
+        "m.role == 'tool' and not last.call", "no previous assistant message with a tool call"
+    )
+    + "{% if m.role != 'tool' and not m.tool_calls %}{% set last.call = none %}{% endif %}",
+)
+_DESCRIBED = (
+    "{% for t in tools or [] %}({{ t.function.name + ': ' + t.function.description }}){% endfor %}"
+)
+_TYPED = (
+    "{% for t in tools or [] %}({% for k, v in t.function.parameters.properties.items() %}"
+    "{{ k + ': ' + v.type }}{% endfor %}){% endfor %}"
+)
+_HAS_CONTENT = _refuse(
+    "m.role == 'assistant' and not m.content and not m.tool_calls",
+    "Assistant message must have a content or a list of tool calls.",
+)
+_KNOWN_ROLES = _refuse(
+    "m.role not in ('user', 'assistant', 'tool')", "Only user, assistant and tool"
+)
+_STRICT_TURNS = _refuse(
+    "(m.role == 'user') != (loop.index0 % 2 == 0)",
+    "Conversation roles must alternate user/assistant/user/assistant/...",
+)
+_NEEDS_A_USER = _refuse(
+    "messages | selectattr('role', 'equalto', 'user') | list | length == 0",
+    "No user query found in messages.",
+)
+_SYSTEM_FIRST = "{% if messages[0].role == 'system' %}<system>{{ messages[0].content }}</>{% set messages = messages[1:] %}{% endif %}"
+
+RULES: Mapping[str, str] = {
+    "takes everything": _template(_SAY + _EITHER),
+    "qwen 3": _template(
+        _SAY.replace("<{{ m.role }}>", "<{{ m.role }}>{{ m.reasoning_content or '' }}") + _EITHER
+    ),
+    "qwen 3.5": _template(
+        _NO_LATE_SYSTEM
+        + "<{{ m.role }}>{{ m.reasoning_content or '' }}|{{ m.content }}"
+        + _ITEMS.replace(".items()", " | items"),
+        before=_NEEDS_A_USER,
+    ),
+    "qwen 2.5": _template(_SAY + _JSON),
+    "mistral small 3.2": _template(
+        _TURNS[1] + _NINE + _KNOWN_ROLES + _SAY + _JSON, before=_SYSTEM_FIRST + _TURNS[0]
+    ),
+    "mistral nemo": _template(_TURNS[1] + _NINE + _SAY + _JSON, before=_SYSTEM_FIRST + _TURNS[0]),
+    "mistral 7b": _template(_NO_SYSTEM + _TURNS[1] + _NINE + _SAY + _JSON, before=_TURNS[0]),
+    "ministral 3": _template(
+        _TURNS[1] + _KNOWN_ROLES + _HAS_CONTENT + _SAY + _EITHER, before=_SYSTEM_FIRST + _TURNS[0]
+    ),
+    "llama 3.1": _template(_ONE_CALL + _SAY + _JSON),
+    "llama 3.2": _template(_ONE_CALL + _SAY + _JSON, before=_SYSTEM_FIRST + _NEEDS_A_USER),
+    "llama 3.3 that shows one call": _template(
+        _SAY + _JSON.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")
+    ),
+    "gemma 2": _template(_NO_SYSTEM + _STRICT_TURNS + _SAY, tools=""),
+    "gemma 3": _template(
+        _STRICT_TURNS + _SAY,
+        tools="",
+        before="{% if messages[0].role == 'system' %}{{ messages[0].content }}"
+        "{% set messages = messages[1:] %}{% endif %}",
+    ),
+    "gemma 4": _template(
+        _SAY
+        + _ITEMS.replace("ARGS", "")
+        .replace(
+            "{% for k",
+            "{% if c.function.arguments is string %}{{ c.function.arguments }}{% else %}{% for k",
+        )
+        .replace("{% endfor %}]", "{% endfor %}{% endif %}]")
+    ),
+    "gpt-oss": _template(
+        _AFTER_A_CALL[1]
+        + _refuse(
+            "m.tool_calls and m.content and m.thinking", "Cannot pass both content and thinking"
+        )
+        + "<{{ m.role }}>{{ m.thinking or '' }}{{ m.content }}"
+        + _EITHER.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]"),
+        before=_AFTER_A_CALL[0],
+        tools=_DESCRIBED,
+    ),
+    "minimax m2": _template(
+        _AFTER_A_CALL[1] + "<{{ m.role }}>{{ m.reasoning_content or '' }}{{ m.content }}" + _ITEMS,
+        before=_AFTER_A_CALL[0],
+    ),
+    "deepseek v3": _template(
+        "{% if m.role != 'system' %}<{{ m.role }}>{{ m.content }}" + _TEXT + "{% endif %}",
+        before="{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endfor %}",
+    ),
+    "glm 4.7": _template("<{{ m.role }}>{{ m.reasoning_content or '' }}{{ m.content }}" + _ITEMS),
+    "hermes 3": _template(_SAY + _JSON, tools=_DESCRIBED),
+    "seed-oss": _template(
+        "<{{ m.role }}>{{ m.reasoning_content or '' }}{{ m.content }}" + _EITHER, tools=_TYPED
+    ),
+    "lfm 2": _template(_SAY),
+    "granite 3.3": _template(_SAY, before=_SYSTEM_FIRST),
+    "phi 4 mini": _template("{% if m.content %}" + _SAY + "{% endif %}"),
+    "nemotron": _template(
+        _NO_LATE_SYSTEM + _SAY + _EITHER,
+        before="{% set messages = messages | list %}",
+    ),
+    "command r": _template(
+        "{% if m.role in ('user', 'assistant', 'tool') %}" + _SAY + _JSON + "{% endif %}",
+        before=_SYSTEM_FIRST,
+    ),
+    "a template without tools": _template(
+        _refuse("m.role not in ('user', 'assistant', 'system')", "Unexpected role") + _SAY, tools=""
+    ),
+    "reasoning under its short name": _template(
+        "<{{ m.role }}>{{ m.reasoning or '' }}{{ m.content }}" + _EITHER
+    ),
+}
+
+
+def _guard(each: str, *, before: str = "") -> str:
+    """The rules of a template alone, to be put before another one."""
+    return f"{before}{{% for m in messages %}}{each}{{% endfor %}}"
+
+
+GUARDS: Mapping[str, str] = {
+    "qwen 3.5": _guard(_NO_LATE_SYSTEM, before=_NEEDS_A_USER),
+    "mistral small 3.2": _guard(
+        "{% if not (loop.first and m.role == 'system') %}"
+        + _TURNS[1]
+        + _NINE
+        + _KNOWN_ROLES
+        + "{% endif %}",
+        before=_TURNS[0],
+    ),
+    "llama 3.3": _guard(_ONE_CALL),
+    "gpt-oss": _guard(
+        _AFTER_A_CALL[1]
+        + _refuse(
+            "m.tool_calls and m.content and m.thinking", "Cannot pass both content and thinking"
+        ),
+        before=_AFTER_A_CALL[0]
+        + "{% for t in tools or [] %}{% if t.function.name + t.function.description %}{% endif %}{% endfor %}",
+    ),
+}

@@ -1,0 +1,398 @@
+"""Every shape of conversation that agents send, with every rule of public templates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from mlxserve.text.abilities import Abilities, Arguments, CallIds, find_abilities
+from mlxserve.text.conversation import (
+    Call,
+    Conversation,
+    Message,
+    Unreadable,
+    completed_tool,
+    read_messages,
+)
+from mlxserve.text.fitting import Fitted, Fitting
+from mlxserve.text.template_worker import TemplateWorker
+from tests.text.template_rules import RULES
+
+TOOLS = [
+    {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}},
+    {
+        "type": "function",
+        "function": {"name": "edit", "parameters": {"properties": {"a": {"type": "string"}}}},
+    },
+    {"type": "function", "function": {"name": "bare"}},
+]
+
+
+@cache
+def worker() -> TemplateWorker:
+    return TemplateWorker()
+
+
+def rendered(template: str, messages: Sequence[Any], tools: Any = None, **variables: Any) -> Any:
+    [text] = worker().render_each(
+        [
+            {
+                "chat_template": template,
+                "conversations": [list(messages)],
+                "tools": tools and [completed_tool(tool) for tool in tools],
+                "documents": None,
+                "add_generation_prompt": True,
+                **variables,
+            }
+        ]
+    )
+    return text
+
+
+@cache
+def fitting(rule: str) -> Fitting:
+    template = RULES[rule]
+
+    def render_each(probes: Sequence[Any]) -> list[str | None]:
+        return [
+            worker().render_each(
+                [
+                    {
+                        "chat_template": template,
+                        "conversations": [messages],
+                        "tools": tools,
+                        "documents": None,
+                        "add_generation_prompt": True,
+                    }
+                ]
+            )[0]
+            for messages, tools in probes
+        ]
+
+    return Fitting(find_abilities(render_each, frozenset(worker().variables(template))))
+
+
+# ---- shapes
+
+
+def user(text: str) -> Message:
+    return Message(role="user", text=text)
+
+
+def system(text: str) -> Message:
+    return Message(role="system", text=text)
+
+
+def answer(text: str = "", *calls: Call, reasoning: str = "") -> Message:
+    return Message(role="assistant", text=text, calls=calls, reasoning=reasoning)
+
+
+def call(name: str = "c1", call_id: str = "call_0123456789abcdef01234567") -> Call:
+    return Call(f"{call_id}{name}", "read", json.dumps({"path": f"{name}.py"}))
+
+
+def result(name: str = "c1", call_id: str = "call_0123456789abcdef01234567") -> Message:
+    return Message(role="tool", text=f"result of {name}", call_id=f"{call_id}{name}")
+
+
+SHAPES: Mapping[str, list[Message]] = {
+    "a question": [user("q1")],
+    "a system message": [system("s1"), user("q1")],
+    "Codex: instructions and a developer message": [system("s1"), system("s2"), user("q1")],
+    "Codex: environment, then the question": [system("s1"), user("q1"), user("q2")],
+    "Claude Code: a system message after the first user's": [
+        system("s1"),
+        user("q1"),
+        system("s2"),
+    ],
+    "Claude Code: a reminder further down": [
+        system("s1"),
+        user("q1"),
+        answer("a1"),
+        user("q2"),
+        system("s2"),
+        answer("a2"),
+        user("q3"),
+    ],
+    "a reminder after a result": [
+        system("s1"),
+        user("q1"),
+        answer("", call()),
+        result(),
+        system("s2"),
+    ],
+    "a title request with only a system message": [system("s1")],
+    "a tool loop": [system("s1"), user("q1"), answer("a1", call()), result()],
+    "a tool loop with text and reasoning": [
+        user("q1"),
+        answer("a1", call(), reasoning="t1"),
+        result(),
+        answer("", call("c2"), reasoning="t2"),
+        result("c2"),
+    ],
+    "steering after a result": [
+        user("q1"),
+        answer("", call()),
+        result(),
+        user("q2"),
+        answer("a1"),
+        user("q3"),
+    ],
+    "two calls in one answer": [
+        user("q1"),
+        answer("a1", call("c1"), call("c2")),
+        result("c1"),
+        result("c2"),
+    ],
+    "results in another order": [
+        user("q1"),
+        answer("", call("c1"), call("c2"), call("c3")),
+        result("c3"),
+        result("c1"),
+        result("c2"),
+        answer("a1"),
+        user("q2"),
+    ],
+    "a result that never came": [
+        user("q1"),
+        answer("", call("c1"), call("c2")),
+        result("c2"),
+        user("q2"),
+    ],
+    "ids of nine characters": [
+        user("q1"),
+        answer("", call("x", "abcdefgh")),
+        result("x", "abcdefgh"),
+    ],
+    "Anthropic's ids": [user("q1"), answer("", call("x", "toolu_01A")), result("x", "toolu_01A")],
+    "an aborted answer": [user("q1"), user("q2"), answer("a1"), user("q3"), user("q4")],
+    "an answer without text": [user("q1"), answer(""), user("q2")],
+    "an answer with reasoning only": [user("q1"), answer("", reasoning="t1"), user("q2")],
+    "two answers in a row": [user("q1"), answer("a1"), answer("a2"), user("q2")],
+    "an answer first": [answer("a1"), user("q1")],
+    "a compacted history": [system("s1"), result("c1"), user("q1")],
+    "a result without its call": [user("q1"), result("c1"), answer("a1"), user("q2")],
+    "cut-off arguments": [
+        user("q1"),
+        answer("a1", Call("call_1", "edit", '{"path": "a')),
+        Message(role="tool", text="result of c1", call_id="call_1"),
+        user("q2"),
+    ],
+    "an image of a tool": [
+        user("q1"),
+        answer("", call()),
+        Message.of("tool", ("seen ", Unreadable("image")), call_id=call().id),
+    ],
+    "an empty question": [system("s1"), user(""), answer("a1"), user("q1")],
+}
+
+
+def marks(messages: Sequence[Message]) -> list[str]:
+    """What must be in the prompt, in this order."""
+    found: list[str] = []
+    for message in messages:
+        found += [message.text] if message.text else []
+        found += [f"{call.id[-2:]}.py" for call in message.calls if call.id.startswith("call_0")]
+    return found
+
+
+def missing(text: str, wanted: Sequence[str]) -> str | None:
+    at = 0
+    for mark in wanted:
+        at = text.find(mark, at)
+        if at < 0:
+            return mark
+        at += len(mark)
+    return None
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_is_rendered_whole_and_in_order(rule: str, shape: str) -> None:
+    messages = SHAPES[shape]
+    fitted = fitting(rule).fit(Conversation.of(messages))
+    text = rendered(RULES[rule], fitted.messages, TOOLS)
+    assert text is not None, (fitted.changes, fitting(rule).abilities)
+    if fitting(rule).abilities.parallel_calls and "order" not in shape:
+        assert missing(text, marks(messages)) is None, (text, fitted.changes)
+    assert all(mark in text for mark in marks(messages)), (text, fitted.changes)
+
+
+def session() -> list[list[Message]]:
+    """What an agent appends in each of twelve turns."""
+    two = answer("look", call("c3"), call("c4"), reasoning="why two")
+    taken = Message.of("tool", ("seen ", Unreadable("image")), call_id=call("c6").id)
+    return [
+        [system("s1"), system("s2"), user("environment"), user("q1")],
+        [answer("", call("c1"), reasoning="why"), result("c1")],
+        [answer("", call("c2")), result("c2"), system("reminder")],
+        [two, result("c3"), result("c4")],
+        [answer("done"), user("q2")],
+        [answer("", call("c5")), result("c5"), user("steer")],
+        [answer("", call("c6")), taken],
+        [answer("halfway"), user("q3"), system("late")],
+        [answer(""), user("again")],
+        [answer("", call("c7"), call("c8")), result("c8"), result("c7")],
+        [answer("a9", reasoning="why nine"), user("summarise")],
+        [answer("summary"), user("q5")],
+    ]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_twelve_turns_keep_the_beginning_of_the_prompt(rule: str) -> None:
+    turns: list[tuple[Fitted, str]] = []
+    said: list[Message] = []
+    for appended in session():
+        said += appended
+        fitted = fitting(rule).fit(Conversation.of(said))
+        text = rendered(RULES[rule], fitted.messages, add_generation_prompt=False)
+        assert text is not None, (fitted.changes, fitting(rule).abilities)
+        turns.append((fitted, text))
+    assert len(turns) == 12
+    for (before, prompt), (after, longer) in pairwise(turns):
+        # Only the last message may have grown, by a neighbour of its role.
+        kept = before.messages[:-1]
+        assert after.messages[: len(kept)] == kept
+        if kept and kept[-1]["role"] != "system":
+            start = rendered(RULES[rule], kept, add_generation_prompt=False)
+            assert start is None or (prompt.startswith(start) and longer.startswith(start))
+
+
+# ---- what is found
+
+
+def abilities(rule: str) -> Abilities:
+    return fitting(rule).abilities
+
+
+def test_a_template_that_takes_everything_changes_nothing() -> None:
+    for messages in SHAPES.values():
+        assert fitting("takes everything").fit(Conversation.of(messages)).changes == ()
+
+
+def test_the_abilities_of_known_rules_are_found() -> None:
+    assert not abilities("qwen 3.5").late_system
+    assert not abilities("qwen 3.5").several_systems
+    assert abilities("qwen 3.5").repeated_users
+    assert abilities("qwen 3.5").reasoning == "reasoning_content"
+    assert abilities("mistral small 3.2").call_ids is CallIds.NINE
+    assert not abilities("mistral small 3.2").user_after_result
+    assert not abilities("mistral small 3.2").repeated_users
+    assert not abilities("ministral 3").empty_answers
+    assert not abilities("llama 3.1").parallel_calls
+    assert not abilities("llama 3.3 that shows one call").parallel_calls
+    assert not abilities("gemma 2").system
+    assert not abilities("gpt-oss").bare_tools
+    assert not abilities("gpt-oss").orphan_results
+    assert not abilities("gpt-oss").text_and_reasoning
+    assert abilities("gpt-oss").reasoning == "reasoning_content"
+    assert not abilities("lfm 2").calls
+    assert abilities("lfm 2").results
+    assert not abilities("a template without tools").results
+    assert abilities("reasoning under its short name").reasoning == "reasoning"
+
+
+def test_system_messages_that_a_template_moves_to_the_front_become_user_messages() -> None:
+    assert not abilities("deepseek v3").late_system
+    fitted = fitting("deepseek v3").fit(
+        Conversation.of([system("s1"), user("q1"), answer("a1"), system("s2"), user("q2")])
+    )
+    assert [message["role"] for message in fitted.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+        "user",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rule", "form"),
+    [
+        ("qwen 3", Arguments.TEXT),
+        ("deepseek v3", Arguments.TEXT),
+        ("qwen 2.5", Arguments.OBJECT),
+        ("glm 4.7", Arguments.OBJECT),
+        ("gemma 4", Arguments.OBJECT),  # it prints a text as it is, which is not its own syntax
+    ],
+)
+def test_arguments_stay_text_where_that_is_what_the_model_wrote(rule: str, form: str) -> None:
+    assert abilities(rule).arguments is form
+
+
+def test_variables_of_the_template_are_found() -> None:
+    template = "{{ messages }}{% if preserve_thinking %}{% set x = effort %}{{ x }}{% endif %}"
+    assert {"preserve_thinking", "effort"} <= set(worker().variables(template))
+    assert "namespace" not in worker().variables("{% set a = namespace() %}")
+
+
+def test_ids_become_the_same_nine_characters_in_a_call_and_its_result() -> None:
+    fitted = fitting("mistral nemo").fit(Conversation.of(SHAPES["a tool loop"]))
+    asked, told = fitted.messages[-2:]
+    short = asked["tool_calls"][0]["id"]
+    assert len(short) == 9
+    assert short.isalnum()
+    assert told["tool_call_id"] == short
+    kept = fitting("mistral nemo").fit(Conversation.of(SHAPES["ids of nine characters"]))
+    assert kept.messages[-1]["tool_call_id"] == "abcdefghx"
+
+
+def test_a_template_that_renders_nothing_is_taken_to_be_able_to_do_everything() -> None:
+    found = find_abilities(lambda probes: [None] * len(probes), frozenset())
+    assert found == Abilities()
+
+
+def test_what_was_changed_is_said() -> None:
+    fitted = fitting("qwen 3.5").fit(Conversation.of(SHAPES["a reminder after a result"]))
+    assert fitted.changes == ("later system messages are user messages",)
+
+
+# ---- the canonical conversation
+
+
+def test_the_librarys_messages_are_read_with_members_that_only_a_template_knows() -> None:
+    told = read_messages(
+        [
+            {"role": "developer", "content": "s"},
+            {"role": "user", "content": [{"type": "text", "text": "q"}], "mood": 1},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "i", "function": {"name": "f", "arguments": {"a": 1}}}],
+            },
+            {"role": "tool", "content": "r", "tool_call_id": "i"},
+        ]
+    )
+    first, asked, called, answered = told.messages
+    assert first.role == "system"
+    assert asked.extra == {"mood": 1}
+    assert called.calls == (Call("i", "f", '{"a": 1}'),)
+    assert answered.name == "f"
+    assert Fitting(Abilities()).fit(told).messages[1] == {
+        "role": "user",
+        "content": "q",
+        "mood": 1,
+    }
+
+
+def test_a_tool_is_completed_without_changing_what_it_has() -> None:
+    whole = {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "description": "d",
+            "parameters": {"properties": {}, "type": "object"},
+        },
+    }
+    assert json.dumps(completed_tool(whole)) == json.dumps(whole)
+    bare = completed_tool({"type": "function", "function": {"name": "f", "description": None}})
+    assert bare["function"] == {
+        "name": "f",
+        "description": "",
+        "parameters": {"type": "object", "properties": {}},
+    }
