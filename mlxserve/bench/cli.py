@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mlxserve.bench.report import Report
-from mlxserve.bench.serving import WORKLOADS, Workload, bench_serving
+from mlxserve.bench.serving import WORKLOADS, bench_serving
 from mlxserve.bench.synthetic import PREFIX, synthetic_model
+from mlxserve.bench.table import bench_table
 
 app = typer.Typer(
     help="Measure this machine, always next to a baseline in the same run.",
@@ -64,9 +66,11 @@ def decode(
     finish(report, json)
 
 
-def _serving(workload: Workload) -> Callable[..., None]:
+def _over_http(bench: Callable[..., Report], default_model: str) -> Callable[..., None]:
+    """The command of a measurement that starts servers, and may have others beside them."""
+
     def command(
-        model: ModelOption = workload.model,
+        model: ModelOption = default_model,
         against: AgainstOption = None,
         pairs: RoundsOption = 3,
         size: SizeOption = 1.0,
@@ -77,8 +81,7 @@ def _serving(workload: Workload) -> Callable[..., None]:
         from rich.console import Console
 
         with Console(stderr=True).status("") as status:
-            report = bench_serving(
-                workload,
+            report = bench(
                 model_folder(model),
                 against=against or [],
                 pairs=pairs,
@@ -92,38 +95,14 @@ def _serving(workload: Workload) -> Callable[..., None]:
 
 
 for _workload in WORKLOADS.values():
-    app.command(
-        _workload.name,
-        help=_workload.about,
-        rich_help_panel=_OVER_HTTP,
-    )(_serving(_workload))
-
-
-@app.command(rich_help_panel=_OVER_HTTP)
-def table(
-    model: ModelOption = "synthetic:llama-100m",
-    against: AgainstOption = None,
-    pairs: RoundsOption = 3,
-    size: SizeOption = 1.0,
-    num_pages: PagesOption = 1024,
-    json: JsonOption = None,
-    plot: PlotOption = None,
-) -> None:
-    """All that servers are compared by, in one run: gaps, first tokens, rates, starts; with targets."""
-    from rich.console import Console
-
-    from mlxserve.bench.table import bench_table
-
-    with Console(stderr=True).status("") as status:
-        report = bench_table(
-            model_folder(model),
-            against=against or [],
-            pairs=pairs,
-            size=size,
-            num_pages=num_pages,
-            progress=status.update,
-        )
-    finish(report, json, plot)
+    app.command(_workload.name, help=_workload.about, rich_help_panel=_OVER_HTTP)(
+        _over_http(partial(bench_serving, _workload), _workload.model)
+    )
+app.command(
+    "table",
+    help="All that servers are compared by, in one run: gaps, first tokens, rates, starts; with targets.",
+    rich_help_panel=_OVER_HTTP,
+)(_over_http(bench_table, "synthetic:llama-100m"))
 
 
 @app.command()

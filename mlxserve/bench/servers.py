@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, MappingProxyType
 
@@ -69,9 +69,9 @@ def our_server(
         tempfile.TemporaryDirectory() as folder,
         run_child(
             name, [*command, "--disk-cache-dir", folder, *options], "/ready", environment
-        ) as (url, child),
+        ) as server,
     ):
-        yield _contender(name, url, _first_model(url), child)
+        yield replace(server, model=_first_model(server.url))
 
 
 @contextlib.contextmanager
@@ -81,23 +81,8 @@ def mlx_lm_server(
     """Run mlx-lm's server on the same files. Raises ServerFailed with the end of its log."""
     path = str(find_model(model).path)
     command = [sys.executable, "-c", _MLX_LM, "--model", path]
-    with run_child("mlx-lm", command, "/health", environment) as (url, child):
-        yield _contender("mlx-lm", url, path, child)
-
-
-def _contender(name: str, url: str, model: str, child: Child) -> Contender:
-    return Contender(
-        name, url, model, child.start_seconds, child.start_cpu_seconds, child.process_id
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Child:
-    """A server process of ours."""
-
-    process_id: int
-    start_seconds: float  # until it was ready
-    start_cpu_seconds: float
+    with run_child("mlx-lm", command, "/health", environment) as server:
+        yield replace(server, model=path)
 
 
 @contextlib.contextmanager
@@ -124,8 +109,8 @@ def _exit(number: int, _frame: FrameType | None) -> None:
 @contextlib.contextmanager
 def run_child(
     name: str, command: list[str], ready: str, environment: Mapping[str, str]
-) -> Iterator[tuple[str, Child]]:
-    """(address, process) of a command, once its path `ready` answers. Raises ServerFailed."""
+) -> Iterator[Contender]:
+    """A command's server, without its model, once its path `ready` answers. Raises ServerFailed."""
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
     with _ends_when_told(), tempfile.TemporaryDirectory() as folder:
@@ -142,7 +127,7 @@ def run_child(
         try:
             _wait(name, process, url + ready, log)
             seconds = time.perf_counter() - started
-            yield url, Child(process.pid, seconds, _cpu_seconds(process.pid))
+            yield Contender(name, url, "", seconds, _cpu_seconds(process.pid), process.pid)
         finally:
             process.terminate()
             try:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from mlxserve.bench import servers
+from mlxserve.bench.servers import Contender
 from mlxserve.hub.embedded import model_path
 
 
@@ -22,11 +23,11 @@ def test_mlx_lm_gets_the_folder_of_the_embedded_model(
 
     @contextlib.contextmanager
     def child(
-        _name: str, command: list[str], _ready: str, environment: Mapping[str, str]
-    ) -> Iterator[tuple[str, servers.Child]]:
+        name: str, command: list[str], _ready: str, environment: Mapping[str, str]
+    ) -> Iterator[Contender]:
         assert environment == {"A": "b"}
         commands.append(command)
-        yield "http://127.0.0.1:9", servers.Child(1, 2.0, 1.5)
+        yield Contender(name, "http://127.0.0.1:9", "", 2.0, 1.5, 1)
 
     monkeypatch.setattr(servers, "run_child", child)
     with servers.mlx_lm_server("mlxserve-mini", {"A": "b"}) as server:
@@ -52,8 +53,8 @@ import signal, sys, time
 from mlxserve.bench.servers import run_child
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run in the background
-with run_child("one", [sys.executable, "-c", {_SERVER!r}], "/", {{}}) as (url, child):
-    print(child.process_id, flush=True)
+with run_child("one", [sys.executable, "-c", {_SERVER!r}], "/", {{}}) as server:
+    print(server.process_id, flush=True)
     while True:
         time.sleep(60)
 """
