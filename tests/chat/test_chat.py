@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
@@ -22,42 +21,19 @@ from mlxserve.errors import (
     EngineStopped,
     InvalidParameter,
     InvalidRequest,
-    PrefixQuotaExceeded,
     PromptTooLong,
-    UnknownPrefix,
 )
 from mlxserve.hub.embedded import model_path
 from mlxserve.request import CacheMiss, CacheReport, FinishReason, Output, Pooling
 from mlxserve.sampling_params import SamplingParams
-from mlxserve.text.deltas import Delta, DeltaDecoder, Usage
+from mlxserve.text.deltas import Delta, DeltaDecoder
 from mlxserve.text.tokenizer import Tokenizer
-
-T = TypeVar("T")
-GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+from tests.chat.answering import GREEDY, collect, run
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return Tokenizer(model_path())
-
-
-@pytest.fixture(scope="module")
-def chat(model_folder: Callable[[str], Path]) -> Iterator[Chat]:
-    built = build_chat(
-        EngineConfig().with_options(
-            model=str(model_folder("llama")), num_pages=64, page_size=16, disable_log_stats=True
-        )
-    )
-    yield built
-    built.close()
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(work)
-
-
-async def collect(chat: Chat, prompt: Sequence[int], params: SamplingParams) -> list[Delta]:
-    return [delta async for delta in await chat.submit(prompt, params)]
 
 
 async def until_idle(chat: Chat) -> None:
@@ -297,26 +273,6 @@ def test_an_invalid_request_is_refused_before_anything_is_computed(
     assert chat.engine.stats().engine.num_steps == steps
 
 
-async def submit_named(chat: Chat, name: str, prompt: Sequence[int]) -> Delta:
-    answer = await chat.submit(prompt, GREEDY, RequestOptions(prefix_name=name))
-    return [delta async for delta in answer][-1]
-
-
-def test_a_named_prefix_is_computed_once_and_found_by_name(chat: Chat) -> None:
-    prefix = list(range(300, 364))
-    run(chat.prefixes.add("terms", prefix))
-    assert chat.prefixes.sizes() == {"terms": 64}
-    usage = run(submit_named(chat, "terms", [9, 9])).usage
-    assert usage is not None
-    assert (usage.prompt_tokens, usage.cached_tokens) == (66, 64)
-    usage = run(collect(chat, [*prefix, 9, 9], GREEDY))[-1].usage
-    assert usage is not None
-    assert usage.cached_tokens == 64
-    chat.prefixes.remove("terms")
-    with pytest.raises(UnknownPrefix, match=r"terms.*none"):
-        run(submit_named(chat, "terms", [9, 9]))
-
-
 def test_usage_has_a_report_of_the_prefix_cache(chat: Chat) -> None:
     prompt = [(411 + 37 * n) % 500 for n in range(40)]
 
@@ -328,46 +284,6 @@ def test_usage_has_a_report_of_the_prefix_cache(chat: Chat) -> None:
     assert report(prompt) == CacheReport(0, 0, 0, CacheMiss.NEW_TEXT)
     assert report(prompt) == CacheReport(2, 32, 32, CacheMiss.BELOW_ONE_PAGE)
     assert report([*prompt[:20], *prompt]) == CacheReport(1, 16, 20, CacheMiss.NEW_TEXT)
-
-
-def test_a_named_prefix_is_still_cached_when_everything_else_was_evicted(chat: Chat) -> None:
-    run(chat.prefixes.add("law", list(range(100, 150)), cache_salt="a key's"))
-    for number in range(10):
-        run(collect(chat, [number] * 400, GREEDY))
-    usage = run(submit_named(chat, "law", [1, 2, 3])).usage
-    assert usage is not None
-    assert (usage.prompt_tokens, usage.cached_tokens) == (53, 50)
-    assert chat.engine.stats().pool.num_pinned == 4  # the one that it ends in is copied
-    run(chat.prefixes.add("law", list(range(16))))  # replaces it
-    assert chat.prefixes.sizes() == {"law": 16}
-    chat.prefixes.remove("law")
-    run(chat.engine.check())
-    with pytest.raises(UnknownPrefix, match="law"):
-        run(submit_named(chat, "law", [1]))
-    run(collect(chat, [1], GREEDY))
-    assert chat.engine.stats().pool.num_pinned == 0
-
-
-def test_a_prefix_beyond_its_share_of_the_cache_is_refused(chat: Chat) -> None:
-    run(chat.prefixes.add("half", list(range(256))))
-    with pytest.raises(PrefixQuotaExceeded, match=r"17 more pages.*16 of the 32.*max_pinned_frac"):
-        run(chat.prefixes.add("and more", list(range(1, 273))))
-    assert chat.prefixes.sizes() == {"half": 256}
-    chat.prefixes.remove("half")
-
-
-def test_a_prefix_whose_caller_is_cancelled_is_not_kept(chat: Chat) -> None:
-    async def scenario() -> None:
-        adding = asyncio.create_task(chat.prefixes.add("gone", list(range(300))))
-        await asyncio.sleep(0)
-        adding.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await adding
-        await collect(chat, [1], GREEDY)
-
-    run(scenario())
-    assert chat.prefixes.sizes() == {}
-    assert chat.engine.stats().pool.num_pinned == 0
 
 
 def test_a_text_that_can_never_fit_is_refused_unread(
@@ -478,84 +394,3 @@ def test_a_cancelled_embedding_leaves_the_engine_consistent(chat: Chat) -> None:
 
     run(give_up())
     assert run(chat.embed([5, 6], dimensions=4))
-
-
-# ---- named prefixes of before the start
-
-
-@pytest.fixture
-def build_again(
-    model_folder: Callable[[str], Path], tmp_path: Path
-) -> Iterator[Callable[..., Chat]]:
-    """Chats that follow each other over one disk cache."""
-    built: list[Chat] = []
-
-    def build(**options: Any) -> Chat:
-        for before in built:
-            before.close()
-        defaults = {"model": str(model_folder("llama")), "num_pages": 64, "page_size": 16}
-        disk = {"disk_cache_size": 1, "disk_cache_dir": str(tmp_path), "disable_log_stats": True}
-        built.append(build_chat(EngineConfig().with_options(**{**defaults, **disk, **options})))
-        return built[-1]
-
-    yield build
-    for one in built:
-        one.close()
-
-
-LAW = list(range(100, 150))
-
-
-def test_a_prefix_of_before_the_start_is_known_at_once_and_pinned_later(
-    build_again: Callable[..., Chat],
-) -> None:
-    run(build_again().prefixes.add("law", LAW, cache_salt="mine"))
-    chat = build_again()
-    assert chat.prefixes.sizes() == {"law": 50}
-    assert chat.engine.stats().pool.num_pinned == 0
-
-    async def ask() -> Usage:
-        stream = await chat.submit([7, 8], GREEDY, RequestOptions(prefix_name="law"))
-        [output] = await stream.whole()
-        return output.usage
-
-    assert run(ask()).cached_tokens == 48  # read from disk, and not pinned yet
-    run(chat.prefixes.restore())
-    run(chat.engine.check())
-    assert chat.engine.stats().pool.num_pinned == 4
-    assert run(ask()).cached_tokens == 50  # and its last page, which is not full
-    run(chat.prefixes.restore())  # there is nothing left to do
-    chat.prefixes.remove("law")
-    run(chat.engine.check())
-    assert chat.engine.stats().pool.num_pinned == 0
-    assert build_again().prefixes.sizes() == {}
-
-
-def test_a_prefix_of_an_unknown_client_waits_for_a_server_that_knows_it(
-    build_again: Callable[..., Chat],
-) -> None:
-    chat = build_again()
-    for number, client in enumerate(("here", "gone")):
-        run(chat.prefixes.add(f"{client}/law", [number, *LAW], client=client))
-    chat = build_again()
-    run(chat.prefixes.restore(lambda client: client == "here"))
-    run(chat.engine.check())  # and the stats are those behind it
-    assert chat.engine.stats().pool.num_pinned == 4
-    chat = build_again()
-    run(chat.prefixes.restore())
-    run(chat.engine.check())
-    assert chat.engine.stats().pool.num_pinned == 8
-
-
-def test_a_prefix_that_does_not_fit_any_more_keeps_its_name(
-    build_again: Callable[..., Chat], caplog: pytest.LogCaptureFixture
-) -> None:
-    run(build_again().prefixes.add("law", LAW))
-    chat = build_again(max_pinned_fraction=0)
-    run(chat.prefixes.restore())
-    assert chat.prefixes.sizes() == {"law": 50}
-    assert "'law' is not kept in memory" in caplog.text
-    chat = build_again()
-    run(chat.prefixes.restore())
-    run(chat.engine.check())
-    assert chat.engine.stats().pool.num_pinned == 4

@@ -1,0 +1,23 @@
+"""A chat over a small model, for the tests of one file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mlxserve.build import build_chat
+from mlxserve.chat.chat import Chat
+from mlxserve.config import EngineConfig
+
+
+@pytest.fixture(scope="module")
+def chat(model_folder: Callable[[str], Path]) -> Iterator[Chat]:
+    built = build_chat(
+        EngineConfig().with_options(
+            model=str(model_folder("llama")), num_pages=64, page_size=16, disable_log_stats=True
+        )
+    )
+    yield built
+    built.close()
