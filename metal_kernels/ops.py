@@ -25,10 +25,9 @@ Rows are tokens. For T rows, H query heads, K kv heads, head dimension D and S s
         waits until all that was written to these pools is in them. Raises DeviceError
     copy_pages(k_pool, v_pool, sources, targets) -> (k_pool, v_pool)
         sources, targets  (N,) int32 page numbers; targets all different, none of them a source
-    resize_pool(pool, num_pages, page_size, sources, targets) -> pool
-        a computed pool of `num_pages` (at least 2) with the contents of the old one, bit-exact:
-        page targets[i] holds what sources[i] held, as in copy_pages, every other page what it held,
-        new pages zeros. The argument must not be used again. No step may be running
+    resize_pool(pool, num_pages, page_size) -> pool
+        a computed pool of `num_pages` (at least 2) with the contents of the old one's first pages,
+        bit-exact, new pages zeros. The argument must not be used again. No step may be running
 
         attention       a layer's scale, window and softcap
         sinks           None, or (H,): a logit per head that is only in the softmax's sum
@@ -159,9 +158,7 @@ class Backend(Protocol):
 
     def settle(self, *pools: mx.array) -> None: ...
 
-    def resize_pool(
-        self, pool: mx.array, num_pages: int, page_size: int, sources: Slots, targets: Slots
-    ) -> mx.array: ...
+    def resize_pool(self, pool: mx.array, num_pages: int, page_size: int) -> mx.array: ...
 
 
 def shapes_of(*arrays: mx.array | None) -> tuple[Hashable, ...]:

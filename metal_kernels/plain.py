@@ -10,9 +10,8 @@ A Mac computes layers with it that the kernels do not take; a Linux CPU has the 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
-from itertools import pairwise
 
 import mlx.core as mx
 import numpy as np
@@ -228,17 +227,10 @@ class PlainBackend:
     def settle(self, *pools: mx.array) -> None:
         evaluate(*pools)
 
-    def resize_pool(
-        self, pool: mx.array, num_pages: int, page_size: int, sources: Slots, targets: Slots
-    ) -> mx.array:
-        check_copy(pool, pool, sources, targets, page_size)
+    def resize_pool(self, pool: mx.array, num_pages: int, page_size: int) -> mx.array:
         kv_heads, num_slots, width = pool.shape
         resized = mx.zeros((kv_heads, num_pages * page_size, width), pool.dtype)
         copy_start(pool, resized, min(num_slots, num_pages * page_size), axis=1)
-        for source, target, count in _runs_of_moves(sources, targets):
-            from_ = slice(source * page_size, (source + count) * page_size)
-            to = slice(target * page_size, (target + count) * page_size)
-            resized[:, to] = pool[:, from_]
         mx.eval(resized)
         return resized
 
@@ -268,14 +260,3 @@ def _gathered(tables: SequenceTables, k_pool: mx.array) -> PaddedContexts:
 def _page(page: int, page_size: int) -> slice:
     """The slots of a page."""
     return slice(page * page_size, (page + 1) * page_size)
-
-
-def _runs_of_moves(sources: Slots, targets: Slots) -> Sequence[tuple[int, int, int]]:
-    """(first source, first target, pages) of each run of pages that move together."""
-    breaks = (np.flatnonzero((np.diff(sources) != 1) | (np.diff(targets) != 1)) + 1).tolist()
-    bounds = [0, *breaks, len(sources)]
-    return [
-        (int(sources[begin]), int(targets[begin]), end - begin)
-        for begin, end in pairwise(bounds)
-        if end > begin
-    ]

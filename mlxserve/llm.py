@@ -206,8 +206,8 @@ class AsyncLLM(_LoadedModel):
     async def resize_cache(self, num_pages: int) -> Resized:
         """Resize the cache to `num_pages`; memory is returned to the machine, or taken from it.
 
-        Running answers stay the same; where pages are too few for all of them, some are preempted and
-        recomputed later. Raises, and changes nothing: InvalidParameter, OutOfMemory,
+        Running answers stay the same. A smaller cache begins empty: their pages and those of named
+        prefixes are computed again. Raises, and changes nothing: InvalidParameter, OutOfMemory,
         PrefixQuotaExceeded if named prefixes have too many pages, PagesPromised if it would cut a
         running answer, EngineStopped.
         """

@@ -122,7 +122,6 @@ class Resized:
     max_model_len: int  # longest prompt plus answer from now on, where no prefix is pinned
     num_preempted: int  # requests that gave their pages back, and start again later
     num_forgotten: int  # cached pages
-    num_moved: int  # pages whose content has another id now
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +200,8 @@ class LiveRequest:
     disk_first: int = 0  # its pages before this one were in memory when it began
     disk_end: int = 0  # its pages up to this one are read from disk where they are not computed
     loading: PageRun | None = None  # those that are being read into its page table
+    decodes_until: int = 0  # it decodes every position before this one, without another look
+    commits_until: int = 0  # each position before this one yields a token, and nothing else
     is_drafting: bool = False  # an unread step verifies a draft: how far it gets is not known
     num_drafted: int = 0
     num_accepted: int = 0  # of the drafted tokens

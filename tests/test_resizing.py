@@ -72,9 +72,9 @@ def test_answers_are_the_same_while_the_cache_grows_and_shrinks(mode: str, tmp_p
         )
         assert (llm.stats().disk.num_written > 0) == (mode == "swap")
         await llm.resize_cache(few)
-        assert llm.stats().pool.num_pinned == num_pinned
         one = await llm.generate("Yes or no?", GREEDY, prefix_name="rules")
-        assert one.usage.cached_tokens >= 16 * (num_pinned - 1)
+        assert one.usage.cached_tokens >= 16 * (num_pinned - 1), "it was computed again before"
+        assert llm.stats().pool.num_pinned == num_pinned
         await llm.check()
         llm.close()
 

@@ -8,7 +8,7 @@ every parent has one child: dictionaries took 230 bytes per page and half of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 
 class Children:
@@ -40,12 +40,10 @@ class Children:
             self._newer[older] = newer
         self._older[page] = self._newer[page] = None
 
-    def renumbered(self, num_ids: int, moves: Mapping[int, int]) -> Children:
-        """A copy for ids 0 .. `num_ids`-1; `moves` maps old ids to new ones."""
-        other = Children(num_ids)
-        for parent, page in reversed(self.filed()):
-            other.add(parent, moves.get(page, page))
-        return other
+    def grow(self, num_ids: int) -> None:
+        """Have ids 0 .. `num_ids`-1 from now on, no fewer than before."""
+        for links in (self._older, self._newer):
+            links += [None] * (num_ids - len(links))
 
     def has(self, parent: bytes) -> bool:
         """Whether a page is filed under this parent."""

@@ -7,7 +7,7 @@ attend over the pages that it names. All arrays belong to the engine's thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -202,7 +202,7 @@ class KVPool:
         assert num_pages <= self.num_pages, "these pages do not exist"
         if num_pages <= self.num_backed:
             return
-        self._resize_arrays(num_pages, {})
+        self._resize_arrays(num_pages)
         log.info(
             "The KV cache has memory for %d of its %d pages (%.2f GiB)",
             self.num_backed,
@@ -210,57 +210,51 @@ class KVPool:
             self.nbytes / (1 << 30),
         )
 
-    def resize(self, num_pages: int, moves: Mapping[int, int]) -> None:
-        """Resize to `num_pages`, with pages copied as in `moves` (source -> target).
+    def resize(self, num_pages: int) -> None:
+        """Have `num_pages` pages. A larger pool keeps what it has; a smaller one begins empty.
 
         Additional pages get memory only where all others have it. No step may be under way. Raises
-        OutOfMemory as `_resize_arrays` does.
+        OutOfMemory as `_resize_arrays` does, and where it is smaller, `check` fails from then on.
         """
-        is_whole = self.num_backed == self.num_pages
-        num_backed = num_pages if is_whole else min(num_pages, self.num_backed)
-        if num_backed != self.num_backed or moves:
-            self._resize_arrays(num_backed, moves)
+        if num_pages < self.num_pages:
+            self.restart(num_pages)
+            return
+        if self.num_backed == self.num_pages:
+            self._resize_arrays(num_pages)
         self.num_pages = num_pages
 
-    def _resize_arrays(self, num_pages: int, moves: Mapping[int, int]) -> None:
-        """Resize one array after another, so that at most one of them exists twice.
+    def _resize_arrays(self, num_pages: int) -> None:
+        """Grow one array after another, so that at most one of them exists twice.
 
         Returns freed memory to the machine immediately. Raises OutOfMemory if the system refuses the
-        memory to grow, and changes nothing; if it refuses that of a smaller pool, `check` fails from
-        then on.
+        memory, and changes nothing.
         """
-        sources = np.fromiter(moves.keys(), np.int32, len(moves))
-        targets = np.fromiter(moves.values(), np.int32, len(moves))
+        if num_pages == self.num_backed:
+            return
         done: list[tuple[list[mx.array], int]] = []
         try:
             for layer in range(len(self.specs)):
                 for arrays in (self._keys, self._values):
-                    arrays[layer] = self.backends[layer].resize_pool(
-                        arrays[layer], num_pages, self.page_size, sources, targets
-                    )
+                    arrays[layer] = self._resized(arrays[layer], layer, num_pages)
                     done.append((arrays, layer))
                     mx.clear_cache()
         except _REFUSALS as error:
-            if num_pages > self.num_backed and not moves:
-                self._shrink_again(done)
+            for arrays, layer in done:
+                arrays[layer] = self._resized(arrays[layer], layer, self.num_backed)
             mx.clear_cache()
             raise refused_memory(num_pages, self.nbytes_of(num_pages), error) from error
         self.num_backed = num_pages
 
+    def _resized(self, array: mx.array, layer: int, num_pages: int) -> mx.array:
+        return self.backends[layer].resize_pool(array, num_pages, self.page_size)
+
     def restart(self, num_pages: int) -> None:
-        """Replace all arrays by empty ones for `num_pages`, after a failure. Raises OutOfMemory."""
+        """Replace all arrays by empty ones for `num_pages`. Raises OutOfMemory."""
         self._keys, self._values = [], []
         self.num_pages = num_pages
         self.num_backed = min(self._first_backed or num_pages, num_pages)
         mx.clear_cache()
         self._allocate()
-
-    def _shrink_again(self, grown: Sequence[tuple[list[mx.array], int]]) -> None:
-        none = np.empty(0, np.int32)
-        for arrays, layer in grown:
-            arrays[layer] = self.backends[layer].resize_pool(
-                arrays[layer], self.num_backed, self.page_size, none, none
-            )
 
     def read_pages(self, pages: Sequence[int]) -> list[bytes]:
         """The keys and values of all layers, for each page. No step may be under way."""

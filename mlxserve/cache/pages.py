@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from itertools import chain, islice
 from typing import cast
@@ -52,7 +52,7 @@ class PageState(IntEnum):
 class PagePool:
     """`num_pages` pages of `page_size` token slots each.
 
-    Every operation but `resize` takes time in proportion to the pages it handles, not to the pool.
+    Every operation but `grow` takes time in proportion to the pages it handles, not to the pool.
 
     Only the first `num_open` ids have been allocated so far, so memory for the others can wait. They
     are free pages as all others; before a page is evicted, half as many ids again are opened.
@@ -396,42 +396,21 @@ class PagePool:
             self._evict()
         return True
 
-    def renewed(self) -> PagePool:
-        """An empty pool of the same size, whose counters go on."""
-        num_open = self._first_open and min(self._first_open, self.num_pages)
-        pool = PagePool(self.num_pages, self.page_size, self.hot_after, num_open)
+    def renewed(self, num_pages: int | None = None) -> PagePool:
+        """An empty pool, of the same size by default, whose counters go on."""
+        num_pages = num_pages or self.num_pages
+        num_open = self._first_open and min(self._first_open, num_pages)
+        pool = PagePool(num_pages, self.page_size, self.hot_after, num_open)
         pool.num_evicted = self.num_evicted
         pool.num_published = self.num_published
         pool.num_duplicates = self.num_duplicates
         return pool
 
-    def resize(self, num_pages: int) -> dict[int, int]:
-        """Resize to `num_pages`; must cover all held or pinned pages. Returns {old id: new id}.
-
-        A smaller pool loses its highest ids: cached pages that no longer fit are evicted, and the
-        other pages with such an id get a new one. Callers must rename them in page tables and in
-        everything they remember. Takes time in proportion to the size of the pool.
-        """
-        assert self.num_used <= num_pages, f"more than {num_pages} pages are held or pinned"
-        if num_pages >= self.num_pages:
-            self._grow(num_pages)
-            return {}
-        while self.num_open - len(self._blank) > num_pages:
-            self._evict()
-        self._blank.cut(num_pages)
-        ending = range(num_pages, self.num_open)
-        self.num_open = min(self.num_open, num_pages)
-        sources = [page for page in ending if self._ref_counts[page] or self._hashes[page]]
-        moves = dict(zip(sources, self._blank.take(len(sources)), strict=True))
-        self._move(moves)
-        self._end_ids(num_pages, moves)
-        return moves
-
-    def _grow(self, num_pages: int) -> None:
+    def grow(self, num_pages: int) -> None:
+        """Have `num_pages` pages, no fewer than before. Takes time in proportion to their number."""
         num_new = num_pages - self.num_pages
-        if not num_new:
-            return
-        if self.num_open == self.num_pages:
+        assert num_new >= 0, "a pool does not shrink"
+        if num_new and self.num_open == self.num_pages:
             self._blank.extend(self.num_pages, num_new)
             self.num_open = num_pages
         for counts in (self._ref_counts, self._hits):
@@ -439,48 +418,10 @@ class PagePool:
         self._hashes += [None] * num_new
         for contents in (self._parents, self._tokens):
             contents += [b""] * num_new
-        self._set_size(num_pages, {})
-
-    def _move(self, moves: Mapping[int, int]) -> None:
-        """Give pages new ids: move everything recorded for them."""
-        for source, target in moves.items():
-            for known in (self._ref_counts, self._hits):
-                known[target] = known[source]
-            self._hashes[target] = hash_ = self._hashes[source]
-            self._parents[target] = self._parents[source]
-            self._tokens[target] = self._tokens[source]
-            if hash_ is not None:
-                self._page_of[hash_] = target
-            if source in self._pin_counts:
-                self._pin_counts[target] = self._pin_counts.pop(source)
-            if source in self._kept_until:
-                self._kept_until[target] = self._kept_until.pop(source)
-        for pages in self._cached:
-            in_order = [moves.get(page, page) for page in pages]
-            pages.clear()
-            pages.update(dict.fromkeys(in_order))
-
-    def _end_ids(self, num_pages: int, moves: Mapping[int, int]) -> None:
-        for known in (
-            self._ref_counts,
-            self._hits,
-            self._hashes,
-            self._parents,
-            self._tokens,
-        ):
-            del known[num_pages:]
-        self._set_size(num_pages, moves)
-        while len(self._evicted) > num_pages:
-            self._evicted.popitem(last=False)
-        self._last_evicted.clear()
-        while len(self._cached[1]) > self._max_hot:
-            self._demote()
-
-    def _set_size(self, num_pages: int, moves: Mapping[int, int]) -> None:
+        for children in (self._children, self._tails):
+            children.grow(num_pages)
         self.num_pages = num_pages
         self._max_hot = num_pages // 2
-        self._children = self._children.renumbered(num_pages, moves)
-        self._tails = self._tails.renumbered(num_pages, moves)
 
     def check(self, tables: Iterable[Sequence[int]] | None = None) -> None:
         """Audit every invariant; `tables` are all live page tables. Raises AssertionError."""

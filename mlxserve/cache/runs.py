@@ -54,14 +54,6 @@ class RunSet:
             length += self._remove(first)
         self._insert(first, length)
 
-    def cut(self, num_ids: int) -> None:
-        """Remove the ids from `num_ids` on."""
-        for first, length in self.runs():
-            if first + length > num_ids:
-                self._remove(first)
-                if first < num_ids:
-                    self._insert(first, num_ids - first)
-
     def runs(self) -> list[tuple[int, int]]:
         """(first id, length) of every run, in order."""
         return sorted(self._lengths.items())

@@ -204,11 +204,10 @@ class AsyncEngine:
             # Not after the await: the caller may be cancelled by then.
             self.max_model_len = engine.max_model_len
             log.info(
-                "The KV cache has %d pages now, and the context %d tokens: %d pages moved, "
-                "%d forgotten, %d requests preempted",
+                "The KV cache has %d pages now, and the context %d tokens: %d cached "
+                "pages forgotten, %d requests preempted",
                 resized.num_pages,
                 resized.max_model_len,
-                resized.num_moved,
                 resized.num_forgotten,
                 resized.num_preempted,
             )

@@ -53,7 +53,7 @@ class Engine:
         self._pace = pace
         self._embedding_pace = EmbeddingPace(pace.target)
         self._clock = clock
-        self._transfers = Transfers(scheduler, runner, disk, clock)
+        self._transfers = Transfers(scheduler.moves, runner, disk, clock)
         self._disk = disk
         self._trace = trace
         self._unread: Pending | None = None
@@ -117,7 +117,11 @@ class Engine:
 
     def abort_all(self) -> list[Output]:
         """End every request."""
-        outputs = self._scheduler.abort_all()
+        outputs = [
+            output
+            for request in list(self._scheduler.roster.live)
+            for output in self._scheduler.abort(request.id)
+        ]
         self._transfers.hand_over()
         return self._counted(outputs)
 
@@ -128,38 +132,31 @@ class Engine:
     def step(self) -> list[Output]:
         """Launch the next step and read the one before it: outputs of the latter."""
         self.start()
-        self._scheduler.expire(self._clock())
-        endangered = self._transfers.endangered()
-        if endangered or self._transfers.is_reading or self._must_know():
-            self._read_early()
-        if endangered:
-            self._transfers.write_pages(endangered)
-        self._back_pages()  # those that forks were given
-        self._transfers.before_plan()
+        self._before_plan()
         chunks = self._scheduler.schedule(self._budget(), self._pace.work_budget())
-        self._back_pages()
         self._transfers.before_launch()
         launched = self._runner.launch(chunks, self._unread) if chunks else None
         self._early += self._read(launched)  # kept there until they leave, in case the rest fails
-        self._runner.drop_states(self._scheduler.pop_dropped_states())
-        is_idle = not chunks and not self._early
-        self._transfers.after_read(is_idle=is_idle)
-        if is_idle and (guide := self._scheduler.awaited_guide()) is not None:
-            guide.wait(_GUIDE_SECONDS)
-        self._counted(self._early)
+        self._transfers.after_read()
+        if not chunks and not self._early:
+            self._wait()
         return self._pop_early()
 
-    def _must_know(self) -> bool:
-        """Whether the scheduler has to know what was sampled before it plans."""
-        return self._scheduler.might_preempt() or self._scheduler.wants_read()
+    def _before_plan(self) -> None:
+        self._scheduler.expire(self._clock())
+        if self._transfers.must_collect() or self._scheduler.must_read():
+            self._read_early()
+        self._transfers.before_plan()
+
+    def _wait(self) -> None:
+        """Nothing can be computed: wait a moment for the disk, or for a guide's mask."""
+        self._transfers.wait()
+        if (guide := self._scheduler.roster.awaited_guide()) is not None:
+            guide.wait(_GUIDE_SECONDS)
 
     def idle(self) -> bool:
         """Without other work, write a few cached pages or states to disk; whether there may be more."""
         return self._transfers.write_idle()
-
-    def _back_pages(self) -> None:
-        """Memory for the pages that were allocated for the first time. Raises OutOfMemory."""
-        self._runner.back(self._scheduler.pool.num_open)
 
     def watch_memory(self, memory: MemoryWatch) -> None:
         """Between two steps: look at the memory, and run fewer requests where it is short."""
@@ -172,7 +169,7 @@ class Engine:
         self._scheduler.limit_running(1 if memory.level >= MemoryLevel.HIGH else None)
         if memory.level is MemoryLevel.CRITICAL:
             self._read_early()
-            self._scheduler.preempt_to(1)
+            self._scheduler.preemption.preempt_to(1)
 
     def start(self) -> None:
         """Let the device begin with what the last step launched, unless it has.
@@ -216,7 +213,7 @@ class Engine:
 
     def _pop_early(self) -> list[Output]:
         outputs, self._early = self._early, []
-        return outputs
+        return self._counted(outputs)
 
     def _counted(self, outputs: list[Output]) -> list[Output]:
         self._timeline.got(outputs)
@@ -250,7 +247,7 @@ class Engine:
         if force:
             self._read_early()
         is_done = self._scheduler.reset_prefix_cache(force=force)
-        self._runner.drop_states(self._scheduler.pop_dropped_states())
+        self._transfers.after_read()
         if is_done and disk and self._disk is not None:
             self._disk.tier.clear()
         return is_done
@@ -258,22 +255,23 @@ class Engine:
     def resize_cache(self, num_pages: int) -> Resized:
         """Resize the cache to `num_pages`, which frees or takes memory of the machine.
 
-        Answers continue: their pages move, and where there is no room for all of them some are
-        preempted, as in any shortage. Raises InvalidParameter, OutOfMemory, PrefixQuotaExceeded
+        Answers continue. A smaller cache begins empty: running requests wait, and compute their
+        pages again, as named prefixes are. Raises InvalidParameter, OutOfMemory, PrefixQuotaExceeded
         where named prefixes have too many pages, and PagesPromised where an answer would be cut;
         nothing happened then.
         """
         self._read_early()
-        self._back_pages()
-        if num_pages > self._scheduler.pool.num_pages:
-            self._runner.resize(num_pages, {})  # first: it may be refused
+        if num_pages >= self._scheduler.pool.num_pages:
+            self._runner.back(self._scheduler.pool.num_open)
+            self._runner.resize(num_pages)  # first: it may be refused
+            return self._scheduler.resize(num_pages)
         resized = self._scheduler.resize(num_pages)
-        self._transfers.hand_over()  # what is saved is read before anything moves
+        self._transfers.restart(self._scheduler.moves)
         try:
-            self._runner.resize(num_pages, resized.moves)
-        except OutOfMemory as error:  # for the copies; `check` fails until `restart`
+            self._runner.resize(num_pages)
+        except OutOfMemory as error:  # `check` fails until `restart`
             raise MemoryError(f"the cache cannot be made smaller: {error}") from error
-        return resized.public()
+        return resized
 
     def restart(self, lost: Collection[str] = ()) -> list[Output]:
         """Begin again after a failure, with the loaded model: the outputs read before it.
@@ -286,27 +284,25 @@ class Engine:
         self._unread, self._is_started, self._last_plan = None, True, ()
         before = self.live_ids
         self._scheduler.restart(lost if self._has_read else before)
-        self._scheduler.limit_running(1 if self._stats.memory_level else None)
         self._has_read = False
-        self._transfers.restart()
+        self._transfers.restart(self._scheduler.moves)
         self._runner.restart(self._scheduler.pool.num_pages)
         live = self.live_ids
         self._timeline.restart(live)
         self._timer = StepTimer()
         self._stats.engine_failures += 1
         self._stats.lost_requests += len(before - live)
-        self._counted(self._early)
         return self._pop_early()
 
     @property
     def live_ids(self) -> set[str]:
         """Of the requests that wait or run."""
-        return self._scheduler.live_ids
+        return self._scheduler.roster.ids
 
     def check(self) -> None:
         """Audit requests, pages and arrays. Raises AssertionError."""
         self._scheduler.check()
-        self._runner.check(self._scheduler.pool.num_pages, self._scheduler.state_ids())
+        self._runner.check(self._scheduler.pool.num_pages, self._scheduler.moves.state_ids())
 
     def stats(self) -> Stats:
         return Stats(
@@ -314,7 +310,7 @@ class Engine:
             pool=PoolStats.of(self._scheduler.pool),
             engine=self._stats.copy(),
             disk=DiskStats() if self._disk is None else DiskStats.of(self._disk.tier.use()),
-            states=self._scheduler.state_stats(),
+            states=self._scheduler.state_stats.copy(),
             ranks=RankStats() if self._workers is None else self._workers.stats(),
         )
 

@@ -1,12 +1,13 @@
 """Transfers: moves what pages hold: within the pool, to disk and back.
 
-    before_plan     pages that were read from disk, copies made by the last update
+    before_plan     pages about to be evicted that are not on disk, pages that were read from disk,
+                    copies made by the last update
     before_launch   copies, saves and loads that the plan asks for
-    write_pages     cached pages that are not on disk yet, before they are evicted
-    write_idle      the others, while nothing runs and at the end
+    after_read      recurrent states that are not kept any more
+    write_idle      other cached pages that are not on disk yet, while nothing runs and at the end
 
-Called by the engine between two steps, on its thread. The scheduler says what to move, the runner
-has the arrays, the disk tier the files.
+Called by the engine between two steps, on its thread. The scheduler's moves say what to move, the
+runner has the arrays, the disk tier the files.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from mlxserve.engine.disk_cache import DiskCache, state_name
 from mlxserve.model.runner import ModelRunner
 from mlxserve.scheduler.disk_pages import LOAD_PAGES, Load, Save
-from mlxserve.scheduler.scheduler import Scheduler
+from mlxserve.scheduler.moves import Moves
 
 log = logging.getLogger("mlxserve.disk")
 
@@ -46,50 +47,65 @@ class Transfers:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        moves: Moves,
         runner: ModelRunner,
         disk: DiskCache | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._scheduler = scheduler
+        self._moves = moves
         self._runner = runner
         self._disk = disk
         self._clock = clock
         self._asked: dict[int, _Asked] = {}  # by the disk's ticket
+        self._endangered: list[tuple[bytes, int]] = []  # (hash, page) to write before the plan
         self._write_after = 0.0  # the disk has refused pages, and is left alone until then
-        self._last_write = -1  # the scheduler's step since which nothing is left to write
+        self._are_pages_written = False  # nothing is left to write since the last plan
 
     @property
     def is_reading(self) -> bool:
         """Whether a request waits for pages that are being read."""
-        return any(self._scheduler.accepts(asked.load) for asked in self._asked.values())
+        return any(asked.load.is_wanted for asked in self._asked.values())
+
+    def must_collect(self) -> bool:
+        """Whether the unread step has to be collected for what happens before the next plan."""
+        self._endangered = []
+        if self._disk is None:
+            return False
+        if not self._is_left_alone():
+            self._endangered = self._moves.disk.endangered(self._most(self._disk))
+        return bool(self._endangered) or self.is_reading
 
     def before_plan(self) -> None:
-        """While pages are being read from disk, every step must have been collected."""
+        """Every step must have been collected where `must_collect` says so."""
         if self._disk is not None:
+            if self._endangered:
+                self._write_pages(self._disk, self._endangered)
             self._finish_loads(self._disk)
         self._copy()
 
     def before_launch(self) -> None:
         """After this, the planned step may write to the pages that were copied or saved."""
+        self._are_pages_written = False
         self._copy()
         self.hand_over()
 
-    def after_read(self, *, is_idle: bool) -> None:
-        """`is_idle`: nothing was launched and nothing read, so wait a moment for the disk."""
+    def after_read(self) -> None:
+        self._runner.drop_states(self._moves.pop_dropped_states())
         self.hand_over()
-        if is_idle and self.is_reading:
-            assert self._disk is not None
+
+    def wait(self) -> None:
+        """Nothing can be computed: wait a moment for the disk if it is being read."""
+        if self._disk is not None and self.is_reading:
             self._disk.tier.wait(_WAIT_SECONDS)
 
     def hand_over(self) -> None:
         """Give the disk what the scheduler planned since the last call."""
-        plan = self._scheduler.pop_disk_plan()
+        plan = self._moves.disk.pop_plan()
         if self._disk is None:
             assert not plan, "there is no disk"
             return
         for save in plan.saves:
-            self._scheduler.finish_save(save, self._save(self._disk, save))
+            self._moves.finish_save(save, self._save(self._disk, save))
         for load in plan.loads:
             names = list(load.run.hashes)
             if load.with_state:
@@ -98,42 +114,35 @@ class Transfers:
             deadline = self._clock() + self._disk.patience(len(load.pages))
             self._asked[ticket] = _Asked(load, deadline)
 
-    def endangered(self) -> list[tuple[bytes, int]]:
-        """(hash, page) of a few cached pages that are evicted next and are not on disk."""
-        if self._disk is None or self._is_left_alone():
-            return []
-        return self._unwritten(self._disk, is_idle=False)
-
-    def write_pages(self, unwritten: Sequence[tuple[bytes, int]]) -> bool:
-        """Write cached pages; every step must have been collected. False if the disk refuses."""
-        assert self._disk is not None, "there is no disk"
-        hashes, pages = zip(*unwritten, strict=True)
-        payloads = self._runner.read_pages(pages)
-        return self._offer(self._disk, list(zip(hashes, payloads, strict=True)))
-
     def write_idle(self) -> bool:
         """Without other work, write a few cached pages, or else states; whether there may be more."""
         if self._disk is None or self._is_left_alone():
             return False
-        step = self._scheduler.num_steps
-        if step != self._last_write:
-            if unwritten := self._unwritten(self._disk, is_idle=True):
-                return self.write_pages(unwritten)
-            self._last_write = step
+        if not self._are_pages_written:
+            if unwritten := self._moves.disk.unwritten(self._most(self._disk)):
+                return self._write_pages(self._disk, unwritten)
+            self._are_pages_written = True
         return self._write_states(self._disk)
+
+    def _write_pages(self, disk: DiskCache, unwritten: Sequence[tuple[bytes, int]]) -> bool:
+        """Every step must have been collected. False if the disk refuses."""
+        hashes, pages = zip(*unwritten, strict=True)
+        payloads = self._runner.read_pages(pages)
+        return self._offer(disk, list(zip(hashes, payloads, strict=True)))
 
     def _is_left_alone(self) -> bool:
         return self._clock() < self._write_after
 
-    def _unwritten(self, disk: DiskCache, *, is_idle: bool) -> list[tuple[bytes, int]]:
+    @staticmethod
+    def _most(disk: DiskCache) -> int:
+        """Pages written at once."""
         # Pages of a model without attention are empty: their hashes alone lead to its states.
-        most = min(_MOST_PAGES, max(1, WRITE_BYTES // max(1, disk.page_bytes)))
-        return self._scheduler.unwritten(most, is_idle=is_idle)
+        return min(_MOST_PAGES, max(1, WRITE_BYTES // max(1, disk.page_bytes)))
 
     def _write_states(self, disk: DiskCache) -> bool:
         records = [
             (state_name(hash_), self._runner.read_state(id_))
-            for hash_, id_ in self._scheduler.unwritten_states(_STATES)
+            for hash_, id_ in self._moves.unwritten_states(_STATES)
         ]
         return self._offer(disk, records) and bool(records)
 
@@ -144,8 +153,9 @@ class Transfers:
             self._write_after = self._clock() + _PAUSE_SECONDS
         return is_taken
 
-    def restart(self) -> None:
-        """After a failure: the requests that wait for pages are gone, or begin again."""
+    def restart(self, moves: Moves) -> None:
+        """With an empty pool: requests that waited for pages of the old one are gone, or begin again."""
+        self._moves = moves
         self._asked.clear()
 
     def close(self, *, keeps_pages: bool) -> None:
@@ -160,7 +170,8 @@ class Transfers:
             self._disk.tier.close(max(0.1, end - self._clock()))
 
     def _copy(self) -> None:
-        if copies := self._scheduler.pop_copies():
+        self._runner.back(self._moves.pool.num_open)  # memory of pages allocated for the first time
+        if copies := self._moves.pop_copies():
             self._runner.copy_pages([c.source for c in copies], [c.target for c in copies])
 
     def _save(self, disk: DiskCache, save: Save) -> int:
@@ -177,17 +188,17 @@ class Transfers:
         """Write what has been read to the pages that wait for it, and give up what takes too long."""
         for answer in disk.poll():
             asked = self._asked.pop(answer.ticket, None)
-            if asked is not None and self._scheduler.accepts(asked.load):
+            if asked is not None and asked.load.is_wanted:
                 self._finish(asked.load, answer.payloads)
         now = self._clock()
         for ticket in [name for name, asked in self._asked.items() if asked.deadline < now]:
             load = self._asked.pop(ticket).load
             disk.give_up(ticket)
-            if self._scheduler.accepts(load):
+            if load.is_wanted:
                 log.info(
                     "%d pages of request %s are computed, as the disk takes longer to return them",
                     len(load.pages),
-                    load.request_id,
+                    load.request.id,
                 )
                 self._finish(load, ())
 
@@ -196,6 +207,6 @@ class Transfers:
         pages, states = payloads[: len(load.pages)], payloads[len(load.pages) :]
         if pages:
             self._runner.write_pages(load.pages[: len(pages)], pages)
-        state_id = self._scheduler.finish_load(load, len(pages), has_state=bool(states))
+        state_id = self._moves.finish_load(load, len(pages), has_state=bool(states))
         if state_id is not None:
             self._runner.write_state(state_id, states[0])

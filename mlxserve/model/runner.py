@@ -8,7 +8,7 @@ collect(pending) -> [Sampled | None]    waits for the device
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -127,16 +127,19 @@ class ModelRunner:
             self._workers.copy_pages(sources, targets)
         self._kv.copy_pages(sources, targets)
 
-    def resize(self, num_pages: int, moves: Mapping[int, int]) -> None:
-        """`KVPool.resize`. Every step must have been collected.
+    def resize(self, num_pages: int) -> None:
+        """`KVPool.resize`, and no recurrent states where it is smaller. Every step must have been
+        collected.
 
         Raises OutOfMemory, and changes nothing, if the device cannot hold that many pages.
         """
         if num_pages > self._kv.num_pages:
             self.refuse_too_many(num_pages)
         if self._workers is not None:
-            self._workers.resize(num_pages, moves)
-        self._kv.resize(num_pages, moves)
+            self._workers.resize(num_pages)
+        if num_pages < self._kv.num_pages:
+            self._states.clear()
+        self._kv.resize(num_pages)
 
     def back(self, num_pages: int) -> None:
         """`KVPool.back`: before a step, a copy or a write uses the first `num_pages` pages."""

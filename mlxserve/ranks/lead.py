@@ -123,8 +123,8 @@ class Lead:
             if refusal:
                 raise OutOfMemory(f"Rank {rank}: {refusal}")
 
-    def resize(self, num_pages: int, moves: Mapping[int, int]) -> None:
-        self._tell(FrameKind.RESIZE, as_int32([num_pages, *moves, *moves.values()]))
+    def resize(self, num_pages: int) -> None:
+        self._tell(FrameKind.RESIZE, as_int32([num_pages]))
 
     def drop_states(self, snapshots: Sequence[int], requests: Iterable[int]) -> None:
         """`requests`: numbers of those that have ended."""

@@ -48,7 +48,7 @@ class FrameKind(IntEnum):
     BACK = 6  # lead: int32 pages that need memory
     ASK_SIZE = 7  # lead: int32 pages; asks for MOST_PAGES
     MOST_PAGES = 8  # worker: UTF-8, empty or why it cannot have as many
-    RESIZE = 9  # lead: int32 pages, then sources and targets of moves
+    RESIZE = 9  # lead: int32 pages
     DROP = 10  # lead: int32 count of snapshots, snapshots, requests that have ended
     EMBED = 11  # lead: int32 number of the text, its next tokens; without tokens the text is done
     CLOSE = 12  # lead

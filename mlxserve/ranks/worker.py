@@ -100,11 +100,9 @@ class RankWorker:
         self._follower.send(FrameKind.MOST_PAGES, refusal.encode())
 
     def _resize(self, frame: RankFrame) -> None:
-        num_pages, *moves = from_int32(frame.body)
-        half = len(moves) // 2
         self._wait()
         self._kv.settle()
-        self._kv.resize(num_pages, dict(zip(moves[:half], moves[half:], strict=True)))
+        self._runner.resize(from_int32(frame.body)[0])
 
     def _drop(self, frame: RankFrame) -> None:
         count, *numbers = from_int32(frame.body)

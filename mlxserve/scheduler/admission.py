@@ -1,23 +1,23 @@
 """Admission: which of the waiting requests start in this step, each only if it will find its pages.
 
-Decides, parks the followers of a prefix that is being computed, and changes nothing else but
-counters: the scheduler starts the requests it names.
+`_look` decides about one request and changes nothing; `choose` does what the verdicts say, but for
+starting: the planner starts the requests it names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
 from itertools import islice
-from typing import NamedTuple
 
 from mlxserve.config import SchedulerConfig
 from mlxserve.request import LiveRequest
 from mlxserve.scheduler.limit import Limit, LimitReason, limit
 from mlxserve.scheduler.page_tables import PageTables
 from mlxserve.scheduler.prefix_cache import Tail
-from mlxserve.scheduler.prefix_followers import PrefixFollowers
+from mlxserve.scheduler.roster import Roster
 from mlxserve.scheduler.step import Step
-from mlxserve.scheduler.waiting import WaitingQueue
 from mlxserve.stats import SchedulerStats
 
 MAX_PASSED = 3  # requests without memory looked past in one step, as each look costs its length
@@ -27,81 +27,121 @@ MAX_CANDIDATES = 16  # waiting requests looked at in one step; bounds its time w
 MAX_PARKED_TOKENS = 1 << 20
 
 
-class Admitted(NamedTuple):
+class Verdict(Enum):
+    """What happens to a waiting request that was looked at."""
+
+    START = auto()
+    FOLLOW = auto()  # others are computing its next pages: it waits for them beside the queue
+    PASS = auto()  # it lacks memory, and later ones may overtake it
+    DEFER = auto()  # what is left of the step ends before the next page boundary
+    SKIP = auto()  # it is not known yet which token it may sample
+    STOP = auto()  # neither it nor a later one starts in this step
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a waiting request would begin with, as far as the verdict needed it."""
+
     request: LiveRequest
-    cached: list[int]  # pages it finds, from its first on
-    num_on_disk: int  # pages after these that it reads from disk
-    tail: Tail | None  # and what it copies of the next one
-    share: Limit | None  # None where it begins with pages from the disk
+    verdict: Verdict
+    cached: Sequence[int] = ()  # pages it finds, from its first on
+    num_on_disk: int = 0  # pages after these that it reads from disk
+    tail: Tail | None = None  # and what it copies of the next one
+    share: Limit | None = None  # None where it begins with pages from the disk
+    awaited: bytes | None = None  # hash of the last page that others are computing
 
 
 class Admission:
     """Looks at the waiting requests in order."""
 
     def __init__(
-        self,
-        config: SchedulerConfig,
-        tables: PageTables,
-        followers: PrefixFollowers,
-        stats: SchedulerStats,
+        self, config: SchedulerConfig, tables: PageTables, roster: Roster, stats: SchedulerStats
     ) -> None:
         self.max_running = config.max_num_seqs  # fewer where memory is short
         self._config = config
         self._tables = tables
         self._pool = tables.pool
-        self._followers = followers
+        self._roster = roster
         self._stats = stats
 
-    def choose(
-        self, waiting: WaitingQueue, running: Collection[LiveRequest], step: Step, now: int
-    ) -> Iterator[Admitted]:
+    def choose(self, step: Step, now: int) -> Iterator[Look]:
         """Requests that start in step number `now`; start each one before asking for the next.
 
         What running requests have not computed of their prompts is reserved: merely checking lets
         two long prompts in together that then preempt each other (P2 in vllm#37307).
         """
-        if not self._has_place(waiting, running, step):
+        if not self._has_place(step):
             return
-        self._stats.pages_reserved = self.num_reserved(running)
+        self._stats.pages_reserved = self.num_reserved()
         available = self._pool.num_free - self._stats.pages_reserved
         passed: list[LiveRequest] = []
         num_looks = num_parked_tokens = 0
-        for request in waiting.in_order(now):
-            if num_looks == MAX_CANDIDATES or not self._has_place(waiting, running, step):
+        for request in self._roster.waiting.in_order(now):
+            if num_looks == MAX_CANDIDATES or not self._has_place(step):
                 return
-            num_looks += 1
             if passed and not self._may_overtake(request, passed):
                 return
-            cached = self._tables.cache.match(request)
-            serves = self._tables.cache.serves(request)
-            missing = self._tables.cache.matchable(request, len(cached)) if serves else []
-            if self._followers.must_wait(request, missing):
-                waiting.remove(request)
-                self._tables.want_state(request, *self._followers.awaited_by(request))
+            look = self._look(request, step, available, is_overtaking=bool(passed))
+            if look.awaited is not None:
+                self._park(request, look.awaited)
                 num_parked_tokens += len(request.token_ids)
-                num_looks -= num_parked_tokens <= MAX_PARKED_TOKENS
+                num_looks += num_parked_tokens > MAX_PARKED_TOKENS
                 continue
-            if passed and not self._is_short(request, len(cached)):
-                return
-            if self._lacks_memory(request, cached, available):
-                passed.append(request)
-                continue
-            num_on_disk = self._tables.num_on_disk(request, len(cached))
-            tail = None if num_on_disk else self._tail(request, cached, available)
-            start = len(cached) * self._pool.page_size + (tail.num_tokens if tail else 0)
-            share = None if num_on_disk else self._first_share(request, start, step)
-            if share is not None and share.reason is LimitReason.ALIGNMENT:
-                self.count_deferral(request)
-                continue
-            if share is not None and share.reason is not None:
-                return
-            is_whole = share is not None and start + share.num_tokens >= len(request.token_ids)
-            if is_whole and not request.can_sample():
-                continue
-            available -= self._num_needed(request, cached)
-            available -= self._pool.num_idle([tail.page]) if tail else 0
-            yield Admitted(request, cached, num_on_disk, tail, share)
-            self.count_overtaken(passed)
+            num_looks += 1
+            self._roster.followers.stay(request)
+            match look.verdict:
+                case Verdict.START:
+                    available -= self._num_taken(look)
+                    yield look
+                    self.count_overtaken(passed)
+                case Verdict.PASS:
+                    passed.append(request)
+                case Verdict.DEFER:
+                    self.count_deferral(request)
+                case Verdict.STOP:
+                    return
+
+    def _look(
+        self, request: LiveRequest, step: Step, available: int, *, is_overtaking: bool
+    ) -> Look:
+        cache = self._tables.cache
+        cached = cache.match(request)
+        missing = cache.matchable(request, len(cached)) if cache.serves(request) else []
+        awaited = self._roster.followers.awaited(request, missing)
+        if awaited is not None:
+            return Look(request, Verdict.FOLLOW, awaited=awaited)
+        if is_overtaking and not self._is_short(request, len(cached)):
+            return Look(request, Verdict.STOP)
+        if self._lacks_memory(request, cached, available):
+            return Look(request, Verdict.PASS)
+        num_on_disk = self._tables.num_on_disk(request, len(cached))
+        if num_on_disk:
+            return Look(request, Verdict.START, cached, num_on_disk)
+        tail = self._tail(request, cached, available)
+        start = len(cached) * self._pool.page_size + (tail.num_tokens if tail else 0)
+        share = self._first_share(request, start, step)
+        verdict = self._verdict(request, start, share)
+        return Look(request, verdict, cached, 0, tail, share)
+
+    @staticmethod
+    def _verdict(request: LiveRequest, start: int, share: Limit) -> Verdict:
+        if share.reason is LimitReason.ALIGNMENT:
+            return Verdict.DEFER
+        if share.reason is not None:
+            return Verdict.STOP
+        is_whole = start + share.num_tokens >= len(request.token_ids)
+        return Verdict.SKIP if is_whole and not request.can_sample() else Verdict.START
+
+    def _park(self, request: LiveRequest, awaited: bytes) -> None:
+        self._roster.park(request, awaited)
+        if self._tables.snapshots is not None:
+            end = (request.page_hashes.index(awaited) + 1) * self._pool.page_size
+            self._tables.snapshots.want(self._roster.followers.leader_of(awaited), end)
+
+    def _num_taken(self, look: Look) -> int:
+        """Free pages that a request takes with its start, and until its tail is copied."""
+        taken = self._num_needed(look.request, look.cached)
+        return taken + (self._pool.num_idle([look.tail.page]) if look.tail else 0)
 
     def count_overtaken(self, passed: Sequence[LiveRequest]) -> None:
         """A request has started before these, which lack memory."""
@@ -114,32 +154,27 @@ class Admission:
         self._stats.align_deferrals += not request.is_deferred
         request.is_deferred = True
 
-    def passed_by_fork(
-        self,
-        fork: LiveRequest,
-        waiting: WaitingQueue,
-        running: Collection[LiveRequest],
-        now: int,
-    ) -> list[LiveRequest] | None:
+    def passed_by_fork(self, fork: LiveRequest, now: int) -> list[LiveRequest] | None:
         """Those that a fork would overtake if it started beside the queue; None if it may not.
 
         A fork needs no look, but as any other request it takes no page that is reserved, and
         overtakes only where they may be overtaken.
         """
-        available = self._pool.num_free - self.num_reserved(running)
-        if available <= 0 or len(running) >= self.max_running:
+        available = self._pool.num_free - self.num_reserved()
+        if available <= 0 or len(self._roster.running) >= self.max_running:
             return None
         passed = [
             other
-            for other in islice(waiting.before(fork, now), MAX_PASSED + 1)
+            for other in islice(self._roster.waiting.before(fork, now), MAX_PASSED + 1)
             if self._lacks_memory(other, self._tables.cache.match(other), available)
         ]
         return passed if not passed or self._may_overtake(fork, passed) else None
 
-    def _has_place(
-        self, waiting: WaitingQueue, running: Collection[LiveRequest], step: Step
-    ) -> bool:
-        return len(waiting) > 0 and step.budget > 0 and len(running) < self.max_running
+    def _has_place(self, step: Step) -> bool:
+        roster = self._roster
+        return (
+            len(roster.waiting) > 0 and step.budget > 0 and len(roster.running) < self.max_running
+        )
 
     def _may_overtake(self, request: LiveRequest, passed: Sequence[LiveRequest]) -> bool:
         return (
@@ -154,7 +189,7 @@ class Admission:
             self._config.long_prefill_token_threshold or self._config.step_budget
         )
 
-    def num_reserved(self, running: Collection[LiveRequest]) -> int:
+    def num_reserved(self) -> int:
         """Pages that running requests will need: for their prompts, and after a preemption to grow.
 
         To grow by the 75th percentile of past answers gained nothing over `growth_pages` = 2. Five
@@ -162,6 +197,7 @@ class Admission:
         of 93, preemptions 12 instead of 8; no reserve at all: 36 preemptions, five times the
         tokens computed again.
         """
+        running: Collection[LiveRequest] = self._roster.running.values()
         growth = self._config.growth_pages * len(running) if self._stats.num_preemptions else 0
         page_size = self._pool.page_size
         return growth + sum(

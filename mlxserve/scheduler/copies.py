@@ -9,7 +9,7 @@ The page tables hold the source until the copy is made, so that it is not handed
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mlxserve.request import LiveRequest
@@ -42,12 +42,6 @@ class Copies:
         copies = list(self._copies.values())
         self._copies.clear()
         return copies
-
-    def renumber(self, moves: Mapping[int, int]) -> None:
-        """Follow pages that have moved: old id -> new id."""
-        for request, copy in self._copies.items():
-            source, target = (moves.get(page, page) for page in (copy.source, copy.target))
-            self._copies[request] = PageCopy(source, target)
 
     def held(self) -> Iterator[list[int]]:
         """Pages held for copies, as page tables."""

@@ -38,11 +38,15 @@ class Disk(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Write these pages of the pool to disk, before anything else is written to them."""
+    """Write these pages of the pool to disk, before anything else is written to them.
+
+    number: of the preemption, if it is to be logged once it is known what the disk took
+    """
 
     request_id: str
     hashes: tuple[bytes, ...]
     pages: tuple[int, ...]
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +56,15 @@ class Load:
     with_state: and the recurrent state behind the last one
     """
 
-    request_id: str
+    request: LiveRequest
     run: PageRun
     pages: tuple[int, ...]
     with_state: bool = False
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether its request still waits for these pages."""
+        return self.request.loading is self.run
 
 
 @dataclass(slots=True)
@@ -96,10 +105,10 @@ class DiskPages:
             return 0
         return num_pages
 
-    def save(self, request: LiveRequest) -> Save | None:
+    def save(self, request: LiveRequest, number: int | None = None) -> Save | None:
         """Have its full pages written that no other request holds, and that are not on disk.
 
-        None if there are none.
+        None if there are none. `number` as in `Save`.
         """
         if self._disk is None:
             return None
@@ -110,7 +119,7 @@ class DiskPages:
                 pages[hash_] = page
         if not pages:
             return None
-        save = Save(request.id, tuple(pages), tuple(pages.values()))
+        save = Save(request.id, tuple(pages), tuple(pages.values()), number)
         self._plan.saves.append(save)
         return save
 
@@ -153,4 +162,4 @@ class DiskPages:
         request.loading = PageRun(first, tuple(request.page_hashes[first:end]))
         pages = tuple(request.page_table[first:end])
         with_state = self._has_states and end == request.disk_end
-        self._plan.loads.append(Load(request.id, request.loading, pages, with_state))
+        self._plan.loads.append(Load(request, request.loading, pages, with_state))

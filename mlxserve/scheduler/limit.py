@@ -10,9 +10,14 @@ vllm-project/vllm#19878):
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
+
+from mlxserve.config import BudgetMode, SchedulerConfig
+
+logger = logging.getLogger("mlxserve.scheduler")
 
 
 class LimitReason(Enum):
@@ -34,11 +39,10 @@ DECODE = Limit(1, 1)  # what every decode gets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LimitContext:
-    """What holds for every request of a step.
+class LimitRules:
+    """What holds for every step.
 
     step_budget: tokens of the whole step
-    num_eligible: requests that could use this step, including the one in question
     long_prefill_token_threshold: a prefill chunk's cap while others are eligible; 0 for none
     is_chunked: a prompt may be computed over several steps
     is_aligned: its chunks end where a page ends
@@ -46,13 +50,33 @@ class LimitContext:
     """
 
     page_size: int
-    max_model_len: int
     step_budget: int
-    num_eligible: int = 1
     long_prefill_token_threshold: int = 0
     is_chunked: bool = True
     is_aligned: bool = False
     charges_pages: bool = True
+
+    @classmethod
+    def of(cls, config: SchedulerConfig, page_size: int) -> LimitRules:
+        return cls(
+            page_size=page_size,
+            step_budget=config.step_budget,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            is_chunked=config.enable_chunked_prefill,
+            is_aligned=config.page_aligned_scheduling and can_align(config, page_size),
+            charges_pages=config.budget_mode is BudgetMode.ALIGNED,
+        )
+
+
+class LimitContext(NamedTuple):
+    """What holds for every request of a step.
+
+    num_eligible: requests that could use this step, including the one in question
+    """
+
+    rules: LimitRules
+    max_model_len: int
+    num_eligible: int = 1
 
 
 def limit(start: int, known_end: int, prefill_end: int, budget: int, ctx: LimitContext) -> Limit:
@@ -62,6 +86,7 @@ def limit(start: int, known_end: int, prefill_end: int, budget: int, ctx: LimitC
     prefill, later ones decodes: the length does not tell, as a prompt can end in a single token.
     `budget` is what is left of the step for this request, memory included.
     """
+    rules = ctx.rules
     known_end = min(known_end, ctx.max_model_len)
     num_tokens = known_end - start
     if num_tokens <= 0:
@@ -71,30 +96,48 @@ def limit(start: int, known_end: int, prefill_end: int, budget: int, ctx: LimitC
     if start >= prefill_end:
         num_tokens = min(num_tokens, budget)
         return Limit(num_tokens, num_tokens)
-    if not ctx.is_chunked:
+    if not rules.is_chunked:
         if num_tokens > budget:
             return Limit(0, 0, LimitReason.WHOLE_PROMPT)
-        return Limit(num_tokens, _charge(start, num_tokens, budget, ctx))
+        return Limit(num_tokens, _charge(start, num_tokens, budget, rules))
     num_tokens = min(num_tokens, budget, _prefill_cap(ctx))
     end = start + num_tokens
-    if ctx.is_aligned and end < known_end:
-        num_tokens = end // ctx.page_size * ctx.page_size - start
+    if rules.is_aligned and end < known_end:
+        num_tokens = end // rules.page_size * rules.page_size - start
         if num_tokens <= 0:
             return Limit(0, 0, LimitReason.ALIGNMENT)
-    return Limit(num_tokens, _charge(start, num_tokens, budget, ctx))
+    return Limit(num_tokens, _charge(start, num_tokens, budget, rules))
 
 
 def _prefill_cap(ctx: LimitContext) -> int:
-    if ctx.num_eligible <= 1 or ctx.long_prefill_token_threshold == 0:
-        return ctx.step_budget
+    rules = ctx.rules
+    if ctx.num_eligible <= 1 or rules.long_prefill_token_threshold == 0:
+        return rules.step_budget
     # The fair share: among few requests the threshold would leave the step half empty.
-    return max(ctx.long_prefill_token_threshold, ctx.step_budget // ctx.num_eligible)
+    return max(rules.long_prefill_token_threshold, rules.step_budget // ctx.num_eligible)
 
 
-def _charge(start: int, num_tokens: int, budget: int, ctx: LimitContext) -> int:
+def _charge(start: int, num_tokens: int, budget: int, rules: LimitRules) -> int:
     """Aligned chunks cost whole pages, but at most what is left, so that a short tail cannot starve."""
-    if not (ctx.is_aligned and ctx.charges_pages):
+    if not (rules.is_aligned and rules.charges_pages):
         return num_tokens
-    first = start // ctx.page_size
-    last = -(-(start + num_tokens) // ctx.page_size)
-    return min((last - first) * ctx.page_size, budget)
+    first = start // rules.page_size
+    last = -(-(start + num_tokens) // rules.page_size)
+    return min((last - first) * rules.page_size, budget)
+
+
+def can_align(config: SchedulerConfig, page_size: int) -> bool:
+    """Whether a page fits into every step, however many requests decode in it."""
+    smallest = config.step_budget - config.max_num_seqs + 1
+    if config.long_prefill_token_threshold:
+        smallest = min(smallest, config.long_prefill_token_threshold)
+    if page_size <= smallest:
+        return True
+    logger.warning(
+        "page_aligned_scheduling is off: a page has %d tokens, but a prompt may get as few as %d in "
+        "a step. Raise max_num_batched_tokens or long_prefill_token_threshold, or lower "
+        "max_num_seqs or page_size.",
+        page_size,
+        smallest,
+    )
+    return False

@@ -16,13 +16,14 @@ Decides nothing: which requests run, and which one is preempted, is up to the sc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.config import PageTail, SchedulerConfig
-from mlxserve.request import Chunk, LiveRequest, Request, StatePlan, as_page_table
+from mlxserve.request import LiveRequest, as_page_table
 from mlxserve.scheduler.audit import check_ending, check_running
+from mlxserve.scheduler.capacity import Capacity
 from mlxserve.scheduler.copies import Copies, PageCopy
 from mlxserve.scheduler.disk_pages import LOAD_PAGES, Disk, DiskPages, Load, Save
 from mlxserve.scheduler.pins import Pins
@@ -32,8 +33,8 @@ from mlxserve.stats import SchedulerStats
 
 
 class PageTables:
-    """Page tables of one pool. `pool`, `cache`, `pins`, `disk` and `snapshots` are there for others to
-    read."""
+    """Page tables of one pool. `pool`, `cache`, `pins`, `capacity`, `disk` and `snapshots` are there
+    for others to read."""
 
     def __init__(
         self,
@@ -56,71 +57,14 @@ class PageTables:
         )
         self.pins = Pins(pool, config.max_pinned_fraction)
         self.disk = DiskPages(pool, disk, has_states=snapshots is not None)
-        self._max_model_len = config.max_model_len
+        self.capacity = Capacity(
+            config.max_model_len, pool, self.pins, self.cache, has_states=snapshots is not None
+        )
+        self.num_unread = 0  # steps that were planned and not read
         self._stats = stats
         self._copies = Copies()
         self._ending: set[LiveRequest] = set()  # ended, but a step that uses their pages is unread
         self._duplicates: list[int] = []  # in no table, but an unread step uses them
-
-    # ---- how long a request can get
-
-    @property
-    def max_model_len(self) -> int:
-        """Longest prompt plus answer without pins: at most what the whole pool holds."""
-        return min(self._max_model_len, self.pool.num_pages * self.pool.page_size)
-
-    def capacity(self, request: LiveRequest, num_pages: int | None = None) -> int:
-        """Tokens that the request could have if it were alone with the pins, made and promised.
-
-        Only a new promise of pins and a smaller pool make it shrink, and they are refused where
-        they would take what `owed` returns. `num_pages`: as if the pool had this number of pages.
-        """
-        num_pages = num_pages or self.pool.num_pages
-        if request.asked.skips_cache or self.snapshots is not None:
-            # No state need be kept behind a pinned page, so it may have to compute them all again.
-            num_pages -= self.pins.num_beside(request)
-        elif self.pins.num_pages:
-            self._hash_beginning(request)
-            num_pages -= self.pins.num_kept_from(request)
-        return min(self._max_model_len, num_pages * self.pool.page_size)
-
-    def can_have(self, request: LiveRequest, length: int, num_pages: int | None = None) -> bool:
-        """Whether its capacity is at least `length` tokens.
-
-        Mostly without hashing: a first named prefix, or a resize, asks this of a whole queue.
-        """
-        least = (num_pages or self.pool.num_pages) - self.pins.num_pages  # if it shares no pin
-        if length <= min(self._max_model_len, least * self.pool.page_size):
-            return True
-        return length <= self.capacity(request, num_pages)
-
-    def _hash_beginning(self, request: LiveRequest) -> None:
-        """Hash as many of its pages as it may share with named prefixes, and few more."""
-        hashes, num_full = request.page_hashes, len(request.token_ids) // self.pool.page_size
-        if not hashes and num_full:
-            self.cache.hash(request, 1)
-        while hashes and len(hashes) < num_full and self.pins.has(hashes[-1]):
-            self.cache.hash(request, 2 * len(hashes))
-
-    @staticmethod
-    def owed(request: LiveRequest) -> int:
-        """Tokens that the request must always have room for: what it was promised, and if it has
-        outgrown that, one more than it has."""
-        return max(request.promised_length, len(request.token_ids) + 1)
-
-    def length_limit(self, asked: Request) -> int:
-        """Tokens of prompt and answer with which it ends, where the pool has room for them."""
-        if asked.params.max_tokens is None:
-            return self._max_model_len
-        return min(self._max_model_len, asked.num_prompt + asked.params.max_tokens)
-
-    def max_length(self, request: LiveRequest) -> int:
-        """Known tokens with which the request ends: by its limit, or because it has no room."""
-        length = request.length_limit
-        # Called twice for every decode; as `can_have`, whose call would take longer than this.
-        if length <= (self.pool.num_pages - self.pins.num_pages) * self.pool.page_size:
-            return length
-        return min(length, self.capacity(request))
 
     def room(self, request: LiveRequest) -> int:
         """Tokens that the request's pages and all free pages could still take."""
@@ -223,27 +167,6 @@ class PageTables:
             table[index] = self.pool.adopt(request.page_hashes[index])
         request.page_table = table
 
-    # ---- recurrent states
-
-    def plan_state(self, request: LiveRequest, start: int, end: int) -> StatePlan | None:
-        """What the chunk from `start` to before `end` does with the request's recurrent state."""
-        return None if self.snapshots is None else self.snapshots.plan(request, start, end)
-
-    def commit_state(self, chunk: Chunk) -> None:
-        """The chunk has been computed, and its pages are published."""
-        if self.snapshots is not None:
-            self.snapshots.commit(chunk)
-
-    def want_state(self, request: LiveRequest, hash_: bytes, leader: LiveRequest) -> None:
-        """The request waits until `leader` has computed the page of this hash, and continues there."""
-        if self.snapshots is not None:
-            num_pages = request.page_hashes.index(hash_) + 1
-            self.snapshots.want(leader, num_pages * self.pool.page_size)
-
-    def pop_dropped_states(self) -> list[int]:
-        """Ids of snapshots that are not needed once the planned step is launched."""
-        return [] if self.snapshots is None else self.snapshots.pop_dropped()
-
     # ---- tables end
 
     def release(self, request: LiveRequest) -> None:
@@ -255,15 +178,27 @@ class PageTables:
             self._ending.add(request)
             return
         self._ending.discard(request)
+        request.decodes_until = request.commits_until = 0
         if (copy := self._copies.pop(request)) is not None:
             self.pool.release([copy.source])
         self.pool.release(request.page_table)
         request.page_table = as_page_table()
 
-    def release_duplicates(self) -> None:
-        """Call when a step has been read: no other unread step uses the duplicates so far."""
-        self.pool.release(self._duplicates)
-        self._duplicates.clear()
+    def step_read(self) -> None:
+        """The oldest unread step was read: no other one uses the duplicates so far."""
+        assert self.num_unread > 0, "no step is unread"
+        self.num_unread -= 1
+        self._release_duplicates()
+
+    def release_unused(self) -> None:
+        """Free the duplicates at once, unless an unread step may use them."""
+        if not self.num_unread:
+            self._release_duplicates()
+
+    def _release_duplicates(self) -> None:
+        if self._duplicates:
+            self.pool.release(self._duplicates)
+            self._duplicates.clear()
 
     def end(self, request: LiveRequest) -> None:
         """Give up everything that an ended request holds or was promised."""
@@ -288,25 +223,15 @@ class PageTables:
             return 0
         return self.disk.num_found(self.cache.matchable(request, first))
 
-    def unwritten_states(self, most: int) -> list[tuple[bytes, int]]:
-        """(hash of the page before, id) of states that are not on disk, the last used first."""
-        if self.snapshots is None:
-            return []
-        known = self.snapshots.known()
-        return [
-            (hash_, known[hash_]) for hash_ in self.disk.unwritten_states(reversed(known), most)
-        ]
+    def save(self, request: LiveRequest, number: int | None = None) -> Save | None:
+        """Have the pages that only this request holds written to disk, before it releases them.
 
-    def save(self, request: LiveRequest) -> Save | None:
-        """Have the pages that only this request holds written to disk, before it releases them."""
+        `number`: of the preemption, if it is to be logged once it is known what the disk took.
+        """
         if not self.cache.serves(request):
             return None
         self.cache.hash(request)
-        return self.disk.save(request)
-
-    def finish_save(self, num_pages: int) -> None:
-        """The disk took this number of pages of a save."""
-        self._stats.swapped_tokens += num_pages * self.pool.page_size
+        return self.disk.save(request, number)
 
     def load(self, request: LiveRequest) -> None:
         """Have the next of the request's pages on disk read, as far as free pages go."""
@@ -401,23 +326,11 @@ class PageTables:
             self.snapshots.drop_lost()
         return is_done
 
-    def resize(self, num_pages: int, running: Iterable[LiveRequest]) -> Mapping[int, int]:
-        """Change the number of pages: where pages move, from old ids to new ones.
+    def grow_pool(self, num_pages: int) -> None:
+        """Have `num_pages` pages from now on, no fewer than before."""
+        self.pool.grow(num_pages)
 
-        No step may be unread. The caller moves what the pages hold.
-        """
-        assert not self._duplicates, "a page is in no table"
-        assert not self._ending, "an unread step uses pages"
-        moves = self.pool.resize(num_pages)
-        self.cache.forget_all()
-        self._copies.renumber(moves)
-        for request in running:
-            if not moves.keys().isdisjoint(request.page_table):
-                renumbered = (moves.get(page, page) for page in request.page_table)
-                request.page_table = as_page_table(renumbered)
-        return moves
-
-    def check(self, running: Sequence[LiveRequest], num_unread: int) -> None:
+    def check(self, running: Sequence[LiveRequest]) -> None:
         """Audit tables and pool. Raises AssertionError."""
         tables = [request.page_table for request in (*running, *self._ending)]
         self.pool.check([*tables, *self._copies.held(), self._duplicates])
@@ -425,5 +338,17 @@ class PageTables:
         self._copies.check()
         if self.snapshots is not None:
             self.snapshots.check(running)
-        check_running(running, self.pool, num_unread)
-        check_ending(self._ending, self.pool, num_unread)
+        check_running(running, self.pool, self.num_unread)
+        check_ending(self._ending, self.pool, self.num_unread)
+        for request in running:
+            self._check_foresight(request)
+
+    def _check_foresight(self, request: LiveRequest) -> None:
+        """What is not looked at in the next steps (`decodes_until`, `commits_until`) needs no look."""
+        page_size, last = self.pool.page_size, self.capacity.max_length(request) - 1
+        in_pages = len(request.page_table) * page_size
+        assert request.decodes_until <= max(0, min(in_pages, last)), f"{request.id}: no look"
+        if request.commits_until:
+            unread = len(request.token_ids) - 1  # the first position whose token is not known
+            end = unread // page_size * page_size + page_size - 1
+            assert request.commits_until <= min(end, last - 1), f"{request.id}: no look at its end"

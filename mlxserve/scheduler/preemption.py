@@ -1,12 +1,124 @@
-"""Which request is preempted when a running one cannot get a page."""
+"""Preemption: which request loses its pages when a running one cannot get one, and what then happens.
+
+grow ── a page is free ──▶ table grown
+  └──── none is, and the step may preempt ── victim ── preempt ── requeue ── grow again
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from itertools import takewhile
 
 from mlxserve.cache.pages import PagePool
+from mlxserve.config import PreemptionMode, SchedulerConfig
 from mlxserve.request import LiveRequest
+from mlxserve.scheduler.page_tables import PageTables
+from mlxserve.scheduler.roster import Roster
+from mlxserve.scheduler.step import Step
+from mlxserve.scheduler.waiting import order
+from mlxserve.stats import SchedulerStats
+
+logger = logging.getLogger("mlxserve.scheduler")
+
+PREEMPTIONS_PER_WARNING = 50  # as in vLLM: an overload of minutes must not fill the log
+
+
+class Preemption:
+    """Takes the pages of running requests, which then wait."""
+
+    def __init__(
+        self, config: SchedulerConfig, tables: PageTables, roster: Roster, stats: SchedulerStats
+    ) -> None:
+        self._config = config
+        self._tables = tables
+        self._pool = tables.pool
+        self._roster = roster
+        self._stats = stats
+
+    def might_preempt(self) -> bool:
+        """Whether a plan made now might preempt: then read the unread step first.
+
+        Errs on the side of yes: counts one page for each running request that has no slot left.
+        """
+        running, num_free = self._roster.running, self._pool.num_free
+        if len(running) <= num_free:
+            return False
+        page_size = self._pool.page_size
+        needed = sum(
+            request.num_computed >= len(request.page_table) * page_size
+            for request in running.values()
+        )
+        return needed > num_free
+
+    def grow(self, request: LiveRequest, end: int, step: Step) -> bool:
+        """Make the request's table cover `end` tokens, by preempting where the step may.
+
+        Who is preempted must not be planned yet, or is dropped from the plan by the caller.
+        """
+        while not self._tables.grow(request, end):
+            victim = self._victim() if step.may_preempt else None
+            if victim is None:
+                return False
+            step.has_preempted = True
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _victim(self) -> LiveRequest | None:
+        """The request to preempt next; None if none would free a page."""
+        running = self._roster.running.values()
+        return choose_victim(running, self._pool, self._config.immune_after_preemptions)
+
+    def _preempt(self, request: LiveRequest) -> None:
+        """Requeue a request for lack of pages; in mode SWAP its own pages go to disk first."""
+        self._count(request)
+        number = self._stats.num_preemptions
+        is_told = number % PREEMPTIONS_PER_WARNING == 1
+        is_immune = request.num_preemptions == self._config.immune_after_preemptions
+        self._stats.immune_requests += is_immune
+        save, is_on_disk = None, False
+        if self._config.preemption_mode is PreemptionMode.SWAP:
+            save = self._tables.save(request, number if is_told else None)
+            is_on_disk = save is None and self._tables.num_on_disk(request, 0) > 0
+        self.requeue(request)
+        if is_told and save is None:  # else it is not known yet what the disk takes
+            warn(request.id, number, is_swapped=is_on_disk)
+
+    def preempt_to(self, num_left: int) -> int:
+        """Requeue all but the oldest of the first class; they wait. Returns how many they are.
+
+        No step may be unread. Nothing is swapped: pages on their way to the disk take memory.
+        """
+        assert not self._tables.num_unread, "an unread step uses pages"
+        victims = sorted(self._roster.running.values(), key=order)[num_left:]
+        for request in reversed(victims):
+            self._count(request)
+            self.requeue(request)
+        return len(victims)
+
+    def _count(self, request: LiveRequest) -> None:
+        request.num_preemptions += 1
+        self._stats.num_preemptions += 1
+
+    def requeue(self, request: LiveRequest) -> None:
+        """From running to waiting, without its pages."""
+        self._tables.release(request)
+        request.num_lost = request.num_computed
+        request.num_computed = 0
+        self._roster.requeue(request)
+
+
+def warn(request_id: str, number: int, *, is_swapped: bool) -> None:
+    logger.warning(
+        "Request %s is preempted by %s mode because there is not enough KV cache space. "
+        "This can affect the end-to-end performance. Increase gpu_memory_utilization or "
+        "tensor_parallel_size, or decrease max_num_seqs or max_num_batched_tokens. total_cumulative_preemption_cnt=%d",
+        request_id,
+        PreemptionMode.SWAP if is_swapped else PreemptionMode.RECOMPUTE,
+        number,
+    )
 
 
 def choose_victim(

@@ -5,7 +5,7 @@ each compute and hold the same prefix. Here it is known which running request is
 page. A request that needs the same pages waits, without any, beside the queue: it neither holds up
 the requests after it nor is looked at again.
 
-    in the queue ── must_wait ── parked ──┬─ the last page being computed for it is published
+    in the queue ─── park ────── parked ──┬─ the last page being computed for it is published
          ▲                                └─ ... or is not computed any more
          └────────────── woken ◀──────────┘
 """
@@ -67,27 +67,30 @@ class PrefixFollowers:
         led = [hash_ for hash_ in hashes if self._leaders.get(hash_) is request]
         return self.pages_published(led)
 
-    def must_wait(self, request: LiveRequest, missing: Sequence[bytes]) -> bool:
-        """Whether others are computing enough of the `missing` pages, from the first one on.
+    def awaited(self, request: LiveRequest, missing: Sequence[bytes]) -> bytes | None:
+        """The last page that others are computing of those `missing`, from the first one on.
 
-        It is parked then, until the last of them is published. A request that has waited waits for
-        any number of pages: they are about to be published.
+        None if they are too few to wait for. A request that has waited waits for any number of
+        pages: they are about to be published.
         """
         enough = 1 if request in self._woken else self._min_shared_pages
         led = list(takewhile(self._leaders.__contains__, missing))
-        if len(led) < enough:
-            self._woken.discard(request)
-            return False
+        return led[-1] if len(led) >= enough else None
+
+    def park(self, request: LiveRequest, hash_: bytes) -> None:
+        """The request waits until the page of this hash is published."""
         self._stats.prefix_follow_waits += request not in self._woken
         self._woken.discard(request)
-        self._parked.setdefault(led[-1], []).append(request)
-        self._awaited[request] = led[-1]
-        return True
+        self._parked.setdefault(hash_, []).append(request)
+        self._awaited[request] = hash_
 
-    def awaited_by(self, request: LiveRequest) -> tuple[bytes, LiveRequest]:
-        """(hash of the page that a parked request waits for, who computes it)."""
-        hash_ = self._awaited[request]
-        return hash_, self._leaders[hash_]
+    def stay(self, request: LiveRequest) -> None:
+        """The request was looked at, and waits for no page."""
+        self._woken.discard(request)
+
+    def leader_of(self, hash_: bytes) -> LiveRequest:
+        """The request that computes the page of this hash."""
+        return self._leaders[hash_]
 
     def _end(self, hash_: bytes) -> list[LiveRequest]:
         """The page of this hash is not being computed any more: the followers that waited for it."""

@@ -217,7 +217,7 @@ class FakeChat:
         if self.submit_error is not None:
             raise self.submit_error
         check_num_pages(num_pages)
-        return Resized(num_pages, 16 * num_pages, 1, 2, 2)
+        return Resized(num_pages, 16 * num_pages, 1, 2)
 
     async def snapshot(self) -> Snapshot:
         if self.is_closed:

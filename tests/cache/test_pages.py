@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from mlxserve.cache.hashing import extend_hashes, page_hash
+from mlxserve.cache.hashing import extend_hashes
 from mlxserve.cache.pages import PagePool, PageState
 
 PAGE_SIZE = 4
@@ -333,30 +333,11 @@ class PoolMachine(RuleBasedStateMachine):
             self.hits.clear()
         self.audit()
 
-    @rule(num_pages=st.integers(1, 14))
-    def resize(self, num_pages: int) -> None:
-        held = {page for table, _ in self.tables for page in table}
-        num_pages = max(num_pages, len(held))
-        num_known = len(held) + len(self.normal) + len(self.hot)
-        evicted = [*self.normal, *self.hot][: max(0, num_known - num_pages)]
-        self.unfile(evicted)
-        for page in evicted:
-            del self.hits[page]
-        moves = self.pool.resize(num_pages)
-        known = held | {*self.normal, *self.hot}
-        assert moves.keys() == {page for page in known if page >= num_pages}
-        assert not known & set(moves.values())
-        self.tables = [([moves.get(p, p) for p in pages], n) for pages, n in self.tables]
-        self.normal = [moves.get(page, page) for page in self.normal]
-        self.hot = [moves.get(page, page) for page in self.hot]
-        self.hits = Counter({moves.get(page, page): n for page, n in self.hits.items()})
-        self.blank = set(range(num_pages)) - {moves.get(page, page) for page in known}
-        while len(self.hot) > num_pages // 2:
-            self.normal.append(self.hot.pop(0))
-            self.hits[self.normal[-1]] = 1
-        for pages, numbers in self.tables:
-            pool_hashes = [self.pool.hash_of(page) for page in pages]
-            assert all(h in (None, *chain(*numbers)[0]) for h in pool_hashes)
+    @rule(num_more=st.integers(0, 3))
+    def grow(self, num_more: int) -> None:
+        num_pages = min(14, self.pool.num_pages + num_more)
+        self.blank |= set(range(self.pool.num_pages, num_pages))
+        self.pool.grow(num_pages)
         self.audit()
 
     def audit(self) -> None:
@@ -565,94 +546,30 @@ def test_sharing_a_page_adds_a_holder_and_counts_no_hit() -> None:
         pool.share([other])
 
 
-# ---- resizing
+# ---- growing
 
 
 def test_a_pool_that_grows_gets_blank_pages_and_evicts_nothing() -> None:
     pool = PagePool(4, PAGE_SIZE)
     cached = cache(pool, 1, 2, 3)
-    assert pool.resize(9) == {}
+    pool.grow(9)
     assert (pool.num_pages, pool.num_free, pool.num_evicted) == (9, 9, 0)
     assert pool.match(*chain(1, 2, 3)) == cached
     assert sorted([*take(pool, 6), *cached]) == list(range(9))
 
 
-def test_a_pool_that_shrinks_moves_pages_and_evicts_none_that_fit() -> None:
+def test_a_pool_does_not_shrink() -> None:
+    with pytest.raises(AssertionError, match="does not shrink"):
+        PagePool(4, PAGE_SIZE).grow(3)
+
+
+def test_a_renewed_pool_is_empty_and_its_counters_go_on() -> None:
     pool = PagePool(8, PAGE_SIZE)
-    first, cached = take(pool, 4), cache(pool, 1, 2)
-    held = pool.match(*chain(1))
-    pool.retain(held)
-    pool.release(first)
-    moves = pool.resize(3)
-    assert moves == dict(zip(cached, (0, 1), strict=True))
-    assert pool.match(*chain(1, 2)) == [moves[page] for page in cached]
-    assert (pool.num_free, pool.num_evicted) == (2, 0)
-    pool.check([[moves[page] for page in held]])
-
-
-def test_a_pool_that_shrinks_evicts_the_least_recently_used_pages() -> None:
-    pool = PagePool(8, PAGE_SIZE)
-    for number in (1, 2, 3, 4, 5, 6):
-        cache(pool, number)
-    pool.resize(3)
-    known = [number for number in range(1, 7) if pool.match(*chain(number))]
-    assert known == [4, 5, 6]
-    assert pool.num_evicted == 3
-    pool.check([])
-
-
-def test_pins_times_tails_and_hits_move_with_their_pages() -> None:
-    pool = PagePool(12, PAGE_SIZE)
-    low = take(pool, 6)
-    hashes, _ = chain(1)
-    pinned, kept, hot = cache(pool, 1), cache(pool, 2), cache(pool, 3)
-    pool.pin(pinned)
-    pool.keep_until(kept, until=10.0)
-    for _ in range(2):
-        hit_pages = pool.match(*chain(3))
-        pool.retain(hit_pages)
-        pool.release(hit_pages)
-    (tail,) = take(pool, 1)
-    assert pool.publish_tail(tail, page_hash(hashes[0], [7, 8]), hashes[0], [7, 8])
-    pool.release(low)
-    moves = pool.resize(5)
-    assert moves.keys() == {*pinned, *kept, *hot, tail}
-    assert pool.find_tail(hashes[0], [7, 8, 9, 9]) == (moves[tail], 2)
-    assert pool.is_pinned(hashes[0])
-    assert pool.eviction_order() == [moves[hot[0]], moves[kept[0]]]
-    assert (pool.num_hot, pool.num_used) == (1, 2)
-    pool.expire(10.0)
-    assert pool.eviction_order() == [moves[kept[0]], moves[hot[0]]]
-    pool.check([[moves[tail]]])
-
-
-def test_fewer_pages_are_hot_in_a_smaller_pool() -> None:
-    pool = PagePool(8, PAGE_SIZE)
-    cache(pool, 1, 2, 3, 4)
-    for _ in range(2):
-        hit(pool, 1, 2, 3, 4)
-    assert pool.num_hot == 4
-    order = pool.eviction_order()
-    moves = pool.resize(4)
-    assert pool.num_hot == 2
-    assert pool.eviction_order() == [moves.get(page, page) for page in order]
-    pool.check([])
-
-
-def test_as_many_evicted_hashes_are_remembered_as_there_are_pages() -> None:
-    pool = PagePool(8, PAGE_SIZE)
-    for number in range(1, 9):
-        cache(pool, number)
-    pool.resize(2)
-    evicted = [number for number in range(1, 9) if pool.was_evicted(chain(number)[0][0])]
-    assert evicted == [5, 6]
-
-
-def test_a_pool_cannot_shrink_below_its_held_pages() -> None:
-    pool = PagePool(4, PAGE_SIZE)
-    take(pool, 3)
-    with pytest.raises(AssertionError, match="held or pinned"):
-        pool.resize(2)
+    cache(pool, 1, 2, 3)
+    smaller = pool.renewed(5)
+    assert (smaller.num_pages, smaller.num_free, smaller.num_cached) == (5, 5, 0)
+    assert smaller.num_published == pool.num_published == 3
+    smaller.check([])
 
 
 # ---- pages that are opened with need
@@ -682,20 +599,9 @@ def test_a_cached_page_stays_while_others_were_never_opened() -> None:
     assert pool.num_evicted == 1
 
 
-def test_a_pool_that_shrinks_below_its_open_pages_has_no_others() -> None:
+def test_more_pages_are_not_opened_by_growing() -> None:
     pool = PagePool(20, PAGE_SIZE, num_open=8)
-    pool.resize(12)
-    assert (pool.num_open, pool.num_free) == (8, 12)
-    pool.resize(5)
-    assert (pool.num_open, pool.num_free) == (5, 5)
-    pool.resize(9)
-    assert (pool.num_open, pool.num_free) == (9, 9)
-    pool.check()
-
-
-def test_more_pages_are_not_opened_by_a_resize() -> None:
-    pool = PagePool(20, PAGE_SIZE, num_open=8)
-    pool.resize(30)
+    pool.grow(30)
     assert (pool.num_open, pool.num_free) == (8, 30)
     pool.check()
 
@@ -704,5 +610,6 @@ def test_a_renewed_pool_opens_as_few_pages_as_at_first() -> None:
     pool = PagePool(20, PAGE_SIZE, num_open=4)
     pool.allocate(15)
     assert pool.renewed().num_open == 4
+    assert pool.renewed(3).num_open == 3
     pool = PagePool(20, PAGE_SIZE)
     assert pool.renewed().num_open == 20

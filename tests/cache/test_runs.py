@@ -45,18 +45,15 @@ def test_neighbours_are_joined_in_any_order_of_their_return() -> None:
     assert runs.runs() == [(0, 5)]
 
 
-def test_higher_ids_join_the_run_below_them_and_can_be_cut_again() -> None:
+def test_higher_ids_join_the_run_below_them() -> None:
     runs = RunSet(3)
     runs.take(1)
     runs.extend(3, 40)
     assert runs.runs() == [(1, 42)]
     runs.check()
-    runs.cut(5)
-    assert runs.runs() == [(1, 4)]
-    runs.cut(1)
-    assert (runs.runs(), len(runs)) == ([], 0)
-    runs.extend(1, 2)
-    assert runs.take(2) == [1, 2]
+    assert runs.take(42) == list(range(1, 43))
+    runs.extend(43, 2)
+    assert runs.take(2) == [43, 44]
     runs.check()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -70,11 +70,10 @@ class Recorder:
         self.now += 0.01 + 0.001 * sum(chunk.length for chunk in step.chunks)
         return [Sampled(7) if chunk.samples else None for chunk in step.chunks]
 
-    def resize(self, num_pages: int, moves: Mapping[int, int]) -> None:
+    def resize(self, num_pages: int) -> None:
         if num_pages > 99:
             raise OutOfMemory("so much there is not")
-        assert all(source >= num_pages > target for source, target in moves.items())
-        self.calls.append(f"resize {num_pages}, {len(moves)} moves")
+        self.calls.append(f"resize {num_pages}")
 
     def drop_states(self, snapshots: Sequence[int]) -> None:
         assert not snapshots, "there are no states"

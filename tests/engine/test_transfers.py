@@ -46,6 +46,13 @@ class Memory:
         self.num_reads += 1
         return [self.pages[page] for page in pages]
 
+    def back(self, num_pages: int) -> None:
+        """Its pages take no memory."""
+
+    def drop_states(self, snapshots: Sequence[int]) -> None:
+        for id_ in snapshots:
+            del self.states[id_]
+
     def write_pages(self, pages: Sequence[int], payloads: Sequence[bytes]) -> None:
         self.pages.update(zip(pages, payloads, strict=True))
 
@@ -91,7 +98,7 @@ class World:
         self.memory = Memory()
         self.tier = tier
         runner = cast("ModelRunner", self.memory)
-        self.transfers = Transfers(self.scheduler, runner, disk, clock)
+        self.transfers = Transfers(self.scheduler.moves, runner, disk, clock)
         self.requests: list[LiveRequest] = []
 
     def add(self, name: str, length: int, max_tokens: int) -> LiveRequest:
@@ -101,6 +108,7 @@ class World:
         return request
 
     def step(self) -> None:
+        self.transfers.must_collect()
         self.transfers.before_plan()
         self.check()
         chunks = self.scheduler.schedule()
@@ -108,7 +116,9 @@ class World:
         self.memory.compute(chunks)
         self.scheduler.update(chunks, [Sampled(7) if c.samples else None for c in chunks])
         self.check()
-        self.transfers.after_read(is_idle=not chunks)
+        self.transfers.after_read()
+        if not chunks:
+            self.transfers.wait()
 
     def drain(self) -> None:
         for _ in range(5000):
@@ -175,7 +185,7 @@ def test_a_recurrent_state_is_read_behind_its_pages(tier: DiskTier) -> None:
     world.drain()
     world.write_all()
     assert tier.flush(60)
-    num_pages, num_states = 12, len(world.scheduler.state_ids() or ())
+    num_pages, num_states = 12, len(world.scheduler.moves.state_ids() or ())
     assert tier.use().num_written == num_pages + num_states
     after = World(tier, num_pages=32, num_state_slots=20)
     request = after.add("a1", 200, 1)
@@ -185,7 +195,7 @@ def test_a_recurrent_state_is_read_behind_its_pages(tier: DiskTier) -> None:
         after.transfers.before_plan()
     assert request.num_computed == 192
     assert after.memory.states == {id_: state(request, 192) for id_ in after.memory.states}
-    assert after.memory.states.keys() == after.scheduler.state_ids()
+    assert after.memory.states.keys() == after.scheduler.moves.state_ids()
     after.drain()
     assert request.num_cached == 192
 
@@ -210,13 +220,14 @@ def test_an_idle_engine_looks_for_pages_to_write_once(
     world.drain()
     world.write_all()
     looks: list[int] = []
-    unwritten = world.scheduler.unwritten
+    disk = world.scheduler.moves.disk
+    unwritten = disk.unwritten
 
-    def count(most: int, *, is_idle: bool) -> list[tuple[bytes, int]]:
+    def count(most: int) -> list[tuple[bytes, int]]:
         looks.append(most)
-        return unwritten(most, is_idle=is_idle)
+        return unwritten(most)
 
-    monkeypatch.setattr(world.scheduler, "unwritten", count)
+    monkeypatch.setattr(disk, "unwritten", count)
     assert not world.transfers.write_idle()
     assert looks == []
     world.add("b", 200, 1)
@@ -234,10 +245,10 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(tmp_path: Path) -> None:
         world.drain()
         assert not world.transfers.write_idle()
         assert not world.transfers.write_idle()
-        assert world.transfers.endangered() == []
+        assert not world.transfers.must_collect()
         assert world.memory.num_reads == 1
         now = 60.0
-        assert world.transfers.endangered()
+        assert world.transfers.must_collect()
     finally:
         tier.close()
 
@@ -333,7 +344,7 @@ def test_after_a_failure_no_answer_is_taken(tier: DiskTier) -> None:
     world.scheduler.schedule()
     world.transfers.before_launch()
     assert world.transfers.is_reading
-    world.transfers.restart()
+    world.transfers.restart(world.scheduler.moves)
     assert not world.transfers.is_reading
     tier.wait(60)
     world.transfers.before_plan()

@@ -453,9 +453,8 @@ def test_keys_and_values_of_different_dimensions_are_refused(backend: MetalBacke
 
 
 def test_a_resized_pool_replaces_the_old_one(backend: MetalBackend, metal: FakeMetal) -> None:
-    none = np.array([], np.int32)
     old = backend.new_pool(4, 1, 16, 64, mx.float16)
-    new = backend.resize_pool(old, 6, 16, none, none)
+    new = backend.resize_pool(old, 6, 16)
     rows = mx.zeros((1, 1, 64), mx.float16)
     backend.write_kv(rows, rows, new, new, np.array([95], np.int32))
     del old

@@ -157,18 +157,6 @@ def test_copies_that_do_not_fit_are_refused(
         BACKEND.copy_pages(*pools(), np.array(sources, np.int32), np.array(targets, np.int32), 16)
 
 
-@pytest.mark.parametrize(
-    ("sources", "targets", "message"),
-    [([3], [0, 1], "1 sources and 2 targets"), ([4], [0], r"pages must be in 0\.\.3")],
-)
-def test_moves_that_do_not_fit_are_refused(
-    sources: list[int], targets: list[int], message: str
-) -> None:
-    moves = np.array(sources, np.int32), np.array(targets, np.int32)
-    with pytest.raises(ValueError, match=message):
-        BACKEND.resize_pool(pools()[0], 3, 16, *moves)
-
-
 def test_copying_no_pages_changes_nothing() -> None:
     none = np.array([], np.int32)
     k_pool, v_pool = BACKEND.copy_pages(*pools(), none, none, 16)

@@ -15,14 +15,20 @@ from hypothesis import Phase
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.cache.runs import RunSet
-from mlxserve.config import PageTail
+from mlxserve.config import PageTail, PreemptionMode
 from mlxserve.scheduler import limit, preemption
 from mlxserve.scheduler.admission import Admission
+from mlxserve.scheduler.capacity import Capacity
+from mlxserve.scheduler.commit import Commit
 from mlxserve.scheduler.disk_pages import DiskPages
+from mlxserve.scheduler.moves import Moves
 from mlxserve.scheduler.page_tables import PageTables
 from mlxserve.scheduler.pins import Pins
+from mlxserve.scheduler.planner import StepPlanner
+from mlxserve.scheduler.preemption import Preemption
 from mlxserve.scheduler.prefix_cache import PrefixCache
 from mlxserve.scheduler.prefix_followers import PrefixFollowers
+from mlxserve.scheduler.roster import Roster
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.state_snapshots import StateSnapshots
 from tests.mutation.bug import Bug
@@ -47,10 +53,12 @@ pytestmark = pytest.mark.mutation
 
 FOUND_BY_MACHINE: dict[str, Bug] = {
     "publish before the step is read": Bug(
-        Scheduler,
-        "schedule",
-        "self._num_unread += bool(chunks)",
-        "self._num_unread += bool(chunks); [self._publish(chunk) for chunk in chunks]",
+        StepPlanner,
+        "_launch",
+        "self._tables.num_unread += bool(chunks)",
+        "self._tables.num_unread += bool(chunks); size = self._pool.page_size; "
+        "[self._tables.publish(c.request, c.start // size, "
+        "min(c.end, len(c.request.token_ids)) // size) for c in chunks]",
     ),
     "find a state before the step is read": Bug(
         StateSnapshots,
@@ -88,27 +96,28 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     "never wake the followers": Bug(
         PrefixFollowers, "pages_published", "for follower in self._end(hash_)", "for follower in ()"
     ),
-    "decode past a certain end": Bug(
-        Scheduler, "_can_decode", "request.num_computed + 1 >=", "request.num_computed >="
-    ),
+    "decode past a certain end": Bug(StepPlanner, "_goes_on", "start >= last", "start > last"),
     "keep computed tokens over a preemption": Bug(
-        Scheduler, "_requeue", "request.num_computed = 0", "pass"
+        Preemption, "requeue", "request.num_computed = 0", "pass"
     ),
     "never read before a plan that preempts": Bug(
-        Scheduler, "might_preempt", "needed > num_free", "False"
+        Preemption, "might_preempt", "needed > num_free", "False"
     ),
     "let a decode wait for a prompt": Bug(
-        Scheduler,
+        StepPlanner,
         "_plan_decodes",
-        "for request in list(self._running.values()):",
-        "for request in list(self._running.values())[:1]:",
+        "for request in list(self._roster.running.values())",
+        "for request in list(self._roster.running.values())[:1]",
     ),
     "decode without a page": Bug(PageTables, "grow", "if missing <= 0:", "if missing <= 1:"),
     "end one token late": Bug(
-        PageTables, "length_limit", "asked.num_prompt + ", "asked.num_prompt + 1 + "
+        Capacity, "length_limit", "asked.num_prompt + ", "asked.num_prompt + 1 + "
     ),
     "never end for want of room": Bug(
-        PageTables, "max_length", "return min(length, self.capacity(request))", "return length"
+        Capacity,
+        "max_length",
+        "return length if self.can_have(request, length) else min(length, self.of(request))",
+        "return length",
     ),
     "hand out a page twice": Bug(RunSet, "_cut", "if stop < behind:", "if stop <= behind:"),
     "evict what is pinned": Bug(PagePool, "_free", "counts[page] or page in pins", "counts[page]"),
@@ -130,9 +139,9 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         "self.pool.retain(cached)",
     ),
     "promise the pins' pages to others": Bug(
-        PageTables,
-        "capacity",
-        "self.pins.num_kept_from(request)",
+        Capacity,
+        "of",
+        "self._pins.num_kept_from(request)",
         "0",
         options={"num_pages": 6, "max_pinned_fraction": 1.0},
     ),
@@ -165,24 +174,33 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         PageTables,
         "_rebind",
         "request.page_table = table",
-        "request.page_table = table; self.release_duplicates()",
+        "request.page_table = table; self._release_duplicates()",
     ),
     "never free a duplicate": Bug(
-        PageTables, "release_duplicates", "self.pool.release(self._duplicates)", "pass"
+        PageTables, "_release_duplicates", "self.pool.release(self._duplicates)", "pass"
     ),
     "count the hits of a request that comes back": Bug(
-        Scheduler, "_count_hits", "if not request.has_run:", "if True:"
+        StepPlanner, "_count_hits", "if not request.has_run:", "if True:"
     ),
-    "forget to move a hash": Bug(
-        PagePool, "_move", "self._hashes[target] = hash_ = self._hashes[source]", "hash_ = None"
+    "begin smaller and drop what runs": Bug(
+        Scheduler, "resize", "num_preempted = self.preemption.preempt_to(0)", "pass"
+    ),
+    "decode past the pages without a look": Bug(
+        StepPlanner,
+        "_goes_on",
+        "min(last, len(request.page_table) * self._pool.page_size)",
+        "last",
+    ),
+    "end a page without a look": Bug(
+        Commit, "_next_look", "return min(end_of_page, ", "return min(end_of_page + 1, "
     ),
     "leave the forks of a leader that ended": Bug(
-        Scheduler, "_end", "self._waiting.add(new_leader)", "pass"
+        Roster, "end", "self.waiting.add(new_leader)", "pass"
     ),
     "break instead of defer": Bug(
         Admission,
         "choose",
-        "self.count_deferral(request)\n            continue",
+        "self.count_deferral(request)",
         "return",
         options={
             "num_pages": 24,
@@ -207,15 +225,15 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         Admission, "_num_needed", "needed += self._pool.num_idle(cached)", "pass"
     ),
     "plan for a preempted request": Bug(
-        Scheduler,
-        "_grow",
-        "step.refund(victim)",
-        "pass",
+        StepPlanner,
+        "_plan_decodes",
+        "if step.has_preempted:",
+        "if False:",
         options={"num_pages": 9, "max_num_seqs": 5},
     ),
     "admit in a step that preempted": Bug(
-        Scheduler,
-        "schedule",
+        StepPlanner,
+        "plan",
         "if not step.has_preempted:",
         "if True:",
         options={"num_pages": 9, "max_num_seqs": 5},
@@ -319,17 +337,17 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         test_pitfalls.test_p05_a_request_that_cannot_free_a_page_now_is_not_a_victim,
     ),
     "P6 holders wait for the queue": Bug(
-        Scheduler,
+        StepPlanner,
         "_plan_prefill",
         "if request.loading:",
-        "if request.loading or (self._waiting and request.num_preemptions):",
+        "if request.loading or (self._roster.waiting and request.num_preemptions):",
         test_pitfalls.test_p06_holders_of_restored_pages_go_before_requests_without_any,
     ),
     "P7 no slot while loading": Bug(
         Admission,
         "_has_place",
-        "len(running) < ",
-        "sum(r.loading is None for r in running) < ",
+        "len(roster.running) < ",
+        "sum(r.loading is None for r in roster.running.values()) < ",
         test_pitfalls.test_p07_a_request_that_is_read_from_disk_counts_as_running,
     ),
     "P8 no cap": Bug(
@@ -342,21 +360,21 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "P8 wait for memory": Bug(
         Admission,
         "choose",
-        "passed.append(request)\n            continue",
+        "passed.append(request)",
         "return",
         test_pitfalls.test_p08_a_request_that_lacks_memory_is_overtaken_once,
     ),
     "P8 pass without end": Bug(
         Admission,
         "choose",
-        "passed.append(request)\n            continue",
-        "continue",
+        "passed.append(request)",
+        "pass",
         test_pitfalls.test_p08_a_request_that_lacks_memory_is_overtaken_once,
     ),
     "P9 break": Bug(
         Admission,
         "choose",
-        "self.count_deferral(request)\n            continue",
+        "self.count_deferral(request)",
         "return",
         test_pitfalls.test_p09_a_prompt_with_less_than_a_page_of_budget_is_deferred_and_others_start,
     ),
@@ -376,7 +394,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         test_pitfalls.test_p11_what_a_step_matches_it_does_not_evict,
     ),
     "P12 count every admission": Bug(
-        Scheduler,
+        StepPlanner,
         "_count_hits",
         "if not request.has_run:",
         "if True:",
@@ -384,39 +402,37 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     ),
     "P12 count every look": Bug(
         Admission,
-        "choose",
-        "cached = self._tables.cache.match(request)",
-        "cached = self._tables.cache.match(request); "
-        "self._stats.prefix_queries += len(request.token_ids)",
+        "_look",
+        "cached = cache.match(request)",
+        "cached = cache.match(request); self._stats.prefix_queries += len(request.token_ids)",
         test_pitfalls.test_p12_neither_retries_nor_preemptions_count_as_hits,
     ),
     "P13 longest match first": Bug(
         Admission,
         "choose",
-        "waiting.in_order(now):",
-        "sorted(waiting.in_order(now), key=lambda one: -len(self._tables.cache.match(one))):",
+        "self._roster.waiting.in_order(now):",
+        "sorted(self._roster.waiting.in_order(now), key=lambda one: -len(self._tables.cache.match(one))):",
         test_pitfalls.test_p13_a_cold_request_is_not_passed_by_cached_ones,
     ),
     "P14 queue what never fits": Bug(
-        Scheduler,
-        "_refuse_too_long",
+        Capacity,
+        "refuse_too_long",
         "if num_tokens < capacity:",
         "if True:",
         test_pitfalls.test_p14_a_prompt_that_can_never_fit_is_refused_and_delays_no_other,
     ),
     "P15 count hits and compute all the same": Bug(
         Admission,
-        "choose",
-        "cached = self._tables.cache.match(request)",
-        "cached = self._tables.cache.match(request); "
-        "self._stats.prefix_hits += 4 * len(cached); cached = []",
+        "_look",
+        "cached = cache.match(request)",
+        "cached = cache.match(request); self._stats.prefix_hits += 4 * len(cached); cached = []",
         test_pitfalls.test_p15_every_hit_is_a_token_that_is_not_computed,
     ),
     # Admission.
     "break instead of defer": Bug(
         Admission,
         "choose",
-        "self.count_deferral(request)\n            continue",
+        "self.count_deferral(request)",
         "return",
         test_admission.test_an_aligned_prompt_waits_for_a_page_of_budget_and_others_do_not,
     ),
@@ -429,7 +445,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     ),
     "charge cached tokens": Bug(
         Admission,
-        "choose",
+        "_look",
         "start = len(cached) * self._pool.page_size",
         "start = 0",
         test_admission.test_two_prompts_of_1024_with_512_cached_each_use_1024_of_a_2048_budget,
@@ -443,30 +459,30 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     ),
     "every request computes the common prefix": Bug(
         Admission,
-        "choose",
-        "if self._followers.must_wait(request, missing):",
+        "_look",
+        "if awaited is not None:",
         "if False:",
         test_admission.test_four_cold_requests_compute_and_hold_their_long_prefix_once,
     ),
     "followers are looks": Bug(
         Admission,
         "choose",
-        "num_looks -= num_parked_tokens <= MAX_PARKED_TOKENS",
-        "pass",
+        "num_looks += num_parked_tokens > MAX_PARKED_TOKENS",
+        "num_looks += 1",
         test_admission.test_any_number_of_followers_leaves_the_others_their_turn,
         {"num_followers": 16, "client": ""},
     ),
     "a fork takes a reserved page": Bug(
         Admission,
         "passed_by_fork",
-        "self._pool.num_free - self.num_reserved(running)",
+        "self._pool.num_free - self.num_reserved()",
         "self._pool.num_free",
         test_forks.test_a_fork_takes_no_page_that_a_prompt_still_needs,
     ),
     "forks overtake uncounted": Bug(
-        Scheduler,
+        Commit,
         "_fork",
-        "self.admission.count_overtaken(passed)",
+        "self._admission.count_overtaken(passed)",
         "pass",
         test_forks.test_forks_overtake_a_request_that_lacks_memory_only_as_often_as_requests_may,
         {"max_overtakes": 3, "num_overtaking": 3},
@@ -474,13 +490,13 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "overtake without end": Bug(
         Admission,
         "choose",
-        "passed.append(request)\n            continue",
-        "continue",
+        "passed.append(request)",
+        "pass",
         test_admission.test_a_small_request_overtakes_one_that_lacks_memory_once,
     ),
     # The cache, the disk, resizes.
     "publish a page with an unknown token": Bug(
-        Scheduler,
+        Commit,
         "_publish",
         "min(chunk.end, len(request.token_ids))",
         "chunk.end",
@@ -545,10 +561,10 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         test_disk_pages.test_beside_work_only_pages_about_to_be_evicted_are_written,
     ),
     "accept pages that no request waits for": Bug(
-        Scheduler,
-        "accepts",
-        "request is not None and request.loading is load.run",
-        "True",
+        PageTables,
+        "release",
+        "request.loading, request.disk_end = None, 0",
+        "request.disk_end = 0",
         test_disk_pages.test_an_abort_while_the_disk_is_read_frees_the_pages,
     ),
     "keep a state behind a token that was dropped": Bug(
@@ -558,47 +574,48 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "request.page_hashes[min(index, len(request.page_hashes) - 1)]",
         test_state_snapshots.test_a_state_behind_a_token_that_was_dropped_is_not_kept,
     ),
-    "resize and keep a remembered match": Bug(
-        PageTables,
-        "resize",
-        "self.cache.forget_all()",
-        "pass",
-        test_resize.test_what_waits_is_matched_anew,
-    ),
-    "resize without moving copies": Bug(
-        PageTables,
-        "resize",
-        "self._copies.renumber(moves)",
-        "pass",
-        test_resize.test_a_copy_that_was_not_made_yet_is_made_in_the_new_pages,
-    ),
-    "resize while pages are read": Bug(
+    "a smaller pool forgets what waits": Bug(
         Scheduler,
-        "_make_room",
-        "if request.loading:",
+        "_begin_again",
+        "if request.id not in prefixes:",
         "if False:",
-        test_resize.test_pages_that_are_being_read_from_disk_are_asked_for_again,
+        test_resize.test_running_answers_are_the_same_after_they_lost_their_pages,
+        {"mode": PreemptionMode.RECOMPUTE},
+    ),
+    "a smaller pool runs as many as ever": Bug(
+        Scheduler,
+        "_begin",
+        "self.planner.admission.max_running = self._max_running",
+        "pass",
+        test_resize.test_what_limits_the_running_requests_still_does,
+    ),
+    "a smaller pool drops named prefixes": Bug(
+        Scheduler,
+        "_begin_again",
+        "if name in again or name not in lives:",
+        "if name in again:",
+        test_resize.test_a_named_prefix_is_computed_again_and_found,
     ),
     "a duplicate page keeps its leader": Bug(
-        Scheduler,
+        Commit,
         "_publish",
-        "self.followers.pages_published(request.page_hashes[first:end])",
-        "self.followers.pages_published(h for page, h in zip(chunk.page_table[first:end], "
-        "request.page_hashes[first:end]) if self.pool.page_of(h) == page)",
+        "self._roster.pages_published(request.page_hashes[first:end])",
+        "self._roster.pages_published(h for page, h in zip(chunk.page_table[first:end], "
+        "request.page_hashes[first:end]) if self._tables.pool.page_of(h) == page)",
         test_prefix_cache.test_a_page_that_was_known_before_it_was_computed_again_is_not_waited_for,
     ),
     "a prompt without a page preempts at once": Bug(
-        Scheduler,
+        StepPlanner,
         "_plan_prefill",
-        "step.plan or not self._grow(request, start + 1, step)",
-        "not self._grow(request, start + 1, step)",
+        "not step.is_empty or not self._preemption.grow(request, start + 1, step)",
+        "not self._preemption.grow(request, start + 1, step)",
         test_scheduler.test_a_prompt_without_a_page_waits_while_others_are_computed,
     ),
     "believe that the disk took everything": Bug(
-        Scheduler,
+        Moves,
         "finish_save",
-        "self.page_tables.finish_save(num_pages)",
-        "self.page_tables.finish_save(len(save.pages))",
+        "num_pages * self._tables.pool.page_size",
+        "len(save.pages) * self._tables.pool.page_size",
         test_disk_pages.test_only_what_the_disk_took_counts_as_swapped,
         {"takes": 0},
     ),
@@ -613,7 +630,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "another plan: admit all into the same pages": Bug(
         Admission,
         "choose",
-        "available -= self._num_needed(request, cached)",
+        "available -= self._num_taken(look)",
         "pass",
         test_differential.test_d4_the_plan_is_that_of_a_scheduler_that_looks_at_everything,
     ),
@@ -641,7 +658,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "another plan: charge tokens": Bug(
         limit,
         "_charge",
-        "if not (ctx.is_aligned and ctx.charges_pages):",
+        "if not (rules.is_aligned and rules.charges_pages):",
         "if True:",
         test_differential.test_d4_the_plan_is_that_of_a_scheduler_that_looks_at_everything,
     ),

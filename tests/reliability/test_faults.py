@@ -28,6 +28,10 @@ from mlxserve.engine.timeline import Timeline
 from mlxserve.engine.transfers import Transfers
 from mlxserve.model.embedding import Embedding
 from mlxserve.model.runner import ModelRunner
+from mlxserve.scheduler.moves import Moves
+from mlxserve.scheduler.planner import StepPlanner
+from mlxserve.scheduler.preemption import Preemption
+from mlxserve.scheduler.roster import Roster
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.text.tokenizer import StreamDecoder, Tokenizer
 from tests.reliability.faults import Fault, Point, all_planted, points_of
@@ -37,7 +41,10 @@ ERRORS = (RuntimeError, MemoryError, OSError)
 ENDS = frozenset({"close"})
 POINTS: list[Point] = [
     point
-    for owner in (ModelRunner, Scheduler, Transfers, DiskTier, Engine, Embedding, Timeline, Pace)
+    for owner in (
+        *(ModelRunner, Scheduler, Moves, StepPlanner, Preemption, Roster, Transfers, DiskTier),
+        *(Engine, Embedding, Timeline, Pace),
+    )
     for point in points_of(owner, but=ENDS)
 ] + [
     *(Point(Tokenizer, name) for name in ("encode", "render", "decode", "stream")),
@@ -161,16 +168,15 @@ def test_the_load_reaches_almost_every_point(num_calls: dict[Point, int]) -> Non
     """Otherwise the tests below would pass without a fault."""
     unreached = {str(point) for point, number in num_calls.items() if not number}
     assert unreached <= {
-        *("Scheduler.abort", "Scheduler.abort_all", "Scheduler.unpin", "Scheduler.keep_pages"),
-        *("Scheduler.restart", "Scheduler.check", "Scheduler.state_ids"),
-        "Scheduler.limit_running",
-        *("Scheduler.awaited_guide", "Timeline.restart"),
-        *("Scheduler.preempt_to", "Scheduler.finish_load", "Scheduler.accepts"),
+        *("Scheduler.abort", "Scheduler.unpin", "Scheduler.keep_pages", "Scheduler.restart"),
+        *("Scheduler.check", "Scheduler.limit_running", "Timeline.restart"),
+        *("Moves.finish_load", "Moves.finish_save", "Moves.state_ids", "Moves.unwritten_states"),
+        *("Preemption.preempt_to", "Roster.awaited_guide", "Roster.check", "Roster.park"),
         *("ModelRunner.restart", "ModelRunner.check", "ModelRunner.write_pages"),
         *("ModelRunner.copy_pages", "Transfers.restart"),
         *("DiskTier.clear", "DiskTier.wait"),
-        *("DiskTier.flush", "Engine.idle", "Scheduler.finish_save"),
-        *("Scheduler.unwritten_states", "Transfers.write_idle"),  # when idle
+        *("DiskTier.flush", "Engine.idle"),
+        *("Transfers.wait", "Transfers.write_idle"),  # when idle
         *("ModelRunner.read_state", "ModelRunner.write_state"),  # of models with such states
         # all is on disk already
         *("Engine.restart", "Engine.check", "Engine.abort", "Engine.abort_all", "Engine.unpin"),

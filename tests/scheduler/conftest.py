@@ -31,6 +31,7 @@ from mlxserve.request import (
     Output,
     Request,
     RequestState,
+    Resized,
     Sampled,
 )
 from mlxserve.sampling_params import SamplingParams
@@ -38,7 +39,6 @@ from mlxserve.scheduler.admission import MAX_CANDIDATES
 from mlxserve.scheduler.copies import PageCopy
 from mlxserve.scheduler.disk_pages import Load
 from mlxserve.scheduler.drafts import Drafts
-from mlxserve.scheduler.resize import PoolResize
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.stats import PoolStats
 from tests.scheduler.ghost_states import GhostStates
@@ -180,11 +180,7 @@ class GhostEngine:
             skips_cache=skips_cache,
         )
         request = self.scheduler.add(asked)
-        longest = request.num_prompt + (max_tokens or VERY_LONG)
-        self.promises[request] = min(longest, self.scheduler.page_tables.capacity(request))
-        self.requests[request.id] = request
-        self.answers[request.id] = []
-        self.prefixes[request] = list(accumulate(token_ids, advance, initial=ROOT))[1:]
+        self._know(request)
         return request
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
@@ -210,15 +206,13 @@ class GhostEngine:
         self.audit()
         return done
 
-    def resize(self, num_pages: int) -> PoolResize:
+    def resize(self, num_pages: int) -> Resized:
         """Refused if, and only if, it should be; and then nothing has happened."""
         while self.unread:
             self.read()
         is_refused, pool = self._is_refused(num_pages), self.scheduler.pool
         before = self.scheduler.stats(), PoolStats.of(pool)
-        num_used = pool.num_used
         tables = {request: request.page_table for request in self._live()}
-        are_loading = any(request.loading for request in tables)
         try:
             resized = self.scheduler.resize(num_pages)
         except MlxServeError:
@@ -228,18 +222,42 @@ class GhostEngine:
             self.audit()
             raise
         assert not is_refused, "not refused"
-        self._transfer()  # what is saved is read before anything moves
-        self._move(resized)
-        self.tables.clear()  # of those that were preempted in between, some pages are others' now
-        assert pool.num_pages == num_pages
-        num_known = num_used + len(pool.eviction_order()) + resized.num_forgotten
-        assert bool(resized.num_preempted) <= (num_used > num_pages)
-        if not resized.num_preempted and not are_loading:
-            num_known -= num_used - self.scheduler.pool.num_used
-            assert resized.num_forgotten == max(0, num_known - num_pages)
-        self._judge_ids()
+        if num_pages < before[1].num_pages:
+            assert resized.num_preempted == before[0].num_running
+            assert resized.num_forgotten == before[1].num_cached
+            self._begin_again()
+        else:
+            assert (resized.num_preempted, resized.num_forgotten) == (0, 0)
+            assert all(request.page_table is table for request, table in tables.items())
+        assert self.scheduler.pool.num_pages == resized.num_pages == num_pages
         self.audit()
         return resized
+
+    def _begin_again(self) -> None:
+        """The pool is another one, and empty: named prefixes are computed by new requests."""
+        assert not any(load.is_wanted for load in self.loads), "a page that is gone is read"
+        assert self.scheduler.pool.num_cached == self.scheduler.pool.num_used == 0
+        self.slots.clear()
+        self.states.forget()
+        self.tables.clear()
+        self.pinned.clear()
+        for request in self.scheduler.roster.live:
+            if self.requests.get(request.id) is not request:
+                name = (
+                    f"{request.id} before step {self.scheduler.num_steps} of {len(self.requests)}"
+                )
+                self.requests[name] = self.requests.pop(request.id)
+                self.answers[name] = self.answers.pop(request.id)
+                self.ends[name] = self.ends.pop(request.id)
+                self._know(request)
+
+    def _know(self, request: LiveRequest) -> None:
+        longest = request.num_prompt + (request.asked.params.max_tokens or VERY_LONG)
+        self.promises[request] = min(longest, self.scheduler.page_tables.capacity.of(request))
+        self.requests[request.id] = request
+        self.answers[request.id] = []
+        names = accumulate(request.token_ids, advance, initial=ROOT)
+        self.prefixes[request] = list(names)[1:]
 
     def _is_refused(self, num_pages: int) -> bool:
         """By computing anew what each request and prefix needs."""
@@ -283,20 +301,6 @@ class GhostEngine:
             parent = hashes[-1] if hashes else b""
             hashes.append(page_hash(parent, tail, prefix.asked.cache_salt))
         return hashes
-
-    def _move(self, resized: PoolResize) -> None:
-        assert not resized.moves.keys() & set(resized.moves.values())
-        for source, target in resized.moves.items():
-            self._copy(PageCopy(source, target))
-        end = resized.num_pages * self.scheduler.pool.page_size
-        self.slots = {slot: held for slot, held in self.slots.items() if slot < end}
-
-    def _judge_ids(self) -> None:
-        """No load that a request waits for names a page that is gone; the audit judges the rest."""
-        scheduler = self.scheduler
-        loads = [load.pages for load in self.loads if scheduler.accepts(load)]
-        named = {page for pages in loads for page in pages}
-        assert named <= set(range(scheduler.pool.num_pages)), "a page that is gone is named"
 
     def unpin(self, request: LiveRequest) -> None:
         self.pinned.remove(request)
@@ -381,7 +385,7 @@ class GhostEngine:
         return chunks
 
     def _must_know(self) -> bool:
-        return self.scheduler.might_preempt() or self.scheduler.wants_read()
+        return self.scheduler.must_read()
 
     def drain(self) -> None:
         """Run until every request has ended, and check that nothing is left."""
@@ -400,7 +404,7 @@ class GhostEngine:
         return [leader, *(self.add(token_ids, max_tokens, fork_of=leader) for _ in range(n - 1))]
 
     def _copy_pages(self) -> None:
-        for copy in self.scheduler.pop_copies():
+        for copy in self.scheduler.moves.pop_copies():
             self._copy(copy)
 
     def _copy(self, copy: PageCopy) -> None:
@@ -415,13 +419,13 @@ class GhostEngine:
 
     def _transfer(self) -> None:
         """Save at once; loads end later."""
-        plan = self.scheduler.pop_disk_plan()
+        plan = self.scheduler.moves.disk.pop_plan()
         for save in plan.saves:
             assert not self.unread, "pages are saved while a step is unread"
             pages = dict(list(zip(save.hashes, save.pages, strict=True))[: self.disk.takes])
             self._write_to_disk(pages)
             self.num_saved += len(pages)
-            self.scheduler.finish_save(save, len(pages))
+            self.scheduler.moves.finish_save(save, len(pages))
         self.loads += plan.loads
 
     def _write_to_disk(self, pages: Mapping[bytes, int]) -> None:
@@ -433,8 +437,10 @@ class GhostEngine:
         """Write pages that no request holds, as an engine does between two steps."""
         while self.unread:
             self._read()
-        self._write_to_disk(dict(self.scheduler.unwritten(count, is_idle=is_idle)))
-        for hash_, id_ in self.scheduler.unwritten_states(count) if is_idle else ():
+        disk = self.scheduler.moves.disk
+        plan = disk.unwritten if is_idle else disk.endangered
+        self._write_to_disk(dict(plan(count)))
+        for hash_, id_ in self.scheduler.moves.unwritten_states(count) if is_idle else ():
             assert hash_ not in self.disk.states, "a state is written twice"
             self.disk.states[hash_] = self.states.snapshots[id_]
         self.audit()
@@ -442,7 +448,7 @@ class GhostEngine:
     def finish_load(self, load: Load, at_most: int | None = None) -> None:
         """Write the first `at_most` pages of a load that are on disk, if a request waits for it."""
         self.loads.remove(load)
-        if not self.scheduler.accepts(load):
+        if not load.is_wanted:
             return
         num_pages = self.disk.num_leading(load.run.hashes[:at_most])
         for hash_, page in zip(load.run.hashes[:num_pages], load.pages, strict=False):
@@ -450,7 +456,7 @@ class GhostEngine:
                 self.slots[slot] = content
         has_state = load.with_state and num_pages == len(load.pages)
         state = self.disk.states.get(load.run.hashes[-1]) if has_state else None
-        id_ = self.scheduler.finish_load(load, num_pages, has_state=state is not None)
+        id_ = self.scheduler.moves.finish_load(load, num_pages, has_state=state is not None)
         assert (id_ is None) == (state is None)
         if id_ is not None and state is not None:
             self.states.snapshots[id_] = state
@@ -622,7 +628,7 @@ class GhostEngine:
             "waiting": set(waiting),
             "overtaken": {request: request.num_overtaken for request in waiting},
             "preemptions": self.scheduler.stats().num_preemptions,
-            "might_preempt": self.scheduler.might_preempt(),
+            "might_preempt": self.scheduler.preemption.might_preempt(),
             "unread": len(self.unread),
         }
 
@@ -646,7 +652,7 @@ class GhostEngine:
             assert before["might_preempt"], "preempted although might_preempt() said no"
             assert not planned & before["waiting"], "admitted in a step that preempted"
         self._judge_order(planned & before["waiting"], before)
-        is_read = any(self.scheduler.accepts(load) for load in self.loads)
+        is_read = any(load.is_wanted for load in self.loads)
         # A request that holds the duplicate of a pinned page may have to preempt itself.
         assert chunks or before["unread"] or is_read or preempted or not self._live(), (
             "nothing is planned, ever"
@@ -660,7 +666,7 @@ class GhostEngine:
         if any(request.is_deferred for request in self._live()):
             return
         for request in before["waiting"] - admitted:
-            if request in self.scheduler.followers:
+            if request in self.scheduler.roster.followers:
                 continue
             if request.state is not RequestState.WAITING or request.leader is not None:
                 continue
@@ -691,13 +697,13 @@ class GhostEngine:
         if (
             not config.enable_chunked_prefill
             or len(waiting) > MAX_CANDIDATES
-            or needed > pool.num_free - scheduler.admission.num_reserved(running)
+            or needed > pool.num_free - scheduler.planner.admission.num_reserved()
             or len(running) + len(waiting) > config.max_num_seqs
         ):
             return
         left = config.step_budget - sum(map(self._most_charged, chunks))
         for request in waiting:
-            is_follower = request in scheduler.followers
+            is_follower = request in scheduler.roster.followers
             guide = request.asked.guide
             has_mask = guide is None or guide.is_ready
             is_too_long = len(request.token_ids) > left
@@ -723,7 +729,7 @@ class GhostEngine:
         assert chunk.samples == (chunk.end >= len(request.token_ids))
         if chunk.draft:
             self._judge_draft(chunk)
-        if self.scheduler.is_aligned and chunk.start < request.prefill_end:
+        if self.scheduler.rules.is_aligned and chunk.start < request.prefill_end:
             assert chunk.end % page_size == 0 or chunk.end == request.prefill_end
         if chunk.is_lazy:
             assert self._goes_on(request), "decodes past a certain end"
@@ -736,7 +742,7 @@ class GhostEngine:
         assert not self.states.are_kept, "a recurrent state does not go back"
         assert request.asked.guide is None
         most = request.asked.params.max_tokens or VERY_LONG
-        longest = min(request.num_prompt + most, self.scheduler.page_tables.capacity(request))
+        longest = min(request.num_prompt + most, self.scheduler.page_tables.capacity.of(request))
         assert chunk.end < longest, "drafted past a certain end"
 
     def _live(self) -> list[LiveRequest]:
@@ -757,7 +763,7 @@ class GhostEngine:
         guide = request.asked.guide
         if guide is not None and (guide.must_wait if is_unread else not guide.is_ready):
             return False
-        return sampled < self.scheduler.page_tables.capacity(request) and (
+        return sampled < self.scheduler.page_tables.capacity.of(request) and (
             max_tokens is None or sampled - request.num_prompt < max_tokens
         )
 
@@ -771,7 +777,7 @@ class GhostEngine:
         assert output.num_outputs == len(tokens)
         known = [*request.token_ids[request.num_prompt :]]
         assert known[: len(tokens)] == tokens, "outputs changed"
-        wanted, reason = answer(request, self.scheduler.page_tables.capacity(request))
+        wanted, reason = answer(request, self.scheduler.page_tables.capacity.of(request))
         assert tokens == wanted[: len(tokens)], "another answer than alone"
         if output.finish_reason is not None:
             self.reports[output.request_id] = output.cache

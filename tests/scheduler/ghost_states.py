@@ -26,7 +26,7 @@ class GhostStates:
 
     @property
     def are_kept(self) -> bool:
-        return self.scheduler.state_ids() is not None
+        return self.scheduler.moves.state_ids() is not None
 
     def run(self, chunk: Chunk, prefixes: Sequence[int]) -> None:
         """`prefixes`: names of the request's prefixes by their last position."""
@@ -38,8 +38,7 @@ class GhostStates:
         assert self._before(chunk) == wanted, (
             f"{request.id} begins at {chunk.start} with the state of another prefix"
         )
-        assert chunk.state is not None
-        for position, id_ in chunk.state.keeps:
+        for position, id_ in chunk.state.keeps if chunk.state is not None else ():
             assert chunk.start < position <= chunk.end, "kept outside of the chunk"
             assert position % self.scheduler.pool.page_size == 0, "kept in the middle of a page"
             assert id_ not in self.snapshots, "an id is used twice"
@@ -47,17 +46,21 @@ class GhostStates:
         self.live[request] = salt, prefixes[chunk.end - 1]
 
     def _before(self, chunk: Chunk) -> State:
-        assert chunk.state is not None
-        if chunk.state.restore is not None:
+        if chunk.state is not None and chunk.state.restore is not None:
             self.num_restored += 1
             return self.snapshots[chunk.state.restore]
         if chunk.start == 0:
             return chunk.request.asked.cache_salt, self.root
         return self.live[chunk.request]
 
+    def forget(self) -> None:
+        """Everything: the pool is another one."""
+        self.live.clear()
+        self.snapshots.clear()
+
     def drop(self) -> None:
         """Once a step is launched."""
-        for id_ in self.scheduler.pop_dropped_states():
+        for id_ in self.scheduler.moves.pop_dropped_states():
             del self.snapshots[id_]
         for request in [r for r in self.live if r.state is not RequestState.RUNNING]:
             del self.live[request]
@@ -65,4 +68,4 @@ class GhostStates:
     def judge(self) -> None:
         """Exactly the snapshots exist that the scheduler counts, and no more than fit."""
         if self.are_kept:
-            assert self.scheduler.state_ids() == self.snapshots.keys()
+            assert self.scheduler.moves.state_ids() == self.snapshots.keys()

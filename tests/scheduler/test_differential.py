@@ -130,8 +130,9 @@ class Slow:
         self.num_eligible = min(len(self.live), num_places)
         for request in running:
             start = request.num_computed
-            if start >= request.prefill_end and start + 1 < scheduler.page_tables.max_length(
-                request
+            if (
+                start >= request.prefill_end
+                and start + 1 < scheduler.page_tables.capacity.max_length(request)
             ):
                 if self.is_out_of_pages(request):
                     if not self.engine.unread:
@@ -159,7 +160,7 @@ class Slow:
 
     def trim(self, request: LiveRequest, start: int, budget: int) -> tuple[int, int]:
         """The most tokens that may be taken, by trying them all; and their charge."""
-        is_aligned, known = self.engine.scheduler.is_aligned, len(request.token_ids)
+        is_aligned, known = self.engine.scheduler.rules.is_aligned, len(request.token_ids)
         cap = self.config.step_budget
         if self.num_eligible > 1 and self.config.long_prefill_token_threshold:
             cap = max(self.config.long_prefill_token_threshold, cap // self.num_eligible)

@@ -268,7 +268,7 @@ def test_an_abort_while_the_disk_is_read_frees_the_pages(make_engine: Callable) 
     (load,) = engine.loads
     engine.abort(request.id)
     assert not request.page_table
-    assert not engine.scheduler.accepts(load)
+    assert not load.is_wanted
     engine.finish_load(load)  # comes too late, and is dropped
     engine.drain()
 
@@ -313,7 +313,7 @@ def test_a_prompt_is_read_up_to_its_last_state(make_engine: Callable) -> None:
     assert request.cache is not None
     assert (request.cache.num_tokens, request.cache.num_from_disk) == (20, 20)
     assert engine.states.num_restored == 1
-    assert engine.scheduler.state_stats().num_restored == 1
+    assert engine.scheduler.state_stats.copy().num_restored == 1
 
 
 def test_pages_without_a_state_behind_them_are_not_read(make_engine: Callable) -> None:
@@ -388,11 +388,11 @@ def test_states_are_written_once_the_last_used_first(make_engine: Callable) -> N
     engine = make_engine(num_pages=32, num_state_slots=12)
     old, new = engine.add([1] * 9, 1), engine.add([2] * 9, 1)
     engine.drain()
-    [(hash_, _)] = engine.scheduler.unwritten_states(1)
+    [(hash_, _)] = engine.scheduler.moves.unwritten_states(1)
     assert hash_ in {old.page_hashes[1], new.page_hashes[1]}
     engine.clean(1000)
     assert engine.disk.states.keys() >= {old.page_hashes[1], new.page_hashes[1]}
-    assert engine.scheduler.unwritten_states(1000) == []
+    assert engine.scheduler.moves.unwritten_states(1000) == []
 
 
 # ---- writing
@@ -407,7 +407,7 @@ def test_pages_are_written_newest_first_while_nothing_runs(make_engine: Callable
     assert not engine.disk.num_leading(old.page_hashes)
     engine.clean(1000)
     assert engine.disk.num_leading(old.page_hashes) == 2
-    assert engine.scheduler.unwritten(1000, is_idle=True) == []
+    assert engine.scheduler.moves.disk.unwritten(1000) == []
 
 
 def test_named_prefixes_are_written_first(make_engine: Callable) -> None:
@@ -424,7 +424,7 @@ def test_a_tail_is_not_written(make_engine: Callable) -> None:
     engine = make_engine(num_pages=16)
     engine.add([1] * 10, 1, pins=True)
     engine.drain()
-    assert len(engine.scheduler.unwritten(1000, is_idle=True)) == 2
+    assert len(engine.scheduler.moves.disk.unwritten(1000)) == 2
 
 
 def test_beside_work_only_pages_about_to_be_evicted_are_written(make_engine: Callable) -> None:
@@ -432,16 +432,18 @@ def test_beside_work_only_pages_about_to_be_evicted_are_written(make_engine: Cal
     for engine in (roomy, tight):
         engine.add([1] * 9, 1)
         engine.drain()
-    assert roomy.scheduler.unwritten(1000, is_idle=False) == []
-    hashes = [hash_ for hash_, _ in tight.scheduler.unwritten(1000, is_idle=False)]
+    assert roomy.scheduler.moves.disk.endangered(1000) == []
+    hashes = [hash_ for hash_, _ in tight.scheduler.moves.disk.endangered(1000)]
     [request] = tight.requests.values()
     assert hashes == request.page_hashes[1::-1]  # its end is evicted before its beginning
 
 
 def test_a_pool_without_a_disk_plans_no_moves(make_engine: Callable) -> None:
     engine = make_engine(num_pages=16)
-    engine.scheduler.page_tables.disk = disk_pages.DiskPages(engine.scheduler.pool, None)
-    engine.add([1] * 9, 1)
+    disk = disk_pages.DiskPages(engine.scheduler.pool, None)
+    request = engine.add([1] * 9, 1)
     engine.drain()
-    assert engine.scheduler.unwritten(1000, is_idle=True) == []
-    assert not engine.scheduler.pop_disk_plan()
+    assert disk.unwritten(1000) == []
+    assert disk.num_found(request.page_hashes) == 0
+    assert disk.save(request) is None
+    assert not disk.pop_plan()

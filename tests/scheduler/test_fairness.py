@@ -80,7 +80,7 @@ def test_requests_of_another_length_do_not_change_the_shares(make_engine: Callab
         for repeat in range(10):
             engine.add([number, repeat + 100, 3], 2, client="short")
     engine.scheduler.pool.check()
-    fair_share, worst = engine.scheduler.fair_share, 0
+    fair_share, worst = engine.scheduler.roster.fair_share, 0
     for _ in range(300):
         engine.step()
         worst = max(worst, abs(fair_share.tokens_of("long") - fair_share.tokens_of("short")))
@@ -96,7 +96,7 @@ def test_found_tokens_are_not_charged(make_engine: Callable) -> None:
     engine.drain()
     engine.add([1] * 21, 1, client="second")
     engine.launch()
-    assert engine.scheduler.fair_share.tokens_of("second") == PREFILL_WEIGHT
+    assert engine.scheduler.roster.fair_share.tokens_of("second") == PREFILL_WEIGHT
     engine.drain()
 
 
@@ -106,7 +106,7 @@ def test_what_a_preemption_makes_it_compute_again_is_not_charged(make_engine: Ca
         engine.add([number] * 9, 16, client="me")
     spent = 0
     while engine.scheduler.has_work:
-        spent = max(spent, engine.scheduler.fair_share.tokens_of("me"))
+        spent = max(spent, engine.scheduler.roster.fair_share.tokens_of("me"))
         engine.step()
     assert engine.scheduler.stats().num_preemptions
     assert spent <= 3 * (9 * PREFILL_WEIGHT + 15 * DECODE_WEIGHT)

@@ -1,26 +1,37 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mlxserve.scheduler.limit import Limit, LimitContext, LimitReason, limit
+from mlxserve.scheduler.limit import Limit, LimitContext, LimitReason, LimitRules, limit
 
-BASE = LimitContext(page_size=32, max_model_len=4096, step_budget=2048)
-ALIGNED = replace(BASE, is_aligned=True)
+RULES = LimitRules(page_size=32, step_budget=2048)
+BASE = LimitContext(RULES, max_model_len=4096)
+
+
+def with_rules(ctx: LimitContext, **rules: object) -> LimitContext:
+    return ctx._replace(rules=replace(ctx.rules, **rules))
+
+
+ALIGNED = with_rules(BASE, is_aligned=True)
 
 contexts = st.builds(
     LimitContext,
-    page_size=st.sampled_from([1, 2, 4, 8]),
+    rules=st.builds(
+        LimitRules,
+        page_size=st.sampled_from([1, 2, 4, 8]),
+        step_budget=st.integers(1, 100),
+        long_prefill_token_threshold=st.integers(0, 40),
+        is_chunked=st.booleans(),
+        is_aligned=st.booleans(),
+        charges_pages=st.booleans(),
+    ),
     max_model_len=st.integers(2, 100),
-    step_budget=st.integers(1, 100),
     num_eligible=st.integers(1, 5),
-    long_prefill_token_threshold=st.integers(0, 40),
-    is_chunked=st.booleans(),
-    is_aligned=st.booleans(),
-    charges_pages=st.booleans(),
 )
 chunks = st.tuples(st.integers(0, 90), st.integers(1, 90), st.integers(0, 120)).map(
     lambda t: (t[0], t[0] + t[1], t[2])
@@ -66,18 +77,18 @@ def test_more_budget_never_means_fewer_tokens(
 def test_an_aligned_prefill_ends_on_a_page_or_at_its_end_for_any_start(
     chunk: tuple, budget: int, ctx: LimitContext
 ) -> None:
-    ctx = replace(ctx, is_aligned=True, is_chunked=True)
+    ctx = with_rules(ctx, is_aligned=True, is_chunked=True)
     start, known_end, prefill_end = chunk
     share = limit(*chunk, budget, ctx)
     if share.num_tokens and start < prefill_end:
         end = start + share.num_tokens
-        assert end % ctx.page_size == 0 or end == min(known_end, ctx.max_model_len)
+        assert end % ctx.rules.page_size == 0 or end == min(known_end, ctx.max_model_len)
 
 
 @given(chunks, budgets, contexts)
 def test_an_unaligned_chunk_costs_its_tokens(chunk: tuple, budget: int, ctx: LimitContext) -> None:
     for way in ({"is_aligned": False}, {"charges_pages": False}):
-        share = limit(*chunk, budget, replace(ctx, **way))
+        share = limit(*chunk, budget, with_rules(ctx, **way))
         assert share.charge == share.num_tokens
 
 
@@ -86,20 +97,20 @@ def test_without_chunking_a_prompt_is_taken_whole_or_not_at_all(
     chunk: tuple, budget: int, ctx: LimitContext
 ) -> None:
     start, known_end, prefill_end = chunk
-    share = limit(*chunk, budget, replace(ctx, is_chunked=False))
+    share = limit(*chunk, budget, with_rules(ctx, is_chunked=False))
     if start < prefill_end:
         assert share.num_tokens in (0, min(known_end, ctx.max_model_len) - start)
 
 
 @given(chunks, st.integers(1, 100), contexts)
-@example((8, 10, 9), 2, LimitContext(page_size=2, max_model_len=9, step_budget=1, is_aligned=True))
+@example((8, 10, 9), 2, LimitContext(LimitRules(page_size=2, step_budget=1, is_aligned=True), 9))
 def test_a_page_of_budget_always_yields_tokens(
     chunk: tuple, budget: int, ctx: LimitContext
 ) -> None:
-    ctx = replace(ctx, is_chunked=True)
-    threshold = ctx.long_prefill_token_threshold
-    if chunk[0] < ctx.max_model_len and min(budget, threshold or budget) >= ctx.page_size:
-        ctx = replace(ctx, step_budget=max(budget, ctx.step_budget))
+    ctx = with_rules(ctx, is_chunked=True)
+    threshold = ctx.rules.long_prefill_token_threshold
+    if chunk[0] < ctx.max_model_len and min(budget, threshold or budget) >= ctx.rules.page_size:
+        ctx = with_rules(ctx, step_budget=max(budget, ctx.rules.step_budget))
         assert limit(*chunk, budget, ctx).num_tokens > 0
 
 
@@ -139,13 +150,13 @@ def test_a_short_tail_never_starves_on_a_whole_pages_charge() -> None:
 
 
 def test_the_long_prefill_threshold_is_ignored_when_alone() -> None:
-    ctx = replace(BASE, long_prefill_token_threshold=512)
+    ctx = with_rules(BASE, long_prefill_token_threshold=512)
     assert limit(0, 4000, 4000, 2048, ctx).num_tokens == 2048
-    assert limit(0, 4000, 4000, 2048, replace(ctx, num_eligible=8)).num_tokens == 512
+    assert limit(0, 4000, 4000, 2048, ctx._replace(num_eligible=8)).num_tokens == 512
 
 
 def test_the_fair_share_raises_the_long_prefill_threshold() -> None:
-    ctx = replace(BASE, long_prefill_token_threshold=512, num_eligible=2)
+    ctx = with_rules(BASE, long_prefill_token_threshold=512)._replace(num_eligible=2)
     assert limit(0, 4000, 4000, 2048, ctx).num_tokens == 1024
 
 
@@ -157,5 +168,15 @@ def test_a_prompt_that_ends_in_one_token_is_still_a_prefill() -> None:
 def test_an_empty_budget_and_a_full_context_have_different_reasons() -> None:
     assert limit(0, 9, 9, 0, BASE).reason is LimitReason.BUDGET
     assert limit(4096, 4097, 9, 9, BASE).reason is LimitReason.CONTEXT
-    whole = replace(BASE, is_chunked=False)
+    whole = with_rules(BASE, is_chunked=False)
     assert limit(0, 9, 9, 8, whole).reason is LimitReason.WHOLE_PROMPT
+
+
+def test_alignment_that_could_starve_a_prompt_is_turned_off_with_a_warning(
+    make_engine: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make_engine(page_size=16, max_num_batched_tokens=20, max_num_seqs=8)
+    assert "page_aligned_scheduling is off" in caplog.text
+    engine.add([1] * 40, max_tokens=1)
+    assert engine.spans(engine.launch()) == [("r0", 0, 20)]
+    engine.drain()

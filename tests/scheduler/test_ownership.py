@@ -66,7 +66,7 @@ def test_only_the_page_tables_change_the_pool() -> None:
     methods = {name for name, value in vars(PagePool).items() if callable(value)}
     changes = {name for name in methods if not name.startswith("_")} - READS
     assert methods >= READS
-    assert {"allocate", "retain", "release", "publish", "pin", "resize"} <= changes
+    assert {"allocate", "retain", "release", "publish", "pin", "grow"} <= changes
     callers = {
         path
         for path, tree in product()
@@ -108,3 +108,29 @@ def test_only_the_schedulers_package_changes_a_requests_progress() -> None:
     }
     assert writers
     assert {path for path in writers if not path.startswith("mlxserve/scheduler/")} == set()
+
+
+def test_only_the_roster_says_what_state_a_request_is_in() -> None:
+    writers = {
+        path
+        for path, tree in product()
+        if "mlxserve.request" in imported(tree)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store | ast.Del)
+        and node.attr in {"state", "finish_reason"}
+        and last_name(node.value) != "self"
+    }
+    assert writers == {"mlxserve/scheduler/roster.py"}
+
+
+def test_no_class_of_the_schedulers_package_has_more_than_30_methods() -> None:
+    sizes = {
+        f"{path} {node.name}": sum(isinstance(each, ast.FunctionDef) for each in node.body)
+        for path, tree in product()
+        if path.startswith("mlxserve/scheduler/")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    assert max(sizes.values()) <= 30, {name: size for name, size in sizes.items() if size > 30}
+    assert sizes["mlxserve/scheduler/scheduler.py Scheduler"] <= 25

@@ -373,7 +373,7 @@ def test_the_first_prefix_does_not_hash_the_prompts_that_wait(make_engine: Calla
     waiting = [engine.add([number] * 800, 100) for number in range(50)]
     engine.add(PREFIX, 1, pins=True)
     assert sum(len(request.page_hashes) for request in waiting) == 0
-    engine.scheduler.abort_all()
+    [out for one in list(engine.scheduler.roster.live) for out in engine.scheduler.abort(one.id)]
 
 
 def test_a_prefix_hashes_of_a_prompt_that_has_no_room_beside_it_only_what_they_share(
@@ -387,5 +387,5 @@ def test_a_prefix_hashes_of_a_prompt_that_has_no_room_beside_it_only_what_they_s
         engine.add([7] * 400, 1, pins=True)
     assert max(len(request.page_hashes) for request in strangers) <= 1
     assert len(akin.page_hashes) <= 8
-    engine.scheduler.abort_all()
+    [out for one in list(engine.scheduler.roster.live) for out in engine.scheduler.abort(one.id)]
     assert prefix.is_finished

@@ -94,7 +94,7 @@ def test_p06_holders_of_restored_pages_go_before_requests_without_any(
         while engine.unread:
             engine.read()
         engine.launch()
-    holder = engine.loads[0].request_id
+    holder = engine.loads[0].request.id
     engine.add([7] * 25, 4, priority=-1)  # goes before all waiting requests, and finds no memory
     engine.finish_load(engine.loads[0])
     while engine.unread:

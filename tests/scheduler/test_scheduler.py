@@ -237,7 +237,7 @@ def test_a_step_that_preempts_admits_no_request(make_engine: Callable) -> None:
     engine = make_engine(num_pages=4, page_size=4, max_model_len=16)
     engine.add([1] * 5, max_tokens=10)
     engine.add([2] * 5, max_tokens=10)
-    while not engine.scheduler.might_preempt():
+    while not engine.scheduler.preemption.might_preempt():
         engine.step()
     engine.add([3], max_tokens=1)
     while engine.unread:
@@ -251,7 +251,7 @@ def test_nothing_is_preempted_while_a_step_is_unread(make_engine: Callable) -> N
     engine.add([1] * 8, max_tokens=4)
     engine.add([2] * 8, max_tokens=4)
     engine.launch()
-    assert engine.scheduler.might_preempt()
+    assert engine.scheduler.preemption.might_preempt()
     assert engine.launch() == []
     engine.read()
     assert [chunk.request.id for chunk in engine.launch()] == ["r0"]
@@ -371,18 +371,6 @@ def test_a_stop_string_is_reported_as_stop(make_engine: Callable) -> None:
     assert (output.token_ids, output.finish_reason) == ((), FinishReason.STOP)
 
 
-def test_abort_all_ends_every_request(make_engine: Callable) -> None:
-    engine = make_engine(max_num_seqs=2)
-    for number in (1, 2, 3):
-        engine.add([number] * 3)
-    engine.launch()
-    outputs = engine.scheduler.abort_all()
-    assert [output.request_id for output in outputs] == ["r0", "r1", "r2"]
-    assert {output.finish_reason for output in outputs} == {FinishReason.ABORT}
-    engine.read()
-    assert engine.scheduler.pool.num_used == 0
-
-
 def test_the_cache_is_reset_only_between_requests(make_engine: Callable) -> None:
     engine = make_engine(num_pages=64, **LARGE)
     engine.add(engine.pages(1, 2, 3), max_tokens=2)
@@ -468,9 +456,9 @@ def test_a_guided_request_whose_mask_is_missing_is_left_out_and_others_are_not(
     guide.is_ready = False
     for _ in range(3):
         assert [chunk.request for chunk in engine.step()] == [plain]
-    assert engine.scheduler.awaited_guide() is guide
+    assert engine.scheduler.roster.awaited_guide() is guide
     guide.is_ready = True
-    assert engine.scheduler.awaited_guide() is None
+    assert engine.scheduler.roster.awaited_guide() is None
     assert {chunk.request for chunk in engine.step()} == {guided, plain}
     engine.drain()
 

@@ -64,7 +64,7 @@ def test_where_two_prompts_part_the_second_computes_and_the_third_finds_it(
     assert (second.num_cached, third.num_cached) == (0, 20)
     assert second.cache is not None
     assert second.cache.reason is CacheMiss.NO_SNAPSHOT
-    assert engine.scheduler.state_stats().missed_tokens == 20
+    assert engine.scheduler.state_stats.copy().missed_tokens == 20
 
 
 def test_a_prompt_that_waits_for_another_continues_from_its_state(make_engine: MakeEngine) -> None:
@@ -104,7 +104,7 @@ def test_a_preempted_request_continues_from_its_newest_boundary(make_engine: Mak
         engine.step()
     while engine.unread:
         engine.read()
-    engine.scheduler.preempt_to(0)
+    engine.scheduler.preemption.preempt_to(0)
     num_lost = again.num_lost
     engine.drain()
     assert num_lost - engine.scheduler.stats().resumed_hits < PAGE
@@ -113,7 +113,7 @@ def test_a_preempted_request_continues_from_its_newest_boundary(make_engine: Mak
 def test_requests_that_skip_the_cache_keep_nothing(make_engine: MakeEngine) -> None:
     engine = make_engine(num_state_slots=ROOMY)
     answered(engine, list(range(1, 31)), skips_cache=True, max_tokens=9)
-    assert engine.scheduler.state_ids() == set()
+    assert engine.scheduler.moves.state_ids() == set()
 
 
 def test_a_state_behind_a_token_that_was_dropped_is_not_kept(make_engine: MakeEngine) -> None:
@@ -126,17 +126,17 @@ def test_a_state_behind_a_token_that_was_dropped_is_not_kept(make_engine: MakeEn
     engine.abort(request.id)  # before that token is read
     while engine.unread:
         engine.read()
-    assert engine.scheduler.state_stats().num_snapshots == 0
+    assert engine.scheduler.state_stats.copy().num_snapshots == 0
     assert answered(engine, [*prompt, 9]).num_cached == 0
 
 
 def test_a_reset_forgets_the_states(make_engine: MakeEngine) -> None:
     engine = make_engine(num_state_slots=ROOMY)
     answered(engine, list(range(1, 31)))
-    assert engine.scheduler.state_ids()
+    assert engine.scheduler.moves.state_ids()
     assert engine.reset()
     engine.states.drop()
-    assert engine.scheduler.state_ids() == set()
+    assert engine.scheduler.moves.state_ids() == set()
 
 
 def test_states_behind_lost_pages_go_first_and_the_least_recently_used_next(
@@ -173,11 +173,11 @@ def test_a_named_prefix_keeps_the_state_at_its_end(make_engine: MakeEngine) -> N
 def test_after_a_failure_there_are_no_states(make_engine: MakeEngine) -> None:
     engine = make_engine(num_state_slots=ROOMY)
     answered(engine, list(range(1, 31)))
-    assert engine.scheduler.state_stats().num_snapshots == 2
+    assert engine.scheduler.state_stats.copy().num_snapshots == 2
     engine.scheduler.restart()
-    stats = engine.scheduler.state_stats()
+    stats = engine.scheduler.state_stats.copy()
     assert (stats.num_slots, stats.num_snapshots) == (ROOMY, 0)
-    assert engine.scheduler.state_ids() == set()
+    assert engine.scheduler.moves.state_ids() == set()
 
 
 @pytest.mark.parametrize("pins", [False, True])

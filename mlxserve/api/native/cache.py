@@ -68,7 +68,6 @@ class Cache:
         reply = {
             "num_pages": resized.num_pages,
             "max_model_len": resized.max_model_len,
-            "moved_pages": resized.num_moved,
             "preempted_requests": resized.num_preempted,
             "forgotten_pages": resized.num_forgotten,
         }

@@ -43,7 +43,6 @@ def test_a_resize_reports_the_new_cache(client: TestClient) -> None:
     assert client.post(RESIZE, json={"num_pages": 64}).json() == {
         "num_pages": 64,
         "max_model_len": 1_024,
-        "moved_pages": 2,
         "preempted_requests": 1,
         "forgotten_pages": 2,
     }

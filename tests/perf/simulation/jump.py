@@ -18,7 +18,7 @@ from mlxserve.scheduler.page_tables import PageTables
 def steps_left(tables: PageTables, chunks: Sequence[Chunk]) -> int:
     """Steps of these decodes until the first request certainly ends, this step included."""
     # A chunk's own token is known when the chunk runs.
-    return min(tables.max_length(chunk.request) - chunk.end for chunk in chunks)
+    return min(tables.capacity.max_length(chunk.request) - chunk.end for chunk in chunks)
 
 
 def jump(tables: PageTables, chunks: Sequence[Chunk], at_most: int) -> tuple[Chunk, ...]:
@@ -37,6 +37,7 @@ def jump(tables: PageTables, chunks: Sequence[Chunk], at_most: int) -> tuple[Chu
             assert grown, "a jump is longer than the pool has pages"
     for chunk in chunks:
         chunk.request.num_computed += length - 1
+        chunk.request.commits_until = 0  # more than one token is committed with it
     return tuple(
         Chunk(c.request, c.start, length, c.request.page_table, True, c.is_lazy) for c in chunks
     )

@@ -1,0 +1,299 @@
+"""StepPlanner: the chunks of the next step. Decodes first, then running prompts, then new ones.
+
+Most decodes are planned like the step before: a request is looked at again at the position
+`decodes_until`, where its page table ends, or its answer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from mlxserve.config import SchedulerConfig
+from mlxserve.forward_work import WorkBudget
+from mlxserve.request import Chunk, LiveRequest, RequestState
+from mlxserve.scheduler.admission import Admission, Look
+from mlxserve.scheduler.drafts import MOST_DECODES, MOST_ROWS, Drafts
+from mlxserve.scheduler.limit import LimitContext, LimitReason, LimitRules, limit
+from mlxserve.scheduler.page_tables import PageTables
+from mlxserve.scheduler.preemption import Preemption
+from mlxserve.scheduler.roster import Roster
+from mlxserve.scheduler.state_snapshots import StateSnapshots
+from mlxserve.scheduler.step import Step
+from mlxserve.scheduler.waiting import order
+from mlxserve.stats import SchedulerStats
+
+
+class StepPlanner:
+    """Decides with plain Python: the plan is a function of the calls made so far."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        rules: LimitRules,
+        tables: PageTables,
+        roster: Roster,
+        preemption: Preemption,
+        drafts: Drafts | None,
+        stats: SchedulerStats,
+    ) -> None:
+        self.admission = Admission(config, tables, roster, stats)
+        self._config = config
+        self._rules = rules
+        self._tables = tables
+        self._pool = tables.pool
+        self._roster = roster
+        self._preemption = preemption
+        self._drafts = drafts
+        self._stats = stats
+
+    def plan(
+        self, now: int, prefill_budget: int | None = None, work: WorkBudget | None = None
+    ) -> list[Chunk]:
+        """Step number `now`, as `Scheduler.schedule` says."""
+        step = Step(self._context(), self._config.step_budget, not self._tables.num_unread, work)
+        self._plan_decodes(step)
+        if prefill_budget is not None and step.decodes and self._rules.is_chunked:
+            step.restrict(max(prefill_budget, self._pool.page_size))
+        self._stats.sched_budget_tokens = step.allowed
+        for request in sorted(step.prompts, key=order):
+            self._plan_prefill(request, step)
+        if not step.has_preempted:
+            for look in self.admission.choose(step, now):
+                self._start(look, step)
+        if self._drafts is not None:
+            self._plan_drafts(step, self._drafts)
+        assert step.budget >= 0, "the step is overdrawn"
+        return self._launch(step)
+
+    def _context(self) -> LimitContext:
+        """Of the requests that might use the step: those that run, and those in the queue that find
+        a place. Parked ones wait for what these compute, so that a cap for their sake would delay
+        them."""
+        num_running = len(self._roster.running)
+        num_places = self.admission.max_running - num_running if self._pool.num_free else 0
+        num_eligible = num_running + min(len(self._roster.waiting), max(0, num_places))
+        return LimitContext(self._rules, self._tables.capacity.max_model_len, num_eligible)
+
+    # ---- decodes
+
+    def _plan_decodes(self, step: Step) -> None:
+        """A token for every request that decodes; finds the running prompts on the way."""
+        decodes = [
+            request
+            for request in list(self._roster.running.values())
+            if request.num_computed < request.decodes_until or self._goes_on(request, step)
+        ]
+        if step.has_preempted:
+            decodes = [request for request in decodes if request.state is RequestState.RUNNING]
+        step.decode(decodes)
+        charge = self._roster.fair_share.charge
+        for client, count in Counter([request.asked.client for request in decodes]).items():
+            charge(client, decode=count)
+
+    def _goes_on(self, request: LiveRequest, step: Step) -> bool:
+        """Whether the request decodes in this step; if so, how long that stays the same."""
+        start = request.num_computed
+        if start < request.prefill_end:
+            step.prompts.append(request)
+            return False
+        last = self._tables.capacity.max_length(request) - 1
+        # At the last position the token that is still unread is certainly its last.
+        if request.is_drafting or start >= last or not self._has_mask(request):
+            return False
+        if not self._preemption.grow(request, start + 1, step):
+            return False
+        if request.asked.guide is None:
+            request.decodes_until = min(last, len(request.page_table) * self._pool.page_size)
+        return True
+
+    @staticmethod
+    def _has_mask(request: LiveRequest) -> bool:
+        """Whether the token after the next one could be chosen."""
+        if request.num_computed < len(request.token_ids):
+            return request.can_sample()
+        guide = request.feed_guide()
+        return guide is None or not guide.must_wait  # its next token is still unread
+
+    # ---- prompts
+
+    def _plan_prefill(self, request: LiveRequest, step: Step) -> None:
+        if request.state is not RequestState.RUNNING:
+            return  # preempted in this plan
+        start = request.num_computed
+        if request.loading:
+            return
+        # Without a free page it waits for the others; only if there are none does it preempt.
+        if self._tables.room(request) == 0 and (
+            not step.is_empty or not self._preemption.grow(request, start + 1, step)
+        ):
+            return
+        if self._tables.disk.num_left(request):
+            self._tables.load(request)
+            return
+        budget = min(step.budget_at(start), self._tables.room(request))
+        end = request.prefill_end
+        share = limit(start, end, end, budget, step.ctx)
+        if share.reason is LimitReason.ALIGNMENT:
+            self.admission.count_deferral(request)
+        if start + share.num_tokens >= request.prefill_end and not request.can_sample():
+            return  # its last chunk would sample
+        if share.num_tokens:
+            grown = self._tables.grow(request, start + share.num_tokens)
+            assert grown, "there was room for the share"
+            step.add(request, share)
+
+    def _start(self, look: Look, step: Step) -> None:
+        request, tail, cache = look.request, look.tail, self._tables.cache
+        num_cached, num_known = len(look.cached), cache.num_known(request)
+        self._roster.admit(request)
+        self._tables.start(request, look.cached, look.num_on_disk, tail)
+        if cache.serves(request):
+            self._roster.followers.lead(request, request.page_hashes[num_cached:])
+        self._count_hits(request)
+        request.prefill_end = len(request.token_ids)
+        if request.cache is None:
+            num_copied = tail.num_tokens if tail else 0
+            request.cache = cache.report(
+                request, num_cached, num_copied, num_known, look.num_on_disk
+            )
+        if look.share is None:
+            self._tables.load(request)
+            return
+        grown = self._tables.grow(request, request.num_computed + look.share.num_tokens)
+        assert grown, "admitted without the pages it needs"
+        if tail:
+            self._tables.copy_tail(request, tail)
+        step.add(request, look.share)
+
+    def _count_hits(self, request: LiveRequest) -> None:
+        stats, num_hits = self._stats, request.num_computed
+        num_read = self._tables.disk.num_left(request)
+        request.has_resumed = request.has_run
+        if not request.has_run:
+            request.num_cached = num_hits
+            # Only here: what a preemption makes it compute again is not charged to its client.
+            num_missing = len(request.token_ids) - num_hits - num_read
+            self._roster.fair_share.charge(request.asked.client, prefill=num_missing)
+            stats.prompt_tokens += len(request.token_ids)
+            if self._tables.cache.serves(request):
+                stats.prefix_queries += len(request.token_ids)
+                stats.prefix_hits += num_hits
+        else:
+            if self._tables.cache.serves(request):
+                stats.resumed_queries += len(request.token_ids)
+                stats.resumed_hits += num_hits
+            stats.recomputed_tokens += max(0, request.num_lost - num_hits - num_read)
+
+    # ---- drafts
+
+    def wants_read(self) -> bool:
+        """Whether to read the unread step before a plan: what a draft goes on from must be known."""
+        if self._drafts is None or not self._tables.num_unread:
+            return False
+        running = self._roster.running.values()
+        if any(request.is_drafting for request in running):
+            return True
+        if len(running) > MOST_DECODES:
+            return False
+        hopeful = [
+            request
+            for request in running
+            if _may_draft(request)
+            and len(request.token_ids) == request.num_computed
+            and self._num_draftable(request, len(request.token_ids) + 1) > 0
+        ]
+        # Each is looked at: one that was in sight and does not come counts as a failure.
+        return sum(map(self._drafts.is_in_sight, hopeful)) > 0
+
+    def _plan_drafts(self, step: Step, drafts: Drafts) -> None:
+        """Have decodes verify drafts with what the step has left, if there are few of them."""
+        if not 0 < len(step.decodes) <= MOST_DECODES:
+            return
+        most = MOST_ROWS // len(step.decodes) - 1
+        for request in step.decodes:
+            num_known = len(request.token_ids)
+            if request.num_in_flight or not _may_draft(request):
+                continue
+            longest = min(most, step.budget, self._num_draftable(request, num_known))
+            draft = drafts.draft(request, longest)
+            draft = draft[: self._num_covered(request, num_known + len(draft)) - num_known]
+            if draft:
+                grown = self._tables.grow(request, num_known + len(draft))
+                assert grown, "there was room for the draft"
+                step.add_draft(request, draft)
+
+    def _num_draftable(self, request: LiveRequest, num_known: int) -> int:
+        """Tokens after the known ones that leave one more for the model to sample."""
+        return self._tables.capacity.max_length(request) - num_known - 1
+
+    def _num_covered(self, request: LiveRequest, end: int) -> int:
+        """Tokens up to `end` that the request may have pages for, without any that others need
+        next: a draft never makes a plan preempt."""
+        page_size = self._pool.page_size
+        num_held = len(request.page_table)
+        if end <= num_held * page_size:
+            return end
+        num_others = self.admission.num_reserved() + len(self._roster.running)
+        return min(end, (num_held + max(0, self._pool.num_free - num_others)) * page_size)
+
+    # ---- chunks
+
+    def _launch(self, step: Step) -> list[Chunk]:
+        """The chunks of a plan, from now on counted as computed: decodes, drafts, prompts."""
+        drafts, snapshots = step.drafts, self._tables.snapshots
+        decodes = step.decodes
+        chunks = _decoded([one for one in decodes if one not in drafts] if drafts else decodes)
+        chunks += [_drafted(request, draft) for request, draft in drafts.items()]
+        if snapshots is not None:
+            chunks = [self._with_state(chunk, snapshots) for chunk in chunks]
+        for request, share in step.plan.items():
+            chunk = _prefilled(request, share.num_tokens)
+            if snapshots is not None:
+                chunk = chunk._replace(state=snapshots.plan(request, chunk.start, chunk.end))
+            chunks.append(chunk)
+        self._tables.num_unread += bool(chunks)
+        return chunks
+
+    def _with_state(self, chunk: Chunk, snapshots: StateSnapshots) -> Chunk:
+        """A decode's state is kept at page boundaries only."""
+        if chunk.end % self._pool.page_size:
+            return chunk
+        return chunk._replace(state=snapshots.plan(chunk.request, chunk.start, chunk.end))
+
+
+def _prefilled(request: LiveRequest, num_tokens: int) -> Chunk:
+    """The next tokens of a prompt."""
+    start = request.num_computed
+    request.num_computed = end = start + num_tokens
+    request.num_in_flight += 1
+    request.is_deferred = False
+    samples = end >= len(request.token_ids)
+    return Chunk(request, start, num_tokens, request.page_table, samples)
+
+
+def _decoded(requests: list[LiveRequest]) -> list[Chunk]:
+    """A chunk of one token for each of them."""
+    chunks = []
+    for request in requests:
+        start = request.num_computed
+        request.num_computed = start + 1
+        request.num_in_flight += 1
+        is_lazy = start == len(request.token_ids)
+        chunks.append(Chunk(request, start, 1, request.page_table, True, is_lazy))
+    return chunks
+
+
+def _drafted(request: LiveRequest, draft: tuple[int, ...]) -> Chunk:
+    """A decode that verifies a draft: its tokens count as computed when they are read."""
+    start = request.num_computed
+    request.num_computed = start + 1
+    request.num_in_flight += 1
+    request.is_drafting = True
+    request.decodes_until = request.commits_until = 0
+    return Chunk(request, start, 1 + len(draft), request.page_table, True, draft=draft)
+
+
+def _may_draft(request: LiveRequest) -> bool:
+    """Not where a token's choice depends on the ones before it by more than the model: the sampler
+    counts known tokens, and a guide has read only those."""
+    return request.asked.guide is None and not request.asked.params.is_penalised
