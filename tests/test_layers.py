@@ -22,17 +22,16 @@ ARROWS: dict[str, str] = {
     "tui/sanitise": "",
     "tui/home": "",
     "tui/commands": "",
-    "tui/importing": "",
     "tui/background": "",
     "tui/opening": "tui/background",
-    "tui/talk": "tui/sanitise tui/home tui/importing",
+    "tui/talk": "tui/sanitise tui/home",
     "tui/chat": "tui/sanitise tui/talk",
     "tui/paint": "tui/sanitise",
     "tui/widgets": "tui/sanitise tui/commands tui/opening tui/talk tui/chat tui/paint",
     "tui/engine": "tui/sanitise tui/talk tui/chat",
     "tui/actions": "tui/sanitise tui/talk tui/chat tui/paint tui/widgets",
     "tui": (
-        "tui/home tui/commands tui/importing tui/background tui/opening tui/talk tui/chat tui/paint "
+        "tui/home tui/commands tui/background tui/opening tui/talk tui/chat tui/paint "
         "tui/widgets tui/engine tui/actions"
     ),
     "mlxserve/version": "",

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from typing import ClassVar
 
 from textual import on
@@ -38,7 +39,6 @@ from tui.commands import COMMANDS, Command, command_named, key_words, looks_like
 from tui.engine.panel import PanelInput
 from tui.engine.placement import PanelPlacement
 from tui.home import Home
-from tui.importing import import_in_turn
 from tui.leaving import EndingSignals
 from tui.paint.theme import DARK, LIGHT
 from tui.talk.connection import Connector
@@ -152,8 +152,7 @@ class ChatApp(App[None]):
         self.run_worker(self.link.watch(), group="watch")
         self.run_worker(self._restore())
         self.run_worker(self._panel_placement.watch_pages(), group="pages")
-        for module in ("markdown_it", "tui.paint.syntax"):
-            self.run_worker(partial(import_in_turn, module), thread=True)
+        self.run_worker(_import_the_rest, thread=True)
 
     async def _restore(self) -> None:
         self.window.composer.use_history(await self._open_chat.history())
@@ -335,3 +334,12 @@ class ChatApp(App[None]):
 
     def on_unmount(self) -> None:
         self._signals.restore()
+
+
+def _import_the_rest() -> None:
+    """One after the other: two threads that import parts of one package can wait for each other.
+
+    The client comes first, because a thread of the connector imports it as well.
+    """
+    for module in ("tui.talk.client", "markdown_it", "tui.paint.syntax"):
+        import_module(module)

@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from textual.screen import Screen
 from textual.widgets import OptionList
 
+from tests.tui import scripts
+from tests.tui.fake_server import FakeServer
+from tests.tui.terminals import Terminal
 from tui.app import ChatApp
 from tui.chat.messages import Role, State
 from tui.chat.open_chat import OpenChat
@@ -25,17 +27,14 @@ from tui.widgets.message import AnswerView
 from tui.widgets.models_dialog import ModelsDialog
 from tui.widgets.transcript import Transcript
 
-if TYPE_CHECKING:
-    from conftest import FakeServer, Terminal
-
 Run = Callable[..., None]
 
 
-def shows(t: "Terminal", dialog: type[Screen[Any]]) -> bool:
+def shows(t: Terminal, dialog: type[Screen[Any]]) -> bool:
     return isinstance(t.app.screen, dialog)
 
 
-def has_copied(t: "Terminal", text: str) -> bool:
+def has_copied(t: Terminal, text: str) -> bool:
     return t.app.clipboard == text
 
 
@@ -51,9 +50,7 @@ def test_importing_the_app_imports_no_engine() -> None:
     assert done.stdout.strip() == "[]"
 
 
-async def test_an_answer_streams_onto_the_screen(
-    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
-) -> None:
+async def test_an_answer_streams_onto_the_screen(t: Terminal, server: FakeServer) -> None:
     gate = scripts.Gate()
     server.script(
         *(scripts.say("# Sky\n\nIt is **bl"), gate, scripts.say("ue**.\n")),
@@ -71,7 +68,7 @@ async def test_an_answer_streams_onto_the_screen(
     assert t.messages == ["why?", "# Sky\n\nIt is **blue**.\n"]
 
 
-async def test_the_whole_conversation_is_sent(t: "Terminal", server: "FakeServer") -> None:
+async def test_the_whole_conversation_is_sent(t: Terminal, server: FakeServer) -> None:
     for text in ("one", "two"):
         await t.ask(text)
         await t.until(lambda: "Ready" in t.status and t.messages[-1:] == ["Yes."])
@@ -83,9 +80,7 @@ async def test_the_whole_conversation_is_sent(t: "Terminal", server: "FakeServer
     assert server.requests[1]["model"] == "small"
 
 
-async def test_enter_sends_and_other_keys_start_a_new_line(
-    t: "Terminal", server: "FakeServer"
-) -> None:
+async def test_enter_sends_and_other_keys_start_a_new_line(t: Terminal, server: FakeServer) -> None:
     await t.type("a b\nc")
     await t.press("shift+enter")
     await t.type("d")
@@ -99,7 +94,7 @@ async def test_enter_sends_and_other_keys_start_a_new_line(
 
 
 async def test_enter_sends_also_when_the_list_of_commands_empties_at_that_moment(
-    t: "Terminal", server: "FakeServer"
+    t: Terminal, server: FakeServer
 ) -> None:
     await t.type("/mod")
     await t.until_shown("/model [NAME]")
@@ -109,12 +104,12 @@ async def test_enter_sends_also_when_the_list_of_commands_empties_at_that_moment
 
 
 def test_esc_stops_the_answer_and_keeps_its_text(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace, home: Home, patience: float
+    terminal: Run, server: FakeServer, home: Home, patience: float
 ) -> None:
     gate = scripts.Gate()
     server.script(scripts.say("half of it"), gate)
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.ask("why?")
         await t.until_shown("half of it")
         await t.press("escape")
@@ -131,7 +126,7 @@ def test_esc_stops_the_answer_and_keeps_its_text(
 
 
 async def test_the_question_is_on_disk_before_it_is_sent(
-    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace, home: Home
+    t: Terminal, server: FakeServer, home: Home
 ) -> None:
     gate = scripts.Gate()
     server.script(gate, scripts.say("x"))
@@ -145,9 +140,7 @@ async def test_the_question_is_on_disk_before_it_is_sent(
     await t.until_shown("x")
 
 
-async def test_an_error_is_one_sentence_with_what_to_do(
-    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
-) -> None:
+async def test_an_error_is_one_sentence_with_what_to_do(t: Terminal, server: FakeServer) -> None:
     server.script(scripts.refuse(429, "64 requests are waiting"))
     await t.ask("why?")
     await t.until_shown("64 requests are waiting")
@@ -157,19 +150,17 @@ async def test_an_error_is_one_sentence_with_what_to_do(
     await t.until_shown("version 2 of 2")
 
 
-async def test_a_lost_connection_keeps_the_text_so_far(
-    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
-) -> None:
+async def test_a_lost_connection_keeps_the_text_so_far(t: Terminal, server: FakeServer) -> None:
     server.script(scripts.say("half"), scripts.hang_up, reason=None)
     await t.ask("why?")
     await t.until_shown("before the answer was complete")
     assert t.messages[-1] == "half"
 
 
-def test_a_failed_connection_is_reported_and_retried(terminal: Run, server: "FakeServer") -> None:
+def test_a_failed_connection_is_reported_and_retried(terminal: Run, server: FakeServer) -> None:
     server.models = []
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.until_shown("has no model")
         assert "Not connected" in t.status
         server.models = ["small"]
@@ -180,10 +171,10 @@ def test_a_failed_connection_is_reported_and_retried(terminal: Run, server: "Fak
     terminal(story, is_ready=False)
 
 
-def test_a_message_sent_while_connecting_is_queued(terminal: Run, server: "FakeServer") -> None:
+def test_a_message_sent_while_connecting_is_queued(terminal: Run, server: FakeServer) -> None:
     server.health = (503, {"status": "loading", "progress": 0.25})
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.until(lambda: "Loading" in t.status)
         assert "25%" in t.status
         await t.ask("are you there?")
@@ -195,9 +186,7 @@ def test_a_message_sent_while_connecting_is_queued(terminal: Run, server: "FakeS
     terminal(story, is_ready=False)
 
 
-async def test_messages_sent_during_an_answer_are_queued(
-    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
-) -> None:
+async def test_messages_sent_during_an_answer_are_queued(t: Terminal, server: FakeServer) -> None:
     gate = scripts.Gate()
     server.script(scripts.say("first"), gate)
     server.script(scripts.say("second"))
@@ -211,9 +200,7 @@ async def test_messages_sent_during_an_answer_are_queued(
     await t.until(lambda: t.messages == ["one", "first", "two", "second"])
 
 
-async def test_stopping_the_answer_returns_queued_messages(
-    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
-) -> None:
+async def test_stopping_the_answer_returns_queued_messages(t: Terminal, server: FakeServer) -> None:
     server.script(scripts.say("first"), scripts.Gate())
     await t.ask("one")
     await t.until_shown("first")
@@ -223,9 +210,7 @@ async def test_stopping_the_answer_returns_queued_messages(
     assert len(server.requests) == 1
 
 
-async def test_a_new_chat_stops_the_answer_and_keeps_both(
-    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
-) -> None:
+async def test_a_new_chat_stops_the_answer_and_keeps_both(t: Terminal, server: FakeServer) -> None:
     server.script(scripts.say("first"), scripts.Gate())
     await t.ask("one")
     await t.until_shown("first")
@@ -240,9 +225,7 @@ async def test_a_new_chat_stops_the_answer_and_keeps_both(
     await t.until_shown("stopped")
 
 
-async def test_thinking_is_closed_until_it_is_opened(
-    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
-) -> None:
+async def test_thinking_is_closed_until_it_is_opened(t: Terminal, server: FakeServer) -> None:
     gate = scripts.Gate()
     server.script(scripts.think("secret ", "thoughts"), gate, scripts.say("the answer"))
     await t.ask("why?")
@@ -258,9 +241,7 @@ async def test_thinking_is_closed_until_it_is_opened(
     await t.until(lambda: "secret" not in t.screen)
 
 
-async def test_thinking_opened_while_it_streams_continues(
-    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
-) -> None:
+async def test_thinking_opened_while_it_streams_continues(t: Terminal, server: FakeServer) -> None:
     gate = scripts.Gate()
     server.script(scripts.think("one "), gate, scripts.think("two"), scripts.say("done"))
     await t.ask("why?")
@@ -272,7 +253,7 @@ async def test_thinking_opened_while_it_streams_continues(
     await t.until_shown("done")
 
 
-async def test_an_edited_question_starts_a_branch(t: "Terminal", server: "FakeServer") -> None:
+async def test_an_edited_question_starts_a_branch(t: Terminal, server: FakeServer) -> None:
     await t.ask("one")
     await t.until_shown("Yes.")
     await t.until_ready()
@@ -287,7 +268,7 @@ async def test_an_edited_question_starts_a_branch(t: "Terminal", server: "FakeSe
     assert server.requests[1]["messages"] == [{"role": "user", "content": "uno"}]
 
 
-async def test_esc_cancels_an_edit(t: "Terminal", server: "FakeServer") -> None:
+async def test_esc_cancels_an_edit(t: Terminal, server: FakeServer) -> None:
     await t.ask("one")
     await t.until_shown("Yes.")
     await t.until_ready()
@@ -299,7 +280,7 @@ async def test_esc_cancels_an_edit(t: "Terminal", server: "FakeServer") -> None:
     await t.until(lambda: len(t.messages) == 4)
 
 
-async def test_keys_act_on_the_focused_message(t: "Terminal", server: "FakeServer") -> None:
+async def test_keys_act_on_the_focused_message(t: Terminal, server: FakeServer) -> None:
     for text in ("one", "two"):
         await t.ask(text)
         await t.until(lambda: "Ready" in t.status and t.messages[-1:] == ["Yes."])
@@ -314,7 +295,7 @@ async def test_keys_act_on_the_focused_message(t: "Terminal", server: "FakeServe
     await t.until(lambda: t.messages == ["one", "Yes.", "two", "Yes."])
 
 
-async def test_search_finds_words_in_every_chat(t: "Terminal", server: "FakeServer") -> None:
+async def test_search_finds_words_in_every_chat(t: Terminal, server: FakeServer) -> None:
     for text in ("the lighthouse", "the harbour"):
         await t.press("ctrl+n")
         await t.until(lambda: t.messages == [])
@@ -328,7 +309,7 @@ async def test_search_finds_words_in_every_chat(t: "Terminal", server: "FakeServ
     await t.until(lambda: t.messages == ["the lighthouse", "Yes."])
 
 
-async def test_a_chat_is_deleted_on_the_second_press(t: "Terminal", home: Home) -> None:
+async def test_a_chat_is_deleted_on_the_second_press(t: Terminal, home: Home) -> None:
     await t.ask("one")
     await t.until_shown("Yes.")
     await t.until_ready()
@@ -342,9 +323,7 @@ async def test_a_chat_is_deleted_on_the_second_press(t: "Terminal", home: Home) 
     await t.until(lambda: t.messages == [])
 
 
-async def test_a_system_prompt_is_set_changed_and_removed(
-    t: "Terminal", server: "FakeServer"
-) -> None:
+async def test_a_system_prompt_is_set_changed_and_removed(t: Terminal, server: FakeServer) -> None:
     await t.ask("/system Rhyme.")
     await t.until_shown("with a system prompt")
     await t.ask("one")
@@ -362,7 +341,7 @@ async def test_a_system_prompt_is_set_changed_and_removed(
 
 
 async def test_an_attached_file_is_shown_in_the_composer(
-    t: "Terminal", server: "FakeServer", tmp_path: Path
+    t: Terminal, server: FakeServer, tmp_path: Path
 ) -> None:
     (tmp_path / "a.py").write_text("1 + 1\n")
     await t.ask(f"/attach {tmp_path}/b.py")
@@ -375,14 +354,14 @@ async def test_an_attached_file_is_shown_in_the_composer(
     assert server.requests[0]["messages"][0]["content"].endswith("```\n\nwhy?")
 
 
-async def test_text_after_a_command_without_argument_is_not_lost(t: "Terminal") -> None:
+async def test_text_after_a_command_without_argument_is_not_lost(t: Terminal) -> None:
     await t.ask("/new plan for the garden")
     await t.until_shown("takes no argument")
     assert t.composer.text == "/new plan for the garden"
 
 
 async def test_a_message_to_a_chat_deleted_elsewhere_is_returned(
-    t: "Terminal", server: "FakeServer", home: Home
+    t: Terminal, server: FakeServer, home: Home
 ) -> None:
     await t.ask("one")
     await t.until_shown("Yes.")
@@ -398,7 +377,7 @@ async def test_a_message_to_a_chat_deleted_elsewhere_is_returned(
 
 
 async def test_an_answer_in_a_chat_deleted_elsewhere_continues_with_a_notice(
-    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace, home: Home
+    t: Terminal, server: FakeServer, home: Home
 ) -> None:
     gate = scripts.Gate()
     server.script(scripts.say("half "), gate, scripts.say("whole"))
@@ -412,12 +391,12 @@ async def test_an_answer_in_a_chat_deleted_elsewhere_continues_with_a_notice(
     await t.until_shown("half whole")
 
 
-async def test_a_slash_alone_is_a_message(t: "Terminal", server: "FakeServer") -> None:
+async def test_a_slash_alone_is_a_message(t: Terminal, server: FakeServer) -> None:
     await t.ask("/ ")
     await t.until_shown("Yes.")
 
 
-async def test_the_arrow_keys_recall_earlier_questions(t: "Terminal") -> None:
+async def test_the_arrow_keys_recall_earlier_questions(t: Terminal) -> None:
     for text in ("one", "two"):
         await t.ask(text)
         await t.until(lambda: "Ready" in t.status and t.messages[-1:] == ["Yes."])
@@ -430,7 +409,7 @@ async def test_the_arrow_keys_recall_earlier_questions(t: "Terminal") -> None:
     assert t.composer.text == "draft"
 
 
-async def test_commands_are_suggested_and_run(t: "Terminal") -> None:
+async def test_commands_are_suggested_and_run(t: Terminal) -> None:
     await t.type("/hel")
     await t.until_shown("Show all keys")
     await t.press("enter")
@@ -445,7 +424,7 @@ async def test_commands_are_suggested_and_run(t: "Terminal") -> None:
     await t.until(lambda: t.app.theme == "mlxserve-light")
 
 
-async def test_an_unknown_command_is_not_sent(t: "Terminal", server: "FakeServer") -> None:
+async def test_an_unknown_command_is_not_sent(t: Terminal, server: FakeServer) -> None:
     await t.type("/frobnicate")
     await t.press("enter")
     await t.until_shown("Unknown command")
@@ -453,13 +432,13 @@ async def test_an_unknown_command_is_not_sent(t: "Terminal", server: "FakeServer
     assert server.requests == []
 
 
-async def test_a_path_is_a_message(t: "Terminal", server: "FakeServer") -> None:
+async def test_a_path_is_a_message(t: Terminal, server: FakeServer) -> None:
     await t.ask("/etc/hosts is what?")
     await t.until_shown("Yes.")
 
 
 def test_the_theme_is_remembered(terminal: Run, home: Home) -> None:
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.press("f2")
         await t.until(lambda: t.app.theme == "mlxserve-light")
 
@@ -469,7 +448,7 @@ def test_the_theme_is_remembered(terminal: Run, home: Home) -> None:
     store.close()
 
 
-async def test_a_model_is_chosen(t: "Terminal", server: "FakeServer") -> None:
+async def test_a_model_is_chosen(t: Terminal, server: FakeServer) -> None:
     await t.ask("/model")
     await t.until(lambda: isinstance(t.app.screen, ModelsDialog))
     await t.press("down", "enter")
@@ -481,7 +460,7 @@ async def test_a_model_is_chosen(t: "Terminal", server: "FakeServer") -> None:
     await t.until_shown("no such model")
 
 
-async def test_a_chat_is_renamed_and_exported(t: "Terminal", tmp_path: Path) -> None:
+async def test_a_chat_is_renamed_and_exported(t: Terminal, tmp_path: Path) -> None:
     await t.ask("one")
     await t.until_shown("Yes.")
     await t.until_ready()
@@ -494,7 +473,7 @@ async def test_a_chat_is_renamed_and_exported(t: "Terminal", tmp_path: Path) -> 
 
 
 async def test_copying_is_explicit_and_safe(
-    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    t: Terminal, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tui.actions.clipboard.shutil.which", lambda name: None)
     server.script(scripts.say("run:\n\n```sh\nls\x1b[2J\n```\n"))
@@ -508,14 +487,12 @@ async def test_copying_is_explicit_and_safe(
     await t.until(lambda: t.app.clipboard == "ls␛[2J\n")
 
 
-def test_hostile_text_stays_text(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
-) -> None:
+def test_hostile_text_stays_text(terminal: Run, server: FakeServer) -> None:
     hostile = "\x1b]52;c;x\x07 [red]x[/] [@click=app.quit]y[/] \u202e \x9b2J"
     server.script(scripts.think(hostile), scripts.say(hostile))
     server.models = ["\x1b[31m[bold]evil"]
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.ask(hostile)
         await t.until_shown("[@click=app.quit]y[/]")
         await t.press("ctrl+t")
@@ -526,9 +503,7 @@ def test_hostile_text_stays_text(
     terminal(story)
 
 
-async def test_a_click_on_the_thinking_opens_it(
-    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
-) -> None:
+async def test_a_click_on_the_thinking_opens_it(t: Terminal, server: FakeServer) -> None:
     server.script(scripts.think("secret"), scripts.say("answer"))
     await t.ask("why?")
     await t.until_shown("answer")
@@ -538,7 +513,7 @@ async def test_a_click_on_the_thinking_opens_it(
 
 
 async def test_a_click_on_a_link_opens_it_and_only_web_pages_are_links(
-    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
+    t: Terminal, server: FakeServer
 ) -> None:
     server.script(
         scripts.say("[page](https://a.example/x) [file](file:///etc/passwd) [m](mailto:a@b)")
@@ -554,12 +529,10 @@ async def test_a_click_on_a_link_opens_it_and_only_web_pages_are_links(
     assert len(opened) == len("page") // 2
 
 
-def test_every_screen_works_in_a_small_window(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
-) -> None:
+def test_every_screen_works_in_a_small_window(terminal: Run, server: FakeServer) -> None:
     server.script(scripts.say("# A\n\n- b\n\n```py\nc\n```\n\n|d|e|\n|-|-|\n|f|g|\n\nthe end"))
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.ask("why?")
         await t.until_shown("the end")
         for key, dialog in (("f1", HelpDialog), ("ctrl+o", ChatsDialog)):
@@ -578,7 +551,7 @@ def test_every_screen_works_in_a_small_window(
 
 
 async def test_a_scroll_position_is_kept_while_text_arrives(
-    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
+    t: Terminal, server: FakeServer
 ) -> None:
     gate = scripts.Gate()
     server.script(scripts.say("line\n\n" * 60), gate, scripts.say("more\n\n" * 60))
@@ -604,7 +577,7 @@ def test_a_long_chat_is_shown_from_its_end_and_extended_when_scrolling_up(
         parent = store.add(chat.id, parent, Role.USER, f"number {number:03}").id
     store.close()
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.press("ctrl+o", "enter")
         await t.until_shown("number 057")
         assert len(t.views) == Transcript.WINDOW
@@ -635,7 +608,7 @@ def test_a_long_answer_shows_its_end_first_and_then_all_of_it(terminal: Run, hom
     store.add(chat.id, question.id, Role.ASSISTANT, text)
     store.close()
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.press("ctrl+o", "enter")
         await t.until_shown("end")
         await t.until(lambda: t.views[-1].num_lines == 2 * 902 - 1)
@@ -646,9 +619,7 @@ def test_a_long_answer_shows_its_end_first_and_then_all_of_it(terminal: Run, hom
     terminal(story)
 
 
-async def test_a_large_piece_is_painted_in_parts(
-    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
-) -> None:
+async def test_a_large_piece_is_painted_in_parts(t: Terminal, server: FakeServer) -> None:
     gate = scripts.Gate()
     server.script(scripts.say("some words\n\n" * 4_000), gate, scripts.say("the end"))
     numbers: list[int] = []
@@ -663,7 +634,7 @@ async def test_a_large_piece_is_painted_in_parts(
     assert max(b - a for a, b in pairwise(steps)) < 4_000
 
 
-def test_without_a_usable_file_the_chat_works_in_memory(server: "FakeServer", home: Home) -> None:
+def test_without_a_usable_file_the_chat_works_in_memory(server: FakeServer, home: Home) -> None:
     from tui.launch import open_store
 
     home.folder.mkdir()
@@ -688,7 +659,7 @@ def test_a_terminal_is_needed(tmp_path: Path) -> None:
 
 
 async def test_ctrl_c_copies_the_selection(
-    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    t: Terminal, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tui.actions.clipboard.shutil.which", lambda name: None)
     server.script(scripts.say("some *words* here"))
@@ -703,14 +674,14 @@ async def test_ctrl_c_copies_the_selection(
     await t.until(lambda: t.app.clipboard == "some words")
 
 
-async def test_an_editor_that_cannot_open_is_reported(t: "Terminal") -> None:
+async def test_an_editor_that_cannot_open_is_reported(t: Terminal) -> None:
     await t.type("draft")
     await t.press("ctrl+g")
     await t.until_shown("cannot open an editor")
     assert t.composer.text == "draft"
 
 
-def own_server(server: "FakeServer", home: Home) -> Callable[..., ServerProcess]:
+def own_server(server: FakeServer, home: Home) -> Callable[..., ServerProcess]:
     """Starts a program that only prints the fake server's address."""
     home.create()
     script = home.folder / "serve"
@@ -723,13 +694,13 @@ def own_server(server: "FakeServer", home: Home) -> Callable[..., ServerProcess]
 
 
 def test_a_question_is_asked_again_when_its_server_has_died(
-    server: "FakeServer", scripts: SimpleNamespace, home: Home, play: Callable[..., None]
+    server: FakeServer, home: Home, play: Callable[..., None]
 ) -> None:
     gate = scripts.Gate()
     server.script(scripts.say("half"), gate, scripts.hang_up, reason=None)
     connector = Connector(ConnectOptions(), home, own_server(server, home))
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.until_ready()
         await t.ask("why?")
         await t.until_shown("half")
@@ -747,12 +718,12 @@ def test_a_question_is_asked_again_when_its_server_has_died(
 
 
 def test_a_server_that_dies_is_restarted_once_and_then_reported_with_its_log(
-    server: "FakeServer", home: Home, play: Callable[..., None]
+    server: FakeServer, home: Home, play: Callable[..., None]
 ) -> None:
     create = own_server(server, home)
     connector = Connector(ConnectOptions(), home, create)
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.until_ready()
         process = connector.server
         assert process is not None
@@ -775,12 +746,12 @@ def test_a_server_that_dies_is_restarted_once_and_then_reported_with_its_log(
 
 
 def test_a_question_that_finds_its_server_gone_is_asked_again_once_there_is_another(
-    server: "FakeServer", home: Home, play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, home: Home, play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connector = Connector(ConnectOptions(), home, own_server(server, home))
     ask = OpenChat.ask
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         async def ask_while_it_dies(*args: Any, **options: Any) -> Any:
             question = await ask(*args, **options)
             await t.app.link.close()  # as when the end of the server has just been noticed
@@ -799,19 +770,17 @@ def test_a_question_that_finds_its_server_gone_is_asked_again_once_there_is_anot
     connector.stop_server()
 
 
-async def test_ctrl_c_alone_does_not_quit(t: "Terminal") -> None:
+async def test_ctrl_c_alone_does_not_quit(t: Terminal) -> None:
     await t.press("ctrl+c")
     await t.until_shown("Press Ctrl+C again to quit")
     assert t.app.is_running
 
 
-def test_a_stopped_answer_is_continued(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace, home: Home
-) -> None:
+def test_a_stopped_answer_is_continued(terminal: Run, server: FakeServer, home: Home) -> None:
     server.script(scripts.say("one, two, "), scripts.Gate())
     server.script(scripts.say("three"))
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.ask("/continue")
         await t.until_shown("Nothing to continue")
         await t.ask("count")
@@ -834,7 +803,7 @@ def test_a_stopped_answer_is_continued(
 
 
 async def test_a_file_is_mentioned_completed_and_sent(
-    t: "Terminal", server: "FakeServer", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    t: Terminal, server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "main.py").write_text("1 + 1\n")
@@ -857,7 +826,7 @@ async def test_a_file_is_mentioned_completed_and_sent(
 
 
 async def test_code_blocks_are_copied_one_after_the_other(
-    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    t: Terminal, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tui.actions.clipboard.shutil.which", lambda name: None)
     server.script(scripts.say("```\none\n```\n\nand\n\n```\ntwo\n```\n"))
@@ -876,7 +845,7 @@ async def test_code_blocks_are_copied_one_after_the_other(
     await t.until_shown("has 2 code blocks")
 
 
-def has_found(t: "Terminal", line: str) -> bool:
+def has_found(t: Terminal, line: str) -> bool:
     """Whether the message with this first line is the only one marked as found."""
     marked = [view.message.text for view in t.views if view.has_class("found")]
     return [text.split("\n")[0] for text in marked] == [line]
@@ -891,7 +860,7 @@ def test_find_goes_from_the_last_match_to_earlier_ones(terminal: Run, home: Home
         parent = store.add(chat.id, parent, Role.USER, words).id
     store.close()
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.press("ctrl+o", "enter")
         await t.until_shown("number 47")
         await t.press("f5")
@@ -907,7 +876,7 @@ def test_find_goes_from_the_last_match_to_earlier_ones(terminal: Run, home: Home
     terminal(story)
 
 
-async def test_tab_goes_to_the_last_message(t: "Terminal", server: "FakeServer") -> None:
+async def test_tab_goes_to_the_last_message(t: Terminal, server: FakeServer) -> None:
     for text in ("one", "two", "three"):
         await t.ask(text)
         await t.until_ready()
@@ -918,14 +887,14 @@ async def test_tab_goes_to_the_last_message(t: "Terminal", server: "FakeServer")
 
 
 @pytest.mark.parametrize("key", ["ctrl+c", "escape"])
-async def test_a_dialog_is_closed(key: str, t: "Terminal") -> None:
+async def test_a_dialog_is_closed(key: str, t: Terminal) -> None:
     await t.press("f1")
     await t.until(lambda: isinstance(t.app.screen, HelpDialog))
     await t.press(key)
     await t.until(lambda: not isinstance(t.app.screen, HelpDialog))
 
 
-async def test_ctrl_q_quits_from_a_dialog(t: "Terminal") -> None:
+async def test_ctrl_q_quits_from_a_dialog(t: Terminal) -> None:
     await t.press("f1")
     await t.until(lambda: isinstance(t.app.screen, HelpDialog))
     await t.press("ctrl+q")
@@ -933,12 +902,12 @@ async def test_ctrl_q_quits_from_a_dialog(t: "Terminal") -> None:
 
 
 def test_sampling_is_set_shown_sent_and_remembered(
-    terminal: Run, server: "FakeServer", home: Home
+    terminal: Run, server: FakeServer, home: Home
 ) -> None:
     home.create()
     home.presets.write_text("[creative]\ntemperature = 1.1\n")
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.ask("/set")
         await t.until_shown("the model's defaults apply")
         await t.ask("/set temperature 0.3")
@@ -954,7 +923,7 @@ def test_sampling_is_set_shown_sent_and_remembered(
         await t.ask("/set preset creative")
         await t.until_shown("temperature 1.1 ·")
 
-    async def again(t: "Terminal") -> None:
+    async def again(t: Terminal) -> None:
         await t.until_shown("temperature 1.1 ·")
         await t.ask("/set temperature off")
         await t.until(lambda: "temperature 1.1" not in t.screen)
@@ -964,9 +933,9 @@ def test_sampling_is_set_shown_sent_and_remembered(
 
 
 def test_the_last_chat_is_continued_and_a_draft_is_kept(
-    server: "FakeServer", home: Home, new_terminal: Callable[..., "Terminal"]
+    server: FakeServer, home: Home, new_terminal: Callable[..., Terminal]
 ) -> None:
-    async def play(story: Callable[["Terminal"], Any], *, continues: bool) -> ChatApp:
+    async def play(story: Callable[[Terminal], Any], *, continues: bool) -> ChatApp:
         connector = Connector(ConnectOptions(url=server.url), home)
         app = ChatApp(connector, Store.open(home.chats), home, continues=continues)
         async with app.run_test(size=(100, 30), notifications=True) as pilot:
@@ -976,17 +945,17 @@ def test_the_last_chat_is_continued_and_a_draft_is_kept(
             await app.action_quit()
         return app
 
-    async def first(t: "Terminal") -> None:
+    async def first(t: Terminal) -> None:
         await t.ask("why?")
         await t.until(lambda: t.messages[-1:] == ["Yes."])
         await t.type("half a thought")
 
-    async def second(t: "Terminal") -> None:
+    async def second(t: Terminal) -> None:
         await t.until(lambda: t.messages == ["why?", "Yes."])
         assert t.composer.text == "half a thought"
         t.composer.write("")
 
-    async def third(t: "Terminal") -> None:
+    async def third(t: Terminal) -> None:
         assert t.messages == []
         assert t.composer.text == ""
 
@@ -996,7 +965,7 @@ def test_the_last_chat_is_continued_and_a_draft_is_kept(
 
 
 async def test_a_mentioned_file_that_does_not_exist_is_pointed_out_once(
-    t: "Terminal", server: "FakeServer"
+    t: Terminal, server: FakeServer
 ) -> None:
     await t.ask("read @missing.txt")
     await t.until_shown("There is no file missing.txt")
@@ -1006,9 +975,7 @@ async def test_a_mentioned_file_that_does_not_exist_is_pointed_out_once(
     await t.until(lambda: len(server.requests) == 1)
 
 
-async def test_scrolled_up_the_end_is_one_key_away(
-    t: "Terminal", server: "FakeServer", scripts: SimpleNamespace
-) -> None:
+async def test_scrolled_up_the_end_is_one_key_away(t: Terminal, server: FakeServer) -> None:
     server.script(scripts.say("\n\n".join(f"line {number}" for number in range(80))))
     await t.ask("count")
     await t.until_shown("line 79")
@@ -1022,7 +989,7 @@ async def test_scrolled_up_the_end_is_one_key_away(
 
 
 async def test_regenerating_an_earlier_answer_says_where_the_later_messages_are(
-    t: "Terminal", server: "FakeServer"
+    t: Terminal, server: FakeServer
 ) -> None:
     for text in ("one", "two"):
         await t.ask(text)
@@ -1036,14 +1003,14 @@ async def test_regenerating_an_earlier_answer_says_where_the_later_messages_are(
     await t.until(lambda: t.messages == ["one", "Yes.", "two", "Yes."])
 
 
-async def test_the_palette_knows_the_names_of_the_commands(t: "Terminal") -> None:
+async def test_the_palette_knows_the_names_of_the_commands(t: Terminal) -> None:
     await t.press("ctrl+p")
     await t.type("retry")
     await t.until_shown("/retry  Ctrl+R")
 
 
 async def test_enter_pressed_while_the_list_of_commands_empties_sends_the_text(
-    t: "Terminal",
+    t: Terminal,
 ) -> None:
     """What is typed at once, as a paste by a terminal or tmux, outruns the list."""
     await t.until_ready()

@@ -6,14 +6,12 @@ import os
 import time
 import tty
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.tui.fake_server import FakeServer
+from tests.tui.terminals import Window
 from tui.background import QUESTION, is_light_background, is_light_by_name, read_answer
-
-if TYPE_CHECKING:
-    from conftest import FakeServer, Window
 
 WHITE = b"\x1b]11;rgb:ffff/ffff/ffff\x1b\\"
 BLACK = b"\x1b]11;rgb:1e1e/1e1e/2e2e\x07"

@@ -3,19 +3,17 @@
 import re
 import signal
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
+from tests.tui import scripts
+from tests.tui.fake_server import FakeServer
+from tests.tui.terminals import Window
 from tests.waiting import wait_until
 from tui.chat.messages import State, StoredMessage
 from tui.chat.store import Store
 from tui.home import Home
-
-if TYPE_CHECKING:
-    from conftest import FakeServer, Window
 
 CTRL_C, CTRL_Q, ENTER = "\x03", "\x11", "\r"
 
@@ -32,7 +30,7 @@ def last_message(home: Home) -> StoredMessage:
 
 
 def test_a_conversation_in_a_terminal(
-    open_window: Callable[..., "Window"], server: "FakeServer", scripts: SimpleNamespace, home: Home
+    open_window: Callable[..., Window], server: FakeServer, home: Home
 ) -> None:
     server.script(scripts.say("It is **blue**."))
     window = open_window(*attached(server.url))
@@ -46,9 +44,8 @@ def test_a_conversation_in_a_terminal(
 
 
 def test_killing_it_loses_at_most_the_last_second(
-    open_window: Callable[..., "Window"],
-    server: "FakeServer",
-    scripts: SimpleNamespace,
+    open_window: Callable[..., Window],
+    server: FakeServer,
     home: Home,
     patience: float,
 ) -> None:
@@ -67,9 +64,8 @@ def test_killing_it_loses_at_most_the_last_second(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_and_keeps_the_text_so_far(
-    open_window: Callable[..., "Window"],
-    server: "FakeServer",
-    scripts: SimpleNamespace,
+    open_window: Callable[..., Window],
+    server: FakeServer,
     home: Home,
     number: signal.Signals,
 ) -> None:
@@ -84,9 +80,8 @@ def test_a_signal_ends_it_and_keeps_the_text_so_far(
 
 
 def test_closing_the_window_ends_it_and_keeps_the_text_so_far(
-    open_window: Callable[..., "Window"],
-    server: "FakeServer",
-    scripts: SimpleNamespace,
+    open_window: Callable[..., Window],
+    server: FakeServer,
     home: Home,
     patience: float,
 ) -> None:
@@ -100,7 +95,7 @@ def test_closing_the_window_ends_it_and_keeps_the_text_so_far(
     assert (last_message(home).text, last_message(home).state) == ("half of it", State.STOPPED)
 
 
-def test_ctrl_c_twice_ends_it(open_window: Callable[..., "Window"], server: "FakeServer") -> None:
+def test_ctrl_c_twice_ends_it(open_window: Callable[..., Window], server: FakeServer) -> None:
     window = open_window(*attached(server.url))
     window.wait_for("Ready")
     window.press(CTRL_C)
@@ -110,7 +105,7 @@ def test_ctrl_c_twice_ends_it(open_window: Callable[..., "Window"], server: "Fak
 
 
 def test_two_terminals_share_their_chats(
-    open_window: Callable[..., "Window"], server: "FakeServer", home: Home
+    open_window: Callable[..., Window], server: FakeServer, home: Home
 ) -> None:
     windows = [open_window(*attached(server.url)) for _ in range(2)]
     for window in windows:
@@ -130,7 +125,7 @@ def test_two_terminals_share_their_chats(
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["quit", "killed"])
 def test_the_installed_command_starts_and_stops_its_server(
-    open_window: Callable[..., "Window"], home: Home, ending: str
+    open_window: Callable[..., Window], home: Home, ending: str
 ) -> None:
     window = open_window("-m", "mlxserve", "chat", patience=180.0)
     window.wait_for("Ready")

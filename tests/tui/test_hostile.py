@@ -10,18 +10,16 @@ import shutil
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 from textual.strip import Strip
 
+from tests.tui import scripts
+from tests.tui.fake_server import FakeServer
+from tests.tui.terminals import Pane, Terminal
 from tui.chat.messages import Role, State
 from tui.chat.store import Store
 from tui.home import Home
-
-if TYPE_CHECKING:
-    from conftest import FakeServer, Pane, Terminal
 
 pytestmark = pytest.mark.slow
 
@@ -115,10 +113,9 @@ def is_harmless(character: str) -> bool:
 def test_no_answer_puts_anything_harmful_on_the_screen(
     names: Sequence[str],
     terminal: Callable[..., None],
-    server: "FakeServer",
-    scripts: SimpleNamespace,
+    server: FakeServer,
 ) -> None:
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.ask("/thinking")  # open in every chat from now on
         for name in names:
             server.script(scripts.think(HOSTILE[name]), scripts.say(HOSTILE[name]))
@@ -153,7 +150,7 @@ STATE = (
 needs_tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 
 
-def obedient(pane: "Pane") -> None:
+def obedient(pane: Pane) -> None:
     """Configure a terminal that obeys every request."""
     for option in ("set-clipboard", "allow-passthrough", "allow-rename", "monitor-bell"):
         pane.set(option, "on")
@@ -181,9 +178,8 @@ def frame(screen: str) -> list[str]:
 
 @needs_tmux
 def test_no_answer_controls_the_terminal(
-    pane: "Pane",
-    server: "FakeServer",
-    scripts: SimpleNamespace,
+    pane: Pane,
+    server: FakeServer,
     home: Home,
     tmp_path: Path,
 ) -> None:
@@ -225,7 +221,7 @@ def sequences(written: Path) -> set[str]:
 
 
 @needs_tmux
-def test_the_same_terminal_obeys_unfiltered_output(pane: "Pane", tmp_path: Path) -> None:
+def test_the_same_terminal_obeys_unfiltered_output(pane: Pane, tmp_path: Path) -> None:
     obedient(pane)
     harm = tmp_path / "harm"
     harm.write_text(

@@ -2,19 +2,16 @@
 
 import random
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.tui import scripts
+from tests.tui.fake_server import FakeServer
+from tests.tui.terminals import Terminal
 from tui.chat.messages import State
 from tui.chat.store import Store
 from tui.commands import COMMANDS
-
-if TYPE_CHECKING:
-    from conftest import FakeServer, Terminal
-
-    from tui.home import Home
+from tui.home import Home
 
 KEYS = [
     *(
@@ -38,8 +35,7 @@ KEYS = [
 )
 def test_the_terminal_works_after_random_keys(
     terminal: Callable[..., None],
-    server: "FakeServer",
-    scripts: SimpleNamespace,
+    server: FakeServer,
     home: "Home",
     monkeypatch: pytest.MonkeyPatch,
     seed: int,
@@ -58,7 +54,7 @@ def test_the_terminal_works_after_random_keys(
             )
         )
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         for _ in range(100):
             await t.press(chance.choice(KEYS))
         while len(t.app.screen_stack) > 1:

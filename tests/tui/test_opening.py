@@ -5,18 +5,16 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.tui.fake_server import FakeServer
+from tests.tui.terminals import Terminal, Window
 from tui.chat.store import Store
 from tui.home import Home
 from tui.opening import ENTER, LEAVE, PLACEHOLDER, STARTING, TITLE
 from tui.paint.theme import LIGHT
 from tui.talk.connection import ConnectOptions, Connector, ConnectProgress, ServerConnection
-
-if TYPE_CHECKING:
-    from conftest import FakeServer, Terminal, Window
 
 LIGHT_BACKGROUND = "48;2;250;250;247"
 CHAT = ("-m", "mlxserve", "chat", "--url")
@@ -42,14 +40,14 @@ class NeverConnects(Connector):
 
 
 def test_the_app_draws_the_words_of_the_frame_in_the_same_places(
-    open_window: Callable[..., "Window"], play: Callable[..., None], home: Home
+    open_window: Callable[..., Window], play: Callable[..., None], home: Home
 ) -> None:
     window = open_window("-c", ENDLESS, "chat")
     window.wait_for_bytes("importing")
     placed = re.findall(r"\x1b\[(\d+);(\d+)H(?:\x1b\[1m)?(\w[ \w]*)", window.all_written)
     assert [words for *_, words in placed] == [TITLE, STARTING, PLACEHOLDER]
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.until_shown(STARTING)
         lines = t.screen.split("\n")
         for y, x, words in placed:
@@ -71,8 +69,8 @@ def test_the_frame_needs_no_slow_import() -> None:
 
 
 def test_keys_typed_before_the_app_runs_reach_it(
-    open_window: Callable[..., "Window"],
-    server: "FakeServer",
+    open_window: Callable[..., Window],
+    server: FakeServer,
     home: Home,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -99,7 +97,7 @@ def test_keys_typed_before_the_app_runs_reach_it(
 
 @pytest.mark.parametrize("end", ["ctrl+c", "SIGTERM", "SIGHUP"])
 def test_a_signal_before_the_app_runs_restores_the_terminal(
-    open_window: Callable[..., "Window"], end: str
+    open_window: Callable[..., Window], end: str
 ) -> None:
     window = open_window("-c", ENDLESS, "chat", "--url", "http://127.0.0.1:9")
     window.wait_for("importing")
@@ -122,7 +120,7 @@ def test_a_signal_before_the_app_runs_restores_the_terminal(
     ],
 )
 def test_an_invalid_flag_is_reported_on_the_normal_screen(
-    open_window: Callable[..., "Window"], flags: tuple[str, ...], words: str, code: int
+    open_window: Callable[..., Window], flags: tuple[str, ...], words: str, code: int
 ) -> None:
     window = open_window("-m", "mlxserve", "chat", *flags)
     assert window.end() == code
@@ -143,7 +141,7 @@ def test_an_invalid_flag_is_reported_on_the_normal_screen(
     ],
 )
 def test_only_the_chat_in_a_usual_terminal_has_a_first_frame(
-    open_window: Callable[..., "Window"],
+    open_window: Callable[..., Window],
     arguments: tuple[str, ...],
     variables: dict[str, str],
 ) -> None:

@@ -17,12 +17,14 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 from textual.command import CommandInput
 from textual.widgets import Input, OptionList
 
+from tests.tui import scripts
+from tests.tui.fake_server import FakeServer
+from tests.tui.terminals import Terminal
 from tui.chat.live_answer import AnswerPhase, LiveAnswer
 from tui.chat.messages import AnswerStats, Role
 from tui.chat.store import Store
@@ -32,9 +34,6 @@ from tui.talk.connection import ConnectOptions, Connector, ConnectProgress
 from tui.talk.errors import ChatError
 from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
 from tui.widgets.dialogs import HelpDialog
-
-if TYPE_CHECKING:
-    from conftest import FakeServer, Terminal
 
 SETTLED = 3  # equal pictures in a row
 PICTURES = Path(__file__).parent / "pictures"
@@ -98,7 +97,7 @@ class Machine(ModelCatalog):
 class Album:
     """The pictures of one window."""
 
-    def __init__(self, t: "Terminal", size: tuple[int, int], theme: str) -> None:
+    def __init__(self, t: Terminal, size: tuple[int, int], theme: str) -> None:
         self._t = t
         self._size, self._theme = size, theme
         self.taken: set[str] = set()
@@ -207,7 +206,7 @@ def earlier_chats(home: Home) -> None:
 class OwnServer(Connector):
     """Stands for a server started here, so that the model can be changed."""
 
-    def __init__(self, server: "FakeServer", home: Home) -> None:
+    def __init__(self, server: FakeServer, home: Home) -> None:
         super().__init__(ConnectOptions(), home)
         self._url = server.url
         self.is_running = False
@@ -218,15 +217,20 @@ class OwnServer(Connector):
         return self._url
 
 
-async def chat_states(
-    t: "Terminal", album: Album, server: "FakeServer", s: SimpleNamespace
-) -> None:
+async def chat_states(t: Terminal, album: Album, server: FakeServer) -> None:
     """A running answer, and the ways it can end."""
-    asked, thought, written = s.Gate(), s.Gate(), s.Gate()
+    asked, thought, written = scripts.Gate(), scripts.Gate(), scripts.Gate()
     server.script(
-        s.say(""), asked, s.think("First the ", "*pages*."), thought, s.say(MARKDOWN), written
+        scripts.say(""),
+        asked,
+        scripts.think("First the ", "*pages*."),
+        thought,
+        scripts.say(MARKDOWN),
+        written,
     )
-    card = s.request_card("request-1", "prefilling", num_computed=12_288, num_to_compute=19_020)
+    card = scripts.request_card(
+        "request-1", "prefilling", num_computed=12_288, num_to_compute=19_020
+    )
     server.engine["/api/v1/requests"] = {"data": [card]}
     await t.ask("How does paged attention work?")
     await album.take("prefilling", "12,288 of 19,020")
@@ -245,23 +249,25 @@ async def chat_states(
     await t.ask("/thinking")
 
     server.script(
-        s.say("I look it up."),
-        s.chunk({"tool_calls": [{"index": 0, "function": {"name": "search", "arguments": "{}"}}]}),
+        scripts.say("I look it up."),
+        scripts.chunk(
+            {"tool_calls": [{"index": 0, "function": {"name": "search", "arguments": "{}"}}]}
+        ),
     )
     await t.ask("Search for it.")
     await t.until_ready()
     await album.take("tool-call", "search({})")
 
-    server.script(s.say("half of"), s.hang_up, reason=None)
+    server.script(scripts.say("half of"), scripts.hang_up, reason=None)
     await t.ask("Will this break?")
     await album.take("failed", "before the answer was complete", "Failed")
-    server.script(s.say(HOSTILE))
+    server.script(scripts.say(HOSTILE))
     await t.press("ctrl+r")
     await t.until_ready()
     await album.take("versions-and-hostile-text", "version 2 of 2", "␛]52;c;x␇[red]x[/]")
 
 
-async def writing_states(t: "Terminal", album: Album) -> None:
+async def writing_states(t: Terminal, album: Album) -> None:
     """The composer, and what opens above it."""
     await t.press("escape", "escape")
     await album.take("editing", "Editing", "cancels the edit")
@@ -285,7 +291,7 @@ async def writing_states(t: "Terminal", album: Album) -> None:
     t.app.clear_notifications()
 
 
-async def dialog_states(t: "Terminal", album: Album) -> None:
+async def dialog_states(t: Terminal, album: Album) -> None:
     await t.press("f1")
     await t.until(lambda: isinstance(t.app.screen, HelpDialog))
     await album.take("help", "Keys and commands")
@@ -302,7 +308,7 @@ async def dialog_states(t: "Terminal", album: Album) -> None:
     await t.until_shown("Enter sends")
 
 
-async def model_states(t: "Terminal", album: Album) -> None:
+async def model_states(t: Terminal, album: Album) -> None:
     await t.ask("/model")
     await album.take("models", "too large", "short chats")
     await t.press("down", "down", "enter")
@@ -312,7 +318,7 @@ async def model_states(t: "Terminal", album: Album) -> None:
     await t.press("escape")
 
 
-async def engine_states(t: "Terminal", album: Album, server: "FakeServer") -> None:
+async def engine_states(t: Terminal, album: Album, server: FakeServer) -> None:
     is_narrow = t.app.size.width < 110
     await t.press("f4")
     if is_narrow:
@@ -337,8 +343,7 @@ async def engine_states(t: "Terminal", album: Album, server: "FakeServer") -> No
 @pytest.mark.usefixtures("standing_clock")
 def test_every_state_looks_as_accepted(
     play: Callable[..., None],
-    server: "FakeServer",
-    scripts: SimpleNamespace,
+    server: FakeServer,
     home: Home,
     size: tuple[int, int],
     theme: str,
@@ -353,7 +358,7 @@ def test_every_state_looks_as_accepted(
     server.health = (503, {"status": "loading", "progress": 0.6})
     connector = OwnServer(server, home)
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         album = Album(t, size, theme)
         t.composer.cursor_blink = False
         await album.take("not-connected", "Not connected", "exited with code 1")
@@ -363,7 +368,7 @@ def test_every_state_looks_as_accepted(
         server.health = (200, {"status": "ok"})
         await t.until_ready()
         await album.take("ready", "Ready", "Ask something")
-        await chat_states(t, album, server, scripts)
+        await chat_states(t, album, server)
         await writing_states(t, album)
         await dialog_states(t, album)
         await model_states(t, album)

@@ -8,16 +8,13 @@ import threading
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.tui.terminals import Pane
 from tui.chat.messages import State, StoredMessage
 from tui.chat.store import Store
 from tui.home import Home
-
-if TYPE_CHECKING:
-    from conftest import Pane
 
 pytestmark = [
     pytest.mark.slow,
@@ -69,7 +66,7 @@ def is_writing(screen: str) -> bool:
     return "Writing · Esc stops" in screen
 
 
-def test_a_day_in_the_terminal(pane: "Pane", home: Home, tmp_path: Path) -> None:
+def test_a_day_in_the_terminal(pane: Pane, home: Home, tmp_path: Path) -> None:
     pane.open()
     pane.until_ready()
     pane.ask("Remember the code word plum-42.")
@@ -128,7 +125,7 @@ def test_a_day_in_the_terminal(pane: "Pane", home: Home, tmp_path: Path) -> None
         os.kill(server, 0)
 
 
-def test_a_kill_during_an_answer_loses_at_most_a_second(pane: "Pane", home: Home) -> None:
+def test_a_kill_during_an_answer_loses_at_most_a_second(pane: Pane, home: Home) -> None:
     pane.open()
     pane.until_ready()
     seen: list[tuple[float, int]] = []  # time, and words of the answer on the screen
@@ -174,7 +171,7 @@ def number_in(pattern: str, screen: str) -> int:
     return 0 if found is None else int(found[1].replace(",", ""))
 
 
-def test_the_panel_shows_shared_and_reused_pages(pane: "Pane", home: Home, tmp_path: Path) -> None:
+def test_the_panel_shows_shared_and_reused_pages(pane: Pane, home: Home, tmp_path: Path) -> None:
     rules = "The train to Oslo left the valley in the morning. " * 12
     (tmp_path / "other").mkdir()
     with closing(type(pane)(home, tmp_path / "other")) as other:

@@ -12,18 +12,15 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
 import pytest
 
 from mlxserve.hub.embedded import model_path
+from tests.tui.terminals import Pane
 from tui.chat.messages import Role, State
 from tui.chat.store import Store
 from tui.home import Home
-
-if TYPE_CHECKING:
-    from conftest import Pane
 
 pytestmark = [
     pytest.mark.slow,
@@ -73,7 +70,7 @@ def painted(screen: str) -> Iterator[tuple[str, tuple[int, int, int], tuple[int,
             yield text, text_colour, back_colour
 
 
-def look(pane: "Pane") -> None:
+def look(pane: Pane) -> None:
     """Every word on the screen can be seen."""
     pieces = [piece for piece in painted(pane.colours) if WORD.search(piece[0])]
     assert pieces, pane.screen
@@ -81,12 +78,12 @@ def look(pane: "Pane") -> None:
     assert not faint, pane.screen
 
 
-def look_when_ready(pane: "Pane") -> None:
+def look_when_ready(pane: Pane) -> None:
     pane.until_ready()
     look(pane)
 
 
-def look_when_answered(pane: "Pane", home: Home, count: int) -> None:
+def look_when_answered(pane: Pane, home: Home, count: int) -> None:
     """Once the newest chat has so many whole answers."""
     pane.until(lambda _: num_answers(home) == count)
     look_when_ready(pane)
@@ -98,7 +95,7 @@ def num_answers(home: Home) -> int:
     return sum(m.role is Role.ASSISTANT and m.state is State.DONE for m in path)
 
 
-def do(pane: "Pane", text: str, is_so: Callable[[str], bool]) -> str:
+def do(pane: Pane, text: str, is_so: Callable[[str], bool]) -> str:
     """Type a line, wait for what it has to lead to, and look at the screen."""
     pane.ask(text)
     screen = pane.until(is_so)
@@ -118,7 +115,7 @@ def shows(*words: str) -> Callable[[str], bool]:
     ],
 )
 def test_the_first_five_minutes(
-    pane_of_size: Callable[..., "Pane"],
+    pane_of_size: Callable[..., Pane],
     home: Home,
     tmp_path: Path,
     size: tuple[int, int],

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from tui.home import Home
-from tui.importing import import_in_turn
 from tui.sanitise import one_line
 from tui.talk.errors import ChatError
 from tui.talk.server_process import ServerProcess
@@ -104,7 +104,7 @@ class Connector:
         """Wait until the server is ready. Raises ChatError."""
         url = await self.address(report)
         # httpx takes longer to import than the first picture may take, so it is imported here.
-        await asyncio.to_thread(import_in_turn, "tui.talk.client")
+        await asyncio.to_thread(import_module, "tui.talk.client")
         from tui.talk.client import ChatClient
 
         client = ChatClient(url, api_key=self.options.api_key)

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
+from tests.tui import scripts
+from tests.tui.fake_server import FakeServer
+from tests.tui.terminals import Terminal
 from tui.chat.store import Store
 from tui.home import Home
-
-if TYPE_CHECKING:
-    from conftest import FakeServer, Terminal
 
 Run = Callable[..., None]
 CONTEXT = 1000
 
 
-def too_long(scripts: SimpleNamespace) -> list[Any]:
+def too_long() -> scripts.Refuse:
     message = f"the prompt has {CONTEXT + 200} tokens, but the context has {CONTEXT}"
-    [step] = scripts.refuse(400, "")
     error = {"message": message, "code": "context_length_exceeded"}
-    return [type(step)(400, json.dumps({"error": error}).encode())]
+    return scripts.Refuse(400, json.dumps({"error": error}).encode())
 
 
-def exchanges(server: FakeServer, scripts: SimpleNamespace, *counts: int) -> None:
+def exchanges(server: FakeServer, *counts: int) -> None:
     """Answers that end at these numbers of tokens."""
     server.model_fields = {"owned_by": "mlxserve", "max_model_len": CONTEXT}
     for number, count in enumerate(counts):
@@ -43,9 +40,9 @@ def asked(server: FakeServer) -> list[str]:
 
 
 def test_the_header_shows_how_much_of_the_context_is_used(
-    terminal: Run, server: FakeServer, scripts: SimpleNamespace
+    terminal: Run, server: FakeServer
 ) -> None:
-    exchanges(server, scripts, 300, 850)
+    exchanges(server, 300, 850)
 
     async def story(t: Terminal) -> None:
         assert "small · 0 / 1.0k" in t.screen
@@ -59,10 +56,10 @@ def test_the_header_shows_how_much_of_the_context_is_used(
 
 
 def test_a_full_chat_continues_without_its_oldest_messages(
-    terminal: Run, server: FakeServer, scripts: SimpleNamespace, home: Home
+    terminal: Run, server: FakeServer, home: Home
 ) -> None:
-    exchanges(server, scripts, 300, 600, 900)
-    server.script(too_long(scripts), reason=None)
+    exchanges(server, 300, 600, 900)
+    server.script(too_long(), reason=None)
 
     async def story(t: Terminal) -> None:
         await talk(t, 3)
@@ -89,11 +86,9 @@ def test_a_full_chat_continues_without_its_oldest_messages(
     store.close()
 
 
-def test_a_full_chat_can_be_summarised(
-    terminal: Run, server: FakeServer, scripts: SimpleNamespace
-) -> None:
-    exchanges(server, scripts, 300, 600, 900)
-    server.script(too_long(scripts), reason=None)
+def test_a_full_chat_can_be_summarised(terminal: Run, server: FakeServer) -> None:
+    exchanges(server, 300, 600, 900)
+    server.script(too_long(), reason=None)
     server.script(scripts.say("They asked three things."))
 
     async def story(t: Terminal) -> None:
@@ -114,10 +109,8 @@ def test_a_full_chat_can_be_summarised(
     terminal(story)
 
 
-def test_a_summary_that_fails_changes_nothing(
-    terminal: Run, server: FakeServer, scripts: SimpleNamespace
-) -> None:
-    exchanges(server, scripts, 300)
+def test_a_summary_that_fails_changes_nothing(terminal: Run, server: FakeServer) -> None:
+    exchanges(server, 300)
     server.script(scripts.refuse(500, "it broke"), reason=None)
 
     async def story(t: Terminal) -> None:
@@ -132,10 +125,8 @@ def test_a_summary_that_fails_changes_nothing(
     terminal(story)
 
 
-async def test_a_message_that_is_too_long_alone_says_so(
-    t: Terminal, server: FakeServer, scripts: SimpleNamespace
-) -> None:
-    server.script(too_long(scripts), reason=None)
+async def test_a_message_that_is_too_long_alone_says_so(t: Terminal, server: FakeServer) -> None:
+    server.script(too_long(), reason=None)
     await t.ask("far too long")
     await t.until(lambda: "This chat is full" in t.status)
     await t.press("enter")
@@ -149,9 +140,7 @@ async def test_an_empty_chat_has_nothing_to_compact(t: Terminal) -> None:
     await t.until_shown("This chat is empty")
 
 
-async def test_a_new_chat_after_a_failure_is_ready(
-    t: Terminal, server: FakeServer, scripts: SimpleNamespace
-) -> None:
+async def test_a_new_chat_after_a_failure_is_ready(t: Terminal, server: FakeServer) -> None:
     server.script(scripts.refuse(500, "it broke"), reason=None)
     await t.ask("why?")
     await t.until(lambda: "Failed" in t.status)

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 from textual.widgets import Static
 
+from tests.tui import scripts
+from tests.tui.fake_server import FakeServer
+from tests.tui.terminals import Hosted, Terminal
 from tui.engine import panel
 from tui.engine.page_watch import PageWatch
 from tui.engine.panel import STRIP, EnginePanel, PanelInput
@@ -15,9 +16,6 @@ from tui.engine.placement import EngineScreen
 from tui.talk.client import ChatClient
 from tui.talk.engine_client import EngineClient
 from tui.talk.engine_state import EngineStats
-
-if TYPE_CHECKING:
-    from conftest import FakeServer, Hosted, Terminal
 
 Run = Callable[..., None]
 PAGES = "p2a3s1c4f6"
@@ -28,7 +26,7 @@ def opening(size: tuple[int, int]) -> tuple[str, ...]:
     return ("f4",) if size[0] >= 110 else ("f4", "f4")
 
 
-def shows_engine(server: "FakeServer", scripts: SimpleNamespace, *more: object) -> None:
+def shows_engine(server: FakeServer, *more: object) -> None:
     server.engine["/api/v1/kv/stats"] = scripts.engine_stats(running=1, waiting=2)
     server.engine["/api/v1/requests"] = {"data": []}
     first = scripts.page_event("snapshot", seq=0, page_size=32, num_pages=16, pages=PAGES)
@@ -38,17 +36,16 @@ def shows_engine(server: "FakeServer", scripts: SimpleNamespace, *more: object) 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 def test_the_panel_shows_pages_statistics_and_reuse(
     terminal: Run,
-    server: "FakeServer",
-    scripts: SimpleNamespace,
+    server: FakeServer,
     size: tuple[int, int],
 ) -> None:
-    shows_engine(server, scripts)
+    shows_engine(server)
     server.script(
         scripts.say("Yes."),
         scripts.usage(19020, 3, 18432, num_tokens=18432, differs_at=18440, reason="new_text"),
     )
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.ask("why?")
         await t.until_shown("Yes.")
         await t.until_ready()
@@ -75,13 +72,12 @@ def test_the_panel_shows_pages_statistics_and_reuse(
 
 
 def test_the_pages_of_the_open_chat_are_marked_also_after_its_answer(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+    terminal: Run, server: FakeServer
 ) -> None:
     asked, ended = scripts.Gate(), scripts.Gate()
     own = {"id": "request-1", "from": 0, "pages": [[2, 3]]}
     shows_engine(
         server,
-        scripts,
         asked,
         scripts.page_event("delta", seq=1, pages=[], requests=[own]),
         ended,
@@ -90,7 +86,7 @@ def test_the_pages_of_the_open_chat_are_marked_also_after_its_answer(
     writing = scripts.Gate()
     server.script(scripts.say("Yes."), writing)
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.press("f4")
         await t.until_shown("this chat 0")
         await t.ask("why?")
@@ -109,19 +105,18 @@ def test_the_pages_of_the_open_chat_are_marked_also_after_its_answer(
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 def test_a_panel_opened_after_an_answer_marks_its_pages(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace, size: tuple[int, int]
+    terminal: Run, server: FakeServer, size: tuple[int, int]
 ) -> None:
     asked = scripts.Gate()
     own = {"id": "request-1", "from": 0, "pages": [[2, 3]]}
     shows_engine(
         server,
-        scripts,
         asked,
         scripts.page_event("delta", seq=1, pages=[], requests=[own]),
         scripts.page_event("delta", seq=2, pages=[[2, "c3"]], gone=["request-1"]),
     )
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.ask("why?")
         await t.until_shown("Yes.")
         await t.until_ready()
@@ -135,12 +130,10 @@ def test_a_panel_opened_after_an_answer_marks_its_pages(
     terminal(story, size=size)
 
 
-def test_the_panel_moves_to_where_there_is_room(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
-) -> None:
-    shows_engine(server, scripts)
+def test_the_panel_moves_to_where_there_is_room(terminal: Run, server: FakeServer) -> None:
+    shows_engine(server)
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.press("f4")
         await t.until_shown("▲▲■■■◆")
         await t.pilot.resize_terminal(80, 24)
@@ -160,11 +153,11 @@ def test_the_panel_moves_to_where_there_is_room(
 
 
 def test_in_a_narrow_window_a_strip_leaves_the_chat_in_sight(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace
+    terminal: Run, server: FakeServer
 ) -> None:
-    shows_engine(server, scripts)
+    shows_engine(server)
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.press("f4")
         await t.until_shown("▲▲■■■◆□□□□······")
         await t.until_shown("running 1 · waiting 2")
@@ -181,14 +174,14 @@ def test_in_a_narrow_window_a_strip_leaves_the_chat_in_sight(
 
 
 @pytest.fixture
-def panel_alone(host: Run, server: "FakeServer") -> Run:
+def panel_alone(host: Run, server: FakeServer) -> Run:
     """Runs a story with the panel of the fake server, without a chat."""
 
-    def run(story: Callable[["Hosted"], Awaitable[None]]) -> None:
+    def run(story: Callable[[Hosted], Awaitable[None]]) -> None:
         shown = PanelInput(None, None, None)
         watch = PageWatch(lambda: shown.engine)
 
-        async def connected(t: "Hosted") -> None:
+        async def connected(t: Hosted) -> None:
             nonlocal shown
             async with ChatClient(server.url) as client:
                 shown = PanelInput(client.engine, None, None)
@@ -203,7 +196,7 @@ def panel_alone(host: Run, server: "FakeServer") -> Run:
 
 
 def test_a_server_without_an_engine_is_reported(panel_alone: Run) -> None:
-    async def story(t: "Hosted") -> None:
+    async def story(t: Hosted) -> None:
         await t.until_shown("does not report its")
         assert "shared" not in t.screen
 
@@ -212,7 +205,7 @@ def test_a_server_without_an_engine_is_reported(panel_alone: Run) -> None:
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 def test_waiting_is_shown_as_progress(
-    terminal: Run, server: "FakeServer", scripts: SimpleNamespace, size: tuple[int, int]
+    terminal: Run, server: FakeServer, size: tuple[int, int]
 ) -> None:
     def is_now(state: str, **more: object) -> None:
         card = scripts.request_card("request-1", state, **more)
@@ -222,7 +215,7 @@ def test_waiting_is_shown_as_progress(
     server.script(gate, scripts.say("Yes."))
     is_now("queued", position=2)
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.ask("why?")
         await t.until_shown("in the queue, position 2")
         is_now("loading")
@@ -254,18 +247,17 @@ def polls(monkeypatch: pytest.MonkeyPatch) -> list[EngineStats]:
 
 def test_an_engine_that_does_nothing_is_asked_again_when_a_page_changes(
     panel_alone: Run,
-    server: "FakeServer",
-    scripts: SimpleNamespace,
+    server: FakeServer,
     polls: list[EngineStats],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(panel, "QUIET_POLL_SECONDS", 3600)
     begins = scripts.Gate()
     delta = scripts.page_event("delta", seq=1, pages=[[10, "a1"]])
-    shows_engine(server, scripts, begins, delta)
+    shows_engine(server, begins, delta)
     server.engine["/api/v1/kv/stats"] = scripts.engine_stats()
 
-    async def story(t: "Hosted") -> None:
+    async def story(t: Hosted) -> None:
         await t.until_shown("▲▲■■■◆□□□□······")
         await t.until_shown("running 0")
         num_polls = 0
@@ -286,14 +278,13 @@ def test_an_engine_that_does_nothing_is_asked_again_when_a_page_changes(
 @pytest.mark.usefixtures("polls")
 def test_a_sparkline_goes_on_at_the_same_speed_while_the_engine_is_asked_less_often(
     panel_alone: Run,
-    server: "FakeServer",
-    scripts: SimpleNamespace,
+    server: FakeServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(panel, "QUIET_POLL_SECONDS", 2)  # 200 polls, of which 60 are shown
-    shows_engine(server, scripts)
+    shows_engine(server)
 
-    async def story(t: "Hosted") -> None:
+    async def story(t: Hosted) -> None:
         await t.until(lambda: "█" in now(t))
         nothing = {"prefill": 0.0, "generation": 0.0}
         stats = scripts.engine_stats() | {"tokens_per_second": nothing}
@@ -301,7 +292,7 @@ def test_a_sparkline_goes_on_at_the_same_speed_while_the_engine_is_asked_less_of
         await t.until(lambda: "running 0" in now(t))
         await t.until(lambda: "█" not in now(t))
 
-    def now(t: "Hosted") -> str:
+    def now(t: Hosted) -> str:
         return "".join(str(one.content) for one in t.app.screen.query("#now").results(Static))
 
     panel_alone(story)

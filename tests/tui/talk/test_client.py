@@ -2,18 +2,16 @@ import asyncio
 import socket
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
+from tests.tui import scripts
+from tests.tui.fake_server import FakeServer
 from tui.talk.client import ChatClient, base_url
 from tui.talk.errors import ChatError
 from tui.talk.models import ServedModel
 from tui.talk.pieces import Began, Finish, Piece, TextPiece, ThinkingPiece, ToolPiece, UsagePiece
-
-if TYPE_CHECKING:
-    from conftest import FakeServer
 
 QUESTION = [{"role": "user", "content": "why?"}]
 
@@ -30,7 +28,7 @@ def text_of(pieces: list[Piece]) -> str:
     return "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
 
 
-def test_an_answer_arrives_in_pieces(server: "FakeServer", scripts: SimpleNamespace) -> None:
+def test_an_answer_arrives_in_pieces(server: FakeServer) -> None:
     server.script(scripts.think("hm"), scripts.say("Hel", "lo"))
     assert ask(server.url) == [
         Began("request-1"),
@@ -38,7 +36,7 @@ def test_an_answer_arrives_in_pieces(server: "FakeServer", scripts: SimpleNamesp
     ]
 
 
-def test_the_request_has_the_format_of_the_api(server: "FakeServer") -> None:
+def test_the_request_has_the_format_of_the_api(server: FakeServer) -> None:
     ask(server.url, api_key="secret", model="large")
     assert server.requests == [
         {
@@ -51,26 +49,22 @@ def test_the_request_has_the_format_of_the_api(server: "FakeServer") -> None:
     assert server.headers[0]["authorization"] == "Bearer secret"
 
 
-def test_usage_counts_cached_tokens(server: "FakeServer", scripts: SimpleNamespace) -> None:
+def test_usage_counts_cached_tokens(server: FakeServer) -> None:
     server.script(scripts.say("a"), scripts.usage(12, 2, cached=8))
     assert UsagePiece(12, 2, 8) in ask(server.url)
 
 
-def test_usage_reports_where_and_why_the_prompt_was_not_cached(
-    server: "FakeServer", scripts: SimpleNamespace
-) -> None:
+def test_usage_reports_where_and_why_the_prompt_was_not_cached(server: FakeServer) -> None:
     server.script(scripts.say("a"), scripts.usage(12, 2, 8, differs_at=9, reason="new_text"))
     assert UsagePiece(12, 2, 8, 9, "new_text") in ask(server.url)
 
 
-def test_usage_of_another_server_may_lack_fields(
-    server: "FakeServer", scripts: SimpleNamespace
-) -> None:
+def test_usage_of_another_server_may_lack_fields(server: FakeServer) -> None:
     server.script(scripts.event({"usage": {"prompt_tokens": 3, "completion_tokens": None}}))
     assert UsagePiece(3, None, None) in ask(server.url)
 
 
-def test_a_tool_call_arrives_in_pieces(server: "FakeServer", scripts: SimpleNamespace) -> None:
+def test_a_tool_call_arrives_in_pieces(server: FakeServer) -> None:
     call = {"index": 1, "function": {"name": "look", "arguments": '{"a'}}
     server.script(scripts.chunk({"tool_calls": [call]}))
     assert ToolPiece(1, "look", '{"a') in ask(server.url)
@@ -88,22 +82,18 @@ def test_a_tool_call_arrives_in_pieces(server: "FakeServer", scripts: SimpleName
         "text",
     ],
 )
-def test_malformed_chunks_are_ignored(
-    server: "FakeServer", scripts: SimpleNamespace, content: object
-) -> None:
+def test_malformed_chunks_are_ignored(server: FakeServer, content: object) -> None:
     server.script(scripts.event(content), scripts.say("ok"))
     assert text_of(ask(server.url)) == "ok"
 
 
-def test_events_that_are_not_json_are_ignored(
-    server: "FakeServer", scripts: SimpleNamespace
-) -> None:
+def test_events_that_are_not_json_are_ignored(server: FakeServer) -> None:
     junk = scripts.Send(b": ping\n\nevent: x\ndata: {nope\n\ndata: " + b"[" * 5_000 + b"\n\n")
     server.script(junk, scripts.say("ok"))
     assert text_of(ask(server.url)) == "ok"
 
 
-def test_a_lone_surrogate_is_replaced(server: "FakeServer", scripts: SimpleNamespace) -> None:
+def test_a_lone_surrogate_is_replaced(server: FakeServer) -> None:
     server.script(scripts.say("a\ud800b"))
     assert text_of(ask(server.url)) == "a\ufffdb"
 
@@ -121,7 +111,7 @@ def test_a_lone_surrogate_is_replaced(server: "FakeServer", scripts: SimpleNames
     ],
 )
 def test_an_error_status_gives_the_server_s_message_and_what_to_do(
-    server: "FakeServer", scripts: SimpleNamespace, status: int, advice: str
+    server: FakeServer, status: int, advice: str
 ) -> None:
     server.script(scripts.refuse(status, "this is\x1b[31m its message."))
     with pytest.raises(ChatError) as caught:
@@ -131,29 +121,25 @@ def test_an_error_status_gives_the_server_s_message_and_what_to_do(
     assert "\n" not in str(caught.value)
 
 
-def test_an_error_status_without_a_message_is_still_a_sentence(
-    server: "FakeServer", scripts: SimpleNamespace
-) -> None:
-    server.script([type(scripts.refuse(500, "")[0])(500, b"<html>oops")])
+def test_an_error_status_without_a_message_is_still_a_sentence(server: FakeServer) -> None:
+    server.script(scripts.Refuse(500, b"<html>oops"))
     with pytest.raises(ChatError, match=r"failed \(HTTP 500\)\. Press"):
         ask(server.url)
 
 
-def test_a_server_that_is_not_ready_says_so(server: "FakeServer", scripts: SimpleNamespace) -> None:
+def test_a_server_that_is_not_ready_says_so(server: FakeServer) -> None:
     server.script(scripts.refuse(503, "loading"))
     with pytest.raises(ChatError, match="not ready yet: loading"):
         ask(server.url)
 
 
-def test_an_error_in_the_middle_ends_the_answer(
-    server: "FakeServer", scripts: SimpleNamespace
-) -> None:
+def test_an_error_in_the_middle_ends_the_answer(server: FakeServer) -> None:
     server.script(scripts.say("half"), scripts.event({"error": {"message": "out of pages"}}))
     with pytest.raises(ChatError, match="out of pages"):
         ask(server.url)
 
 
-def test_an_incomplete_answer_is_an_error(server: "FakeServer", scripts: SimpleNamespace) -> None:
+def test_an_incomplete_answer_is_an_error(server: FakeServer) -> None:
     server.script(scripts.say("half"), scripts.hang_up, reason=None)
     with pytest.raises(ChatError, match=r"before the answer was complete.*kept"):
         ask(server.url)
@@ -167,9 +153,7 @@ def test_an_unreachable_server_is_an_error_with_what_to_do() -> None:
             ask(url)
 
 
-def test_closing_the_stream_closes_the_connection(
-    server: "FakeServer", scripts: SimpleNamespace, patience: float
-) -> None:
+def test_closing_the_stream_closes_the_connection(server: FakeServer, patience: float) -> None:
     gate = scripts.Gate()
     server.script(scripts.say("one"), gate, scripts.say("two"))
 
@@ -184,13 +168,13 @@ def test_closing_the_stream_closes_the_connection(
     assert server.disconnects.acquire(timeout=patience)
 
 
-def test_models_are_listed(server: "FakeServer", in_client: Callable[..., object]) -> None:
+def test_models_are_listed(server: FakeServer, in_client: Callable[..., object]) -> None:
     names = [ServedModel("small"), ServedModel("large")]
     assert in_client(server.url, lambda client: client.models()) == names
 
 
 def test_our_server_says_how_long_its_context_is(
-    server: "FakeServer", in_client: Callable[..., object]
+    server: FakeServer, in_client: Callable[..., object]
 ) -> None:
     server.model_fields = {"owned_by": "mlxserve", "max_model_len": 4096}
     [model, _] = in_client(server.url, lambda client: client.models())  # type: ignore[misc]
@@ -198,7 +182,7 @@ def test_our_server_says_how_long_its_context_is(
 
 
 def test_an_answer_that_repeats_itself_is_stopped_where_the_server_can(
-    server: "FakeServer", scripts: SimpleNamespace, in_client: Callable[..., object]
+    server: FakeServer, in_client: Callable[..., object]
 ) -> None:
     end = {"index": 0, "delta": {}, "finish_reason": "stop", "stop_reason": "repetition"}
     server.script(scripts.say("a a a"), scripts.event({"choices": [end]}), reason=None)
@@ -214,7 +198,7 @@ def test_an_answer_that_repeats_itself_is_stopped_where_the_server_can(
 
 
 def test_health_distinguishes_loading_from_ready(
-    server: "FakeServer", in_client: Callable[..., object]
+    server: FakeServer, in_client: Callable[..., object]
 ) -> None:
     def health() -> SimpleNamespace:
         return in_client(server.url, lambda client: client.health())  # type: ignore[return-value]
@@ -227,7 +211,7 @@ def test_health_distinguishes_loading_from_ready(
 
 
 def test_a_server_whose_engine_died_is_an_error(
-    server: "FakeServer", in_client: Callable[..., object]
+    server: FakeServer, in_client: Callable[..., object]
 ) -> None:
     server.health = (503, {"error": {"message": "The engine has stopped. Restart the server."}})
     with pytest.raises(ChatError, match="engine has stopped"):
@@ -256,14 +240,14 @@ def test_an_invalid_address_is_refused(written: str) -> None:
 
 
 def test_a_proxy_is_not_used_for_this_machine(
-    server: "FakeServer", monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.delenv("NO_PROXY", raising=False)
     assert text_of(ask(server.url)) == "Yes."
 
 
-def test_errors_of_httpx_become_sentences(server: "FakeServer") -> None:
+def test_errors_of_httpx_become_sentences(server: FakeServer) -> None:
     async def run() -> None:
         async with ChatClient(server.url, transport=httpx.MockTransport(broken)) as client:
             await anext(client.stream(QUESTION, model="small"))

@@ -3,16 +3,13 @@ import socket
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.tui.fake_server import FakeServer
 from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector, ConnectProgress, ServerConnection
 from tui.talk.errors import ChatError
-
-if TYPE_CHECKING:
-    from conftest import FakeServer
 
 
 def connect(
@@ -30,31 +27,29 @@ def connect(
     return asyncio.run(run())
 
 
-def test_the_first_model_is_the_default(server: "FakeServer", tmp_path: Path) -> None:
+def test_the_first_model_is_the_default(server: FakeServer, tmp_path: Path) -> None:
     connection, connector = connect(ConnectOptions(url=server.url), tmp_path)
     assert (connection.model, connection.models) == ("small", ["small", "large"])
     assert connector.server is None
 
 
-def test_a_model_can_be_requested(server: "FakeServer", tmp_path: Path) -> None:
+def test_a_model_can_be_requested(server: FakeServer, tmp_path: Path) -> None:
     connection, _ = connect(ConnectOptions(url=server.url, model="large"), tmp_path)
     assert connection.model == "large"
 
 
-def test_an_unknown_model_is_an_error(server: "FakeServer", tmp_path: Path) -> None:
+def test_an_unknown_model_is_an_error(server: FakeServer, tmp_path: Path) -> None:
     with pytest.raises(ChatError, match=r"no model 'huge'.*small, large"):
         connect(ConnectOptions(url=server.url, model="huge"), tmp_path)
 
 
-def test_a_server_without_models_is_an_error(server: "FakeServer", tmp_path: Path) -> None:
+def test_a_server_without_models_is_an_error(server: FakeServer, tmp_path: Path) -> None:
     server.models = []
     with pytest.raises(ChatError, match="has no model"):
         connect(ConnectOptions(url=server.url), tmp_path)
 
 
-def test_loading_is_reported_until_the_server_is_ready(
-    server: "FakeServer", tmp_path: Path
-) -> None:
+def test_loading_is_reported_until_the_server_is_ready(server: FakeServer, tmp_path: Path) -> None:
     server.health = (503, {"status": "loading", "progress": 0.5})
 
     class Reports(list[ConnectProgress]):
@@ -77,7 +72,7 @@ def test_an_unreachable_server_is_an_error(tmp_path: Path) -> None:
 
 @pytest.fixture
 def own_server(
-    server: "FakeServer", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> SimpleNamespace:
     """Replaces Python by a program that writes its arguments and reports the fake server as ready."""
     program = tmp_path / "python"

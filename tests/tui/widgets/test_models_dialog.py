@@ -3,19 +3,17 @@
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.tui.fake_server import FakeServer
+from tests.tui.terminals import Hosted, Terminal
 from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector
 from tui.talk.errors import ChatError
 from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
 from tui.talk.server_process import ServerProcess
 from tui.widgets.models_dialog import ModelsDialog
-
-if TYPE_CHECKING:
-    from conftest import FakeServer, Hosted, Terminal
 
 Run = Callable[..., None]
 
@@ -63,7 +61,7 @@ class Machine(ModelCatalog):
 class OwnServer(Connector):
     """Starts a program that only prints the fake server's address, and records its real command."""
 
-    def __init__(self, server: "FakeServer", home: Home) -> None:
+    def __init__(self, server: FakeServer, home: Home) -> None:
         options = ConnectOptions(server_args=["--model", "mini", "--seed", "1"])
         super().__init__(options, home, self.create)
         self._url = server.url
@@ -84,14 +82,14 @@ def dialog(models: Machine) -> ModelsDialog:
 
 
 @pytest.fixture
-def ours(server: "FakeServer", home: Home) -> OwnServer:
+def ours(server: FakeServer, home: Home) -> OwnServer:
     server.models = ["mini"]
     return OwnServer(server, home)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 def test_models_are_shown_with_size_context_and_verdict(host: Run, size: tuple[int, int]) -> None:
-    async def story(t: "Hosted") -> None:
+    async def story(t: Hosted) -> None:
         for words in ("● mini", "0.01 GB", "here", "2.26 GB", "4,000", "↓ 4.61 GB"):
             await t.until_shown(words)
         for words in ("Context", "Good for", "short chats", "a few messages", "too large"):
@@ -103,9 +101,9 @@ def test_models_are_shown_with_size_context_and_verdict(host: Run, size: tuple[i
 
 
 def test_selecting_a_local_model_restarts_the_server(
-    play: Run, ours: OwnServer, server: "FakeServer"
+    play: Run, ours: OwnServer, server: FakeServer
 ) -> None:
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.until_ready()
         await t.ask("/model")
         await t.until_shown("here  ")
@@ -131,7 +129,7 @@ def test_selecting_a_local_model_restarts_the_server(
 def test_a_download_is_paused_and_resumed(host: Run) -> None:
     machine = Machine(FOUND)
 
-    async def story(t: "Hosted") -> None:
+    async def story(t: Hosted) -> None:
         await t.until_shown("there  ")
         await t.press("down", "down", "enter")
         await t.until_shown("25%")
@@ -151,7 +149,7 @@ def test_a_download_is_paused_and_resumed(host: Run) -> None:
 def test_the_largest_useful_model_is_starred(host: Run) -> None:
     useful = Model("a/useful", ModelOrigin.SUGGESTED, 2_000_000_000, False, 9000, 40_960)
 
-    async def story(t: "Hosted") -> None:
+    async def story(t: Hosted) -> None:
         await t.until_shown("★ a/useful")
         assert t.screen.count("★") == 2, "its row, and what the star means"
 
@@ -159,7 +157,7 @@ def test_the_largest_useful_model_is_starred(host: Run) -> None:
 
 
 def test_typing_filters_and_escape_clears_before_it_closes(host: Run) -> None:
-    async def story(t: "Hosted") -> None:
+    async def story(t: Hosted) -> None:
         await t.until_shown("huge")
         await t.type("ere a/")
         await t.until(lambda: "huge" not in t.screen)
@@ -178,7 +176,7 @@ def test_another_name_is_resolved_downloaded_and_used(play: Run, ours: OwnServer
     machine = Machine(FOUND)
     machine.holds = False
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.until_ready()
         await t.ask("/model")
         await t.until_shown("huge")
@@ -197,7 +195,7 @@ def test_another_name_is_resolved_downloaded_and_used(play: Run, ours: OwnServer
 def test_a_downloaded_model_is_deleted_on_the_second_press(host: Run) -> None:
     machine = Machine(FOUND)
 
-    async def story(t: "Hosted") -> None:
+    async def story(t: Hosted) -> None:
         await t.until_shown("here  ")
         await t.press("ctrl+d")
         await t.until_shown("was not downloaded")  # the bundled one
@@ -218,7 +216,7 @@ def test_a_model_that_the_disk_cannot_hold_is_not_downloaded(host: Run) -> None:
     machine = Machine(FOUND)
     machine.disk_free = 3_000_000_000
 
-    async def story(t: "Hosted") -> None:
+    async def story(t: Hosted) -> None:
         await t.until_shown("there  ")
         await t.press("down", "down", "enter")
         await t.until_shown("needs 4.6 GB of disk, and 3.0 GB are free")
@@ -231,7 +229,7 @@ def test_a_failed_download_shows_why(host: Run) -> None:
     machine = Machine(FOUND)
     machine.error = "a/there cannot be downloaded now. Check the connection."
 
-    async def story(t: "Hosted") -> None:
+    async def story(t: Hosted) -> None:
         await t.until_shown("there  ")
         await t.press("down", "down", "enter")
         await t.until_shown("Check the connection")
@@ -244,7 +242,7 @@ def test_a_failed_download_shows_why(host: Run) -> None:
 def test_a_model_that_is_too_large_is_not_even_downloaded(host: Run) -> None:
     machine = Machine(FOUND)
 
-    async def story(t: "Hosted") -> None:
+    async def story(t: Hosted) -> None:
         await t.until_shown("huge  ")
         await t.press("down", "down", "down", "enter")
         await t.until_shown("too large for this machine's memory: it needs 45.0 GB")
@@ -254,11 +252,11 @@ def test_a_model_that_is_too_large_is_not_even_downloaded(host: Run) -> None:
 
 
 def test_a_named_model_is_downloaded_while_the_old_one_answers(
-    play: Run, ours: OwnServer, server: "FakeServer"
+    play: Run, ours: OwnServer, server: FakeServer
 ) -> None:
     machine = Machine(FOUND)
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.until_ready()
         first = ours.server
         assert first is not None
@@ -287,7 +285,7 @@ def test_a_named_model_is_downloaded_while_the_old_one_answers(
 def test_a_model_that_cannot_be_had_leaves_the_old_one_running(
     play: Run,
     ours: OwnServer,
-    server: "FakeServer",
+    server: FakeServer,
     name: str,
     error: str,
     words: str,
@@ -295,7 +293,7 @@ def test_a_model_that_cannot_be_had_leaves_the_old_one_running(
     machine = Machine(FOUND)
     machine.error, machine.holds = error, False
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.until_ready()
         await t.ask(f"/model {name}")
         await t.until_shown(words)
@@ -311,11 +309,11 @@ def test_a_model_that_cannot_be_had_leaves_the_old_one_running(
 
 
 def test_a_model_that_does_not_start_gives_way_to_the_one_before(
-    play: Run, ours: OwnServer, server: "FakeServer"
+    play: Run, ours: OwnServer, server: FakeServer
 ) -> None:
     ours.fails_with = "a/here"
 
-    async def story(t: "Terminal") -> None:
+    async def story(t: Terminal) -> None:
         await t.until_ready()
         await t.ask("/model a/here")
         await t.until_shown("The other model did not start, so the previous one is")
@@ -331,7 +329,7 @@ def test_a_model_that_does_not_start_gives_way_to_the_one_before(
     assert [c[c.index("--model") + 1] for c in ours.commands] == ["mini", "a/here", "mini"]
 
 
-async def test_a_server_started_elsewhere_offers_only_its_own_models(t: "Terminal") -> None:
+async def test_a_server_started_elsewhere_offers_only_its_own_models(t: Terminal) -> None:
     await t.ask("/model")
     await t.until(lambda: isinstance(t.app.screen, ModelsDialog))
     await t.until_shown("was not started here")

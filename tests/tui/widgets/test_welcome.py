@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.tui.fake_server import FakeServer
+from tests.tui.terminals import Terminal
 from tui.chat.messages import Role
 from tui.chat.store import Store
 from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector
 from tui.talk.models import BUNDLED, Downloaded, Model, ModelCatalog, ModelOrigin, best_of
 from tui.talk.server_process import ServerProcess
-
-if TYPE_CHECKING:
-    from conftest import FakeServer, Terminal
 
 Run = Callable[..., None]
 FOUND = [
