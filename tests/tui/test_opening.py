@@ -10,6 +10,7 @@ import pytest
 
 from tests.tui.fake_server import FakeServer
 from tests.tui.terminals import Terminal, Window
+from tests.waiting import wait_until
 from tui.chat.store import Store
 from tui.home import Home
 from tui.opening import ENTER, LEAVE, PLACEHOLDER, STARTING, TITLE
@@ -83,8 +84,12 @@ def test_keys_typed_before_the_app_runs_reach_it(
     window.wait_for_bytes(PLACEHOLDER)
     assert not window.echoes
     window.press("ahead\rand more\r")
-    window.wait_for("Yes.")
-    window.wait_for("Yes.")
+
+    def num_requests() -> int:
+        assert window.written is not None, "reading its output keeps it from blocking"
+        return len(server.requests)
+
+    wait_until(lambda: num_requests() == 2)
     asked = [request["messages"][-1]["content"] for request in server.requests]
     assert asked == ["typed ahead", "and more"]
     assert LIGHT_BACKGROUND in window.all_written, "the remembered theme"
