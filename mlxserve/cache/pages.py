@@ -97,7 +97,8 @@ class PagePool:
     @property
     def num_free(self) -> int:
         """Pages that `allocate` can return: blank and cached ones."""
-        return self.num_blank + sum(map(len, self._cached))
+        num_blank = self._blank.count + self.num_pages - self.num_open
+        return num_blank + sum(map(len, self._cached))
 
     @property
     def num_used(self) -> int:

@@ -18,12 +18,12 @@ class RunSet:
         self._lengths: dict[int, int] = {}
         self._firsts: dict[int, int] = {}
         self._by_size: list[dict[int, None]] = [{} for _ in range(num_ids.bit_length() + 1)]
-        self._count = 0
+        self.count = 0  # ids in the set; to read
         if num_ids:
             self._insert(0, num_ids)
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def add(self, page: int) -> None:
         """Add one id and join it to the runs on its left and right."""
@@ -37,7 +37,7 @@ class RunSet:
 
     def take(self, count: int, after: int | None = None) -> list[int]:
         """Remove `count` ids: first those that follow `after`, then from the longest runs."""
-        assert count <= self._count, f"{count} ids wanted, {self._count} left"
+        assert count <= self.count, f"{count} ids wanted, {self.count} left"
         taken: list[int] = []
         if count and after is not None and after + 1 in self._lengths:
             taken += self._cut(after + 1, after + 1, count)
@@ -61,7 +61,7 @@ class RunSet:
     def check(self) -> None:
         """Audit that runs are disjoint and maximal and that every index agrees."""
         runs = self.runs()
-        assert sum(length for _, length in runs) == self._count, "count of free ids is off"
+        assert sum(length for _, length in runs) == self.count, "count of free ids is off"
         end = -1
         for first, length in runs:
             assert length > 0, f"run at {first} is empty"
@@ -96,11 +96,11 @@ class RunSet:
         self._lengths[first] = length
         self._firsts[first + length] = first
         self._by_size[length.bit_length()][first] = None
-        self._count += length
+        self.count += length
 
     def _remove(self, first: int) -> int:
         length = self._lengths.pop(first)
         del self._firsts[first + length]
         del self._by_size[length.bit_length()][first]
-        self._count -= length
+        self.count -= length
         return length

@@ -100,10 +100,9 @@ class Transfers:
 
     def hand_over(self) -> None:
         """Give the disk what the scheduler planned since the last call."""
-        plan = self._moves.disk.pop_plan()
         if self._disk is None:
-            assert not plan, "there is no disk"
             return
+        plan = self._moves.disk.pop_plan()
         for save in plan.saves:
             self._moves.finish_save(save, self._save(self._disk, save))
         for load in plan.loads:

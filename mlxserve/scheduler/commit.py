@@ -66,7 +66,8 @@ class Commit:
                 self.output(request, result, reason, chunk.start + 2 - request.num_prompt)
             )
         self._tables.release_unused()
-        _ask_guides(guided)
+        if guided:
+            _ask_guides(guided)
         return outputs
 
     def _look(self, chunk: Chunk, result: Sampled | None, now: int) -> list[Output]:

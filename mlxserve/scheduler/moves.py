@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlxserve.scheduler.copies import PageCopy
 from mlxserve.scheduler.disk_pages import Load, Save
-from mlxserve.scheduler.page_tables import PageTables
+from mlxserve.scheduler.page_tables import PageCopy, PageTables
 from mlxserve.scheduler.preemption import warn
 from mlxserve.scheduler.roster import Roster
 from mlxserve.stats import SchedulerStats

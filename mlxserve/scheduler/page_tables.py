@@ -6,7 +6,7 @@
 
 Pages are also held by
 
-    copies      the page that another one will begin as (`Copies`), until it is copied
+    copies      the page that another one will begin as, until it is copied
     pins        the pages of named prefixes (`Pins`)
     duplicates  a request's own page, given up for one with the same content that another request
                 published first: until the unread step that uses it is read
@@ -17,6 +17,7 @@ Decides nothing: which requests run, and which one is preempted, is up to the sc
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 
 from mlxserve.cache.pages import PagePool
@@ -24,12 +25,24 @@ from mlxserve.config import PageTail, SchedulerConfig
 from mlxserve.request import LiveRequest, as_page_table
 from mlxserve.scheduler.audit import check_ending, check_running
 from mlxserve.scheduler.capacity import Capacity
-from mlxserve.scheduler.copies import Copies, PageCopy
 from mlxserve.scheduler.disk_pages import LOAD_PAGES, Disk, DiskPages, Load, Save
 from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.prefix_cache import PrefixCache, Tail
 from mlxserve.scheduler.state_snapshots import StateSnapshots
 from mlxserve.stats import SchedulerStats
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """Make page `target` hold what page `source` holds, because they will continue differently.
+
+    A fork's tail: its leader writes on to the page that its prompt ends in. A named prefix's tail:
+    each request continues it on its own. A prompt's last page, cached whole: its last token is
+    computed again, for its logits.
+    """
+
+    source: int
+    target: int
 
 
 class PageTables:
@@ -62,7 +75,7 @@ class PageTables:
         )
         self.num_unread = 0  # steps that were planned and not read
         self._stats = stats
-        self._copies = Copies()
+        self._copies: dict[LiveRequest, PageCopy] = {}  # to make before the next launch
         self._ending: set[LiveRequest] = set()  # ended, but a step that uses their pages is unread
         self._duplicates: list[int] = []  # in no table, but an unread step uses them
 
@@ -99,7 +112,7 @@ class PageTables:
     def copy_tail(self, request: LiveRequest, tail: Tail) -> None:
         """Copy the tail that the request was started with to the page after the cached ones."""
         target = request.page_table[request.num_computed // self.pool.page_size]
-        self._copies.add(request, tail.page, target)
+        self._copies[request] = PageCopy(tail.page, target)
 
     def fork(self, fork: LiveRequest, leader: LiveRequest) -> int:
         """Begin a table with the leader's pages, but for the last token's; a page must be free.
@@ -119,7 +132,7 @@ class PageTables:
             fork.page_table = shared + as_page_table(pages)
             source = leader.page_table[num_pages]
             self.pool.share([source])
-            self._copies.add(fork, source, pages[0])
+            self._copies[fork] = PageCopy(source, pages[0])
         return num_pages
 
     def grow(self, request: LiveRequest, end: int) -> bool:
@@ -179,7 +192,7 @@ class PageTables:
             return
         self._ending.discard(request)
         request.decodes_until = request.commits_until = 0
-        if (copy := self._copies.pop(request)) is not None:
+        if (copy := self._copies.pop(request, None)) is not None:
             self.pool.release([copy.source])
         self.pool.release(request.page_table)
         request.page_table = as_page_table()
@@ -188,17 +201,17 @@ class PageTables:
         """The oldest unread step was read: no other one uses the duplicates so far."""
         assert self.num_unread > 0, "no step is unread"
         self.num_unread -= 1
-        self._release_duplicates()
+        if self._duplicates:
+            self._release_duplicates()
 
     def release_unused(self) -> None:
         """Free the duplicates at once, unless an unread step may use them."""
-        if not self.num_unread:
+        if self._duplicates and not self.num_unread:
             self._release_duplicates()
 
     def _release_duplicates(self) -> None:
-        if self._duplicates:
-            self.pool.release(self._duplicates)
-            self._duplicates.clear()
+        self.pool.release(self._duplicates)
+        self._duplicates.clear()
 
     def end(self, request: LiveRequest) -> None:
         """Give up everything that an ended request holds or was promised."""
@@ -210,9 +223,11 @@ class PageTables:
 
     def pop_copies(self) -> list[PageCopy]:
         """The copies to make now. A step that is launched after them may write to their sources."""
-        copies = self._copies.pop_all()
-        self._stats.tail_copies += len(copies)
-        self.pool.release([copy.source for copy in copies])
+        copies = list(self._copies.values())
+        if copies:
+            self._copies.clear()
+            self._stats.tail_copies += len(copies)
+            self.pool.release([copy.source for copy in copies])
         return copies
 
     # ---- the disk
@@ -333,9 +348,11 @@ class PageTables:
     def check(self, running: Sequence[LiveRequest]) -> None:
         """Audit tables and pool. Raises AssertionError."""
         tables = [request.page_table for request in (*running, *self._ending)]
-        self.pool.check([*tables, *self._copies.held(), self._duplicates])
+        sources = [copy.source for copy in self._copies.values()]
+        self.pool.check([*tables, sources, self._duplicates])
         self.cache.check()
-        self._copies.check()
+        for request, copy in self._copies.items():
+            assert copy.target in request.page_table, f"{request.id} has lost its copy"
         if self.snapshots is not None:
             self.snapshots.check(running)
         check_running(running, self.pool, self.num_unread)

@@ -37,7 +37,6 @@ class StepPlanner:
         stats: SchedulerStats,
     ) -> None:
         self.admission = Admission(config, tables, roster, stats)
-        self._config = config
         self._rules = rules
         self._tables = tables
         self._pool = tables.pool
@@ -50,7 +49,7 @@ class StepPlanner:
         self, now: int, prefill_budget: int | None = None, work: WorkBudget | None = None
     ) -> list[Chunk]:
         """Step number `now`, as `Scheduler.schedule` says."""
-        step = Step(self._context(), self._config.step_budget, not self._tables.num_unread, work)
+        step = Step(self._context(), self._rules.step_budget, not self._tables.num_unread, work)
         self._plan_decodes(step)
         if prefill_budget is not None and step.decodes and self._rules.is_chunked:
             step.restrict(max(prefill_budget, self._pool.page_size))
@@ -186,9 +185,9 @@ class StepPlanner:
 
     # ---- drafts
 
-    def wants_read(self) -> bool:
+    def wants_read(self, drafts: Drafts) -> bool:
         """Whether to read the unread step before a plan: what a draft goes on from must be known."""
-        if self._drafts is None or not self._tables.num_unread:
+        if not self._tables.num_unread:
             return False
         running = self._roster.running.values()
         if any(request.is_drafting for request in running):
@@ -203,7 +202,7 @@ class StepPlanner:
             and self._num_draftable(request, len(request.token_ids) + 1) > 0
         ]
         # Each is looked at: one that was in sight and does not come counts as a failure.
-        return sum(map(self._drafts.is_in_sight, hopeful)) > 0
+        return sum(map(drafts.is_in_sight, hopeful)) > 0
 
     def _plan_drafts(self, step: Step, drafts: Drafts) -> None:
         """Have decodes verify drafts with what the step has left, if there are few of them."""

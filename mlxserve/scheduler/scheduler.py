@@ -202,7 +202,9 @@ class Scheduler:
 
     def must_read(self) -> bool:
         """Whether the unread step has to be read before the next plan."""
-        return self.preemption.might_preempt() or self.planner.wants_read()
+        if self.preemption.might_preempt():
+            return True
+        return self._drafts is not None and self.planner.wants_read(self._drafts)
 
     def schedule(
         self, prefill_budget: int | None = None, work: WorkBudget | None = None

@@ -149,7 +149,7 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     "forget to copy a fork's tail": Bug(
         PageTables,
         "fork",
-        "self._copies.add(fork, source, pages[0])",
+        "self._copies[fork] = PageCopy(source, pages[0])",
         "self.pool.release([source])",
     ),
     "let a fork write to its leader's tail": Bug(
@@ -167,7 +167,7 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     "copy nothing after a prefix": Bug(
         PageTables,
         "copy_tail",
-        "self._copies.add(request, tail.page, target)",
+        "self._copies[request] = PageCopy(tail.page, target)",
         "self.pool.release([tail.page])",
     ),
     "free a duplicate at once": Bug(

@@ -36,9 +36,9 @@ from mlxserve.request import (
 )
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.admission import MAX_CANDIDATES
-from mlxserve.scheduler.copies import PageCopy
 from mlxserve.scheduler.disk_pages import Load
 from mlxserve.scheduler.drafts import Drafts
+from mlxserve.scheduler.page_tables import PageCopy
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.stats import PoolStats
 from tests.scheduler.ghost_states import GhostStates
