@@ -78,8 +78,9 @@ def resize(
     A server that runs keeps to its own --disk-cache-size, and may write more again.
     """
     index, victims = DiskIndex(scan(disk_folder(folder))), []
-    while index.total > size * (1 << 30) and (file := index.pop_coldest()) is not None:
+    while index.total > size * (1 << 30) and (file := index.coldest()) is not None:
         victims.append(file)
+        index.remove(file.path)
     _delete(victims)
 
 

@@ -72,13 +72,14 @@ class DiskFiles:
         text = name.hex()
         return self.folder / text[:2] / (text + _SUFFIX)
 
-    def write(self, name: bytes, payload: bytes) -> None:
-        """Write a record, whole or not at all."""
+    def write(self, name: bytes, payload: bytes, used: float | None = None) -> None:
+        """Write a record, whole or not at all. `used`: when it was used last; None for now."""
         path = self.path(name)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         unfinished = self._unfinished(path.parent)
         try:
             self._write(unfinished, self.header(name, payload), payload)
+            os.utime(unfinished, None if used is None else (used, used))
             os.replace(unfinished, path)
         except OSError:
             with contextlib.suppress(OSError):
@@ -92,9 +93,11 @@ class DiskFiles:
         payload = record[HEADER_SIZE:]
         if record[:HEADER_SIZE] != self.header(name, payload):
             raise UnsoundRecord(f"{path} is cut off, damaged or foreign")
-        with contextlib.suppress(OSError):
-            os.utime(path)
         return payload
+
+    def touch(self, path: Path, used: float) -> None:
+        """Note when a record was used last, for the next process as well."""
+        os.utime(path, (used, used))
 
     def header(self, name: bytes, payload: bytes) -> bytes:
         """What precedes the payload in its file; its end is a checksum of all of it."""

@@ -36,14 +36,14 @@ class DiskIndex:
         if (file := self.files.pop(path, None)) is not None:
             self._count(file, -1)
 
-    def pop_coldest(self) -> FoundFile | None:
-        """Take out the record that was used least recently; None if there is none."""
+    def coldest(self) -> FoundFile | None:
+        """The record that was used least recently; None if there is none."""
         while self._by_use:
-            used, path = heapq.heappop(self._by_use)
+            used, path = self._by_use[0]
             file = self.files.get(path)
             if file is not None and file.used == used:
-                self.remove(path)
                 return file
+            heapq.heappop(self._by_use)
         return None
 
     def pop_changes(self) -> dict[bytes, bool]:

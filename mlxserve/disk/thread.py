@@ -2,7 +2,7 @@
 
     messages ──▶ taken between two operations ──▶ the most urgent operation ──▶ events
 
-    read a record │ list some files │ make room │ write a record │ count the bytes of the day
+    read a record │ list some files │ note uses │ make room │ write a record │ count the day's bytes
 
 The thread owns all that is here but the two queues, and `began`, which others may read.
 """
@@ -13,7 +13,7 @@ import errno
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -31,7 +31,29 @@ log = logging.getLogger("mlxserve.disk")
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
 _DECAY = 0.95  # of what was read before in the rate, with every record
 _LISTED_FILES = 256  # in one operation
+_TOUCHED_FILES = 64  # in one operation
 _LISTED_SECONDS = 60.0  # after which files are listed again before one is deleted for room
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A message: write this, unless only records that were used later could make room for it."""
+
+    name: bytes
+    payload: bytes
+    used: float  # seconds since 1970
+
+    @property
+    def size(self) -> int:
+        """Of its file, in bytes."""
+        return len(self.payload) + HEADER_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """A message: these own records were used then."""
+
+    used: Mapping[bytes, float]
 
 
 class Order(Enum):
@@ -40,6 +62,9 @@ class Order(Enum):
     GIVE_UP = auto()  # nothing waits for the loads any more
     CLEAR = auto()  # forget all own records, and delete their files
     CLOSE = auto()
+
+
+Message = DiskLoad | Record | Touch | Order
 
 
 @dataclass(slots=True)
@@ -69,8 +94,9 @@ class DiskNews:
     changes: Mapping[bytes, bool]  # own records that came (True) or went
     use: DiskUse
     day: str  # of the last write
-    dropped: tuple[bytes, ...] = ()  # they were to be written, and that failed
-    error: OSError | None = None
+    coldest: float | None  # when the record was used that goes first; None without any
+    dropped: tuple[bytes, ...]  # they were to be written, and will not be
+    error: OSError | None  # the reason; None where they were used too long ago
 
 
 @dataclass(slots=True)
@@ -90,7 +116,7 @@ class DiskThread:
     ) -> None:
         """Raises OSError if the folder cannot be made or written to."""
         files.prepare()
-        self.messages: SimpleQueue[DiskLoad | tuple[bytes, bytes] | Order] = SimpleQueue()
+        self.messages: SimpleQueue[Message] = SimpleQueue()
         self.events: SimpleQueue[DiskAnswer | DiskNews | None] = SimpleQueue()  # None at the end
         self.began: float | None = None  # the operation that is under way
         self._files, self._limit, self._clock, self._today = files, limit, clock, today
@@ -98,7 +124,8 @@ class DiskThread:
         self._num_messages = 0
         self._loads: deque[DiskLoad] = deque()
         self._payloads: list[bytes] = []  # that were read for the first of these
-        self._saves: dict[bytes, bytes] = {}  # written in this order
+        self._saves: dict[bytes, Record] = {}  # written in this order
+        self._touches: dict[bytes, float] = {}
         self._listing: _Listing | None = _Listing(files.scan(), set())
         self._listed_at = 0.0
         self._day = today()
@@ -132,18 +159,21 @@ class DiskThread:
             self._take(self.messages.get())
         return None
 
-    def _take(self, message: DiskLoad | tuple[bytes, bytes] | Order) -> None:
+    def _take(self, message: Message) -> None:
         self._num_messages += 1
         if isinstance(message, DiskLoad):
             self._loads.append(message)
-        elif isinstance(message, tuple):
-            self._saves[message[0]] = message[1]
+        elif isinstance(message, Record):
+            self._saves[message.name] = message
+        elif isinstance(message, Touch):
+            self._touches |= message.used
         elif message is Order.GIVE_UP:
             self._loads.clear()
             self._payloads.clear()
         elif message is Order.CLEAR:
             self._index = DiskIndex()
             self._saves.clear()
+            self._touches.clear()
             self._listing = _Listing(self._files.scan(), set(), is_clearing=True)
         else:
             self._is_closed = True
@@ -154,6 +184,8 @@ class DiskThread:
             return partial(self._read, self._loads[0])
         if self._listing is not None:
             return partial(self._list, self._listing)
+        if self._touches:
+            return self._touch
         if self._is_too_full():
             return self._make_room
         if self._saves:
@@ -168,12 +200,15 @@ class DiskThread:
         finally:
             self.began = None
 
-    def _tell(self, *, is_idle: bool = False, error: OSError | None = None) -> None:
+    def _tell(
+        self, *, is_idle: bool = False, dropped: Iterable[bytes] = (), error: OSError | None = None
+    ) -> None:
         index, use = self._index, self._use
         use.num_pages, use.num_bytes, use.total_bytes = index.num_own, index.num_bytes, index.total
         news = (self._num_messages, is_idle, index.pop_changes(), replace(use), self._day)
-        dropped = () if error is None else tuple(self._saves)
-        self.events.put(DiskNews(*news, dropped, error))
+        coldest = index.coldest()
+        used = None if coldest is None else coldest.used
+        self.events.put(DiskNews(*news, used, tuple(dropped), error))
 
     def _read(self, load: DiskLoad) -> None:
         """One more record of a load, which is answered after the last one."""
@@ -193,7 +228,8 @@ class DiskThread:
         """Of a record that may still wait to be written. If it cannot be read it is forgotten,
         unless only this process lacks something."""
         if name in self._saves or (self._listing is not None and self._listing.is_clearing):
-            return self._saves.get(name)
+            record = self._saves.get(name)
+            return None if record is None else record.payload
         began = self._clock()
         try:
             with self._operation():
@@ -212,15 +248,31 @@ class DiskThread:
         self._recent_bytes = _DECAY * self._recent_bytes + len(payload)
         self._recent_seconds = _DECAY * self._recent_seconds + self._clock() - began
         self._use.read_rate = self._recent_bytes / max(self._recent_seconds, 1e-9)
-        self._used(name, payload)
+        self._touches[name] = time.time()
+        self._add(name, len(payload) + HEADER_SIZE, self._touches[name])
         return payload
 
-    def _used(self, name: bytes, payload: bytes) -> None:
-        """Note that a record is there, and was used now."""
+    def _add(self, name: bytes, size: int, used: float) -> None:
+        """Note a record that is there."""
         path = self._files.path(name)
-        self._index.add(FoundFile(path, len(payload) + HEADER_SIZE, time.time(), name))
+        self._index.add(FoundFile(path, size, used, name))
         if self._listing is not None:
             self._listing.unseen.discard(path)
+
+    def _touch(self) -> None:
+        """Note when some records were used."""
+        for name in list(islice(self._touches, _TOUCHED_FILES)):
+            used, path = self._touches.pop(name), self._files.path(name)
+            if (file := self._index.files.get(path)) is not None:
+                try:
+                    with self._operation():
+                        self._files.touch(path, used)
+                    self._index.add(replace(file, used=used))
+                except FileNotFoundError:
+                    self._index.remove(path)
+                except OSError as error:
+                    log.debug("The use of %s cannot be noted: %s", path, error)
+        self._tell()
 
     def _list(self, listing: _Listing) -> None:
         """List some more files; what was not found at the end is forgotten."""
@@ -244,37 +296,44 @@ class DiskThread:
 
     def _is_too_full(self) -> bool:
         """Whether the next record does not fit, or there is too much already."""
-        size = next((len(payload) + HEADER_SIZE for payload in self._saves.values()), 0)
+        size = next((record.size for record in self._saves.values()), 0)
         return self._index.total + size > self._limit and bool(self._index.files)
 
     def _make_room(self) -> None:
-        """Delete the record that was used least recently, by an index of the last minute."""
-        if self._clock() - self._listed_at > _LISTED_SECONDS:
+        """Delete the record that was used least recently, by an index of the last minute; or drop
+        those to be written that were used even less recently."""
+        victim = self._index.coldest()
+        assert victim is not None, "there is nothing to delete"
+        record = next(iter(self._saves.values()), None)
+        is_colder = record is not None and record.used <= victim.used
+        if record is not None and is_colder and self._index.total <= self._limit:
+            del self._saves[record.name]
+            self._tell(dropped=[record.name])
+        elif self._clock() - self._listed_at > _LISTED_SECONDS:
             self._listing = _Listing(self._files.scan(), set(self._index.files))
-        elif (file := self._index.pop_coldest()) is not None:
+        else:
             self._use.num_deleted += 1
-            self._delete(file.path)
+            self._delete(victim.path)
             self._tell()
 
     def _write(self) -> None:
-        name, payload = next(iter(self._saves.items()))
+        record = next(iter(self._saves.values()))
         try:
             with self._operation():
-                self._files.write(name, payload)
+                self._files.write(record.name, record.payload, record.used)
         except OSError as error:
-            self._tell(error=error)
+            self._tell(dropped=self._saves, error=error)
             self._saves.clear()
             return
-        del self._saves[name]
-        size = len(payload) + HEADER_SIZE
+        del self._saves[record.name]
         if self._day != self._today():
             self._day, self._use.written_today = self._today(), 0
-        self._uncounted += size
-        self._use.written_today += size
-        self._use.bytes_written += size
+        self._uncounted += record.size
+        self._use.written_today += record.size
+        self._use.bytes_written += record.size
         self._use.num_written += 1
         self._has_warned_of_loss = False
-        self._used(name, payload)
+        self._add(record.name, record.size, record.used)
         self._tell()
 
     def _count_writes(self) -> None:

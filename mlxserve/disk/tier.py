@@ -21,16 +21,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
 from queue import Empty
 
-from mlxserve.disk.files import DiskFiles
-from mlxserve.disk.loads import DiskAnswer, DiskLoad, DiskLoads
-from mlxserve.disk.thread import DiskNews, DiskThread, DiskUse, Order
+from mlxserve.disk.files import HEADER_SIZE, DiskFiles
+from mlxserve.disk.loads import DiskAnswer, DiskLoads
+from mlxserve.disk.thread import DiskNews, DiskThread, DiskUse, Message, Order, Record, Touch
 from mlxserve.disk.writes import DiskWrites
 from mlxserve.errors import InvalidConfig
 
@@ -75,6 +75,7 @@ class DiskTier:
                 "disk_cache_size=0."
             ) from error
         self.folder = files.folder  # of this identity
+        self.limit = limit
         self._clock = clock
         self._loads = DiskLoads()
         self._writes = DiskWrites(limit=limit, daily_writes=daily_writes, clock=clock, today=today)
@@ -94,21 +95,43 @@ class DiskTier:
         """How many of these records are there, from the first one on."""
         return sum(1 for _ in takewhile(self.__contains__, names))
 
-    def save(self, records: Sequence[tuple[bytes, bytes]]) -> int:
+    def is_written(self, name: bytes) -> bool:
+        """Whether this record is there, and no longer waits to be written."""
+        return self._works() and name in self._names
+
+    def keeps(self, num_bytes: int, used: float) -> bool:
+        """Whether a record of this size that was used last at `used` would be kept if it was saved:
+        it fits, or there are colder ones."""
+        self._take_all()
+        news, size = self._news, num_bytes + HEADER_SIZE
+        if news.use.total_bytes + self._writes.num_bytes + size <= news.use.limit:
+            return True
+        return news.coldest is not None and news.coldest < used
+
+    def save(
+        self, records: Sequence[tuple[bytes, bytes]], used: Sequence[float] | None = None
+    ) -> int:
         """Have records written: (name, payload). How many are accepted, from the first one on.
 
         None while the disk does not take any. What is there already is accepted, and not written
-        again.
+        again. `used`: when each was used last, seconds since 1970; None for now. Those that are
+        colder than all that is on a full disk are not written.
         """
         if not self._works() or self._is_closed or self._writes.is_paused:
             return 0
+        used = used or [time.time()] * len(records)
         for num_taken, (name, payload) in enumerate(records):
             if name in self:
                 continue
             if not self._writes.accept(name, len(payload)):
                 return num_taken
-            self._send((name, payload))
+            self._send(Record(name, payload, used[num_taken]))
         return len(records)
+
+    def touch(self, used: Mapping[bytes, float]) -> None:
+        """Note when these records were used last; those that are not there are ignored."""
+        if self._works() and (found := self._names & used.keys()):
+            self._send(Touch({name: used[name] for name in found}))
 
     def load(self, names: Sequence[bytes]) -> int:
         """Start to read these records; a ticket, by which `poll` returns them."""
@@ -157,7 +180,7 @@ class DiskTier:
         if self._thread.is_alive():
             log.warning("The disk does not answer; some pages may not be written.")
 
-    def _send(self, message: DiskLoad | tuple[bytes, bytes] | Order) -> None:
+    def _send(self, message: Message) -> None:
         self._disk.messages.put(message)
         self._num_messages += 1
 
@@ -208,5 +231,6 @@ class DiskTier:
                 (self._names.add if is_there else self._names.discard)(name)
                 if is_there and name in self._writes:
                     self._writes.done(name)
+            self._writes.drop(() if is_old else event.dropped)
             if event.error is not None:
-                self._writes.failed(() if is_old else event.dropped, event.error)
+                self._writes.failed(event.error)

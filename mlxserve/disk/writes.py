@@ -41,6 +41,11 @@ class DiskWrites:
         return name in self._staged
 
     @property
+    def num_bytes(self) -> int:
+        """That wait to be written, about."""
+        return self._staged_bytes
+
+    @property
     def is_paused(self) -> bool:
         """Whether a write has failed so recently that none is accepted."""
         return self._clock() < self._retry_at
@@ -65,10 +70,13 @@ class DiskWrites:
         self._drop(name)
         self._warned = {kind for kind in self._warned if kind.startswith("day")}
 
-    def failed(self, names: Iterable[bytes], error: OSError) -> None:
-        """These could not be written: accept none for a while."""
+    def drop(self, names: Iterable[bytes]) -> None:
+        """These are not written."""
         for name in names:
             self._drop(name)
+
+    def failed(self, error: OSError) -> None:
+        """A record could not be written: accept none for a while."""
         self._retry_at = self._clock() + RETRY_SECONDS
         self._warn(str(error.errno), str(error))
 

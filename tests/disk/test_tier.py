@@ -57,9 +57,9 @@ class Gated(DiskFiles):
         self.error: int | None = None
         self.order: list[str] = []
 
-    def write(self, name: bytes, payload: bytes) -> None:
+    def write(self, name: bytes, payload: bytes, used: float | None = None) -> None:
         self._pass(f"write {int.from_bytes(name, 'big')}")
-        super().write(name, payload)
+        super().write(name, payload, used)
 
     def read(self, name: bytes) -> bytes:
         self._pass(f"read {int.from_bytes(name, 'big')}")
@@ -266,6 +266,78 @@ def test_the_least_recently_used_are_deleted_for_room(make: Make, tmp_path: Path
         name(number).hex() for number, is_known in enumerate(known) if is_known
     }
     assert tier.use().num_deleted == 1
+
+
+def save(tier: DiskTier, used: float, *numbers: int) -> None:
+    assert tier.save(records(*numbers), [used] * len(numbers)) == len(numbers)
+    assert tier.flush(LONG)
+
+
+def there(tier: DiskTier) -> set[int]:
+    return {number for number in range(30) if name(number) in tier}
+
+
+def test_a_hotter_record_is_never_deleted_for_a_colder_one(make: Make) -> None:
+    tier = make(limit=4 * RECORD)
+    save(tier, 100, 0, 1)
+    save(tier, 200, 2, 3)
+    assert not tier.keeps(PAGE, 100)
+    assert tier.keeps(PAGE, 150)
+    save(tier, 50, 4, 5)
+    assert there(tier) == {0, 1, 2, 3}
+    assert (tier.use().num_written, tier.use().num_deleted) == (4, 0)
+    save(tier, 150, 6)
+    save(tier, 300, 7)
+    assert there(tier) == {2, 3, 6, 7}
+    assert not tier.keeps(PAGE, 150)
+
+
+def test_a_record_that_fits_is_kept_however_cold_it_is(make: Make) -> None:
+    tier = make(limit=4 * RECORD)
+    save(tier, 100, 0)
+    assert tier.keeps(PAGE, 1)
+    save(tier, 1, 1, 2, 3)
+    assert there(tier) == {0, 1, 2, 3}
+
+
+def test_what_waits_to_be_written_needs_its_room(make: Make, tmp_path: Path) -> None:
+    files = Gated(tmp_path)
+    tier = make(limit=4 * RECORD, files=files)
+    assert tier.flush(LONG)
+    files.gate.clear()
+    assert tier.save(records(*range(4)), [100.0] * 4) == 4
+    assert not tier.keeps(PAGE, 50)
+    files.gate.set()
+    assert tier.flush(LONG)
+
+
+@pytest.mark.parametrize("how", ["read", "touched"])
+def test_recency_is_of_use_also_in_the_next_process(make: Make, how: str) -> None:
+    tier = make(limit=4 * RECORD)
+    save(tier, 100, 0)
+    save(tier, 200, 1, 2, 3)
+    if how == "read":
+        read(tier, 0)
+    else:
+        tier.touch({name(0): 300.0, name(9): 300.0})
+        assert tier.flush(LONG)
+    tier.close()
+    after = make(limit=4 * RECORD)
+    save(after, 250, 4)
+    assert len(there(after)) == 4
+    assert {0, 4} < there(after)
+
+
+def test_a_file_that_vanished_is_no_longer_promised_once_it_was_touched(
+    make: Make, tmp_path: Path
+) -> None:
+    tier = make()
+    save(tier, 100, 0, 1)
+    DiskFiles(tmp_path, IDENTITY).path(name(0)).unlink()
+    tier.touch({name(0): 300.0, name(1): 300.0})
+    assert tier.flush(LONG)
+    assert there(tier) == {1}
+    assert tier.use().num_lost == 0
 
 
 def test_other_models_and_processes_count(make: Make, tmp_path: Path) -> None:

@@ -82,18 +82,25 @@ def test_other_processes_count_towards_the_day() -> None:
     assert not writes.accept(b"b", PAGE)
 
 
+def test_what_is_dropped_no_longer_waits() -> None:
+    writes = World().writes()
+    assert all(writes.accept(name, PAGE) for name in (b"a", b"b", b"c"))
+    writes.drop([b"a", b"c"])
+    assert [name in writes for name in (b"a", b"b", b"c")] == [False, True, False]
+    assert writes.num_bytes == PAGE
+
+
 def test_after_a_failure_nothing_is_written_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     writes = world.writes()
     for _ in range(2):
         writes.accept(b"a", PAGE)
-        writes.failed([b"a"], OSError(errno.ENOSPC, "full"))
-        assert b"a" not in writes
+        writes.failed(OSError(errno.ENOSPC, "full"))
         assert writes.is_paused
     assert len([r for r in caplog.records if "full" in r.message]) == 1
     world.now += RETRY_SECONDS
     assert not writes.is_paused
     writes.accept(b"a", PAGE)
     writes.done(b"a")
-    writes.failed([], OSError(errno.ENOSPC, "full"))  # said again after a success
+    writes.failed(OSError(errno.ENOSPC, "full"))  # said again after a success
     assert len([r for r in caplog.records if "full" in r.message]) == 2

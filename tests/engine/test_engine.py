@@ -188,10 +188,10 @@ class StuckFiles(DiskFiles):
         super().__init__(base, b"i" * 16)
         self.gate, self.entered = threading.Event(), threading.Event()
 
-    def write(self, name: bytes, payload: bytes) -> None:
+    def write(self, name: bytes, payload: bytes, used: float | None = None) -> None:
         self.entered.set()
         self.gate.wait()
-        super().write(name, payload)
+        super().write(name, payload, used)
 
 
 def test_no_step_waits_for_a_disk_that_stands_still(tmp_path: Path) -> None:

@@ -123,6 +123,21 @@ FOUND: dict[str, Bug] = {
         "False",
         test_tier.test_the_least_recently_used_are_deleted_for_room,
     ),
+    "delete a hotter record for a colder one": Bug(
+        DiskThread,
+        "_make_room",
+        "record.used <= victim.used",
+        "False",
+        test_tier.test_a_hotter_record_is_never_deleted_for_a_colder_one,
+    ),
+    "forget in the next process what was read": Bug(
+        DiskThread,
+        "_touch",
+        "self._files.touch(path, used)",
+        "pass",
+        test_tier.test_recency_is_of_use_also_in_the_next_process,
+        {"how": "read"},
+    ),
     "delete what was used last": Bug(
         DiskIndex,
         "add",
