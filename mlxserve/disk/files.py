@@ -15,14 +15,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import os
 import re
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+
+log = logging.getLogger("mlxserve.disk")
 
 MAX_NAME = 32  # bytes
 IDENTITY_SIZE = 16
@@ -151,26 +154,34 @@ class DiskFiles:
                 file.write(piece)
 
 
-def _folders(folder: Path, name: re.Pattern[str]) -> list[Path]:
-    """Subfolders named like those of a disk cache; all others are ignored."""
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder; nothing, with a warning, of one that cannot be listed."""
     try:
-        found = list(os.scandir(folder))
+        return list(os.scandir(folder))
     except FileNotFoundError:
         return []
+    except OSError as error:
+        log.warning("A part of the disk cache cannot be listed: %s", error)
+        return []
+
+
+def _folders(entries: Iterable[os.DirEntry[str]], name: re.Pattern[str]) -> list[Path]:
+    """Those named like subfolders of a disk cache; all others are ignored."""
     return [
         Path(one.path)
-        for one in found
+        for one in entries
         if name.fullmatch(one.name) and one.is_dir(follow_symlinks=False)
     ]
 
 
 def scan(base: Path) -> Iterator[FoundFile]:
-    """The records of all models; unfinished files of dead processes are removed. Raises OSError."""
-    for folder in (one for model in _folders(base, _LONG) for one in _folders(model, _SHORT)):
-        try:
-            entries = list(os.scandir(folder))
-        except FileNotFoundError:
-            continue
+    """The records of all models; unfinished files of dead processes are removed.
+
+    Raises OSError if `base` is there and cannot be listed.
+    """
+    models = _folders(os.scandir(base), _LONG) if base.exists() else []
+    for folder in (one for model in models for one in _folders(_entries(model), _SHORT)):
+        entries = _entries(folder)
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
                 state = entry.stat(follow_symlinks=False)

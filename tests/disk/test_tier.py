@@ -611,6 +611,30 @@ def test_unfinished_files_of_the_dead_are_removed(make: Make, tmp_path: Path) ->
     assert tier.use().num_pages == 0
 
 
+def test_a_subfolder_that_cannot_be_listed_costs_its_own_records_alone(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = make()
+    names = [bytes([number]) * 16 for number in range(6)]  # each in a subfolder of its own
+    assert tier.save([(name, payload(1)) for name in names]) == 6
+    assert tier.flush(LONG)
+    tier.close()
+    broken = DiskFiles(tmp_path, IDENTITY).path(names[0]).parent
+    scandir = os.scandir
+
+    def refuse(path: Path) -> object:
+        if Path(path) == broken:
+            raise OSError(errno.EIO, "broken", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    after = make(limit=4 * RECORD)
+    assert after.flush(LONG)
+    assert [name in after for name in names].count(True) == 4
+    assert names[0] not in after
+    assert len([r for r in caplog.records if "cannot be listed" in r.message]) >= 1
+
+
 class Records(RuleBasedStateMachine):
     """Whatever happens, what comes back is what was saved."""
 
