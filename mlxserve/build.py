@@ -265,7 +265,13 @@ def _disk(
         log.warning("Nothing is kept on disk: %s", error)
         return None
     tier.flush(_INDEX_SECONDS)
-    return DiskCache(tier, pace, page_bytes=kv.nbytes_of(1), page_size=config.page_size)
+    return DiskCache(
+        tier,
+        pace,
+        page_bytes=kv.nbytes_of(1),
+        page_size=config.page_size,
+        state_bytes=loaded.state_nbytes if loaded.has_states else None,
+    )
 
 
 def _salted_by(config: EngineConfig, files: ModelFiles) -> str:

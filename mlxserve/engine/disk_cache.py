@@ -9,13 +9,16 @@ measurement, and one that takes too long is given up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mlxserve.disk.loads import DiskAnswer
 from mlxserve.disk.tier import DiskTier
+from mlxserve.disk.unwritten import Unwritten
 from mlxserve.engine.pace import Pace
 
 _LEAST_SECONDS = 0.5  # to wait for a read that is not longer than computing the pages
+_STEP_SECONDS = 1e-6  # by which a page counts as used before the one that it follows
 
 
 def state_name(hash_: bytes) -> bytes:
@@ -26,13 +29,74 @@ def state_name(hash_: bytes) -> bytes:
 class DiskCache:
     """The pages of one model on disk, with the times to read and to compute them."""
 
-    def __init__(self, tier: DiskTier, pace: Pace, *, page_bytes: int, page_size: int) -> None:
-        """`page_bytes`: of the keys and values of one page of `page_size` tokens."""
+    def __init__(
+        self,
+        tier: DiskTier,
+        pace: Pace,
+        *,
+        page_bytes: int,
+        page_size: int,
+        state_bytes: int | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """
+        page_bytes: of the keys and values of one page of `page_size` tokens
+        state_bytes: of a recurrent state; None for a model without them
+        clock: seconds since 1970
+        """
         self.tier = tier
         self._pace = pace
         self.page_bytes = page_bytes
         self._page_size = page_size
+        self._clock = clock
+        self._pages = Unwritten(tier, page_bytes)
+        self._states = None if state_bytes is None else Unwritten(tier, state_bytes)
         self._overdue: set[int] = set()  # tickets of loads that were given up, and not answered
+
+    def use(self, hashes: Sequence[bytes], /) -> None:
+        """Note that a request has used these pages until now, each with those before it."""
+        now, last = self._clock(), len(hashes) - 1
+        pages = {hashes[depth]: now - depth * _STEP_SECONDS for depth in range(last, -1, -1)}
+        self._pages.use(pages)
+        self.tier.touch(pages)
+        if self._states is not None:  # after all pages, which they need; the deepest one first
+            states = {
+                state_name(hash_): now - (2 * last - depth) * _STEP_SECONDS
+                for depth, hash_ in enumerate(hashes)
+            }
+            self._states.use(states)
+            self.tier.touch(states)
+
+    def unwritten(self) -> Iterator[bytes]:
+        """Pages that are not on disk and would be kept there, the last used first."""
+        return iter(self._pages)
+
+    def unwritten_states(self) -> Iterator[bytes]:
+        """The same of recurrent states, by the page before each."""
+        return (name[:-1] for name in self._states or ())
+
+    def is_unwritten(self, hash_: bytes, /) -> bool:
+        """Whether a page is not on disk and would be kept there."""
+        return hash_ in self._pages
+
+    def forget(self, hashes: Iterable[bytes], /) -> None:
+        """These pages are no longer in memory."""
+        self._pages.forget(hashes)
+
+    def forget_states(self, hashes: Iterable[bytes], /) -> None:
+        """The recurrent states behind these pages are not in memory."""
+        assert self._states is not None, "there are no states"
+        self._states.forget(map(state_name, hashes))
+
+    def save(self, records: Sequence[tuple[bytes, bytes]]) -> int:
+        """`DiskTier.save` of pages or states, with the time when each was used last."""
+        now = self._clock()
+        kinds = (self._pages,) if self._states is None else (self._pages, self._states)
+        times = [
+            next((time for kind in kinds if (time := kind.time(name)) is not None), now)
+            for name, _ in records
+        ]
+        return self.tier.save(records, times)
 
     def num_leading(self, hashes: Sequence[bytes], /) -> int:
         """How many of these pages are on disk, from the first one on."""

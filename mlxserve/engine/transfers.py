@@ -147,7 +147,7 @@ class Transfers:
 
     def _offer(self, disk: DiskCache, records: Sequence[tuple[bytes, bytes]]) -> bool:
         """Whether the disk takes all of them; if not, it is left alone for a while."""
-        is_taken = disk.tier.save(records) == len(records)
+        is_taken = disk.save(records) == len(records)
         if not is_taken:
             self._write_after = self._clock() + _PAUSE_SECONDS
         return is_taken
@@ -178,7 +178,7 @@ class Transfers:
         for begin in range(0, len(save.pages), LOAD_PAGES):
             part = slice(begin, begin + LOAD_PAGES)
             payloads = self._runner.read_pages(save.pages[part])
-            num_taken = disk.tier.save(list(zip(save.hashes[part], payloads, strict=True)))
+            num_taken = disk.save(list(zip(save.hashes[part], payloads, strict=True)))
             if num_taken < len(payloads):
                 return begin + num_taken
         return len(save.pages)

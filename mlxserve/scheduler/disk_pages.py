@@ -11,9 +11,9 @@ there. So no request that holds pages waits for one that holds none (vllm#44560)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Protocol
 
 from mlxserve.cache.pages import PagePool
@@ -34,6 +34,24 @@ class Disk(Protocol):
 
     def pays(self, num_tokens: int, /) -> bool:
         """Whether reading the pages of `num_tokens` is probably faster than computing them."""
+
+    def use(self, hashes: Sequence[bytes], /) -> None:
+        """Note that a request has used these pages until now, each with those before it."""
+
+    def unwritten(self) -> Iterator[bytes]:
+        """Used pages that are not on disk and would be kept there, the last used first."""
+
+    def unwritten_states(self) -> Iterator[bytes]:
+        """The same of recurrent states, by the page before each."""
+
+    def is_unwritten(self, hash_: bytes, /) -> bool:
+        """Whether a page was used, is not on disk and would be kept there."""
+
+    def forget(self, hashes: Iterable[bytes], /) -> None:
+        """These pages are no longer in memory."""
+
+    def forget_states(self, hashes: Iterable[bytes], /) -> None:
+        """The recurrent states behind these pages are not in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,33 +141,55 @@ class DiskPages:
         self._plan.saves.append(save)
         return save
 
+    def use(self, request: LiveRequest) -> None:
+        """Note that a request has used its pages until now."""
+        if self._disk is not None:
+            self._disk.use(request.page_hashes[: len(request.page_table)])
+
     def unwritten(self, most: int) -> list[tuple[bytes, int]]:
-        """(hash, page) of pages that are not on disk and are not being written to: those of named
-        prefixes, then the ones evicted last; up to `most`."""
-        return self._unwritten([*self._pool.pinned(), *reversed(self._pool.eviction_order())], most)
-
-    def endangered(self, most: int) -> list[tuple[bytes, int]]:
-        """(hash, page) of pages that are not on disk and will be evicted soon; up to `most`."""
-        num_soon = _SOON - self._pool.num_blank
-        return self._unwritten(self._pool.eviction_order(max(0, num_soon)), most)
-
-    def _unwritten(self, pages: Iterable[int], most: int) -> list[tuple[bytes, int]]:
+        """(hash, page) of pages that are not on disk and would be kept there: those of named
+        prefixes, then the last used ones; up to `most`."""
         if self._disk is None:
             return []
-        hashed = ((self._pool.hash_of(page), page) for page in pages if self._pool.is_full(page))
+        disk, pool = self._disk, self._pool
+        pinned = (hash_ for hash_ in map(pool.hash_of, pool.pinned()) if hash_ is not None)
+        found: dict[bytes, int] = {}
+        gone: list[bytes] = []
+        for hash_ in chain(filter(disk.is_unwritten, pinned), disk.unwritten()):
+            if pool.is_known(hash_):
+                found[hash_] = pool.page_of(hash_)
+                if len(found) == most:
+                    break
+            else:
+                gone.append(hash_)
+        disk.forget(gone)
+        return list(found.items())
+
+    def endangered(self, most: int) -> list[tuple[bytes, int]]:
+        """(hash, page) of pages as in `unwritten` that will be evicted soon; up to `most`."""
+        if self._disk is None:
+            return []
+        num_soon = _SOON - self._pool.num_blank
+        found = ((self._pool.hash_of(p), p) for p in self._pool.eviction_order(max(0, num_soon)))
         missing = (
             (hash_, page)
-            for hash_, page in hashed
-            if hash_ is not None and not self._disk.num_leading([hash_])
+            for hash_, page in found
+            if hash_ is not None and self._disk.is_unwritten(hash_)
         )
         return list(islice(missing, most))
 
-    def unwritten_states(self, states: Iterable[bytes], most: int) -> list[bytes]:
-        """Those of these pages whose state is not on disk; up to `most`."""
+    def unwritten_states(self, states: Container[bytes], most: int) -> list[bytes]:
+        """Those of these pages whose state is not on disk and would be kept there; up to `most`."""
         if self._disk is None:
             return []
-        disk = self._disk
-        return list(islice((hash_ for hash_ in states if not disk.has_state(hash_)), most))
+        found: list[bytes] = []
+        gone: list[bytes] = []
+        for hash_ in self._disk.unwritten_states():
+            (found if hash_ in states else gone).append(hash_)
+            if len(found) == most:
+                break
+        self._disk.forget_states(gone)
+        return found
 
     def num_left(self, request: LiveRequest) -> int:
         """Tokens that the request goes on to read, from the one after its last computed one."""

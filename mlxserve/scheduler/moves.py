@@ -56,9 +56,7 @@ class Moves:
         if self._tables.snapshots is None:
             return []
         known = self._tables.snapshots.known()
-        return [
-            (hash_, known[hash_]) for hash_ in self.disk.unwritten_states(reversed(known), most)
-        ]
+        return [(hash_, known[hash_]) for hash_ in self.disk.unwritten_states(known, most)]
 
     def pop_dropped_states(self) -> list[int]:
         """Snapshots of recurrent states that are not needed once the planned step is launched."""

@@ -194,6 +194,7 @@ class PageTables:
         request.decodes_until = request.commits_until = 0
         if (copy := self._copies.pop(request, None)) is not None:
             self.pool.release([copy.source])
+        self.disk.use(request)
         self.pool.release(request.page_table)
         request.page_table = as_page_table()
 

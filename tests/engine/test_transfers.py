@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.config import PreemptionMode, SchedulerConfig
+from mlxserve.disk.files import HEADER_SIZE
 from mlxserve.disk.tier import DiskTier
 from mlxserve.engine import transfers
-from mlxserve.engine.disk_cache import DiskCache
+from mlxserve.engine.disk_cache import DiskCache, state_name
 from mlxserve.engine.pace import Pace
 from mlxserve.engine.transfers import Transfers
 from mlxserve.request import (
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 PAGE = 16
 SIZE = 16  # bytes of a page
+STATE_SIZE = 23
 
 
 class Memory:
@@ -93,7 +95,7 @@ class World:
             max_model_len=512,
             preemption_mode=PreemptionMode.SWAP,
         )
-        disk = DiskCache(tier, Pace(None), page_bytes=SIZE, page_size=PAGE)
+        disk = DiskCache(tier, Pace(None), page_bytes=SIZE, page_size=PAGE, state_bytes=STATE_SIZE)
         self.scheduler = Scheduler(config, PagePool(num_pages, PAGE), num_state_slots, disk)
         self.memory = Memory()
         self.tier = tier
@@ -238,7 +240,7 @@ def test_an_idle_engine_looks_for_pages_to_write_once(
 
 def test_a_disk_that_refuses_is_left_alone_for_a_while(tmp_path: Path) -> None:
     now = 0.0
-    tier = DiskTier(tmp_path, identity=b"i" * 16, limit=0, daily_writes=1 << 30)
+    tier = DiskTier(tmp_path, identity=b"i" * 16, limit=1 << 20, daily_writes=0)
     try:
         world = World(tier, num_pages=32, clock=lambda: now)
         world.add("a", 200, 1)
@@ -251,6 +253,108 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(tmp_path: Path) -> None:
         assert world.transfers.must_collect()
     finally:
         tier.close()
+
+
+RECORD = SIZE + HEADER_SIZE
+
+
+def chat(world: World, turn: int) -> LiveRequest:
+    """A turn of one conversation, a page longer than the one before."""
+    request = world.add(f"a{turn}", 33 + PAGE * turn, 1)
+    world.drain()
+    return request
+
+
+def test_a_disk_smaller_than_the_cache_keeps_the_newest_turn_and_is_not_rewritten(
+    tmp_path: Path,
+) -> None:
+    limit, num_turns = 40 * RECORD, 10
+    options: dict[str, Any] = {"identity": b"i" * 16, "limit": limit, "daily_writes": 1 << 30}
+    tier = DiskTier(tmp_path, **options)
+    world = World(tier, num_pages=256)  # none is about to be evicted
+    for name in "pqrst":
+        world.add(name, 500, 1)
+        world.drain()
+    for turn in range(num_turns):
+        newest = chat(world, turn)
+        world.write_all()  # a pause
+        assert tier.flush(60)
+    num_pages = len(newest.page_hashes)
+    tier.close()
+    use = tier.use()
+    assert use.total_bytes <= limit
+    assert use.bytes_written <= limit + num_turns * RECORD
+    tier = DiskTier(tmp_path, **options)
+    assert tier.flush(60)
+    again = chat(World(tier, num_pages=256), num_turns - 1)
+    tier.close()
+    assert again.cache is not None
+    assert again.cache.num_from_disk == num_pages * PAGE
+
+
+def test_what_is_used_in_memory_alone_stays_on_disk(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"identity": b"i" * 16, "limit": 12 * RECORD, "daily_writes": 1 << 30}
+    tier = DiskTier(tmp_path, **options)
+    world = World(tier, num_pages=256)
+    hashes = {}
+    for number, name in enumerate("abacad"):  # "a" is on disk after the first one
+        request = world.add(f"{name}{number}", 65, 1)
+        world.drain()
+        world.write_all()
+        assert tier.flush(60)
+        hashes[name] = request.page_hashes
+    tier.close()
+    tier = DiskTier(tmp_path, **options)
+    assert tier.flush(60)
+    found = {name: tier.num_leading(pages) for name, pages in hashes.items()}
+    tier.close()
+    assert found == {"a": 4, "b": 0, "c": 4, "d": 4}
+
+
+def test_recurrent_states_on_a_full_disk_are_written_once_and_the_newest_stays(
+    tmp_path: Path,
+) -> None:
+    limit = 4 * RECORD + STATE_SIZE + HEADER_SIZE
+    tier = DiskTier(tmp_path, identity=b"i" * 16, limit=limit, daily_writes=1 << 30)
+    world = World(tier, num_pages=256, num_state_slots=20)
+    for name in "abc":
+        newest = world.add(name, 65, 1)
+        world.drain()
+    written = []
+    for _ in range(3):  # pauses
+        world.write_all()
+        assert tier.flush(60)
+        written.append(tier.use().bytes_written)
+    assert written[0] < 2 * limit
+    assert written == written[:1] * 3
+    assert tier.num_leading(newest.page_hashes) == 4
+    assert state_name(newest.page_hashes[3]) in tier
+    tier.close()
+
+
+def test_writing_looks_at_each_page_once(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_looks = 0
+    is_written, contains = DiskTier.is_written, DiskTier.__contains__
+
+    def looked(look: Callable[[DiskTier, bytes], bool]) -> Callable[[DiskTier, bytes], bool]:
+        def count(self: DiskTier, name: bytes) -> bool:
+            nonlocal num_looks
+            num_looks += 1
+            return look(self, name)
+
+        return count
+
+    world = World(tier, num_pages=512)
+    for number in range(16):
+        world.add(chr(ord("a") + number), 500, 1)
+    world.drain()
+    monkeypatch.setattr(transfers, "WRITE_BYTES", SIZE)
+    monkeypatch.setattr(DiskTier, "is_written", looked(is_written))
+    monkeypatch.setattr(DiskTier, "__contains__", looked(contains))
+    while world.transfers.write_idle():
+        assert tier.flush(60)
+    assert tier.use().num_written == 16 * 31
+    assert num_looks < 5 * 16 * 31
 
 
 def test_closing_writes_what_is_cached(tier: DiskTier) -> None:

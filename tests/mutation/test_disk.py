@@ -11,10 +11,11 @@ from mlxserve.disk.index import DiskIndex
 from mlxserve.disk.loads import DiskLoads
 from mlxserve.disk.thread import DiskThread
 from mlxserve.disk.tier import DiskTier
+from mlxserve.disk.unwritten import Unwritten
 from mlxserve.disk.writes import DiskWrites
 from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.transfers import Transfers
-from tests.disk import test_index, test_tier
+from tests.disk import test_index, test_tier, test_unwritten
 from tests.disk.test_tier import make as make
 from tests.engine import test_transfers
 from tests.engine.test_transfers import tier as tier
@@ -144,6 +145,27 @@ FOUND: dict[str, Bug] = {
         "(file.used, file.path)",
         "(-file.used, file.path)",
         test_index.test_the_least_recently_used_goes_first,
+    ),
+    "write the oldest pages first": Bug(
+        Unwritten,
+        "__iter__",
+        "in reversed(self._used.items())",
+        "in self._used.items()",
+        test_unwritten.test_the_last_used_come_first,
+    ),
+    "write what a full disk would not keep": Bug(
+        Unwritten,
+        "__iter__",
+        "if not self._tier.keeps(self._num_bytes, used):",
+        "if False:",
+        test_unwritten.test_what_a_full_disk_would_not_keep_is_left_out,
+    ),
+    "note uses in memory alone": Bug(
+        DiskCache,
+        "use",
+        "self.tier.touch(pages)",
+        "pass",
+        test_transfers.test_what_is_used_in_memory_alone_stays_on_disk,
     ),
     "ask a disk that refuses at once again": Bug(
         Transfers,

@@ -259,11 +259,11 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         "request.num_computed += len(load.run.hashes) * self.pool.page_size",
         options={"num_pages": 24, "enable_prefix_caching": True},
     ),
-    "write a page that is not full": Bug(
+    "write a page that was evicted": Bug(
         DiskPages,
-        "_unwritten",
-        "if self._pool.is_full(page)",
-        "if True",
+        "unwritten",
+        "if pool.is_known(hash_):",
+        "if True:",
         options={"num_pages": 24, "enable_prefix_caching": True},
     ),
 }
@@ -546,12 +546,19 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "False",
         test_disk_pages.test_what_is_computed_faster_is_not_read,
     ),
-    "write the oldest pages first": Bug(
+    "note no use of pages": Bug(
+        PageTables,
+        "release",
+        "self.disk.use(request)",
+        "pass",
+        test_disk_pages.test_pages_are_written_newest_first_while_nothing_runs,
+    ),
+    "write named prefixes as all other pages": Bug(
         DiskPages,
         "unwritten",
-        "*reversed(self._pool.eviction_order())",
-        "*self._pool.eviction_order()",
-        test_disk_pages.test_pages_are_written_newest_first_while_nothing_runs,
+        "chain(filter(disk.is_unwritten, pinned), disk.unwritten())",
+        "disk.unwritten()",
+        test_disk_pages.test_named_prefixes_are_written_first,
     ),
     "write all pages beside work": Bug(
         DiskPages,

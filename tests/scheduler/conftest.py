@@ -9,7 +9,7 @@ published before they are computed, and pages freed while a step still uses them
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate, takewhile
@@ -103,6 +103,8 @@ class GhostDisk:
     )  # behind a page, by its hash
     takes: int | None = None  # at most this many pages of each save
     is_fast: bool = True  # faster than computing
+    used: dict[bytes, None] = field(default_factory=dict)  # pages in memory, the last used last
+    used_states: dict[bytes, None] = field(default_factory=dict)
 
     def num_leading(self, hashes: Sequence[bytes]) -> int:
         return sum(1 for _ in takewhile(self.pages.__contains__, hashes))
@@ -113,6 +115,29 @@ class GhostDisk:
     def pays(self, num_tokens: int) -> bool:
         assert num_tokens > 0, "asked about nothing"
         return self.is_fast
+
+    def use(self, hashes: Sequence[bytes]) -> None:
+        for used in (self.used, self.used_states):
+            for hash_ in reversed(hashes):
+                used.pop(hash_, None)
+                used[hash_] = None
+
+    def unwritten(self) -> Iterator[bytes]:
+        return (hash_ for hash_ in reversed(self.used) if hash_ not in self.pages)
+
+    def unwritten_states(self) -> Iterator[bytes]:
+        return (hash_ for hash_ in reversed(self.used_states) if hash_ not in self.states)
+
+    def is_unwritten(self, hash_: bytes) -> bool:
+        return hash_ in self.used and hash_ not in self.pages
+
+    def forget(self, hashes: Iterable[bytes]) -> None:
+        for hash_ in hashes:
+            self.used.pop(hash_, None)
+
+    def forget_states(self, hashes: Iterable[bytes]) -> None:
+        for hash_ in hashes:
+            self.used_states.pop(hash_, None)
 
 
 @dataclass

@@ -1,0 +1,57 @@
+"""Unwritten: the records in memory that are not on disk, in the order of their last use."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+
+from mlxserve.disk.files import HEADER_SIZE
+from mlxserve.disk.tier import DiskTier
+
+
+class Unwritten:
+    """Names of records of one kind; no more of them than could be on disk."""
+
+    def __init__(self, tier: DiskTier, num_bytes: int) -> None:
+        """`num_bytes`: of a record's payload."""
+        self._tier = tier
+        self._num_bytes = num_bytes
+        self._most = tier.limit // (num_bytes + HEADER_SIZE)
+        self._used: OrderedDict[bytes, float] = OrderedDict()  # the last used last
+
+    def use(self, used: Mapping[bytes, float]) -> None:
+        """Note when records in memory were used, the coldest first."""
+        for name, time in used.items():
+            self._used[name] = time
+            self._used.move_to_end(name)
+        while len(self._used) > self._most:
+            self._used.popitem(last=False)
+
+    def forget(self, names: Iterable[bytes]) -> None:
+        """These are not in memory any more."""
+        for name in names:
+            self._used.pop(name, None)
+
+    def __contains__(self, name: bytes) -> bool:
+        """Whether it is not on disk, and would be kept there."""
+        if (used := self._used.get(name)) is None:
+            return False
+        if self._tier.is_written(name):
+            del self._used[name]
+            return False
+        return name not in self._tier and self._tier.keeps(self._num_bytes, used)
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Those that would be kept on disk, the last used first."""
+        while self._used and self._tier.is_written(next(reversed(self._used))):
+            self._used.popitem()
+        for name, used in reversed(self._used.items()):
+            if name in self._tier:
+                continue
+            if not self._tier.keeps(self._num_bytes, used):
+                return
+            yield name
+
+    def time(self, name: bytes) -> float | None:
+        """When it was used last; None if it is on disk, or that is not known."""
+        return self._used.get(name)
