@@ -199,6 +199,7 @@ class LiveRequest:
     page_table: PageTable = field(default_factory=as_page_table)
     disk_first: int = 0  # its pages before this one were in memory when it began
     disk_end: int = 0  # its pages up to this one are read from disk where they are not computed
+    disk_resume: int = 0  # from this page on it is read again, after one that was lost
     loading: PageRun | None = None  # those that are being read into its page table
     decodes_until: int = 0  # it decodes every position before this one, without another look
     commits_until: int = 0  # each position before this one yields a token, and nothing else

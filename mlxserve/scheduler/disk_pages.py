@@ -193,7 +193,19 @@ class DiskPages:
 
     def num_left(self, request: LiveRequest) -> int:
         """Tokens that the request goes on to read, from the one after its last computed one."""
-        return max(0, request.disk_end * self._pool.page_size - request.num_computed)
+        page_size = self._pool.page_size
+        if request.num_computed < request.disk_resume * page_size:
+            return 0
+        return max(0, request.disk_end * page_size - request.num_computed)
+
+    def skip_lost(self, request: LiveRequest) -> None:
+        """The page after its last computed one is lost: read those after it once it is computed."""
+        resume = request.num_computed // self._pool.page_size + 1
+        num_pages = 0
+        if not self._has_states:
+            num_pages = self.num_found(request.page_hashes[resume : request.disk_end])
+        request.disk_resume = resume if num_pages else 0
+        request.disk_end = resume + num_pages if num_pages else 0
 
     def load(self, request: LiveRequest, end: int) -> None:
         """Have its pages up to page `end` read into its page table, after what is computed."""

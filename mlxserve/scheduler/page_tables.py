@@ -108,6 +108,7 @@ class PageTables:
         request.num_computed = len(cached) * self.pool.page_size + num_copied
         request.disk_first = len(cached)
         request.disk_end = len(cached) + num_on_disk if num_on_disk else 0
+        request.disk_resume = 0
 
     def copy_tail(self, request: LiveRequest, tail: Tail) -> None:
         """Copy the tail that the request was started with to the page after the cached ones."""
@@ -186,7 +187,7 @@ class PageTables:
         """Give the request's pages back, or do so when the last step that uses them is read."""
         if self.snapshots is not None:
             self.snapshots.end(request)
-        request.loading, request.disk_end = None, 0
+        request.loading, request.disk_end, request.disk_resume = None, 0, 0
         if request.num_in_flight:
             self._ending.add(request)
             return
@@ -282,9 +283,10 @@ class PageTables:
         if not request.has_resumed:
             self._count_read(request, num_pages, is_lost=is_lost)
         if is_lost:
-            num_again = min(request.disk_end * self.pool.page_size, request.num_lost)
+            last = request.disk_end
+            self.disk.skip_lost(request)
+            num_again = min((request.disk_resume or last) * self.pool.page_size, request.num_lost)
             self._stats.recomputed_tokens += max(0, num_again - request.num_computed)
-            request.disk_end = 0
         if self.snapshots is None or is_lost:
             return None
         return self.snapshots.came(request, request.num_computed)

@@ -127,11 +127,13 @@ class StepPlanner:
         ):
             return
         if self._tables.disk.num_left(request):
-            self._tables.load(request)
+            if not request.num_in_flight:  # else it computes the page before them
+                self._tables.load(request)
             return
         budget = min(step.budget_at(start), self._tables.room(request))
         end = request.prefill_end
-        share = limit(start, end, end, budget, step.ctx)
+        resume = request.disk_resume * self._pool.page_size
+        share = limit(start, resume if start < resume else end, end, budget, step.ctx)
         if share.reason is LimitReason.ALIGNMENT:
             self.admission.count_deferral(request)
         if start + share.num_tokens >= request.prefill_end and not request.can_sample():

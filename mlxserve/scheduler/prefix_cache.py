@@ -203,7 +203,7 @@ class PrefixCache:
             num_tokens=report.num_tokens + num_tokens,
             num_from_disk=report.num_from_disk + num_tokens,
         )
-        if is_lost:
+        if is_lost or report.reason is CacheMiss.LOST:  # pages after a lost one are read as well
             return replace(found, differs_at=found.num_tokens, reason=CacheMiss.LOST)
         return found
 

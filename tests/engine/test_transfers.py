@@ -11,7 +11,7 @@ import pytest
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.config import PreemptionMode, SchedulerConfig
-from mlxserve.disk.files import HEADER_SIZE
+from mlxserve.disk.files import HEADER_SIZE, DiskFiles
 from mlxserve.disk.tier import DiskTier
 from mlxserve.engine import transfers
 from mlxserve.engine.disk_cache import DiskCache, state_name
@@ -390,6 +390,29 @@ def on_disk(tier: DiskTier) -> None:
     world.drain()
     world.write_all()
     assert tier.flush(60)
+
+
+def test_damaged_files_cost_their_own_pages_and_are_written_again(
+    tier: DiskTier, tmp_path: Path
+) -> None:
+    world = World(tier, num_pages=32)
+    request = world.add("a", 200, 1)
+    world.drain()
+    world.write_all()
+    assert tier.flush(60)
+    for hash_ in request.page_hashes[1::3]:
+        DiskFiles(tmp_path / "pages", b"i" * 16).path(hash_).write_bytes(b"damaged")
+    after = World(tier, num_pages=32)
+    request = after.add("a1", 200, 1)
+    after.drain()
+    assert request.num_cached == (12 - 4) * PAGE
+    assert tier.use().num_lost == 4
+    after.write_all()
+    assert tier.flush(60)
+    healed = World(tier, num_pages=32)
+    request = healed.add("a2", 200, 1)
+    healed.drain()
+    assert request.num_cached == 12 * PAGE
 
 
 def test_a_request_does_not_wait_for_pages_that_do_not_come(

@@ -546,6 +546,22 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "False",
         test_disk_pages.test_what_is_computed_faster_is_not_read,
     ),
+    "compute all pages after a lost one": Bug(
+        DiskPages,
+        "skip_lost",
+        "num_pages = self.num_found(request.page_hashes[resume : request.disk_end])",
+        "pass",
+        test_disk_pages.test_pages_after_one_that_was_lost_are_read,
+        {"first": 2},
+    ),
+    "compute past where reading goes on": Bug(
+        StepPlanner,
+        "_plan_prefill",
+        "resume if start < resume else end, end",
+        "end, end",
+        test_disk_pages.test_pages_after_one_that_was_lost_are_read,
+        {"first": 2},
+    ),
     "note no use of pages": Bug(
         PageTables,
         "release",

@@ -10,6 +10,7 @@ import pytest
 from mlxserve.config import PreemptionMode
 from mlxserve.request import CacheMiss, LiveRequest
 from mlxserve.scheduler import disk_pages
+from mlxserve.scheduler.disk_pages import Load
 
 SWAP = {"preemption_mode": PreemptionMode.SWAP}
 
@@ -43,6 +44,12 @@ def written(engine: object, token_ids: list[int]) -> None:
     engine.drain()
     engine.clean(1000)
     assert engine.reset()
+
+
+def lose(engine: object, load: Load, first: int, num_pages: int = 1000) -> None:
+    """The disk loses `num_pages` pages of a load, from page `first` on."""
+    for hash_ in load.run.hashes[first : first + num_pages]:
+        del engine.disk.pages[hash_]
 
 
 # ---- preemption
@@ -228,13 +235,46 @@ def test_what_the_disk_lost_is_computed_and_said(make_engine: Callable, at_most:
     written(engine, prompt)
     request = engine.add(prompt, 1)
     read_something(engine)
-    engine.finish_load(engine.loads[0], at_most)
+    lose(engine, engine.loads[0], at_most)
+    engine.finish_load(engine.loads[0])
     assert request.num_computed == 4 * at_most
     assert not request.disk_end
     engine.drain()
     assert request.cache is not None
     assert request.cache.reason is CacheMiss.LOST
     assert request.cache.differs_at == request.num_cached == 4 * at_most
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_pages_after_one_that_was_lost_are_read(make_engine: Callable, first: int) -> None:
+    engine = make_engine(num_pages=16)
+    prompt = list(range(100, 122))
+    written(engine, prompt)
+    request = engine.add(prompt, 1)
+    read_something(engine)
+    lose(engine, engine.loads[0], first, 1)
+    engine.drain()
+    assert request.cache is not None
+    assert request.cache.reason is CacheMiss.LOST
+    assert request.cache.num_from_disk == request.num_cached == 4 * 4  # all but one
+    assert engine.scheduler.stats().restored_tokens == 4 * 4
+    engine.clean(1000)
+    assert engine.disk.num_leading(request.page_hashes) == 5  # the lost one was written again
+
+
+def test_of_several_lost_pages_each_is_computed_and_the_others_are_read(
+    make_engine: Callable,
+) -> None:
+    engine = make_engine(num_pages=32)
+    prompt = list(range(100, 134))
+    written(engine, prompt)
+    request = engine.add(prompt, 1)
+    for _ in range(3):
+        read_something(engine)
+        lose(engine, engine.loads[0], 1, 1)
+        engine.finish_load(engine.loads[0])
+    engine.drain()
+    assert request.num_cached == (8 - 3) * 4
 
 
 @pytest.mark.parametrize("at_most", [0, 1])
@@ -252,7 +292,8 @@ def test_a_victims_pages_that_were_lost_count_as_recomputed(
     assert engine.reset()
     read_something(engine)
     before = engine.scheduler.stats().recomputed_tokens
-    engine.finish_load(engine.loads[0], at_most)
+    lose(engine, engine.loads[0], at_most)
+    engine.finish_load(engine.loads[0])
     assert victim.num_computed == 4 * at_most
     after = engine.scheduler.stats().recomputed_tokens
     assert after - before == victim.num_lost // 4 * 4 - 4 * at_most
