@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from mlxserve.cli.agents import AGENTS
 from tests.test_docs import commands, flags_of
 
 ROOT = Path(__file__).parent.parent
@@ -49,6 +50,10 @@ def check(line: str) -> None:
         assert (ROOT / words[1]).is_file(), line
         return
     if words[:4] == ["python3", "-m", "pip", "install"]:
+        return
+    if words[:3] == ["npm", "install", "--global"]:
+        hints = [agent.install_hint.split()[-1] for agent in AGENTS.values()]
+        assert words[3:] == hints, line
         return
     assert words[:2] == ["uv", "run"], line
     words = words[2:]

@@ -3,7 +3,7 @@
 A single session writes no files: Claude Code is configured by environment variables, Codex by
 overrides on its command line, opencode by a configuration in a variable. A permanent installation
 writes the same settings to the agent's own file. Checked against the agents' documentation as of
-November 2026; the tests run no agent.
+November 2026, and run by `pytest -m clients`.
 """
 
 from __future__ import annotations

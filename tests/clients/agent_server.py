@@ -6,11 +6,12 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlxserve.chat.chat import Chat
+from mlxserve.errors import PromptTooLong
 from mlxserve.hub.embedded import model_path
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.tokenizer import Tokenizer
@@ -18,7 +19,7 @@ from tests.api.scripted_engine import ScriptedEngine
 from tests.api.serving import serving
 from tests.text.template_rules import GUARDS
 
-Answer = Callable[[str], str]  # the text of an answer to a prompt
+Answer = Callable[[str], str | None]  # the answer to a prompt; None: it is too long
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -39,14 +40,19 @@ class AgentEngine(ScriptedEngine):
         super().__init__(tokenizer)
         self.max_model_len = context
         self.prompts: list[str] = []
+        self.num_refused = 0
         self._answer = answer
         self._text_of = tokenizer.decode
 
     async def submit(self, requests: Sequence[Any]) -> Any:
         for request in requests:
             prompt = self._text_of(request.token_ids)
+            said = self._answer(prompt)
+            if said is None:
+                self.num_refused += 1
+                raise PromptTooLong.for_answer(self.max_model_len + 1_000, self.max_model_len)
             self.prompts.append(prompt)
-            self.says = self._answer(prompt)
+            self.says = said
         return await super().submit(requests)
 
 
@@ -57,7 +63,6 @@ class AgentServer:
     url: str
     engine: AgentEngine
     tokenizer: Tokenizer
-    refused: list[str] = field(default_factory=list)
 
     @property
     def prompts(self) -> list[str]:

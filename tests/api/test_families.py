@@ -1,0 +1,183 @@
+"""What agents send is answered by every API with the rules of strict templates."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from mlxserve.api.app import create_app
+from mlxserve.chat.chat import Chat
+from mlxserve.hub.embedded import model_path
+from mlxserve.sampling_params import SamplingParams
+from mlxserve.text.tokenizer import Tokenizer
+from tests.api.agent_requests import CHAT, MESSAGES, REQUESTS, RESPONSES, SCHEMA
+from tests.api.scripted_engine import ScriptedEngine
+from tests.text.template_rules import GUARDS
+
+TASK = "Fix it"
+
+
+class Family:
+    """The API over the included model's template with a family's rules before it."""
+
+    def __init__(self, folder: Path, rule: str) -> None:
+        for name in ("tokenizer.json", "config.json"):
+            shutil.copy(model_path() / name, folder / name)
+        settings = json.loads((model_path() / "tokenizer_config.json").read_text())
+        settings["chat_template"] = GUARDS[rule] + settings["chat_template"]
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        self.tokenizer = Tokenizer(folder)
+        self.engine = ScriptedEngine(self.tokenizer)
+        self.chat = Chat(
+            self.engine,  # type: ignore[arg-type]
+            self.tokenizer,
+            model_name="local",
+            vocab_size=self.tokenizer.vocab_size,
+            default_params=SamplingParams(),
+        )
+        self.client = TestClient(create_app(self.chat), base_url="http://127.0.0.1:8000")
+
+    def post(self, path: str, body: dict[str, Any], says: str = "Done.") -> Any:
+        self.engine.says = says
+        reply = self.client.post(path, json=body)
+        assert reply.status_code == 200, reply.text
+        return reply
+
+    @property
+    def prompt(self) -> str:
+        return self.tokenizer.decode(self.engine.requests[-1].token_ids)
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    made: list[Family] = []
+
+    @cache
+    def family(rule: str) -> Family:
+        made.append(Family(tmp_path_factory.mktemp("family"), rule))
+        return made[-1]
+
+    yield family
+    for each in made:
+        each.chat.close()
+
+
+@pytest.mark.parametrize("rule", GUARDS)
+@pytest.mark.parametrize("request_of", REQUESTS)
+def test_what_agents_send_is_answered(families: Any, rule: str, request_of: str) -> None:
+    family = families(rule)
+    path, body = REQUESTS[request_of]
+    streamed = family.post(path, body).text
+    assert "error" not in streamed or '"error":null' in streamed
+    body = {key: value for key, value in body.items() if not key.startswith("stream")}
+    assert "Done." in family.post(path, body).text
+    if "title" not in request_of:
+        assert any(mark in family.prompt for mark in (TASK, "Look"))
+    assert "cch=" not in family.prompt
+
+
+CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a.py"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("rule", GUARDS)
+def test_our_own_calls_come_back_on_every_route(families: Any, rule: str) -> None:
+    """Also two in one answer: `parallel_tool_calls` is on by default."""
+    family = families(rule)
+    two = f"Both.{CALL}\n{CALL}"
+    asked: list[Any] = [{"role": "user", "content": TASK}]
+
+    tools = [{"type": "function", "function": {"name": "read", "parameters": SCHEMA}}]
+    said = family.post(CHAT, {"messages": asked, "tools": tools}, two).json()["choices"][0][
+        "message"
+    ]
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "content": f"r{number}"}
+        for number, call in enumerate(said["tool_calls"])
+    ]
+    family.post(CHAT, {"messages": [*asked, said, *results], "tools": tools})
+    check(family.prompt)
+
+    named = [{"name": "read", "input_schema": SCHEMA}]
+    body = {"max_tokens": 100, "tools": named}
+    content = family.post(MESSAGES, {**body, "messages": asked}, two).json()["content"]
+    used = [block for block in content if block["type"] == "tool_use"]
+    told = [
+        {"type": "tool_result", "tool_use_id": block["id"], "content": f"r{number}"}
+        for number, block in enumerate(used)
+    ]
+    answered = [{"role": "assistant", "content": content}, {"role": "user", "content": told}]
+    family.post(MESSAGES, {**body, "messages": [*asked, *answered]})
+    check(family.prompt)
+
+    flat = [{"type": "function", "name": "read", "parameters": SCHEMA}]
+    output = family.post(RESPONSES, {"input": asked, "tools": flat}, two).json()["output"]
+    calls = [item for item in output if item["type"] == "function_call"]
+    outputs = [
+        {"type": "function_call_output", "call_id": item["call_id"], "output": f"r{number}"}
+        for number, item in enumerate(calls)
+    ]
+    family.post(RESPONSES, {"input": [*asked, *output, *outputs], "tools": flat})
+    check(family.prompt)
+
+
+def check(prompt: str) -> None:
+    """Both calls and their results are in it, each result after its call."""
+    conversation = prompt.split(TASK)[1]
+    assert conversation.count('"path": "a.py"') == 2
+    assert (
+        conversation.index('"path": "a.py"') < conversation.index("r0") < conversation.index("r1")
+    )
+
+
+@pytest.mark.parametrize("rule", GUARDS)
+def test_what_was_changed_for_the_template_is_in_the_header_and_at_the_models_card(
+    families: Any, rule: str
+) -> None:
+    family = families(rule)
+    path, body = REQUESTS["Claude Code: two calls, an image, steering and a reminder"]
+    warning = family.post(path, body).headers["x-mlxserve-warning"]
+    assert "left out: image" in warning
+    expected = {
+        "qwen 3.5": "later system messages are user messages",
+        "mistral small 3.2": "ids of calls have nine characters",
+        "llama 3.3": "each call is a message before its result",
+    }
+    assert expected.get(rule, "left out") in warning
+    card = family.client.get("/api/v1/model").json()
+    assert card["id"] == "local"
+    assert card["chat_template"]["late_system"] is (rule in ("llama 3.3", "gpt-oss"))
+
+
+def test_the_refusal_of_a_long_prompt_has_each_apis_words(families: Any) -> None:
+    family = families("qwen 3.5")
+    messages = [{"role": "user", "content": "word " * 9_000}]
+    reply = family.client.post(CHAT, json={"messages": messages})
+    error = reply.json()["error"]
+    assert reply.status_code == 400
+    assert error["code"] == "context_length_exceeded"
+    assert error["message"].startswith(
+        "This model's maximum context length is 4096 tokens. However, your prompt has "
+    )
+    assert "raise max_model_len" in error["message"]
+    told = family.client.post(MESSAGES, json={"messages": messages, "max_tokens": 9}).json()[
+        "error"
+    ]
+    assert told["message"].startswith("prompt is too long: ")
+    assert " tokens > 4096 maximum. Shorten the prompt" in told["message"]
+
+
+def test_variables_that_the_template_does_not_read_are_refused_by_name(families: Any) -> None:
+    family = families("qwen 3.5")
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    reply = family.client.post(CHAT, json={**body, "chat_template_kwargs": {"tokenize": False}})
+    assert reply.status_code == 400
+    reply = family.client.post(CHAT, json={**body, "chat_template_kwargs": {"mood": True}})
+    assert reply.json()["error"]["param"] == "chat_template_kwargs"
+    family.post(CHAT, {**body, "chat_template_kwargs": {"enable_thinking": False}})
