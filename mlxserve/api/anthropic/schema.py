@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, TemplateKwargs
 from mlxserve.api.bodies.generation import sampling_params
-from mlxserve.api.bodies.request_body import NotYet, RequestBody, StrictModel
+from mlxserve.api.bodies.request_body import KindedModel, NotYet, RequestBody, StrictModel
 from mlxserve.api.bodies.structured import OutputFormat
 from mlxserve.api.bodies.tools import ChosenTools, Name, thinking_budget, turn_of
 from mlxserve.sampling_params import SamplingParams
@@ -41,14 +41,6 @@ MIN_THINKING_BUDGET = 1_024
 # Claude Code begins its system prompt with a line whose hash changes with each request. Left in, it
 # would make every prompt differ from the previous one at its start: no page would ever be reused.
 BILLING_LINE = "x-anthropic-billing-header:"
-# What a block of a known type must have.
-_NEEDS: Mapping[str, tuple[str, ...]] = {
-    "text": ("text",),
-    "document": ("source",),
-    "thinking": ("thinking",),
-    "tool_use": ("id", "name", "input"),
-    "tool_result": ("tool_use_id",),
-}
 _NOT_TEXT = frozenset({"thinking", "redacted_thinking", "tool_use", "tool_result"})
 _SAMPLING = (
     "max_tokens",
@@ -75,8 +67,16 @@ class TextBlock(StrictModel):
     citations: object = None
 
 
-class ContentBlock(StrictModel):
+class ContentBlock(KindedModel):
     """Each kind of block has some of the fields; of an unknown kind only the type is kept."""
+
+    NEEDS: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "text": ("text",),
+        "document": ("source",),
+        "thinking": ("thinking",),
+        "tool_use": ("id", "name", "input"),
+        "tool_result": ("tool_use_id",),
+    }
 
     type: Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
     text: str | None = None
@@ -95,17 +95,10 @@ class ContentBlock(StrictModel):
     citations: object = None
     caller: object = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_unknown_content(cls, value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        return {"type": kind} if isinstance(kind, str) and kind not in _NEEDS else value
-
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        missing = [name for name in _NEEDS.get(self.type, ()) if getattr(self, name) is None]
-        if missing:
-            raise ValueError(f"a {self.type} block needs `{missing[0]}`")
+        if missing := self.missing(self.type):
+            raise ValueError(missing)
         return self
 
     def parts(self, where: str) -> Iterator[str | Unreadable]:

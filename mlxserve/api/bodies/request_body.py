@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from starlette.requests import Request
 
 from mlxserve.api.bodies.json_body import read_json
@@ -36,6 +36,26 @@ class StrictModel(BaseModel):
     """No conversions between types; unknown fields are kept, to be reported."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+
+class KindedModel(StrictModel):
+    """One of several kinds, each of which needs some of the fields. Of an unknown kind only type and id
+    are kept, whatever else it has."""
+
+    NEEDS: ClassVar[Mapping[str, tuple[str, ...]]]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unknown_content(cls, value: Any) -> Any:
+        kind = value.get("type", "message") if isinstance(value, dict) else None
+        if not isinstance(kind, str) or kind in cls.NEEDS:
+            return value
+        return {name: value[name] for name in ("type", "id") if isinstance(value.get(name), str)}
+
+    def missing(self, kind: str) -> str | None:
+        """A sentence about the first field that this kind needs and that is not there."""
+        names = [name for name in self.NEEDS.get(kind, ()) if getattr(self, name) is None]
+        return f"a {kind} needs `{names[0]}`" if names else None
 
 
 class RequestBody(StrictModel):

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, items
 from mlxserve.api.bodies.generation import MAX_MAX_TOKENS, ToolGenerationFields
 from mlxserve.api.bodies.messages import MAX_MESSAGES, Parts, text_of
-from mlxserve.api.bodies.request_body import NotYet, StrictModel
+from mlxserve.api.bodies.request_body import KindedModel, NotYet, StrictModel
 from mlxserve.api.bodies.structured import text_format
 from mlxserve.api.bodies.tools import MAX_TOOLS, Effort, Name
 from mlxserve.api.errors import ApiError
@@ -31,19 +31,20 @@ from mlxserve.text.conversation import (
 from mlxserve.text.signature import signed_thinking
 
 _SIGNED = "reasoning.encrypted_content"  # of `include`
-_NEEDS: Mapping[str, tuple[str, ...]] = {
-    "message": ("role",),
-    "function_call": ("call_id", "name", "arguments"),
-    "function_call_output": ("call_id", "output"),
-    "custom_tool_call": ("call_id", "name", "input"),
-    "custom_tool_call_output": ("call_id", "output"),
-    "reasoning": (),
-}
 
 
-class InputItem(StrictModel):
+class InputItem(KindedModel):
     """A message, a call, the output of a call, or reasoning. Each kind has some of the fields; of any
     other kind, such as what OpenAI's servers do, only type and id are kept."""
+
+    NEEDS: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "message": ("role",),
+        "function_call": ("call_id", "name", "arguments"),
+        "function_call_output": ("call_id", "output"),
+        "custom_tool_call": ("call_id", "name", "input"),
+        "custom_tool_call_output": ("call_id", "output"),
+        "reasoning": (),
+    }
 
     type: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] = "message"
     id: str | None = None
@@ -59,19 +60,10 @@ class InputItem(StrictModel):
     summary: list[Any] | None = None
     encrypted_content: str | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_unknown_content(cls, value: Any) -> Any:
-        kind = value.get("type", "message") if isinstance(value, dict) else None
-        if not isinstance(kind, str) or kind in _NEEDS:
-            return value
-        return {name: value[name] for name in ("type", "id") if name in value}
-
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        missing = [name for name in _NEEDS.get(self.type, ()) if getattr(self, name) is None]
-        if missing:
-            raise ValueError(f"a {self.type} needs `{missing[0]}`")
+        if missing := self.missing(self.type):
+            raise ValueError(missing)
         if self.type == "message" and self.content is None and self.role != "assistant":
             raise ValueError(f"a {self.role} message needs `content`")
         return self
