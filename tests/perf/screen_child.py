@@ -46,7 +46,7 @@ TEXTS: Mapping[str, str] = {
     "long": ("Some words of *ordinary* prose with `code`. " * 5 + "\n\n") * 900,
 }
 _LOOK_SECONDS = 0.01  # between two samples of the loop's delay
-_SETTLE_SECONDS = 2.0  # from the first frame to idle
+_WARM_UP_SECONDS = 2.0  # from the first frame to idle
 NUM_PAGES = 4096
 _DELTAS_PER_SECOND = 5  # of the page map: 160 tokens of 32 in a page
 _URL = "http://127.0.0.1:1"
@@ -199,8 +199,8 @@ async def idle(seconds: float, *, has_panel: bool) -> Measurement:
         if has_panel:
             await _show_panel(app)
         composer = app.window.composer
-        await asyncio.sleep(_SETTLE_SECONDS)
-        blinking = await _cpu_percent(min(seconds, BLINK_SECONDS - 2 * _SETTLE_SECONDS))
+        await asyncio.sleep(_WARM_UP_SECONDS)
+        blinking = await _cpu_percent(min(seconds, BLINK_SECONDS - 2 * _WARM_UP_SECONDS))
         if not composer.cursor_blink:
             raise RuntimeError("The cursor stopped blinking while that was measured.")
         await _until(lambda: not composer.cursor_blink)

@@ -55,7 +55,7 @@ HOSTILE: dict[str, str] = {
     "escapes as entities": "&#27;[2J&#x1b;]52;c;b3duZWQ=&#7;&#155;2J&#x202e;abc",
     "escapes in every element": "# \x1b[2J\n> \x1b[H\n- \x9b2J\n\n|\x1bc|\n|-|\n|\x07|\n\n`\x1b]0;x\x07`",
     "a language that is an escape": "```\x1b]0;owned\x07 \x1b[2J\nx\n```\n~~~[red]\ny\n~~~",
-    "links to what is no site": "[a](javascript:alert(1)) [b](file:///etc/passwd) [c](http://x\x1b[2J)",
+    "links to other than web sites": "[a](javascript:alert(1)) [b](file:///etc/passwd) [c](http://x\x1b[2J)",
     "an address that turns around": "<http://good.example/\u202egpj.evil> ![\u202e](data:,\x1b[H)",
     "tags": "<script>alert(1)</script><img src=x onerror=y><!-- \x1b[2J -->&lt;b&gt;",
     "console markup": "[bold red]x[/] [/] [@click=app.quit]y[/] [link=file:///etc]z[/link] [",

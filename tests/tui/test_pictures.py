@@ -35,7 +35,7 @@ from tui.talk.errors import ChatError
 from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
 from tui.widgets.dialogs import HelpDialog
 
-SETTLED = 3  # equal pictures in a row
+NUM_STILL = 3  # equal pictures in a row
 PICTURES = Path(__file__).parent / "pictures"
 ACCEPTED = os.environ.get("ACCEPT_PICTURES")
 MARKDOWN = """# Paged attention
@@ -114,7 +114,7 @@ class Album:
         file = file_of(state, self._size, self._theme)
         expected = gzip.decompress(file.read_bytes()).decode() if file.exists() else ""
         if ACCEPTED:
-            self._accept(file, expected, await self._settled())
+            self._accept(file, expected, await self._still())
             return
         assert expected, f"{file.name} is missing: see the top of this file"
         try:
@@ -136,10 +136,10 @@ class Album:
         """
         self._t.app.screen.refresh()
 
-    async def _settled(self) -> str:
+    async def _still(self) -> str:
         """The picture, once it stays the same over several redraws."""
         picture, num_same = "", 0
-        while num_same < SETTLED:
+        while num_same < NUM_STILL:
             self._redraw()
             await self._t.pilot.pause()
             num_same = num_same + 1 if self._now() == picture else 0

@@ -2,7 +2,7 @@
 
 In a small dark and a large light window: ask for code, fill the context, mistype a model and change it,
 copy with the mouse, lose the server, come back to the chat, open the page at `/`. After every step the
-whole screen is read: each word on it can be seen against what is behind it.
+whole screen is read: each word on it has a readable contrast to its background.
 """
 
 import os
@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 SGR = re.compile(r"\x1b\[([0-9;:]*)m")
-LEAST_CONTRAST = 1.7  # of a word and what is behind it; rules and borders may be fainter
+LEAST_CONTRAST = 1.7  # of a word and its background; rules and borders may be fainter
 WORD = re.compile(r"[^\W_]{3,}")
 
 
@@ -84,7 +84,7 @@ def look_when_ready(pane: Pane) -> None:
 
 
 def look_when_answered(pane: Pane, home: Home, count: int) -> None:
-    """Once the newest chat has so many whole answers."""
+    """Once the newest chat has `count` whole answers."""
     pane.until(lambda _: num_answers(home) == count)
     look_when_ready(pane)
 

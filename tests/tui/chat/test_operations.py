@@ -36,7 +36,7 @@ class Background:
         self.operations.begin(operation, lambda: None)
         return ended
 
-    async def settle(self) -> None:
+    async def finish(self) -> None:
         async with asyncio.timeout(20):
             await asyncio.gather(*self.tasks)
 
@@ -65,7 +65,7 @@ def test_operations_run_one_after_another() -> None:
         await asyncio.sleep(0)
         assert not background.operations.is_idle
         gate.set()
-        await background.settle()
+        await background.finish()
         assert background.operations.is_idle
         order = ["one begins", "one ends", "two begins", "two ends"]
         assert [entry for entry in background.log if "after" not in entry] == order
@@ -80,7 +80,7 @@ def test_a_new_operation_stops_the_running_answer() -> None:
         ended = background.begin_answer()
         await background.has_begun.wait()
         background.begin("next")
-        await background.settle()
+        await background.finish()
         assert ended[0].state is State.STOPPED
         assert background.operations.answer is None
         assert "next ends" in background.log
@@ -93,7 +93,7 @@ def test_an_answer_that_begins_while_an_operation_waits_is_stopped_at_once() -> 
         background = Background()
         ended = background.begin_answer()
         background.begin("next")
-        await background.settle()
+        await background.finish()
         assert (ended[0].state, ended[0].text) == (State.STOPPED, "")
 
     asyncio.run(run())
@@ -107,7 +107,7 @@ def test_finish_waits_for_the_running_operation() -> None:
         async with asyncio.timeout(20):
             await background.operations.finish()
         assert ended[0].state is State.STOPPED
-        await background.settle()
+        await background.finish()
 
     asyncio.run(run())
 
@@ -121,10 +121,10 @@ def test_after_a_failed_operation_the_next_one_runs() -> None:
 
         background.operations.begin(fail, lambda: None)
         with pytest.raises(ZeroDivisionError):
-            await background.settle()
+            await background.finish()
         background.tasks.clear()
         background.begin("next")
-        await background.settle()
+        await background.finish()
         assert background.operations.is_idle
 
     asyncio.run(run())
