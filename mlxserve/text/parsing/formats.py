@@ -208,7 +208,7 @@ FORMATS: tuple[CallFormat, ...] = (
         call='<invoke name="$name">\n$parameters</invoke>\n',
         parameter='<parameter name="$key">$value</parameter>\n'),
     CallFormat("gemma4", Syntax.OBJECT, told=(("<|tool_call>", "<tool_call|>"),),
-        starts=("<|tool_call>",), ends=("<tool_call|>",), call="call:$name$arguments",
+        starts=("<|tool_call>",), ends=("<tool_call|>",), call="call:$name$arguments", is_bare=True,
         quote='<|"|>'),
     CallFormat("function_gemma", Syntax.OBJECT, told=(("<start_function_call>",),),
         starts=("<start_function_call>",), ends=("<end_function_call>",),
@@ -328,7 +328,8 @@ FORMATS: tuple[CallFormat, ...] = (
         starts=("<|python_tag|>", "<|python_start|>"), ends=("<|python_end|>",),
         # 3.1 to 3.3, and Llama 4 with its own template
         call='{"name": "$name", "parameters": $arguments}', is_bare=True, is_marked=False),
-    CallFormat("xlam", Syntax.JSON, told=(('"name": "tool_call_name"',),), starts=(), call=_JSON_CALL,
+    CallFormat("xlam", Syntax.JSON, told=(('"name": "tool_call_name"',),),
+        starts=("<tool_call>", "[TOOL_CALLS]"), ends=("</tool_call>",), call=_JSON_CALL,
         is_bare=True, is_marked=False, **_LISTED),
 )
 # fmt: on

@@ -42,51 +42,66 @@ class JsonSyntax(CallSyntax):
         yield from self.read_call()
 
     def read_call(self) -> Reading[None]:
-        is_keyed = self.row.call.startswith('{"$name"')
-        cursor = self.cursor
-        name = call_id = arguments = None
-        is_streamed = False
-        yield from cursor.expect("{")
-        while True:
-            yield from cursor.skip(BLANKS + ",")
-            char = yield from cursor.char()
-            if char == "}":
-                cursor.take(1)
-                break
-            if char == "<" and name and arguments is not None:
-                break  # the closing brace is missing
-            if char != '"':
-                raise Malformed
-            key = _string((yield from read_value(cursor)))
-            yield from cursor.skip()
-            yield from cursor.expect(":")
-            yield from cursor.skip()
-            is_object = (yield from cursor.char()) == "{"
-            is_name = is_keyed and name is None and key not in _OTHERS and is_object
-            name = key if is_name else name
-            if (is_name or (key in _ARGUMENTS and arguments is None)) and name and is_object:
-                if "[TOOL_CALLS]" in self.row.starts and call_id is None:
-                    arguments = yield from read_value(cursor)  # the id comes after them
-                else:
-                    yield from self.stream(name, call_id)
-                    arguments, is_streamed = "{}", True
-                continue
-            text = yield from read_value(cursor)
-            if key in _ARGUMENTS:
-                arguments = arguments or _object(text)
-            elif key == "function" and is_object:
-                name, arguments = _inner(text)
-            elif key in _NAMES:
-                name = name or _string(text)
-                self.check(name or "")
-            elif key in _IDS:
-                call_id = _string(text)
-            elif self.is_guess and key not in _OTHERS:
-                raise Malformed
-        if not name:
+        self._name: str | None = None
+        self._id: str | None = None
+        self._arguments: str | None = None
+        self._is_streamed = False
+        yield from self.cursor.expect("{")
+        while (key := (yield from self._read_key())) is not None:
+            yield from self._read_member(key)
+        if not self._name:
             raise Malformed
-        if not is_streamed:
-            yield from self.emit(name, arguments or "{}", call_id)
+        if not self._is_streamed:
+            yield from self.emit(self._name, self._arguments or "{}", self._id)
+
+    def _read_key(self) -> Reading[str | None]:
+        """The next key, with its colon; None at the end of the object."""
+        cursor = self.cursor
+        yield from cursor.skip(BLANKS + ",")
+        char = yield from cursor.char()
+        if char == "<" and self._name and self._arguments is not None:
+            return None  # the closing brace is missing
+        if (yield from cursor.accepts("}")):
+            return None
+        if char != '"':
+            raise Malformed
+        key = _string((yield from read_value(cursor)))
+        yield from cursor.skip()
+        yield from cursor.expect(":")
+        yield from cursor.skip()
+        return key or ""
+
+    def _read_member(self, key: str) -> Reading[None]:
+        is_object = (yield from self.cursor.char()) == "{"
+        is_keyed = self.row.call.startswith('{"$name"') and key not in _OTHERS
+        if is_keyed and is_object and self._name is None:
+            self._name = key
+            yield from self._read_arguments(key)
+        elif is_object and self._name and key in _ARGUMENTS and self._arguments is None:
+            yield from self._read_arguments(self._name)
+        else:
+            self._take(key, (yield from read_value(self.cursor)))
+
+    def _read_arguments(self, name: str) -> Reading[None]:
+        if "[TOOL_CALLS]" in self.row.starts and self._id is None:
+            self._arguments = yield from read_value(self.cursor)  # the id comes after them
+            return
+        yield from self.stream(name, self._id)
+        self._arguments, self._is_streamed = "{}", True
+
+    def _take(self, key: str, text: str) -> None:
+        """A member that was read. Raises Malformed for one that no call has."""
+        if key in _ARGUMENTS:
+            self._arguments = self._arguments or _object(text)
+        elif key == "function" and text.startswith("{"):
+            self._name, self._arguments = _inner(text)
+        elif key in _NAMES:
+            self._name = self._name or _string(text)
+            self.check(self._name or "")
+        elif key in _IDS:
+            self._id = _string(text)
+        elif self.is_guess and key not in _OTHERS:
+            raise Malformed
 
 
 class HeadedSyntax(CallSyntax):

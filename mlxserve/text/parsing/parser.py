@@ -18,6 +18,12 @@ from mlxserve.text.parsing.syntax import CallNumbers
 from mlxserve.text.parsing.turn import AssistantTurn, Event, ReasoningDelta, TextDelta
 
 _LONGEST_HEADER = 512
+# What may begin a call without a marker.
+_BARE = {
+    Syntax.JSON: ('{"name"', '[{"name"'),
+    Syntax.PYTHON: ("[",),
+    Syntax.OBJECT: ("call:",),
+}
 _SEAM = "\n\n"  # between parts of one kind that were apart
 
 
@@ -46,6 +52,7 @@ class TurnParser:
         self._part = Part.THINKING if is_thinking else markup.first
         self._numbers = CallNumbers()
         self._reader: SectionReader | None = None
+        self._entry: _Edge | None = None  # which opened the section of calls
         self._is_in_doubt = False  # a call began inside thinking
         self._held = ""  # may be the beginning of a marker
         self._blanks = ""  # white space that may be at the end of a part
@@ -78,7 +85,7 @@ class TurnParser:
             elif self._part is Part.HEADER:
                 rest = self._read_header(rest)
             elif self._begins_bare(rest):
-                self._enter_call(is_certain=False)
+                self._enter_call()
             else:
                 rest = yield from self._scan(rest)
 
@@ -95,7 +102,7 @@ class TurnParser:
             if self.is_over:
                 return
             # What is not a call is text, markers and all.
-            self._is_fresh &= self._numbers.count > self._reader.first
+            self._is_fresh &= self._entry is None or self._numbers.count > self._reader.first
             self._held, self._reader = self._reader.rest or "", None
         held, self._held = self._held, ""
         if self._part is Part.HEADER:
@@ -125,7 +132,7 @@ class TurnParser:
             self._is_in_doubt = True
             return edge.marker + rest
         if edge.to is Part.CALL:
-            self._enter_call(is_certain=not edge.is_kept)
+            self._enter_call(edge)
         elif not (edge.to is self._part and edge.marker in self._markup.call_ends):
             self._enter(edge.to)
         return edge.marker + rest if edge.is_kept else rest
@@ -153,9 +160,12 @@ class TurnParser:
         self._is_fresh = True
         self._may_be_bare = self._may_be_bare or (part is Part.TEXT and part not in self._shown)
 
-    def _enter_call(self, *, is_certain: bool, name: str | None = None) -> None:
+    def _enter_call(self, edge: _Edge | None = None, *, name: str | None = None) -> None:
+        """Read calls from here: after a marker, or the message for a tool, or else perhaps one."""
         assert self._row is not None
         self._may_be_bare = False
+        self._entry = edge
+        is_certain = name is not None or (edge is not None and not edge.is_kept)
         self._reader = SectionReader(
             self._row, self._turn.tools, self._numbers, is_certain=is_certain, name=name
         )
@@ -187,7 +197,7 @@ class TurnParser:
         part, name = channels.read(header, tools if self._turn.may_call else None)
         if name is not None:
             self._leave_header(Part.TEXT, "")
-            self._enter_call(is_certain=True, name=name)
+            self._enter_call(name=name)
             return rest
         return self._leave_header(Part.THINKING if part else Part.TEXT, rest)
 
@@ -211,9 +221,9 @@ class TurnParser:
             self._enter(Part.TEXT)
         if has_called and self._markup.first is Part.HEADER:
             self._part = Part.HEADER
-        elif not has_called:
+        elif not has_called and self._entry is not None:
             self._is_fresh = False
-            if not reader.is_certain:
+            if self._entry.is_kept:  # not to find it again
                 yield from self._show(rest[:1])
                 rest = rest[1:]
         return rest
@@ -270,7 +280,7 @@ def _edges(markup: Markup, *, may_call: bool) -> dict[Part, tuple[_Edge, ...]]:
             text += [_Edge(end, Part.TEXT) for end in markup.call_ends]
         begins = ["<function="]
         if row.is_bare:
-            begins += ["["] if row.syntax is Syntax.PYTHON else ['{"name"', '[{"name"']
+            begins += _BARE[row.syntax]
         text += [
             _Edge(begin, Part.CALL, is_kept=True) for begin in begins if begin not in row.starts
         ]

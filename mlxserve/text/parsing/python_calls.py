@@ -6,15 +6,17 @@ import ast
 import json
 import re
 
-from mlxserve.text.parsing.cursor import Malformed, Reading
+from mlxserve.text.parsing.cursor import BLANKS, Malformed, Reading
 from mlxserve.text.parsing.formats import NAME_CHARS
 from mlxserve.text.parsing.json_calls import read_value
 from mlxserve.text.parsing.syntax import CallSyntax
 from mlxserve.text.parsing.values import json_value, object_json, quoted, value_json
 
+_CLOSERS = {"[": "]", "(": ")", "{": "}"}
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
 _QUOTE = '"'
+_ZEROS = re.compile(r"^(-?)0+(?=\d+$)")  # before a whole number
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
 
 
@@ -70,34 +72,35 @@ class PythonSyntax(CallSyntax):
         char = yield from cursor.char()
         if char in "\"'":
             return quoted((yield from self._read_text(is_argument=is_argument)))
-        if char in "[(":
-            items = yield from self._read_items("])")
-            return f"[{', '.join(items)}]"
-        if char == "{":
-            pairs = yield from self._read_items("}")
-            return f"{{{', '.join(pairs)}}}"
+        if char in _CLOSERS:
+            return (yield from self._read_items(_CLOSERS[char]))
         word = (yield from self._read_word()).strip()
         return _WORDS.get(word) or _number(word)
 
-    def _read_items(self, closers: str) -> Reading[list[str]]:
+    def _read_items(self, closer: str) -> Reading[str]:
+        """A list, a tuple, a dictionary or a set; JSON has lists and objects."""
         cursor = self.cursor
         cursor.take(1)
         items: list[str] = []
-        while True:
-            yield from cursor.skip()
-            if (yield from cursor.char()) in closers:
-                cursor.take(1)
-                return items
+        are_pairs: set[bool] = set()
+        yield from cursor.skip()
+        while not (yield from cursor.accepts(closer)):
             item = yield from self._read()
             yield from cursor.skip()
-            if closers == "}":
-                yield from cursor.expect(":")
-                item = f"{item if item[0] == _QUOTE else quoted(item)}: "
-                item += yield from self._read()
+            is_pair = closer == "}" and (yield from cursor.accepts(":"))
+            if is_pair:
+                key = item if item[0] == _QUOTE else quoted(item)
+                item = f"{key}: {(yield from self._read())}"
+            are_pairs.add(is_pair)
             items.append(item)
             yield from cursor.skip()
-            if not (yield from cursor.accepts(",")) and (yield from cursor.char()) not in closers:
+            if not (yield from cursor.accepts(",")) and not (yield from cursor.sees(closer)):
                 raise Malformed
+            yield from cursor.skip()
+        if len(are_pairs) > 1:
+            raise Malformed
+        joined = ", ".join(items)
+        return f"{{{joined}}}" if closer == "}" and are_pairs != {False} else f"[{joined}]"
 
     def _read_word(self) -> Reading[str]:
         pieces: list[str] = []
@@ -155,7 +158,7 @@ class ObjectSyntax(CallSyntax):
     begins = "c"
 
     def read_call(self) -> Reading[None]:
-        yield from self.cursor.skip()
+        yield from self.cursor.skip(f"{BLANKS}:")
         yield from self.cursor.expect("call:")
         name = yield from self.cursor.word(NAME_CHARS)
         yield from self.cursor.skip()
@@ -218,6 +221,7 @@ class ObjectSyntax(CallSyntax):
 
 def _number(word: str) -> str:
     """A number as JSON, with all its digits. Raises Malformed for any other word."""
+    word = _ZEROS.sub(r"\1", word)
     try:
         value = json_value(word)
     except ValueError:

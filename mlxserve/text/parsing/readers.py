@@ -49,7 +49,7 @@ class SectionReader:
     ) -> None:
         self.rest: str | None = None
         self.first = numbers.count  # index of the section's first call
-        self.is_certain = is_certain
+        self._is_certain = is_certain
         self._row = row
         self._tools = tools
         self._numbers = numbers
@@ -102,7 +102,7 @@ class SectionReader:
                     block=("", ""),
                 )
         names = (str(tool["function"]["name"]) for tool in self._tools)
-        known = None if self.is_certain else frozenset(names)
+        known = None if self._is_certain else frozenset(names)
         syntax = made(row, self._cursor, self._tools, self._numbers, known)
         if isinstance(syntax, MessageSyntax):
             syntax.name = self._name or ""

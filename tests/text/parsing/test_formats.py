@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from random import Random
 from typing import Any
 
 import pytest
@@ -87,6 +89,8 @@ WRITTEN = {
     "functionary": f"<function=look>{OBJECT}</function>",
     "gemma4": '<|tool_call>call:look{at:<|"|>ü<|"|>,n:2}<tool_call|>',
     "gemma4, spread out": '<|tool_call>call:look{ at: <|"|>ü<|"|>,\n  n : 2 }<tool_call|>',
+    "gemma4, no marker": 'call:look{at:<|"|>ü<|"|>,n:2}',
+    "gemma4, a colon too much": '<|tool_call>:call:look{at:<|"|>ü<|"|>,n:2}<tool_call|>',
     "function_gemma": "<start_function_call>call:look{at:<escape>ü<escape>,n:2}<end_function_call>",
     "pythonic": '<|tool_call_start|>[look(at="ü", n=2)]<|tool_call_end|>',
     "pythonic, single quotes": "<|tool_call_start|>[look(at='ü',n=2,)]<|tool_call_end|>",
@@ -117,6 +121,8 @@ WRITTEN = {
     "llama3, with a tag": f'<|python_tag|>{{"name": "look", "parameters": {OBJECT}}}',
     "llama3, as Functionary": f"<function=look>{OBJECT}</function>",
     "xlam": f"[{NAMED}]",
+    "xlam, in Mistral's markers": f"[TOOL_CALLS][{NAMED}]",
+    "xlam, in Hermes' markers": f"<tool_call>[{NAMED}]</tool_call>",
 }
 MESSAGES = {"harmony"}  # whose calls are messages of their own
 
@@ -146,6 +152,51 @@ def test_a_call_that_was_cut_off_is_never_another_call(case: str) -> None:
         for name, arguments in parse(text[:end], family).calls:
             assert (name, arguments) in CALLED or isinstance(arguments, str), text[:end]
             assert arguments != "", "an empty text is taken for no arguments"
+
+
+NOISE = [
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<function=look>",
+    "{",
+    "}",
+    "[",
+    "]",
+]
+NOISE += [
+    "\n",
+    " ",
+    '"',
+    "'",
+    ",",
+    ":",
+    "(",
+    ")",
+    "<",
+    "<|",
+    "look",
+    '{"name": "look"',
+    "Hm. ",
+    "ü",
+]
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_any_mixture_of_a_formats_pieces_is_read_in_pieces_of_any_size(case: str) -> None:
+    rng, family, text = Random(case), markup(row_of(case)), WRITTEN[case]
+    cuts = [(a, rng.randrange(a, len(text))) for a in rng.sample(range(len(text)), 6)]
+    fragments = [
+        *NOISE,
+        *(text[a:b] for a, b in cuts),
+        *re.split(r"(?<=[>\]}])", text),
+        *[text] * 5,
+    ]
+    if family.format and family.format.channels:
+        fragments += ["to=look", "to=user", "<|message|>", "<|eom|>"] * 3
+    for _ in range(10):
+        parse_in_pieces("".join(rng.choices(fragments, k=rng.randrange(1, 12))), family)
 
 
 @pytest.mark.parametrize("name", [row.name for row in FORMATS if row.ends and row.joint is None])
@@ -319,6 +370,22 @@ ANSWERS: list[tuple[str, str, str, str, list[tuple[str, Any]]]] = [
         "",
         [],
     ),
+    (
+        "pythonic",
+        "<|tool_call_start|>[typed(list={'b', 1}, n=007, tree={'x': (1, None), 2: True}), rest()]"
+        "<|tool_call_end|>",
+        "",
+        "",
+        [("typed", {"list": ["b", 1], "n": 7, "tree": {"x": [1, None], "2": True}}), ("rest", {})],
+    ),
+    (
+        "pythonic",
+        "<|tool_call_start|>[bash(command='python -c \"f(x, s='\\,'))\"\nls'), rest()]<|tool_call_end|>",
+        "",
+        "",
+        [("bash", {"command": "python -c \"f(x, s='\\,'))\"\nls"}), ("rest", {})],
+    ),
+    ("gemma4", "I call: you. call:nobody{a:1}", "I call: you. call:nobody{a:1}", "", []),
     # ---- Llama 3: without a marker
     (
         "llama3",
