@@ -84,7 +84,7 @@ class TurnParser:
                 rest = yield from self._wait_for_end(rest)
             elif self._part is Part.HEADER:
                 rest = self._read_header(rest)
-            elif self._begins_bare(rest):
+            elif self._may_be_bare and self._begins_bare(rest):
                 self._enter_call()
             else:
                 rest = yield from self._scan(rest)
@@ -173,7 +173,7 @@ class TurnParser:
     def _begins_bare(self, text: str) -> bool:
         """Whether a call without a marker may start here: nothing but white space came before."""
         row = self._row
-        if not self._may_be_bare or row is None or not row.is_bare or self._held:
+        if row is None or not row.is_bare or self._held:
             return False
         is_text = self._part is Part.TEXT and self._turn.may_call
         return is_text and row.syntax is Syntax.JSON and text.lstrip()[:1] in ("{", "[")
@@ -242,7 +242,7 @@ class TurnParser:
         if self._part not in (Part.TEXT, Part.THINKING) or not text:
             return
         text = self._blanks + text
-        if self._is_fresh or (self._numbers.count and self._part not in self._shown):
+        if self._is_fresh or (self._part not in self._shown and self._numbers.count):
             text = text.lstrip()
         shown = text.rstrip() if self._edges.get(self._part) else text
         self._blanks = text[len(shown) :]
