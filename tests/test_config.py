@@ -139,3 +139,12 @@ def test_options_that_only_hold_together_can_be_changed_together() -> None:
 def test_an_invalid_config_is_an_mlxserve_error_and_a_value_error() -> None:
     assert issubclass(InvalidConfig, MlxServeError)
     assert issubclass(InvalidConfig, ValueError)
+
+
+def test_variables_of_the_chat_template_are_an_object() -> None:
+    config = EngineConfig(chat_template_kwargs='{"preserve_thinking": true}')
+    assert config.template_kwargs == {"preserve_thinking": True}
+    assert EngineConfig().template_kwargs == {}
+    for wrong in ("[1]", "preserve_thinking", '{"a":'):
+        with pytest.raises(InvalidConfig, match="chat_template_kwargs must be a JSON object"):
+            EngineConfig(chat_template_kwargs=wrong)

@@ -86,10 +86,8 @@ def _template_in_words(abilities: dict[str, Any] | None) -> str:
     lacks = [name.replace("_", " ") for name, value in abilities.items() if value is False]
     ids, reasoning = abilities["call_ids"], abilities["reasoning"] or "none"
     reads = ", ".join(abilities["variables"]) or "nothing else"
-    return (
-        f"does not take {', '.join(lacks) or 'nothing'}; ids of calls: {ids}; earlier reasoning: "
-        f"{reasoning}; reads {reads}"
-    )
+    takes = f"does not take {', '.join(lacks)}" if lacks else "takes every conversation"
+    return f"{takes}; ids of calls: {ids}; earlier reasoning: {reasoning}; reads {reads}"
 
 
 def rm(

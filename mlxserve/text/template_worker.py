@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mlxserve.deferred_packages import defer_packages
@@ -16,9 +16,18 @@ class TemplateWorker:
         from transformers.utils import chat_template_utils
 
         self._transformers: Any = chat_template_utils
+        self._given: set[int] = set()  # ids of the lists that a template was given
+        # By these transformers copies what a template sees, down to the innermost list.
+        for name in ("_plain_template_data", "_alias_reasoning_fields"):
+            setattr(
+                chat_template_utils, name, self._remembering(getattr(chat_template_utils, name))
+            )
 
     def render(self, arguments: Mapping[str, Any]) -> str:
         """`arguments`: those of transformers' `render_jinja_template`. Raises what the template does."""
+        compiled = self._transformers._compile_jinja_template(arguments["chat_template"])
+        self._let_own_lists_grow(compiled.environment)
+        self._given.clear()
         texts, _ = self._transformers.render_jinja_template(**arguments)
         return str(texts[0])
 
@@ -35,6 +44,27 @@ class TemplateWorker:
         compiled = self._transformers._compile_jinja_template(template)
         names = self._transformers._get_template_variables(template)
         return sorted(names - compiled.environment.globals.keys())
+
+    def _remembering(self, copy: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def remembered(value: Any) -> Any:
+            copied = copy(value)
+            if isinstance(copied, list):
+                self._given.add(id(copied))
+            return copied
+
+        return remembered
+
+    def _let_own_lists_grow(self, environment: Any) -> None:
+        """Kimi's templates append to lists that they have made; the sandbox refuses it for any list."""
+        if "is_safe_attribute" in vars(environment):
+            return
+        is_safe = environment.is_safe_attribute
+
+        def is_safe_attribute(owner: Any, name: str, value: Any) -> bool:
+            is_own = type(owner) is list and id(owner) not in self._given
+            return (name == "append" and is_own) or bool(is_safe(owner, name, value))
+
+        environment.is_safe_attribute = is_safe_attribute
 
     def _rendered(self, arguments: Mapping[str, Any]) -> str | None:
         try:

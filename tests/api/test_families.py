@@ -181,3 +181,25 @@ def test_variables_that_the_template_does_not_read_are_refused_by_name(families:
     reply = family.client.post(CHAT, json={**body, "chat_template_kwargs": {"mood": True}})
     assert reply.json()["error"]["param"] == "chat_template_kwargs"
     family.post(CHAT, {**body, "chat_template_kwargs": {"enable_thinking": False}})
+
+
+def test_variables_that_the_server_sets_apply_where_a_request_does_not(tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "config.json"):
+        shutil.copy(model_path() / name, tmp_path / name)
+    template = "{{ messages[0].content }}{{ ' kept' if preserve_thinking else ' dropped' }}"
+    settings = {"eos_token": "<|im_end|>", "chat_template": template}
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = Tokenizer(tmp_path)
+    chat = Chat(
+        ScriptedEngine(tokenizer),  # type: ignore[arg-type]
+        tokenizer,
+        model_name="local",
+        vocab_size=tokenizer.vocab_size,
+        default_params=SamplingParams(),
+        template_kwargs={"preserve_thinking": True},
+    )
+    messages = [{"role": "user", "content": "Hi"}]
+    assert tokenizer.decode(chat.render(messages)) == "Hi kept"
+    assert tokenizer.decode(chat.render(messages, preserve_thinking=False)) == "Hi dropped"
+    chat.close()

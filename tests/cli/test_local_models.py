@@ -51,8 +51,13 @@ def test_a_model_is_shown_by_its_short_name(tmp_path: Path, downloaded: Path) ->
     assert "144.0 KiB per token" in shown
 
 
-def test_the_bundled_model_is_shown(tmp_path: Path) -> None:
-    assert "mlxserve-mini (bundled)" in offline(tmp_path, "show", "mlxserve-mini").out
+def test_the_bundled_model_is_shown_with_what_its_template_takes(tmp_path: Path) -> None:
+    shown = offline(tmp_path, "show", "mlxserve-mini").out
+    assert "mlxserve-mini (bundled)" in shown
+    assert "Template      takes every conversation; ids of calls: none" in shown
+    card = json.loads(offline(tmp_path, "show", "mlxserve-mini", "--json").out)["chat_template"]
+    assert card["late_system"] is True
+    assert card["arguments"] == "text"
 
 
 def test_a_model_that_is_not_here_is_not_shown(tmp_path: Path) -> None:

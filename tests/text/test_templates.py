@@ -51,6 +51,11 @@ def with_template_fixture(tmp_path: Path) -> Callable[[str], Tokenizer]:
         ("{% macro m(x) %}{{ x ~ '!' }}{% endmacro %}{{ m('a') }}", "a!"),
         ("{{ {'a': 1} | tojson }}", '{"a": 1}'),
         ("{% generation %}{{ messages[0].content }}{% endgeneration %}", "Hi"),
+        (
+            "{% set x = [] %}{% for m in messages %}{% set _ = x.append(m.role) %}{% endfor %}{{ x }}",
+            "['user']",
+        ),
+        ("{% set ns = namespace(x=[1]) %}{{ ns.x.append(2) or ns.x }}", "[1, 2]"),
     ],
 )
 def test_ordinary_templates_render_as_in_transformers(
@@ -111,6 +116,22 @@ def test_an_endless_template_is_ended_and_the_next_one_renders(
         with_template(source).render(USER)
     monkeypatch.undo()
     assert harmless.decode(harmless.render(USER)) == "Hi"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.append(1) }}",
+        "{{ messages[0].parts.append(1) }}",
+        "{% set x = [1] %}{{ x.clear() }}",
+        "{% set x = {} %}{{ x.update(a=1) }}",
+    ],
+)
+def test_only_lists_of_the_templates_own_grow(
+    source: str, with_template: Callable[[str], Tokenizer]
+) -> None:
+    with pytest.raises(InvalidRequest, match="unsafe"):
+        with_template(source).render([{**USER[0], "parts": ["a"]}])
 
 
 def test_the_sandbox_still_blocks_unsafe_access(with_template: Callable[[str], Tokenizer]) -> None:
