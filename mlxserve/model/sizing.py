@@ -87,53 +87,89 @@ def settle(
     `max_model_len` may be more than the pages hold, because the pool can grow later. Not so
     without chunked prefill: a whole prompt must then fit into a step.
     """
-    options = config.scheduler
-    max_model_len = options.max_model_len or loaded.max_length
-    if max_model_len > loaded.max_length:
-        raise InvalidConfig(
-            f"max_model_len={max_model_len}, but {loaded.name} was made for {loaded.max_length} "
-            "tokens; lower it.",
-            option="max_model_len",
-        )
+    sizes = _asked(config, loaded, step, memory_limit) or _fitted(
+        config, loaded, step, memory_limit
+    )
+    options, num_tokens = config.scheduler, sizes.num_pages * config.page_size
+    _refuse_long_context(config, loaded)
     if config.num_pages is not None and device_memory is not None:
         _refuse_too_many_pages(config.num_pages, config.page_size, loaded, device_memory)
-    num_pages, num_slots = config.num_pages, config.num_state_slots
-    if num_pages is None:
-        assert step is not None, "the number of pages follows from a measured step"
-        left = memory_limit - loaded.weight_size - step.planned
-        if num_slots is None and loaded.has_states:
-            num_slots = loaded.all_min(fit_states(loaded, left))
-        num_pages = loaded.all_min(
-            fit_pages(
-                loaded,
-                step,
-                page_size=config.page_size,
-                memory_limit=memory_limit - (num_slots or 0) * loaded.state_nbytes,
-                max_tokens=options.max_num_seqs * max_model_len,
-            )
-        )
-    elif num_slots is None and loaded.has_states:
-        of_pages = num_pages * _page_bytes(loaded, config.page_size)
-        left = memory_limit - loaded.weight_size - (step.planned if step is not None else 0)
-        num_slots = fit_states(loaded, of_pages + of_pages // 3 if loaded.layers else left)
-        num_slots = loaded.all_min(num_slots)
-    max_num_seqs = _limit_by_states(options.max_num_seqs, num_slots if loaded.has_states else None)
-    num_tokens = num_pages * config.page_size
-    if options.max_model_len is not None and max_model_len > num_tokens:
-        raise InvalidConfig(
-            f"max_model_len={max_model_len} needs {-(-max_model_len // config.page_size)} pages of "
-            f"{config.page_size} tokens, and the cache has {num_pages}. Lower max_model_len, or "
-            "raise gpu_memory_utilization or num_pages.",
-            option="max_model_len",
-        )
+    _refuse_context_beyond(config, sizes)
+    max_model_len = options.max_model_len or loaded.max_length
     if not options.enable_chunked_prefill:
         max_model_len = min(max_model_len, num_tokens)
     return config.with_options(
-        num_pages=num_pages,
+        num_pages=sizes.num_pages,
         max_model_len=max_model_len,
-        num_state_slots=num_slots if loaded.has_states else None,
-        max_num_seqs=max_num_seqs,
+        num_state_slots=sizes.num_slots,
+        max_num_seqs=_limit_by_states(options.max_num_seqs, sizes.num_slots),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Pages of keys and values, and slots for recurrent states; None where the model has none."""
+
+    num_pages: int
+    num_slots: int | None
+
+
+def _asked(
+    config: EngineConfig, loaded: LoadedModel, step: StepPeak | None, memory_limit: int
+) -> Sizes | None:
+    """The pages that were asked for, and slots that go with them; None if none were."""
+    if config.num_pages is None:
+        return None
+    num_slots = config.num_state_slots if loaded.has_states else None
+    if num_slots is None and loaded.has_states:
+        of_pages = config.num_pages * _page_bytes(loaded, config.page_size)
+        left = memory_limit - loaded.weight_size - (step.planned if step is not None else 0)
+        cache_size = of_pages + of_pages // 3 if loaded.layers else left
+        num_slots = loaded.all_min(fit_states(loaded, cache_size))
+    return Sizes(config.num_pages, num_slots)
+
+
+def _fitted(
+    config: EngineConfig, loaded: LoadedModel, step: StepPeak | None, memory_limit: int
+) -> Sizes:
+    """As many pages and slots as fit into memory. Raises OutOfMemory."""
+    assert step is not None, "the number of pages follows from a measured step"
+    num_slots = config.num_state_slots
+    if num_slots is None and loaded.has_states:
+        left = memory_limit - loaded.weight_size - step.planned
+        num_slots = loaded.all_min(fit_states(loaded, left))
+    options = config.scheduler
+    num_pages = fit_pages(
+        loaded,
+        step,
+        page_size=config.page_size,
+        memory_limit=memory_limit - (num_slots or 0) * loaded.state_nbytes,
+        max_tokens=options.max_num_seqs * (options.max_model_len or loaded.max_length),
+    )
+    return Sizes(loaded.all_min(num_pages), num_slots if loaded.has_states else None)
+
+
+def _refuse_long_context(config: EngineConfig, loaded: LoadedModel) -> None:
+    """Raises InvalidConfig."""
+    asked = config.scheduler.max_model_len
+    if asked is not None and asked > loaded.max_length:
+        raise InvalidConfig(
+            f"max_model_len={asked}, but {loaded.name} was made for {loaded.max_length} "
+            "tokens; lower it.",
+            option="max_model_len",
+        )
+
+
+def _refuse_context_beyond(config: EngineConfig, sizes: Sizes) -> None:
+    """Raises InvalidConfig."""
+    asked = config.scheduler.max_model_len
+    if asked is not None and asked > sizes.num_pages * config.page_size:
+        raise InvalidConfig(
+            f"max_model_len={asked} needs {-(-asked // config.page_size)} pages of "
+            f"{config.page_size} tokens, and the cache has {sizes.num_pages}. Lower max_model_len, or "
+            "raise gpu_memory_utilization or num_pages.",
+            option="max_model_len",
+        )
 
 
 def fit_states(loaded: LoadedModel, cache_size: int) -> int:
