@@ -80,8 +80,9 @@ ARROWS: dict[str, str] = {
     "mlxserve/cache/pages": "mlxserve/cache/hashing mlxserve/cache/runs mlxserve/cache/children",
     "mlxserve/cache/layout": "metal_kernels",
     "mlxserve/cache/key_owners": "",
-    "mlxserve/cache/kv": (
-        "metal_kernels mlxserve/errors mlxserve/cache/layout mlxserve/cache/key_owners"
+    "mlxserve/cache/kv": "metal_kernels mlxserve/errors mlxserve/cache/layout",
+    "mlxserve/cache/layer_kv": (
+        "metal_kernels mlxserve/cache/layout mlxserve/cache/key_owners mlxserve/cache/kv"
     ),
     "mlxserve/disk": "mlxserve/errors",
     "mlxserve/scheduler": (
@@ -91,7 +92,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/model": (
         "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "
         "mlxserve/request mlxserve/forward_work mlxserve/hub mlxserve/cache/layout "
-        "mlxserve/cache/key_owners mlxserve/cache/kv"
+        "mlxserve/cache/key_owners mlxserve/cache/kv mlxserve/cache/layer_kv"
     ),
     "mlxserve/engine": (
         "mlxserve/errors mlxserve/stats mlxserve/request mlxserve/forward_work mlxserve/cache/pages "

@@ -1,4 +1,4 @@
-"""KVPool: the arrays of keys and values. LayerKV: the cache that one layer of a model is given.
+"""KVPool: the arrays of keys and values of all layers.
 
 Knows neither requests nor the owners of pages: rows are written to the slots of a StepLayout, and
 attend over the pages that it names. All arrays belong to the engine's thread.
@@ -19,7 +19,6 @@ import numpy.typing as npt
 from metal_kernels import quantised
 from metal_kernels.ops import Attention, Backend
 from metal_kernels.reading import read
-from mlxserve.cache import key_owners
 from mlxserve.cache.layout import StepLayout
 from mlxserve.errors import OutOfMemory, in_one_line
 
@@ -148,14 +147,6 @@ class KVPool:
             for array, width in zip((keys, values), spec.row_widths, strict=True):
                 wanted = self.num_backed * self.page_size * spec.kv_heads * width
                 assert array.size == wanted, "an array of the cache has another number of pages"
-
-    def layer(self, index: int, step: StepLayout) -> LayerKV:
-        """The cache that a layer is called with in this step."""
-        return LayerKV(self, index, self.specs[index], step)
-
-    def elsewhere(self, window: int | None, step: StepLayout) -> LayerKV:
-        """The cache of a layer that another rank has: masks are made from it, and it is not written."""
-        return LayerKV(self, -1, LayerSpec(0, 0, 0, mx.float32, window), step)
 
     def over(self, arrays: Sequence[mx.array], backend: Backend) -> KVPool:
         """The same layers over other arrays, in the order of `arrays`, for one step."""
@@ -351,96 +342,3 @@ class KVPool:
         pools, dtype = (self._keys[layer], self._values[layer]), self.specs[layer].dtype
         keys, values = self.backends[layer].gather_kv(*pools, step.chunks)
         return keys.astype(dtype), values.astype(dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class PagedWindow:
-    """Passed through the model as its mask: the rows of this layer see `size` positions."""
-
-    size: int
-
-
-class LayerKV:
-    """One layer's cache for one step, with the three names that mlx-lm's models use.
-
-    Rows are batch entries of length 1: keys arrive as (T, kv_heads, 1, head_dim), `offset` is the
-    position of every row, and no mask is needed because a row attends to its own pages only.
-    """
-
-    __slots__ = ("_index", "_pool", "_spec", "_step", "_written")
-
-    def __init__(self, pool: KVPool, index: int, spec: LayerSpec, step: StepLayout) -> None:
-        self._pool = pool
-        self._index = index
-        self._spec = spec
-        self._step = step
-        self._written: tuple[mx.array, mx.array] | None = None
-
-    @property
-    def offset(self) -> mx.array:
-        """(T,) int32: the position of each row."""
-        return self._step.positions
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        rows = self._pool.rows(self._index, keys), self._pool.rows(self._index, values)
-        self._pool.write(self._index, *rows, self._step)
-        if self._spec.is_latent:
-            # The model multiplies its scaled, rotated queries with the second array, and passes the
-            # product on as its mask. With an identity that is the queries themselves, bit by bit.
-            return keys, mx.eye(values.shape[-1], dtype=values.dtype)[None, None]
-        self._written = keys, values
-        key_owners.remember(keys, self)
-        return keys, values
-
-    def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """What the layer wrote in this step, for layers that attend over the same pages."""
-        assert self._written is not None, "the layer has written nothing yet"
-        return self._written
-
-    def make_mask(
-        self,
-        N: int,
-        return_array: bool = False,  # noqa: ARG002
-        window_size: int | None = None,
-    ) -> PagedWindow | None:
-        """None, or a PagedWindow for `attend` if the window is not the layer's own."""
-        if N != 1:
-            raise ValueError(f"rows of a paged step have length 1, got {N}")
-        if window_size is None or window_size == self._spec.window:
-            return None
-        return PagedWindow(window_size)
-
-    def attend(
-        self,
-        queries: mx.array,  # (T, heads, 1, head_dim)
-        *,
-        scale: float,
-        mask: object = None,
-        softcap: float | None = None,
-        sinks: mx.array | None = None,
-    ) -> mx.array:
-        """(T, heads, 1, head_dim). Raises ValueError for a mask not made by `make_mask`."""
-        if self._spec.is_latent:
-            return self._attend_latent(queries, mask, scale=scale)
-        if mask is not None and not isinstance(mask, PagedWindow):
-            raise ValueError(f"attention with a mask of the model's own ({type(mask).__name__})")
-        window = mask.size if mask is not None else self._spec.window
-        is_split = self._step.chunks is not None  # and not one decode for each row
-        rows = queries.squeeze(2) if is_split else self._pool.rows(self._index, queries)
-        output = self._pool.attend(
-            self._index,
-            rows,
-            self._step,
-            Attention(scale, window, softcap),
-            sinks,
-        )
-        return output if output.ndim == 4 else mx.expand_dims(output, 2)
-
-    def _attend_latent(self, queries: mx.array, rotated: object, *, scale: float) -> mx.array:
-        """`rotated`: the mask, (T, heads, 1, rotated dim): scaled, as `update_and_fetch` made it."""
-        if not isinstance(rotated, mx.array):
-            raise ValueError("latent attention without the rotated part of its queries")
-        output = self._pool.attend_latent(
-            self._index, queries.squeeze(2), rotated.squeeze(2), self._step, scale=scale
-        )
-        return mx.expand_dims(output, 2)

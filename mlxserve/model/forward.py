@@ -19,7 +19,8 @@ from mlx_lm.models.cache import ArraysCache
 
 from metal_kernels.choice import is_linux_cpu
 from mlxserve.cache import key_owners
-from mlxserve.cache.kv import KVPool, LayerKV
+from mlxserve.cache.kv import KVPool
+from mlxserve.cache.layer_kv import LayerKV
 from mlxserve.cache.layout import StepLayout
 from mlxserve.model.batch import Batch, tables_alone
 from mlxserve.model.caches import ElsewhereLeaf
@@ -117,10 +118,10 @@ def _call(
     def elsewhere(leaf: ElsewhereLeaf) -> LayerState | LayerKV:
         if leaf.is_state:
             return LayerState(-1, 0, groups, layout.positions)
-        return kv.elsewhere(leaf.window, layout)
+        return LayerKV.elsewhere(kv, leaf.window, layout)
 
     with key_owners.one_forward(), activations():
-        caches = loaded.caches.build(lambda index: kv.layer(index, layout), state, elsewhere)
+        caches = loaded.caches.build(lambda index: LayerKV.of(kv, index, layout), state, elsewhere)
         logits: mx.array = loaded.model(tokens[:, None], cache=caches)
     return logits[:, 0]
 

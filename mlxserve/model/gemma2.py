@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxserve.cache.kv import LayerKV
+from mlxserve.cache.layer_kv import LayerKV
 
 _MODULE = "mlx_lm.models.gemma2"
 

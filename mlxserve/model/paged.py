@@ -21,7 +21,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxserve.cache.key_owners import owner_of
-from mlxserve.cache.kv import LayerKV
+from mlxserve.cache.layer_kv import LayerKV
 from mlxserve.model import gemma2
 
 _NAME = "scaled_dot_product_attention"

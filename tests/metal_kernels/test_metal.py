@@ -16,6 +16,7 @@ from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Attention
 from metal_kernels.tables import RecordedTables, SequenceTables
 from mlxserve.cache.kv import KVPool, LayerSpec
+from mlxserve.cache.layer_kv import LayerKV
 from mlxserve.cache.layout import StepLayout
 
 PAGE_SIZE = 16
@@ -129,7 +130,7 @@ def mixed_step() -> StepLayout:
 
 def run_step(kv: KVPool, step: StepLayout) -> None:
     rows = len(step.slots)
-    for layer in [kv.layer(index, step) for index in range(len(kv.specs))]:
+    for layer in [LayerKV.of(kv, index, step) for index in range(len(kv.specs))]:
         layer.update_and_fetch(*(mx.zeros((rows, 2, 1, 64), mx.float16) for _ in range(2)))
         layer.attend(mx.zeros((rows, 4, 1, 64), mx.float16), scale=0.125)
 
@@ -154,7 +155,7 @@ def test_rows_of_decodes_reach_the_kernels_as_the_model_passes_them(
     """No node of the graph is made for their shapes."""
     step = StepLayout(mx.arange(2), np.array([3, 35], np.int32), 2, tables([4, 4], [1, 1]), None)
     keys, values, queries = (mx.zeros((2, heads, 1, 64), mx.float16) for heads in (2, 2, 4))
-    layer = kv.layer(0, step)
+    layer = LayerKV.of(kv, 0, step)
     layer.update_and_fetch(keys, values)
     output = layer.attend(queries, scale=0.125)
     write, decode, merge = metal.calls
@@ -269,7 +270,7 @@ def test_readers_beyond_what_a_writer_can_wait_for_queue_behind_one_another(
     """Every read precedes the next write, directly or through a later read."""
     step = mixed_step()
     run_step(kv, step)
-    layer = kv.layer(0, step)
+    layer = LayerKV.of(kv, 0, step)
     for _ in range(5):
         layer.attend(mx.zeros((26, 4, 1, 64), mx.float16), scale=0.125)
     run_step(kv, step)

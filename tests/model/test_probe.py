@@ -14,7 +14,7 @@ from mlx_lm.models.base import create_causal_mask, scaled_dot_product_attention
 from metal_kernels.choice import select_backend
 from metal_kernels.quantised import quantise
 from metal_kernels.x86.backend import X86Backend
-from mlxserve.cache.kv import LayerKV
+from mlxserve.cache.layer_kv import LayerKV
 from mlxserve.errors import UnsupportedModel
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.probe import probe
