@@ -55,7 +55,7 @@ class CopiedAttention:
 
     def _plan(self, k_pool: mx.array, dtype: mx.Dtype, gathered: Gathered) -> Dispatch:
         _, kv_heads, page_size, _ = k_pool.shape
-        head_dim = quantised.head_dim_of(k_pool)
+        head_dim = quantised.head_dim_of(k_pool.shape[-1], k_pool.dtype)
         copies = (1, kv_heads, gathered.num_pages * page_size, head_dim), dtype
         return self._kernels.dispatch(
             kernels.GATHER_PAGES,

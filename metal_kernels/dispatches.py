@@ -156,7 +156,7 @@ class Dispatches:
             kernels.QUANTISE_KV,
             {"moves": moves},
             {"fence": FENCE},
-            [("T", dtype), ("D", quantised.head_dim_of(k_pool))],
+            [("T", dtype), ("D", quantised.head_dim_of(k_pool.shape[-1], k_pool.dtype))],
             (32, kv_heads, count),
             (32, min(kv_heads, _COPY_THREADS // 32), 1),
         )

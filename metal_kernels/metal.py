@@ -355,5 +355,8 @@ def _check_pools(k_pool: mx.array, v_pool: mx.array, *, may_be_latent: bool = Fa
 def _dims(k_pool: mx.array, v_pool: mx.array) -> tuple[int, int, mx.Dtype, bool]:
     """Dimensions of keys and values, a dtype to compute in, whether they are quantised."""
     is_quantised = k_pool.dtype == quantised.DTYPE
-    dims = quantised.head_dim_of(k_pool), quantised.head_dim_of(v_pool)
+    dims = (
+        quantised.head_dim_of(k_pool.shape[-1], k_pool.dtype),
+        quantised.head_dim_of(v_pool.shape[-1], v_pool.dtype),
+    )
     return *dims, mx.float32 if is_quantised else k_pool.dtype, is_quantised

@@ -54,8 +54,9 @@ and at most rounded to the queries' dtype. Queries have any float dtype. Latents
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any, NamedTuple, Protocol
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple, Protocol, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -65,8 +66,10 @@ from metal_kernels import quantised
 from metal_kernels.tables import SequenceTables
 
 FLOATS = (mx.float16, mx.bfloat16, mx.float32)
+_MOST_SHAPES = 1024  # that fit together and are not looked at again: those of most steps
 
 Slots = npt.NDArray[np.int32]
+Shaped: TypeAlias = tuple[tuple[int, ...], mx.Dtype]  # an array's shape and dtype
 
 
 class Attention(NamedTuple):
@@ -161,9 +164,16 @@ class Backend(Protocol):
     def resize_pool(self, pool: mx.array, num_pages: int, page_size: int) -> mx.array: ...
 
 
-def shapes_of(*arrays: mx.array | None) -> tuple[Hashable, ...]:
+def shapes_of(
+    rows: mx.array, first: mx.array, second: mx.array, last: mx.array | None
+) -> tuple[Shaped, Shaped, Shaped, Shaped | None]:
     """What the plan of an op depends on, besides the tables."""
-    return tuple([None if array is None else (array.shape, array.dtype) for array in arrays])
+    return (
+        (rows.shape, rows.dtype),
+        (first.shape, first.dtype),
+        (second.shape, second.dtype),
+        None if last is None else (last.shape, last.dtype),
+    )
 
 
 def check_attention(
@@ -175,32 +185,43 @@ def check_attention(
     sinks: mx.array | None = None,
 ) -> None:
     """Raises ValueError for arguments that do not fit together."""
-    rows, heads, head_dim = _shape3(queries, "queries")
-    kv_heads, key_dim, num_slots = _pool_shape(k_pool)
-    if rows != tables.num_rows:
-        raise ValueError(f"queries have {rows} rows, the tables describe {tables.num_rows}")
-    if heads % kv_heads:
-        raise ValueError(f"{heads} query heads do not divide into {kv_heads} kv heads")
-    if head_dim != key_dim:
-        raise ValueError(f"queries have head dimension {head_dim}, the pool's keys {key_dim}")
-    if k_pool.shape[:-1] != v_pool.shape[:-1] or k_pool.dtype != v_pool.dtype:
-        raise ValueError(
-            f"pools {tuple(k_pool.shape)} of {k_pool.dtype} and {tuple(v_pool.shape)} of "
-            f"{v_pool.dtype} do not belong together"
-        )
-    _check_dtype(queries, "queries", k_pool)
+    num_slots = _slots_attended(*shapes_of(queries, k_pool, v_pool, sinks), attention)
+    if len(queries) != tables.num_rows:
+        raise ValueError(f"queries have {len(queries)} rows, the tables describe {tables.num_rows}")
     if (tables.highest_page + 1) * tables.page_size > num_slots:
         raise ValueError(
             f"page {tables.highest_page} of {tables.page_size} slots is outside the pool, which "
             f"has {num_slots} slots"
         )
+
+
+@lru_cache(maxsize=_MOST_SHAPES)
+def _slots_attended(
+    queries: Shaped, k_pool: Shaped, v_pool: Shaped, sinks: Shaped | None, attention: Attention
+) -> int:
+    """The pool's slots. Raises ValueError for shapes that do not fit together."""
+    shape, dtype = queries
+    if len(shape) != 3:
+        raise ValueError(f"queries must have 3 dimensions, got {shape}")
+    _, heads, head_dim = shape
+    kv_heads, key_dim, num_slots = _pool_shape(*k_pool)
+    if heads % kv_heads:
+        raise ValueError(f"{heads} query heads do not divide into {kv_heads} kv heads")
+    if head_dim != key_dim:
+        raise ValueError(f"queries have head dimension {head_dim}, the pool's keys {key_dim}")
+    if k_pool[0][:-1] != v_pool[0][:-1] or k_pool[1] != v_pool[1]:
+        raise ValueError(
+            f"pools {k_pool[0]} of {k_pool[1]} and {v_pool[0]} of {v_pool[1]} do not belong together"
+        )
+    _check_dtype(dtype, "queries", k_pool[1])
     _, window, softcap = attention
     if window is not None and window < 1:
         raise ValueError(f"a window must be at least 1, got {window}")
     if softcap is not None and not softcap > 0:
         raise ValueError(f"a softcap must be above 0, got {softcap}")
-    if sinks is not None and sinks.shape != (heads,):
-        raise ValueError(f"sinks must be ({heads},), got {tuple(sinks.shape)}")
+    if sinks is not None and sinks[0] != (heads,):
+        raise ValueError(f"sinks must be ({heads},), got {sinks[0]}")
+    return num_slots
 
 
 def check_latent(
@@ -214,7 +235,7 @@ def check_latent(
     if k_pool.dtype == quantised.DTYPE:
         raise ValueError("latents are not quantised: their pools have the queries' dtype")
     check_attention(q_latent, k_pool, v_pool, tables, Attention(1.0))
-    kv_heads, rope_dim, _ = _pool_shape(v_pool)
+    kv_heads, rope_dim, _ = _pool_shape(v_pool.shape, v_pool.dtype)
     if kv_heads != 1:
         raise ValueError(f"latents have 1 kv head, the pool has {kv_heads}")
     if q_rope.shape != (*q_latent.shape[:2], rope_dim) or q_rope.dtype != q_latent.dtype:
@@ -245,20 +266,28 @@ def check_write(
     """
     if slots.ndim != 1 or slots.dtype != np.int32:
         raise ValueError(f"slots must be one row of int32, got {slots.shape} of {slots.dtype}")
-    for name, rows, pool in (("keys", keys, k_pool), ("values", values, v_pool)):
-        kv_heads, head_dim, _ = _pool_shape(pool)
-        if rows.dtype == quantised.DTYPE:
-            head_dim = pool.shape[-1]
-        if rows.shape != (len(slots), kv_heads, head_dim):
-            raise ValueError(
-                f"{name} are {tuple(rows.shape)}; {len(slots)} slots of this pool take "
-                f"({len(slots)}, {kv_heads}, {head_dim})"
-            )
-        if rows.dtype != quantised.DTYPE or rows.dtype != pool.dtype:
-            _check_dtype(rows, name, pool)
-    num_slots = min(_pool_shape(pool)[2] for pool in (k_pool, v_pool))
+    num_slots = _slots_written(*shapes_of(keys, values, k_pool, v_pool), len(slots))
     if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < num_slots:
         raise ValueError(f"slots must be in 0..{num_slots - 1}")
+
+
+@lru_cache(maxsize=_MOST_SHAPES)
+def _slots_written(
+    keys: Shaped, values: Shaped, k_pool: Shaped, v_pool: Shaped, num_rows: int
+) -> int:
+    """The pools' slots. Raises ValueError for shapes that do not fit together."""
+    for name, (rows, dtype), pool in (("keys", keys, k_pool), ("values", values, v_pool)):
+        kv_heads, head_dim, _ = _pool_shape(*pool)
+        if dtype == quantised.DTYPE:
+            head_dim = pool[0][-1]
+        if rows != (num_rows, kv_heads, head_dim):
+            raise ValueError(
+                f"{name} are {rows}; {num_rows} slots of this pool take "
+                f"({num_rows}, {kv_heads}, {head_dim})"
+            )
+        if dtype != quantised.DTYPE or dtype != pool[1]:
+            _check_dtype(dtype, name, pool[1])
+    return min(_pool_shape(*pool)[2] for pool in (k_pool, v_pool))
 
 
 def check_copy(
@@ -270,27 +299,23 @@ def check_copy(
             f"{len(sources)} sources and {len(targets)} targets do not belong together"
         )
     pages = np.concatenate([sources, targets])
-    num_pages = min(_pool_shape(pool)[2] for pool in (k_pool, v_pool)) // page_size
+    num_pages = (
+        min(_pool_shape(pool.shape, pool.dtype)[2] for pool in (k_pool, v_pool)) // page_size
+    )
     if len(pages) and not 0 <= int(pages.min()) <= int(pages.max()) < num_pages:
         raise ValueError(f"pages must be in 0..{num_pages - 1}")
     if len(np.unique(targets)) < len(targets) or np.intersect1d(sources, targets).size:
         raise ValueError("targets must be all different, and none of them a source")
 
 
-def _pool_shape(pool: mx.array) -> tuple[int, int, int]:
+def _pool_shape(shape: tuple[int, ...], dtype: mx.Dtype) -> tuple[int, int, int]:
     """(kv heads, head dimension, slots), which every layout has at the same axes."""
-    kv_heads = pool.shape[-3]
-    return kv_heads, quantised.head_dim_of(pool), pool.size // (kv_heads * pool.shape[-1])
+    kv_heads, width = shape[-3], shape[-1]
+    return kv_heads, quantised.head_dim_of(width, dtype), prod(shape) // (kv_heads * width)
 
 
-def _check_dtype(rows: mx.array, name: str, pool: mx.array) -> None:
+def _check_dtype(rows: mx.Dtype, name: str, pool: mx.Dtype) -> None:
     """Raises ValueError. A quantised pool goes with every float dtype."""
-    fits = rows.dtype in FLOATS if pool.dtype == quantised.DTYPE else rows.dtype == pool.dtype
+    fits = rows in FLOATS if pool == quantised.DTYPE else rows == pool
     if not fits:
-        raise ValueError(f"{name} are {rows.dtype}, the pool is {pool.dtype}")
-
-
-def _shape3(array: mx.array, name: str) -> Any:
-    if array.ndim != 3:
-        raise ValueError(f"{name} must have 3 dimensions, got {tuple(array.shape)}")
-    return array.shape
+        raise ValueError(f"{name} are {rows}, the pool is {pool}")

@@ -21,8 +21,9 @@ def row_width(head_dim: int, dtype: mx.Dtype) -> int:
     return head_dim + SCALE_SIZE if dtype == DTYPE else head_dim
 
 
-def head_dim_of(pool: mx.array) -> int:
-    return int(pool.shape[-1]) - (SCALE_SIZE if pool.dtype == DTYPE else 0)
+def head_dim_of(width: int, dtype: mx.Dtype) -> int:
+    """Of rows of this width in a pool of this dtype."""
+    return width - (SCALE_SIZE if dtype == DTYPE else 0)
 
 
 def quantise(rows: mx.array) -> mx.array:

@@ -173,15 +173,21 @@ class Decodes:
 def _joined(tables: SequenceTables, firsts: Integers, k_pool: mx.array) -> Iterator[DecodeGroup]:
     """Rows that share most of what they see, and each of the others alone."""
     for rows in _same_first_page(tables, firsts):
-        num_shared, contexts = _num_shared(tables, rows), tables.context_lens[rows]
-        own = contexts - num_shared
-        if len(rows) > 1 and num_shared >= int(own.max()):
+        if len(rows) == 1:
+            yield _alone(tables, rows[0], firsts)
+            continue
+        num_shared = _num_shared(tables, rows)
+        own = tables.context_lens[rows] - num_shared
+        if num_shared >= int(own.max()):
             shared = Runs(tables.runs(rows[0], 0, num_shared))
             for part in _parts(rows, _numbers(own, k_pool)):
                 yield DecodeGroup.of(tables, part, np.full(len(part), num_shared), shared, k_pool)
             continue
-        for row in rows:
-            yield DecodeGroup([row], slice(row, row + 1), Runs(tables.runs(row, int(firsts[row]))))
+        yield from (_alone(tables, row, firsts) for row in rows)
+
+
+def _alone(tables: SequenceTables, row: int, firsts: Integers) -> DecodeGroup:
+    return DecodeGroup([row], slice(row, row + 1), Runs(tables.runs(row, int(firsts[row]))))
 
 
 def _same_first_page(tables: SequenceTables, firsts: Integers) -> list[list[int]]:

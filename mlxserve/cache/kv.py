@@ -96,6 +96,9 @@ class KVPool:
             (backends,) * len(layers) if not isinstance(backends, Sequence) else tuple(backends)
         )
         assert len(self.backends) == len(layers), "a backend for each layer"
+        # Whether a step may start while the one before runs: a single layer whose writes are not in
+        # place would copy its whole pool.
+        self.writes_in_place = all(backend.writes_in_place for backend in self.backends)
         self._keys: list[mx.array] = []
         self._values: list[mx.array] = []
         self._allocate()
@@ -115,14 +118,6 @@ class KVPool:
             self._keys, self._values = [], []
             nbytes = self.nbytes_of(self.num_backed)
             raise refused_memory(self.num_backed, nbytes, error) from error
-
-    @property
-    def writes_in_place(self) -> bool:
-        """Whether a step may start while the one before runs.
-
-        A single layer whose writes are not in place would copy its whole pool.
-        """
-        return all(backend.writes_in_place for backend in self.backends)
 
     @property
     def dtype(self) -> str:

@@ -26,28 +26,23 @@ class LayerKV:
     position of every row, and no mask is needed because a row attends to its own pages only.
     """
 
-    __slots__ = ("_index", "_pool", "_spec", "_step", "_written")
+    __slots__ = ("_index", "_pool", "_spec", "_step", "_written", "offset")
 
-    def __init__(self, pool: KVPool, index: int, spec: LayerSpec, step: StepLayout) -> None:
+    def __init__(
+        self, pool: KVPool, index: int, step: StepLayout, spec: LayerSpec | None = None
+    ) -> None:
+        """`spec`: None for that of the pool's layer."""
         self._pool = pool
         self._index = index
-        self._spec = spec
+        self._spec = spec or pool.specs[index]
         self._step = step
+        self.offset = step.positions  # (T,) int32: the position of each row
         self._written: tuple[mx.array, mx.array] | None = None
-
-    @classmethod
-    def of(cls, pool: KVPool, index: int, step: StepLayout) -> LayerKV:
-        return cls(pool, index, pool.specs[index], step)
 
     @classmethod
     def elsewhere(cls, pool: KVPool, window: int | None, step: StepLayout) -> LayerKV:
         """Of a layer that another rank has: masks are made from it, and it is not written."""
-        return cls(pool, -1, LayerSpec(0, 0, 0, mx.float32, window), step)
-
-    @property
-    def offset(self) -> mx.array:
-        """(T,) int32: the position of each row."""
-        return self._step.positions
+        return cls(pool, -1, step, LayerSpec(0, 0, 0, mx.float32, window))
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         rows = self._pool.rows(self._index, keys), self._pool.rows(self._index, values)

@@ -82,8 +82,16 @@ class Batch:
             positions=positions,
             slots=slots,
             num_decodes=num_decodes,
-            decodes=_tables(parts[:num_decodes], part_tables[:num_decodes], page_size),
-            chunks=_tables(parts[num_decodes:], part_tables[num_decodes:], page_size),
+            decodes=(
+                _tables(parts[:num_decodes], part_tables[:num_decodes], page_size)
+                if num_decodes
+                else None
+            ),
+            chunks=(
+                _tables(parts[num_decodes:], part_tables[num_decodes:], page_size)
+                if num_decodes < len(parts)
+                else None
+            ),
             sample_rows=np.array(
                 [
                     row
@@ -119,16 +127,10 @@ def _parts(chunks: Sequence[Chunk]) -> Sequence[Chunk]:
 def tables_alone(chunk: Chunk, start: int, end: int, page_size: int) -> SequenceTables:
     """Of the part of a chunk from `start` to before `end`, as the only sequence of a dispatch."""
     part = chunk._replace(start=start, length=end - start)
-    tables = _tables([part], [np.frombuffer(chunk.page_table, np.int32)], page_size)
-    assert tables is not None
-    return tables
+    return _tables([part], [np.frombuffer(chunk.page_table, np.int32)], page_size)
 
 
-def _tables(
-    chunks: Sequence[Chunk], tables: Sequence[IntArray], page_size: int
-) -> SequenceTables | None:
-    if not chunks:
-        return None
+def _tables(chunks: Sequence[Chunk], tables: Sequence[IntArray], page_size: int) -> SequenceTables:
     page_tables = np.zeros((len(chunks), max(map(len, tables))), np.int32)
     for row, table in zip(page_tables, tables, strict=True):
         row[: len(table)] = table

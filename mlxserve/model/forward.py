@@ -74,7 +74,8 @@ class Rows:
             logits = self._graphs.logits(groups, layout, tokens)
         else:
             logits = self._of_rows(rows, groups, layout, tokens)
-        self._states.commit(groups)
+        if self._states.is_used:
+            self._states.commit(groups)
         return logits
 
     def _of_rows(
@@ -121,7 +122,7 @@ def _call(
         return LayerKV.elsewhere(kv, leaf.window, layout)
 
     with key_owners.one_forward(), activations():
-        caches = loaded.caches.build(lambda index: LayerKV.of(kv, index, layout), state, elsewhere)
+        caches = loaded.caches.build(lambda index: LayerKV(kv, index, layout), state, elsewhere)
         logits: mx.array = loaded.model(tokens[:, None], cache=caches)
     return logits[:, 0]
 

@@ -91,23 +91,23 @@ def expected(layer: int, window: int | None) -> np.ndarray:
 
 
 def test_decodes_and_chunks_of_one_step_attend_over_their_own_pages() -> None:
-    layer = LayerKV.of(pool_with_history(), 0, mixed_step())
+    layer = LayerKV(pool_with_history(), 0, mixed_step())
     assert np.allclose(attend(layer, SPECS[0]), expected(0, None), atol=1e-5)
 
 
 def test_a_layer_with_a_window_attends_over_the_window_only() -> None:
-    layer = LayerKV.of(pool_with_history(), 1, mixed_step())
+    layer = LayerKV(pool_with_history(), 1, mixed_step())
     assert np.allclose(attend(layer, SPECS[1]), expected(1, 3), atol=1e-5)
 
 
 def test_a_window_passed_as_a_mask_is_used() -> None:
-    layer = LayerKV.of(pool_with_history(), 0, mixed_step())
+    layer = LayerKV(pool_with_history(), 0, mixed_step())
     mask = layer.make_mask(1, window_size=2)
     assert np.allclose(attend(layer, SPECS[0], mask), expected(0, 2), atol=1e-5)
 
 
 def test_a_mask_narrower_than_the_layers_window_is_used() -> None:
-    layer = LayerKV.of(pool_with_history(), 1, mixed_step())
+    layer = LayerKV(pool_with_history(), 1, mixed_step())
     mask = layer.make_mask(1, window_size=2)
     assert np.allclose(attend(layer, SPECS[1], mask), expected(1, 2), atol=1e-5)
 
@@ -115,7 +115,7 @@ def test_a_mask_narrower_than_the_layers_window_is_used() -> None:
 def test_a_layer_writes_into_its_own_arrays_and_slots_only() -> None:
     kv = pool_with_history()
     before = [np.array(array) for array in kv.arrays()]
-    attend(LayerKV.of(kv, 1, mixed_step()), SPECS[1])
+    attend(LayerKV(kv, 1, mixed_step()), SPECS[1])
     after = [np.array(array) for array in kv.arrays()]
     keys, values = (np.array(side) for side in rows(5, SPECS[1], seed=40))
     before[1][:, SLOTS] = keys.swapaxes(0, 1)
@@ -124,13 +124,13 @@ def test_a_layer_writes_into_its_own_arrays_and_slots_only() -> None:
 
 
 def test_the_offset_is_the_position_of_every_row() -> None:
-    layer = LayerKV.of(pool_with_history(), 0, mixed_step())
+    layer = LayerKV(pool_with_history(), 0, mixed_step())
     assert np.array_equal(np.array(layer.offset), POSITIONS)
 
 
 def test_rows_need_a_mask_only_for_a_window_that_is_not_the_layers() -> None:
     kv, step = pool_with_history(), mixed_step()
-    plain, windowed = LayerKV.of(kv, 0, step), LayerKV.of(kv, 1, step)
+    plain, windowed = LayerKV(kv, 0, step), LayerKV(kv, 1, step)
     assert plain.make_mask(1) is None
     assert plain.make_mask(1, return_array=True) is None
     assert windowed.make_mask(1, window_size=3) is None
@@ -139,12 +139,12 @@ def test_rows_need_a_mask_only_for_a_window_that_is_not_the_layers() -> None:
 
 def test_a_mask_for_longer_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="rows of a paged step have length 1, got 2"):
-        LayerKV.of(pool_with_history(), 0, mixed_step()).make_mask(2)
+        LayerKV(pool_with_history(), 0, mixed_step()).make_mask(2)
 
 
 @pytest.mark.parametrize("mask", [mx.ones((1, 1)), "causal"], ids=["array", "str"])
 def test_a_mask_made_by_the_model_is_refused(mask: object) -> None:
-    layer = LayerKV.of(pool_with_history(), 0, mixed_step())
+    layer = LayerKV(pool_with_history(), 0, mixed_step())
     with pytest.raises(ValueError, match="a mask of the model's own"):
         attend(layer, SPECS[0], mask)
 
@@ -278,7 +278,7 @@ def test_a_layer_attends_over_the_pages_of_a_larger_pool(
     def answer(page_table: list[int]) -> np.ndarray:
         decode = tables(page_table, 18, 1)
         slot = np.array([page_table[1] * 16 + 1], np.int32)
-        layer = LayerKV.of(kv, 0, StepLayout(mx.array([17]), slot, 1, decode, None))
+        layer = LayerKV(kv, 0, StepLayout(mx.array([17]), slot, 1, decode, None))
         layer.update_and_fetch(*new)
         return np.array(layer.attend(queries, scale=0.5))
 

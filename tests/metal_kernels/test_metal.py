@@ -130,7 +130,7 @@ def mixed_step() -> StepLayout:
 
 def run_step(kv: KVPool, step: StepLayout) -> None:
     rows = len(step.slots)
-    for layer in [LayerKV.of(kv, index, step) for index in range(len(kv.specs))]:
+    for layer in [LayerKV(kv, index, step) for index in range(len(kv.specs))]:
         layer.update_and_fetch(*(mx.zeros((rows, 2, 1, 64), mx.float16) for _ in range(2)))
         layer.attend(mx.zeros((rows, 4, 1, 64), mx.float16), scale=0.125)
 
@@ -155,7 +155,7 @@ def test_rows_of_decodes_reach_the_kernels_as_the_model_passes_them(
     """No node of the graph is made for their shapes."""
     step = StepLayout(mx.arange(2), np.array([3, 35], np.int32), 2, tables([4, 4], [1, 1]), None)
     keys, values, queries = (mx.zeros((2, heads, 1, 64), mx.float16) for heads in (2, 2, 4))
-    layer = LayerKV.of(kv, 0, step)
+    layer = LayerKV(kv, 0, step)
     layer.update_and_fetch(keys, values)
     output = layer.attend(queries, scale=0.125)
     write, decode, merge = metal.calls
@@ -270,7 +270,7 @@ def test_readers_beyond_what_a_writer_can_wait_for_queue_behind_one_another(
     """Every read precedes the next write, directly or through a later read."""
     step = mixed_step()
     run_step(kv, step)
-    layer = LayerKV.of(kv, 0, step)
+    layer = LayerKV(kv, 0, step)
     for _ in range(5):
         layer.attend(mx.zeros((26, 4, 1, 64), mx.float16), scale=0.125)
     run_step(kv, step)
