@@ -37,7 +37,6 @@ def jump(tables: PageTables, chunks: Sequence[Chunk], at_most: int) -> tuple[Chu
             assert grown, "a jump is longer than the pool has pages"
     for chunk in chunks:
         chunk.request.num_computed += length - 1
-        chunk.request.commits_until = 0  # more than one token is committed with it
     return tuple(
         Chunk(c.request, c.start, length, c.request.page_table, True, c.is_lazy) for c in chunks
     )
@@ -47,6 +46,7 @@ def settle(chunks: Sequence[Chunk], token_id: int) -> None:
     """Give the requests of a jump its tokens, all but the last, which is read with the step."""
     for chunk in chunks:
         chunk.request.token_ids.extend([token_id] * (chunk.length - 1))
+        chunk.request.commits_until = 0  # pages are published with it, wherever it ends
 
 
 def _growths(chunks: Sequence[Chunk], length: int, page_size: int) -> list[tuple[int, int]]:
