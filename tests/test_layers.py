@@ -132,6 +132,8 @@ ARROWS: dict[str, str] = {
     "mlxserve/api/access": (
         "mlxserve/errors mlxserve/config mlxserve/request mlxserve/api/errors mlxserve/api/config"
     ),
+    "mlxserve/api/warnings": "",
+    "mlxserve/api/model_names": "mlxserve/api/errors",
     "mlxserve/api/bodies": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/text/parsing mlxserve/text/lanes "
         "mlxserve/text/conversation mlxserve/api/errors"
@@ -148,12 +150,12 @@ ARROWS: dict[str, str] = {
     "mlxserve/api/prefix_names": "mlxserve/errors mlxserve/chat mlxserve/api/access",
     "mlxserve/api/prompts": (
         "mlxserve/text/lanes mlxserve/text/conversation mlxserve/text/fitting mlxserve/chat "
-        "mlxserve/api/errors mlxserve/api/bodies"
+        "mlxserve/api/errors mlxserve/api/bodies mlxserve/api/warnings"
     ),
     "mlxserve/api/service": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/text/guidance mlxserve/text/parsing "
         "mlxserve/text/deltas mlxserve/chat mlxserve/api/errors mlxserve/api/usage "
-        "mlxserve/api/access mlxserve/api/bodies mlxserve/api/server mlxserve/api/metrics "
+        "mlxserve/api/access mlxserve/api/warnings mlxserve/api/model_names mlxserve/api/server mlxserve/api/metrics "
         "mlxserve/api/answers mlxserve/api/prefix_names mlxserve/api/prompts"
     ),
     "mlxserve/api/models": "mlxserve/api/errors mlxserve/api/service",
@@ -183,7 +185,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/api": (
         "mlxserve/chat mlxserve/api/errors mlxserve/api/config mlxserve/api/access "
-        "mlxserve/api/bodies mlxserve/api/server mlxserve/api/metrics mlxserve/api/prefix_names mlxserve/api/service "
+        "mlxserve/api/model_names mlxserve/api/server mlxserve/api/metrics mlxserve/api/prefix_names mlxserve/api/service "
         "mlxserve/api/models "
         "mlxserve/api/openapi mlxserve/api/openai mlxserve/api/responses mlxserve/api/anthropic "
         "mlxserve/api/native mlxserve/api/page"

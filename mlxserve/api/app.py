@@ -30,9 +30,9 @@ from mlxserve.api.access.security import (
     request_id,
 )
 from mlxserve.api.anthropic.routes import Anthropic
-from mlxserve.api.bodies.model_names import ModelNames
 from mlxserve.api.errors import ApiError, error_response
 from mlxserve.api.metrics import Metrics
+from mlxserve.api.model_names import ModelNames
 from mlxserve.api.models import Models
 from mlxserve.api.native.cache import Cache
 from mlxserve.api.native.model import ModelCard

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 
 from mlxserve.api.bodies.fields import Prompt, TemplateKwargs
-from mlxserve.api.bodies.warnings import FITTED, warn
 from mlxserve.api.errors import ApiError
+from mlxserve.api.warnings import FITTED, warn
 from mlxserve.text.conversation import Conversation
 from mlxserve.text.fitting import Fitted
 from mlxserve.text.lanes import run_in_lane, text_size

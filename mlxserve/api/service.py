@@ -18,14 +18,14 @@ from starlette.responses import Response
 from mlxserve.api.access.limits import claim
 from mlxserve.api.access.security import cache_namespace, client_name, request_id
 from mlxserve.api.answers import Answers, unless_disconnected
-from mlxserve.api.bodies.model_names import ModelNames
-from mlxserve.api.bodies.warnings import Warnings, warn
 from mlxserve.api.errors import ApiError, from_engine, internal_error, json_response
 from mlxserve.api.metrics import Metrics
+from mlxserve.api.model_names import ModelNames
 from mlxserve.api.prefix_names import PrefixNames
 from mlxserve.api.prompts import Prompts
 from mlxserve.api.server.sse import EventStream, Write
 from mlxserve.api.usage import Tokens
+from mlxserve.api.warnings import Warnings, warn
 from mlxserve.chat.request_options import RequestOptions
 from mlxserve.errors import MlxServeError, QueueFull, UnknownPrefix
 from mlxserve.sampling_params import SamplingParams

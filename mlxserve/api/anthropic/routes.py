@@ -17,8 +17,7 @@ from starlette.routing import Route
 from mlxserve.api.access.security import request_id
 from mlxserve.api.anthropic.reply import MessageReply
 from mlxserve.api.anthropic.schema import CountTokensRequest, MessagesRequest
-from mlxserve.api.bodies.request_body import read_request
-from mlxserve.api.bodies.route import BodyRoute
+from mlxserve.api.bodies.request_body import BodyRoute, read_request
 from mlxserve.api.errors import ApiError, from_engine, json_response
 from mlxserve.api.service import Service
 from mlxserve.errors import MlxServeError

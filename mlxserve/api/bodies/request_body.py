@@ -8,11 +8,13 @@ value asks for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from mlxserve.api.bodies.json_body import read_json
 from mlxserve.api.errors import ApiError
@@ -149,3 +151,18 @@ def _extras(model: BaseModel, prefix: str) -> Iterator[str]:
 async def read_request(kind: type[T], request: Request) -> T:
     """The validated body."""
     return await read_json(request, kind.read)
+
+
+class BodyRoute(Route):
+    """A route that needs a JSON body, which the model `body` validates."""
+
+    def __init__(
+        self,
+        path: str,
+        endpoint: Callable[[Request], Awaitable[Response]],
+        *,
+        body: type[RequestBody],
+        method: str = "POST",
+    ) -> None:
+        super().__init__(path, endpoint, methods=[method])
+        self.body = body

@@ -12,8 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.access.security import require_admin
-from mlxserve.api.bodies.request_body import read_request
-from mlxserve.api.bodies.route import BodyRoute
+from mlxserve.api.bodies.request_body import BodyRoute, read_request
 from mlxserve.api.errors import ApiError, from_engine, json_response
 from mlxserve.api.native.schema import CacheResizeRequest
 from mlxserve.api.service import Service

@@ -17,8 +17,7 @@ from starlette.routing import Route
 
 from mlxserve.api.access.security import cache_namespace, is_admin, key_id
 from mlxserve.api.bodies.messages import conversation_of
-from mlxserve.api.bodies.request_body import read_request
-from mlxserve.api.bodies.route import BodyRoute
+from mlxserve.api.bodies.request_body import BodyRoute, read_request
 from mlxserve.api.errors import ApiError, from_engine, json_response
 from mlxserve.api.native.schema import PrefixRequest
 from mlxserve.api.prefix_names import MAX_PREFIXES, OwnedPrefix

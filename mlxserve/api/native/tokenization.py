@@ -10,8 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.bodies.messages import conversation_of
-from mlxserve.api.bodies.request_body import read_request
-from mlxserve.api.bodies.route import BodyRoute
+from mlxserve.api.bodies.request_body import BodyRoute, read_request
 from mlxserve.api.errors import from_engine, json_response
 from mlxserve.api.native.schema import DetokenizeRequest, TokenizeRequest
 from mlxserve.api.service import Service

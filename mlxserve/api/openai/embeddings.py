@@ -20,8 +20,7 @@ from starlette.routing import Route
 
 from mlxserve.api.answers import unless_disconnected
 from mlxserve.api.bodies.fields import Prompt, prompts
-from mlxserve.api.bodies.request_body import RequestBody, read_request
-from mlxserve.api.bodies.route import BodyRoute
+from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, read_request
 from mlxserve.api.errors import ApiError, from_engine, json_response
 from mlxserve.api.server.retry_after import RetryAfter
 from mlxserve.api.service import Service

@@ -14,8 +14,7 @@ from starlette.routing import Route
 
 from mlxserve.api.access.security import request_id
 from mlxserve.api.bodies.messages import conversation_of
-from mlxserve.api.bodies.request_body import read_request
-from mlxserve.api.bodies.route import BodyRoute
+from mlxserve.api.bodies.request_body import BodyRoute, read_request
 from mlxserve.api.errors import from_engine
 from mlxserve.api.openai.replies import ChatReply, CompletionReply
 from mlxserve.api.openai.schema import ChatRequest, CompletionRequest

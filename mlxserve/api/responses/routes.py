@@ -16,8 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.access.security import key_id, request_id
-from mlxserve.api.bodies.request_body import read_request
-from mlxserve.api.bodies.route import BodyRoute
+from mlxserve.api.bodies.request_body import BodyRoute, read_request
 from mlxserve.api.errors import ApiError, encode_json, from_engine, json_response
 from mlxserve.api.responses.reply import ResponseReply
 from mlxserve.api.responses.schema import ResponsesRequest

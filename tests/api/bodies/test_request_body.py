@@ -9,8 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlxserve.api.app import create_app
-from mlxserve.api.bodies.request_body import INERT
-from mlxserve.api.bodies.route import BodyRoute
+from mlxserve.api.bodies.request_body import INERT, BodyRoute
 from tests.api.fake_chat import FakeChat
 
 USER = {"role": "user", "content": "x"}
