@@ -45,6 +45,7 @@ class Abilities:
     """
     late_system: a system message after the first other one, left in its place
     user_after_result: a user message directly after a tool's result
+    text_with_calls: a text before calls in one message; False only if it can be a message before them
     text_and_reasoning: a text beside reasoning in an answer with calls
     orphan_results: a tool's result without a call before it
     bare_tools: tools without a description
@@ -67,6 +68,7 @@ class Abilities:
     results: bool = True
     parallel_calls: bool = True
     user_after_result: bool = True
+    text_with_calls: bool = True
     text_and_reasoning: bool = True
     orphan_results: bool = True
     bare_tools: bool = True
@@ -152,6 +154,8 @@ def find_abilities(render_each: RenderEach, variables: frozenset[str]) -> Abilit
     }
     plain.pop("base")
     with_calls = _abilities_of_calls(texts)
+    if texts["object.tools"] is not None and texts["object.alone"] is None:
+        plain["without_user"] = False
     if not plain["system"]:
         plain["several_systems"] = plain["late_system"] = False
     return Abilities(**plain, **with_calls, variables=variables)
@@ -167,6 +171,8 @@ def _with_calls(arguments: object) -> dict[str, Probe]:
         "ids": [_A, long, _result(call_id=_LONG)],
         "two": [_A, two, _result(), second],
         "user": [_A, calls, _result(), _B, _ANSWER, _C],
+        "said": [_A, {**calls, "content": "zqsaid"}, _result()],
+        "apart": [_A, _said("assistant", "zqsaid"), calls, _result(), _ANSWER, _B],
         "orphan": [_A, _result(), _ANSWER, _B],
         **{name: [_A, {**calls, name: "zqthought"}, _result()] for name in REASONING_NAMES},
         **{
@@ -177,6 +183,8 @@ def _with_calls(arguments: object) -> dict[str, Probe]:
     return {
         **{name: (messages, [_TOOL]) for name, messages in conversations.items()},
         "bare": ([_A], [_BARE_TOOL]),
+        "tools": ([_A], [_TOOL]),
+        "alone": ([_said("system", "zqs")], [_TOOL]),
     }
 
 
@@ -200,6 +208,9 @@ def _abilities_of_calls(texts: Mapping[str, str | None]) -> dict[str, Any]:
         "parallel_calls": loop is None
         or _holds(found["two"], (*two, "zqsecond") if results else two),
         "user_after_result": loop is None or _holds(found["user"], ("zqb", "zqanswer", "zqc")),
+        "text_with_calls": loop is None
+        or _holds(texts[f"{kind}.said"], ("zqsaid",))
+        or not _holds(texts[f"{kind}.apart"], ("zqsaid", "zqresult", "zqanswer", "zqb")),
         "text_and_reasoning": both is not None,
         "orphan_results": _holds(found["orphan"], ("zqa", "zqresult", "zqanswer", "zqb")),
         "bare_tools": texts["object.bare"] is not None,

@@ -179,6 +179,17 @@ def texts_as_reasoning(messages: Messages) -> Messages:
     )
 
 
+def texts_before_calls(messages: Messages) -> Messages:
+    """A text as a message of its own, where it is dropped beside calls."""
+    fitted: list[Message] = []
+    for message in messages:
+        if message.calls and message.text:
+            fitted.append(replace(message, calls=()))
+            message = replace(message, text="", reasoning="", left_out=())
+        fitted.append(message)
+    return tuple(fitted)
+
+
 def drop_empty_answers(messages: Messages) -> Messages:
     return tuple(m for m in messages if m.role != ASSISTANT or m.text or m.calls)
 
@@ -286,6 +297,11 @@ _STEPS: tuple[_Step, ...] = (
         lambda a: not a.text_and_reasoning,
         texts_as_reasoning,
         "a text before a call is part of its reasoning",
+    ),
+    _Step(
+        lambda a: a.calls and not a.text_with_calls,
+        texts_before_calls,
+        "a text before a call is a message of its own",
     ),
     _Step(lambda a: not a.parallel_calls, split_calls, "each call is a message before its result"),
     _Step(lambda a: not a.empty_answers, drop_empty_answers, "empty answers are left out"),

@@ -105,6 +105,15 @@ RULES: Mapping[str, str] = {
     "llama 3.3 that shows one call": _template(
         _SAY + _JSON.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")
     ),
+    "llama 3.3 that drops a text beside a call": _template(
+        _ONE_CALL
+        + "{% if m.tool_calls %}<assistant>"
+        + _JSON
+        + "{% else %}"
+        + _SAY
+        + "{% endif %}",
+        before="{% if tools %}" + _NEEDS_A_USER + "{% endif %}",
+    ),
     "gemma 2": _template(_NO_SYSTEM + _STRICT_TURNS + _SAY, tools=""),
     "gemma 3": _template(
         _STRICT_TURNS + _SAY,

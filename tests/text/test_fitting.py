@@ -286,6 +286,9 @@ def test_the_abilities_of_known_rules_are_found() -> None:
     assert not abilities("ministral 3").empty_answers
     assert not abilities("llama 3.1").parallel_calls
     assert not abilities("llama 3.3 that shows one call").parallel_calls
+    assert not abilities("llama 3.3 that drops a text beside a call").text_with_calls
+    assert not abilities("llama 3.3 that drops a text beside a call").without_user
+    assert abilities("qwen 3").text_with_calls
     assert not abilities("gemma 2").system
     assert not abilities("gpt-oss").bare_tools
     assert not abilities("gpt-oss").orphan_results
