@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -172,12 +173,19 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """Starlette's own errors: an unknown route, or a method that the route does not have."""
     assert isinstance(error, HTTPException)
     where = ascii(f"{request.method} {request.url.path}")[1:-1][:200]
+    place = _with_prefix(request)
     message = {
-        404: f"There is no {where}.",
+        404: f"There is no {where}{f'; it is at {place}' if place else ''}.",
         405: f"{where} is not allowed; see the Allow header.",
     }.get(error.status_code, error.detail)
     code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
     return error_response(ApiError(error.status_code, message, code=code, headers=error.headers))
+
+
+def _with_prefix(request: Request) -> str | None:
+    """The route that a client's base URL misses: without /v1, with two of them, or with two slashes."""
+    meant = "/v1" + re.sub("/+", "/", request.url.path.replace("/v1", "")).rstrip("/")
+    return meant if any(route.path == meant for route in request.app.routes) else None
 
 
 async def _client_left(_request: Request, _error: Exception) -> Response:

@@ -76,6 +76,16 @@ def test_an_unknown_route_is_a_404_in_openais_format(client: TestClient, path: s
 
 
 @pytest.mark.parametrize(
+    "path",
+    ["/chat/completions", "/v1/v1/chat/completions", "/v1//chat/completions", f"{CHAT}/"],
+)
+def test_an_unknown_route_says_which_one_was_meant(client: TestClient, path: str) -> None:
+    message = error_of(client.post(path, json={}))["message"]
+    assert message == f"There is no POST {path}; it is at {CHAT}."
+    assert error_of(client.get("/nothing"))["message"] == "There is no GET /nothing."
+
+
+@pytest.mark.parametrize(
     ("method", "path"),
     [("GET", CHAT), ("DELETE", "/v1/models"), ("POST", "/v1/prefixes/x"), ("POST", "/health")],
 )

@@ -13,10 +13,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, TemplateKwargs
-from mlxserve.api.bodies.generation import sampling_params
+from mlxserve.api.bodies.generation import MaxTokens, SamplingFields
 from mlxserve.api.bodies.request_body import KindedModel, NotYet, RequestBody, StrictModel
 from mlxserve.api.bodies.structured import OutputFormat
-from mlxserve.api.bodies.tools import ChosenTools, Name, thinking_budget, turn_of
+from mlxserve.api.bodies.tools import Budget, ChosenTools, Name, thinking_budget, turn_of
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.conversation import (
     ASSISTANT,
@@ -36,22 +36,10 @@ from mlxserve.text.signature import signed_thinking
 MAX_MESSAGES = 10_000
 MAX_BLOCKS = 1_000
 MAX_TOOLS = 1_000
-MAX_MAX_TOKENS = 2**31 - 1
-MIN_THINKING_BUDGET = 1_024
 # Claude Code begins its system prompt with a line whose hash changes with each request. Left in, it
 # would make every prompt differ from the previous one at its start: no page would ever be reused.
 BILLING_LINE = "x-anthropic-billing-header:"
 _NOT_TEXT = frozenset({"thinking", "redacted_thinking", "tool_use", "tool_result"})
-_SAMPLING = (
-    "max_tokens",
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop_on_repetition",
-)
 
 
 def _as_blocks(value: object) -> object:
@@ -216,7 +204,7 @@ class AnthropicToolChoice(StrictModel):
 
 class AnthropicThinking(StrictModel):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: Annotated[int, Field(ge=MIN_THINKING_BUDGET, le=MAX_MAX_TOKENS)] | None = None
+    budget_tokens: Budget | None = None  # Anthropic's own begin at 1,024
     display: Literal["summarized", "omitted"] | None = None
 
     @model_validator(mode="after")
@@ -321,24 +309,12 @@ class CountTokensRequest(RequestBody):
         return kwargs
 
 
-class MessagesRequest(CountTokensRequest):
-    """The body of `POST /v1/messages`. `min_tokens`, `min_p`, `seed`, `stop_on_repetition`,
-    `cache_salt`, `skip_prefix_cache` and `priority` are extensions."""
+class MessagesRequest(CountTokensRequest, SamplingFields):
+    """The body of `POST /v1/messages`."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_MAX_TOKENS)]
-    stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    min_p: float | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=MAX_MAX_TOKENS)] | None = None
-    seed: int | None = None
-    stop_on_repetition: bool | None = None
+    max_tokens: MaxTokens
     stop_sequences: Annotated[list[str], Field(fail_fast=True)] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
-    skip_prefix_cache: bool = False
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
 
     @model_validator(mode="after")
     def _leaves_room_for_the_answer(self) -> Self:
@@ -349,14 +325,15 @@ class MessagesRequest(CountTokensRequest):
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         """The model's defaults, overridden by the given fields. Raises ApiError 400."""
-        given = self.sent(_SAMPLING)
-        given["stop"] = tuple(self.stop_sequences or ())
-        given["structure"] = self.output_config.format if self.output_config else None
-        return sampling_params(defaults, given, _field_named)
+        own = {
+            "max_tokens": self.max_tokens,
+            "stop": tuple(self.stop_sequences or ()),
+            "structure": self.output_config.format if self.output_config else None,
+        }
+        return self.sampling_of(defaults, own)
 
-
-def _field_named(name: str) -> str:
-    return "stop_sequences" if name == "stop" else name
+    def _field_named(self, name: str) -> str:
+        return "stop_sequences" if name == "stop" else name
 
 
 def _without_billing_line(system: str) -> str:

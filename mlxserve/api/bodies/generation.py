@@ -6,7 +6,7 @@ Types are checked here, ranges by `SamplingParams`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
@@ -22,6 +22,7 @@ from mlxserve.api.bodies.request_body import RequestBody, StrictModel
 from mlxserve.api.bodies.structured import StructuredOutputs
 from mlxserve.api.bodies.tools import (
     Budget,
+    ReasoningOptions,
     ToolChoiceField,
     thinking_budget,
     thinking_kwargs,
@@ -33,22 +34,19 @@ from mlxserve.sampling_params import SamplingParams, Structure
 from mlxserve.text.parsing.turn import AssistantTurn
 
 MAX_CHOICES = 8
-MAX_MAX_TOKENS = 2**31 - 1
+_MOST = 2**31 - 1
+# Other servers' words: -1 is no limit, and no limit to the candidates.
+MaxTokens: TypeAlias = Annotated[
+    int, Field(ge=1, le=_MOST), BeforeValidator(lambda sent: _MOST if sent == -1 else sent)
+]
+TopK: TypeAlias = Annotated[
+    int, Field(ge=0, le=_MOST), BeforeValidator(lambda sent: 0 if sent == -1 else sent)
+]
+# Fields that are parameters of sampling under their own names, wherever a route has them.
 _SAMPLING = (
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "stop_on_repetition",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
+    *("min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids"),
+    *("ignore_eos", "stop_on_repetition", "logit_bias"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
 
 TemplateKwargsField: TypeAlias = Annotated[TemplateKwargs, PlainValidator(template_kwargs)]
@@ -59,23 +57,45 @@ class StreamOptions(StrictModel):
     include_obfuscation: Literal[False] | None = None
 
 
-class GenerationFields(RequestBody):
-    """What `/v1/chat/completions`, `/v1/completions` and `/v1/responses` have in common."""
+class SamplingFields(RequestBody):
+    """What all routes that generate have in common. Those that an API lacks are extensions."""
 
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_MAX_TOKENS)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=MAX_MAX_TOKENS)] | None = None
+    max_tokens: MaxTokens | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=_MOST)] | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    top_k: TopK | None = None
     min_p: float | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     seed: int | None = None
+    stop_on_repetition: bool | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
+    skip_prefix_cache: bool = False
+    priority: Annotated[int, Field(ge=-(2**31), le=_MOST)] | None = None
+
+    def sampling_of(self, defaults: SamplingParams, own: Mapping[str, Any]) -> SamplingParams:
+        """The model's defaults, overridden by the given fields and by `own`. Raises ApiError 400."""
+        given = self.sent(name for name in _SAMPLING if name in type(self).model_fields)
+        try:
+            return dataclasses.replace(defaults, **given, **own)
+        except InvalidParameter as error:
+            name = self._field_named(error.name)
+            message = str(error).removeprefix(f"{error.name}: ")
+            raise ApiError(400, f"{name}: {message}", param=name, code="invalid_value") from error
+
+    def _field_named(self, name: str) -> str:
+        """The field that the client sent for a name of `SamplingParams`."""
+        return name
+
+
+class GenerationFields(SamplingFields):
+    """What `/v1/chat/completions`, `/v1/completions` and `/v1/responses` have in common."""
+
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stop: Annotated[tuple[str, ...], PlainValidator(stop_strings)] = ()
     stop_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=256)] | None = None
     ignore_eos: bool | None = None
-    stop_on_repetition: bool | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -84,9 +104,6 @@ class GenerationFields(RequestBody):
     )
     structured_outputs: StructuredOutputs = None
     prefix_name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
-    skip_prefix_cache: bool = False
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> Self:
@@ -100,8 +117,7 @@ class GenerationFields(RequestBody):
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         """The model's defaults, overridden by the given fields. Raises ApiError 400."""
-        given = {**self.sent(_SAMPLING), "structure": self.structure()}
-        return sampling_params(defaults, {**given, **self._own_sampling()}, self._field_named)
+        return self.sampling_of(defaults, {"structure": self.structure(), **self._own_sampling()})
 
     def structure(self) -> Structure | None:
         """What the text has to match. Raises ApiError 400 if two fields specify it."""
@@ -121,9 +137,6 @@ class GenerationFields(RequestBody):
     def _own_sampling(self) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _field_named(self, name: str) -> str:
-        return name
-
 
 class ToolGenerationFields(GenerationFields):
     """What the two endpoints whose answers may think and call tools have in common."""
@@ -132,6 +145,7 @@ class ToolGenerationFields(GenerationFields):
     tool_choice: ToolChoiceField = None
     parallel_tool_calls: bool | None = None
     thinking_budget: Budget | None = None
+    reasoning: ReasoningOptions | None = None
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
@@ -140,7 +154,7 @@ class ToolGenerationFields(GenerationFields):
 
     @property
     def effort(self) -> str | None:
-        raise NotImplementedError
+        return self.reasoning.level if self.reasoning is not None else None
 
     @property
     def template_kwargs(self) -> TemplateKwargs:
@@ -154,18 +168,3 @@ class ToolGenerationFields(GenerationFields):
             parallel=self.parallel_tool_calls,
             thinking_budget=thinking_budget(self.thinking_budget, self.template_kwargs),
         )
-
-
-def sampling_params(
-    defaults: SamplingParams, given: Mapping[str, Any], field_named: Callable[[str], str]
-) -> SamplingParams:
-    """The model's defaults, overridden by `given`. Raises ApiError 400.
-
-    `field_named` turns a name of `SamplingParams` into the field that the client sent.
-    """
-    try:
-        return dataclasses.replace(defaults, **given)
-    except InvalidParameter as error:
-        name = field_named(error.name)
-        message = str(error).removeprefix(f"{error.name}: ")
-        raise ApiError(400, f"{name}: {message}", param=name, code="invalid_value") from error

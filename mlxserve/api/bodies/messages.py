@@ -38,16 +38,19 @@ _Reasoning: TypeAlias = Annotated[
 ]
 
 
+Arguments: TypeAlias = Annotated[  # an object in Ollama's API
+    str, BeforeValidator(lambda value: arguments_text(value) if isinstance(value, dict) else value)
+]
+
+
 class ChatFunctionCall(StrictModel):
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
-    arguments: Annotated[
-        str, BeforeValidator(lambda v: arguments_text(v) if isinstance(v, dict) else v)
-    ] = ""
+    arguments: Arguments | None = None
 
 
 class ChatToolCall(StrictModel):
-    id: str = ""
-    type: Literal["function"] = "function"
+    id: str | None = None
+    type: Literal["function"] | None = None
     function: ChatFunctionCall
 
 
@@ -77,7 +80,7 @@ class ChatMessage(StrictModel):
             where=f"{where}.content",
             reasoning=self.reasoning_content or self.reasoning or "",
             calls=tuple(
-                Call(call.id, call.function.name, call.function.arguments)
+                Call(call.id or "", call.function.name, call.function.arguments or "")
                 for call in self.tool_calls or ()
             ),
             call_id=self.tool_call_id,

@@ -8,6 +8,7 @@ value asks for nothing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
@@ -97,7 +98,7 @@ def _refuse_unsupported(body: Mapping[str, Any], not_yet: NotYet) -> None:
         value = body.get(name)
         if value in harmless:
             continue
-        others = [repr(other) for other in harmless if other is not None]
+        others = [json.dumps(other) for other in harmless if other is not None]
         instead = f"leave it out or send {' or '.join(others)}" if others else "leave it out"
         raise ApiError(
             400,

@@ -25,6 +25,20 @@ Budget: TypeAlias = Annotated[int, Field(ge=0, le=MAX_BUDGET)]
 _NO_THINKING = ("none", "minimal")
 
 
+class ReasoningOptions(StrictModel):
+    """Responses' field, which other servers and their clients also have in chat completions."""
+
+    effort: Effort | None = None
+    enabled: bool | None = None  # OpenRouter's
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+    @property
+    def level(self) -> str | None:
+        if self.enabled is None:
+            return self.effort
+        return (self.effort or "medium") if self.enabled else "none"
+
+
 class FunctionDefinition(StrictModel):
     """A function that can be called. Arguments always follow the schema, with or without `strict`."""
 

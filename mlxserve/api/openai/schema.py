@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import PlainValidator, model_validator
 
 from mlxserve.api.bodies.fields import Prompt, prompts
-from mlxserve.api.bodies.generation import (
-    MAX_MAX_TOKENS,
-    GenerationFields,
-    ToolGenerationFields,
-)
+from mlxserve.api.bodies.generation import GenerationFields, MaxTokens, ToolGenerationFields
 from mlxserve.api.bodies.messages import ChatMessages
 from mlxserve.api.bodies.request_body import NotYet
 from mlxserve.api.bodies.structured import ResponseFormat
@@ -42,7 +38,7 @@ class ChatRequest(ToolGenerationFields):
     }
 
     messages: ChatMessages
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_MAX_TOKENS)] | None = None
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     continue_final_message: bool | None = None  # vLLM's name: the answer continues the last message
@@ -65,7 +61,7 @@ class ChatRequest(ToolGenerationFields):
 
     @property
     def effort(self) -> str | None:
-        return self.reasoning_effort
+        return self.reasoning_effort or super().effort
 
     def _own_format(self) -> Structure | None:
         return self.response_format

@@ -10,11 +10,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, items
-from mlxserve.api.bodies.generation import MAX_MAX_TOKENS, ToolGenerationFields
-from mlxserve.api.bodies.messages import MAX_MESSAGES, Parts, text_of
+from mlxserve.api.bodies.generation import MaxTokens, ToolGenerationFields
+from mlxserve.api.bodies.messages import MAX_MESSAGES, Arguments, Parts, text_of
 from mlxserve.api.bodies.request_body import KindedModel, NotYet, StrictModel
 from mlxserve.api.bodies.structured import text_format
-from mlxserve.api.bodies.tools import MAX_TOOLS, Effort, Name
+from mlxserve.api.bodies.tools import MAX_TOOLS, Name
 from mlxserve.api.errors import ApiError
 from mlxserve.api.responses.items import ToolAddress
 from mlxserve.sampling_params import Structure
@@ -54,7 +54,7 @@ class InputItem(KindedModel):
     call_id: str | None = None
     name: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
     namespace: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
-    arguments: str | None = None
+    arguments: Arguments | None = None
     input: str | None = None
     output: Parts = None
     summary: list[Any] | None = None
@@ -208,11 +208,6 @@ _TEXT_INPUT = {
 }
 
 
-class ReasoningOptions(StrictModel):
-    effort: Effort | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
-
-
 def _format(value: dict[str, Any] | None) -> dict[str, Any] | None:
     text_format(value)
     return value
@@ -252,10 +247,9 @@ class ResponsesRequest(ToolGenerationFields):
     previous_response_id: Annotated[str, Field(max_length=MAX_NAME_LENGTH)] | None = None
     store: bool | None = None
     include: list[str] | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_MAX_TOKENS)] | None = None
+    max_output_tokens: MaxTokens | None = None
     metadata: dict[str, str] | None = None
     tools: Annotated[list[ResponsesTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
-    reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
 
     @property
@@ -295,10 +289,6 @@ class ResponsesRequest(ToolGenerationFields):
 
     def _callable_tools(self) -> list[tuple[ToolAddress, ResponsesTool]]:
         return [found for tool in self.tools or () for found in tool.addressed()]
-
-    @property
-    def effort(self) -> str | None:
-        return self.reasoning.effort if self.reasoning is not None else None
 
     def echo(self) -> dict[str, Any]:
         """The fields of the request that the reply repeats."""

@@ -29,6 +29,12 @@ def test_sampling_parameters_reach_the_engine(client: TestClient, chat: FakeChat
     assert (params.top_k, params.stop, params.seed) == (7, ("a", "b"), 3)
 
 
+def test_minus_one_is_no_limit(client: TestClient, chat: FakeChat) -> None:
+    post(client, max_tokens=-1, top_k=-1)
+    params = chat.submitted[-1].params
+    assert (params.max_tokens, params.top_k) == (2**31 - 1, 0)
+
+
 def test_a_conversation_becomes_template_messages(client: TestClient, chat: FakeChat) -> None:
     post(
         client,
@@ -304,6 +310,8 @@ def test_server_tools_are_left_out_and_named(client: TestClient, chat: FakeChat)
 def test_a_thinking_budget_reaches_the_answer(client: TestClient, chat: FakeChat) -> None:
     post(client, max_tokens=2_000, thinking={"type": "enabled", "budget_tokens": 1_500})
     assert chat.submitted[-1].turn.thinking_budget == 1_500
+    post(client, thinking={"type": "enabled", "budget_tokens": 5})  # Anthropic's begin at 1,024
+    assert chat.submitted[-1].turn.thinking_budget == 5
     post(client)
     assert chat.submitted[-1].turn.thinking_budget == 0
 
@@ -379,12 +387,12 @@ def test_the_prompt_ends_with_the_message_to_continue(
         ),
         ({"system": [IMAGE]}, "system[0].type"),
         ({"temperature": -1}, "temperature"),
-        ({"top_k": -1}, "top_k"),
+        ({"top_k": -2}, "top_k"),
         ({"stop_sequences": [1]}, "stop_sequences[0]"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"stop_sequences": ["x"] * 100}, "stop_sequences"),
         ({"thinking": {"type": "enabled"}}, "thinking"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),

@@ -10,6 +10,7 @@ from mlxserve.api.errors import ApiError
 from mlxserve.api.openai.schema import COMPLETION_MAX_TOKENS, ChatRequest, CompletionRequest
 from mlxserve.errors import InvalidParameter
 from mlxserve.sampling_params import SamplingParams
+from mlxserve.text.conversation import Call
 from tests.api.fake_chat import FakeChat
 
 DEFAULTS = SamplingParams(temperature=0.7, top_k=20)
@@ -76,6 +77,35 @@ def test_max_completion_tokens_takes_precedence() -> None:
     assert chat(max_tokens=5, max_completion_tokens=9).sampling(DEFAULTS).max_tokens == 9
 
 
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_minus_one_is_no_limit(field: str) -> None:
+    params = chat(**{field: -1}, top_k=-1).sampling(SamplingParams(top_k=20, max_tokens=256))
+    assert (params.max_tokens, params.top_k) == (2**31 - 1, 0)
+    completion = CompletionRequest.read({"prompt": "x", "max_tokens": -1})
+    assert completion.sampling(DEFAULTS).max_tokens == 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "effort"),
+    [
+        ({"reasoning": {"effort": "high"}}, "high"),
+        ({"reasoning": {"effort": "none"}}, "none"),
+        ({"reasoning": {"enabled": False}}, "none"),
+        ({"reasoning": {"enabled": True}}, "medium"),
+        ({"reasoning": {"enabled": True, "effort": "low"}}, "low"),
+        ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "high"),
+        ({"reasoning": None}, None),
+    ],
+)
+def test_the_effort_is_read_where_other_servers_have_it(
+    fields: dict[str, Any], effort: str | None
+) -> None:
+    request = chat(**fields)
+    assert request.effort == effort
+    assert request.template_kwargs.get("enable_thinking") == (effort and effort != "none")
+    assert request.unknown_fields == []
+
+
 def test_completions_have_openais_default_of_16_tokens() -> None:
     request = CompletionRequest.read({"prompt": "x"})
     assert request.sampling(DEFAULTS).max_tokens == COMPLETION_MAX_TOKENS
@@ -138,13 +168,13 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
         ({"temperature": [0]}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"top_p": 1.1}, "top_p"),
-        ({"top_k": -1}, "top_k"),
+        ({"top_k": -2}, "top_k"),
         ({"top_k": 1.5}, "top_k"),
         ({"min_p": 2}, "min_p"),
         ({"min_tokens": -1}, "min_tokens"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"max_tokens": 10**12}, "max_tokens"),
         ({"max_tokens": 1e12}, "max_tokens"),
         ({"max_completion_tokens": -5}, "max_completion_tokens"),
@@ -312,6 +342,12 @@ def test_calls_may_have_objects_as_arguments_and_no_type() -> None:
     )
     [found] = conversation_of(request.messages).messages[1].calls
     assert (found.id, found.name, found.arguments) == ("c", "f", '{"a": 1}')
+
+
+def test_calls_may_have_nulls_where_nothing_is_said() -> None:
+    call = {"id": None, "type": None, "function": {"name": "f", "arguments": None}}
+    request = ChatRequest.read({"messages": [*HELLO, {"role": "assistant", "tool_calls": [call]}]})
+    assert conversation_of(request.messages).messages[1].calls == (Call("", "f", ""),)
 
 
 def test_only_an_image_in_the_newest_user_message_is_refused() -> None:

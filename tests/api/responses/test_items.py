@@ -215,6 +215,15 @@ def test_the_items_of_a_turn_become_one_message(client: TestClient, chat: FakeCh
     assert (second["tool_call_id"], second["content"]) == ("c2", "2")
 
 
+def test_a_call_may_have_an_object_as_arguments(client: TestClient, chat: FakeChat) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": {"at": "x"}}
+    output = {"type": "function_call_output", "call_id": "c", "output": "1"}
+    reply = client.post(PATH, json={"input": [{"role": "user", "content": "a"}, call, output]})
+    assert reply.status_code == 200
+    [called] = chat.rendered[0].messages[1]["tool_calls"]
+    assert called["function"]["arguments"] == '{"at": "x"}'
+
+
 def test_a_stored_response_with_calls_can_be_continued(client: TestClient, chat: FakeChat) -> None:
     chat.script = thinking_and_calling(chat)
     first = client.post(PATH, json={**HELLO, "tools": TOOLS}).json()
