@@ -5,9 +5,14 @@
 
 Step n+1 is planned and built before step n is read; the token that a decode of n+1 starts from is
 taken from n's pending array. Where the pool's writes are in place, n+1 starts when it is launched,
-before n is read, so that the device does not wait for Python. RemoteLayer the outputs of n are
+before n is read, so that the device does not wait for Python. Elsewhere the outputs of n are
 delivered first: on a CPU mlx computes in the call that hands it work, and `start` takes most of a
 step.
+
+Tried on a CPU: a plan made as late as the running step allows (at 60 and at 80 % of it) did not bring
+a short prompt's first token sooner (4.2 -> 4.7 and 4.6 steps of one decode). Starting n+1 before n is
+read took 0.81 to 1.0 of the time for one answer and 0.98 to 1.06 for four, and delivered every token
+a step later.
 """
 
 from __future__ import annotations

@@ -8,6 +8,10 @@ the requests after it nor is looked at again.
     in the queue ─── park ────── parked ──┬─ the last page being computed for it is published
          ▲                                └─ ... or is not computed any more
          └────────────── woken ◀──────────┘
+
+Of four cold prompts with a common beginning, the last first token comes 1.06 to 1.3 times as late as
+that of one prompt: each still computes what follows the last shared page. Tried, with 1.31 as it is:
+`itl_target_ms=400`, so that all of them fit into one step, 1.19; pages of 16 tokens, 1.24.
 """
 
 from __future__ import annotations
