@@ -26,11 +26,7 @@ METHODS = ("item", "tolist", "__array__", "__buffer__")
 NUMPY = ("array", "asarray", "asanyarray", "ascontiguousarray", "copy", "frombuffer", "from_dlpack")
 # file: expressions that are numpy arrays, bytes or `array.array`
 REVIEWED: dict[str, set[str]] = {
-    "metal_kernels/plain.py": {
-        "sources",
-        "targets",
-        "np.flatnonzero((np.diff(sources) != 1) | (np.diff(targets) != 1)) + 1",
-    },
+    "metal_kernels/plain.py": {"sources", "targets"},
     "metal_kernels/x86/decodes.py": {"firsts", "tables.page_tables[:, 0]"},
     "metal_kernels/pool_rows.py": {"np.flatnonzero(np.diff(slots) != 1) + 1"},
     "metal_kernels/metal.py": {"pool"},  # just evaluated, and only its layout is looked at

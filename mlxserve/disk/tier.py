@@ -148,7 +148,7 @@ class DiskTier:
 
     def wait(self, seconds: float) -> None:
         """Wait until `poll` has something to return, for at most `seconds`."""
-        self._wait_for(lambda: self._loads.has_answers or not self._works(), seconds)
+        self._wait_for(lambda: not self._works() or self._loads.has_answers, seconds)
 
     def flush(self, seconds: float) -> bool:
         """Wait until the index is complete and all that was accepted is written or given up."""

@@ -524,6 +524,28 @@ def test_a_bug_of_the_thread_ends_it_and_answers_everybody(
     assert len([r for r in caplog.records if "has failed" in r.message]) == 1
 
 
+def test_an_answer_that_came_before_the_wait_ends_it(make: Make, tmp_path: Path) -> None:
+    class HoldsTheSecond(Gated):
+        def read(self, name: bytes) -> bytes:
+            return super().read(name) if name == name_of_second else DiskFiles.read(self, name)
+
+    name_of_second, files = name(2), HoldsTheSecond(tmp_path)
+    tier = make(files=files)
+    tier.save(records(1, 2))
+    assert tier.flush(LONG)
+    files.gate.clear()
+    files.entered.clear()
+    ticket = tier.load([name(1)])
+    tier.load([name_of_second])
+    assert files.entered.wait(LONG), "the first is answered, the second being read"
+    waiting = threading.Thread(target=tier.wait, args=(LONG,), daemon=True)
+    waiting.start()
+    waiting.join(LONG / 2)
+    assert not waiting.is_alive()
+    assert [answer.ticket for answer in tier.poll()] == [ticket]
+    files.gate.set()
+
+
 def test_too_much_on_its_way_is_refused(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -385,13 +385,13 @@ def test_memory_refused_in_the_middle_of_growing_changes_nothing(
 
     async def backend_of(chat: Chat) -> Any:
         found: list[Any] = []
-        real = KVPool.layer
+        real = KVPool.write
 
-        def looking(pool: KVPool, index: int, step: Any) -> Any:
+        def looking(pool: KVPool, *args: Any) -> None:
             found.append(pool.backends[0])
-            return real(pool, index, step)
+            real(pool, *args)
 
-        monkeypatch.setattr(KVPool, "layer", looking)
+        monkeypatch.setattr(KVPool, "write", looking)
         await tokens(chat)
         monkeypatch.undo()
         return found[0]
