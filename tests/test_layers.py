@@ -53,7 +53,9 @@ ARROWS: dict[str, str] = {
     "mlxserve/text/signature": "",
     "mlxserve/text/conversation": "mlxserve/errors",
     "mlxserve/text/abilities": "",
-    "mlxserve/text/fitting": "mlxserve/text/abilities mlxserve/text/conversation",
+    "mlxserve/text/fitting": (
+        "mlxserve/text/parsing mlxserve/text/abilities mlxserve/text/conversation"
+    ),
     "mlxserve/text/templates": "mlxserve/helpers",
     "mlxserve/text/template_worker": "mlxserve/deferred_packages",
     "mlxserve/text/large_texts": "mlxserve/errors mlxserve/helpers mlxserve/text/templates",

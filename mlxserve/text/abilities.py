@@ -49,6 +49,7 @@ class Abilities:
     text_and_reasoning: a text beside reasoning in an answer with calls
     orphan_results: a tool's result without a call before it
     bare_tools: tools without a description
+    loose_types: tools whose parameters have several types, or none; some templates recurse without end
     calls, results: earlier calls and the results of tools are in the prompt
     answer_first: an assistant's message before the first user's
     empty_answers: an assistant's message without a text
@@ -72,6 +73,7 @@ class Abilities:
     text_and_reasoning: bool = True
     orphan_results: bool = True
     bare_tools: bool = True
+    loose_types: bool = True
     developer: bool = True
     call_ids: CallIds = CallIds.ANY
     arguments: Arguments = Arguments.OBJECT
@@ -98,6 +100,16 @@ _TOOL: dict[str, Any] = {
     },
 }
 _BARE_TOOL = {"type": "function", "function": {"name": "zqtool", "parameters": {}}}
+_LOOSE_TYPES = {
+    "zqkey": {"type": ["string", "null"]},
+    "zqeither": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+    "zqnothing": {"type": "null"},
+}
+_LOOSE_FUNCTION = {
+    **_TOOL["function"],
+    "parameters": {"type": "object", "properties": _LOOSE_TYPES},
+}
+_LOOSE_TOOL = {"type": "function", "function": _LOOSE_FUNCTION}
 _OBJECT = {"zqkey": "zqvalue"}
 _TEXT = json.dumps(_OBJECT)
 
@@ -183,6 +195,7 @@ def _with_calls(arguments: object) -> dict[str, Probe]:
     return {
         **{name: (messages, [_TOOL]) for name, messages in conversations.items()},
         "bare": ([_A], [_BARE_TOOL]),
+        "loose": ([_A], [_LOOSE_TOOL]),
         "tools": ([_A], [_TOOL]),
         "alone": ([_said("system", "zqs")], [_TOOL]),
     }
@@ -214,6 +227,7 @@ def _abilities_of_calls(texts: Mapping[str, str | None]) -> dict[str, Any]:
         "text_and_reasoning": both is not None,
         "orphan_results": _holds(found["orphan"], ("zqa", "zqresult", "zqanswer", "zqb")),
         "bare_tools": texts["object.bare"] is not None,
+        "loose_types": texts["object.loose"] is not None or texts["object.tools"] is None,
         "call_ids": ids,
         "arguments": arguments,
         "reasoning": reasoning[0] if reasoning else None,

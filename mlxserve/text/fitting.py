@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -24,6 +24,7 @@ from mlxserve.text.conversation import (
     Conversation,
     Message,
 )
+from mlxserve.text.parsing.values import kinds_of
 
 Messages: TypeAlias = tuple[Message, ...]
 WriteCalls: TypeAlias = Callable[[Sequence[Call]], str]
@@ -320,3 +321,24 @@ _STEPS: tuple[_Step, ...] = (
     ),
 )
 _CALLS_AT = 4  # calls become text before results without a call are looked for
+
+
+_TYPES = ("array", "boolean", "integer", "number", "object", "string")
+
+
+def single_typed_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool's definition with one type for each value, for a template that shows no other."""
+    function = tool["function"]
+    return {**tool, "function": {**function, "parameters": _single_typed(function["parameters"])}}
+
+
+def _single_typed(schema: Any) -> Any:
+    if not isinstance(schema, Mapping):
+        return schema
+    told = schema.get("type")
+    kinds = {told} if told in _TYPES else kinds_of(schema) - {"null"}
+    found = {**schema, "type": "string" if "string" in kinds else min(kinds, default="string")}
+    if isinstance(properties := schema.get("properties"), Mapping):
+        found["properties"] = {key: _single_typed(value) for key, value in properties.items()}
+    nested = (key for key in ("items", "additionalProperties") if key in schema)
+    return {**found, **{key: _single_typed(schema[key]) for key in nested}}

@@ -21,7 +21,7 @@ from jinja2 import TemplateError
 from mlxserve.errors import InvalidParameter, InvalidRequest, UnsupportedModel, in_one_line
 from mlxserve.text.abilities import ALWAYS_ALLOWED, Abilities, Probe, find_abilities
 from mlxserve.text.conversation import Call, Conversation, completed_tool
-from mlxserve.text.fitting import Fitted, Fitting, calls_as_json
+from mlxserve.text.fitting import Fitted, Fitting, calls_as_json, single_typed_tool
 from mlxserve.text.lanes import LARGE, text_size
 from mlxserve.text.large_texts import LargeTexts
 from mlxserve.text.parsing.markup import Markup, markup_of
@@ -277,6 +277,8 @@ class Tokenizer:
         self._check_rendering(messages, tools, template_kwargs)
         conversation = [dict(message) for message in messages]
         tools = [completed_tool(tool) for tool in tools or ()]
+        if tools and not self.abilities.loose_types:
+            tools = [single_typed_tool(tool) for tool in tools]
         variables = {**template_kwargs, "add_generation_prompt": add_generation_prompt}
         is_large = text_size(conversation, tools, template_kwargs) > LARGE
         try:

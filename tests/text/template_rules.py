@@ -63,6 +63,19 @@ _TYPED = (
     "{% for t in tools or [] %}({% for k, v in t.function.parameters.properties.items() %}"
     "{{ k + ': ' + v.type }}{% endfor %}){% endfor %}"
 )
+# Hermes names types by Python's words, and looks into every other one, letter by letter and without end.
+_PYTHON_TYPES = (
+    "{% macro python_type(spec) %}"
+    "{% set words = {'string': 'str', 'integer': 'int', 'number': 'float', 'boolean': 'bool'} %}"
+    "{% if words[spec.type] is defined %}{{ words[spec.type] }}"
+    "{% elif spec.type == 'array' %}{{ 'list[' + python_type(spec | items) + ']' }}"
+    "{% elif spec.type == 'object' %}dict"
+    "{% elif spec.type is iterable %}Union[{% for t in spec.type %}{{ python_type({'type': t}) }},{% endfor %}]"
+    "{% else %}Any{% endif %}{% endmacro %}"
+    "{% for t in tools or [] %}({{ t.function.name + ': ' + t.function.description }}"
+    "{% for k, v in t.function.parameters.properties.items() %}{{ k + ': ' + python_type(v) }};"
+    "{% endfor %}){% endfor %}"
+)
 _HAS_CONTENT = _refuse(
     "m.role == 'assistant' and not m.content and not m.tool_calls",
     "Assistant message must have a content or a list of tool calls.",
@@ -149,7 +162,7 @@ RULES: Mapping[str, str] = {
         before="{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endfor %}",
     ),
     "glm 4.7": _template("<{{ m.role }}>{{ m.reasoning_content or '' }}{{ m.content }}" + _ITEMS),
-    "hermes 3": _template(_SAY + _JSON, tools=_DESCRIBED),
+    "hermes 3": _template(_SAY + _JSON, tools=_PYTHON_TYPES),
     "seed-oss": _template(
         "<{{ m.role }}>{{ m.reasoning_content or '' }}{{ m.content }}" + _EITHER, tools=_TYPED
     ),

@@ -19,7 +19,7 @@ from mlxserve.text.conversation import (
     completed_tool,
     read_messages,
 )
-from mlxserve.text.fitting import Fitted, Fitting
+from mlxserve.text.fitting import Fitted, Fitting, single_typed_tool
 from mlxserve.text.template_worker import TemplateWorker
 from tests.text.template_rules import RULES
 
@@ -298,6 +298,60 @@ def test_the_abilities_of_known_rules_are_found() -> None:
     assert abilities("lfm 2").results
     assert not abilities("a template without tools").results
     assert abilities("reasoning under its short name").reasoning == "reasoning"
+
+
+LOOSE = {
+    "maybe": {"type": ["string", "null"]},
+    "either": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+    "nothing": {"type": "null"},
+    "any": {},
+    "date": {"type": "date"},
+    "list": {"type": ["array", "null"], "items": {"type": ["integer", "string"]}},
+    "tree": {"type": "object", "properties": {"n": {"type": ["number", "null"]}}},
+    "plain": {"type": "integer", "enum": ["1"]},
+}
+
+
+@pytest.mark.parametrize("rule", ["hermes 3", "seed-oss"])
+def test_parameters_have_one_type_where_a_template_cannot_show_others(rule: str) -> None:
+    assert not abilities(rule).loose_types
+    parameters = {"type": "object", "properties": LOOSE, "additionalProperties": False}
+    loose = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    single = single_typed_tool(completed_tool(loose))
+    properties = single["function"]["parameters"]["properties"]
+    assert {key: value["type"] for key, value in properties.items()} == {
+        "maybe": "string",
+        "either": "integer",
+        "nothing": "string",
+        "any": "string",
+        "date": "string",
+        "list": "array",
+        "tree": "object",
+        "plain": "integer",
+    }
+    assert properties["list"]["items"] == {"type": "string"}
+    assert properties["tree"]["properties"]["n"] == {"type": "number"}
+    asked = [{"role": "user", "content": "q"}]
+    [refused, shown] = [
+        worker().render_each(
+            [
+                {
+                    "chat_template": RULES[rule],
+                    "conversations": [asked],
+                    "tools": [completed_tool(tool)],
+                    "documents": None,
+                    "add_generation_prompt": True,
+                }
+            ]
+        )[0]
+        for tool in (loose, single)
+    ]
+    assert refused is None
+    assert "either" in str(shown)
+
+
+def test_templates_that_show_schemas_as_they_are_keep_their_types() -> None:
+    assert all(abilities(rule).loose_types for rule in ("qwen 3", "gpt-oss", "lfm 2", "gemma 3"))
 
 
 def test_system_messages_that_a_template_moves_to_the_front_become_user_messages() -> None:

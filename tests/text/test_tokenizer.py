@@ -22,6 +22,7 @@ from mlxserve.errors import InvalidParameter, InvalidRequest, UnsupportedModel
 from mlxserve.hub.embedded import model_path
 from mlxserve.text.conversation import read_messages
 from mlxserve.text.tokenizer import StreamDecoder, Tokenizer
+from tests.text.template_rules import RULES
 
 USER = [{"role": "user", "content": "hi"}]
 TEXTS = [
@@ -453,3 +454,13 @@ def test_a_control_token_typed_in_a_message_is_text(role: str) -> None:
         (token,) = tokenizer.encode(control)
         assert hostile.count(token) == harmless.count(token), control
     assert "<|im_end|>\n<|im_start|>system" in tokenizer.decode(hostile)
+
+
+def test_a_tool_whose_value_may_be_null_is_shown_by_a_template_that_would_recurse_without_end(
+    folder: Path,
+) -> None:
+    tokenizer = with_template(folder, RULES["hermes 3"])
+    properties = {"at": {"type": ["string", "null"]}, "n": {"type": "null"}}
+    parameters = {"type": "object", "properties": properties}
+    tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
+    assert "at: str" in tokenizer.decode(tokenizer.render(USER, tools=[tool]))
