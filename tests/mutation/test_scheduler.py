@@ -586,8 +586,8 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "accept pages that no request waits for": Bug(
         PageTables,
         "release",
-        "request.loading, request.disk_end = None, 0",
-        "request.disk_end = 0",
+        "request.loading, request.disk_end, request.disk_resume = None, 0, 0",
+        "request.disk_end, request.disk_resume = 0, 0",
         test_disk_pages.test_an_abort_while_the_disk_is_read_frees_the_pages,
     ),
     "keep a state behind a token that was dropped": Bug(
