@@ -108,8 +108,17 @@ def join_first_systems(messages: Messages) -> Messages:
 
 
 def late_systems_as_users(messages: Messages) -> Messages:
+    """Or as the end of a tool's result: a user message there would move the tools of Mistral's templates
+    to it, and drop the reasoning before it in Qwen 3.5's, which computes most of the prompt again."""
     end = _leading(messages)
-    return (*messages[:end], *(_as_user(m) if m.role == SYSTEM else m for m in messages[end:]))
+    fitted = [*messages[:end]]
+    for message in messages[end:]:
+        if message.role == SYSTEM and fitted and fitted[-1].role == TOOL:
+            both = message.after(fitted[-1])
+            fitted[-1] = replace(fitted[-1], text=both.text, left_out=both.left_out)
+        else:
+            fitted.append(_as_user(message) if message.role == SYSTEM else message)
+    return tuple(fitted)
 
 
 def systems_into_first_user(messages: Messages) -> Messages:
@@ -280,7 +289,7 @@ _STEPS: tuple[_Step, ...] = (
     _Step(
         lambda a: not a.late_system,
         late_systems_as_users,
-        "later system messages are user messages",
+        "later system messages are user messages or part of results",
     ),
     _Step(
         lambda a: not a.system,

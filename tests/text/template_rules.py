@@ -185,6 +185,29 @@ RULES: Mapping[str, str] = {
     ),
 }
 
+# Templates whose prompt changes at its beginning with each new user message.
+MOVING: Mapping[str, str] = {
+    "mistral small 3.2: the tools are before the last user message": _template(
+        _TURNS[1]
+        + _NINE
+        + _KNOWN_ROLES
+        + "{% if m == (messages | selectattr('role', 'equalto', 'user') | list)[-1] %}"
+        + _TOOLS
+        + "{% endif %}"
+        + _SAY
+        + _JSON,
+        before=_SYSTEM_FIRST + _TURNS[0],
+        tools="",
+    ),
+    "qwen 3.5: reasoning is shown after the last user message": _template(
+        _NO_LATE_SYSTEM
+        + "<{{ m.role }}>{{ m.reasoning_content or '' if loop.index0 > last.user else '' }}|{{ m.content }}"
+        + _JSON,
+        before="{% set last = namespace(user=0) %}{% for m in messages %}{% if m.role == 'user' %}"
+        "{% set last.user = loop.index0 %}{% endif %}{% endfor %}",
+    ),
+}
+
 
 def _guard(each: str, *, before: str = "") -> str:
     """The rules of a template alone, to be put before another one."""

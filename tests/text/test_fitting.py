@@ -21,7 +21,7 @@ from mlxserve.text.conversation import (
 )
 from mlxserve.text.fitting import Fitted, Fitting, single_typed_tool
 from mlxserve.text.template_worker import TemplateWorker
-from tests.text.template_rules import RULES
+from tests.text.template_rules import MOVING, RULES
 
 TOOLS = [
     {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}},
@@ -56,7 +56,7 @@ def rendered(template: str, messages: Sequence[Any], tools: Any = None, **variab
 
 @cache
 def fitting(rule: str) -> Fitting:
-    template = RULES[rule]
+    template = {**RULES, **MOVING}[rule]
 
     def render_each(probes: Sequence[Any]) -> list[str | None]:
         return [
@@ -263,6 +263,21 @@ def test_twelve_turns_keep_the_beginning_of_the_prompt(rule: str) -> None:
             assert start is None or (prompt.startswith(start) and longer.startswith(start))
 
 
+@pytest.mark.parametrize("rule", MOVING)
+def test_reminders_between_the_steps_of_a_tool_loop_keep_the_whole_earlier_prompt(
+    rule: str,
+) -> None:
+    said = [system("s1"), user("q1"), system("s2")]
+    prompts = []
+    for turn in range(12):
+        asked = answer("", call(f"c{turn}"), reasoning=f"why {turn}")
+        said += [asked, result(f"c{turn}"), *([system(f"reminder {turn}")] if turn % 2 else [])]
+        fitted = fitting(rule).fit(Conversation.of(said))
+        prompts.append(rendered(MOVING[rule], fitted.messages, TOOLS, add_generation_prompt=False))
+        assert missing(prompts[-1], [m.text for m in said[3:] if m.text]) is None
+    assert all(longer.startswith(prompt) for prompt, longer in pairwise(prompts))
+
+
 # ---- what is found
 
 
@@ -406,7 +421,7 @@ def test_a_template_that_renders_nothing_is_taken_to_be_able_to_do_everything() 
 
 def test_what_was_changed_is_said() -> None:
     fitted = fitting("qwen 3.5").fit(Conversation.of(SHAPES["a reminder after a result"]))
-    assert fitted.changes == ("later system messages are user messages",)
+    assert fitted.changes == ("later system messages are user messages or part of results",)
 
 
 # ---- the canonical conversation
