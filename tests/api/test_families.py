@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,13 @@ TASK = "Fix it"
 
 
 class Family:
-    """The API over the included model's template with a family's rules before it."""
+    """The API over the included model's template, changed as a family's is."""
 
-    def __init__(self, folder: Path, rule: str) -> None:
+    def __init__(self, folder: Path, change: Callable[[str], str]) -> None:
         for name in ("tokenizer.json", "config.json"):
             shutil.copy(model_path() / name, folder / name)
         settings = json.loads((model_path() / "tokenizer_config.json").read_text())
-        settings["chat_template"] = GUARDS[rule] + settings["chat_template"]
+        settings["chat_template"] = change(settings["chat_template"])
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
         self.tokenizer = Tokenizer(folder)
         self.engine = ScriptedEngine(self.tokenizer)
@@ -61,7 +61,8 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     @cache
     def family(rule: str) -> Family:
-        made.append(Family(tmp_path_factory.mktemp("family"), rule))
+        folder = tmp_path_factory.mktemp("family")
+        made.append(Family(folder, lambda template: GUARDS[rule] + template))
         return made[-1]
 
     yield family
@@ -83,6 +84,14 @@ def test_what_agents_send_is_answered(families: Any, rule: str, request_of: str)
     assert "cch=" not in family.prompt
 
 
+THOUGHT = """<think>
+Plan: I read é first.
+</think>
+
+I read.
+<tool_call>
+{"name": "read", "arguments": {"path": "a.py"}}
+</tool_call>"""
 CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a.py"}}\n</tool_call>'
 
 
@@ -125,6 +134,62 @@ def test_our_own_calls_come_back_on_every_route(families: Any, rule: str) -> Non
     ]
     family.post(RESPONSES, {"input": [*asked, *output, *outputs], "tools": flat})
     check(family.prompt)
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
+    """A family whose template shows the thinking of earlier answers."""
+    thinking = "('<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' if message.reasoning_content else '')"
+    said = "(message.content or '')"
+    family = Family(
+        tmp_path_factory.mktemp("thinker"),
+        lambda template: template.replace(said, f"{thinking} + {said}"),
+    )
+    yield family
+    family.chat.close()
+
+
+def test_the_next_prompt_holds_the_thinking_that_anthropics_client_was_not_shown(
+    thinker: Family,
+) -> None:
+    asked = [{"role": "user", "content": TASK}]
+    body = {
+        "max_tokens": 500,
+        "tools": [{"name": "read", "input_schema": SCHEMA}],
+        "thinking": {"type": "adaptive", "display": "omitted"},
+    }
+    content = thinker.post(MESSAGES, {**body, "messages": asked}, THOUGHT).json()["content"]
+    assert [block["type"] for block in content] == ["thinking", "text", "tool_use"]
+    assert content[0]["thinking"] == ""
+    told = {"type": "tool_result", "tool_use_id": content[2]["id"], "content": "r0"}
+    answered = [{"role": "assistant", "content": content}, {"role": "user", "content": [told]}]
+    thinker.post(MESSAGES, {**body, "messages": [*asked, *answered]})
+    check_continues(thinker)
+
+
+def test_the_next_prompt_holds_the_reasoning_that_responses_client_keeps_encrypted(
+    thinker: Family,
+) -> None:
+    asked = [{"role": "user", "content": TASK}]
+    body = {
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "tools": [{"type": "function", "name": "read", "parameters": SCHEMA}],
+    }
+    output = thinker.post(RESPONSES, {**body, "input": asked}, THOUGHT).json()["output"]
+    assert [item["type"] for item in output] == ["reasoning", "message", "function_call"]
+    unread = {**output[0], "content": None}
+    told = {"type": "function_call_output", "call_id": output[2]["call_id"], "output": "r0"}
+    thinker.post(RESPONSES, {**body, "input": [*asked, unread, *output[1:], told]})
+    check_continues(thinker)
+
+
+def check_continues(family: Family) -> None:
+    """The last prompt begins with the one before and with all tokens of its answer."""
+    before, after = (list(request.token_ids) for request in family.engine.requests[-2:])
+    known = [*before, *family.tokenizer.encode(THOUGHT)]
+    assert after[: len(known)] == known
+    assert "I read é first" in family.prompt
 
 
 def check(prompt: str) -> None:
