@@ -24,7 +24,7 @@ def _text(text: str, **members: Any) -> dict[str, Any]:
 
 
 _MARK = {"cache_control": {"type": "ephemeral"}}
-_CLAUDE: dict[str, Any] = {
+CLAUDE: dict[str, Any] = {
     "model": "claude-sonnet-4-5",
     "max_tokens": 32_000,
     "system": [
@@ -47,18 +47,18 @@ _USER = {
     "role": "user",
     "content": [_text("<system-reminder>r</system-reminder>"), _text("Fix it")],
 }
-_LATE = {"role": "system", "content": "# Environment\nOn Linux."}
+LATE = {"role": "system", "content": "# Environment\nOn Linux."}
 
 
 def _thought(signature: str) -> dict[str, Any]:
     return {"type": "thinking", "thinking": "", "signature": signature}
 
 
-def _use(use_id: str) -> dict[str, Any]:
+def use(use_id: str) -> dict[str, Any]:
     return {"type": "tool_use", "id": use_id, "name": "Read", "input": {"path": "a.py"}}
 
 
-def _result(use_id: str, content: Any) -> dict[str, Any]:
+def result(use_id: str, content: Any) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": use_id, "content": content, **_MARK}
 
 
@@ -111,28 +111,28 @@ def _output(call_id: str, output: Any) -> dict[str, Any]:
 
 
 REQUESTS: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "Claude Code: the first request": (MESSAGES, {**_CLAUDE, "messages": [_USER, _LATE]}),
+    "Claude Code: the first request": (MESSAGES, {**CLAUDE, "messages": [_USER, LATE]}),
     "Claude Code: two calls, an image, steering and a reminder": (
         MESSAGES,
         {
-            **_CLAUDE,
+            **CLAUDE,
             "messages": [
                 _USER,
-                _LATE,
+                LATE,
                 {
                     "role": "assistant",
                     "content": [
                         _thought("EqQBCg"),
                         _text("I read."),
-                        _use("toolu_1"),
-                        _use("toolu_2"),
+                        use("toolu_1"),
+                        use("toolu_2"),
                     ],
                 },
                 {
                     "role": "user",
                     "content": [
-                        _result("toolu_1", [_PICTURE]),
-                        _result("toolu_2", "text"),
+                        result("toolu_1", [_PICTURE]),
+                        result("toolu_2", "text"),
                         _text("Stop, do this instead"),
                     ],
                 },
@@ -143,7 +143,7 @@ REQUESTS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "Claude Code: what other servers' tools did": (
         MESSAGES,
         {
-            **_CLAUDE,
+            **CLAUDE,
             "messages": [
                 _USER,
                 {
@@ -159,7 +159,7 @@ REQUESTS: Mapping[str, tuple[str, dict[str, Any]]] = {
                         _text("Found."),
                     ],
                 },
-                {"role": "user", "content": [_result("gone", [{"type": "tool_reference"}])]},
+                {"role": "user", "content": [result("gone", [{"type": "tool_reference"}])]},
             ],
         },
     ),
