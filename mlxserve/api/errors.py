@@ -98,6 +98,11 @@ class ApiError(Exception):
         }
 
 
+def invalid_value(param: str, reason: str) -> ApiError:
+    """A 400 for the value of a field, which `reason` continues."""
+    return ApiError(400, f"{param}: {reason}.", param=param, code="invalid_value")
+
+
 def from_engine(error: MlxServeError, *, prompt_param: str = "prompt") -> ApiError:
     """The reply for an error of the engine; `prompt_param` is the name of the prompt's field."""
     message = str(error)

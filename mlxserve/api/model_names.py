@@ -31,12 +31,10 @@ class ModelNames:
             return None
         if is_anthropic and name.startswith(CLAUDE):
             return None
-        if not self.is_strict:
-            is_known = _bare(name) in map(_bare, known)
-            return (
-                None if is_known else f"the model {name[:100]!r} is not served here; {self.own} is"
-            )
-        raise self.unknown(name)
+        if self.is_strict:
+            raise self.unknown(name)
+        is_known = _bare(name) in map(_bare, known)
+        return None if is_known else f"the model {name[:100]!r} is not served here; {self.own} is"
 
     def unknown(self, name: str) -> ApiError:
         known = (self.own, *self.aliases)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 
 from mlxserve.api.bodies.fields import Prompt, TemplateKwargs
-from mlxserve.api.errors import ApiError
+from mlxserve.api.errors import invalid_value
 from mlxserve.api.warnings import FITTED, warn
 from mlxserve.text.conversation import Conversation
 from mlxserve.text.fitting import Fitted
@@ -73,5 +73,5 @@ class Prompts:
     def _encoded(self, prompt: Prompt, field: str) -> list[int]:
         token_ids = self._chat.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not token_ids:
-            raise ApiError(400, f"{field}: is empty.", param=field, code="invalid_value")
+            raise invalid_value(field, "is empty")
         return token_ids

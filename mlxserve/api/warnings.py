@@ -36,11 +36,11 @@ class Warnings:
         """The reply's header, with these fields and what was said to `warn`."""
         shown = [_shown(name) for name in unknown_fields][:_MAX_NAMES_SHOWN]
         self.log("Request fields without effect", shown)
-        said = [*([f"ignored unknown fields: {', '.join(shown)}"] if shown else [])]
         told = request.scope.get(_KEY, [])
         others = [text for text in told if not text.startswith(FITTED)]  # the tokenizer logs those
         self.log("Requests are answered, but", others)
-        text = "; ".join([*said, *told])
+        ignored = f"ignored unknown fields: {', '.join(shown)}" if shown else ""
+        text = "; ".join(filter(None, (ignored, *told)))
         return {WARNING_HEADER: text[:_MAX_LENGTH].strip()} if text else {}
 
     def log(self, title: str, texts: Iterable[str]) -> None:

@@ -14,9 +14,17 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, TemplateKwargs
 from mlxserve.api.bodies.generation import MaxTokens, SamplingFields
+from mlxserve.api.bodies.messages import MAX_MESSAGES
 from mlxserve.api.bodies.request_body import KindedModel, NotYet, RequestBody, StrictModel
 from mlxserve.api.bodies.structured import OutputFormat
-from mlxserve.api.bodies.tools import Budget, ChosenTools, Name, thinking_budget, turn_of
+from mlxserve.api.bodies.tools import (
+    Budget,
+    ChosenTools,
+    Name,
+    definition_of,
+    thinking_budget,
+    turn_of,
+)
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.conversation import (
     ASSISTANT,
@@ -33,7 +41,6 @@ from mlxserve.text.conversation import (
 from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice
 from mlxserve.text.signature import signed_thinking
 
-MAX_MESSAGES = 10_000
 MAX_BLOCKS = 1_000
 MAX_TOOLS = 1_000
 # Claude Code begins its system prompt with a line whose hash changes with each request. Left in, it
@@ -66,7 +73,6 @@ class ContentBlock(KindedModel):
         "tool_result": ("tool_use_id",),
     }
 
-    type: Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
     text: str | None = None
     source: dict[str, Any] | None = None
     title: str | None = None
@@ -82,12 +88,6 @@ class ContentBlock(KindedModel):
     cache_control: object = None
     citations: object = None
     caller: object = None
-
-    @model_validator(mode="after")
-    def _is_whole(self) -> Self:
-        if missing := self.missing(self.type):
-            raise ValueError(missing)
-        return self
 
     def parts(self, where: str) -> Iterator[str | Unreadable]:
         """Its text, or what is left out; nothing for what is not part of a text."""
@@ -172,18 +172,7 @@ class AnthropicTool(StrictModel):
 
     def definition(self) -> dict[str, Any]:
         """In OpenAI's format, which chat templates expect."""
-        function: dict[str, Any] = {"name": self.name, "parameters": self.input_schema}
-        if self.description is not None:
-            function["description"] = self.description
-        return {"type": "function", "function": function}
-
-
-_TOOL_CHOICES = {
-    "auto": ToolChoice.AUTO,
-    "none": ToolChoice.NONE,
-    "any": ToolChoice.REQUIRED,
-    "tool": ToolChoice.REQUIRED,
-}
+        return definition_of(self.name, self.description, self.input_schema)
 
 
 class AnthropicToolChoice(StrictModel):
@@ -199,7 +188,8 @@ class AnthropicToolChoice(StrictModel):
 
     def chosen(self) -> ChosenTools:
         names = None if self.name is None else (self.name,)
-        return ChosenTools(_TOOL_CHOICES[self.type], names, is_one=self.name is not None)
+        mode = ToolChoice(self.type) if self.type in ("auto", "none") else ToolChoice.REQUIRED
+        return ChosenTools(mode, names, is_one=self.name is not None)
 
 
 class AnthropicThinking(StrictModel):
@@ -262,10 +252,7 @@ class CountTokensRequest(RequestBody):
     @property
     def unknown_fields(self) -> list[str]:
         tools = {str(t.type or t.name) for t in self.tools or () if t.input_schema is None}
-        return [
-            *super().unknown_fields,
-            *(f"the tool {kind}" for kind in sorted(tools)),
-        ]
+        return [*super().unknown_fields, *(f"the tool {kind}" for kind in sorted(tools))]
 
     @property
     def shows_thinking(self) -> bool:

@@ -28,7 +28,7 @@ from mlxserve.api.bodies.tools import (
     thinking_kwargs,
     turn_of,
 )
-from mlxserve.api.errors import ApiError
+from mlxserve.api.errors import invalid_value
 from mlxserve.errors import InvalidParameter
 from mlxserve.sampling_params import SamplingParams, Structure
 from mlxserve.text.parsing.turn import AssistantTurn
@@ -80,8 +80,8 @@ class SamplingFields(RequestBody):
             return dataclasses.replace(defaults, **given, **own)
         except InvalidParameter as error:
             name = self._field_named(error.name)
-            message = str(error).removeprefix(f"{error.name}: ")
-            raise ApiError(400, f"{name}: {message}", param=name, code="invalid_value") from error
+            message = str(error).removeprefix(f"{error.name}: ").removesuffix(".")
+            raise invalid_value(name, message) from error
 
     def _field_named(self, name: str) -> str:
         """The field that the client sent for a name of `SamplingParams`."""
@@ -123,12 +123,8 @@ class GenerationFields(SamplingFields):
         """What the text has to match. Raises ApiError 400 if two fields specify it."""
         asked = [s for s in (self.structured_outputs, self._own_format()) if s is not None]
         if len(asked) > 1:
-            raise ApiError(
-                400,
-                f"structured_outputs: cannot be combined with `{asked[1].field.split('.')[0]}`.",
-                param="structured_outputs",
-                code="invalid_value",
-            )
+            other = asked[1].field.split(".")[0]
+            raise invalid_value("structured_outputs", f"cannot be combined with `{other}`")
         return asked[0] if asked else None
 
     def _own_format(self) -> Structure | None:

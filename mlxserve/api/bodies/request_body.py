@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from mlxserve.api.bodies.fields import MAX_NAME_LENGTH
 from mlxserve.api.bodies.json_body import read_json
-from mlxserve.api.errors import ApiError
+from mlxserve.api.errors import ApiError, invalid_value
 
 T = TypeVar("T", bound="RequestBody")
 NotYet: TypeAlias = Mapping[str, tuple[object, ...]]  # name: values that ask for nothing
@@ -47,6 +48,8 @@ class KindedModel(StrictModel):
 
     NEEDS: ClassVar[Mapping[str, tuple[str, ...]]]
 
+    type: Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
+
     @model_validator(mode="before")
     @classmethod
     def _without_unknown_content(cls, value: Any) -> Any:
@@ -55,10 +58,12 @@ class KindedModel(StrictModel):
             return value
         return {name: value[name] for name in ("type", "id") if isinstance(value.get(name), str)}
 
-    def missing(self, kind: str) -> str | None:
-        """A sentence about the first field that this kind needs and that is not there."""
-        names = [name for name in self.NEEDS.get(kind, ()) if getattr(self, name) is None]
-        return f"a {kind} needs `{names[0]}`" if names else None
+    @model_validator(mode="after")
+    def _has_what_its_kind_needs(self) -> Self:
+        for name in self.NEEDS.get(self.type, ()):
+            if getattr(self, name) is None:
+                raise ValueError(f"a {self.type} needs `{name}`")
+        return self
 
 
 class RequestBody(StrictModel):
@@ -116,7 +121,7 @@ def _first_error(error: ValidationError) -> ApiError:
         path, _, message = message.partition(": ")
     if first["type"] == "missing":
         return ApiError(400, f"{path}: is required.", param=path, code="missing_required_parameter")
-    return ApiError(400, f"{path}: {message}{_shown(first)}.", param=path, code="invalid_value")
+    return invalid_value(path, f"{message}{_shown(first)}")
 
 
 def _shown(error: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ Only the form of the field is checked here; a schema is checked when it is compi
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Annotated, TypeAlias
 
 from pydantic import PlainValidator
@@ -22,22 +23,8 @@ _EXTENSION = {
 }
 
 
-def response_format(value: object) -> Structure | None:
-    """Of chat completions: the schema is in `json_schema`."""
-    return _format(value, "response_format", "json_schema")
-
-
-def text_format(value: object) -> Structure | None:
-    """Of responses: the schema is next to the type."""
-    return _format(value, "text.format", None)
-
-
-def output_format(value: object) -> Structure | None:
-    """Of Anthropic's messages: the schema is next to the type."""
-    return _format(value, "output_config.format", None)
-
-
-def _format(value: object, field: str, inner: str | None) -> Structure | None:
+def format_of(value: object, field: str, inner: str | None = None) -> Structure | None:
+    """inner: the member that holds the schema, which is next to the type otherwise"""
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -85,6 +72,8 @@ def _source(name: str, value: object) -> str:
     return value
 
 
-ResponseFormat: TypeAlias = Annotated[Structure | None, PlainValidator(response_format)]
-OutputFormat: TypeAlias = Annotated[Structure | None, PlainValidator(output_format)]
+_response_format = partial(format_of, field="response_format", inner="json_schema")
+_output_format = partial(format_of, field="output_config.format")
+ResponseFormat: TypeAlias = Annotated[Structure | None, PlainValidator(_response_format)]
+OutputFormat: TypeAlias = Annotated[Structure | None, PlainValidator(_output_format)]
 StructuredOutputs: TypeAlias = Annotated[Structure | None, PlainValidator(structured_outputs)]

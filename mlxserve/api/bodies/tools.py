@@ -13,12 +13,11 @@ from pydantic import Field, PlainValidator
 
 from mlxserve.api.bodies.fields import TemplateKwargs
 from mlxserve.api.bodies.request_body import StrictModel
-from mlxserve.api.errors import ApiError
+from mlxserve.api.errors import invalid_value
 from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice
 
 MAX_TOOLS = 512
 MAX_BUDGET = 2**31 - 1
-_MODES = {"auto": ToolChoice.AUTO, "none": ToolChoice.NONE, "required": ToolChoice.REQUIRED}
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:/-]{1,128}$")]
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Budget: TypeAlias = Annotated[int, Field(ge=0, le=MAX_BUDGET)]
@@ -39,6 +38,15 @@ class ReasoningOptions(StrictModel):
         return (self.effort or "medium") if self.enabled else "none"
 
 
+def definition_of(
+    name: str, description: str | None, parameters: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """A tool as chat templates expect it."""
+    given = {"name": name, "description": description, "parameters": parameters}
+    known = {field: value for field, value in given.items() if value is not None}
+    return {"type": "function", "function": known}
+
+
 class FunctionDefinition(StrictModel):
     """A function that can be called. Arguments always follow the schema, with or without `strict`."""
 
@@ -49,9 +57,7 @@ class FunctionDefinition(StrictModel):
 
     def definition(self) -> dict[str, Any]:
         """As chat templates expect it."""
-        fields = ("name", "description", "parameters")
-        given = {name: getattr(self, name) for name in fields if getattr(self, name) is not None}
-        return {"type": "function", "function": given}
+        return definition_of(self.name, self.description, self.parameters)
 
 
 class FunctionTool(StrictModel):
@@ -84,8 +90,8 @@ def choice(value: object) -> ChosenTools | None:
     """A mode, one tool, or a list of allowed tools. Only the chat endpoint nests the last two."""
     if value is None:
         return None
-    if isinstance(value, str) and value in _MODES:
-        return ChosenTools(_MODES[value], sent=value)
+    if isinstance(value, str) and value in tuple(ToolChoice):
+        return ChosenTools(ToolChoice(value), sent=value)
     kind = value.get("type") if isinstance(value, dict) else None
     if isinstance(value, dict) and kind in ("function", "custom"):
         return ChosenTools(ToolChoice.REQUIRED, (_name_of(value),), is_one=True, sent=value)
@@ -98,7 +104,7 @@ def _allowed(value: object) -> ChosenTools:
     mode, tools = (value.get("mode"), value.get("tools")) if isinstance(value, dict) else ("", [])
     if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
         raise ValueError("allowed_tools needs a mode, 'auto' or 'required', and a list of tools")
-    return ChosenTools(_MODES[mode], tuple(_name_of(tool) for tool in tools[:MAX_TOOLS]))
+    return ChosenTools(ToolChoice(mode), tuple(_name_of(tool) for tool in tools[:MAX_TOOLS]))
 
 
 def _name_of(value: object) -> str:
@@ -123,7 +129,7 @@ def turn_of(
     choice = choice or ChosenTools()
     tools = tools if choice.names is None else _only(tools, choice.names)
     if choice.mode is ToolChoice.REQUIRED and not tools:
-        raise _refused("there are no `tools` to choose from")
+        raise invalid_value("tool_choice", "there are no `tools` to choose from")
     return AssistantTurn(
         tools=tuple(tools),
         tool_choice=choice.mode,
@@ -153,9 +159,5 @@ def thinking_budget(asked: int | None, template_kwargs: TemplateKwargs) -> int |
 def _only(tools: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Mapping[str, Any]]:
     known = {tool["function"]["name"] for tool in tools}
     if missing := [name for name in names if name not in known]:
-        raise _refused(f"{missing[0][:100]!r} is not among `tools`")
+        raise invalid_value("tool_choice", f"{missing[0][:100]!r} is not among `tools`")
     return [tool for tool in tools if tool["function"]["name"] in names]
-
-
-def _refused(message: str) -> ApiError:
-    return ApiError(400, f"tool_choice: {message}.", param="tool_choice", code="invalid_value")

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from mlxserve.api.access.security import require_admin
 from mlxserve.api.bodies.request_body import BodyRoute, read_request
-from mlxserve.api.errors import ApiError, from_engine, json_response
+from mlxserve.api.errors import ApiError, from_engine, invalid_value, json_response
 from mlxserve.api.native.schema import CacheResizeRequest
 from mlxserve.api.service import Service
 from mlxserve.errors import MlxServeError, OutOfMemory, QueueFull
@@ -79,5 +79,5 @@ def _flag(request: Request, name: str) -> bool:
     """Raises ApiError 400."""
     value = request.query_params.get(name, "false")
     if value not in ("true", "false"):
-        raise ApiError(400, f"{name}: must be true or false.", param=name, code="invalid_value")
+        raise invalid_value(name, "must be true or false")
     return value == "true"

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from mlxserve.api.access.security import cache_namespace, is_admin, key_id
 from mlxserve.api.bodies.messages import conversation_of
 from mlxserve.api.bodies.request_body import BodyRoute, read_request
-from mlxserve.api.errors import ApiError, from_engine, json_response
+from mlxserve.api.errors import ApiError, from_engine, invalid_value, json_response
 from mlxserve.api.native.schema import PrefixRequest
 from mlxserve.api.prefix_names import MAX_PREFIXES, OwnedPrefix
 from mlxserve.api.service import Service
@@ -62,11 +62,8 @@ class Prefixes:
         """Adds or replaces a prefix and computes it, so that its first use is already fast."""
         name = request.path_params["name"]
         if not _NAME.fullmatch(name):
-            raise ApiError(
-                400,
-                "name: must be 1 to 64 letters, digits, dots, dashes or underscores.",
-                param="name",
-                code="invalid_value",
+            raise invalid_value(
+                "name", "must be 1 to 64 letters, digits, dots, dashes or underscores"
             )
         asked = await read_request(PrefixRequest, request)
         self._service.check_model(request, asked.model)

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from mlxserve.api.answers import unless_disconnected
 from mlxserve.api.bodies.fields import Prompt, prompts
 from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, read_request
-from mlxserve.api.errors import ApiError, from_engine, json_response
+from mlxserve.api.errors import from_engine, invalid_value, json_response
 from mlxserve.api.server.retry_after import RetryAfter
 from mlxserve.api.service import Service
 from mlxserve.errors import MlxServeError, PromptTooLong, QueueFull
@@ -100,11 +100,8 @@ class Embeddings:
             too_long = PromptTooLong.for_embedding(longest, self._service.chat.max_model_len)
             raise from_engine(too_long, prompt_param="input")
         if num_tokens > MAX_TOKENS:
-            raise ApiError(
-                400,
-                f"input: has {num_tokens} tokens; {MAX_TOKENS} are allowed in one request.",
-                param="input",
-                code="invalid_value",
+            raise invalid_value(
+                "input", f"has {num_tokens} tokens; {MAX_TOKENS} are allowed in one request"
             )
         if self._num_waiting >= MAX_WAITING:
             raise self._retry_after.refusal(QueueFull("Too many embedding requests are waiting."))

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from mlxserve.api.access.security import key_id, request_id
 from mlxserve.api.bodies.request_body import BodyRoute, read_request
-from mlxserve.api.errors import ApiError, encode_json, from_engine, json_response
+from mlxserve.api.errors import ApiError, encode_json, from_engine, invalid_value, json_response
 from mlxserve.api.responses.reply import ResponseReply
 from mlxserve.api.responses.schema import ResponsesRequest
 from mlxserve.api.responses.store import MissingResponse, ResponseStore, StoredResponse
@@ -154,13 +154,13 @@ def page_of(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[s
     """A list, paginated as OpenAI does it: `limit`, `order` and `after`. Raises ApiError 400."""
     limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
     if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= 100):
-        raise _bad_query("limit", "must be a whole number from 1 to 100")
+        raise invalid_value("limit", "must be a whole number from 1 to 100")
     if order not in ("asc", "desc"):
-        raise _bad_query("order", "must be asc or desc")
+        raise invalid_value("order", "must be asc or desc")
     ordered = list(items) if order == "asc" else list(reversed(items))
     ids = [item["id"] for item in ordered]
     if after is not None and after not in ids:
-        raise _bad_query("after", "is not an item of this response")
+        raise invalid_value("after", "is not an item of this response")
     begin = 0 if after is None else ids.index(after) + 1
     page = ordered[begin : begin + int(limit)]
     return {
@@ -170,10 +170,6 @@ def page_of(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[s
         "last_id": page[-1]["id"] if page else None,
         "has_more": begin + len(page) < len(ordered),
     }
-
-
-def _bad_query(name: str, reason: str) -> ApiError:
-    return ApiError(400, f"{name}: {reason}.", param=name, code="invalid_value")
 
 
 def _not_found(response_id: str, param: str) -> ApiError:

@@ -13,9 +13,9 @@ from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, items
 from mlxserve.api.bodies.generation import MaxTokens, ToolGenerationFields
 from mlxserve.api.bodies.messages import MAX_MESSAGES, Arguments, Parts, text_of
 from mlxserve.api.bodies.request_body import KindedModel, NotYet, StrictModel
-from mlxserve.api.bodies.structured import text_format
-from mlxserve.api.bodies.tools import MAX_TOOLS, Name
-from mlxserve.api.errors import ApiError
+from mlxserve.api.bodies.structured import format_of
+from mlxserve.api.bodies.tools import MAX_TOOLS, Name, definition_of
+from mlxserve.api.errors import invalid_value
 from mlxserve.api.responses.items import ToolAddress
 from mlxserve.sampling_params import Structure
 from mlxserve.text.conversation import (
@@ -61,9 +61,7 @@ class InputItem(KindedModel):
     encrypted_content: str | None = None
 
     @model_validator(mode="after")
-    def _is_whole(self) -> Self:
-        if missing := self.missing(self.type):
-            raise ValueError(missing)
+    def _has_content(self) -> Self:
         if self.type == "message" and self.content is None and self.role != "assistant":
             raise ValueError(f"a {self.role} message needs `content`")
         return self
@@ -99,16 +97,13 @@ class InputItem(KindedModel):
         if self.type == "reasoning":
             item.setdefault("summary", [])
         if self.content is not None:
-            kind = "reasoning_text" if self.type == "reasoning" else f"{self._direction}_text"
+            of_message = "output_text" if self.role == "assistant" else "input_text"
+            kind = "reasoning_text" if self.type == "reasoning" else of_message
             item["content"] = [{"type": kind, "text": text_of(self.content)}]
             if kind == "output_text":
                 item["content"][0]["annotations"] = []
         item.setdefault("status", "completed")
         return item
-
-    @property
-    def _direction(self) -> str:
-        return "output" if self.role == "assistant" else "input"
 
 
 _ID_PREFIXES = {
@@ -191,14 +186,8 @@ class ResponsesTool(StrictModel):
 
     def definition(self, name: str) -> dict[str, Any]:
         """As chat templates expect it."""
-        function: dict[str, Any] = {"name": name}
-        if self.description is not None:
-            function["description"] = self.description
-        if self.type == "custom":
-            function["parameters"] = _TEXT_INPUT
-        elif self.parameters is not None:
-            function["parameters"] = self.parameters
-        return {"type": "function", "function": function}
+        parameters = _TEXT_INPUT if self.type == "custom" else self.parameters
+        return definition_of(name, self.description, parameters)
 
 
 _TEXT_INPUT = {
@@ -209,7 +198,7 @@ _TEXT_INPUT = {
 
 
 def _format(value: dict[str, Any] | None) -> dict[str, Any] | None:
-    text_format(value)
+    format_of(value, "text.format")
     return value
 
 
@@ -274,11 +263,8 @@ class ResponsesRequest(ToolGenerationFields):
         """Of the tools, as chat templates know them. Raises ApiError 400."""
         found = self._callable_tools()
         if len(found) > MAX_TOOLS:
-            raise ApiError(
-                400,
-                f"tools: there are {len(found)} in all namespaces; at most {MAX_TOOLS} are allowed.",
-                param="tools",
-                code="invalid_value",
+            raise invalid_value(
+                "tools", f"{len(found)} are in all namespaces; at most {MAX_TOOLS} are allowed"
             )
         return [tool.definition(address.full_name) for address, tool in found]
 
@@ -318,12 +304,7 @@ class ResponsesRequest(ToolGenerationFields):
     def after(self, earlier: Sequence[InputItem]) -> Self:
         """This request, after an earlier conversation. Raises ApiError 400."""
         if len(earlier) + len(self.input) > MAX_MESSAGES:
-            raise ApiError(
-                400,
-                f"input: the conversation has more than {MAX_MESSAGES} items.",
-                param="input",
-                code="invalid_value",
-            )
+            raise invalid_value("input", f"the conversation has more than {MAX_MESSAGES} items")
         return self.model_copy(update={"input": [*earlier, *self.input]})
 
     def conversation(self) -> Conversation:
@@ -332,7 +313,7 @@ class ResponsesRequest(ToolGenerationFields):
         return Conversation.of([*first, *messages_of(self.input)])
 
     def _own_format(self) -> Structure | None:
-        return text_format(self.text.format) if self.text is not None else None
+        return format_of(self.text.format, "text.format") if self.text is not None else None
 
     def _own_sampling(self) -> dict[str, Any]:
         return {} if self.max_output_tokens is None else {"max_tokens": self.max_output_tokens}
