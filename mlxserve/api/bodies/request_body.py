@@ -26,13 +26,7 @@ NotYet: TypeAlias = Mapping[str, tuple[object, ...]]  # name: values that ask fo
 
 # Fields that identify or route: accepted with any value and without a warning.
 INERT = frozenset(
-    {
-        "metadata",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "user",
-    }
+    {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user"}
 )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, PlainValidator
+from pydantic import Field, PlainValidator, model_validator
 
 from mlxserve.api.bodies.fields import TemplateKwargs
 from mlxserve.api.bodies.request_body import StrictModel
@@ -30,6 +30,14 @@ class ReasoningOptions(StrictModel):
     effort: Effort | None = None
     enabled: bool | None = None  # OpenRouter's
     summary: Literal["auto", "concise", "detailed"] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_names(cls, value: Any) -> Any:
+        """A level alone, or on and off, as some clients write it."""
+        if isinstance(value, bool):
+            return {"enabled": value}
+        return {"effort": value} if isinstance(value, str) else value
 
     @property
     def level(self) -> str | None:

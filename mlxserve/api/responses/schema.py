@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -27,6 +26,7 @@ from mlxserve.text.conversation import (
     Conversation,
     Message,
     Unreadable,
+    arguments_text,
 )
 from mlxserve.text.signature import signed_thinking
 
@@ -69,7 +69,8 @@ class InputItem(KindedModel):
     @property
     def call(self) -> Call:
         """A custom tool has its text as the only argument."""
-        arguments = self.arguments if self.input is None else _as_input(self.input)
+        text = self.input
+        arguments = self.arguments if text is None else arguments_text({"input": text})
         tool = ToolAddress(self.name or "", self.namespace)
         return Call(self.call_id or "", tool.full_name, arguments or "")
 
@@ -135,10 +136,6 @@ def messages_of(items: Sequence[InputItem]) -> list[Message]:
                 reasoning = ""
             messages.append(message)
     return messages
-
-
-def _as_input(text: str) -> str:
-    return json.dumps({"input": text}, ensure_ascii=False)
 
 
 class ResponsesTool(StrictModel):

@@ -94,6 +94,9 @@ def test_minus_one_is_no_limit(field: str) -> None:
         ({"reasoning": {"enabled": True}}, "medium"),
         ({"reasoning": {"enabled": True, "effort": "low"}}, "low"),
         ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "high"),
+        ({"reasoning": "low"}, "low"),
+        ({"reasoning": False}, "none"),
+        ({"reasoning": {}}, None),
         ({"reasoning": None}, None),
     ],
 )
@@ -228,6 +231,8 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
         ({"modalities": ["audio"]}, "modalities"),
         ({"reasoning_effort": "enormous"}, "reasoning_effort"),
         ({"thinking_budget": -1}, "thinking_budget"),
+        ({"reasoning": "enormous"}, "reasoning.effort"),
+        ({"reasoning": {"effort": 3}}, "reasoning.effort"),
         ({"web_search_options": {}}, "web_search_options"),
     ],
 )  # fmt: skip
