@@ -115,8 +115,11 @@ class FakeChat:
         self._is_released = False
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
+    def template_abilities(self) -> Abilities:
+        return Abilities(arguments=Arguments.TEXT)
+
     def fit(self, conversation: Conversation) -> Fitted:
-        return Fitting(Abilities(arguments=Arguments.TEXT)).fit(conversation)
+        return Fitting(self.template_abilities()).fit(conversation)
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Any = None, **kwargs: Any

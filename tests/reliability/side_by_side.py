@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import random
 import subprocess
 import sys
@@ -37,6 +38,7 @@ _NUM_TALKS = 12
 _NUM_PAGES = 128
 _LOOK_SECONDS = 1.0  # between two samples of the memory
 _END_SECONDS = 120.0  # for a client to end
+_STRETCHES = 10  # of the second half, whose means the line of the memory is drawn through
 
 
 class MemorySample(NamedTuple):
@@ -79,13 +81,16 @@ class SideBySideReport:
     ) -> tuple[float, float]:
         """(MB per hour, its standard error) of the memory in the second half of the attacks.
 
-        Samples close in time are alike, so the error is that of means over ten stretches.
+        Samples close in time are alike, so the error is that of means over ten stretches. NaN of a
+        short run, whose samples are too few for a line.
         """
         samples = self.beside.memory[len(self.beside.memory) // 2 :]
+        if len(samples) < _STRETCHES:
+            return math.nan, math.nan
         at = np.array([sample.seconds for sample in samples])
         size = np.array([size_of(sample) for sample in samples])
-        hours = np.array([part.mean() for part in np.array_split(at / 3600, 10)])
-        mean = np.array([part.mean() for part in np.array_split(size / 1e6, 10)])
+        hours = np.array([part.mean() for part in np.array_split(at / 3600, _STRETCHES)])
+        mean = np.array([part.mean() for part in np.array_split(size / 1e6, _STRETCHES)])
         slope, offset = np.polyfit(hours, mean, 1)
         rest = mean - (slope * hours + offset)
         error = np.sqrt((rest @ rest) / (len(hours) - 2) / ((hours - hours.mean()) ** 2).sum())
@@ -114,7 +119,9 @@ class SideBySideReport:
     def _memory_line(self, name: str, size_of: Callable[[MemorySample], int]) -> str:
         sizes = [size_of(sample) / 1e6 for sample in self.beside.memory]
         slope, error = self.slope(size_of)
-        tenths = " ".join(f"{part.mean():.0f}" for part in np.array_split(sizes, 10))
+        tenths = " ".join(
+            f"{part.mean():.0f}" for part in np.array_split(sizes, min(10, len(sizes)))
+        )
         return (
             f"{name}: {sizes[0]:.0f} MB at the beginning, {sizes[-1]:.0f} at the end, at most "
             f"{max(sizes):.0f}, means of tenths {tenths}; slope {slope:+.1f} +- {error:.1f} MB/h"
