@@ -47,6 +47,7 @@ class Abilities:
     user_after_result: a user message directly after a tool's result
     text_with_calls: a text before calls in one message; False only if it can be a message before them
     text_and_reasoning: a text beside reasoning in an answer with calls
+    late_results: another message between a call and its result
     orphan_results: a tool's result without a call before it
     bare_tools: tools without a description
     loose_types: tools whose parameters have several types, or none; some templates recurse without end
@@ -71,6 +72,7 @@ class Abilities:
     user_after_result: bool = True
     text_with_calls: bool = True
     text_and_reasoning: bool = True
+    late_results: bool = True
     orphan_results: bool = True
     bare_tools: bool = True
     loose_types: bool = True
@@ -185,6 +187,7 @@ def _with_calls(arguments: object) -> dict[str, Probe]:
         "user": [_A, calls, _result(), _B, _ANSWER, _C],
         "said": [_A, {**calls, "content": "zqsaid"}, _result()],
         "apart": [_A, _said("assistant", "zqsaid"), calls, _result(), _ANSWER, _B],
+        "late": [_A, calls, _B, _result(), _ANSWER, _C],
         "orphan": [_A, _result(), _ANSWER, _B],
         **{name: [_A, {**calls, name: "zqthought"}, _result()] for name in REASONING_NAMES},
         **{
@@ -225,6 +228,8 @@ def _abilities_of_calls(texts: Mapping[str, str | None]) -> dict[str, Any]:
         or _holds(texts[f"{kind}.said"], ("zqsaid",))
         or not _holds(texts[f"{kind}.apart"], ("zqsaid", "zqresult", "zqanswer", "zqb")),
         "text_and_reasoning": both is not None,
+        "late_results": not results
+        or _holds(texts[f"{kind}.late"], ("zqb", "zqresult", "zqanswer", "zqc")),
         "orphan_results": _holds(found["orphan"], ("zqa", "zqresult", "zqanswer", "zqb")),
         "bare_tools": texts["object.bare"] is not None,
         "loose_types": texts["object.loose"] is not None or texts["object.tools"] is None,

@@ -107,6 +107,20 @@ def join_first_systems(messages: Messages) -> Messages:
     return messages if end < 2 else (_joined(messages[:end]), *messages[end:])
 
 
+def results_after_calls(messages: Messages) -> Messages:
+    """Each directly after the last answer with its call, before what came between them."""
+    answers: dict[str | None, int] = {}  # by id of a call; None for a result without an id
+    results: dict[int, list[Message]] = {}
+    others: list[tuple[int, Message]] = []
+    for number, message in enumerate(messages):
+        answers.update((key, number) for call in message.calls for key in (call.id, None))
+        if message.role == TOOL and message.call_id in answers:
+            results.setdefault(answers[message.call_id], []).append(message)
+        else:
+            others.append((number, message))
+    return tuple(one for number, other in others for one in (other, *results.get(number, ())))
+
+
 def late_systems_as_users(messages: Messages) -> Messages:
     """Or as the end of a tool's result: a user message there would move the tools of Mistral's templates
     to it, and drop the reasoning before it in Qwen 3.5's, which computes most of the prompt again."""
@@ -215,10 +229,14 @@ def answer_results(messages: Messages) -> Messages:
     """A short answer between a tool's result and a user message."""
     fitted: list[Message] = []
     for message in messages:
-        if message.role == USER and fitted and fitted[-1].role == TOOL:
+        if message.role == USER and _last_role(fitted) == TOOL:
             fitted.append(Message(role=ASSISTANT, text=_BRIDGE))
         fitted.append(message)
     return tuple(fitted)
+
+
+def _last_role(messages: Sequence[Message]) -> str | None:
+    return next((one.role for one in reversed(messages) if one.role != SYSTEM), None)
 
 
 def join_users(messages: Messages) -> Messages:
@@ -283,6 +301,7 @@ def _join(messages: Messages, joins: Callable[[Message], bool]) -> Messages:
 
 
 _STEPS: tuple[_Step, ...] = (
+    _Step(lambda a: not a.late_results, results_after_calls, "results follow their calls"),
     _Step(
         lambda a: not a.several_systems, join_first_systems, "system messages at the start are one"
     ),
@@ -329,7 +348,7 @@ _STEPS: tuple[_Step, ...] = (
         "ids of calls have nine characters",
     ),
 )
-_CALLS_AT = 4  # calls become text before results without a call are looked for
+_CALLS_AT = 5  # calls become text before results without a call are looked for
 
 
 _TYPES = ("array", "boolean", "integer", "number", "object", "string")

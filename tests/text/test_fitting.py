@@ -19,7 +19,7 @@ from mlxserve.text.conversation import (
     completed_tool,
     read_messages,
 )
-from mlxserve.text.fitting import Fitted, Fitting, single_typed_tool
+from mlxserve.text.fitting import Fitted, Fitting, results_after_calls, single_typed_tool
 from mlxserve.text.template_worker import TemplateWorker
 from tests.text.template_rules import MOVING, RULES
 
@@ -125,6 +125,14 @@ SHAPES: Mapping[str, list[Message]] = {
         answer("", call()),
         result(),
         system("s2"),
+    ],
+    "a result after a reminder and a question, in another order": [
+        system("s1"),
+        user("q1"),
+        answer("a1", call()),
+        system("s2"),
+        user("q2"),
+        result(),
     ],
     "a title request with only a system message": [system("s1")],
     "a tool loop": [system("s1"), user("q1"), answer("a1", call()), result()],
@@ -307,6 +315,9 @@ def test_the_abilities_of_known_rules_are_found() -> None:
     assert not abilities("gemma 2").system
     assert not abilities("gpt-oss").bare_tools
     assert not abilities("gpt-oss").orphan_results
+    assert not abilities("gpt-oss").late_results
+    assert not abilities("mistral nemo").late_results
+    assert abilities("qwen 3").late_results
     assert not abilities("gpt-oss").text_and_reasoning
     assert abilities("gpt-oss").reasoning == "reasoning_content"
     assert not abilities("lfm 2").calls
@@ -412,6 +423,24 @@ def test_ids_become_the_same_nine_characters_in_a_call_and_its_result() -> None:
     assert told["tool_call_id"] == short
     kept = fitting("mistral nemo").fit(Conversation.of(SHAPES["ids of nine characters"]))
     assert kept.messages[-1]["tool_call_id"] == "abcdefghx"
+
+
+def test_results_move_to_the_last_answer_with_their_call() -> None:
+    """Some servers number the calls of each answer anew."""
+    said = [
+        *(user("q1"), answer("", call("c1")), user("q2"), result("c1")),
+        *(
+            answer("", call("c1"), call("c2")),
+            result("c2"),
+            system("s1"),
+            result("c1"),
+            result("c9"),
+        ),
+    ]
+    fitted = results_after_calls(tuple(said))
+    order = [0, 1, 3, 2, 4, 5, 7, 6, 8]
+    assert fitted == tuple(said[number] for number in order)
+    assert results_after_calls(fitted) == fitted
 
 
 def test_a_template_that_renders_nothing_is_taken_to_be_able_to_do_everything() -> None:
