@@ -27,7 +27,7 @@ from mlxserve.errors import (
     InvalidRequest,
     PromptTooLong,
 )
-from mlxserve.request import FinishReason, Pooling, Request
+from mlxserve.request import FinishReason, Pooling, Request, TokenLogprob
 from mlxserve.sampling_params import MAX_BIAS, SamplingParams
 from mlxserve.text.abilities import Abilities
 from mlxserve.text.conversation import Conversation
@@ -331,6 +331,15 @@ class Chat:
             raise PromptTooLong.for_embedding(len(token_ids), self.max_model_len)
         self._check_ids(token_ids, "input")
         return await self.engine.embed(token_ids, pooling, dimensions)
+
+    async def score(self, token_ids: Sequence[int], *, num_top: int = 0) -> list[TokenLogprob]:
+        """The log-probability of each token of a text but the first, and of `num_top` alternatives.
+
+        Computed in pieces as `embed` does, and not from the cache, which skips the computation.
+        Raises InvalidRequest, InvalidParameter, PromptTooLong, EngineStopped.
+        """
+        self._check(token_ids, SamplingParams(logprobs=num_top))
+        return await self.engine.score(token_ids, num_top)
 
     # ---- named prefixes
 

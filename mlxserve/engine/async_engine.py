@@ -30,8 +30,17 @@ from mlxserve.engine.snapshot import Snapshot
 from mlxserve.engine.throughput_log import ThroughputLog
 from mlxserve.engine.worker import WORKERS, result_of
 from mlxserve.errors import EngineFailed, EngineStopped, MlxServeError
+from mlxserve.model.dense_text import DenseText, Result
 from mlxserve.model.workers import Workers
-from mlxserve.request import FinishReason, Output, Pooling, Request, Resized, check_num_pages
+from mlxserve.request import (
+    FinishReason,
+    Output,
+    Pooling,
+    Request,
+    Resized,
+    TokenLogprob,
+    check_num_pages,
+)
 from mlxserve.stats import Stats
 
 log = logging.getLogger("mlxserve.engine")
@@ -166,16 +175,24 @@ class AsyncEngine:
 
         Raises InvalidRequest, InvalidParameter, EngineStopped.
         """
-        make = self._call(lambda engine: engine.embedding(token_ids, pooling, dimensions))
-        embedding = await asyncio.wrap_future(make)
+        return await self._in_pieces(
+            lambda engine: engine.embedding(token_ids, pooling, dimensions)
+        )
+
+    async def score(self, token_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
+        """Log-probabilities of a text's tokens but the first, computed in pieces as `embed` does."""
+        return await self._in_pieces(lambda engine: engine.scoring(token_ids, num_top))
+
+    async def _in_pieces(self, make: Callable[[Engine], DenseText[Result]]) -> Result:
+        text: DenseText[Result] = await asyncio.wrap_future(self._call(make))
         try:
             while True:
-                piece = self._call(lambda engine: engine.embed(embedding))
-                vector: list[float] | None = await asyncio.wrap_future(piece)
-                if vector is not None:
-                    return vector
+                piece = self._call(lambda engine: engine.advance(text))
+                result: Result | None = await asyncio.wrap_future(piece)
+                if result is not None:
+                    return result
         finally:
-            self._tell(lambda _: embedding.release())  # arrays are freed on the engine's thread
+            self._tell(lambda _: text.release())  # arrays are freed on the engine's thread
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request at the next step boundary; no-op if it has ended."""

@@ -29,8 +29,10 @@ from mlxserve.engine.timeline import Timeline
 from mlxserve.engine.trace import Trace
 from mlxserve.engine.transfers import Transfers
 from mlxserve.errors import OutOfMemory
+from mlxserve.model.dense_text import DenseText, Result
 from mlxserve.model.embedding import Embedding
 from mlxserve.model.runner import ModelRunner, Pending
+from mlxserve.model.scoring import Scoring
 from mlxserve.model.workers import Workers
 from mlxserve.request import Chunk, FinishReason, LiveRequest, Output, Pooling, Request, Resized
 from mlxserve.scheduler.scheduler import Scheduler
@@ -234,14 +236,18 @@ class Engine:
         """As `ModelRunner.embedding`."""
         return self._runner.embedding(token_ids, pooling, dimensions)
 
-    def embed(self, embedding: Embedding) -> list[float] | None:
-        """Embed one piece, short while answers wait for their next token; the vector at the end."""
-        began, before = self._clock(), embedding.num_done
+    def scoring(self, token_ids: Sequence[int], num_top: int) -> Scoring:
+        """As `ModelRunner.scoring`."""
+        return self._runner.scoring(token_ids, num_top)
+
+    def advance(self, text: DenseText[Result]) -> Result | None:
+        """Compute one piece, short while answers wait for their next token; the result at the end."""
+        began, before = self._clock(), text.num_done
         pace = self._embedding_pace
-        vector = embedding.advance(pace.size(is_busy=self._scheduler.has_work))
-        pace.observe(embedding.num_done - before, self._clock() - began)
+        result = text.advance(pace.size(is_busy=self._scheduler.has_work))
+        pace.observe(text.num_done - before, self._clock() - began)
         self._timer.disturb()
-        return vector
+        return result
 
     def reset_prefix_cache(self, *, force: bool = False, disk: bool = False) -> bool:
         """Forget every cached page except those of named prefixes; with `disk` also those on disk.

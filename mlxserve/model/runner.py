@@ -22,6 +22,7 @@ from mlxserve.model.embedding import Embedding
 from mlxserve.model.forward import forward_of
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.sampler import Draw, PendingSample, sample
+from mlxserve.model.scoring import Scoring
 from mlxserve.model.states import StateStore
 from mlxserve.model.workers import Workers
 from mlxserve.request import Chunk, Pooling, Sampled
@@ -120,6 +121,10 @@ class ModelRunner:
         return Embedding(
             loaded.model, loaded.selector, token_ids, pooling, dimensions, workers=self._workers
         )
+
+    def scoring(self, token_ids: Sequence[int], num_top: int) -> Scoring:
+        """A text whose tokens' log-probabilities are wanted, in between steps and without the pool."""
+        return Scoring(self._loaded.model, token_ids, num_top, self._workers)
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """`KVPool.copy_pages`, ordered after the steps launched so far and before the next one."""

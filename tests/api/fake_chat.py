@@ -194,6 +194,14 @@ class FakeChat:
             await self.wait_for_release()
         return [float(number), 0.5, -0.5][:dimensions]
 
+    async def score(self, token_ids: Sequence[int], *, num_top: int = 0) -> list[TokenLogprob]:
+        """The k-th token has the log-probability -k, and is its only alternative."""
+        top = 1 if num_top else 0
+        return [
+            TokenLogprob(token_id, -float(k), ((token_id, -float(k)),) * top)
+            for k, token_id in enumerate(token_ids[1:], 1)
+        ]
+
     def reply(self, prompt: Sequence[int]) -> list[Any]:
         usage = Usage(len(prompt), 2, len(prompt) // 2)
         return [

@@ -183,7 +183,7 @@ NUMBERS = [
     *(
         (path, {LIMITS.get(path, "max_tokens"): value}, LIMITS.get(path, "max_tokens"))
         for path in BODIES
-        for value in (10**12, 0, -1, 1.5)
+        for value in (10**12, 0, -2, 1.5)
     ),
     *((path, {"n": 10**9}, "n") for path in (CHAT, COMPLETIONS)),
     (CHAT, {"logprobs": True, "top_logprobs": 10**6}, "top_logprobs"),

@@ -24,7 +24,7 @@ from mlxserve.errors import (
     PromptTooLong,
 )
 from mlxserve.hub.embedded import model_path
-from mlxserve.request import CacheMiss, CacheReport, FinishReason, Output, Pooling
+from mlxserve.request import CacheMiss, CacheReport, FinishReason, Output, Pooling, TokenLogprob
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.deltas import Delta, DeltaDecoder
 from mlxserve.text.tokenizer import Tokenizer
@@ -376,6 +376,32 @@ def test_embedding_a_text_beside_an_answer_changes_neither(chat: Chat) -> None:
     assert mean == pytest.approx(run(chat.embed(text)), abs=1e-5)
     assert sum(x * x for x in mean) == pytest.approx(1, abs=1e-4)
     assert last != pytest.approx(mean, abs=1e-2)
+
+
+def test_scoring_a_text_beside_an_answer_agrees_with_what_is_sampled(chat: Chat) -> None:
+    params = SamplingParams(max_tokens=6, temperature=0, logprobs=1)
+
+    async def whole() -> list[RequestOutput]:
+        return await (await chat.submit([5, 6, 7], params)).whole()
+
+    [answer] = run(whole())
+    text = [5, 6, 7, *answer.token_ids]
+
+    async def both() -> tuple[list[TokenLogprob], list[Delta]]:
+        beside = asyncio.ensure_future(collect(chat, [5, 6, 7], GREEDY))
+        return await chat.score(text, num_top=1), await beside
+
+    scored, _ = run(both())
+    assert [one.token_id for one in scored] == text[1:]
+    for one, sampled in zip(scored[2:], answer.logprobs or (), strict=True):
+        assert one.logprob == pytest.approx(sampled.logprob, abs=1e-3)
+        assert one.top[0][0] == one.token_id
+
+
+@pytest.mark.parametrize("token_ids", [[], [-1], [10**9], [5] * 10_000])
+def test_a_text_that_cannot_be_scored_is_refused(chat: Chat, token_ids: list[int]) -> None:
+    with pytest.raises(InvalidRequest):
+        run(chat.score(token_ids))
 
 
 @pytest.mark.parametrize("token_ids", [[], [-1], [10**9], [5] * 10_000])

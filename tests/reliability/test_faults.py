@@ -117,6 +117,7 @@ class Subject:
         return await asyncio.gather(
             *(self.answer(number) for number in range(NUM_ANSWERS)),
             self.chat.embed(list(range(5, 60))),
+            self.chat.score(list(range(5, 60))),
             self.prefix(),
             self.look(),
             self.resizes(),

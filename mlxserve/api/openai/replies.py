@@ -173,14 +173,31 @@ class ChatReply(_Reply):
         return {"token": text, "bytes": text_bytes, "logprob": _finite(logprob)}
 
 
+@dataclass(frozen=True, slots=True)
+class EchoedPrompt:
+    """A prompt in front of its answer. `logprobs`: of its tokens but the first, if they are wanted."""
+
+    text: str
+    first_token: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
 @dataclass(slots=True, kw_only=True)
 class CompletionReply(_Reply):
-    """`text_completion`, whose chunks are the same object with less text."""
+    """`text_completion`, whose chunks are the same object with less text.
 
+    echoed: for each answer the prompt that it begins with; empty for none
+    """
+
+    echoed: Sequence[EchoedPrompt] = ()
+    _opened: set[int] = field(default_factory=set)  # choices whose prompt was sent
     _offsets: dict[int, int] = field(default_factory=dict)  # by index: characters so far
 
     def events(self, delta: Delta) -> Iterator[bytes]:
         index = delta.answer_index
+        if self.echoed and index not in self._opened:
+            self._opened.add(index)
+            yield event(self._chunk("text_completion", [self._prompt(index)]))
         if self.wants_logprobs and (delta.text or delta.logprobs):
             yield event(self._text(index, delta.text, delta.logprobs))
         elif delta.text:
@@ -194,10 +211,12 @@ class CompletionReply(_Reply):
         return self._usage_chunk("text_completion", tokens)
 
     def rendered(self, outputs: Sequence[RequestOutput], tokens: Tokens) -> dict[str, Any]:
-        choices = [
-            self._choice(index, output.text, output.logprobs, _ending(output.finish_reason))
-            for index, output in enumerate(outputs)
-        ]
+        choices = []
+        for index, output in enumerate(outputs):
+            prompt = self._prompt(index) if self.echoed else None
+            ending = _ending(output.finish_reason)
+            answer = self._choice(index, output.text, output.logprobs, ending)
+            choices.append(answer if prompt is None else _joined(prompt, answer))
         return {**self._object("text_completion", choices), "usage": usage(tokens)}
 
     def _text(
@@ -208,6 +227,15 @@ class CompletionReply(_Reply):
         ending: Mapping[str, Any] = _NOT_YET,
     ) -> dict[str, Any]:
         return self._chunk("text_completion", [self._choice(index, text, logprobs, ending)])
+
+    def _prompt(self, index: int) -> dict[str, Any]:
+        """The echoed prompt as a choice. Nothing comes before its first token, which has no number."""
+        prompt, logprobs = self.echoed[index], None
+        if self.wants_logprobs:
+            first = TokenLogprob(prompt.first_token, 0.0)
+            logprobs = self._logprobs(index, (first, *prompt.logprobs))
+            logprobs["token_logprobs"][0] = logprobs["top_logprobs"][0] = None
+        return {"index": index, "text": prompt.text, "logprobs": logprobs, **_NOT_YET}
 
     def _choice(
         self,
@@ -241,6 +269,14 @@ class CompletionReply(_Reply):
             ],
             "text_offset": offsets,
         }
+
+
+def _joined(prompt: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
+    """An answer's choice that begins with the echoed prompt's."""
+    logprobs = answer["logprobs"]
+    if logprobs is not None:
+        logprobs = {name: prompt["logprobs"][name] + values for name, values in logprobs.items()}
+    return {**answer, "text": prompt["text"] + answer["text"], "logprobs": logprobs}
 
 
 def _ending(reason: FinishReason) -> dict[str, Any]:

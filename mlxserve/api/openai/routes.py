@@ -7,6 +7,7 @@ errors have real statuses. After that its answers are streamed or returned whole
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,11 +16,12 @@ from starlette.routing import Route
 from mlxserve.api.access.security import request_id
 from mlxserve.api.bodies.messages import conversation_of
 from mlxserve.api.bodies.request_body import BodyRoute, read_request
-from mlxserve.api.errors import from_engine
-from mlxserve.api.openai.replies import ChatReply, CompletionReply
+from mlxserve.api.errors import ApiError, from_engine
+from mlxserve.api.openai.replies import ChatReply, CompletionReply, EchoedPrompt
 from mlxserve.api.openai.schema import ChatRequest, CompletionRequest
 from mlxserve.api.service import Service
 from mlxserve.errors import MlxServeError
+from mlxserve.request import TokenLogprob
 
 
 class OpenAI:
@@ -78,6 +80,7 @@ class OpenAI:
         params = asked.sampling(self._chat.default_params)
         try:
             prompts = await self._prompts.of_texts(asked.prompt)
+            echoed = await self._echoed(prompts, asked)
             answers = await self._service.submit(
                 request,
                 asked,
@@ -95,8 +98,29 @@ class OpenAI:
             token_text=self._token_text,
             wants_logprobs=asked.logprobs is not None,
             wants_usage=asked.include_usage,
+            echoed=echoed,
         )
         return await self._service.reply(request, asked, answers, reply)
+
+    async def _echoed(
+        self, prompts: Sequence[Sequence[int]], asked: CompletionRequest
+    ) -> list[EchoedPrompt]:
+        """What each answer begins with; nothing without `echo`."""
+        if asked.echo and asked.logprobs is not None and asked.prefix_name is not None:
+            raise ApiError(
+                400,
+                "echo: with `logprobs` beside it, no named prefix can come before the prompt; put the "
+                "prefix's text into the prompt.",
+                param="echo",
+            )
+        echoed: list[EchoedPrompt] = []
+        for prompt in prompts if asked.echo else ():
+            logprobs: list[TokenLogprob] = []
+            if asked.logprobs is not None:
+                logprobs = await self._chat.score(prompt, num_top=asked.logprobs)
+            one = EchoedPrompt(self._chat.decode(prompt), prompt[0], tuple(logprobs))
+            echoed += [one] * (asked.n or 1)
+        return echoed
 
     def _token_text(self, token_id: int) -> str:
         return self._chat.decode([token_id])

@@ -88,13 +88,13 @@ class CompletionRequest(GenerationFields):
 
     NOT_YET: ClassVar[NotYet] = {
         "best_of": (None, 1),
-        "echo": (None, False),
         "response_format": (None, {"type": "text"}),
         "suffix": (None, ""),
     }
 
     prompt: Annotated[tuple[Prompt, ...], PlainValidator(prompts)]
     logprobs: int | None = None
+    echo: bool | None = None
 
     def _own_sampling(self) -> dict[str, Any]:
         own: dict[str, Any] = {"max_tokens": self.max_tokens or COMPLETION_MAX_TOKENS}

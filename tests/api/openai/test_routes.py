@@ -112,6 +112,36 @@ def test_chat_logprobs_have_openais_format(client, chat):
     assert chat.submitted[0].params.logprobs == 2
 
 
+def test_an_echoed_prompt_comes_before_its_answer(client, chat):
+    asked = {"prompt": ["ab", "c"], "n": 2, "echo": True}
+    texts = [choice["text"] for choice in client.post(COMPLETIONS, json=asked).json()["choices"]]
+    assert [text[: len(text) - len("Hello")] for text in texts] == ["ab", "ab", "c", "c"]
+    streamed = dict.fromkeys(range(4), "")
+    for chunk in events(client.post(COMPLETIONS, json={**asked, "stream": True}).text)[:-1]:
+        for choice in chunk["choices"]:
+            streamed[choice["index"]] += choice["text"]
+    assert list(streamed.values()) == texts
+
+
+def test_an_echoed_prompts_tokens_are_scored_but_the_first(client):
+    asked = {"prompt": "ab", "echo": True, "logprobs": 1}
+    choice = client.post(COMPLETIONS, json=asked).json()["choices"][0]
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"][:2] == ["a", "b"]
+    assert logprobs["token_logprobs"][:2] == [None, -1.0]
+    assert logprobs["top_logprobs"][:2] == [None, {"b": -1.0}]
+    assert logprobs["text_offset"][:3] == [0, 1, 2]
+    assert len({len(values) for values in logprobs.values()}) == 1
+    first = events(client.post(COMPLETIONS, json={**asked, "stream": True}).text)[0]["choices"][0]
+    assert (first["text"], first["logprobs"]["token_logprobs"]) == ("ab", [None, -1.0])
+
+
+def test_a_prompt_is_not_scored_after_a_named_prefix(client):
+    asked = {"prompt": "ab", "echo": True, "logprobs": 1, "prefix_name": "p"}
+    error = client.post(COMPLETIONS, json=asked).json()["error"]
+    assert error["param"] == "echo"
+
+
 def test_completion_logprobs_have_openais_format(client):
     body = client.post(COMPLETIONS, json={"prompt": "x", "logprobs": 2}).json()
     assert body["choices"][0]["logprobs"] == {

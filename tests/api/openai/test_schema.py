@@ -246,7 +246,6 @@ def test_a_bad_value_is_refused_with_its_fields_name(fields: dict[str, Any], par
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"echo": True}, "echo"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 3}, "best_of"),
         ({"n": 1.0}, "n"),

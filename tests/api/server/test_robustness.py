@@ -35,7 +35,7 @@ ATTACKS: list[tuple[str, Any, int]] = [
     (COMPLETIONS, {"prompt": "x", "n": 10**9}, 400),
     (COMPLETIONS, {"prompt": "x", "best_of": 10**9}, 400),
     (COMPLETIONS, {"prompt": "x", "max_tokens": 10**12}, 400),
-    (COMPLETIONS, {"prompt": "x", "max_tokens": -1}, 400),
+    (COMPLETIONS, {"prompt": "x", "max_tokens": -2}, 400),
     (COMPLETIONS, {"prompt": "x", "max_tokens": 0}, 400),
     (COMPLETIONS, b'{"prompt": "x", "temperature": NaN}', 400),
     (COMPLETIONS, b'{"prompt": "x", "temperature": 1e400}', 400),
