@@ -140,6 +140,26 @@ def test_a_decode_gets_the_same_however_its_pages_are_scattered(
     assert np.abs(np.array(found) - alone(queries, pools, one, attention)).max() < 2e-6
 
 
+@pytest.mark.parametrize("few_scores", [0, 1 << 30], ids=["written out", "mlx's kernel"])
+@pytest.mark.parametrize("copied_per_product", [0, 1 << 30], ids=["joined", "gathered"])
+@pytest.mark.parametrize("window", [None, 100])
+def test_mlx_and_what_is_written_out_agree_with_sinks(
+    monkeypatch: pytest.MonkeyPatch, copied_per_product: int, few_scores: int, window: int | None
+) -> None:
+    monkeypatch.setattr(decodes, "FEW_SCORES", few_scores)
+    pools, queries = drawn_pools(), mx.random.normal((3, 6, _DIM), key=mx.random.key(0))
+    all_of = tables([([*PREFIX, 200], 330), ([3, 9, 4], 37), ([5], 1)])
+    sinks, attention = mx.array([0.0, 1.0, -1.0, 2.0, 0.5, -2.0]), Attention(0.2, window)
+    found = X86Backend(copied_per_product).paged_decode(queries, *pools, all_of, attention, sinks)
+    for row in range(3):
+        one = tables([(all_of.page_tables[row].tolist(), int(all_of.context_lens[row]))])
+        first = max(0, int(one.context_lens[0]) - (window or _PAGES))
+        seen = mx.array(one.slots(0, np.arange(first, int(one.context_lens[0]))))
+        keys, values = (pool[:, seen][None] for pool in pools)
+        wanted = fused.attend(queries[None, row, :, None], keys, values, Attention(0.2), sinks)
+        assert np.abs(np.array(found[row]) - np.array(wanted[0, :, 0])).max() < 2e-6
+
+
 @pytest.mark.parametrize("copied_per_product", [0, 1 << 30], ids=["joined", "gathered"])
 @pytest.mark.parametrize("window", [None, 100])
 def test_decodes_attended_together_get_what_each_gets_alone(
