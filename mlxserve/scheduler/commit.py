@@ -71,7 +71,7 @@ class Commit:
         return outputs
 
     def _look(self, chunk: Chunk, result: Sampled | None, now: int) -> list[Output]:
-        """Commit whatever a chunk can be: part of a prompt, a draft, of a request that has ended."""
+        """Commit any chunk: part of a prompt, with a draft, of a request that has ended."""
         request = chunk.request
         assert chunk.samples == (result is not None), f"{request.id}: sampled out of turn"
         is_finished = request.is_finished

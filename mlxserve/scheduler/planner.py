@@ -203,7 +203,7 @@ class StepPlanner:
             and len(request.token_ids) == request.num_computed
             and self._num_draftable(request, len(request.token_ids) + 1) > 0
         ]
-        # Each is looked at: one that was in sight and does not come counts as a failure.
+        # Each is looked at: a draft that was expected and cannot be made counts as a failure.
         return sum(map(drafts.is_in_sight, hopeful)) > 0
 
     def _plan_drafts(self, step: Step, drafts: Drafts) -> None:

@@ -115,7 +115,7 @@ class Roster:
         request.commits_until = 0  # what an unread step sampled for it is dropped
 
     def look_again(self) -> None:
-        """Whatever was foreseen of running requests may have changed."""
+        """Plan and commit every running request anew: its limits may have changed."""
         for request in self.running.values():
             request.decodes_until = request.commits_until = 0
 

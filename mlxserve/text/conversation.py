@@ -1,4 +1,4 @@
-"""One conversation in one form, whatever dialect it was sent in.
+"""One conversation in one form, from any dialect.
 
     a dialect's body ──▶ reader ──▶ Conversation ──▶ fitting ──▶ the template's messages
 

@@ -2,7 +2,7 @@
 
 Clients that do not show thinking drop its text, but return Anthropic's `signature` and OpenAI's
 `encrypted_content` as they are. So both carry the thinking itself, compressed and with a checksum. It
-is no secret: whoever may send a conversation may send any thinking in it.
+is no secret: a client that may send a conversation may send any thinking in it.
 """
 
 from __future__ import annotations

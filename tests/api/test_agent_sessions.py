@@ -46,7 +46,7 @@ def chat(
 
 
 def words(number: int, seed: int) -> str:
-    """So many words, of a token or two each."""
+    """This many words, of one or two tokens each."""
     chosen = random.Random(seed)
     return " ".join(
         chosen.choice(("the", "file", "read", "at", "line", "is")) for _ in range(number)

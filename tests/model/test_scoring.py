@@ -1,4 +1,4 @@
-"""A text's tokens are scored as one dense forward would, whatever its pieces are."""
+"""A text's tokens are scored as one dense forward would, in pieces of any size."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class StrictModel(BaseModel):
 
 class KindedModel(StrictModel):
     """One of several kinds, each of which needs some of the fields. Of an unknown kind only type and id
-    are kept, whatever else it has."""
+    are kept."""
 
     NEEDS: ClassVar[Mapping[str, tuple[str, ...]]]
 
