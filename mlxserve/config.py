@@ -237,7 +237,7 @@ class EngineConfig(Options):
     model: Annotated[
         str | None,
         Option(
-            "A local folder or a Hugging Face repository id.",
+            "A local folder, a GGUF file or a Hugging Face repository id.",
             "Model",
             "folder or repository",
             default="the embedded model",

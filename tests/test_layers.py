@@ -45,7 +45,8 @@ ARROWS: dict[str, str] = {
     "mlxserve/blas": "mlxserve/errors",
     "mlxserve/machine": "mlxserve/errors mlxserve/deferred_packages mlxserve/blas",
     "mlxserve/forward_work": "",
-    "mlxserve/hub": "mlxserve/errors mlxserve/sampling_params mlxserve/config",
+    "mlxserve/gguf": "mlxserve/errors",
+    "mlxserve/hub": "mlxserve/errors mlxserve/sampling_params mlxserve/config mlxserve/gguf",
     "mlxserve/mini/__init__": "",
     "mlxserve/helpers": "",
     "mlxserve/text/parsing": "",
@@ -93,7 +94,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/model": (
         "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "
-        "mlxserve/request mlxserve/forward_work mlxserve/hub mlxserve/cache/layout "
+        "mlxserve/request mlxserve/forward_work mlxserve/gguf mlxserve/hub mlxserve/cache/layout "
         "mlxserve/cache/key_owners mlxserve/cache/kv mlxserve/cache/layer_kv"
     ),
     "mlxserve/engine": (
@@ -199,7 +200,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/bench": (
         "mlxserve/errors mlxserve/config mlxserve/request mlxserve/machine mlxserve/hub "
-        "mlxserve/engine mlxserve/build mlxserve/__init__"
+        "mlxserve/model mlxserve/engine mlxserve/build mlxserve/__init__"
     ),
     "mlxserve/service": "mlxserve/errors",
     "mlxserve/cli": (

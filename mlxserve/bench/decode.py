@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from mlxserve import LLM, SamplingParams
+from mlxserve import LLM, SamplingParams, machine
 from mlxserve.bench.report import Figure, Report, ratios
 from mlxserve.build import build_engine
 from mlxserve.config import EngineConfig
@@ -25,19 +25,18 @@ def bench_decode(model: str, *, pairs: int, context: int, tokens: int) -> Report
     """Tokens per second after the first, in interleaved pairs; the first pair warms up."""
     from mlx_lm.generate import stream_generate
     from mlx_lm.tokenizer_utils import load as load_tokenizer
-    from mlx_lm.utils import load_model
 
-    path = find_model(model).path
-    dense, _ = load_model(path)
-    tokenizer = load_tokenizer(path)
+    from mlxserve.model.load import read_model
+
+    files = find_model(model)
+    dense, _ = read_model(files, is_metal=machine.is_metal())
+    tokenizer = load_tokenizer(files.path)
     tokenizer.eos_token_ids = set()  # both sides run to the last token
     draw = random.Random(0)
     ours: list[float] = []
     theirs: list[float] = []
     pages = 2 + 2 * (context + tokens) // 32
-    with LLM(
-        str(path), num_pages=pages, enable_prefix_caching=False, disable_log_stats=True
-    ) as llm:
+    with LLM(model, num_pages=pages, enable_prefix_caching=False, disable_log_stats=True) as llm:
         params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
         for _ in range(pairs + 1):
             prompt = [draw.randrange(1000) for _ in range(context)]
@@ -70,10 +69,10 @@ def bench_batch_decode(
     The prompts share a prefix of `shared` tokens and have `own` more each. Pairs are interleaved,
     and the first one warms up.
     """
-    from mlx_lm.utils import load_model
+    from mlxserve.model.load import read_model
 
     files = find_model(model)
-    dense, _ = load_model(files.path)
+    dense, _ = read_model(files, is_metal=machine.is_metal())
     pages = (shared + batch * (own + tokens + 2 * _PAGE_SIZE)) // _PAGE_SIZE
     config = EngineConfig().with_options(
         model=model,

@@ -79,7 +79,10 @@ def mlx_lm_server(
     model: str, environment: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[Contender]:
     """Run mlx-lm's server on the same files. Raises ServerFailed with the end of its log."""
-    path = str(find_model(model).path)
+    files = find_model(model)
+    if files.gguf is not None:
+        raise ServerFailed(f"mlx-lm's server cannot load {files.name}, which is a GGUF file.")
+    path = str(files.path)
     command = [sys.executable, "-c", _MLX_LM, "--model", path]
     with run_child("mlx-lm", command, "/health", environment) as server:
         yield replace(server, model=path)

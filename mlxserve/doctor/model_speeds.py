@@ -23,7 +23,7 @@ from mlxserve.config import EngineConfig
 from mlxserve.engine.engine import Engine
 from mlxserve.hub.files import find_model
 from mlxserve.model.attention import choose_attention
-from mlxserve.model.load import load
+from mlxserve.model.load import load, read_model
 from mlxserve.model.runner import ModelRunner
 from mlxserve.model.sizing import default_step_budget
 from mlxserve.model.step_graphs import TIMES_BEFORE
@@ -148,9 +148,9 @@ def theirs(
     """The same figures of mlx-lm's `generate_step`, and of building its step's graph."""
     from mlx_lm.generate import generate_step
     from mlx_lm.models.cache import make_prompt_cache
-    from mlx_lm.utils import dequantize_model, load_model
+    from mlx_lm.utils import dequantize_model
 
-    dense, config = load_model(find_model(model).path)
+    dense, config = read_model(find_model(model), is_metal=machine.is_metal())
     if (
         not machine.is_metal()
     ):  # in float32, as ours: a CPU's products of others are 70 times slower

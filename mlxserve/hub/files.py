@@ -1,6 +1,6 @@
 """Finds, downloads and checks a model's files. Never imports mlx.
 
-Only data is accepted: safetensors, JSON, templates and tokenizer vocabularies. Anything that could
+Only data is accepted: safetensors, GGUF, JSON, templates and tokenizer vocabularies. Anything that could
 make a loader run code from the folder (Python files, `model_file`, `auto_map`) is refused by name
 (CVE-2026-5843 was a `model_file`).
 """
@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from mlxserve.errors import ModelNotFound, UnsupportedModel
+from mlxserve.gguf.folder import model_folder
+from mlxserve.gguf.reader import Header, is_gguf, read_header
 from mlxserve.hub.download import fetch_weights
 from mlxserve.hub.embedded import MODEL_NAME, model_path
 from mlxserve.hub.fingerprint import fingerprint
@@ -40,14 +42,20 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 @dataclass(frozen=True)  # without slots, for what is cached
 class ModelFiles:
-    """A checked model folder. `name` is the model's name in the API."""
+    """A checked model folder. `name` is the model's name in the API.
+
+    gguf: the header of the file that has the weights, and all that is in `path`; None for a model folder
+    """
 
     name: str
     path: Path
     config: Mapping[str, Any]
+    gguf: Header | None = None
 
     @property
     def weights(self) -> list[Path]:
+        if self.gguf is not None:
+            return sorted({tensor.file for tensor in self.gguf.tensors.values()})
         return sorted(self.path.glob("model*.safetensors"))
 
     @property
@@ -61,19 +69,37 @@ class ModelFiles:
 
 
 def find_model(model: str | None, revision: str | None = None) -> ModelFiles:
-    """The files of a local folder or a repository; None is the embedded model.
+    """The files of a local folder, a GGUF file or a repository; None is the embedded model.
 
-    Raises ModelNotFound, or UnsupportedModel for an incomplete or refused folder.
+    Raises ModelNotFound, or UnsupportedModel for an incomplete or refused folder or file.
     """
     if model is None or model == MODEL_NAME:
         return check_folder(model_path(), MODEL_NAME)
     path = _existing(model)
     if path is not None and path.is_dir():
         return check_folder(path.resolve(), path.resolve().name)
+    if path is not None and is_gguf(path):
+        return _gguf_model(path)
     if path is not None:
-        raise ModelNotFound(f"{model} is a file. Name the folder that contains the model's files.")
+        raise ModelNotFound(
+            f"{model} is a file, and not of the GGUF format. Name the folder that contains the "
+            "model's files."
+        )
     model = _repository(model)
     return check_folder(_download(model, revision), model)
+
+
+def _gguf_model(file: Path) -> ModelFiles:
+    """Raises UnsupportedModel."""
+    name = file.stem
+    try:
+        header = read_header(file)
+        folder = model_folder(header)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{name}: {error}") from error
+    config = _read_json(folder / "config.json", name)
+    check_model_config(config, name)
+    return ModelFiles(name, folder, config, header.without_vocabulary())
 
 
 def _repository(model: str) -> str:

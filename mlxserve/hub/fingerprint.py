@@ -16,6 +16,7 @@ _LAYOUT = b"1"  # of what is hashed; another one makes every model another one
 _TOKENIZER = ("tokenizer*.json", "tokenizer.model", "vocab.*", "merges.txt", "*.tiktoken")
 _LENGTH_SIZE = 8  # bytes, before a safetensors header
 _MAX_HEADER = 100 << 20  # as safetensors itself allows
+_GGUF_HEADER = 1 << 16  # the rest of a GGUF header is in the configuration and the tokenizer
 _NUM_SAMPLES, _SAMPLE_SIZE = 16, 4096  # of each file of weights
 
 
@@ -41,7 +42,8 @@ def _parts(file: Path) -> list[bytes]:
     size = file.stat().st_size
     with file.open("rb") as content:
         length = content.read(_LENGTH_SIZE)
-        header = content.read(min(int.from_bytes(length, "little"), _MAX_HEADER))
+        most = _GGUF_HEADER if length.startswith(b"GGUF") else _MAX_HEADER
+        header = content.read(min(int.from_bytes(length, "little"), most))
         parts = [size.to_bytes(8, "little"), length, header]
         first = content.tell()
         for number in range(_NUM_SAMPLES):

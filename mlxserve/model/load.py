@@ -23,6 +23,7 @@ from mlx_lm.utils import dequantize_model, load_model
 
 from mlxserve.cache.kv import LayerSpec
 from mlxserve.errors import InvalidConfig, OutOfMemory, UnsupportedModel, in_one_line
+from mlxserve.gguf.weights import load_gguf
 from mlxserve.hub.files import ModelFiles, text_config
 from mlxserve.hub.headers import check_weights
 from mlxserve.model.caches import CacheTree, look_at
@@ -142,14 +143,9 @@ def load(
 
     Raises UnsupportedModel, OutOfMemory.
     """
-    if group is None:
+    if group is None or files.gguf is not None:  # a GGUF file is read whole before it is divided
         _refuse_too_large(files.weight_size, files.name, memory_limit)
-    for file in files.weights:
-        check_weights(file, files.name)
-    try:
-        model, config = load_model(files.path, lazy=True)
-    except _READ_ERRORS as error:
-        raise UnsupportedModel(_why_not(files, error)) from error
+    model, config = read_model(files, is_metal=is_metal)
     if not is_metal:
         model = _in_float32(model, files.name, memory_limit * (1 if group is None else group.size))
     if group is None:
@@ -157,6 +153,20 @@ def load(
     else:
         keep_part(model, group, files.name, str(config.get("model_type")), memory_limit)
     return prepare(model, config, files.name, group)
+
+
+def read_model(files: ModelFiles, *, is_metal: bool) -> tuple[nn.Module, Mapping[str, Any]]:
+    """mlx-lm's model as the files have it, and its configuration. Raises UnsupportedModel."""
+    try:
+        if files.gguf is not None:
+            dtype = mx.float16 if is_metal else mx.float32
+            return load_gguf(files.gguf, files.config, dtype), files.config
+        for file in files.weights:
+            check_weights(file, files.name)
+        model, config = load_model(files.path, lazy=True)
+    except _READ_ERRORS as error:
+        raise UnsupportedModel(_why_not(files, error)) from error
+    return model, config
 
 
 def _why_not(files: ModelFiles, error: Exception) -> str:

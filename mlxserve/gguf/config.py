@@ -1,0 +1,107 @@
+"""The config.json and generation_config.json that a GGUF file's metadata means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mlxserve.errors import UnsupportedModel
+from mlxserve.gguf.families import COMMON_KEYS, FAMILIES, Family
+from mlxserve.gguf.reader import Header
+
+# Ends of an answer or of its turn, by their texts, as llama.cpp finds them: files name only one of them.
+_ENDS = frozenset(
+    {
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<turn|>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|eom_id|>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "<|return|>",
+        "<|call|>",
+        "<|flush|>",
+        "<|calls|>",
+        "<|user|>",
+        "<end_of_utterance>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        "<\uff5cend\u2581of\u2581turn\uff5c>",
+    }
+)
+_NOT_TEXT = (3, 4)  # kinds of tokens: control, user-defined
+
+
+def architecture(header: Header) -> str:
+    """Raises UnsupportedModel for what is not a language model of a known architecture."""
+    name = header.metadata.get("general.architecture")
+    kind = header.metadata.get("general.type", "model")
+    if kind != "model":
+        raise UnsupportedModel(
+            f"This GGUF file is not a model, but says that it is of type {kind!r:.40}. Name the "
+            "model's file."
+        )
+    if name not in FAMILIES:
+        raise UnsupportedModel(
+            f"GGUF files of the architecture {name!r:.40} are not supported, only of "
+            f"{', '.join(sorted(FAMILIES))}. Take the model's MLX conversion."
+        )
+    return str(name)
+
+
+def family(header: Header) -> Family:
+    return FAMILIES[architecture(header)]
+
+
+def model_config(header: Header) -> dict[str, Any]:
+    """As a model folder's config.json. Raises UnsupportedModel where a needed value is missing."""
+    name, one = architecture(header), family(header)
+    config: dict[str, Any] = {}
+    for key, option in {**one.keys, **COMMON_KEYS}.items():
+        if (value := header.metadata.get(f"{name}.{key}")) is not None:
+            config[option] = _plain(value)
+    if "token_embd.weight" not in header.tensors:
+        raise UnsupportedModel(
+            "The GGUF file has no token_embd.weight, so it is not a whole model. If the model is "
+            "split into several files, all of them must be in one folder."
+        )
+    config |= {
+        "model_type": one.model_type,
+        "vocab_size": header.tensors["token_embd.weight"].shape[0],
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
+        "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": end_tokens(header),
+        **one.fixed,
+    }
+    return config
+
+
+def end_tokens(header: Header) -> list[int]:
+    """Ids of the tokens that end an answer, the file's own first."""
+    named = (header.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))
+    tokens = header.metadata.get("tokenizer.ggml.tokens") or ()
+    kinds = header.metadata.get("tokenizer.ggml.token_type") or ()
+    by_text = (
+        number
+        for number, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if kind in _NOT_TEXT and token in _ENDS
+    )
+    return list(dict.fromkeys(one for one in (*named, *by_text) if isinstance(one, int)))
+
+
+def generation_config(header: Header) -> Mapping[str, Any]:
+    return {"eos_token_id": end_tokens(header)}
+
+
+def _plain(value: Any) -> Any:
+    """float32 as the shortest decimal that means it: 1e-05 instead of 9.999999747378752e-06."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value

@@ -1,0 +1,253 @@
+"""A GGUF file answers with the tokens of the mlx-lm model whose weights were written into it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from mlx.utils import tree_flatten
+
+from mlxserve import LLM, SamplingParams
+from mlxserve.errors import UnsupportedModel
+from mlxserve.hub.files import find_model
+from mlxserve.model.load import load
+from mlxserve.text.tokenizer import Tokenizer
+from tests.gguf.files import Array, byte_level_vocabulary, in_pairs, write_gguf
+
+VOCAB = 288
+PROMPT = [5, 90, 17, 200, 31, 8, 8, 140, 77, 61, 5, 90]
+
+
+@pytest.fixture(autouse=True)
+def cache_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "vocab_size": VOCAB,
+}
+LLAMA_METADATA = {
+    "embedding_length": 64,
+    "feed_forward_length": 96,
+    "block_count": 2,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.freq_base": 1e6,
+    "rope.dimension_count": 16,
+    "context_length": 256,
+}
+NAMES = {  # of llama.cpp, by mlx-lm's
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def random_model(config: Mapping[str, Any], kinds: Mapping[str, str]) -> nn.Module:
+    """mlx-lm's model with random weights that are exact in the kinds of blocks they are written as."""
+    module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    model: nn.Module = module.Model(module.ModelArgs.from_dict(dict(config)))
+    draw = np.random.default_rng(4)
+    weights = []
+    for path, array in tree_flatten(model.parameters()):
+        is_norm = "norm" in path
+        values = draw.normal(1 if is_norm else 0, 0.1, array.shape).astype(np.float32)
+        for end, kind in kinds.items():
+            if path.endswith(end):
+                quant = GGMLQuantizationType[kind]
+                values = dequantize(quantize(values, quant), quant).astype(np.float32)
+        weights.append((path, mx.array(values)))
+    model.load_weights(weights)
+    return model
+
+
+def in_gguf(name: str) -> str:
+    module, _, leaf = name.rpartition(".")
+    if module in NAMES:
+        return f"{NAMES[module]}.{leaf}"
+    _, _, number, inner = module.split(".", 3)
+    return f"blk.{number}.{NAMES[inner]}.{leaf}"
+
+
+def greedy(model: nn.Module, prompt: list[int], count: int) -> list[int]:
+    ids = list(prompt)
+    for _ in range(count):
+        ids.append(int(mx.argmax(model(mx.array([ids]))[0, -1])))
+    return ids[len(prompt) :]
+
+
+def llama_file(tmp_path: Path, kinds: Mapping[str, str]) -> tuple[Path, nn.Module]:
+    by_path = {
+        **{f"{one}_proj.weight": kind for one, kind in kinds.items() if one != "embed"},
+        **({"embed_tokens.weight": kinds["embed"]} if "embed" in kinds else {}),
+    }
+    model = random_model(LLAMA, by_path)
+    tensors: dict[str, Array] = {}
+    written: dict[str, str] = {}
+    for path, array in tree_flatten(model.parameters()):
+        name, values = in_gguf(path), np.array(array)
+        if name.endswith(("attn_q.weight", "attn_k.weight")):
+            values = in_pairs(values, 4 if "attn_q" in name else 2)
+        tensors[name] = values
+        for end, kind in by_path.items():
+            if path.endswith(end):
+                written[name] = kind
+    metadata = {**LLAMA_METADATA, **byte_level_vocabulary()}
+    return write_gguf(tmp_path / "small.gguf", "llama", metadata, tensors, written), model
+
+
+MIXTURES = {
+    "F32": {},
+    "F16": dict.fromkeys(("q", "k", "v", "o", "gate", "up", "down", "embed"), "F16"),
+    "BF16": dict.fromkeys(("q", "k", "v", "o", "gate", "up", "down", "embed"), "BF16"),
+    "Q4_1": {**dict.fromkeys(("q", "k", "v", "o", "gate", "up", "down"), "Q4_1"), "embed": "Q8_0"},
+    "mixed": {"q": "Q4_0", "k": "Q5_0", "v": "Q8_0", "o": "Q5_1", "gate": "Q4_1", "down": "Q8_0"},
+}
+
+
+@pytest.mark.parametrize("kinds", MIXTURES.values(), ids=MIXTURES.keys())
+def test_a_llama_file_answers_as_the_model_written_into_it(
+    tmp_path: Path, kinds: Mapping[str, str]
+) -> None:
+    file, model = llama_file(tmp_path, kinds)
+    loaded = load(find_model(str(file)), is_metal=False, memory_limit=1 << 30)
+    expected = np.array(model(mx.array([PROMPT])))
+    assert np.abs(np.array(loaded.model(mx.array([PROMPT]))) - expected).max() < 1e-4
+    with LLM(str(file), num_pages=32, disable_log_stats=True) as llm:
+        params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+        [answer] = llm.generate([PROMPT], params, use_tqdm=False)
+    assert list(answer.token_ids) == greedy(model, PROMPT, 12)
+
+
+def test_on_metal_weights_stay_packed_in_float16(tmp_path: Path) -> None:
+    kinds = MIXTURES["Q4_1"]
+    file, model = llama_file(tmp_path, kinds)
+    loaded = load(find_model(str(file)), is_metal=True, memory_limit=1 << 30)
+    layer = loaded.model.layers[0]
+    assert (layer.mlp.down_proj.bits, layer.mlp.down_proj.group_size) == (4, 32)
+    assert loaded.model.model.embed_tokens.bits == 8
+    assert loaded.dtype == mx.float16
+    # 4 bits, and a scale and a bias of 16 bits for each 32 values
+    assert layer.mlp.down_proj.weight.nbytes + 2 * layer.mlp.down_proj.scales.nbytes == (
+        64 * 96 * 5 // 8
+    )
+    found = np.array(loaded.model(mx.array([PROMPT])).astype(mx.float32))
+    expected = np.array(model(mx.array([PROMPT])))
+    assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
+
+
+def test_the_template_and_the_ends_of_an_answer_come_from_the_file(tmp_path: Path) -> None:
+    file, _ = llama_file(tmp_path, {})
+    files = find_model(str(file))
+    assert files.name == "small"
+    assert files.config["eos_token_id"] == [2, 0]
+    tokenizer = Tokenizer(files.path, [2, 0])
+    ids = tokenizer.render([{"role": "user", "content": "a 12"}])
+    tokens = byte_level_vocabulary()["tokenizer.ggml.tokens"]
+    # Single digits, as SmolLM splits them: the token "12" is not used.
+    spelled = ["<|im_start|>", *"userĊ", "a", "Ġ", "1", "2", "<|im_end|>", "Ċ"]
+    assert [tokens[one] for one in ids] == [*spelled, "<|im_start|>", *"assistantĊ"]
+    assert tokenizer.eos_token_ids == {0, 2}
+    tokenizer.close()
+
+
+def test_the_tokenizer_is_converted_once(tmp_path: Path) -> None:
+    file, _ = llama_file(tmp_path, {})
+    folder = find_model(str(file)).path
+    written = (folder / "tokenizer.json").stat().st_mtime_ns
+    assert find_model(str(file)).path == folder
+    assert (folder / "tokenizer.json").stat().st_mtime_ns == written
+    assert [one.name for one in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_file_of_other_weights_has_another_fingerprint(tmp_path: Path) -> None:
+    file, _ = llama_file(tmp_path, {})
+    first = find_model(str(file)).fingerprint
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 1
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(content)
+    file.rename(tmp_path / "moved")
+    (tmp_path / "moved").rename(file)
+    assert find_model(str(file)).fingerprint == first != find_model(str(copy)).fingerprint
+
+
+def refusal(file: Path) -> str:
+    with pytest.raises(UnsupportedModel) as caught:
+        load(find_model(str(file)), is_metal=False, memory_limit=1 << 30)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def small_file(tmp_path: Path, metadata: Mapping[str, Any], **tensors: Array) -> Path:
+    given = {"token_embd.weight": np.ones((VOCAB, 64), np.float32)}
+    given |= {name.replace("__", "."): array for name, array in tensors.items()}
+    merged = {**LLAMA_METADATA, **byte_level_vocabulary(), **metadata}
+    return write_gguf(tmp_path / "small.gguf", "llama", merged, given)
+
+
+def test_a_file_without_all_tensors_is_refused(tmp_path: Path) -> None:
+    assert "lacks 19 of the model's tensors" in refusal(small_file(tmp_path, {}))
+
+
+def test_a_tensor_that_the_model_has_no_place_for_is_refused(tmp_path: Path) -> None:
+    file, model = llama_file(tmp_path, {})
+    tensors = {in_gguf(path): np.array(a) for path, a in tree_flatten(model.parameters())}
+    tensors["blk.0.attn_sinks.weight"] = np.ones(4, np.float32)
+    metadata = {**LLAMA_METADATA, **byte_level_vocabulary()}
+    write_gguf(file, "llama", metadata, tensors)
+    assert "has no place for: blk.0.attn_sinks.weight" in refusal(file)
+
+
+def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "m.gguf", "bert", {}, {"a": np.ones(32, np.float32)})
+    assert "architecture 'bert' are not supported" in refusal(file)
+
+
+def test_a_file_that_is_not_a_model_is_refused(tmp_path: Path) -> None:
+    file = small_file(tmp_path, {"general.type": "adapter"})
+    assert "of type 'adapter'" in refusal(file)
+
+
+def test_numbers_that_no_model_can_have_are_refused(tmp_path: Path) -> None:
+    assert "num_hidden_layers" in refusal(small_file(tmp_path, {"block_count": 1 << 30}))
+
+
+def test_a_vocabulary_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    assert "tokenizer" in refusal(small_file(tmp_path, {"tokenizer.ggml.model": "unheard-of"}))
+
+
+def test_a_cache_folder_that_cannot_be_written_gives_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "taken").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "taken"))
+    assert "XDG_CACHE_HOME" in refusal(small_file(tmp_path, {}))
