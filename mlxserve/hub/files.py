@@ -82,8 +82,7 @@ def find_model(model: str | None, revision: str | None = None) -> ModelFiles:
         return _gguf_model(path)
     if path is not None:
         raise ModelNotFound(
-            f"{model} is a file, and not of the GGUF format. Name the folder that contains the "
-            "model's files."
+            f"{model} is a file. Name the folder that contains the model's files, or a GGUF file."
         )
     model = _repository(model)
     return check_folder(_download(model, revision), model)
