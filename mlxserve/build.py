@@ -258,6 +258,7 @@ def _disk(
             model=files.name,
             limit=limit,
             daily_writes=10 * limit if daily is None else int(daily * (1 << 30)),
+            payload_sizes={kv.nbytes_of(1), loaded.state_nbytes},
         )
     except InvalidConfig as error:
         if config.disk_cache_dir or is_swap:

@@ -36,6 +36,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/version": "",
     "mlxserve/errors": "",
+    "mlxserve/files": "",
     "mlxserve/sampling_params": "mlxserve/errors",
     "mlxserve/stats": "",
     "mlxserve/option": "mlxserve/errors",
@@ -46,7 +47,9 @@ ARROWS: dict[str, str] = {
     "mlxserve/machine": "mlxserve/errors mlxserve/deferred_packages mlxserve/blas",
     "mlxserve/forward_work": "",
     "mlxserve/gguf": "mlxserve/errors",
-    "mlxserve/hub": "mlxserve/errors mlxserve/sampling_params mlxserve/config mlxserve/gguf",
+    "mlxserve/hub": (
+        "mlxserve/errors mlxserve/files mlxserve/sampling_params mlxserve/config mlxserve/gguf"
+    ),
     "mlxserve/mini/__init__": "",
     "mlxserve/helpers": "",
     "mlxserve/text/parsing": "",
@@ -61,7 +64,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/text/template_worker": "mlxserve/deferred_packages",
     "mlxserve/text/large_texts": "mlxserve/errors mlxserve/helpers mlxserve/text/templates",
     "mlxserve/text/tokenizer": (
-        "mlxserve/errors mlxserve/text/parsing mlxserve/text/lanes mlxserve/text/conversation "
+        "mlxserve/errors mlxserve/files mlxserve/text/parsing mlxserve/text/lanes mlxserve/text/conversation "
         "mlxserve/text/abilities mlxserve/text/fitting mlxserve/text/templates "
         "mlxserve/text/large_texts"
     ),
@@ -87,7 +90,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/cache/layer_kv": (
         "metal_kernels mlxserve/cache/layout mlxserve/cache/key_owners mlxserve/cache/kv"
     ),
-    "mlxserve/disk": "mlxserve/errors",
+    "mlxserve/disk": "mlxserve/errors mlxserve/files",
     "mlxserve/scheduler": (
         "mlxserve/errors mlxserve/stats mlxserve/config mlxserve/request mlxserve/forward_work "
         "mlxserve/cache/hashing mlxserve/cache/pages"
@@ -102,7 +105,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/disk mlxserve/disk mlxserve/scheduler mlxserve/model"
     ),
     "mlxserve/chat": (
-        "mlxserve/errors mlxserve/sampling_params mlxserve/request "
+        "mlxserve/errors mlxserve/files mlxserve/sampling_params mlxserve/request "
         "mlxserve/text/parsing mlxserve/text/lanes mlxserve/text/conversation "
         "mlxserve/text/abilities mlxserve/text/fitting mlxserve/text/templates "
         "mlxserve/text/tokenizer mlxserve/text/deltas mlxserve/text/guidance "
@@ -133,7 +136,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/api/config": "mlxserve/option",
     "mlxserve/api/usage": "mlxserve/request mlxserve/text/deltas",
     "mlxserve/api/access": (
-        "mlxserve/errors mlxserve/config mlxserve/request mlxserve/api/errors mlxserve/api/config"
+        "mlxserve/errors mlxserve/files mlxserve/config mlxserve/request mlxserve/api/errors mlxserve/api/config"
     ),
     "mlxserve/api/warnings": "",
     "mlxserve/api/model_names": "mlxserve/api/errors",
@@ -204,7 +207,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/service": "mlxserve/errors",
     "mlxserve/cli": (
-        "tui/opening tui mlxserve/version mlxserve/errors mlxserve/option mlxserve/config "
+        "tui/opening tui mlxserve/version mlxserve/errors mlxserve/files mlxserve/option mlxserve/config "
         "mlxserve/machine mlxserve/hub mlxserve/text/tokenizer mlxserve/text/deltas mlxserve/disk "
         "mlxserve/chat mlxserve/ranks mlxserve/api/config mlxserve/api/access mlxserve/api/server "
         "mlxserve/api mlxserve/doctor mlxserve/bench mlxserve/service"

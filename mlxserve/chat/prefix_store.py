@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from mlxserve.errors import UnknownPrefix
+from mlxserve.files import read_own_json, replace_file
 
 log = logging.getLogger("mlxserve.prefixes")
 
 _VERSION = 1
+_MAX_BYTES = 64 << 20  # of the file, about ten million tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +106,10 @@ class PrefixStore:
             saved[name] = prefix
         entries = {each: _entry(one) for each, one in saved.items()}
         text = json.dumps({"version": _VERSION, "prefixes": entries})
-        unfinished = self._file.with_name(f".{os.getpid()}-{self._file.name}")
         try:
-            with open(
-                os.open(unfinished, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w"
-            ) as out:
-                out.write(text)
-            os.replace(unfinished, self._file)
+            if len(text) > _MAX_BYTES:
+                raise OSError(f"they have more than {_MAX_BYTES} bytes")
+            replace_file(self._file, text.encode())
         except OSError as error:
             log.warning("Named prefixes are lost at the end of this process: %s", error)
 
@@ -123,13 +122,13 @@ def _entry(prefix: NamedPrefix) -> dict[str, Any]:
 
 def _read(file: Path) -> Iterator[tuple[str, NamedPrefix]]:
     try:
-        content = json.loads(file.read_bytes())
+        content = read_own_json(file, _MAX_BYTES)
         if content["version"] != _VERSION:
             raise ValueError(f"its version is {content['version']}")
         found = [(str(name), _prefix(entry)) for name, entry in content["prefixes"].items()]
     except FileNotFoundError:
         return
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         log.warning("Named prefixes of before cannot be read from %s: %s", file, error)
         _set_aside(file)
         return

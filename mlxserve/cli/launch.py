@@ -23,6 +23,7 @@ import typer
 from mlxserve.cli.agents import AGENTS, Agent, AgentSession, AgentTarget
 from mlxserve.cli.remote import Url, ask, url_of
 from mlxserve.errors import InvalidConfig, MlxServeError
+from mlxserve.files import write_new
 
 ENOUGH_CONTEXT = 32_000  # tokens; an agent's own prompt and tools need about half of that
 AgentName = StrEnum("AgentName", list(AGENTS))  # type: ignore[misc]
@@ -116,7 +117,7 @@ def _install(agent: Agent, target: AgentTarget, *, dry_run: bool) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if not backup.exists():  # keep the user's file, not what an earlier --install wrote
-            _write(backup, old)
+            write_new(backup, old.encode())
         _write(file, new)
     except OSError as error:
         raise InvalidConfig(f"{file} cannot be written: {error}") from error

@@ -12,6 +12,7 @@ import typer
 
 from mlxserve.cli.models import Json
 from mlxserve.errors import InvalidRequest, ModelNotFound, UnsupportedModel
+from mlxserve.files import MAX_TEXT, read_json
 
 if TYPE_CHECKING:
     from mlxserve.hub.catalog import Entry
@@ -41,7 +42,7 @@ def show(name: Name, json: Json = False) -> None:
     from mlxserve.hub.files import text_config
 
     entry, folder = _found(name)
-    config = json_format.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json(folder / "config.json", MAX_TEXT)
     text = text_config(config)
     quantization = config.get("quantization") or config.get("quantization_config") or {}
     card: dict[str, Any] = {

@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mlxserve.config import data_home
+from mlxserve.files import read_own_json, replace_file
 
+_MAX_BYTES, _MAX_PID = 1 << 16, 1 << 31
 _SAME_START = 2.0  # seconds by which two readings of a process's start may differ
 
 
@@ -41,9 +43,7 @@ def registered(url: str, model: str, *, needs_key: bool) -> Iterator[None]:
     file = _folder() / f"{server.pid}.json"
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps(asdict(server)))
-        part.replace(file)
+        replace_file(file, json.dumps(asdict(server)).encode())
     except OSError:
         yield
         return
@@ -59,7 +59,8 @@ def running_servers() -> list[RunningServer]:
     for file in _folder().glob("*.json"):
         server = _read(file)
         if server is None or not _runs(server):
-            file.unlink(missing_ok=True)
+            with suppress(OSError):
+                file.unlink()
         else:
             found.append(server)
     return sorted(found, key=lambda server: server.started)
@@ -70,10 +71,14 @@ def _folder() -> Path:
 
 
 def _read(file: Path) -> RunningServer | None:
+    """None for a file that no server has written."""
     try:
-        return RunningServer(**json.loads(file.read_text()))
+        server = RunningServer(**read_own_json(file, _MAX_BYTES))
     except (OSError, ValueError, TypeError):
         return None
+    are_words = all(isinstance(word, str) for word in (server.url, server.model))
+    are_numbers = isinstance(server.pid, int) and isinstance(server.started, int | float)
+    return server if are_words and are_numbers and 0 < server.pid < _MAX_PID else None
 
 
 def _runs(server: RunningServer) -> bool:

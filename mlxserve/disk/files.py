@@ -7,7 +7,8 @@
             <2 hex>/<name>.page    0600
 
 A file is written under another name and renamed, so that it is whole or not there. Other processes
-may use the same folder: a file that has vanished is no error.
+may use the same folder: a file that has vanished is no error. Nobody else may write there, and links
+are not followed below `base`: what was put in the way of a record is renamed, and nothing of it read.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ import json
 import logging
 import os
 import re
+import stat
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+
+from mlxserve.files import open_regular, read_file, read_own_json, write_new
 
 log = logging.getLogger("mlxserve.disk")
 
@@ -35,6 +39,8 @@ _HEADER = struct.Struct(f"<8s{IDENTITY_SIZE}sB{MAX_NAME}sQ{_DIGEST_SIZE}s")
 HEADER_SIZE = _HEADER.size
 _SUFFIX, _UNFINISHED, _MODEL = ".page", ".new", "model"
 _LONG, _SHORT = re.compile(f"[0-9a-f]{{{2 * IDENTITY_SIZE}}}"), re.compile("[0-9a-f]{2}")
+_COUNT_BYTES = 1 << 12  # most of writes.json
+_MODEL_BYTES = 1 << 12  # most of a model's name
 _LEFT_SECONDS = 3600.0  # after which an unfinished file belongs to a process that has died
 
 
@@ -55,21 +61,31 @@ class FoundFile:
 class DiskFiles:
     """Every access to the disk. Methods raise OSError."""
 
-    def __init__(self, base: Path, identity: bytes, model: str = "") -> None:
-        """`model`: its name, for people."""
+    def __init__(
+        self,
+        base: Path,
+        identity: bytes,
+        model: str = "",
+        payload_sizes: Collection[int] | None = None,
+    ) -> None:
+        """
+        model: its name, for people
+        payload_sizes: those that records have, in bytes; None for any
+        """
         self.base = base
         self._model = model
         self.folder = base / identity.hex()
         self._identity = identity
+        self._sizes = payload_sizes
+        self._unlisted: set[Path] = set()  # subfolders that the last scan could not list
         self._numbers = itertools.count()
 
     def prepare(self) -> None:
-        """Make the folder, and see whether it can be written to."""
-        for folder in (self.base, self.folder):  # parents would get the usual mode
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        probe = self._unfinished(self.folder)
-        self._write(probe, self._model.encode())
-        os.replace(probe, self.folder / _MODEL)
+        """Make the folder, and see whether it can be used, and by this user alone."""
+        self._make()
+        _check_owner(self.base)
+        os.listdir(self.base)
+        self._put(self.folder / _MODEL, self._model.encode())
 
     def path(self, name: bytes) -> Path:
         text = name.hex()
@@ -78,23 +94,19 @@ class DiskFiles:
     def write(self, name: bytes, payload: bytes, used: float | None = None) -> None:
         """Write a record, whole or not at all. `used`: when it was used last; None for now."""
         path = self.path(name)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        unfinished = self._unfinished(path.parent)
-        try:
-            self._write(unfinished, self.header(name, payload), payload)
-            os.utime(unfinished, None if used is None else (used, used))
-            os.replace(unfinished, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                unfinished.unlink(missing_ok=True)
-            raise
+        self._make()
+        self._take(path.parent)
+        self._put(path, self.header(name, payload), payload, used=used)
 
     def read(self, name: bytes) -> bytes:
         """The payload, exactly as it was written. Raises UnsoundRecord, FileNotFoundError."""
         path = self.path(name)
-        record = path.read_bytes()
-        payload = record[HEADER_SIZE:]
-        if record[:HEADER_SIZE] != self.header(name, payload):
+        with open_regular(path, follows=False) as file:
+            size = os.fstat(file.fileno()).st_size - HEADER_SIZE
+            if size < 0 or (self._sizes is not None and size not in self._sizes):
+                raise UnsoundRecord(f"{path} has {size + HEADER_SIZE} bytes, which no page has")
+            header, payload = file.read(HEADER_SIZE), file.read(size)
+        if header != self.header(name, payload):
             raise UnsoundRecord(f"{path} is cut off, damaged or foreign")
         return payload
 
@@ -117,7 +129,8 @@ class DiskFiles:
 
     def scan(self) -> Iterator[FoundFile]:
         """`scan` of the folder, with the names of own records."""
-        for file in scan(self.base):
+        self._unlisted.clear()
+        for file in scan(self.base, self._unlisted):
             yield FoundFile(file.path, file.size, file.used, self._name_of(file.path))
 
     def _name_of(self, path: Path) -> bytes | None:
@@ -131,37 +144,90 @@ class DiskFiles:
     def written(self, day: str) -> int:
         """Bytes written on this day, by every process; 0 if nothing sound says so."""
         try:
-            found = json.loads((self.base / "writes.json").read_bytes())
+            found = read_own_json(self.base / "writes.json", _COUNT_BYTES)
             return max(0, int(found["bytes"])) if found["day"] == day else 0
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError):
             return 0
 
     def add_written(self, day: str, num_bytes: int) -> int:
         """Count `num_bytes` more; the new number of this day's."""
         total = self.written(day) + num_bytes
-        unfinished = self._unfinished(self.base)
-        self._write(unfinished, json.dumps({"day": day, "bytes": total}).encode())
-        os.replace(unfinished, self.base / "writes.json")
+        self._put(self.base / "writes.json", json.dumps({"day": day, "bytes": total}).encode())
         return total
 
-    def _unfinished(self, folder: Path) -> Path:
-        return folder / f".{os.getpid()}-{next(self._numbers)}{_UNFINISHED}"
+    def _make(self) -> None:
+        self.base.mkdir(parents=True, exist_ok=True, mode=0o700)  # parents would get the usual mode
+        self._take(self.folder)
 
-    @staticmethod
-    def _write(path: Path, *pieces: bytes) -> None:
-        with open(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
-            for piece in pieces:
-                file.write(piece)
+    def _take(self, folder: Path) -> None:
+        """Make a subfolder, or make one usable that is there."""
+        try:
+            folder.mkdir(mode=0o700)
+            return
+        except FileExistsError:
+            if folder in self._unlisted or not _is_own_folder(folder):
+                self._set_aside(folder)
+                self._unlisted.discard(folder)
+                folder.mkdir(mode=0o700)
+
+    def _put(self, path: Path, *pieces: bytes, used: float | None = None) -> None:
+        """Write a file whole or not at all."""
+        unfinished = path.with_name(f".{os.getpid()}-{next(self._numbers)}{_UNFINISHED}")
+        try:
+            write_new(unfinished, *pieces)
+            os.utime(unfinished, None if used is None else (used, used))
+            try:
+                os.replace(unfinished, path)
+            except IsADirectoryError:
+                self._set_aside(path)
+                os.replace(unfinished, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+            raise
+
+    def _set_aside(self, path: Path) -> None:
+        """Rename what is in the way of a file or folder of ours."""
+        aside = path.with_name(f"{path.name}.{os.getpid()}-{next(self._numbers)}.unused")
+        os.rename(path, aside)
+        log.warning(
+            "%s was not made by mlxserve or cannot be used, and is now %s. Delete it if you do not "
+            "need it; the disk cache does not count it.",
+            path,
+            aside.name,
+        )
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What is in a folder; nothing, with a warning, of one that cannot be listed."""
+def _check_owner(base: Path) -> None:
+    """Raises OSError for a folder in which other users could put pages: those are believed."""
+    state = base.stat()
+    if state.st_uid not in (os.geteuid(), 0):
+        raise PermissionError(f"{base} belongs to another user")
+    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"other users may write to it (run `chmod go-w {base}`)")
+
+
+def _is_own_folder(folder: Path) -> bool:
+    """Whether it is a folder of this user, and no link to one; it gets the mode of a new one."""
+    state = folder.lstat()
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid():
+        return False
+    if stat.S_IMODE(state.st_mode) != 0o700:
+        folder.chmod(0o700)
+    return True
+
+
+def _entries(folder: Path, unlisted: set[Path]) -> list[os.DirEntry[str]]:
+    """What is in a subfolder; nothing, with a warning, of one that cannot be listed."""
     try:
+        if not os.access(folder, os.R_OK | os.X_OK):
+            folder.chmod(0o700)
         return list(os.scandir(folder))
     except FileNotFoundError:
         return []
     except OSError as error:
         log.warning("A part of the disk cache cannot be listed: %s", error)
+        unlisted.add(folder)
         return []
 
 
@@ -174,30 +240,43 @@ def _folders(entries: Iterable[os.DirEntry[str]], name: re.Pattern[str]) -> list
     ]
 
 
-def scan(base: Path) -> Iterator[FoundFile]:
+def scan(base: Path, unlisted: set[Path] | None = None) -> Iterator[FoundFile]:
     """The records of all models; unfinished files of dead processes are removed.
+
+    unlisted: gets the subfolders that cannot be listed, of which nothing is found
 
     Raises OSError if `base` is there and cannot be listed.
     """
+    unlisted = set() if unlisted is None else unlisted
     models = _folders(os.scandir(base), _LONG) if base.exists() else []
-    for folder in (one for model in models for one in _folders(_entries(model), _SHORT)):
-        entries = _entries(folder)
-        for entry in entries:
-            with contextlib.suppress(FileNotFoundError):
-                state = entry.stat(follow_symlinks=False)
-                if entry.name.endswith(_SUFFIX):
-                    yield FoundFile(Path(entry.path), state.st_size, state.st_mtime)
-                elif (
-                    entry.name.endswith(_UNFINISHED)
-                    and state.st_mtime < time.time() - _LEFT_SECONDS
-                ):
-                    os.unlink(entry.path)
+    for model in models:
+        for folder in _folders(_entries(model, unlisted), _SHORT):
+            for entry in _entries(folder, unlisted):
+                if (file := _found(entry)) is not None:
+                    yield file
+
+
+def _found(entry: os.DirEntry[str]) -> FoundFile | None:
+    """The record in a subfolder's entry; None if it is something else."""
+    try:
+        state = entry.stat(follow_symlinks=False)
+        if not stat.S_ISREG(state.st_mode):
+            return None
+        if entry.name.endswith(_SUFFIX):
+            return FoundFile(Path(entry.path), state.st_size, state.st_mtime)
+        if entry.name.endswith(_UNFINISHED) and state.st_mtime < time.time() - _LEFT_SECONDS:
+            os.unlink(entry.path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        log.debug("%s is not a page that can be used: %s", entry.path, error)
+    return None
 
 
 def model_of(file: FoundFile) -> str:
     """The name that its model had, or else the name of the folder."""
     folder = file.path.parent.parent
     try:
-        return (folder / _MODEL).read_text("utf-8") or folder.name
+        return read_file(folder / _MODEL, _MODEL_BYTES).decode() or folder.name
     except (OSError, ValueError):
         return folder.name

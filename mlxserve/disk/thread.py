@@ -32,6 +32,7 @@ _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
 _DECAY = 0.95  # of what was read before in the rate, with every record
 _LISTED_FILES = 256  # in one operation
 _TOUCHED_FILES = 64  # in one operation
+_MOST_FAULTS, _FAULT_SECONDS = 5, 60.0  # more of them within this time end the thread
 _LISTED_SECONDS = 60.0  # after which files are listed again before one is deleted for room
 
 
@@ -131,22 +132,47 @@ class DiskThread:
         self._day = today()
         self._use = DiskUse(limit, written_today=files.written(self._day))
         self._recent_bytes = self._recent_seconds = 0.0  # of reads
+        self._faults: list[float] = []  # when they happened
         self._uncounted = 0  # bytes written today that no other process knows of
         self._has_warned_of_loss = False  # since the last write
         self._is_closed = False
         self._tell()
 
     def run(self) -> None:
-        """Until the tier is closed. A bug ends it too; errors of the disk do not."""
+        """Until the tier is closed, or faults that are not the disk's follow one another."""
         try:
-            while (operate := self._receive()) is not None:
-                operate()
-            if self._uncounted:
-                self._count_writes()
+            while not self._is_closed:
+                try:
+                    self._operate()
+                except Exception as error:  # noqa: BLE001  (logged, and raised if it stays)
+                    self._begin_again(error)
         except Exception:
             log.exception("The disk cache has failed; nothing is kept on disk from now on")
         finally:
             self.events.put(None)
+
+    def _operate(self) -> None:
+        while (operate := self._receive()) is not None:
+            operate()
+        if self._uncounted:
+            self._count_writes()
+
+    def _begin_again(self, fault: Exception) -> None:
+        """Drop what was to be done, and look anew at what is there. Raises the fault of too many."""
+        now = self._clock()
+        self._faults = [at for at in self._faults if now - at < _FAULT_SECONDS] + [now]
+        if len(self._faults) > _MOST_FAULTS:
+            raise fault
+        log.error("A fault in the disk cache; it begins again", exc_info=fault)
+        for load in self._loads:
+            self.events.put(DiskAnswer(load.ticket, ()))
+        dropped = tuple(self._saves)
+        for queue in (self._loads, self._payloads, self._saves, self._touches):
+            queue.clear()
+        is_clearing = self._listing is not None and self._listing.is_clearing
+        self._listing = _Listing(self._files.scan(), set(self._index.files), is_clearing)
+        error = OSError(f"{type(fault).__name__}: {fault}") if dropped else None
+        self._tell(dropped=dropped, error=error)
 
     def _receive(self) -> Callable[[], None] | None:
         """Take all messages, and wait for one if nothing is to be done. The next operation."""
@@ -219,10 +245,10 @@ class DiskThread:
         if payload is None or len(names) == 1:
             answer = DiskAnswer(load.ticket, tuple(self._payloads))
             self._use.num_read += len(self._payloads)
-            self._loads.popleft()
-            self._payloads.clear()
             self._tell()
             self.events.put(answer)
+            self._loads.popleft()
+            self._payloads.clear()
 
     def _payload(self, name: bytes) -> bytes | None:
         """Of a record that may still wait to be written. If it cannot be read it is forgotten,
@@ -282,6 +308,7 @@ class DiskThread:
         except OSError as error:
             log.warning("The disk cache cannot be listed: %s", error)
             part = []
+            listing.unseen.clear()  # what was there before probably still is
         for file in part:
             listing.unseen.discard(file.path)
             if listing.is_clearing and file.name is not None:

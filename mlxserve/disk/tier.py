@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import takewhile
@@ -53,6 +53,7 @@ class DiskTier:
         limit: int,
         daily_writes: int,
         model: str = "",
+        payload_sizes: Collection[int] | None = None,
         files: DiskFiles | None = None,
         clock: Callable[[], float] = time.monotonic,
         today: Callable[[], str] = lambda: datetime.now(UTC).date().isoformat(),
@@ -62,11 +63,12 @@ class DiskTier:
         limit: most bytes below `base`, of all identities
         daily_writes: most bytes written in a day (UTC), by all processes
         model: its name, for people who look into the folder
+        payload_sizes: those that records have, in bytes; None for any
         files: what accesses the disk, for tests
 
         Raises InvalidConfig if the folder cannot be made or written to.
         """
-        files = files or DiskFiles(base, identity, model)
+        files = files or DiskFiles(base, identity, model, payload_sizes)
         try:
             self._disk = DiskThread(files, limit, clock, today)
         except OSError as error:

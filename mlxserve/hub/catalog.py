@@ -6,7 +6,6 @@ Reads only config files and file sizes. Never imports mlx and never uses the net
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -18,10 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from mlxserve.config import data_home
+from mlxserve.errors import UnsupportedModel
+from mlxserve.files import MAX_TEXT, read_json
 from mlxserve.hub.embedded import MODEL_NAME, model_path
 from mlxserve.hub.files import text_config
 from mlxserve.hub.known_models import BITS_PER_WEIGHT, KNOWN, KNOWN_MIXED
 from mlxserve.hub.kv_shapes import KVShape, head_sizes, kv_shape
+from mlxserve.hub.model_config import check_model_config
 
 
 class Origin(StrEnum):
@@ -79,6 +81,7 @@ class MemoryFit:
     context: int  # tokens of that context
 
 
+_UNFIT = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 _STEP_TOKENS = 2048  # the default of `max_num_batched_tokens`
 _USUAL_CONTEXT = 8192  # tokens, for a model whose config does not say what it was trained for
 
@@ -157,7 +160,8 @@ def places() -> Iterator[tuple[str, Origin, Path]]:
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    found = (path for path in folder.glob("*") if path.is_dir())
+    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def entry_of(name: str, source: Origin, folder: Path) -> Entry | None:
@@ -165,17 +169,18 @@ def entry_of(name: str, source: Origin, folder: Path) -> Entry | None:
     config = _json(folder / "config.json")
     weights = sorted(folder.glob("model*.safetensors"))
     index = _json(folder / "model.safetensors.index.json").get("weight_map")
-    shards = set(index.values()) if isinstance(index, dict) else set()
+    shards = set(map(str, index.values())) if isinstance(index, dict) else set()
     if not config.get("model_type") or not weights or shards - {file.name for file in weights}:
         return None
     text = text_config(config)
     try:
+        check_model_config(config, name)
         kv = kv_shape(text)
         num_heads, _, width = head_sizes(text) if kv.num_values else (0, 0, text["hidden_size"])
         context = int(text.get("max_position_embeddings") or 0)
         inner = _inner(text, width)
         size = sum(file.stat().st_size for file in weights)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError, OSError):
+    except (UnsupportedModel, OSError, *_UNFIT):
         return None  # do not list a model that cannot be loaded
     return Entry(name, source, size, kv, context, num_heads, width, inner)
 
@@ -189,7 +194,7 @@ def _inner(text: Mapping[str, Any], width: int) -> int:
 
 def _json(file: Path) -> Mapping[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file, MAX_TEXT)
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -7,7 +7,6 @@ make a loader run code from the folder (Python files, `model_file`, `auto_map`) 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxserve.errors import ModelNotFound, UnsupportedModel
+from mlxserve.files import MAX_TEXT, check_model_files, read_json
 from mlxserve.gguf.folder import model_folder
 from mlxserve.gguf.reader import Header, is_gguf, read_header
 from mlxserve.hub.download import fetch_weights
@@ -121,6 +121,7 @@ def did_you_mean(model: str) -> str:
 
 def check_folder(path: Path, name: str) -> ModelFiles:
     """Check that a folder is complete and contains no code. Raises UnsupportedModel."""
+    _check_kinds(path, name)
     config = _read_json(path / "config.json", name)
     if not isinstance(config.get("model_type"), str):
         raise UnsupportedModel(f"{name}: config.json has no model_type.")
@@ -152,6 +153,15 @@ def check_folder(path: Path, name: str) -> ModelFiles:
             "the model again; what is there is kept."
         )
     return files
+
+
+def _check_kinds(path: Path, name: str) -> None:
+    try:
+        check_model_files(path)
+    except (OSError, ValueError) as error:
+        raise UnsupportedModel(
+            f"{name}: the folder cannot be used: {error}. Download the model again."
+        ) from error
 
 
 def _missing_weights(files: ModelFiles) -> list[str]:
@@ -186,12 +196,12 @@ def _existing(model: str) -> Path | None:
 
 def _read_json(file: Path, name: str) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file, MAX_TEXT)
     except FileNotFoundError as error:
         raise UnsupportedModel(
             f"{name}: {file.parent} has no {file.name}, so it is not a model folder."
         ) from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UnsupportedModel(f"{name}: {file.name} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise UnsupportedModel(f"{name}: {file.name} must contain a JSON object.")

@@ -7,10 +7,13 @@ headers count, and samples of their numbers, so that a fine-tune of the same sha
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+
+from mlxserve.files import MAX_TEXT, open_regular, read_file
 
 _LAYOUT = b"1"  # of what is hashed; another one makes every model another one
 _TOKENIZER = ("tokenizer*.json", "tokenizer.model", "vocab.*", "merges.txt", "*.tiktoken")
@@ -21,7 +24,7 @@ _NUM_SAMPLES, _SAMPLE_SIZE = 16, 4096  # of each file of weights
 
 
 def fingerprint(folder: Path, config: Mapping[str, Any], weights: Sequence[Path]) -> str:
-    """32 hex digits. Reads all of the tokenizer and little of the weights. Raises OSError."""
+    """32 hex digits. Reads all of the tokenizer and little of the weights. Raises OSError, ValueError."""
     digest = blake2b(_LAYOUT, digest_size=16)
 
     def add(*parts: bytes) -> None:
@@ -31,7 +34,7 @@ def fingerprint(folder: Path, config: Mapping[str, Any], weights: Sequence[Path]
     add(json.dumps(config, sort_keys=True).encode())
     names = {file for pattern in _TOKENIZER for file in folder.glob(pattern)}
     for file in sorted(names):
-        add(file.name.encode(), file.read_bytes())
+        add(file.name.encode(), read_file(file, MAX_TEXT))
     for file in weights:
         add(file.name.encode(), *_parts(file))
     return digest.hexdigest()
@@ -39,8 +42,8 @@ def fingerprint(folder: Path, config: Mapping[str, Any], weights: Sequence[Path]
 
 def _parts(file: Path) -> list[bytes]:
     """Size, header and samples of a file of weights."""
-    size = file.stat().st_size
-    with file.open("rb") as content:
+    with open_regular(file) as content:
+        size = os.fstat(content.fileno()).st_size
         length = content.read(_LENGTH_SIZE)
         most = _GGUF_HEADER if length.startswith(b"GGUF") else _MAX_HEADER
         header = content.read(min(int.from_bytes(length, "little"), most))

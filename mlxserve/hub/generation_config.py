@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxserve.errors import InvalidParameter
+from mlxserve.files import MAX_TEXT, read_json
 from mlxserve.hub.files import ModelFiles
 from mlxserve.sampling_params import MAX_BIAS, SamplingParams
 
@@ -38,10 +38,10 @@ def read_generation_config(files: ModelFiles) -> GenerationConfig:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file, MAX_TEXT)
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         log.warning("generation_config.json cannot be read and is ignored: %s", error)
         return {}
     return content if isinstance(content, dict) else {}

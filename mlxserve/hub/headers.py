@@ -10,6 +10,7 @@ each as long as its shape and type require, and end at the end of the file.
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from mlxserve.errors import UnsupportedModel
+from mlxserve.files import open_regular
 
 MAX_HEADER = 100 * 2**20  # bytes; the format's limit
 MAX_DIMENSIONS = 16
@@ -51,8 +53,8 @@ def check_weights(file: Path, name: str) -> None:
 
 
 def _check(file: Path) -> None:
-    size = file.stat().st_size
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
+        size = os.fstat(opened.fileno()).st_size
         first = opened.read(_LENGTH.size)
         if len(first) < _LENGTH.size:
             raise ValueError("it has no header")

@@ -19,6 +19,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from mlxserve.errors import InvalidParameter, InvalidRequest, UnsupportedModel, in_one_line
+from mlxserve.files import check_model_files
 from mlxserve.text.abilities import ALWAYS_ALLOWED, Abilities, Probe, find_abilities
 from mlxserve.text.conversation import Call, Conversation, completed_tool
 from mlxserve.text.fitting import Fitted, Fitting, calls_as_json, single_typed_tool
@@ -443,6 +444,7 @@ def _load(path: Path, eos_token_ids: Sequence[int]) -> Any:
     from mlx_lm.tokenizer_utils import load
 
     try:
+        check_model_files(path)
         if not any(file for pattern in _TABLES for file in path.glob(pattern)):
             raise ValueError("there is no vocabulary file")
         return load(path, {"trust_remote_code": False}, eos_token_ids=list(eos_token_ids) or None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,11 @@ def test_without_a_file_nothing_is_kept(tmp_path: Path) -> None:
         b'{"version": 1, "prefixes": {"a": {"token_ids": [-1], "salt": "", "max_share": 1, "client": ""}}}',
         b'{"version": 1, "prefixes": {"a": {"token_ids": [99999999999], "salt": "", "max_share": 1,'
         b' "client": ""}}}',
+        b'{"version": 1, "prefixes": {"a": {"token_ids": [1], "salt": "", "max_share": 1e400,'
+        b' "client": ""}}}',
+        b"[" * 100_000,
     ],
+    ids=lambda content: content[:40].decode("latin-1"),
 )
 def test_a_damaged_file_is_kept_aside(
     file: Path, content: bytes, caplog: pytest.LogCaptureFixture
@@ -103,6 +108,13 @@ def test_a_damaged_file_is_kept_aside(
     assert file.with_name("prefixes.json.damaged").read_bytes() == content
     prefixes.put("rules", RULES)
     assert json.loads(file.read_text())["prefixes"].keys() == {"rules"}
+
+
+def test_what_is_no_file_is_kept_aside(file: Path) -> None:
+    os.mkfifo(file)
+    prefixes = PrefixStore(file)
+    prefixes.put("rules", RULES)
+    assert PrefixStore(file).sizes() == {"rules": 3}
 
 
 def test_a_disk_that_refuses_loses_nothing_in_memory(

@@ -58,12 +58,37 @@ def test_another_program_with_the_same_id_is_no_server(home: Path) -> None:
     assert not file.exists()
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"pid": 1, "other": 2}', "\x00"])
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", '{"pid": 1, "other": 2}', "\x00", "[" * 100_000, '{"pid": 1e400}'],
+    ids=lambda content: content[:20],
+)
 def test_a_damaged_file_is_removed(home: Path, content: str) -> None:
     file = put(home)
     file.write_text(content)
     assert running_servers() == []
     assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"pid": -1}, {"pid": 0}, {"pid": 1.5}, {"pid": 1 << 40}, {"pid": "1"}, {"started": "now"},
+     {"url": 3}, {"model": None}],
+    ids=str,
+)  # fmt: skip
+def test_a_file_with_odd_values_hides_no_other_server(home: Path, field: dict[str, object]) -> None:
+    odd = put(home, **field).rename(home / "servers" / "odd.json")
+    put(home)
+    assert [server.pid for server in running_servers()] == [os.getpid()]
+    assert not odd.exists()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder"])
+def test_what_is_no_file_hides_no_server(home: Path, kind: str) -> None:
+    put(home)
+    odd = home / "servers" / "1.json"
+    os.mkfifo(odd) if kind == "fifo" else (odd / "inner").mkdir(parents=True)
+    assert [server.pid for server in running_servers()] == [os.getpid()]
 
 
 def test_the_oldest_comes_first(home: Path) -> None:

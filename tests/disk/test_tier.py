@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from mlxserve.disk.files import HEADER_SIZE, DiskFiles
+from mlxserve.disk.files import HEADER_SIZE, DiskFiles, FoundFile
 from mlxserve.disk.tier import STALL_SECONDS, DiskTier
 from mlxserve.disk.writes import RETRY_SECONDS
 from mlxserve.errors import InvalidConfig
@@ -466,12 +466,15 @@ def test_a_disk_that_refuses_is_said_once_and_tried_again(
     assert not list(tmp_path.rglob("*.new"))
 
 
-def test_a_write_that_fails_leaves_no_file(make: Make, tmp_path: Path) -> None:
+def test_a_write_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = DiskFiles(tmp_path, IDENTITY)
     files.prepare()
-    target = files.path(name(1))
-    target.mkdir(parents=True)  # so that the rename fails
-    with pytest.raises(OSError, match="directory"):
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OSError, match="broken"):
         files.write(name(1), payload(1))
     assert not list(tmp_path.rglob("*.new"))
 
@@ -505,16 +508,74 @@ def test_a_disk_that_stands_still_is_given_up_once_and_taken_back(
     assert len([r for r in caplog.records if "answers again" in r.message]) == 1
 
 
-def test_a_bug_of_the_thread_ends_it_and_answers_everybody(
+class Faulty(DiskFiles):
+    """Each method raises the next of its faults, if it has one."""
+
+    def __init__(self, base: Path) -> None:
+        super().__init__(base, IDENTITY)
+        self.faults: dict[str, list[Exception]] = {}
+
+    def read(self, name: bytes) -> bytes:
+        self._fail("read")
+        return super().read(name)
+
+    def write(self, name: bytes, payload: bytes, used: float | None = None) -> None:
+        self._fail("write")
+        super().write(name, payload, used)
+
+    def scan(self) -> Iterator[FoundFile]:
+        self._fail("scan")
+        yield from super().scan()
+
+    def touch(self, path: Path, used: float) -> None:
+        self._fail("touch")
+        super().touch(path, used)
+
+    def add_written(self, day: str, num_bytes: int) -> int:
+        self._fail("add_written")
+        return super().add_written(day, num_bytes)
+
+    def _fail(self, method: str) -> None:
+        if self.faults.get(method):
+            raise self.faults[method].pop()
+
+
+@pytest.mark.parametrize("fault", [MemoryError(), RuntimeError("planted"), RecursionError()])
+@pytest.mark.parametrize("method", ["read", "write", "scan", "touch", "add_written"])
+def test_after_a_fault_that_is_not_the_disks_it_begins_again(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, method: str, fault: Exception
+) -> None:
+    files, clock = Faulty(tmp_path), Clock()
+    tier = make(files=files, clock=clock)
+    save(tier, 100, 1, 2)
+    files.faults[method] = [fault]
+    if method == "scan":
+        tier.clear()
+    ticket = tier.load([name(1), name(2)])
+    tier.save(records(3), [200.0])
+    assert tier.flush(LONG)
+    [answer] = tier.poll()
+    assert answer.ticket == ticket
+    assert answer.payloads == (() if method in ("read", "scan") else (payload(1), payload(2)))
+    assert files.faults[method] == []
+    assert len([r for r in caplog.records if "it begins again" in r.message]) == 1
+    clock.now += RETRY_SECONDS
+    save(tier, 300, *range(6))
+    assert read(tier, *range(6)) == [payload(number) for number in range(6)]
+    assert len(list(tmp_path.rglob("*.page"))) == 6
+
+
+def test_a_fault_that_stays_ends_the_thread_and_answers_everybody(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files = Gated(tmp_path)
+    files = Faulty(tmp_path)
     tier = make(files=files)
     tier.save(records(1))
     assert tier.flush(LONG)
-    files.read = None  # type: ignore[assignment]
+    files.faults["scan"] = [RuntimeError("planted") for _ in range(100)]
+    files.faults["read"] = [RuntimeError("planted")]
     ticket = tier.load([name(1)])
-    tier.wait(LONG)
+    assert tier.flush(LONG)
     assert [(answer.ticket, answer.payloads) for answer in tier.poll()] == [(ticket, ())]
     assert tier.save(records(2)) == 0
     assert tier.num_leading([name(1)]) == 0
@@ -522,6 +583,7 @@ def test_a_bug_of_the_thread_ends_it_and_answers_everybody(
     assert tier.load([name(1)]) == ticket + 1
     assert [answer.payloads for answer in tier.poll()] == [()]
     assert len([r for r in caplog.records if "has failed" in r.message]) == 1
+    assert len(caplog.records) < 10
 
 
 def test_an_answer_that_came_before_the_wait_ends_it(make: Make, tmp_path: Path) -> None:
@@ -610,10 +672,27 @@ def test_a_day_has_a_bound_that_outlives_the_process(
     assert make(**options).use().written_today == RECORD
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"day": "2026-11-23"}', b"\xff"])
-def test_a_damaged_count_of_the_day_is_none(make: Make, tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "writes.json").write_bytes(content)
-    assert make(today=lambda: "2026-11-23").use().written_today == 0
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b'{"day": "2026-11-23"}', b"\xff", b'{"day": "2026-11-23", "bytes": 1e400}',
+     b'{"day": "2026-11-23", "bytes": 1e300}', b'{"day": "2026-11-23", "bytes": [1]}', b"[" * 100_000,
+     "fifo", "folder"],
+    ids=lambda content: str(content)[:40],
+)  # fmt: skip
+def test_a_damaged_count_of_the_day_is_none_and_is_counted_anew(
+    make: Make, tmp_path: Path, content: bytes | str
+) -> None:
+    file = tmp_path / "writes.json"
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        os.mkfifo(file) if content == "fifo" else (file / "inner").mkdir(parents=True)
+    tier = make(today=lambda: "2026-11-23")
+    assert tier.use().written_today == 0
+    tier.save(records(1))
+    assert tier.flush(LONG)
+    tier.close()
+    assert make(today=lambda: "2026-11-23").use().written_today == RECORD
 
 
 # ---- what other processes leave
@@ -655,6 +734,174 @@ def test_a_subfolder_that_cannot_be_listed_costs_its_own_records_alone(
     assert [name in after for name in names].count(True) == 4
     assert names[0] not in after
     assert len([r for r in caplog.records if "cannot be listed" in r.message]) >= 1
+
+
+def test_the_limit_holds_over_restarts_with_a_subfolder_that_had_no_permission(
+    make: Make, tmp_path: Path
+) -> None:
+    """Its pages are found again, and count: they are this user's."""
+    for start in range(4):
+        tier = make(limit=10 * RECORD)
+        assert tier.flush(LONG)
+        names = [bytes([number]) * 16 for number in range(4 * start, 4 * start + 8)]
+        assert tier.save([(name, payload(1)) for name in names]) == 8
+        assert tier.flush(LONG)
+        tier.close()
+        for folder in (tmp_path / IDENTITY.hex()).glob("*/"):
+            folder.chmod(0o000 if start % 2 else 0o600)
+    found = make(limit=10 * RECORD)
+    assert found.flush(LONG)
+    assert found.use().num_pages == len(list(tmp_path.rglob("*.page"))) == 10
+
+
+def test_nothing_more_is_written_to_a_subfolder_that_cannot_be_listed(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pages would not be counted at the next start, and again at the one after that."""
+    tier = make()
+    save(tier, 100, 1, 2)
+    tier.close()
+    broken = DiskFiles(tmp_path, IDENTITY).path(name(1)).parent
+    number, scandir = broken.stat().st_ino, os.scandir
+
+    def refuse(path: Path) -> object:
+        if Path(path).stat().st_ino == number:
+            raise OSError(errno.EIO, "broken", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    after = make()
+    assert after.flush(LONG)
+    assert there(after) == set()
+    save(after, 100, 3)
+    assert there(after) == {3}
+    assert [file.stem for file in broken.glob("*.page")] == [name(3).hex()]
+    assert len(list(broken.parent.glob("*.unused"))) == 1
+
+
+def folder_of_another(path: Path) -> None:
+    path.mkdir(0o700)
+    os.chown(path, 12345, 12345)
+
+
+def link(path: Path) -> None:
+    (path.parent / "elsewhere").mkdir()
+    path.symlink_to("elsewhere")
+
+
+def file_with_that_name(path: Path) -> None:
+    path.write_text("x")
+
+
+def folder_with_that_name(path: Path) -> None:
+    (path / "inner").mkdir(parents=True)
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("obstacle", [folder_of_another, link, file_with_that_name, fifo])
+@pytest.mark.parametrize("place", ["identity", "subfolder"])
+def test_what_is_in_the_way_of_a_folder_is_renamed(
+    make: Make, tmp_path: Path, obstacle: Callable[[Path], None], place: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    if obstacle is folder_of_another and os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    path = DiskFiles(tmp_path, IDENTITY).path(name(1)).parent
+    path = path.parent if place == "identity" else path
+    path.parent.mkdir(0o700, exist_ok=True)
+    obstacle(path)
+    tier = make()
+    save(tier, 100, 1)
+    assert read(tier, 1) == [payload(1)]
+    assert not path.is_symlink()
+    assert path.stat().st_uid == os.geteuid()
+    assert not list(tmp_path.glob("elsewhere/*")), "nothing is written through a link"
+    assert len(list(path.parent.glob(f"{path.name}.*.unused"))) == 1
+    assert len([r for r in caplog.records if "was not made by mlxserve" in r.message]) == 1
+
+
+@pytest.mark.parametrize("obstacle", [folder_with_that_name, fifo, link])
+def test_what_is_in_the_way_of_a_page_costs_nothing(
+    make: Make, tmp_path: Path, obstacle: Callable[[Path], None]
+) -> None:
+    path = DiskFiles(tmp_path, IDENTITY).path(name(1))
+    path.parent.mkdir(0o700, parents=True)
+    obstacle(path)
+    tier = make()
+    assert tier.flush(LONG)
+    assert there(tier) == set(), "it is not promised"
+    save(tier, 100, 0, 1, 2)
+    assert read(tier, 0, 1, 2) == [payload(0), payload(1), payload(2)]
+
+
+def test_an_old_unfinished_file_that_cannot_be_deleted_hides_no_page(
+    make: Make, tmp_path: Path
+) -> None:
+    tier = make()
+    save(tier, 100, 1)
+    tier.close()
+    stuck = DiskFiles(tmp_path, IDENTITY).path(name(1)).parent / ".1-0.new"
+    folder_with_that_name(stuck)
+    os.utime(stuck, (1e9, 1e9))
+    after = make()
+    assert after.flush(LONG)
+    assert there(after) == {1}
+
+
+def test_a_planted_link_is_not_written_through(make: Make, tmp_path: Path) -> None:
+    """Under the names that unfinished files will have."""
+    victim = tmp_path / "victim"
+    victim.write_text("of somebody else")
+    folder = DiskFiles(tmp_path, IDENTITY).path(name(1)).parent
+    folder.mkdir(0o700, parents=True)
+    for place in (tmp_path, folder.parent, folder):
+        for number in range(8):
+            (place / f".{os.getpid()}-{number}.new").symlink_to(victim)
+    tier = make()
+    save(tier, 100, 1)
+    assert victim.read_text() == "of somebody else"
+    assert read(tier, 1) == [payload(1)]
+
+
+def test_a_page_of_the_wrong_size_is_never_read(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a sparse file that would fill the memory, with a header that fits it."""
+    tier = make(payload_sizes={PAGE, 8})
+    save(tier, 100, 1, 2)
+    tier.save([(name(3), b"8 bytes.")])
+    assert tier.flush(LONG)
+    file = DiskFiles(tmp_path, IDENTITY).path(name(2))
+    with file.open("r+b") as opened:
+        opened.truncate(1 << 40)
+    assert read(tier, 1, 3, 2) == [payload(1), b"8 bytes."]
+    assert tier.use().num_lost == 1
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_a_folder_into_which_others_may_write_is_refused(
+    make: Make, tmp_path: Path, mode: int
+) -> None:
+    tmp_path.chmod(mode)
+    with pytest.raises(InvalidConfig, match=f"chmod go-w {tmp_path}"):
+        make()
+    tmp_path.chmod(0o755)
+    assert make().save(records(1)) == 1
+
+
+def test_a_folder_of_another_user_is_refused(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() == 0:
+        os.chown(tmp_path, 12345, 12345)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(InvalidConfig, match="belongs to another user"):
+        make()
 
 
 class Records(RuleBasedStateMachine):

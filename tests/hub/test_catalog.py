@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,42 @@ def test_the_bundled_model_is_first_with_the_kv_size_of_the_engine(cache: Path) 
     first = entries()[0]
     assert (first.name, first.source, first.context) == (MODEL_NAME, Origin.BUNDLED, 4096)
     assert 32 * first.kv_size(4) == 128 << 10, "the engine's pages of 32 tokens have 128 KiB"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_hidden_layers": 10**9},
+        {"max_position_embeddings": float("inf")},
+        {"num_attention_heads": {}},
+        {"hidden_size": "wide", "head_dim": None},
+    ],
+)
+def test_a_folder_that_cannot_be_loaded_is_not_listed_and_hides_no_other(
+    cache: Path, change: dict[str, object]
+) -> None:
+    put(cache / "models--a--bad" / "snapshots" / "1", {**CONFIG, **change})
+    put(cache / "models--a--good" / "snapshots" / "1")
+    assert named("a/bad") is None
+    assert named("a/good") is not None
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("kind", ["fifo", "deep", "odd", "link"])
+def test_files_that_cannot_be_read_hide_no_other_model(cache: Path, name: str, kind: str) -> None:
+    bad = cache / "models--a--bad" / "snapshots" / "1"
+    put(bad)
+    (bad / name).unlink(missing_ok=True)
+    if kind == "fifo":
+        os.mkfifo(bad / name)
+    elif kind == "link":
+        (bad / name).symlink_to("nothing")
+        (bad.parent / "2").symlink_to("nothing")
+    else:
+        odd = '{"model_type": "x", "weight_map": {"a": [], "b": {}}}'
+        (bad / name).write_text("[" * 100_000 if kind == "deep" else odd)
+    put(cache / "models--a--good" / "snapshots" / "1")
+    assert named("a/good") is not None
 
 
 def test_a_downloaded_model_is_no_longer_suggested(cache: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,18 @@ def test_an_invalid_config_is_refused(folder: Path, content: Any, message: str) 
 def test_a_config_that_is_not_utf_8_is_refused(folder: Path) -> None:
     (folder / "config.json").write_bytes(b'{"model_type": "\xff"}')
     assert "config.json cannot be read" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "tokenizer.json", "generation_config.json", "model.safetensors.index.json",
+     "model.safetensors", "chat_template.jinja"],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["fifo", "endless"])
+def test_a_file_that_would_never_end_is_refused_at_once(folder: Path, name: str, kind: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name) if kind == "fifo" else (folder / name).symlink_to("/dev/zero")
+    assert f"{name} is not a regular file" in refusal(folder)
 
 
 def test_a_broken_tokenizer_config_is_refused(folder: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,22 @@ def read(folder: Path, content: Any, config: dict[str, Any] | None = None) -> Ge
 def test_the_makers_sampling_is_the_default(tmp_path: Path) -> None:
     params = read(tmp_path, {"temperature": 0.6, "top_k": 20, "top_p": None}).default_params
     assert params == SamplingParams(temperature=0.6, top_k=20)
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[" * 100_000, b"\xff", "fifo"], ids=["cut", "deep", "utf-8", "fifo"]
+)
+def test_a_file_that_cannot_be_read_is_ignored_and_logged(
+    tmp_path: Path, content: str | bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "generation_config.json"
+    if content == "fifo":
+        os.mkfifo(file)
+    else:
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+    found = read_generation_config(ModelFiles("m", tmp_path, {"eos_token_id": 3}))
+    assert found == GenerationConfig((3,), SamplingParams())
+    assert "cannot be read and is ignored" in caplog.text
 
 
 def test_a_model_that_is_not_sampled_is_greedy(tmp_path: Path) -> None:

@@ -31,11 +31,13 @@ from typing import Any
 
 from mlxserve.config import config_home
 from mlxserve.errors import InvalidConfig
+from mlxserve.files import open_regular, own_json, read_opened, replace_file
 
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_MAX_BYTES = 1 << 20  # of a key file, which the event loop reads: about 5,000 keys
 _PREFIX = "mlxserve-"  # lets scanners for leaked secrets recognise a key
 
 
@@ -87,9 +89,9 @@ class KeyFile:
     def read(self) -> tuple[Key, ...]:
         """Empty without a file. Raises InvalidConfig for one that is damaged or open to other users."""
         try:
-            with self.path.open(encoding="utf-8") as file:
+            with open_regular(self.path) as file:
                 mode = os.fstat(file.fileno()).st_mode
-                content = json.load(file)
+                content = own_json(read_opened(file, _MAX_BYTES))
         except FileNotFoundError:
             return ()
         except (OSError, ValueError) as error:
@@ -170,15 +172,10 @@ class KeyFile:
     def _write(self, keys: Sequence[Key]) -> None:
         """Atomic: a reader sees the old file or the new one."""
         text = json.dumps({"keys": [asdict(key) for key in keys]}, indent=2) + "\n"
-        new = self.path.with_name(f"{self.path.name}.new")
+        if len(text) > _MAX_BYTES:
+            raise InvalidConfig(f"{self.path} has no room for another key. Revoke some.")
         try:
-            new.unlink(missing_ok=True)
-            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(self.path)
+            replace_file(self.path, text.encode(), is_synced=True)
         except OSError as error:
             raise InvalidConfig(f"The key file {self.path} cannot be written: {error}") from error
 
@@ -245,14 +242,14 @@ class Keyring:
         if self._file is None or (version := self._file.version()) == self._version:
             return
         self._version = version
+        was_locked = self._is_locked
+        self._filed, self._is_locked = (), True  # until the file has been read
         try:
             self._filed = self._file.read()
         except InvalidConfig as error:
             logger.error("The keys of the key file are not accepted: %s", error)
-            self._filed = ()
-            self._is_locked = True
             return
-        self._is_locked = self._is_locked or bool(self._filed)
+        self._is_locked = was_locked or bool(self._filed)
         logger.info("Read the key file again: %d keys.", len(self._filed))
         valid = {key.id for key in (*self._fixed, *self._filed)}
         revoked = [key for key in self._last_read if key.id not in valid]

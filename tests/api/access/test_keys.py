@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import stat
 import threading
 from pathlib import Path
@@ -91,7 +92,9 @@ def test_keys_created_concurrently_are_all_stored(file: KeyFile) -> None:
         '{"keys": [{"name": "a", "sha256": "x", "scope": "user"}]}',
         json.dumps({"keys": [{"name": "a", "sha256": "0" * 64, "scope": "king"}]}),
         json.dumps({"keys": [{"name": "a", "sha256": "0" * 64, "scope": "user", "max_requests": 0}]}),
+        "[" * 100_000,
     ],
+    ids=lambda text: text[:60],
 )  # fmt: skip
 def test_a_damaged_file_is_refused(file: KeyFile, text: str) -> None:
     file.path.parent.mkdir()
@@ -99,6 +102,19 @@ def test_a_damaged_file_is_refused(file: KeyFile, text: str) -> None:
     file.path.chmod(0o600)
     with pytest.raises(InvalidConfig, match=r"cannot be read|is damaged"):
         Keyring(file=file)
+
+
+def test_a_file_is_never_longer_than_what_is_read(file: KeyFile) -> None:
+    file.create("laptop", Scope.USER)
+    [key] = json.loads(file.path.read_text())["keys"]
+    size = len(json.dumps({"keys": [key, key]}, indent=2)) - len(
+        json.dumps({"keys": [key]}, indent=2)
+    )
+    keys = [{**key, "name": f"{number:06}"} for number in range((1 << 20) // size)]
+    file.path.write_text(json.dumps({"keys": keys}, indent=2))
+    with pytest.raises(InvalidConfig, match="no room for another key"):
+        file.create("desk", Scope.USER)
+    assert len(file.read()) == len(keys) > 1_000
 
 
 def test_a_file_that_others_can_read_is_refused(file: KeyFile) -> None:
@@ -120,7 +136,7 @@ def test_a_ring_follows_its_file(file: KeyFile) -> None:
     assert ring.is_locked  # revoking the last key opens nothing
 
 
-@pytest.mark.parametrize("harm", ["chmod", "remove", "damage"])
+@pytest.mark.parametrize("harm", ["chmod", "remove", "damage", "deep", "large", "fifo", "folder"])
 def test_the_keys_of_an_untrusted_file_are_not_accepted(
     file: KeyFile, harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -131,8 +147,16 @@ def test_the_keys_of_an_untrusted_file_are_not_accepted(
         file.path.chmod(0o644)
     elif harm == "remove":
         file.path.unlink()
+    elif harm in ("fifo", "folder"):
+        file.path.unlink()
+        os.mkfifo(file.path, 0o600) if harm == "fifo" else file.path.mkdir(0o700)
     else:
-        file.path.write_text("{")
+        content = {
+            "damage": "{",
+            "deep": "[" * 100_000,
+            "large": file.path.read_text() + " " * 2**20,
+        }
+        file.path.write_text(content[harm])
     with caplog.at_level(logging.ERROR):
         assert ring.find(secret) is None
     assert bool(caplog.records) == (harm != "remove")

@@ -1,0 +1,156 @@
+"""Reading files that may be anything, and writing files of our own.
+
+A FIFO has `open` wait for a writer that never comes, a device may have no end, and a file may be
+larger than the memory or nested deeper than the stack. So a file is read only if it is a regular one
+(links are followed first) and has no more bytes than its kind can need; everything else is a
+ValueError or an OSError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import json
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, BinaryIO, Never
+
+_MAX_INT_DIGITS, _MAX_FLOAT = 18, 1e18  # of numbers in files of our own
+_TEXTS = (".json", ".jinja", ".txt", ".model", ".tiktoken")
+MAX_TEXT = 256 << 20  # bytes; the largest tokenizers have a seventh of that
+_TEMPLATES = "additional_chat_templates"  # the one subfolder that loaders look into
+_numbers = itertools.count()
+
+
+def open_regular(file: Path, *, follows: bool = True) -> BinaryIO:
+    """Open a regular file to read it, without waiting. Raises OSError, also for any other kind.
+
+    follows: links
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    descriptor = os.open(file, flags if follows else flags | os.O_NOFOLLOW)
+    try:
+        _check_kind(file, os.fstat(descriptor).st_mode)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_opened(opened: BinaryIO, most: int) -> bytes:
+    """All of a file of `open_regular`. Raises OSError, and ValueError for more than `most` bytes."""
+    size = os.fstat(opened.fileno()).st_size
+    if size > most:
+        raise ValueError(f"it has more than {most} bytes")
+    return opened.read(size)
+
+
+def read_file(file: Path, most: int) -> bytes:
+    """All of a regular file. Raises OSError, and ValueError for more than `most` bytes."""
+    with open_regular(file) as opened:
+        return read_opened(opened, most)
+
+
+def read_json(file: Path, most: int) -> Any:
+    """The value in a JSON file of any program. Raises OSError and ValueError."""
+    return _parsed(read_file(file, most))
+
+
+def read_own_json(file: Path, most: int) -> dict[str, Any]:
+    """`own_json` of a file. Raises OSError and ValueError."""
+    return own_json(read_file(file, most))
+
+
+def own_json(content: bytes) -> dict[str, Any]:
+    """The object in a JSON file that mlxserve wrote; as integers its numbers fit into 64 bits.
+
+    Raises ValueError.
+    """
+    value = _parsed(content, parse_int=_int, parse_float=_float, parse_constant=_refuse)
+    if not isinstance(value, dict):
+        raise ValueError("it does not contain an object")
+    return value
+
+
+def write_new(file: Path, *pieces: bytes) -> None:
+    """Write a file that only its owner can read, in place of whatever has its name.
+
+    Never through a link, and never into a file that another program made. Raises OSError.
+    """
+    file.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(file, flags, 0o600), "wb") as opened:
+        for piece in pieces:
+            opened.write(piece)
+
+
+def replace_file(file: Path, content: bytes, *, is_synced: bool = False) -> None:
+    """Write a file whole or not at all: a reader sees the old one or the new one. Raises OSError.
+
+    is_synced: wait until the disk has it, so that it survives a loss of power
+    """
+    unfinished = file.with_name(f".{os.getpid()}-{next(_numbers)}-{file.name}.new")
+    try:
+        write_new(unfinished, content)
+        if is_synced:
+            with open_regular(unfinished) as opened:
+                os.fsync(opened.fileno())
+        os.replace(unfinished, file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise
+
+
+def check_model_files(folder: Path) -> None:
+    """Raises ValueError for a file that would keep what loads this folder waiting or fill the memory:
+    one that is not regular, or a text (configuration, vocabulary, template) of more than MAX_TEXT."""
+    for file in (*_entries(folder), *_entries(folder / _TEMPLATES)):
+        try:
+            state = file.stat()
+        except OSError:  # a link to nothing, which no loader can open
+            continue
+        if stat.S_ISDIR(state.st_mode):
+            continue
+        if not stat.S_ISREG(state.st_mode):
+            raise ValueError(f"{file.name} is not a regular file")
+        if file.suffix in _TEXTS and state.st_size > MAX_TEXT:
+            raise ValueError(f"{file.name} has {state.st_size} bytes; at most {MAX_TEXT} are read")
+
+
+def _parsed(content: bytes, **parsers: Any) -> Any:
+    try:
+        return json.loads(content.decode(), **parsers)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _entries(folder: Path) -> Iterable[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else ()
+
+
+def _check_kind(file: Path, mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "It is not a regular file", str(file))
+
+
+def _int(text: str) -> int:
+    if len(text.lstrip("-")) > _MAX_INT_DIGITS:
+        raise ValueError("a number in it is too large")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not abs(value) < _MAX_FLOAT:
+        raise ValueError("a number in it is too large")
+    return value
+
+
+def _refuse(text: str) -> Never:
+    raise ValueError(f"it contains {text}, which is not a number")
