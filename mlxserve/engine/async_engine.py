@@ -47,6 +47,7 @@ log = logging.getLogger("mlxserve.engine")
 
 _MINUTE = 60.0  # seconds
 _HEARTBEAT = 1.0  # seconds between two signs of life of an idle engine
+STATS_SECONDS = 0.1  # between two copies of the counters while nothing ends
 _LOSS_SECONDS = 1.0  # for what a connection tells that ended a moment ago
 _STUCK_SECONDS = 5.0  # for a thread that may wait for a lost rank for ever
 
@@ -132,6 +133,7 @@ class AsyncEngine:
         self._stopped: EngineStopped | None = None
         self._beat = time.monotonic()
         self._stats = Stats()
+        self._next_stats = 0.0  # when they are copied again
         self.max_model_len = 0  # longest prompt plus answer, as of the last change
         self._ready: Future[None] = Future()
         self._ending = threading.Lock()
@@ -243,7 +245,8 @@ class AsyncEngine:
         return taken
 
     def stats(self) -> Stats:
-        """As of the last step, and the last call that was answered."""
+        """With every answer that has ended and every call that was answered; while requests run, as
+        of a step at most `STATS_SECONDS` before the last one."""
         return self._stats
 
     def is_alive(self) -> bool:
@@ -360,17 +363,25 @@ class AsyncEngine:
                     engine.watch_memory(self._memory)
                 if is_open and engine.has_work:
                     outputs = engine.step()
+                    self._count(engine, outputs)
                     self._deliver(outputs)
                     engine.start()
                 elif is_open:
                     self._has_more = False  # also if this fails
                     self._has_more = engine.idle()
-                self._stats = engine.stats()
+                    self._stats = engine.stats()
                 throughput.write(self._stats, time.monotonic())
             except Exception as error:  # noqa: BLE001  (logged there)
                 self._restart(engine, error, {output.request_id for output in outputs})
             self._beat = time.monotonic()
         self._deliver(engine.abort_all())
+
+    def _count(self, engine: Engine, outputs: Sequence[Output]) -> None:
+        """After a step that ended a request or all work, and else a few times a second."""
+        now = time.monotonic()
+        has_ended = any(output.finish_reason is not None for output in outputs)
+        if has_ended or now >= self._next_stats or not engine.has_work:
+            self._stats, self._next_stats = engine.stats(), now + STATS_SECONDS
 
     def _restart(self, engine: Engine, error: Exception, lost: set[str]) -> None:
         """Have the engine begin again, and tell the streams of the requests that it dropped.

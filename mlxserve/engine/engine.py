@@ -120,17 +120,13 @@ class Engine:
         """End a request at this step boundary."""
         outputs = self._scheduler.abort(request_id, reason)
         self._transfers.hand_over()
-        return self._counted(outputs)
+        self._timeline.got(outputs)
+        return outputs
 
     def abort_all(self) -> list[Output]:
         """End every request."""
-        outputs = [
-            output
-            for request in list(self._scheduler.roster.live)
-            for output in self._scheduler.abort(request.id)
-        ]
-        self._transfers.hand_over()
-        return self._counted(outputs)
+        live = list(self._scheduler.roster.live)
+        return [output for request in live for output in self.abort(request.id)]
 
     def unpin(self, request_id: str) -> None:
         """Let the pages of a named prefix be evicted again. `request_id`: the request that computed them."""
@@ -150,7 +146,7 @@ class Engine:
         return self._pop_early()
 
     def _before_plan(self) -> None:
-        self._scheduler.expire(self._clock())
+        self._scheduler.page_tables.expire(self._clock())
         if self._transfers.must_collect() or self._scheduler.must_read():
             self._read_early()
         self._transfers.before_plan()
@@ -220,9 +216,6 @@ class Engine:
 
     def _pop_early(self) -> list[Output]:
         outputs, self._early = self._early, []
-        return self._counted(outputs)
-
-    def _counted(self, outputs: list[Output]) -> list[Output]:
         self._timeline.got(outputs)
         return outputs
 
@@ -307,7 +300,7 @@ class Engine:
 
     @property
     def live_ids(self) -> set[str]:
-        """Of the requests that wait or run."""
+        """Ids of waiting and running requests."""
         return self._scheduler.roster.ids
 
     def check(self) -> None:

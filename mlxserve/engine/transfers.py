@@ -90,7 +90,8 @@ class Transfers:
         self.hand_over()
 
     def after_read(self) -> None:
-        self._runner.drop_states(self._moves.pop_dropped_states())
+        if (dropped := self._moves.pop_dropped_states()) is not None:
+            self._runner.drop_states(dropped)
         self.hand_over()
 
     def wait(self) -> None:

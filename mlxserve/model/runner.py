@@ -8,7 +8,7 @@ collect(pending) -> [Sampled | None]    waits for the device
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -165,9 +165,8 @@ class ModelRunner:
         self._states.clear()
         self._kv.restart(num_pages)
 
-    def drop_states(self, snapshots: Iterable[int]) -> None:
+    def drop_states(self, snapshots: Sequence[int]) -> None:
         """Give up these snapshots, and the states of requests that do not run any more."""
-        snapshots = list(snapshots)
         ended = self._states.drop(snapshots)
         if self._workers is not None and (snapshots or ended):
             self._workers.drop_states(snapshots, [request.arrival for request in ended])

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from metal_kernels.reading import evaluate, read
-from mlxserve.request import LiveRequest, Sampled, TokenLogprob
+from mlxserve.request import LiveRequest, Request, Sampled, TokenLogprob
 from mlxserve.sampling_params import SamplingParams
 
 _MASK64 = (1 << 64) - 1
@@ -94,9 +94,10 @@ def sample(
     logits: (rows, vocabulary), any float type; draws: one per row
     pending_ids: the previous step's ids, for draws with a lazy_index
     """
-    raw = logits.astype(mx.float32)
-    logits = _with_bias(_with_penalties(raw, draws, pending_ids), draws)
-    logits = _guided(_without_early_ends(logits, draws), draws)
+    logits = raw = logits.astype(mx.float32)
+    if any(_is_steered(draw.request.asked) for draw in draws):
+        logits = _with_bias(_with_penalties(raw, draws, pending_ids), draws)
+        logits = _guided(_without_early_ends(logits, draws), draws)
     ids = _choose(logits, draws)
     wanting = tuple(
         i for i, draw in enumerate(draws) if draw.request.asked.params.logprobs is not None
@@ -104,6 +105,12 @@ def sample(
     if not wanting:
         return PendingSample(ids, (), None, None, None)
     return PendingSample(ids, wanting, *_logprobs_of(raw, ids, draws, wanting))
+
+
+def _is_steered(asked: Request) -> bool:
+    """Whether the request may change logits, apart from its temperature."""
+    params = asked.params
+    return bool(asked.guide or params.is_penalised or params.logit_bias or params.min_tokens)
 
 
 def _choose(logits: mx.array, draws: Sequence[Draw]) -> mx.array:

@@ -58,10 +58,11 @@ class Moves:
         known = self._tables.snapshots.known()
         return [(hash_, known[hash_]) for hash_ in self.disk.unwritten_states(known, most)]
 
-    def pop_dropped_states(self) -> list[int]:
-        """Snapshots of recurrent states that are not needed once the planned step is launched."""
+    def pop_dropped_states(self) -> list[int] | None:
+        """Snapshots that are not needed once the planned step is launched; None without recurrent
+        states."""
         snapshots = self._tables.snapshots
-        return [] if snapshots is None else snapshots.pop_dropped()
+        return None if snapshots is None else snapshots.pop_dropped()
 
     def state_ids(self) -> set[int] | None:
         """Ids of all snapshots that were planned and not dropped; None without recurrent states."""

@@ -237,10 +237,6 @@ class Scheduler:
         if self.config.enable_prefix_caching:
             self.page_tables.keep_pages(self._page_hashes.get(asked, ()), until)
 
-    def expire(self, now: float) -> None:
-        """End the protection of pages that were to be kept until now."""
-        self.page_tables.expire(now)
-
     def reset_prefix_cache(self, *, force: bool = False) -> bool:
         """Forget every cached page except those of named prefixes.
 

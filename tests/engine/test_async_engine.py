@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from mlxserve.engine import async_engine
 from mlxserve.engine.async_engine import AsyncEngine
 from mlxserve.engine.output_stream import OutputStream
 from mlxserve.errors import EngineStopped
 from mlxserve.request import FinishReason, Output, Request
 from mlxserve.sampling_params import SamplingParams
-from mlxserve.stats import PoolStats, SchedulerStats, Stats
+from mlxserve.stats import PoolStats, SchedulerStats, Stats, StepStats
 
 
 class Waiting:
@@ -69,6 +70,35 @@ def test_outputs_are_delivered_before_the_next_step_starts() -> None:
         engine.close()
         assert tokens == 3
         assert stand_in.in_time == [True] * 3
+
+    asyncio.run(scenario())
+
+
+class Counted(Waiting):
+    """Counts how often it is counted."""
+
+    num_counted = 0
+
+    def stats(self) -> Stats:
+        self.num_counted += 1
+        return Stats(engine=StepStats(num_steps=3 - self.tokens_left))
+
+
+def test_a_step_that_ends_nothing_is_counted_with_the_next_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(async_engine, "STATS_SECONDS", 3600.0)
+
+    async def scenario() -> None:
+        stand_in: Any = Counted()
+        engine = AsyncEngine(lambda: stand_in)
+        stream = await engine.submit([Request("a", [1], SamplingParams(max_tokens=3))])
+        async for output in stream:
+            if output.finish_reason is not None:
+                assert engine.stats().engine.num_steps == 3, "before its reader has the end"
+                assert stand_in.num_counted == 3, "after the call, the first and the last step"
+            stand_in.read.release()
+        engine.close()
 
     asyncio.run(scenario())
 

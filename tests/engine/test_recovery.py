@@ -19,6 +19,7 @@ from mlxserve.build import build_chat
 from mlxserve.cache.kv import KVPool
 from mlxserve.chat.chat import Chat
 from mlxserve.config import EngineConfig
+from mlxserve.engine import async_engine
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.transfers import Transfers
 from mlxserve.model.embedding import Embedding
@@ -174,8 +175,10 @@ def test_a_prefix_is_added_and_can_be_removed_if_counting_fails_behind_the_call(
 )
 @pytest.mark.parametrize("at", [2, 5])
 def test_a_failed_step_ends_its_request_with_an_error_and_the_next_is_answered(
-    shared: Chat, point: Point, at: int
+    shared: Chat, point: Point, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(async_engine, "STATS_SECONDS", 0.0)  # counted after every step
+
     async def scenario(chat: Chat) -> None:
         wanted = await tokens(chat)
         before = (await chat.engine.snapshot()).stats.engine

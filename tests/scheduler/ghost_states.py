@@ -60,7 +60,7 @@ class GhostStates:
 
     def drop(self) -> None:
         """Once a step is launched."""
-        for id_ in self.scheduler.moves.pop_dropped_states():
+        for id_ in self.scheduler.moves.pop_dropped_states() or ():
             del self.snapshots[id_]
         for request in [r for r in self.live if r.state is not RequestState.RUNNING]:
             del self.live[request]

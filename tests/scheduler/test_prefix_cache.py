@@ -167,7 +167,7 @@ def test_a_conversation_that_continues_after_a_tool_call_finds_its_pages(
         request = engine.add(list(range(100, 120)), 5)
         engine.drain()
         engine.scheduler.keep_pages(request.asked, until=seconds)
-        engine.scheduler.expire(1)
+        engine.scheduler.page_tables.expire(1)
         for number in range(8):
             engine.add([number] * 20, 4)
             engine.drain()

@@ -191,7 +191,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(seconds=st.integers(1, 4))
     def pass_time(self, seconds: int) -> None:
         self.now += seconds
-        self.engine.scheduler.expire(self.now)
+        self.engine.scheduler.page_tables.expire(self.now)
         self.engine.audit()
 
     @precondition(lambda self: self.engine.loads)
