@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # the list of public names: type checkers follow it, _modules
     from mlxserve.errors import EngineFailed as EngineFailed
     from mlxserve.errors import EngineStopped as EngineStopped
     from mlxserve.errors import GrammarFailed as GrammarFailed
+    from mlxserve.errors import HelperUnavailable as HelperUnavailable
     from mlxserve.errors import InvalidConfig as InvalidConfig
     from mlxserve.errors import InvalidParameter as InvalidParameter
     from mlxserve.errors import InvalidRequest as InvalidRequest

@@ -13,6 +13,7 @@
     ├── GrammarFailed           the grammar became too expensive in the middle of an answer
     ├── QueueFull               too many requests are waiting
     │   └── PagesPromised       live requests were promised the pages that a prefix or resize would take
+    ├── HelperUnavailable       a process that works on texts was paused, or cannot be started
     ├── EngineFailed            a failure inside the engine ended this request; the engine goes on
     └── EngineStopped           the engine was closed or has failed and accepts no requests
 
@@ -141,6 +142,10 @@ class QueueFull(MlxServeError):
 class PagesPromised(QueueFull):
     """A named prefix or a smaller cache would cut the answers of live requests. Try again when they
     have ended."""
+
+
+class HelperUnavailable(MlxServeError):
+    """A process that works on texts was paused, or the system refuses to start it. Try again."""
 
 
 class EngineFailed(MlxServeError):

@@ -46,12 +46,13 @@ ARROWS: dict[str, str] = {
     "mlxserve/blas": "mlxserve/errors",
     "mlxserve/machine": "mlxserve/errors mlxserve/deferred_packages mlxserve/blas",
     "mlxserve/forward_work": "",
+    "mlxserve/pauses": "",
     "mlxserve/gguf": "mlxserve/errors",
     "mlxserve/hub": (
         "mlxserve/errors mlxserve/files mlxserve/sampling_params mlxserve/config mlxserve/gguf"
     ),
     "mlxserve/mini/__init__": "",
-    "mlxserve/helpers": "",
+    "mlxserve/helpers": "mlxserve/errors mlxserve/pauses",
     "mlxserve/text/parsing": "",
     "mlxserve/text/lanes": "",
     "mlxserve/text/signature": "",
@@ -75,7 +76,8 @@ ARROWS: dict[str, str] = {
         "mlxserve/sampling_params mlxserve/request mlxserve/text/parsing mlxserve/text/tokenizer"
     ),
     "mlxserve/text/guidance": (
-        "mlxserve/errors mlxserve/sampling_params mlxserve/helpers mlxserve/text/parsing "
+        "mlxserve/errors mlxserve/sampling_params mlxserve/pauses mlxserve/helpers "
+        "mlxserve/text/parsing "
         "mlxserve/text/tokenizer"
     ),
     "mlxserve/text/__init__": "",
@@ -90,7 +92,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/cache/layer_kv": (
         "metal_kernels mlxserve/cache/layout mlxserve/cache/key_owners mlxserve/cache/kv"
     ),
-    "mlxserve/disk": "mlxserve/errors mlxserve/files",
+    "mlxserve/disk": "mlxserve/errors mlxserve/files mlxserve/pauses",
     "mlxserve/scheduler": (
         "mlxserve/errors mlxserve/stats mlxserve/config mlxserve/request mlxserve/forward_work "
         "mlxserve/cache/hashing mlxserve/cache/pages"
@@ -101,8 +103,8 @@ ARROWS: dict[str, str] = {
         "mlxserve/cache/key_owners mlxserve/cache/kv mlxserve/cache/layer_kv"
     ),
     "mlxserve/engine": (
-        "mlxserve/errors mlxserve/stats mlxserve/request mlxserve/forward_work mlxserve/cache/pages "
-        "mlxserve/disk mlxserve/disk mlxserve/scheduler mlxserve/model"
+        "mlxserve/errors mlxserve/stats mlxserve/request mlxserve/forward_work mlxserve/pauses "
+        "mlxserve/cache/pages mlxserve/disk mlxserve/disk mlxserve/scheduler mlxserve/model"
     ),
     "mlxserve/chat": (
         "mlxserve/errors mlxserve/files mlxserve/sampling_params mlxserve/request "

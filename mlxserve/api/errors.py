@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from mlxserve.errors import (
     EngineStopped,
     GrammarFailed,
+    HelperUnavailable,
     InvalidParameter,
     InvalidRequest,
     MlxServeError,
@@ -123,6 +124,8 @@ def from_engine(error: MlxServeError, *, prompt_param: str = "prompt") -> ApiErr
             return ApiError(409, message, code="busy")
         case QueueFull():
             return ApiError(503, message, code="queue_full", headers=RETRY_SOON)
+        case HelperUnavailable():
+            return ApiError(503, message, code="helper_unavailable", headers=RETRY_SOON)
         case EngineStopped():
             return ApiError(503, message, code="engine_stopped", headers=DO_NOT_RETRY)
         case OutOfMemory():

@@ -33,6 +33,7 @@ from mlxserve.disk.loads import DiskAnswer, DiskLoads
 from mlxserve.disk.thread import DiskNews, DiskThread, DiskUse, Message, Order, Record, Touch
 from mlxserve.disk.writes import DiskWrites
 from mlxserve.errors import InvalidConfig
+from mlxserve.pauses import RUNNING
 
 log = logging.getLogger("mlxserve.disk")
 
@@ -55,7 +56,7 @@ class DiskTier:
         model: str = "",
         payload_sizes: Collection[int] | None = None,
         files: DiskFiles | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = RUNNING.now,
         today: Callable[[], str] = lambda: datetime.now(UTC).date().isoformat(),
     ) -> None:
         """

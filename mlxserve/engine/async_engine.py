@@ -32,6 +32,7 @@ from mlxserve.engine.worker import WORKERS, result_of
 from mlxserve.errors import EngineFailed, EngineStopped, MlxServeError
 from mlxserve.model.dense_text import DenseText, Result
 from mlxserve.model.workers import Workers
+from mlxserve.pauses import RUNNING
 from mlxserve.request import (
     FinishReason,
     Output,
@@ -131,7 +132,8 @@ class AsyncEngine:
         self._has_failed = False
         self._has_more = False  # to write to disk, while nothing else is to be done
         self._stopped: EngineStopped | None = None
-        self._beat = time.monotonic()
+        RUNNING.start()
+        self._beat = RUNNING.now()
         self._stats = Stats()
         self._next_stats = 0.0  # when they are copied again
         self.max_model_len = 0  # longest prompt plus answer, as of the last change
@@ -258,8 +260,8 @@ class AsyncEngine:
         return self._has_failed
 
     def seconds_since_beat(self) -> float:
-        """Since the thread last ended a step, or woke up without work."""
-        return time.monotonic() - self._beat
+        """Since the thread last ended a step, or woke up without work; without pauses of the process."""
+        return RUNNING.now() - self._beat
 
     def fail(self, reason: str) -> None:
         """End the engine from any thread, because its own may wait for another rank for ever."""
@@ -327,7 +329,7 @@ class AsyncEngine:
         try:
             engine = build()
             self.max_model_len = engine.max_model_len
-            self._beat = time.monotonic()  # loading may have taken minutes
+            self._beat = RUNNING.now()  # loading may have taken minutes
         except BaseException as error:  # noqa: BLE001  (raised again by the thread that waits)
             self._stopped = EngineStopped("The engine could not be built.")
             with contextlib.suppress(InvalidStateError):  # `fail` was first
@@ -373,7 +375,7 @@ class AsyncEngine:
                 throughput.write(self._stats, time.monotonic())
             except Exception as error:  # noqa: BLE001  (logged there)
                 self._restart(engine, error, {output.request_id for output in outputs})
-            self._beat = time.monotonic()
+            self._beat = RUNNING.now()
         self._deliver(engine.abort_all())
 
     def _count(self, engine: Engine, outputs: Sequence[Output]) -> None:

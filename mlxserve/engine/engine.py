@@ -34,6 +34,7 @@ from mlxserve.model.embedding import Embedding
 from mlxserve.model.runner import ModelRunner, Pending
 from mlxserve.model.scoring import Scoring
 from mlxserve.model.workers import Workers
+from mlxserve.pauses import RUNNING
 from mlxserve.request import Chunk, FinishReason, LiveRequest, Output, Pooling, Request, Resized
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.stats import DiskStats, PoolStats, RankStats, Stats, StepStats
@@ -238,7 +239,9 @@ class Engine:
         began, before = self._clock(), text.num_done
         pace = self._embedding_pace
         result = text.advance(pace.size(is_busy=self._scheduler.has_work))
-        pace.observe(text.num_done - before, self._clock() - began)
+        seconds = self._clock() - began
+        if not RUNNING.was_paused(seconds):
+            pace.observe(text.num_done - before, seconds)
         self._timer.disturb()
         return result
 

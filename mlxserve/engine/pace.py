@@ -18,9 +18,10 @@ Where the device has a watchdog a step is also bounded by its multiply-adds, bes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mlxserve.forward_work import ForwardWork, WorkBudget
+from mlxserve.pauses import RUNNING, SHORTEST_PAUSE
 from mlxserve.request import Chunk
 
 _WEIGHT = 0.3  # of the newest measurement in the running average
@@ -134,7 +135,9 @@ class StepTimer:
     └──────────── n ────────────────┘ └────── n+1 ──────┘
     """
 
-    def __init__(self) -> None:
+    def __init__(self, was_paused: Callable[[float], bool] = RUNNING.was_paused) -> None:
+        """`was_paused`: whether the process was, in the last seconds"""
+        self._was_paused = was_paused
         self._launched = 0.0  # the unread step
         self._last_read = 0.0
         self._is_disturbed = False
@@ -151,6 +154,8 @@ class StepTimer:
         seconds = None if self._is_disturbed else now - max(self._launched, self._last_read)
         self._is_disturbed = False
         self._last_read = now
+        if seconds is not None and seconds >= SHORTEST_PAUSE and self._was_paused(seconds):
+            return None
         return seconds
 
 

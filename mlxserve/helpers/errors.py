@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from mlxserve.errors import EngineStopped, HelperUnavailable, MlxServeError
+
 
 class KillReason(StrEnum):
     """Why a child ended before its job did."""
@@ -13,6 +15,7 @@ class KillReason(StrEnum):
     ENDED = "ended"  # by itself, or by a signal of others
     CLOSED = "closed"  # the helper was closed
     NOT_STARTED = "not_started"  # the system refused a process or a socket
+    PAUSED = "paused"  # it did not run all the time, and the job did not end in time
 
 
 class HelperKilled(Exception):
@@ -21,6 +24,18 @@ class HelperKilled(Exception):
     def __init__(self, reason: KillReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+    def without_blame(self, what: str) -> MlxServeError | None:
+        """The error of a request whose job may succeed in another process; None if the job is to blame.
+
+        what: begins the sentence that this error completes
+        """
+        match self.reason:
+            case KillReason.CLOSED:
+                return EngineStopped("The engine was closed.")
+            case KillReason.NOT_STARTED | KillReason.PAUSED:
+                return HelperUnavailable(f"{what} {self}; send the request again")
+        return None
 
 
 class JobFailed(Exception):

@@ -10,6 +10,7 @@ from typing import Any
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
 from mlxserve.helpers.frames import NO_MEMORY, Kind
 from mlxserve.helpers.process import ChildProcess
+from mlxserve.pauses import RUNNING
 
 _EXIT_SECONDS = 5.0  # to wait for the end of a process that has closed its socket already
 
@@ -32,8 +33,9 @@ class Job:
         self._seconds = seconds
         self._release = release
         self._why_closed = why_closed
+        child.was_stopped = False
         # It may have been started long ago; nothing has looked at it since then.
-        self._deadline = time.monotonic() + (seconds if child.is_set_up else child.start_seconds)
+        self._count_from_now()
 
     def receive(self, timeout: float = 0.0) -> list[Any]:
         """The values that the job has yielded since the last call.
@@ -42,15 +44,15 @@ class Job:
         job is done then.
         """
         assert not self.is_done, "the job has ended"
-        until = time.monotonic() + timeout
+        until = RUNNING.now() + timeout
         try:
             while True:
-                self._child.exchange(min(until, self._deadline) - time.monotonic())
+                self._child.exchange(min(until, self._deadline) - RUNNING.now())
                 values = list(self._taken())
                 if values or self.is_done:
                     return values
                 self._look()
-                if time.monotonic() >= until:
+                if RUNNING.now() >= until:
                     return []
         except (HelperKilled, JobFailed):
             self._end()
@@ -86,7 +88,11 @@ class Job:
                     self._raise(value)
                 case _:
                     self._kill(KillReason.ENDED, "answered what is not understood")
-            self._deadline = time.monotonic() + self._seconds
+            self._count_from_now()
+
+    def _count_from_now(self) -> None:
+        self._began = time.monotonic()
+        self._deadline = RUNNING.now() + self._limit()
 
     def _raise(self, value: Any) -> None:
         if not (isinstance(value, list) and [type(one) for one in value] == [str, str]):
@@ -103,14 +109,22 @@ class Job:
             if (closed := self._why_closed()) is not None:
                 raise HelperKilled(KillReason.CLOSED, closed)
             if code == -signal.SIGALRM:
-                self._kill(KillReason.TIME, f"took longer than {self._limit():g} s")
+                self._kill_late()
             if code in (NO_MEMORY, -signal.SIGABRT):  # Rust's allocator aborts
                 self._kill(KillReason.MEMORY, child.needed_too_much)
             self._kill(KillReason.ENDED, f"ended its process ({_words(code)})")
-        if time.monotonic() >= self._deadline:
-            self._kill(KillReason.TIME, f"took longer than {self._limit():g} s")
-        if child.is_too_large():
+        is_late = RUNNING.now() >= self._deadline
+        child.look(again=is_late)
+        if is_late:
+            self._kill_late()
+        if child.is_too_large:
             self._kill(KillReason.MEMORY, child.needed_too_much)
+
+    def _kill_late(self) -> None:
+        """The child's timer, unlike the deadline, goes on while both processes are paused."""
+        if self._child.was_stopped or RUNNING.was_paused(time.monotonic() - self._began):
+            self._kill(KillReason.PAUSED, "was paused")
+        self._kill(KillReason.TIME, f"took longer than {self._limit():g} s")
 
     def _limit(self) -> float:
         return self._seconds if self._child.is_set_up else self._child.start_seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -20,7 +21,8 @@ import psutil
 from mlxserve.helpers.errors import HelperKilled, KillReason
 from mlxserve.helpers.frames import LENGTH, MAX_FRAME
 
-_LOOK_SECONDS = 0.05  # between two looks at the child's memory
+_LOOK_SECONDS = 0.05  # between two looks at the child
+_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 _END_SECONDS = 0.05  # to wait for the end of a killed process
 _PIECE, _MOST_PIECES = 64 << 10, 1024  # bytes read at once, and how often before a look
 
@@ -34,10 +36,12 @@ class ChildProcess:
         self.is_set_up = False
         self.is_at_end = False  # the child's side of the socket is closed
         self.was_killed = False
+        self.is_too_large = False
+        self.was_stopped = False  # by a signal or a debugger, since the job began
         self.needed_too_much = f"needed more than {memory >> 20} MB of memory"
         self._memory = memory
-        self._allowed: int | None = None  # bytes, once it is set up
         self._looked_at = 0.0
+        self._allowed: int | None = None  # bytes, once it is set up
         self._out: deque[memoryview] = deque()
         self._in = bytearray()
         self._piece = memoryview(bytearray(_PIECE))
@@ -97,12 +101,15 @@ class ChildProcess:
             return 0
         return self.resident_size() - self._allowed + self._memory
 
-    def is_too_large(self) -> bool:
+    def look(self, *, again: bool = False) -> None:
+        """See whether it is stopped, or too large; often only `again`, as each look takes 30 us."""
         now = time.monotonic()
-        if self._allowed is None or now - self._looked_at < _LOOK_SECONDS:
-            return False
+        if now - self._looked_at < _LOOK_SECONDS and not again:
+            return
         self._looked_at = now
-        return self.resident_size() > self._allowed
+        self.is_too_large = self._allowed is not None and self.resident_size() > self._allowed
+        with contextlib.suppress(psutil.Error):  # it has ended
+            self.was_stopped |= self._state.status() in _STOPPED
 
     def has_ended(self) -> bool:
         return self._process.poll() is not None

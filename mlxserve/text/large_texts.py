@@ -68,7 +68,10 @@ class LargeTexts:
         try:
             reply = self._helper.call(method, *arguments, seconds=SECONDS)
         except HelperKilled as error:
-            raise InvalidRequest(f"The text cannot be encoded: that {error}.") from error
+            blameless = error.without_blame("The process for large texts")
+            raise blameless or InvalidRequest(
+                f"The text cannot be encoded: that {error}."
+            ) from error
         if isinstance(reply, int):
             raise RenderedTooLong(reply)
         ids = array("i")

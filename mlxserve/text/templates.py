@@ -104,7 +104,8 @@ class HelperRenderer:
         except JobFailed as error:
             raise TemplateError(error.message or error.type_name) from error
         except HelperKilled as error:
-            raise TemplateError(f"rendering {error}") from error
+            blameless = error.without_blame("The chat template's process")
+            raise blameless or TemplateError(f"rendering {error}") from error
 
 
 @cache

@@ -139,6 +139,18 @@ def test_a_step_beside_which_a_text_was_embedded_is_not_measured() -> None:
     assert timer.read(2.5) == 0.5
 
 
+def test_a_step_in_which_the_process_was_paused_is_not_measured() -> None:
+    pauses: list[float] = []
+    timer = StepTimer(lambda seconds: any(seconds >= pause for pause in pauses))
+    timer.launched(1.0)
+    assert timer.read(41.0) == 40.0  # a slow machine
+    pauses.append(40.0)
+    timer.launched(50.0)
+    assert timer.read(91.0) is None
+    timer.launched(91.0)
+    assert timer.read(91.5) == 0.5
+
+
 def test_a_step_measured_as_no_time_at_all_does_not_divide_by_zero() -> None:
     pace = Pace(0.1)
     pace.observe([decode()], 0.0)

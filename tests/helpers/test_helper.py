@@ -17,7 +17,9 @@ import psutil
 import pytest
 
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
+from mlxserve.helpers.frames import MARGIN
 from mlxserve.helpers.helper import Helper
+from mlxserve.pauses import RUNNING, RunningClock
 from tests.waiting import wait_until
 
 LONG = 60.0  # seconds that no job here takes, on any machine
@@ -77,7 +79,7 @@ def test_a_child_that_was_started_long_before_its_first_job_is_not_late(
 ) -> None:
     helper = make("x" * (8 << 20))  # more than the socket takes: it is set up with its first job
     helper.start()
-    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 1e6)
+    monkeypatch.setattr(RUNNING, "now", lambda now=RUNNING.now: now() + 1e6)
     assert helper.call("echo", 1, seconds=LONG) == 1
     assert helper.num_started == 1
 
@@ -253,6 +255,47 @@ def test_a_system_without_processes_or_sockets_is_one_error(
         with pytest.raises(HelperKilled, match=r"was not begun: .*Too many open files"):
             helper.call("echo", 1, seconds=LONG)
     assert helper.call("echo", 1, seconds=LONG) == 1
+
+
+# ---- pauses
+
+
+def test_a_child_that_is_stopped_is_not_said_to_take_too_long(helper: Helper) -> None:
+    os.kill(pid_of(helper), signal.SIGSTOP)
+    with pytest.raises(HelperKilled, match=r"^was paused$") as caught:
+        helper.call("echo", 1, seconds=0.5)
+    assert caught.value.reason is KillReason.PAUSED
+    assert helper.call("echo", 1, seconds=LONG) == 1
+    with pytest.raises(HelperKilled, match=r"^took longer than 0.5 s$"):
+        helper.call("loop", seconds=0.5)
+
+
+def test_a_child_whose_own_timer_ended_it_in_a_pause_of_both_neither(
+    helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = pid_of(helper)
+    job = helper.begin("sleepy", 1, LONG, seconds=0.1)
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    monkeypatch.setattr(RUNNING, "was_paused", lambda seconds: seconds >= 0.1 + MARGIN)
+    with pytest.raises(HelperKilled, match=r"^was paused$"):
+        job.receive(LONG)
+
+
+def test_a_job_goes_on_after_a_pause_of_this_process(
+    helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid_of(helper)
+    pauses = [0.0]
+    clock = RunningClock(lambda: time.monotonic() + sum(pauses), tick=1e6)
+    clock.start()
+    monkeypatch.setattr("mlxserve.helpers.job.RUNNING", clock)
+    job = helper.begin("sleepy", 1, 1.0, seconds=LONG)
+    pauses.append(1e6)
+    assert received(job) == [0]
+    late = helper.begin("loop", seconds=0.5)
+    monkeypatch.setattr(clock, "was_paused", lambda _seconds: True)
+    with pytest.raises(HelperKilled, match=r"^was paused$"):
+        late.receive(LONG)
 
 
 # ---- ends

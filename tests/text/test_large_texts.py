@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import psutil
 import pytest
 
-from mlxserve.errors import InvalidRequest
+from mlxserve.errors import EngineStopped, HelperUnavailable, InvalidRequest
 from mlxserve.hub.embedded import model_path
 from mlxserve.text import large_texts, tokenizer
 from mlxserve.text.templates import RenderedTooLong
@@ -63,7 +64,7 @@ def test_text_cannot_be_encoded_after_closing(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(tokenizer, "LARGE", 10)
     embedded = Tokenizer(model_path())
     embedded.close()
-    with pytest.raises(InvalidRequest, match="closed"):
+    with pytest.raises(EngineStopped, match="closed"):
         embedded.encode("a text of some words")
 
 
@@ -79,3 +80,17 @@ def test_a_text_that_the_tokenizer_fails_on_is_refused(
     with pytest.raises(InvalidRequest, match=r"the tokenizer failed \(UnsupportedModel\)"):
         copied.encode("a text of some words")
     copied.close()
+
+
+def test_a_text_whose_process_was_stopped_is_encoded_by_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(large_texts, "SECONDS", 0.5)
+    texts, others = large_texts.LargeTexts(model_path(), [2]), set(psutil.Process().children())
+    before = texts.encode("one")
+    [child] = set(psutil.Process().children()) - others
+    child.suspend()
+    with pytest.raises(HelperUnavailable, match=r"large texts was paused; send the request again"):
+        texts.encode("one")
+    assert texts.encode("one") == before
+    texts.close()

@@ -7,12 +7,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
-from mlxserve.errors import InvalidRequest
+from mlxserve.errors import HelperUnavailable, InvalidRequest
 from mlxserve.hub.embedded import model_path
 from mlxserve.text import templates
-from mlxserve.text.templates import RenderedTooLong
+from mlxserve.text.templates import HelperRenderer, RenderedTooLong
 from mlxserve.text.tokenizer import Tokenizer
 
 USER = [{"role": "user", "content": "Hi"}]
@@ -150,3 +151,16 @@ def test_a_rendered_text_that_is_too_long_is_not_encoded(
     with pytest.raises(RenderedTooLong) as caught:
         tokenizer.render(messages, most_characters=900)
     assert caught.value.num_characters >= 902
+
+
+def test_a_template_whose_process_was_stopped_is_rendered_by_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(templates, "SECONDS", 0.5)
+    renderer, others = HelperRenderer(), set(psutil.Process().children())
+    assert renderer.variables("{{ a }}") == ["a"]
+    [child] = set(psutil.Process().children()) - others
+    child.suspend()
+    with pytest.raises(HelperUnavailable, match=r"process was paused; send the request again"):
+        renderer.variables("{{ b }}")
+    assert renderer.variables("{{ b }}") == ["b"]

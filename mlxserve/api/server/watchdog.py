@@ -7,7 +7,10 @@ its user's process.
     step is stuck     /health says so, all stacks are logged once; after `end_after` seconds the
                       process ends at once with exit code ENGINE_STUCK
     Python is stuck   a call holds the interpreter's lock, so that this thread cannot run either:
-                      faulthandler's own thread writes all stacks to stderr and ends with code 1
+                      another process (outer_watchdog.py) has all stacks written to stderr, and
+                      kills this one
+
+Time in which the process was paused does not count: it goes on where it was.
 """
 
 from __future__ import annotations
@@ -17,11 +20,14 @@ import faulthandler
 import io
 import logging
 import os
+import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable
 from typing import Protocol
+
+from mlxserve.api.server import outer_watchdog
 
 log = logging.getLogger("mlxserve.watchdog")
 
@@ -30,7 +36,7 @@ ENGINE_STUCK = 71
 MAX_SILENCE = 30.0  # seconds; steps take a tenth of one, the longest on a slow machine a few
 _TICK = 1.0  # seconds
 _SHUTDOWN_SECONDS = 30.0  # in which the server of a failed engine has to shut down
-GRACE = 15.0  # seconds that faulthandler waits longer than this thread
+GRACE = 15.0  # seconds that the other process waits longer than this thread
 
 
 class Watched(Protocol):
@@ -40,7 +46,7 @@ class Watched(Protocol):
         """Whether the engine has ended by itself."""
 
     def seconds_since_beat(self) -> float:
-        """Since it last ended a step, or woke up without work."""
+        """Since it last ended a step, or woke up without work; without pauses of the process."""
 
 
 class Watchdog:
@@ -66,6 +72,7 @@ class Watchdog:
         self._end = end
         self._tick = tick
         self._is_logged = False
+        self._is_faulty = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mlxserve-watchdog", daemon=True)
 
@@ -105,35 +112,51 @@ class Watchdog:
         return True
 
     def _run(self) -> None:
-        deadline = _Deadline(self._end_after + GRACE if self._end_after else 0)
+        outer = _started(self._end_after + GRACE) if self._end_after else None
         try:
-            while self.look() and not self._stopping.wait(self._tick):
-                deadline.move()
+            while self._looks_on() and not self._stopping.wait(self._tick):
+                if outer is not None:
+                    _tell(outer)
             if self.exit_code and not self._stopping.wait(_SHUTDOWN_SECONDS):
                 self._end(self.exit_code)
         finally:
-            deadline.cancel()
+            if outer is not None:
+                outer.kill()
+                outer.communicate()
 
-
-class _Deadline:
-    """Ends the process by faulthandler's thread, which needs no lock, unless it is moved in time."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._file = sys.stderr
+    def _looks_on(self) -> bool:
+        """A fault of one look is logged, and the next one looks again."""
         try:
-            self._file.fileno()
-        except (AttributeError, OSError, io.UnsupportedOperation):  # closed, or not a file
-            self._seconds = 0
-        self.move()
+            goes_on = self.look()
+        except Exception:
+            if not self._is_faulty:
+                log.exception("The watchdog could not look at the engine; it tries again")
+            self._is_faulty = True
+            return True
+        self._is_faulty = False
+        return goes_on
 
-    def move(self) -> None:
-        if self._seconds:
-            faulthandler.dump_traceback_later(self._seconds, exit=True, file=self._file)
 
-    def cancel(self) -> None:
-        if self._seconds:
-            faulthandler.cancel_dump_traceback_later()
+def _started(seconds: float) -> subprocess.Popen[bytes] | None:
+    """The outer watchdog; None, and a line in the log, where the system refuses it."""
+    with contextlib.suppress(AttributeError, OSError, io.UnsupportedOperation):  # no stderr
+        faulthandler.register(outer_watchdog.WRITE_STACKS, file=sys.stderr)
+    command = [sys.executable, "-I", "-S", outer_watchdog.__file__, str(os.getpid()), str(seconds)]
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    except OSError as error:
+        log.warning("Only a step that leaves Python's lock free is watched: %s", error)
+        return None
+    assert process.stdin is not None
+    os.set_blocking(process.stdin.fileno(), False)
+    return process
+
+
+def _tell(outer: subprocess.Popen[bytes]) -> None:
+    """That Python runs."""
+    assert outer.stdin is not None
+    with contextlib.suppress(OSError):  # it has ended, or was stopped for hours
+        os.write(outer.stdin.fileno(), b".")
 
 
 def _stacks() -> str:

@@ -17,7 +17,7 @@ import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
-from mlxserve.errors import EngineStopped, InvalidParameter, QueueFull
+from mlxserve.errors import EngineStopped, InvalidParameter
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
 from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
 from mlxserve.sampling_params import Structure, StructureKind
@@ -56,8 +56,8 @@ class Grammars:
         """What the structure's matchers are made from. `limit`: maximum length of its source in
         characters.
 
-        Raises InvalidParameter, which names the structure's field, QueueFull where the system
-        refuses another process, and EngineStopped.
+        Raises InvalidParameter, which names the structure's field, HelperUnavailable and
+        EngineStopped.
         """
         if len(structure.source) > limit:
             raise InvalidParameter(structure.field, f"is longer than {limit} characters")
@@ -170,16 +170,14 @@ class Grammars:
         return self._helper
 
     def _killed(self, structure: Structure, error: HelperKilled) -> Exception:
+        if (blameless := error.without_blame(f"{structure.field}: the compiler")) is not None:
+            return blameless
         match error.reason:
-            case KillReason.CLOSED:
-                return EngineStopped("The engine was closed.")
-            case KillReason.NOT_STARTED:
-                return QueueFull(f"{structure.field}: the compiler {error}; try again later")
             case KillReason.TIME:
                 reason = f"takes more than {COMPILE_SECONDS:g} s to compile; simplify it"
             case KillReason.MEMORY:
                 reason = f"needs more than {COMPILE_BYTES >> 20} MB to compile; simplify it"
-            case KillReason.ENDED:
+            case _:
                 reason = f"cannot be compiled: its compiler {error}"
         self._remember(structure, reason)
         return InvalidParameter(structure.field, reason)

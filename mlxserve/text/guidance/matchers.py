@@ -25,6 +25,7 @@ from typing import Any
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
 from mlxserve.helpers.helper import Helper
 from mlxserve.helpers.job import Job
+from mlxserve.pauses import RUNNING
 from mlxserve.sampling_params import Structure
 from mlxserve.text.guidance.matcher_host import KEPT_BYTES, RowOutcome
 
@@ -90,9 +91,9 @@ class Matcher:
 
     def wait(self, seconds: float) -> bool:
         """Wait for the outcome; whether it is there."""
-        until = time.monotonic() + seconds
+        until = RUNNING.now() + seconds
         self.ask()
-        while not self.is_settled and (left := until - time.monotonic()) > 0:
+        while not self.is_settled and (left := until - RUNNING.now()) > 0:
             self._matchers.receive(left)
         return self.is_settled
 
@@ -165,11 +166,11 @@ class Matchers:
             self._take(self._job, seconds)
         self.exchange()
         if self._job is None and self._wanted:  # a grammar is being compiled
-            time.sleep(min(seconds, max(0.0, self._again_at - time.monotonic())))
+            time.sleep(min(seconds, max(0.0, self._again_at - RUNNING.now())))
 
     def grace(self) -> float:
         """Seconds that the planning of a step may still wait for the current message."""
-        now = time.monotonic()
+        now = RUNNING.now()
         if now < self._late_until or self._job is None:
             return 0.0
         left = self._sent_at + GRACE - now
@@ -178,7 +179,7 @@ class Matchers:
         return left
 
     def _send(self) -> None:
-        now = time.monotonic()
+        now = RUNNING.now()
         if now < self._again_at and all(one.asked_at is not None for one in self._wanted):
             return
         self._bound(now)
@@ -248,7 +249,7 @@ class Matchers:
 
     def _ask_again(self, matcher: Matcher) -> None:
         """Its grammar is being compiled."""
-        now = time.monotonic()
+        now = RUNNING.now()
         matcher.process = 0
         matcher.asked_at = matcher.asked_at or now
         if now - matcher.asked_at > COMPILE_SECONDS:
@@ -271,9 +272,10 @@ class Matchers:
         for matcher in asked[1:]:
             self.want(matcher)
         if asked:
-            asked[0].num_ends += 1
+            asked[0].num_ends += error.reason is KillReason.ENDED
             # It may have been ended by the system or an operator: one more try, after the others.
-            if error.reason is KillReason.ENDED and asked[0].num_ends == 1:
+            is_ended = error.reason is KillReason.ENDED and asked[0].num_ends == 1
+            if is_ended or error.reason is KillReason.PAUSED:
                 self.want(asked[0])
             else:
                 self._blame(asked[0], str(error))

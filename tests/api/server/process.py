@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,10 +71,18 @@ Start = Callable[..., contextlib.AbstractContextManager[Process]]
 
 @contextlib.contextmanager
 def served(
-    log: Path, *flags: str, env: dict[str, str] | None = None, **kwargs: Any
+    log: Path,
+    *flags: str,
+    env: dict[str, str] | None = None,
+    program: Sequence[str] = ("-m", "mlxserve"),
+    **kwargs: Any,
 ) -> Iterator[Process]:
-    """`mlxserve serve` with these flags, until the end of the block. `log`: the file of its stderr."""
-    command = [sys.executable, "-m", "mlxserve", "serve", "--port", "0", *flags]
+    """`mlxserve serve` with these flags, until the end of the block.
+
+    log: the file of its stderr
+    program: how Python starts the command
+    """
+    command = [sys.executable, *program, "serve", "--port", "0", *flags]
     with log.open("w") as stderr:
         popen = subprocess.Popen(
             command,

@@ -14,16 +14,22 @@ from dataclasses import dataclass, field
 import pytest
 
 from mlxserve.api.server.watchdog import ENGINE_FAILED, ENGINE_STUCK, Watchdog
+from tests.waiting import wait_until
 
 
 @dataclass
 class Engine:
     silence: float = 0.0
     failed: bool = False
+    faults: int = 0  # looks that fail
+    looks: int = 0
     ends: list[int] = field(default_factory=list)
     stops: list[str] = field(default_factory=list)
 
     def has_failed(self) -> bool:
+        self.looks += 1
+        if self.looks <= self.faults:
+            raise MemoryError
         return self.failed
 
     def seconds_since_beat(self) -> float:
@@ -35,6 +41,7 @@ class Engine:
             end_after=end_after,
             shut_down=lambda: self.stops.append("asked"),
             end=self.ends.append,
+            tick=0.01,
         )
 
 
@@ -70,6 +77,21 @@ def test_a_failed_engine_shuts_the_server_down_with_its_exit_code() -> None:
     watchdog = engine.watchdog(60)
     watchdog.start()
     watchdog.stop()
+    assert (engine.stops, watchdog.exit_code) == (["asked"], ENGINE_FAILED)
+
+
+def test_it_looks_again_after_a_look_that_failed_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = Engine(faults=3)
+    watchdog = engine.watchdog(0)
+    with caplog.at_level(logging.ERROR):
+        watchdog.start()
+        wait_until(lambda: engine.looks > 4, complaint="it looks no more")
+        engine.failed = True
+        wait_until(lambda: watchdog.exit_code, complaint="it looks no more")
+        watchdog.stop()
+    assert caplog.text.count("could not look at the engine") == 1
     assert (engine.stops, watchdog.exit_code) == (["asked"], ENGINE_FAILED)
 
 
@@ -155,6 +177,6 @@ def test_a_server_whose_step_hangs_ends_with_an_exit_code_of_its_own() -> None:
 @pytest.mark.slow
 def test_a_server_whose_step_holds_pythons_lock_ends_as_well() -> None:
     code, statuses, errors = _served("locks")
-    assert (code, statuses) == (1, [0, 0])
-    assert "Timeout (0:00:06)!" in errors
+    assert (code, statuses) == (-signal.SIGKILL, [0, 0])
+    assert "has held Python's lock for 6 seconds" in errors
     assert "in locks" in errors

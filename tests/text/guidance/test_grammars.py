@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mlxserve.errors import EngineStopped, InvalidParameter
+from mlxserve.errors import EngineStopped, HelperUnavailable, InvalidParameter
 from mlxserve.hub.embedded import model_path
 from mlxserve.sampling_params import Structure, StructureKind
 from mlxserve.text.guidance.grammars import Grammars
@@ -122,6 +122,18 @@ def test_a_source_that_was_killed_is_refused_without_another_try(
             compiled(grammars, *HOSTILE[0])
         # A second try, without a limit, would not return.
         monkeypatch.setattr("mlxserve.text.guidance.grammars.COMPILE_SECONDS", 1e6)
+    grammars.close()
+
+
+def test_a_source_whose_compiler_was_stopped_is_not_refused(tokenizer: Tokenizer) -> None:
+    grammars = Grammars(tokenizer, 2100)
+    others = set(psutil.Process().children())
+    compiled(grammars, StructureKind.REGEX, "[0-9]")
+    for child in set(psutil.Process().children()) - others:
+        child.suspend()
+    with pytest.raises(HelperUnavailable, match=r"response_format: .* paused; send the request ag"):
+        compiled(grammars, StructureKind.REGEX, "[a-z]")
+    assert outcome(compiled(grammars, StructureKind.REGEX, "[a-z]").open()) is RowOutcome.MASK
     grammars.close()
 
 

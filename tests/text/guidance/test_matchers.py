@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from random import Random
 from typing import Any
@@ -16,6 +15,7 @@ from mlxserve.helpers.errors import JobFailed
 from mlxserve.helpers.helper import Helper
 from mlxserve.helpers.job import Job
 from mlxserve.hub.embedded import model_path
+from mlxserve.pauses import RUNNING
 from mlxserve.sampling_params import Structure, StructureKind
 from mlxserve.text.guidance.guide import AnswerGuide, Plan
 from mlxserve.text.guidance.matcher_host import RowOutcome
@@ -159,13 +159,17 @@ def test_a_process_that_is_killed_is_replaced_and_no_answer_changes(masks: Masks
     assert masks.helper.num_started > 1
 
 
-def test_a_process_that_an_operator_killed_costs_no_answer(masks: Masks) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_an_operator_killed_or_stopped_costs_no_answer(
+    masks: Masks, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{MODULE}.MASK_SECONDS", 0.5)
     guide = masks.guide(masks.regex("[0-9]{9}"))
     first = guide.mask()
     [pid] = [
         child.pid for child in psutil.Process().children() if "helpers.child" in child.cmdline()[-1]
     ][-1:]
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, number)
     again = masks.guide(masks.regex("[0-9]{9}"))
     assert again.mask() == first
     assert (guide.error, again.error, masks.refused) == (None, None, [])
@@ -202,7 +206,7 @@ def test_a_large_process_starts_again_and_no_answer_changes(
     guide, other = (masks.guide(masks.regex("[0-9]{9}")) for _ in range(2))
     assert guide.mask() == other.mask()
     monkeypatch.setattr(f"{MODULE}.KEPT_BYTES", -(1 << 40))
-    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 1e4)
+    monkeypatch.setattr(RUNNING, "now", lambda now=RUNNING.now: now() + 1e4)
     guide.read(masks.ids("1"))
     mask = guide.mask()
     assert masks.helper.num_started == 2

@@ -1,0 +1,70 @@
+"""Pauses: time in which this process did not run: stopped (Ctrl-Z, a debugger), frozen, or asleep.
+
+No clock of the system leaves it out: while a process is stopped all of them run, and while a machine
+sleeps some do. A thread ticks instead, and a tick that comes late shows a pause. A call that holds the
+interpreter's lock for as long looks the same.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+
+TICK = 0.5  # seconds
+SHORTEST_PAUSE = 2.0  # seconds between two ticks; a busy machine delays a thread by less
+
+
+class RunningClock:
+    """Seconds that this process has run, from any thread. Until `start` pauses are not noticed."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, tick: float = TICK) -> None:
+        """`tick`: seconds between two ticks"""
+        self._clock = clock
+        self._tick = tick
+        self._ticked: float | None = None
+        self._paused = 0.0  # seconds in all
+        self._pause_ended = -math.inf  # when the last one was noticed
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Begin to tick on a daemon thread. Idempotent."""
+        with self._lock:
+            if self._ticked is not None:
+                return
+            self._ticked = self._clock()
+        threading.Thread(target=self._run, name="mlxserve-ticks", daemon=True).start()
+
+    def tick(self) -> None:
+        """Say that the process runs."""
+        with self._lock:
+            self._notice()
+            if self._ticked is not None:
+                self._ticked = self._clock()
+
+    def now(self) -> float:
+        """Seconds since any moment, without pauses."""
+        with self._lock:
+            return self._notice() - self._paused
+
+    def was_paused(self, seconds: float) -> bool:
+        """Whether there was a pause in the last `seconds` of the system's clock."""
+        with self._lock:
+            return self._notice() - self._pause_ended <= seconds
+
+    def _notice(self) -> float:
+        """The time; the one who asks first after a pause notices it."""
+        now = self._clock()
+        if self._ticked is not None and now - self._ticked > SHORTEST_PAUSE:
+            self._paused += now - self._ticked
+            self._ticked = self._pause_ended = now
+        return now
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(self._tick)
+            self.tick()
+
+
+RUNNING = RunningClock()
