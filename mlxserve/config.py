@@ -163,8 +163,8 @@ class SchedulerConfig(Options):
         int,
         Option(
             "Longest draft of an answer's next tokens, guessed from earlier text that ends in the "
-            "same words; the model verifies a draft in one step. Faster where answers copy, the "
-            "same tokens always; 0 is off.",
+            "same words; the model verifies a draft in one step. Faster where answers copy, with the "
+            "same greedy answers; 0 is off.",
             "Scheduling",
             "tokens",
             ge=0,

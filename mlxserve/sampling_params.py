@@ -43,7 +43,8 @@ class SamplingParams:
         string looked for; a structure that is complete ends it all the same
     temperature: 0 is greedy
     top_p, top_k, min_p: nucleus, the k best, a floor relative to the best (1, 0 and 0 are off)
-    seed: the same seed gives the same tokens in any batch; None draws one
+    seed: the same seed gives the same tokens in any batch, as far as the logits are the same: in half
+        precision on Metal a batch of another size rounds them differently; None draws one
     stop: strings that end the answer and are not part of it
     stop_token_ids: tokens that end it
     ignore_eos: keep going past the model's own end (benchmarks)

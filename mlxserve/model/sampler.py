@@ -8,8 +8,12 @@ them: 5 ms), and top-p has no bound that is known before the device has computed
 Searching for its threshold instead of sorting was no better there: 22-24 ms for 15 bisections,
 which is not exact, 40-83 ms for the 30 that are, 37 ms for sorting values without their tokens.
 
-Random numbers come from a key made of the request's seed and the token's position, so a seeded
-answer is the same alone, in a batch, and after a preemption.
+Random numbers come from a key made of the request's seed and the position, one for each token id of
+the vocabulary, so a seeded answer is the same alone, in a batch, and after a preemption. Numbers for
+the ranks of sorted tokens instead gave another answer where rounding swapped two neighbours: with an
+error of 0.01 in the logits 61 of 3,200 draws changed with top-p 0.95 and 35 with top-k 30, and 7 and
+8 by token id. They cost as much as those of unfiltered rows: for the best 64 of 26,000 tokens, 16
+rows, 15 ms instead of 9 on that machine.
 """
 
 from __future__ import annotations
@@ -163,8 +167,8 @@ def _filtered(logits: mx.array, draws: Sequence[Draw], size: int) -> mx.array:
         probabilities >= probabilities[:, :1] * _column([p.min_p for p in params])
     )
     kept = kept | (mx.arange(size)[None] == 0)  # rounding must never exclude every token
-    ranked = mx.where(kept, ranked, -mx.inf)
-    rank = mx.argmax(ranked + _gumbel(draws, size), axis=-1, keepdims=True)
+    noise = mx.take_along_axis(_gumbel(draws, logits.shape[-1]), order, axis=-1)
+    rank = mx.argmax(mx.where(kept, ranked, -mx.inf) + noise, axis=-1, keepdims=True)
     return mx.take_along_axis(order, rank, axis=-1)[:, 0]
 
 
@@ -188,8 +192,8 @@ def _column(values: Sequence[float], dtype: mx.Dtype = mx.float32) -> mx.array:
 
 
 def _gumbel(draws: Sequence[Draw], size: int) -> mx.array:
-    """(rows, size) Gumbel noise, each row from its own key: an argmax over logits + noise is a
-    draw from their softmax (Gumbel-max)."""
+    """(rows, size) Gumbel noise by token id, each row from its own key: an argmax over logits + noise
+    is a draw from their softmax (Gumbel-max)."""
     keys = mx.array(np.stack([key_of(draw.seed, draw.position) for draw in draws]))
     return mx.vmap(lambda key: mx.random.gumbel((size,), key=key))(keys)
 

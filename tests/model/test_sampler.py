@@ -164,16 +164,56 @@ def mixed_draws() -> list[Draw]:
         draw(7, logit_bias={2: 9.0, 6: 12.0}),
         draw(8, logprobs=2),
         draw(9, temperature=1.5),
+        draw(10, top_k=100, top_p=0.9),
+        draw(11, top_p=0.95),
+        draw(12, top_k=30, min_p=0.02),
+        draw(13, temperature=1.1, top_k=30, top_p=0.9, min_p=0.01),
     ]
 
 
 def test_a_row_gets_the_same_token_in_any_batch() -> None:
-    logits = np.random.default_rng(4).standard_normal((9, 200)).astype(np.float32) * 2
     draws = mixed_draws()
-    alone = [tokens(logits[row : row + 1], [draws[row]])[0] for row in range(9)]
+    size = len(draws)
+    logits = np.random.default_rng(4).standard_normal((size, 200)).astype(np.float32) * 2
+    alone = [tokens(logits[row : row + 1], [draws[row]])[0] for row in range(size)]
     assert tokens(logits, draws) == alone
-    for order in ([8, 7, 6, 5, 4, 3, 2, 1, 0], [4, 2], [1, 8, 3], [0, 6, 5]):
+    orders = [[4, 2], [1, 8, 3], [0, 6, 5], [9, 10, 11, 12], [2] * 32, [*range(size)] * 5]
+    for order in (list(reversed(range(size))), *orders):
         assert tokens(logits[order], [draws[row] for row in order]) == [alone[row] for row in order]
+
+
+FILTERS: list[dict[str, Any]] = [
+    {},
+    {"top_k": 30},
+    {"top_p": 0.95},
+    {"min_p": 0.02},
+    {"top_k": 30, "top_p": 0.8, "min_p": 0.01},
+    {"top_k": 1050},  # sorted as a whole
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_rounding_that_swaps_neighbours_in_rank_changes_no_draw(filters: dict[str, Any]) -> None:
+    """Pairs that differ by a millionth are swapped, none of them at a filter's bound."""
+    values = np.repeat(np.linspace(-6, 3, 550, dtype=np.float32), 2)
+    sign = np.tile(np.array([0, 1e-6], np.float32), 550)
+    places = np.random.default_rng(7).permutation(1100)
+    one, other = np.empty(1100, np.float32), np.empty(1100, np.float32)
+    one[places], other[places] = values + sign, values - sign
+    assert (np.argsort(one) != np.argsort(other)).sum() > 500
+    params = {"temperature": 1.1, **filters}
+    assert (many(400, one, **params) == many(400, other, **params)).all()
+
+
+def test_a_token_that_a_narrower_filter_keeps_is_drawn_by_it_as_well() -> None:
+    """The noise belongs to the token, whatever else is kept and however it is sorted."""
+    logits = (np.random.default_rng(8).standard_normal(1500) * 2).astype(np.float32)
+    by_rank = np.argsort(-logits)
+    widest = many(300, logits)
+    for top_k in (1500, 1024, 200, 64, 20, 5):
+        kept = np.isin(widest, by_rank[:top_k])
+        assert (many(300, logits, top_k=top_k)[kept] == widest[kept]).all()
+        assert kept.sum() > 10
 
 
 def test_the_same_seed_and_position_draw_the_same_token() -> None:
