@@ -102,6 +102,16 @@ class SchedulerConfig(Options):
             ge=0,
         ),
     ] = 1
+    preempt_for_priority_ms: Annotated[
+        float,
+        Option(
+            "Preempt answers of a lower priority for a request that has waited this long for a place "
+            "or for pages; 0 never does. Answers of its own priority are never preempted for it.",
+            "Scheduling",
+            "ms",
+            ge=0,
+        ),
+    ] = 1000.0
     ageing_steps: Annotated[
         int,
         Option(

@@ -16,6 +16,7 @@ from mlxserve.config import MAX_PAGES, MIN_PAGES
 from mlxserve.sampling_params import SamplingParams, check_whole
 
 ANONYMOUS = "@"  # begins the name of a client that is known by its connection only
+BACKGROUND = 10  # the priority of work that no one waits for
 STATE_SLOTS = 2  # of a running request: its recurrent state, and its newest snapshot of it
 
 
@@ -146,7 +147,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()  # end-of-sequence and stop tokens
     cache_salt: bytes = b""  # pages are shared only within one salt
     client: str = ""  # whose request it is: clients share the engine fairly (see ANONYMOUS)
-    priority: int = 0  # lower goes first
+    priority: int = 0  # lower goes first; see BACKGROUND
     skips_cache: bool = False  # it neither finds cached pages nor leaves any
     pins: bool = False  # the prompt is a named prefix: its pages stay after the request's end
     pin_share: float = 1.0  # most that its client may have of the pages of all named prefixes
@@ -178,6 +179,7 @@ class LiveRequest:
 
     asked: Request
     arrival: int = 0  # order of arrival
+    arrived: float = 0.0  # when, in seconds of the engine's clock
     queued_at: int = 0  # the number of the step before which it arrived
     length_limit: int = 0  # known tokens with which it ends, by max_tokens or max_model_len
     promised_length: int = 0  # of these, those that the cache had room for when it was queued
@@ -192,6 +194,7 @@ class LiveRequest:
     cache: CacheReport | None = None  # of the first admission
     num_in_flight: int = 0
     num_preemptions: int = 0
+    spared_until: int = 0  # known tokens from which on it may make way for a higher class
     num_overtaken: int = 0  # admissions of later requests while this one lacked memory
     is_deferred: bool = False  # its next chunk waits for a step with a page of budget left
     num_lost: int = 0  # computed tokens that the last preemption gave up

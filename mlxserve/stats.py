@@ -144,6 +144,9 @@ class SchedulerStats(StatsGroup):
     num_preemptions: Annotated[
         int, counter("Times a running request lost its pages to another.")
     ] = 0
+    priority_preemptions: Annotated[
+        int, counter("Times a running request made way for one of a higher priority.")
+    ] = 0
     sched_budget_tokens: Annotated[int, gauge("Tokens the last step was allowed to compute.")] = 0
     # Tokens, once per request: when it is admitted for the first time.
     prompt_tokens: Annotated[int, counter("Prompt tokens of admitted requests.")] = 0

@@ -143,8 +143,8 @@ ARROWS: dict[str, str] = {
     "mlxserve/api/warnings": "",
     "mlxserve/api/model_names": "mlxserve/api/errors",
     "mlxserve/api/bodies": (
-        "mlxserve/errors mlxserve/sampling_params mlxserve/text/parsing mlxserve/text/lanes "
-        "mlxserve/text/conversation mlxserve/api/errors"
+        "mlxserve/errors mlxserve/sampling_params mlxserve/request mlxserve/text/parsing "
+        "mlxserve/text/lanes mlxserve/text/conversation mlxserve/api/errors"
     ),
     "mlxserve/api/server": (
         "mlxserve/errors mlxserve/api/errors mlxserve/api/config mlxserve/api/access"

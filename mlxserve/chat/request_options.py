@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlxserve.errors import InvalidParameter
+from mlxserve.request import BACKGROUND
 from mlxserve.sampling_params import check_whole
 from mlxserve.text.parsing.turn import AssistantTurn
 
@@ -14,7 +15,7 @@ class RequestOptions:
     """Validated when constructed. Raises InvalidParameter.
 
     cache_salt: cached pages are shared only between requests with the same salt
-    priority: lower runs first; waiting raises a request step by step
+    priority: lower runs first, and waiting raises a request step by step; "background" is a low one
     prefix_name: named prefix to prepend; its salt applies where none is given
     skip_prefix_cache: find no cached pages for the prompt and leave none of it or of the answer
     client: owner of the request, such as a key or a user; clients share the engine fairly
@@ -44,10 +45,18 @@ class RequestOptions:
             )
         if not isinstance(self.client, str):
             raise InvalidParameter("client", f"must be a string, got {self.client!r:.80}")
-        check_whole(self.priority, "priority")
+        object.__setattr__(self, "priority", _priority(self.priority))
         _check_text(self.request_id, "request_id")
         if not isinstance(self.turn, AssistantTurn | None):
             raise InvalidParameter("turn", f"must be an AssistantTurn, got {self.turn!r:.80}")
+
+
+def _priority(value: object) -> int:
+    if value == "background":
+        return BACKGROUND
+    check_whole(value, "priority")
+    assert isinstance(value, int)
+    return value
 
 
 def _check_text(value: object, name: str) -> None:

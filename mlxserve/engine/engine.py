@@ -100,7 +100,7 @@ class Engine:
 
     def add(self, request: Request) -> LiveRequest:
         """Queue a request; its progress, to be read only. Raises what `Scheduler.add` does."""
-        live = self._scheduler.add(request)
+        live = self._scheduler.add(request, self._clock())
         self._timeline.arrived(request.id)
         return live
 

@@ -64,8 +64,10 @@ class Admission:
         self._roster = roster
         self._stats = stats
 
-    def choose(self, step: Step, now: int) -> Iterator[Look]:
+    def choose(self, step: Step, now: int, first: LiveRequest | None = None) -> Iterator[Look]:
         """Requests that start in step number `now`; start each one before asking for the next.
+
+        Only `first` if it cannot start yet: others have made way for it.
 
         What running requests have not computed of their prompts is reserved: merely checking lets
         two long prompts in together that then preempt each other (P2 in vllm#37307).
@@ -76,7 +78,7 @@ class Admission:
         available = self._pool.num_free - self._stats.pages_reserved
         passed: list[LiveRequest] = []
         num_looks = num_parked_tokens = 0
-        for request in self._roster.waiting.in_order(now):
+        for request in self._in_order(now, first):
             if num_looks == MAX_CANDIDATES or not self._has_place(step):
                 return
             if passed and not self._may_overtake(request, passed):
@@ -100,6 +102,13 @@ class Admission:
                     self.count_deferral(request)
                 case Verdict.STOP:
                     return
+            if request is first and look.verdict is not Verdict.START:
+                return
+
+    def _in_order(self, now: int, first: LiveRequest | None) -> Iterator[LiveRequest]:
+        if first is not None:
+            yield first
+        yield from (one for one in self._roster.waiting.in_order(now) if one is not first)
 
     def _look(
         self, request: LiveRequest, step: Step, available: int, *, is_overtaking: bool
@@ -199,11 +208,15 @@ class Admission:
         """
         running: Collection[LiveRequest] = self._roster.running.values()
         growth = self._config.growth_pages * len(running) if self._stats.num_preemptions else 0
-        page_size = self._pool.page_size
-        return growth + sum(
-            max(0, -(-request.prefill_end // page_size) - len(request.page_table))
-            for request in running
-        )
+        return growth + sum(map(self.reserved_for, running))
+
+    def reserved_for(self, request: LiveRequest) -> int:
+        """Pages that a running request will need for its prompt."""
+        return max(0, -(-request.prefill_end // self._pool.page_size) - len(request.page_table))
+
+    def num_lacking(self, request: LiveRequest, cached: Sequence[int]) -> int:
+        """Pages that the request needs beyond those that it may have; 0 or less if it has enough."""
+        return self._num_needed(request, cached) - (self._pool.num_free - self.num_reserved())
 
     def _lacks_memory(self, request: LiveRequest, cached: Sequence[int], available: int) -> bool:
         # Most would fit even with nothing cached, and most are deferred: counting comes last.

@@ -73,6 +73,7 @@ class PageTables:
         self.capacity = Capacity(
             config.max_model_len, pool, self.pins, self.cache, has_states=snapshots is not None
         )
+        self.now = 0.0  # seconds, as of `expire`
         self.num_unread = 0  # steps that were planned and not read
         self._stats = stats
         self._copies: dict[LiveRequest, PageCopy] = {}  # to make before the next launch
@@ -332,7 +333,8 @@ class PageTables:
         self.pool.keep_until([self.pool.page_of(hash_) for hash_ in known], until)
 
     def expire(self, now: float) -> None:
-        """End the protection of pages that were to be kept until now."""
+        """It is `now`, in seconds: end the protection of pages that were to be kept until then."""
+        self.now = now
         self.pool.expire(now)
 
     # ---- the whole pool

@@ -19,6 +19,7 @@ from mlxserve.scheduler.preemption import Preemption
 from mlxserve.scheduler.roster import Roster
 from mlxserve.scheduler.state_snapshots import StateSnapshots
 from mlxserve.scheduler.step import Step
+from mlxserve.scheduler.urgency import Urgency
 from mlxserve.scheduler.waiting import order
 from mlxserve.stats import SchedulerStats
 
@@ -37,6 +38,7 @@ class StepPlanner:
         stats: SchedulerStats,
     ) -> None:
         self.admission = Admission(config, tables, roster, stats)
+        self.urgency = Urgency(config, tables, roster, self.admission, preemption)
         self._rules = rules
         self._tables = tables
         self._pool = tables.pool
@@ -49,6 +51,9 @@ class StepPlanner:
         self, now: int, prefill_budget: int | None = None, work: WorkBudget | None = None
     ) -> list[Chunk]:
         """Step number `now`, as `Scheduler.schedule` says."""
+        first = None
+        if self._roster.waiting.num_queued and not self._tables.num_unread:
+            first = self.urgency.make_way(now)
         step = Step(self._context(), self._rules.step_budget, not self._tables.num_unread, work)
         self._plan_decodes(step)
         if prefill_budget is not None and step.decodes and self._rules.is_chunked:
@@ -57,7 +62,7 @@ class StepPlanner:
         for request in sorted(step.prompts, key=order):
             self._plan_prefill(request, step)
         if not step.has_preempted:
-            for look in self.admission.choose(step, now):
+            for look in self.admission.choose(step, now, first):
                 self._start(look, step)
         if self._drafts is not None:
             self._plan_drafts(step, self._drafts)

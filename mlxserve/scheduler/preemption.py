@@ -98,6 +98,14 @@ class Preemption:
             self.requeue(request)
         return len(victims)
 
+    def make_way(self, answer: LiveRequest) -> None:
+        """Requeue an answer for a request of a higher class."""
+        answer.num_preemptions += 1
+        self._stats.priority_preemptions += 1
+        if self._config.preemption_mode is PreemptionMode.SWAP:
+            self._tables.save(answer, None)
+        self.requeue(answer)
+
     def _count(self, request: LiveRequest) -> None:
         request.num_preemptions += 1
         self._stats.num_preemptions += 1

@@ -122,14 +122,15 @@ class Scheduler:
 
     # ---- requests come and go
 
-    def add(self, asked: Request) -> LiveRequest:
+    def add(self, asked: Request, now: float = 0.0) -> LiveRequest:
         """Queue a request; its progress, to be read only. A fork follows the request it is a fork of,
-        without a step between them.
+        without a step between them. `now`: the time of `PageTables.expire`.
 
         Raises PromptTooLong, QueueFull, InvalidParameter, and for a prefix PrefixQuotaExceeded and
         PagesPromised.
         """
         request = self._request(asked)
+        request.arrived = now
         self._refuse(request)
         if asked.pins:
             self._promise_pins(request)
@@ -203,6 +204,8 @@ class Scheduler:
     def must_read(self) -> bool:
         """Whether the unread step has to be read before the next plan."""
         if self.preemption.might_preempt():
+            return True
+        if self.roster.waiting.num_queued and self.planner.urgency.wants_read(self.num_steps + 1):
             return True
         return self._drafts is not None and self.planner.wants_read(self._drafts)
 

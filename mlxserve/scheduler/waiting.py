@@ -30,10 +30,10 @@ class WaitingQueue:
         self._fair_share = fair_share
         self._ageing_steps = ageing_steps
         self._buckets: dict[tuple[int, bool, str], _Bucket] = {}
-        self._count = 0
+        self.num_queued = 0
 
     def __len__(self) -> int:
-        return self._count
+        return self.num_queued
 
     def __iter__(self) -> Iterator[LiveRequest]:
         """All requests, in no particular order."""
@@ -42,7 +42,7 @@ class WaitingQueue:
 
     def add(self, request: LiveRequest) -> None:
         insort(self._buckets.setdefault(_place(request), []), request, key=_arrival)
-        self._count += 1
+        self.num_queued += 1
 
     def remove(self, request: LiveRequest) -> None:
         bucket = self._buckets[_place(request)]
@@ -51,7 +51,7 @@ class WaitingQueue:
         del bucket[index]
         if not bucket:
             del self._buckets[_place(request)]
-        self._count -= 1
+        self.num_queued -= 1
 
     def in_order(self, now: int) -> Iterator[LiveRequest]:
         """Requests in the order of admission in step `now`.
@@ -59,7 +59,7 @@ class WaitingQueue:
         Between two of them only the one yielded last may be removed, and its client charged: this
         counts for the client's next request.
         """
-        best = self._best_class()
+        best = self.best_class()
         heap: list[tuple[_Key, _Bucket, int]] = [
             (self._key(bucket[0], best, now), bucket, 0) for bucket in self._buckets.values()
         ]
@@ -74,11 +74,12 @@ class WaitingQueue:
 
     def before(self, request: LiveRequest, now: int) -> Iterator[LiveRequest]:
         """Those that go before `request`, which is not in the queue, in order."""
-        best = self._best_class()
+        best = self.best_class()
         place = self._key(request, best, now)
         return takewhile(lambda other: self._key(other, best, now) < place, self.in_order(now))
 
-    def _best_class(self) -> int:
+    def best_class(self) -> int:
+        """Of the requests in the queue; 0 without any."""
         return min((priority for priority, _, _ in self._buckets), default=0)
 
     def _key(self, request: LiveRequest, best: int, now: int) -> _Key:

@@ -8,6 +8,7 @@ import pytest
 
 from mlxserve.chat.request_options import RequestOptions
 from mlxserve.errors import InvalidParameter
+from mlxserve.request import BACKGROUND
 from mlxserve.text.parsing.turn import AssistantTurn
 
 
@@ -43,6 +44,11 @@ def test_values_of_the_right_kind_are_kept() -> None:
     options = RequestOptions(cache_salt="a", priority=-3, client="b", prefix_name="c", turn=turn)
     assert (options.cache_salt, options.priority, options.client) == ("a", -3, "b")
     assert (options.prefix_name, options.turn) == ("c", turn)
+
+
+def test_background_is_a_low_priority() -> None:
+    options: dict[str, Any] = {"priority": "background"}
+    assert RequestOptions(**options).priority == BACKGROUND > RequestOptions().priority
 
 
 def test_an_unknown_option_is_refused() -> None:

@@ -189,6 +189,7 @@ class GhostEngine:
         fork_of: LiveRequest | None = None,
         guide: Guide | None = None,
         skips_cache: bool = False,
+        now: float = 0.0,
     ) -> LiveRequest:
         asked = Request(
             id=request_id or f"r{len(self.requests)}",
@@ -204,7 +205,7 @@ class GhostEngine:
             guide=guide,
             skips_cache=skips_cache,
         )
-        request = self.scheduler.add(asked)
+        request = self.scheduler.add(asked, now)
         self._know(request)
         return request
 
@@ -653,6 +654,8 @@ class GhostEngine:
             "waiting": set(waiting),
             "overtaken": {request: request.num_overtaken for request in waiting},
             "preemptions": self.scheduler.stats().num_preemptions,
+            "yielded": self.scheduler.stats().priority_preemptions,
+            "may_yield": {r for r in running if len(r.token_ids) >= r.spared_until},
             "might_preempt": self.scheduler.preemption.might_preempt(),
             "unread": len(self.unread),
         }
@@ -676,6 +679,12 @@ class GhostEngine:
             assert not before["unread"], "preempted while a step was unread"
             assert before["might_preempt"], "preempted although might_preempt() said no"
             assert not planned & before["waiting"], "admitted in a step that preempted"
+        if scheduler.stats().priority_preemptions != before["yielded"]:
+            assert not before["unread"], "preempted while a step was unread"
+            made_way = {r for r in before["may_yield"] if r.spared_until > len(r.token_ids)}
+            highest = min(request.asked.priority for request in before["waiting"])
+            num_yielded = scheduler.stats().priority_preemptions - before["yielded"]
+            assert sum(r.asked.priority > highest for r in made_way) >= num_yielded
         self._judge_order(planned & before["waiting"], before)
         is_read = any(load.is_wanted for load in self.loads)
         # A request that holds the duplicate of a pinned page may have to preempt itself.

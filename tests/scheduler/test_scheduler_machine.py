@@ -51,6 +51,7 @@ configurations = st.fixed_dictionaries(
         "page_aligned_scheduling": st.booleans(),
         "max_overtakes": st.integers(0, 2),
         "ageing_steps": st.sampled_from([3, 1000]),
+        "preempt_for_priority_ms": st.sampled_from([0, 1000, 2500]),
         "prefix_follow_pages": st.sampled_from([1, 4]),
         "growth_pages": st.sampled_from([0, 2]),
         "immune_after_preemptions": st.sampled_from([1, 3]),
@@ -112,7 +113,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def add(self, prompt: list, max_tokens: int | None, **options: object) -> None:
         prompt = prompt[: self.engine.scheduler.max_model_len - 1]
         try:
-            self.engine.add(prompt, max_tokens, **options)
+            self.engine.add(prompt, max_tokens, now=self.now, **options)
         except PromptTooLong:
             assert self.engine.scheduler.pool.num_pinned or self.engine.prefixes_under_way
         self.engine.audit()

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
 from mlxserve.api.bodies.fields import (
     MAX_NAME_LENGTH,
@@ -30,6 +30,7 @@ from mlxserve.api.bodies.tools import (
 )
 from mlxserve.api.errors import invalid_value
 from mlxserve.errors import InvalidParameter
+from mlxserve.request import BACKGROUND
 from mlxserve.sampling_params import SamplingParams, Structure
 from mlxserve.text.parsing.turn import AssistantTurn
 
@@ -41,6 +42,12 @@ MaxTokens: TypeAlias = Annotated[
 ]
 TopK: TypeAlias = Annotated[
     int, Field(ge=0, le=_MOST), BeforeValidator(lambda sent: 0 if sent == -1 else sent)
+]
+Priority: TypeAlias = Annotated[
+    int,
+    Field(ge=-(2**31), le=_MOST),
+    BeforeValidator(lambda sent: BACKGROUND if sent == "background" else sent),
+    WithJsonSchema({"anyOf": [{"type": "integer"}, {"const": "background"}]}),
 ]
 # Fields that are parameters of sampling under their own names, wherever a route has them.
 _SAMPLING = (
@@ -71,7 +78,7 @@ class SamplingFields(RequestBody):
     stop_on_repetition: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)] | None = None
     skip_prefix_cache: bool = False
-    priority: Annotated[int, Field(ge=-(2**31), le=_MOST)] | None = None
+    priority: Priority | None = None
 
     def sampling_of(self, defaults: SamplingParams, own: Mapping[str, Any]) -> SamplingParams:
         """The model's defaults, overridden by the given fields and by `own`. Raises ApiError 400."""

@@ -14,7 +14,7 @@ from mlxserve.errors import (
     PrefixQuotaExceeded,
     QueueFull,
 )
-from mlxserve.request import FinishReason, TokenLogprob
+from mlxserve.request import BACKGROUND, FinishReason, TokenLogprob
 from mlxserve.text.deltas import Delta, Usage
 
 CHAT = "/v1/chat/completions"
@@ -343,6 +343,23 @@ def test_answers_are_closed_however_a_reply_ends(client, chat, asked):
 def test_null_leaves_a_field_at_its_default(client, chat, path, body):
     assert client.post(path, json={**body, "priority": None}).status_code == 200
     assert chat.submitted[0].priority == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, HELLO),
+        ("/v1/completions", {"prompt": "Hello"}),
+        ("/v1/responses", {"input": "Hello"}),
+        ("/v1/messages", {**HELLO, "max_tokens": 5}),
+    ],
+)
+def test_background_is_a_priority_in_every_api(client, chat, path, body):
+    assert client.post(path, json={**body, "priority": "background"}).status_code == 200
+    assert chat.submitted[0].priority == BACKGROUND
+    reply = client.post(path, json={**body, "priority": "urgent"})
+    assert reply.status_code == 400
+    assert "priority" in reply.json()["error"]["message"]
 
 
 def test_salt_priority_and_template_settings_are_passed_on(client, chat):

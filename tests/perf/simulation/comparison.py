@@ -264,17 +264,15 @@ def simulation(
     num_requests: int,
     *,
     jumps: bool = True,
+    num_background: int = 0,
 ) -> Simulation:
-    """A run that has not started."""
+    """A run that has not started. With `num_background` slots of background work it does not jump."""
     # No request is refused, or variants would differ in their work.
     patient = config.with_options(max_num_waiting=1_000_000, max_model_len=scenario.max_context)
-    return Simulation(
-        patient,
-        scenario.pool_tokens // config.page_size,
-        cost,
-        scenario.make(seed=seed, num_requests=num_requests, cost=cost),
-        jumps=jumps,
-    )
+    workload = scenario.make(seed=seed, num_requests=num_requests, cost=cost)
+    workload.num_background = num_background
+    num_pages = scenario.pool_tokens // config.page_size
+    return Simulation(patient, num_pages, cost, workload, jumps=jumps and not num_background)
 
 
 def _differences(

@@ -172,6 +172,7 @@ class _Progress:
 class RequestRecord:
     """One answered request. Times in seconds."""
 
+    priority: int
     num_prompt: int
     num_cached: int
     num_outputs: int
@@ -270,6 +271,7 @@ class Simulation:
         assert progress.first is not None
         self._records.append(
             RequestRecord(
+                priority=request.asked.priority,
                 num_prompt=request.num_prompt,
                 num_cached=request.num_cached,
                 num_outputs=request.num_outputs,

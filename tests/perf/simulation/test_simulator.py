@@ -10,7 +10,7 @@ import pytest
 from mlxserve.config import EngineConfig
 from tests.perf.simulation.comparison import DEFAULTS, simulation
 from tests.perf.simulation.costs import ASSUMED, CostModel
-from tests.perf.simulation.simulator import Simulation
+from tests.perf.simulation.simulator import Simulation, SimulationResult
 from tests.perf.simulation.workloads import SCENARIOS
 
 CHAT = replace(SCENARIOS["chat"], num_slots=6)
@@ -121,3 +121,25 @@ def test_a_target_shortens_the_longest_gap() -> None:
         for target in (0.0, 250.0)
     )
     assert sum(r.longest_gap for r in held.records) < 0.5 * sum(r.longest_gap for r in free.records)
+
+
+def test_people_do_not_wait_for_background_answers_which_all_end() -> None:
+    """Six slots of background work and two people share one place."""
+    scenario = replace(CHAT, num_slots=8)
+    never, preempting = (
+        simulation(
+            scenario,
+            config(max_num_seqs=1, preempt_for_priority_ms=wait),
+            *(ASSUMED, 3, 40),
+            num_background=6,
+        ).run()
+        for wait in (0.0, 200.0)
+    )
+
+    def waits(result: SimulationResult) -> list[float]:
+        return sorted(one.first_token for one in result.records if one.priority == 0)
+
+    assert len(never.records) == len(preempting.records)
+    assert len(waits(preempting)) == len(waits(never)) > 5
+    assert sum(waits(preempting)) < 0.6 * sum(waits(never))
+    assert preempting.makespan < 1.1 * never.makespan

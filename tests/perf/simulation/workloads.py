@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from mlxserve.errors import InvalidConfig
-from mlxserve.request import LiveRequest, Request, TokenIds, as_token_ids
+from mlxserve.request import BACKGROUND, LiveRequest, Request, TokenIds, as_token_ids
 from mlxserve.sampling_params import SamplingParams
 from tests.perf.simulation.costs import CostModel, StepWork
 
@@ -63,6 +63,7 @@ class SimulatedWorkload(ABC):
     def __init__(self, *, seed: int, num_slots: int, num_sessions: int, max_context: int) -> None:
         """`num_sessions`: per slot. `max_context`: most tokens of a prompt plus its answer."""
         self.num_slots = num_slots
+        self.num_background = 0  # slots, the first ones, whose requests nobody waits for
         self._seed = seed
         self._num_sessions = num_sessions
         self._max_context = max_context
@@ -107,6 +108,7 @@ class SimulatedWorkload(ABC):
             str(next(self._names)),
             session.token_ids,
             params,
+            priority=BACKGROUND if session.slot < self.num_background else 0,
             page_hashes=session.page_hashes,
         )
         session.token_ids, session.page_hashes = as_token_ids(), []

@@ -1,0 +1,105 @@
+"""Urgency: a waiting request for which running answers of lower classes make way.
+
+It has waited for `preempt_for_priority_ms`, and lacks a place or pages that they would free. It is
+the first to be admitted then. An answer that made way is spared until it has twice as many tokens:
+it makes way about log2(length / LEAST_GAIN) times, so it ends however many urgent requests come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import islice
+
+from mlxserve.config import SchedulerConfig
+from mlxserve.request import LiveRequest
+from mlxserve.scheduler.admission import MAX_CANDIDATES, Admission
+from mlxserve.scheduler.page_tables import PageTables
+from mlxserve.scheduler.preemption import Preemption, recompute_cost
+from mlxserve.scheduler.roster import Roster
+
+LEAST_GAIN = 64  # tokens of an answer between two times that it makes way
+
+
+class Urgency:
+    """Finds the request, and has the others make way."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        tables: PageTables,
+        roster: Roster,
+        admission: Admission,
+        preemption: Preemption,
+    ) -> None:
+        self._patience = config.preempt_for_priority_ms / 1000
+        self._tables = tables
+        self._roster = roster
+        self._admission = admission
+        self._preemption = preemption
+
+    def wants_read(self, now: int) -> bool:
+        """Whether to read the unread step before plan number `now`: it uses pages that would be freed."""
+        request = self._urgent(now) if self._tables.num_unread else None
+        return request is not None and self._in_its_way(request) != []
+
+    def make_way(self, now: int) -> LiveRequest | None:
+        """The request to admit first in plan number `now`, for which others were preempted; or None.
+
+        No step may be unread.
+        """
+        assert not self._tables.num_unread, "an unread step uses pages"
+        request = self._urgent(now)
+        answers = self._in_its_way(request) if request is not None else []
+        for answer in answers:
+            answer.spared_until = len(answer.token_ids) + max(LEAST_GAIN, answer.num_outputs)
+            self._preemption.make_way(answer)
+        return request if answers else None
+
+    def _urgent(self, now: int) -> LiveRequest | None:
+        """The first request in the queue that has waited long enough beside a lower class."""
+        waiting, running = self._roster.waiting, self._roster.running.values()
+        if not self._patience or not running:
+            return None
+        lowest = max(request.asked.priority for request in running)
+        if waiting.best_class() >= lowest:
+            return None
+        for request in islice(waiting.in_order(now), MAX_CANDIDATES):
+            has_waited = self._tables.now - request.arrived >= self._patience
+            if has_waited and request.asked.priority < lowest and request.can_sample():
+                return request
+        return None
+
+    def _in_its_way(self, request: LiveRequest) -> list[LiveRequest]:
+        """The answers to preempt, of the lowest class first, of these the cheapest to recompute;
+        none if the request starts without that, or not even then."""
+        cached = self._tables.cache.match(request)
+        num_places = 1 + len(self._roster.running) - self._admission.max_running
+        num_pages = self._admission.num_lacking(request, cached)
+        answers: list[LiveRequest] = []
+        able = [other for other in self._roster.running.values() if _yields(other, request)]
+        for answer in sorted(able, key=self._order):
+            if num_places <= 0 and num_pages <= 0:
+                break
+            answers.append(answer)
+            num_places -= 1
+            num_pages -= self._num_freed(answer, cached)
+        return answers if num_places <= 0 and num_pages <= 0 else []
+
+    def _order(self, answer: LiveRequest) -> tuple[int, int, int]:
+        return (
+            -answer.asked.priority,
+            recompute_cost(answer, self._tables.pool),
+            -answer.arrival,
+        )
+
+    def _num_freed(self, answer: LiveRequest, cached: Collection[int]) -> int:
+        """Pages for the request, which finds the `cached` ones at any rate: those that the answer alone
+        holds, and those reserved for it."""
+        own = sum(map(self._tables.pool.is_exclusive, answer.page_table))
+        own -= sum(map(self._tables.pool.is_exclusive, set(cached).intersection(answer.page_table)))
+        return own + self._admission.reserved_for(answer)
+
+
+def _yields(answer: LiveRequest, request: LiveRequest) -> bool:
+    is_lower = answer.asked.priority > request.asked.priority
+    return is_lower and len(answer.token_ids) >= answer.spared_until
