@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import socket
 import subprocess
@@ -18,6 +17,7 @@ from typing import Any
 import msgpack
 import psutil
 
+from mlxserve.helpers.environment import helper_environment
 from mlxserve.helpers.errors import HelperKilled, KillReason
 from mlxserve.helpers.frames import LENGTH, MAX_FRAME
 
@@ -170,11 +170,6 @@ class ChildProcess:
 def _started() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Our side of the socket, and the process, in a session of its own: a Ctrl-C in the terminal
     reaches the parent alone. Raises HelperKilled where the system refuses either."""
-    environment = {
-        "MALLOC_ARENA_MAX": "2",  # an arena per thread would count as address space
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-    }
     command = [sys.executable, "-P", "-m", "mlxserve.helpers.child"]
     try:
         ours, other = socket.socketpair()
@@ -186,7 +181,7 @@ def _started() -> tuple[socket.socket, subprocess.Popen[bytes]]:
             command,
             stdin=other.fileno(),
             stdout=subprocess.DEVNULL,
-            env=environment,
+            env=helper_environment(),
             start_new_session=True,
         )
     except OSError as error:

@@ -56,6 +56,19 @@ def pid_of(helper: Helper) -> int:
     return int(helper.call("whoami", seconds=LONG)[1])
 
 
+def test_a_helper_has_no_key_or_token_in_its_environment(
+    make: Callable[..., Helper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secrets = ("HF_TOKEN", "MLXSERVE_API_KEY", "AWS_SECRET_ACCESS_KEY", "DATABASE_URL", "MY_CREDS")
+    for name in secrets:
+        monkeypatch.setenv(name, f"the secret of {name}")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    found = make().call("environment", seconds=LONG)
+    assert found["HF_HUB_OFFLINE"] == "1"
+    assert found["PATH"] == os.environ["PATH"]
+    assert "the secret of" not in str(found)
+
+
 # ---- jobs
 
 

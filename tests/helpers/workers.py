@@ -30,6 +30,9 @@ class Worker:
     def loaded(self) -> list[str]:
         return sorted(sys.modules)
 
+    def environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
     def session(self) -> list[int]:
         return [os.getsid(0), os.getpgid(0), os.getpid()]
 
