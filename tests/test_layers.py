@@ -37,6 +37,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/version": "",
     "mlxserve/errors": "",
     "mlxserve/files": "",
+    "mlxserve/terminal_text": "",
     "mlxserve/sampling_params": "mlxserve/errors",
     "mlxserve/stats": "",
     "mlxserve/option": "mlxserve/errors",
@@ -64,10 +65,11 @@ ARROWS: dict[str, str] = {
     "mlxserve/text/templates": "mlxserve/helpers",
     "mlxserve/text/template_worker": "mlxserve/deferred_packages",
     "mlxserve/text/large_texts": "mlxserve/errors mlxserve/helpers mlxserve/text/templates",
+    "mlxserve/text/stream_decoder": "",
     "mlxserve/text/tokenizer": (
         "mlxserve/errors mlxserve/files mlxserve/text/parsing mlxserve/text/lanes mlxserve/text/conversation "
         "mlxserve/text/abilities mlxserve/text/fitting mlxserve/text/templates "
-        "mlxserve/text/large_texts"
+        "mlxserve/text/large_texts mlxserve/text/stream_decoder"
     ),
     "mlxserve/text/large_text_worker": (
         "mlxserve/text/templates mlxserve/text/template_worker mlxserve/text/tokenizer"
@@ -120,7 +122,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/scheduler mlxserve/model mlxserve/engine mlxserve/chat"
     ),
     "mlxserve/ranks": (
-        "metal_kernels mlxserve/version mlxserve/errors mlxserve/stats mlxserve/option "
+        "metal_kernels mlxserve/version mlxserve/errors mlxserve/terminal_text mlxserve/stats mlxserve/option "
         "mlxserve/config mlxserve/request mlxserve/machine mlxserve/hub mlxserve/cache/kv "
         "mlxserve/model mlxserve/chat mlxserve/build"
     ),
@@ -147,7 +149,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/text/lanes mlxserve/text/conversation mlxserve/api/errors"
     ),
     "mlxserve/api/server": (
-        "mlxserve/errors mlxserve/api/errors mlxserve/api/config mlxserve/api/access"
+        "mlxserve/errors mlxserve/terminal_text mlxserve/api/errors mlxserve/api/config mlxserve/api/access"
     ),
     "mlxserve/api/metrics": "mlxserve/stats mlxserve/text/deltas mlxserve/api/server",
     "mlxserve/api/answers": (
@@ -209,7 +211,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/service": "mlxserve/errors",
     "mlxserve/cli": (
-        "tui/opening tui mlxserve/version mlxserve/errors mlxserve/files mlxserve/option mlxserve/config "
+        "tui/opening tui mlxserve/version mlxserve/errors mlxserve/files mlxserve/terminal_text mlxserve/option mlxserve/config "
         "mlxserve/machine mlxserve/hub mlxserve/text/tokenizer mlxserve/text/deltas mlxserve/disk "
         "mlxserve/chat mlxserve/ranks mlxserve/api/config mlxserve/api/access mlxserve/api/server "
         "mlxserve/api mlxserve/doctor mlxserve/bench mlxserve/service"

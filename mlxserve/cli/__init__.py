@@ -11,6 +11,7 @@ import sys
 from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, NoReturn
 
+from mlxserve.cli.streams import print_error, print_safe
 from mlxserve.errors import MlxServeError
 
 if TYPE_CHECKING:
@@ -24,10 +25,15 @@ def main() -> NoReturn:
         with nullcontext() if frame is None else closing(frame):
             _run(frame)
     except MlxServeError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         sys.exit(1)
     except MemoryError as error:
-        print(f"error: there is not enough memory ({error or 'refused'}).", file=sys.stderr)
+        print_error(f"there is not enough memory ({error or 'refused'}).")
+        sys.exit(1)
+    except Exception:  # noqa: BLE001  (a bug; its text may come from a model's folder)
+        import traceback
+
+        print_safe(traceback.format_exc(), end="", to=sys.stderr)
         sys.exit(1)
     sys.exit(0)
 

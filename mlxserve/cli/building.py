@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING
 
+from mlxserve.cli.streams import print_error
 from mlxserve.config import EngineConfig
 from mlxserve.errors import EngineStopped
 
@@ -26,6 +26,6 @@ def build(config: EngineConfig) -> Chat:
         return build_chat_of_ranks(config, files)
     except EngineStopped as error:
         if config.num_ranks > 1:  # the engine's thread may wait for another rank for ever
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            print_error(error)
             os._exit(1)
         raise

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from mlxserve.cli.streams import print_safe
 from mlxserve.disk.files import FoundFile, model_of, scan
 from mlxserve.disk.folder import disk_folder
 from mlxserve.disk.index import DiskIndex
@@ -49,13 +50,13 @@ def show(folder: Folder = None, as_json: Json = False) -> None:
             }
             for name, files in by_model.items()
         ]
-        print(json.dumps({"folder": str(base), "num_bytes": total, "models": models}))
+        print_safe(json.dumps({"folder": str(base), "num_bytes": total, "models": models}))
         return
-    print(f"{base}: {_words(total)}")
+    print_safe(f"{base}: {_words(total)}")
     for name, files in by_model.items():
         size = sum(file.size for file in files)
         age = _age(time.time() - max(file.used for file in files))
-        print(f"{name:<40}{len(files):>8} pages{_words(size):>12}   last used {age}")
+        print_safe(f"{name:<40}{len(files):>8} pages{_words(size):>12}   last used {age}")
 
 
 @app.command()
@@ -99,7 +100,7 @@ def _delete(files: list[FoundFile]) -> None:
     for file in files:
         file.path.unlink(missing_ok=True)
     size = sum(file.size for file in files)
-    print(f"{len(files)} pages deleted, {_words(size)}")
+    print_safe(f"{len(files)} pages deleted, {_words(size)}")
 
 
 def _words(size: int) -> str:

@@ -30,6 +30,7 @@ from mlxserve.cli import (
     service,
 )
 from mlxserve.cli.options import PanelCommand, with_settings
+from mlxserve.cli.streams import print_safe
 from mlxserve.config import EngineConfig
 from mlxserve.version import __version__
 
@@ -57,7 +58,7 @@ app = typer.Typer(
 
 def _show_version(asked: bool) -> None:
     if asked:
-        print(f"mlxserve {__version__}")
+        print_safe(f"mlxserve {__version__}")
         raise typer.Exit
 
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from mlxserve.cli.streams import print_safe
+
 VARIABLE = "_MLXSERVE_COMPLETE"  # set by a shell that asks what completes a line
 
 
@@ -32,7 +34,7 @@ def completion(
     script = of_typer.get_completion_script(  # type: ignore[attr-defined]
         prog_name="mlxserve", complete_var=VARIABLE, shell=str(shell)
     )
-    print(script)
+    print_safe(script)
 
 
 def teach_shells() -> None:

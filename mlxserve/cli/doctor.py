@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlxserve.cli.ranks import run_by_launcher
+from mlxserve.cli.streams import print_safe
 from mlxserve.errors import InvalidConfig, MlxServeError
 from mlxserve.ranks.environment import own_rank
 
@@ -80,7 +81,7 @@ def _time_ranks(rank: int, backend: str) -> None:
 
     for finding in time_ranks(backend):
         if rank == 0:
-            print(finding, flush=True)
+            print_safe(finding)
 
 
 def _report(path: Path, model: str) -> bool:
@@ -100,11 +101,11 @@ def _report(path: Path, model: str) -> bool:
     is_well = True
     both: Iterator[Finding | Measurement] = chain(diagnose(), measure(folder))
     for found in both:  # not the service: its log may hold anything
-        print(found, flush=True)
+        print_safe(found)
         file.add(found)
         is_well = is_well and not (isinstance(found, Finding) and found.is_broken)
     file.complete(chosen(folder))
-    print(f"{path} is complete: please attach it to an issue.")
+    print_safe(f"{path} is complete: please attach it to an issue.")
     return is_well
 
 
@@ -114,7 +115,7 @@ def _diagnose() -> bool:
 
     is_well = True
     for finding in chain(diagnose(), section("service", _service_findings)):
-        print(finding, flush=True)
+        print_safe(finding)
         is_well = is_well and not finding.is_broken
     return is_well
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from mlxserve.api.access.keys import Key, KeyFile, Scope, usual_file
+from mlxserve.cli.streams import print_safe
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -46,7 +47,7 @@ def create(
     secret = _keys(file).create(
         name, scope, max_requests=max_requests, requests_per_minute=requests_per_minute
     )
-    print(secret)
+    print_safe(secret)
 
 
 @app.command(name="list")
@@ -57,10 +58,10 @@ def list_(
     """List all keys with scope, date of creation and limits."""
     keys = _keys(file).read()
     if as_json:
-        print(json.dumps([_public_fields(key) for key in keys], indent=2))
+        print_safe(json.dumps([_public_fields(key) for key in keys], indent=2))
         return
     for key in keys:
-        print(f"{key.name:<24}{key.scope:<8}{key.created:<12}{_limits(key)}".rstrip())
+        print_safe(f"{key.name:<24}{key.scope:<8}{key.created:<12}{_limits(key)}".rstrip())
 
 
 @app.command()

@@ -22,6 +22,7 @@ import typer
 
 from mlxserve.cli.agents import AGENTS, Agent, AgentSession, AgentTarget
 from mlxserve.cli.remote import Url, ask, url_of
+from mlxserve.cli.streams import print_safe
 from mlxserve.errors import InvalidConfig, MlxServeError
 from mlxserve.files import write_new
 
@@ -62,7 +63,7 @@ def launch(
     session = chosen.session(target)
     command = (*session.command, *(arguments or ()))
     if dry_run:
-        print(_script(session, command))
+        print_safe(_script(session, command))
         return
     _start(chosen, session, command)
 
@@ -75,9 +76,9 @@ def _target(url: str | None, model: str | None) -> AgentTarget:
         raise InvalidConfig(f"The server has no model {model[:80]!r}. It has {', '.join(names)}.")
     context = int(cards[0].get("max_model_len", 0))
     if context < ENOUGH_CONTEXT:
-        print(
+        print_safe(
             f"note: the context is {context} tokens; agents need {ENOUGH_CONTEXT} or more",
-            file=sys.stderr,
+            to=sys.stderr,
         )
     return AgentTarget(url_of(url), model or names[0], context, os.environ.get("MLXSERVE_API_KEY"))
 
@@ -112,7 +113,7 @@ def _install(agent: Agent, target: AgentTarget, *, dry_run: bool) -> None:
         hidden = new.replace(target.key, "***") if target.key else new
         names = (str(file), f"{file} (new)")
         diff = difflib.unified_diff(old.splitlines(), hidden.splitlines(), *names, lineterm="")
-        print("\n".join(diff))
+        print_safe("\n".join(diff))
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +122,7 @@ def _install(agent: Agent, target: AgentTarget, *, dry_run: bool) -> None:
         _write(file, new)
     except OSError as error:
         raise InvalidConfig(f"{file} cannot be written: {error}") from error
-    print(f"{agent.usage()}. Undo with `mlxserve launch {agent.name} --undo`.")
+    print_safe(f"{agent.usage()}. Undo with `mlxserve launch {agent.name} --undo`.")
 
 
 def _undo(file: Path, *, dry_run: bool) -> None:
@@ -130,7 +131,9 @@ def _undo(file: Path, *, dry_run: bool) -> None:
         raise InvalidConfig(f"There is nothing to undo: {backup} does not exist.")
     old = _read(backup)
     if dry_run:
-        print(f"Would restore {file}." if old else f"Would remove {file}: there was none before.")
+        print_safe(
+            f"Would restore {file}." if old else f"Would remove {file}: there was none before."
+        )
         return
     if file.exists():
         file.replace(file.with_name(f"{file.name}.with-mlxserve"))
@@ -138,7 +141,7 @@ def _undo(file: Path, *, dry_run: bool) -> None:
         backup.replace(file)
     else:
         backup.unlink()
-    print(f"Restored {file}." if old else f"Removed {file}: there was none before.")
+    print_safe(f"Restored {file}." if old else f"Removed {file}: there was none before.")
 
 
 def _backup(file: Path) -> Path:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlxserve.cli.models import Json
+from mlxserve.cli.streams import print_safe
 from mlxserve.errors import InvalidRequest, ModelNotFound, UnsupportedModel
 from mlxserve.files import MAX_TEXT, read_json
+from mlxserve.terminal_text import escaped
 
 if TYPE_CHECKING:
     from mlxserve.hub.catalog import Entry
@@ -24,7 +26,7 @@ def list_models(json: Json = False) -> None:
     """List the models on this machine."""
     entries = _local()
     if json:
-        print(
+        print_safe(
             json_format.dumps(
                 [
                     {"name": one.name, "source": str(one.source), "weight_size": one.weight_size}
@@ -34,7 +36,7 @@ def list_models(json: Json = False) -> None:
         )
         return
     for entry in entries:
-        print(f"{entry.name:46} {entry.source:10} {entry.weight_size / 1e9:>6.2f} GB")
+        print_safe(f"{entry.name:46} {entry.source:10} {entry.weight_size / 1e9:>6.2f} GB")
 
 
 def show(name: Name, json: Json = False) -> None:
@@ -58,16 +60,16 @@ def show(name: Name, json: Json = False) -> None:
         "chat_template": _abilities(folder),
     }
     if json:
-        print(json_format.dumps(card))
+        print_safe(json_format.dumps(card))
         return
     bits = "not quantised" if card["bits"] is None else f"{card['bits']} bits"
-    print(f"{entry.name} ({entry.source})")
-    print(f"  Folder        {folder}")
-    print(f"  Architecture  {card['architecture']}, {card['layers']} layers")
-    print(f"  Weights       {entry.weight_size / 1e9:.2f} GB, {bits}")
-    print(f"  Context       {card['context'] or 'not said'} tokens")
-    print(f"  KV cache      {entry.kv_size(2) / 1024:.1f} KiB per token")
-    print(f"  Template      {_template_in_words(card['chat_template'])}")
+    print_safe(f"{entry.name} ({entry.source})")
+    print_safe(f"  Folder        {folder}")
+    print_safe(f"  Architecture  {card['architecture']}, {card['layers']} layers")
+    print_safe(f"  Weights       {entry.weight_size / 1e9:.2f} GB, {bits}")
+    print_safe(f"  Context       {card['context'] or 'not said'} tokens")
+    print_safe(f"  KV cache      {entry.kv_size(2) / 1024:.1f} KiB per token")
+    print_safe(f"  Template      {_template_in_words(card['chat_template'])}")
 
 
 def _abilities(folder: Path) -> dict[str, Any] | None:
@@ -113,9 +115,9 @@ def rm(
     if not yes:
         if not sys.stdin.isatty():
             raise InvalidRequest("rm asks before it deletes. Without a terminal, pass --yes.")
-        typer.confirm(f"Delete {repository} ({size / 1e9:.2f} GB)?", abort=True)
+        typer.confirm(f"Delete {escaped(repository)} ({size / 1e9:.2f} GB)?", abort=True)
     shutil.rmtree(folder)
-    print(f"Deleted {repository}, {size / 1e9:.2f} GB")
+    print_safe(f"Deleted {repository}, {size / 1e9:.2f} GB")
 
 
 def _local() -> "list[Entry]":

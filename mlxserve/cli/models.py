@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlxserve.cli.settings import Settings
+from mlxserve.cli.streams import print_safe
 from mlxserve.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -32,12 +33,12 @@ def models(settings: Settings, json: Json = False) -> None:
     if json:
         cards = [card_of(entry, fit) for entry, fit in rows]
         found = {"memory": memory, "context": context, "disk_free": catalog.disk_free()}
-        print(json_format.dumps({**found, "models": cards}))
+        print_safe(json_format.dumps({**found, "models": cards}))
         return
     for entry, fit in rows:
         size = f"{entry.weight_size / 1e9:.2f} GB"
         short = _short_of(entry) or ""
-        print(f"{entry.name:46} {short:15} {entry.source:10} {size:>9}  {_fit_text(fit)}")
+        print_safe(f"{entry.name:46} {short:15} {entry.source:10} {size:>9}  {_fit_text(fit)}")
 
 
 def memory_for(engine: EngineConfig) -> int:

@@ -17,6 +17,7 @@ from typer.core import TyperCommand
 
 from mlxserve.api.config import ServerConfig
 from mlxserve.cli.settings import Settings
+from mlxserve.cli.streams import print_safe
 from mlxserve.config import EngineConfig
 from mlxserve.option import NamedOption, Options, options_of
 
@@ -60,7 +61,7 @@ class PanelCommand(TyperCommand):
 def _show_all(ctx: typer.Context, asked: bool) -> None:
     if asked:
         ctx.meta[_ALL] = True
-        print(ctx.get_help())
+        print_safe(ctx.get_help())
         raise typer.Exit
 
 
@@ -181,4 +182,4 @@ def _row(option: NamedOption) -> str:
 
 
 if __name__ == "__main__":
-    print(options_table(), end="")
+    print_safe(options_table(), end="")

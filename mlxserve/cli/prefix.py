@@ -11,6 +11,7 @@ from urllib.parse import quote
 import typer
 
 from mlxserve.cli.remote import Url, ask
+from mlxserve.cli.streams import print_safe
 from mlxserve.errors import InvalidRequest
 
 app = typer.Typer(
@@ -42,7 +43,7 @@ def add(
     if system:
         body = {"messages": [{"role": "system", "content": text}]}
     added = ask(url, "PUT", _path(name), body)
-    print(f"{added['id']}: {added['num_tokens']} tokens")
+    print_safe(f"{added['id']}: {added['num_tokens']} tokens")
 
 
 @app.command(name="list")
@@ -53,12 +54,12 @@ def list_(
     """List the prefixes of this API key and their number of tokens; all keys' for an admin key."""
     found = ask(url, "GET", "/v1/prefixes")["data"]
     if as_json:
-        print(json.dumps(found, indent=2))
+        print_safe(json.dumps(found, indent=2))
         return
     for prefix in found:
         owner = prefix["key"]
         line = f"{prefix['id']:<32}{prefix['num_tokens']:>10} tokens"
-        print(f"{line}  {owner}" if owner else line)
+        print_safe(f"{line}  {owner}" if owner else line)
 
 
 @app.command()

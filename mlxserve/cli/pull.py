@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlxserve.cli.models import Json, card_of, memory_for
+from mlxserve.cli.streams import print_safe
 from mlxserve.errors import MlxServeError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def pull(
     if json:
         _say(path=str(files.path), **_card(files))
     else:
-        print(f"{files.name} is in {files.path}")
+        print_safe(f"{files.name} is in {files.path}")
 
 
 def _card(files: "ModelFiles") -> dict[str, Any]:
@@ -112,4 +113,4 @@ def _size(file: Path) -> int:
 
 
 def _say(**content: object) -> None:
-    print(json_format.dumps(content), flush=True)
+    print_safe(json_format.dumps(content))

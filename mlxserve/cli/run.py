@@ -14,6 +14,7 @@ import typer
 
 from mlxserve.cli.building import build
 from mlxserve.cli.settings import Settings
+from mlxserve.cli.streams import print_safe
 from mlxserve.cli.terminal import run_terminal
 from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidRequest
@@ -56,7 +57,7 @@ def run(
     finally:
         chat.close()
     if stats:
-        print(report, file=sys.stderr)
+        print_safe(report, to=sys.stderr)
 
 
 def whole_prompt(prompt: str | None) -> str:
@@ -73,13 +74,9 @@ async def _stream_answer(
     chat: "Chat", messages: Sequence[Mapping[str, str]], given: Mapping[str, Any]
 ) -> str:
     """Print the answer while it streams; returns a line about its speed."""
-    from mlxserve.api.server.logs import ESCAPES
-
     asked = {name: value for name, value in given.items() if value is not None}
     params = replace(chat.default_params, **asked)
     prompt = await asyncio.to_thread(chat.render, messages)
-    # Escape control characters: a model's output must not move the cursor or set the title.
-    escapes = {code: text for code, text in ESCAPES.items() if chr(code) not in "\n\t"}
     started = time.perf_counter()
     first = started
     text = "\n"
@@ -87,8 +84,8 @@ async def _stream_answer(
         if first == started and delta.token_ids:
             first = time.perf_counter()
         text = delta.text or text
-        print(delta.text.translate(escapes), end="", flush=True)
-    print("" if text.endswith("\n") else "\n", end="", flush=True)
+        print_safe(delta.text, end="")
+    print_safe("" if text.endswith("\n") else "\n", end="")
     assert delta.usage is not None
     return _speed(delta.usage, first - started, time.perf_counter() - first)
 

@@ -18,7 +18,7 @@ from mlxserve.cli.ranks import STOP, run_by_launcher
 from mlxserve.cli.running_servers import registered
 from mlxserve.cli.servers import serve_in_background
 from mlxserve.cli.settings import Settings
-from mlxserve.cli.streams import forget_unwritten, open_closed_streams, say
+from mlxserve.cli.streams import forget_unwritten, open_closed_streams, print_error, say
 from mlxserve.config import EngineConfig
 from mlxserve.disk.folder import default_bytes, disk_folder
 
@@ -53,7 +53,7 @@ def serve(
         config = _with_disk_cache(config)
     exit_code = _serve(server, config, is_private=exit_with_parent)
     if exit_code:
-        print("error: the engine has failed; the log says why.", file=sys.stderr, flush=True)
+        print_error("the engine has failed; the log says why.")
         if config.num_ranks > 1:  # the engine's thread may wait for another rank for ever
             os._exit(exit_code)
         sys.exit(exit_code)
@@ -114,7 +114,7 @@ def _join_ranks(config: EngineConfig) -> None:
             config.hostfile, config.distributed_backend, config.master_port + 1, STOP
         )
         if not was_told:  # mlx.launch does not say how its ranks ended
-            print("error: the ranks have ended by themselves.", file=sys.stderr, flush=True)
+            print_error("the ranks have ended by themselves.")
         sys.exit(0 if was_told else RANKS_ENDED)
 
 

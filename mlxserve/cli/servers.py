@@ -18,6 +18,7 @@ import typer
 from mlxserve.cli.models import Json
 from mlxserve.cli.remote import ServerError, ask
 from mlxserve.cli.running_servers import RunningServer, running_servers
+from mlxserve.cli.streams import print_safe
 from mlxserve.config import data_home
 from mlxserve.errors import InvalidRequest, MlxServeError
 
@@ -32,15 +33,19 @@ def ps(json: Json = False) -> None:
     """List the servers of this user that run now, with what they are doing."""
     servers = [(server, _activity(server)) for server in running_servers()]
     if json:
-        print(json_format.dumps([{**asdict(server), **activity} for server, activity in servers]))
+        print_safe(
+            json_format.dumps([{**asdict(server), **activity} for server, activity in servers])
+        )
         return
     if not servers:
-        print("No server runs. Start one with `mlxserve serve`, or `mlxserve serve --background`.")
+        print_safe(
+            "No server runs. Start one with `mlxserve serve`, or `mlxserve serve --background`."
+        )
         return
     for server, activity in servers:
         minutes = int(time.time() - server.started) // 60
         age = f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
-        print(
+        print_safe(
             f"{server.url:28} {server.model:40} pid {server.pid:<8} {age:>12}  {_words(activity)}"
         )
 
@@ -62,7 +67,7 @@ def stop(
                     f"{_STOP_SECONDS:.0f} s. End it with `kill -9 {server.pid}`."
                 )
             time.sleep(_POLL_SECONDS)
-        print(f"Stopped {server.url} ({server.model})")
+        print_safe(f"Stopped {server.url} ({server.model})")
 
 
 def _chosen(which: str | None, *, every: bool) -> Sequence[RunningServer]:
@@ -120,8 +125,8 @@ def serve_in_background(arguments: Sequence[str]) -> None:
         has_ended = process.poll() is not None  # in this order, the last lines are not missed
         text = log.read_text(errors="replace")
         if ready := _READY.search(text):
-            print(f"mlxserve is ready at {ready[1]}")
-            print(f"It runs in the background; its log is {log}. `mlxserve stop` ends it.")
+            print_safe(f"mlxserve is ready at {ready[1]}")
+            print_safe(f"It runs in the background; its log is {log}. `mlxserve stop` ends it.")
             return
         if has_ended:
             last = "\n".join(text.splitlines()[-_LOG_LINES:])

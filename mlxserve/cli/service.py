@@ -11,6 +11,7 @@ import typer
 from mlxserve.api.config import NO_FILE, ServerConfig
 from mlxserve.cli.options import SCHEMAS, PanelCommand, with_settings
 from mlxserve.cli.settings import OTHER_NAMES, PREFIX, Settings, flags_of
+from mlxserve.cli.streams import print_safe
 from mlxserve.config import EngineConfig
 from mlxserve.option import options_of
 from mlxserve.service.choice import service_manager
@@ -41,15 +42,15 @@ def install(settings: Settings) -> None:
     unit = ServiceUnit.of(_flags(settings), server.drain_seconds)
     manager = service_manager()
     manager.install(unit)
-    print(f"mlxserve runs from now on, and starts at login: {manager.unit_file}")
-    print(f"Its log is {unit.log}")
+    print_safe(f"mlxserve runs from now on, and starts at login: {manager.unit_file}")
+    print_safe(f"Its log is {unit.log}")
     if sys.platform == "linux":
-        print("To start it at boot, before you log in: loginctl enable-linger")
+        print_safe("To start it at boot, before you log in: loginctl enable-linger")
     if ignored := _ignored_variables():
-        print(
+        print_safe(
             f"Not passed on from this environment: {', '.join(ignored)}. Give them as flags, or in "
             "the configuration file.",
-            file=sys.stderr,
+            to=sys.stderr,
         )
 
 
@@ -61,14 +62,14 @@ def status() -> None:
     """Show whether the service runs, and the end of its log. Exits with 3 if it does not run."""
     manager = service_manager()
     if not manager.unit_file.exists():
-        print("not installed; see `mlxserve service install --help`")
+        print_safe("not installed; see `mlxserve service install --help`")
         raise typer.Exit(_NOT_RUNNING)
     state = manager.state()
-    print(state.text)
-    print(f"Unit: {manager.unit_file}")
-    print(f"Log:  {log_file()}")
+    print_safe(state.text)
+    print_safe(f"Unit: {manager.unit_file}")
+    print_safe(f"Log:  {log_file()}")
     for line in last_lines(log_file(), _NUM_LINES):
-        print(f"  {line}")
+        print_safe(f"  {line}")
     if not state.is_running:
         raise typer.Exit(_NOT_RUNNING)
 
@@ -78,10 +79,10 @@ def uninstall() -> None:
     """Stop the service and remove it. Models, keys, chats and the log stay."""
     manager = service_manager()
     if not manager.unit_file.exists():
-        print("not installed")
+        print_safe("not installed")
         return
     manager.uninstall()
-    print(f"Removed {manager.unit_file}. The log stays in {log_file()}")
+    print_safe(f"Removed {manager.unit_file}. The log stays in {log_file()}")
 
 
 def _flags(settings: Settings) -> list[str]:

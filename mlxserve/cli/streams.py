@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TextIO
+
+from mlxserve.terminal_text import escaped_lines
 
 _STANDARD = (0, 1, 2)
 _STDOUT = 1
@@ -22,10 +25,23 @@ def open_closed_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
 
 
+def print_safe(text: object = "", *, end: str = "\n", to: TextIO | None = None) -> None:
+    """Print on stdout, or `to`, without what a terminal would obey: all that the commands print.
+
+    Raises OSError.
+    """
+    print(escaped_lines(str(text)), end=end, file=to, flush=True)
+
+
+def print_error(text: object) -> None:
+    """Print an error on stderr. Raises OSError."""
+    print_safe(f"error: {text}", to=sys.stderr)
+
+
 def say(line: str) -> None:
     """Print a line on stdout, if it can be written."""
     try:
-        print(line, flush=True)
+        print_safe(line)
     except OSError:
         # What could not be written stays in the buffer, and would fail again when Python ends.
         _point_to_null(_STDOUT)

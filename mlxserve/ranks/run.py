@@ -24,6 +24,7 @@ from mlxserve.ranks.handshake import Hello, report_to_lead, wait_for_workers
 from mlxserve.ranks.lead import Lead
 from mlxserve.ranks.local import LocalRanks, remove_hostfile
 from mlxserve.ranks.worker import RankWorker
+from mlxserve.terminal_text import escaped_lines
 from mlxserve.version import __version__
 
 log = logging.getLogger("mlxserve.ranks")
@@ -122,7 +123,7 @@ def run_worker(config: EngineConfig) -> NoReturn:
         if not isinstance(error, MlxServeError):
             text = f"{type(error).__name__}: {in_one_line(error)}"
         if follower is None or not follower.fail(text):
-            print(f"error: rank {rank}: {text}", file=sys.stderr, flush=True)
+            print(f"error: rank {rank}: {escaped_lines(text)}", file=sys.stderr, flush=True)  # noqa: T201
         remove_hostfile()  # rank 0 may be gone, though it could be told
         os._exit(WORKER_FAILED)
     os._exit(0)

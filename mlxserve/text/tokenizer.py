@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cached_property, partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from mlxserve.text.lanes import LARGE, text_size
 from mlxserve.text.large_texts import LargeTexts
 from mlxserve.text.parsing.markup import Markup, markup_of
 from mlxserve.text.parsing.writing import write_calls
+from mlxserve.text.stream_decoder import StreamDecoder
 from mlxserve.text.templates import (
     TextRenderer,
     at_most,
@@ -77,7 +78,6 @@ _TEMPLATE_ERRORS = (
     AttributeError,
     RecursionError,
 )
-_REPLACEMENT = "\ufffd"  # decoders emit this for bytes that do not (yet) form a character
 
 
 class Tokenizer:
@@ -386,57 +386,6 @@ class Tokenizer:
         said = [str(message.get("content")) for message in messages if _is_from_outside(message)]
         said.append(json.dumps(list(tools or ()), ensure_ascii=False))
         return any(token in text for text in said for token in self._added_tokens)
-
-
-class StreamDecoder:
-    """Decodes a growing list of token ids piece by piece, never splitting a character.
-
-        ids    [ ......... | prefix .... | read ......... ]
-                            ^ _prefix     ^ _read          ids after _read are decoded together
-                                                           with the few ids before them
-
-    The pieces concatenate to the decoding of all ids. vLLM and text-generation-inference use the
-    same window; it makes the work per token constant.
-    """
-
-    def __init__(
-        self, decode: Callable[[Sequence[int]], str], texts: dict[int, str] | None = None
-    ) -> None:
-        """`texts` caches single tokens' texts across streams, which halves the decoding work."""
-        self._decode = decode
-        self._texts = {} if texts is None else texts
-        self._ids: list[int] = []
-        self._prefix = 0
-        self._read = 0
-        self._shown = ""  # text of ids[_prefix:_read]
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        """The text that these ids complete; empty while a character is incomplete."""
-        self._ids.extend(token_ids)
-        text = self._decode(self._ids[self._prefix :])
-        if text.endswith(_REPLACEMENT) or len(text) <= len(self._shown):
-            return ""
-        piece = text[len(self._shown) :]
-        self._prefix = self._read
-        self._read = len(self._ids)
-        self._shown = self._text_of(self._ids[self._prefix : self._read])
-        return piece
-
-    def _text_of(self, token_ids: Sequence[int]) -> str:
-        if len(token_ids) != 1:
-            return self._decode(token_ids)
-        [token] = token_ids
-        text = self._texts.get(token)
-        if text is None:
-            text = self._texts[token] = self._decode(token_ids)
-        return text
-
-    def finish(self) -> str:
-        """The remaining text. Bytes that never formed a character become U+FFFD."""
-        text = self._decode(self._ids[self._prefix :])[len(self._shown) :]
-        self._prefix = self._read = len(self._ids)
-        self._shown = ""
-        return text
 
 
 def _load(path: Path, eos_token_ids: Sequence[int]) -> Any:

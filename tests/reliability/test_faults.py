@@ -33,7 +33,8 @@ from mlxserve.scheduler.planner import StepPlanner
 from mlxserve.scheduler.preemption import Preemption
 from mlxserve.scheduler.roster import Roster
 from mlxserve.scheduler.scheduler import Scheduler
-from mlxserve.text.tokenizer import StreamDecoder, Tokenizer
+from mlxserve.text.stream_decoder import StreamDecoder
+from mlxserve.text.tokenizer import Tokenizer
 from tests.reliability.faults import Fault, Point, all_planted, points_of
 
 ERRORS = (RuntimeError, MemoryError, OSError)

@@ -19,7 +19,8 @@ from mlxserve.config import EngineConfig
 from mlxserve.engine.engine import Engine
 from mlxserve.model.runner import ModelRunner
 from mlxserve.scheduler.scheduler import Scheduler
-from mlxserve.text.tokenizer import StreamDecoder, Tokenizer
+from mlxserve.text.stream_decoder import StreamDecoder
+from mlxserve.text.tokenizer import Tokenizer
 from tests.api.serving import Running, serving
 from tests.reliability.faults import Fault, Point
 

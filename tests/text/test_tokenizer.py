@@ -21,7 +21,8 @@ from tokenizers import decoders, models, normalizers
 from mlxserve.errors import InvalidParameter, InvalidRequest, UnsupportedModel
 from mlxserve.hub.embedded import model_path
 from mlxserve.text.conversation import read_messages
-from mlxserve.text.tokenizer import StreamDecoder, Tokenizer
+from mlxserve.text.stream_decoder import StreamDecoder
+from mlxserve.text.tokenizer import Tokenizer
 from tests.text.template_rules import RULES
 
 USER = [{"role": "user", "content": "hi"}]
@@ -441,6 +442,34 @@ def test_the_work_per_token_does_not_grow_with_the_text() -> None:
     streamed(counting, ids, range(len(ids)))
     assert len(ids) > 200
     assert max(lengths) <= 8
+
+
+@pytest.mark.parametrize("kind", ["special", "half characters", "both", "text between"])
+def test_ids_without_text_cost_no_more_however_many_they_are(kind: str) -> None:
+    lengths: list[int] = []
+
+    def counting(ids: Sequence[int]) -> str:
+        lengths.append(len(ids))
+        return embedded().decode(ids)
+
+    special, half = min(embedded().eos_token_ids), embedded().encode("🧪")[0]
+    text = embedded().encode("Hello, 🧪 world")
+    ids = {
+        "special": [special] * 2_000,
+        "half characters": [half] * 2_000,
+        "both": [special, special, half] * 700,
+        "text between": ([special] * 40 + text) * 40,
+    }[kind]
+    assert streamed(counting, ids, range(len(ids))) == embedded().decode(ids)
+    assert max(lengths) <= 40
+    assert sum(lengths) <= 40 * len(ids)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.text(min_size=20, max_size=60), st.lists(st.integers(0, 99)), st.integers(0, 40))
+def test_text_between_ids_without_text_is_whole(text: str, cuts: list[int], number: int) -> None:
+    ids = [min(embedded().eos_token_ids)] * number + embedded().encode(text)
+    assert streamed(embedded().decode, ids * 2, cuts) == embedded().decode(ids * 2)
 
 
 @pytest.mark.parametrize("role", ["user", "system", "tool"])

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
-# Characters that can move the cursor, forge a line or reorder text: C0 and C1, line and paragraph
-# separators, and bidirectional controls.
-_CONTROLS = [*range(0x20), *range(0x7F, 0xA0), 0x200E, 0x200F, *range(0x2028, 0x202F)]
-_CONTROLS += range(0x2066, 0x206A)
+from mlxserve.terminal_text import escaped, escaped_lines
+
 _POLLED = ("/health", "/ready", "/metrics")
-ESCAPES = {code: ascii(chr(code))[1:-1] for code in _CONTROLS}
 
 
 class _OneLine(logging.Formatter):
     """Escapes control characters in messages. Tracebacks keep their lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = record.message.translate(ESCAPES)
+        record.message = escaped(record.message)
         return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return escaped_lines(super().formatException(ei))
 
 
 def _is_not_a_poll(record: logging.LogRecord) -> bool:

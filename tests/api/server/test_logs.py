@@ -31,6 +31,15 @@ def test_a_traceback_keeps_its_lines(capsys: pytest.CaptureFixture[str]) -> None
     assert lines[-1] == "ZeroDivisionError: why"
 
 
+def test_a_traceback_has_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info")
+    try:
+        raise ZeroDivisionError("\x1b[2J\u202e")
+    except ZeroDivisionError:
+        logging.getLogger("mlxserve.x").exception("failed")
+    assert said(capsys)[-1] == "ZeroDivisionError: \\x1b[2J\\u202e"
+
+
 def test_records_below_the_level_are_dropped(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("warning")
     logging.getLogger("mlxserve.x").info("quiet")
