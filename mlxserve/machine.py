@@ -23,6 +23,7 @@ from pathlib import Path
 from mlxserve.blas import Blas, is_mlx_imported, load_blas
 from mlxserve.deferred_packages import defer_packages
 from mlxserve.errors import InvalidConfig, OutOfMemory
+from mlxserve.memory_groups import group_limits
 
 # More operations per Metal command buffer than MLX's default of 20 to 50: another project measured
 # 58 -> 91 tokens/s when decode steps were no longer cut into many small buffers. Unmeasured by us.
@@ -147,11 +148,8 @@ def memory() -> Memory:
 
 @functools.cache
 def total_memory() -> int:
-    """Bytes that this process may have resident: the machine's, or the limit of its cgroup."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with contextlib.suppress(OSError, ValueError):  # no cgroup of version 2, or without a limit
-        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
-    return total
+    """Bytes that this process may have resident: the machine's, or what its control groups allow."""
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *group_limits()])
 
 
 def memory_used() -> float:
