@@ -6,11 +6,13 @@
 
 `init` waits without an end for a rank that never comes, and holds the interpreter's lock meanwhile, so
 that not even a thread could say which one is missing. MEMBER shows that the connection belongs to a
-member of the group, and not to another program that has reached the port.
+member of the group, and not to another program that has reached the port. Who does not fit is told why
+and ignored: another program must not be able to prevent the start.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import logging
@@ -19,7 +21,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass
 
 from mlxserve.errors import EngineStopped
@@ -53,13 +55,24 @@ class Hello:
             fields = json.loads(body)
             protocol = fields.pop("protocol")
             hello = cls(**fields)
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise ProtocolError("no HELLO") from error
-        if not isinstance(hello.rank, int) or not isinstance(hello.versions, Mapping):
+        if not hello._is_well_formed():
             raise ProtocolError("no HELLO")
         if protocol != VERSION:
             hello = Hello(hello.rank, {**hello.versions, "protocol": str(protocol)}, "", {})
         return hello
+
+    def _is_well_formed(self) -> bool:
+        return (
+            isinstance(self.rank, int)
+            and isinstance(self.model, str)
+            and all(
+                isinstance(found, Mapping)
+                and all(isinstance(value, str) for value in found.values())
+                for found in (self.versions, self.options)
+            )
+        )
 
     def objection(self, own: Hello) -> str | None:
         """Why this rank cannot work with rank 0, whose hello is `own`; None if it can."""
@@ -90,7 +103,7 @@ def wait_for_workers(
 ) -> dict[int, Channel]:
     """Rank 0's side: the connection of each worker, once all have come.
 
-    Raises EngineStopped, which names the ranks that are missing, or why one cannot take part.
+    Raises EngineStopped, which names the ranks that are missing, and why one cannot take part.
     """
     arrivals: queue.SimpleQueue[tuple[Hello, Channel]] = queue.SimpleQueue()
     try:
@@ -115,6 +128,7 @@ def _all_of(
     arrivals: queue.SimpleQueue[tuple[Hello, Channel]], size: int, own: Hello, timeout: float
 ) -> dict[int, Channel]:
     found: dict[int, Channel] = {}
+    refusal = ""
     deadline = time.monotonic() + timeout
     try:
         while len(found) < size - 1:
@@ -124,18 +138,13 @@ def _all_of(
                 missing = sorted({*range(1, size)} - found.keys())
                 raise EngineStopped(
                     f"Ranks {missing} of {size} have not come within {timeout:g} s "
-                    "(distributed_timeout_seconds)."
+                    f"(distributed_timeout_seconds).{refusal and f' {refusal}'}"
                 ) from None
-            if not 0 < hello.rank < size or hello.rank in found:
-                channel.close()
-                raise EngineStopped(
-                    f"A process came as rank {hello.rank} of {size}, which "
-                    + ("has come already." if hello.rank in found else "does not exist.")
-                )
-            found[hello.rank] = channel
-            if (objection := hello.objection(own)) is not None:
-                channel.send(FrameKind.ERROR, objection.encode())
-                raise EngineStopped(objection)
+            if (objection := _objection(hello, own, size, found.keys())) is None:
+                found[hello.rank] = channel
+            else:
+                refusal = objection
+                _refuse(channel, objection)
         for channel in found.values():
             channel.send(FrameKind.GO)
     except BaseException:
@@ -143,6 +152,21 @@ def _all_of(
             channel.close()
         raise
     return found
+
+
+def _objection(hello: Hello, own: Hello, size: int, found: Container[int]) -> str | None:
+    if 0 < hello.rank < size and hello.rank not in found:
+        return hello.objection(own)
+    return f"A process came as rank {hello.rank} of {size}, which " + (
+        "has come already." if hello.rank in found else "does not exist."
+    )
+
+
+def _refuse(channel: Channel, objection: str) -> None:
+    log.warning("%s It is ignored.", objection)
+    with contextlib.suppress(OSError):  # it did not wait for an answer
+        channel.send(FrameKind.ERROR, objection.encode(errors="replace"))
+    channel.close()
 
 
 def _accept(server: socket.socket, arrivals: queue.SimpleQueue[tuple[Hello, Channel]]) -> None:

@@ -8,6 +8,7 @@ may be waiting for that worker in a collective.
 from __future__ import annotations
 
 import queue
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -162,7 +163,7 @@ class Lead:
                     return self._lose(f"rank {rank}: {frame.body.decode(errors='replace')}")
         except TimeoutError:
             self._lose(f"rank {rank} has been silent for {self._timeout:g} s")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, struct.error) as error:
             self._lose(f"rank {rank} is gone ({error})")
 
     def _count(self, rank: str, num_frames: int, active: int, peak: int) -> None:

@@ -97,8 +97,8 @@ def test_rank_0_names_the_ranks_that_do_not_come() -> None:
 def test_a_rank_that_differs_is_refused_on_both_sides(hello: Hello, reason: str) -> None:
     address = free_address()
     result = worker(address, replace(hello, rank=1))
-    with pytest.raises(EngineStopped, match=reason):
-        wait_for_workers(address, 2, HELLO, 10)
+    with pytest.raises(EngineStopped, match=f"Ranks .1. of 2 have not come.*{reason}"):
+        wait_for_workers(address, 2, HELLO, 1.0)
     found = result()
     assert isinstance(found, EngineStopped)
     assert reason in str(found)
@@ -109,8 +109,51 @@ def test_a_rank_that_does_not_exist_is_refused(rank: int) -> None:
     address = free_address()
     result = worker(address, replace(HELLO, rank=rank))
     with pytest.raises(EngineStopped, match=rf"came as rank {rank} of 2, which does not exist"):
-        wait_for_workers(address, 2, HELLO, 10)
+        wait_for_workers(address, 2, HELLO, 1.0)
     assert isinstance(result(), EngineStopped)
+
+
+def frame(kind: int, body: bytes) -> bytes:
+    return len(body).to_bytes(4, "little") + bytes([kind, 0, 0, 0]) + bytes(4) + body
+
+
+STRANGERS = {
+    "no rank": replace(HELLO, rank=7).encode(),
+    "rank 0": HELLO.encode(),
+    "other versions": replace(HELLO, rank=1, versions={"mlx": "9"}).encode(),
+    "another model": replace(HELLO, rank=1, model="x").encode(),
+    "another protocol": replace(HELLO, rank=1).encode().replace(b'"protocol": 1', b'"protocol": 2'),
+    "options": replace(HELLO, rank=1).encode().replace(b'{"page_size": "16"}', b"5"),
+    "values": replace(HELLO, rank=1).encode().replace(b'"16"', b"[]"),
+    "deep": b"[" * 100_000,
+    "surrogate": replace(HELLO, rank=1, versions={"mlx": "\ud800"}).encode(),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_a_stranger_that_speaks_as_a_rank_is_ignored(kind: str) -> None:
+    """It comes first; the rank that it claims to be comes after it was refused."""
+    address = free_address()
+    results: list[dict[int, Channel]] = []
+    lead = threading.Thread(target=lambda: results.append(wait_for_workers(address, 2, HELLO, 30)))
+    lead.start()
+    while True:
+        try:
+            stranger = socket.create_connection(address, timeout=5)
+            break
+        except OSError:
+            continue
+    with stranger:
+        stranger.sendall(frame(FrameKind.HELLO, STRANGERS[kind]))
+        while stranger.recv(1 << 16):  # it is told why, or nothing, and the connection ends
+            pass
+    found = worker(address, replace(HELLO, rank=1))()
+    lead.join()
+    assert isinstance(found, Channel)
+    found.close()
+    [channels] = results
+    assert list(channels) == [1]
+    channels[1].close()
 
 
 def test_a_port_that_is_taken_is_named() -> None:

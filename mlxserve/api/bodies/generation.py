@@ -35,10 +35,10 @@ from mlxserve.sampling_params import SamplingParams, Structure
 from mlxserve.text.parsing.turn import AssistantTurn
 
 MAX_CHOICES = 8
-_MOST = 2**31 - 1
+_MOST = NO_LIMIT = 2**31 - 1
 # Other servers' words: -1 is no limit, and no limit to the candidates.
 MaxTokens: TypeAlias = Annotated[
-    int, Field(ge=1, le=_MOST), BeforeValidator(lambda sent: _MOST if sent == -1 else sent)
+    int, Field(ge=1, le=NO_LIMIT), BeforeValidator(lambda sent: NO_LIMIT if sent == -1 else sent)
 ]
 TopK: TypeAlias = Annotated[
     int, Field(ge=0, le=_MOST), BeforeValidator(lambda sent: 0 if sent == -1 else sent)

@@ -112,7 +112,6 @@ class ResponseReply:
             "error": None,
             "incomplete_details": None,
             "instructions": self.asked.instructions,
-            "max_output_tokens": self.asked.max_output_tokens,
             "metadata": self.asked.metadata or {},
             "model": self.model,
             "output": [],

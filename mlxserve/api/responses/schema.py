@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, items
-from mlxserve.api.bodies.generation import MaxTokens, ToolGenerationFields
+from mlxserve.api.bodies.generation import NO_LIMIT, MaxTokens, ToolGenerationFields
 from mlxserve.api.bodies.messages import MAX_MESSAGES, Arguments, Parts, text_of
 from mlxserve.api.bodies.request_body import KindedModel, NotYet, StrictModel
 from mlxserve.api.bodies.structured import format_of
@@ -275,8 +275,9 @@ class ResponsesRequest(ToolGenerationFields):
 
     def echo(self) -> dict[str, Any]:
         """The fields of the request that the reply repeats."""
-        choice = self.tool_choice
+        choice, most = self.tool_choice, self.max_output_tokens
         return {
+            "max_output_tokens": None if most == NO_LIMIT else most,
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "text": {"format": (self.text and self.text.format) or {"type": "text"}},
             "tool_choice": "auto" if choice is None else choice.sent,

@@ -83,6 +83,16 @@ def test_a_truncated_answer_is_incomplete(client: TestClient, chat: FakeChat, st
         assert events(reply.text)[-1]["type"] == "response.incomplete"
 
 
+@pytest.mark.parametrize(
+    ("asked", "echoed"),
+    [({}, None), ({"max_output_tokens": -1}, None), ({"max_output_tokens": 9}, 9)],
+)
+def test_the_limit_that_was_asked_for_is_repeated(
+    client: TestClient, asked: dict[str, int], echoed: int | None
+) -> None:
+    assert client.post(PATH, json={**HELLO, **asked}).json()["max_output_tokens"] == echoed
+
+
 def test_an_answer_without_text_is_still_an_item(client: TestClient, chat: FakeChat) -> None:
     chat.script = [Delta("", (1,), (), FinishReason.STOP, Usage(1, 1, 0))]
     found = events(client.post(PATH, json={**HELLO, "stream": True}).text)
