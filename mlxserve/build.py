@@ -25,7 +25,7 @@ from mlxserve.engine.pace import Pace
 from mlxserve.engine.trace import Trace
 from mlxserve.errors import InvalidConfig
 from mlxserve.hub.files import ModelFiles, find_model
-from mlxserve.hub.generation_config import read_generation_config
+from mlxserve.hub.generation_config import for_vocabulary, read_generation_config
 from mlxserve.model.attention import choose_attention, in_words
 from mlxserve.model.load import LoadedModel, load
 from mlxserve.model.rank_group import RankGroup
@@ -98,7 +98,7 @@ def build_chat(
         trace.timed(tokenizer, *_TOKENIZER_SPANS) if trace else tokenizer,
         model_name=files.name,
         vocab_size=vocab_size,
-        default_params=generation.default_params,
+        default_params=for_vocabulary(generation.default_params, vocab_size),
         fingerprint=_salted_by(config, files),
         tool_keep_seconds=config.tool_keep_seconds,
         prefix_file=disk_folder / "prefixes.json" if disk_folder else None,

@@ -75,6 +75,14 @@ def own_json(content: bytes) -> dict[str, Any]:
     return value
 
 
+def make_own_folder(folder: Path) -> None:
+    """Make a folder and those above it that are missing, for this user alone. Raises OSError."""
+    missing = (one for one in (folder, *folder.parents) if not one.exists())
+    for one in reversed(tuple(missing)):
+        one.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(exist_ok=True)  # raises where it is no folder
+
+
 def write_new(file: Path, *pieces: bytes) -> None:
     """Write a file that only its owner can read, in place of whatever has its name.
 

@@ -12,6 +12,7 @@ import pytest
 from mlxserve.files import (
     MAX_TEXT,
     check_model_files,
+    make_own_folder,
     open_regular,
     own_json,
     read_file,
@@ -154,6 +155,18 @@ def test_a_folder_of_the_hub_is_made_of_links(tmp_path: Path) -> None:
 
 
 # ---- writing
+
+
+def test_a_folder_and_those_above_it_are_for_their_owner_alone(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    for _ in range(2):
+        make_own_folder(tmp_path / "a" / "b" / "c")
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("", "a", "a/b", "a/b/c")] == [
+        0o755, 0o700, 0o700, 0o700,
+    ]  # fmt: skip
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError):
+        make_own_folder(tmp_path / "file")
 
 
 @pytest.mark.parametrize("to", ["elsewhere", "nothing"])

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mlxserve.config import data_home
-from mlxserve.files import read_own_json, replace_file
+from mlxserve.files import make_own_folder, read_own_json, replace_file
 
 _MAX_BYTES, _MAX_PID = 1 << 16, 1 << 31
 _SAME_START = 2.0  # seconds by which two readings of a process's start may differ
@@ -42,7 +42,7 @@ def registered(url: str, model: str, *, needs_key: bool) -> Iterator[None]:
     )
     file = _folder() / f"{server.pid}.json"
     try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_own_folder(file.parent)
         replace_file(file, json.dumps(asdict(server)).encode())
     except OSError:
         yield

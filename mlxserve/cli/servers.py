@@ -11,7 +11,8 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
@@ -21,6 +22,7 @@ from mlxserve.cli.running_servers import RunningServer, running_servers
 from mlxserve.cli.streams import print_safe
 from mlxserve.config import data_home
 from mlxserve.errors import InvalidRequest, MlxServeError
+from mlxserve.files import make_own_folder, write_new
 
 _READY = re.compile(r"^mlxserve is ready at (http://\S+)$", re.MULTILINE)
 _POLL_SECONDS = 0.1
@@ -106,14 +108,26 @@ def _words(activity: dict[str, Any]) -> str:
     return f"{activity['num_requests_running']} running, {activity['num_requests_waiting']} waiting"
 
 
+def _new_log(log: Path) -> BinaryIO:
+    """Raises MlxServeError."""
+    try:
+        make_own_folder(log.parent)
+        write_new(log)
+        return log.open("wb")
+    except OSError as error:
+        raise MlxServeError(
+            f"The server's log cannot be written: {error}. Set MLXSERVE_HOME to a folder that can, or "
+            "start it without --background."
+        ) from error
+
+
 def serve_in_background(arguments: Sequence[str]) -> None:
     """Start `mlxserve serve` with these arguments, and return once it is ready.
 
     Raises MlxServeError with the end of its log if it is not.
     """
     log = data_home() / "logs" / f"serve-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
-    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with log.open("wb") as output:
+    with _new_log(log) as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "mlxserve", "serve", *arguments],
             stdin=subprocess.DEVNULL,

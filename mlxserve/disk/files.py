@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from mlxserve.files import open_regular, read_file, read_own_json, write_new
+from mlxserve.files import make_own_folder, open_regular, read_file, read_own_json, write_new
 
 log = logging.getLogger("mlxserve.disk")
 
@@ -156,7 +156,7 @@ class DiskFiles:
         return total
 
     def _make(self) -> None:
-        self.base.mkdir(parents=True, exist_ok=True, mode=0o700)  # parents would get the usual mode
+        make_own_folder(self.base)
         self._take(self.folder)
 
     def _take(self, folder: Path) -> None:

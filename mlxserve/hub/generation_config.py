@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,20 @@ def read_generation_config(files: ModelFiles) -> GenerationConfig:
     return GenerationConfig(
         tuple(token_id for token_id in ids if isinstance(token_id, int)), _params(content)
     )
+
+
+def for_vocabulary(params: SamplingParams, size: int) -> SamplingParams:
+    """Without what is said of tokens that the model does not have (logged): no request could be
+    served with it."""
+    known = {token_id: bias for token_id, bias in params.logit_bias.items() if token_id < size}
+    if len(known) == len(params.logit_bias):
+        return params
+    log.warning(
+        "generation_config.json suppresses %d tokens beyond the model's %d, which are ignored",
+        len(params.logit_bias) - len(known),
+        size,
+    )
+    return replace(params, logit_bias=known)
 
 
 def _read(file: Path) -> dict[str, Any]:

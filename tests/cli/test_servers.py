@@ -36,6 +36,12 @@ def home(tmp_path: Path) -> Iterator[Home]:
         found.run("stop", "--all")
 
 
+def test_a_home_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("a file")
+    outcome = mlxserve("serve", "--background", MLXSERVE_HOME=str(tmp_path / "home"))
+    assert "Set MLXSERVE_HOME" in error_line(outcome)
+
+
 def test_a_server_in_the_background_is_listed_and_stopped(home: Home) -> None:
     assert "No server runs" in home.run("ps").out
     started = home.run("serve", "--background", "--port", "0", "--num-pages", "64")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mlxserve.hub.files import ModelFiles
-from mlxserve.hub.generation_config import GenerationConfig, read_generation_config
+from mlxserve.hub.generation_config import GenerationConfig, for_vocabulary, read_generation_config
 from mlxserve.sampling_params import MAX_BIAS, SamplingParams
 
 
@@ -37,6 +37,15 @@ def test_a_file_that_cannot_be_read_is_ignored_and_logged(
     found = read_generation_config(ModelFiles("m", tmp_path, {"eos_token_id": 3}))
     assert found == GenerationConfig((3,), SamplingParams())
     assert "cannot be read and is ignored" in caplog.text
+
+
+def test_tokens_beyond_the_vocabulary_are_not_suppressed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    params = read(tmp_path, {"suppress_tokens": [7, 99, 100, 5000]}).default_params
+    assert for_vocabulary(params, 100).logit_bias == {7: -MAX_BIAS, 99: -MAX_BIAS}
+    assert "suppresses 2 tokens beyond the model's 100" in caplog.text
+    assert for_vocabulary(params, 5001) is params
 
 
 def test_a_model_that_is_not_sampled_is_greedy(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from typing import Any
 
 from mlxserve.config import config_home
 from mlxserve.errors import InvalidConfig
-from mlxserve.files import open_regular, own_json, read_opened, replace_file
+from mlxserve.files import make_own_folder, open_regular, own_json, read_opened, replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class KeyFile:
     def _locked(self) -> Iterator[None]:
         """Lock the folder: one writer at a time."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_own_folder(self.path.parent)
             folder = os.open(self.path.parent, os.O_RDONLY)
         except OSError as error:
             raise InvalidConfig(f"The folder of {self.path} cannot be used: {error}") from error
