@@ -247,7 +247,7 @@ class EngineConfig(Options):
     model: Annotated[
         str | None,
         Option(
-            "A local folder, a GGUF file or a Hugging Face repository id.",
+            "A folder, a GGUF file, a Hugging Face repository id or a name of `mlxserve list`.",
             "Model",
             "folder or repository",
             default="the embedded model",

@@ -49,7 +49,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/machine": "mlxserve/errors mlxserve/memory_groups mlxserve/deferred_packages mlxserve/blas",
     "mlxserve/forward_work": "",
     "mlxserve/pauses": "",
-    "mlxserve/gguf": "mlxserve/errors",
+    "mlxserve/gguf": "mlxserve/errors mlxserve/files",
     "mlxserve/hub": (
         "mlxserve/errors mlxserve/files mlxserve/sampling_params mlxserve/config mlxserve/gguf"
     ),
@@ -213,7 +213,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/service": "mlxserve/errors",
     "mlxserve/cli": (
         "tui/opening tui mlxserve/version mlxserve/errors mlxserve/files mlxserve/terminal_text mlxserve/option mlxserve/config "
-        "mlxserve/machine mlxserve/hub mlxserve/text/tokenizer mlxserve/text/deltas mlxserve/disk "
+        "mlxserve/machine mlxserve/gguf mlxserve/hub mlxserve/text/tokenizer mlxserve/text/deltas mlxserve/disk "
         "mlxserve/chat mlxserve/ranks mlxserve/api/config mlxserve/api/access mlxserve/api/server "
         "mlxserve/api mlxserve/doctor mlxserve/bench mlxserve/service"
     ),

@@ -2,16 +2,19 @@
 
 # Annotations are read by typer at run time, so this file does not postpone them.
 
+import contextlib
 import json as json_format
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mlxserve.cli.models import Json
+from mlxserve.cli.models import Json, fit_of, fit_text
 from mlxserve.cli.streams import print_safe
+from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidRequest, ModelNotFound, UnsupportedModel
 from mlxserve.files import MAX_TEXT, read_json
 from mlxserve.terminal_text import escaped
@@ -22,62 +25,102 @@ if TYPE_CHECKING:
 Name = Annotated[str, typer.Argument(help="As `mlxserve list` shows it, or a short name.")]
 
 
+_IS_IN = {"Ollama": "is in Ollama's folder", "LM Studio": "is in LM Studio's folder"}
+
+
 def list_models(json: Json = False) -> None:
-    """List the models on this machine."""
-    entries = _local()
+    """List the models on this machine, also those of Ollama and LM Studio."""
+    rows = [(entry, fit_of(entry, EngineConfig())) for entry in _local()]
     if json:
         print_safe(
             json_format.dumps(
                 [
-                    {"name": one.name, "source": str(one.source), "weight_size": one.weight_size}
-                    for one in entries
+                    {
+                        "name": one.name,
+                        "source": str(one.source),
+                        "format": str(one.format),
+                        "weight_size": one.weight_size,
+                        "fits": fit.fits,
+                    }
+                    for one, fit in rows
                 ]
             )
         )
         return
-    for entry in entries:
-        print_safe(f"{entry.name:46} {entry.source:10} {entry.weight_size / 1e9:>6.2f} GB")
+    for entry, fit in rows:
+        size = f"{entry.weight_size / 1e9:>6.2f} GB"
+        print_safe(f"{entry.name:46} {entry.source:10} {entry.format:4} {size}  {fit_text(fit)}")
 
 
 def show(name: Name, json: Json = False) -> None:
     """Show what a model on this machine is: its kind, size, context and memory."""
-    from mlxserve.hub.files import text_config
-
-    entry, folder = _found(name)
-    config = read_json(folder / "config.json", MAX_TEXT)
-    text = text_config(config)
-    quantization = config.get("quantization") or config.get("quantization_config") or {}
+    entry, place = _found(name)
+    text, quantised = _gguf_card(place) if place.is_file() else _folder_card(place)
     card: dict[str, Any] = {
         "name": entry.name,
         "source": str(entry.source),
-        "folder": str(folder),
+        "format": str(entry.format),
+        "folder": str(place),
         "architecture": text.get("model_type"),
         "weight_size": entry.weight_size,
-        "bits": quantization.get("bits"),
+        **quantised,
         "context": entry.context or None,
         "layers": text.get("num_hidden_layers"),
         "kv_bytes_per_token": entry.kv_size(2),
-        "chat_template": _abilities(folder),
+        "chat_template": _abilities(place),
     }
     if json:
         print_safe(json_format.dumps(card))
         return
-    bits = "not quantised" if card["bits"] is None else f"{card['bits']} bits"
     print_safe(f"{entry.name} ({entry.source})")
-    print_safe(f"  Folder        {folder}")
+    print_safe(f"  {'File  ' if place.is_file() else 'Folder'}        {place}")
     print_safe(f"  Architecture  {card['architecture']}, {card['layers']} layers")
-    print_safe(f"  Weights       {entry.weight_size / 1e9:.2f} GB, {bits}")
+    print_safe(
+        f"  Weights       {entry.weight_size / 1e9:.2f} GB, {_quantisation_in_words(quantised)}"
+    )
     print_safe(f"  Context       {card['context'] or 'not said'} tokens")
     print_safe(f"  KV cache      {entry.kv_size(2) / 1024:.1f} KiB per token")
     print_safe(f"  Template      {_template_in_words(card['chat_template'])}")
 
 
-def _abilities(folder: Path) -> dict[str, Any] | None:
+def _folder_card(folder: Path) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """The configuration of the text model, and how it is quantised."""
+    from mlxserve.hub.files import text_config
+
+    config = read_json(folder / "config.json", MAX_TEXT)
+    quantization = config.get("quantization") or config.get("quantization_config") or {}
+    return text_config(config), {"bits": quantization.get("bits")}
+
+
+def _gguf_card(file: Path) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    from mlxserve.gguf.config import model_config
+    from mlxserve.gguf.reader import read_header
+    from mlxserve.gguf.sizes import kinds
+
+    header = read_header(file)
+    tensors = {
+        kind: {"tensors": count, "file_size": size} for kind, (count, size) in kinds(header).items()
+    }
+    return model_config(header), {"bits": None, "quantisation": tensors}
+
+
+def _quantisation_in_words(quantised: Mapping[str, Any]) -> str:
+    if "quantisation" in quantised:
+        return ", ".join(
+            f"{kind} ({one['tensors']} tensors, {one['file_size'] / 1e9:.2f} GB in the file)"
+            for kind, one in quantised["quantisation"].items()
+        )
+    return "not quantised" if quantised["bits"] is None else f"{quantised['bits']} bits"
+
+
+def _abilities(place: Path) -> dict[str, Any] | None:
     """What the model's chat template takes; None without one, or without a readable tokenizer."""
+    from mlxserve.gguf.folder import model_folder
+    from mlxserve.gguf.reader import read_header
     from mlxserve.text.tokenizer import Tokenizer
 
     try:
-        tokenizer = Tokenizer(folder)
+        tokenizer = Tokenizer(model_folder(read_header(place)) if place.is_file() else place)
     except UnsupportedModel:
         return None
     return tokenizer.abilities.card() if tokenizer.has_chat_template else None
@@ -99,14 +142,20 @@ def rm(
 ) -> None:
     """Delete a downloaded model."""
     from mlxserve.cli.running_servers import running_servers
-    from mlxserve.hub import catalog
+    from mlxserve.hub.gguf_places import hub_reference
+    from mlxserve.hub.hub_cache import hub_cache, repository_folder
     from mlxserve.hub.known_models import repository_of
 
-    repository = name if "/" in name else repository_of(name) or name
-    folder = catalog.repository_folder(repository)
-    if "/" not in repository or not folder.is_dir() or folder.parent != catalog.hub_cache():
+    asked = hub_reference(name)
+    repository = asked[0] if asked else name if "/" in name else repository_of(name) or name
+    folder = repository_folder(repository)
+    if "/" not in repository or not folder.is_dir() or folder.parent != hub_cache():
         others = [one for one in _local() if one.name in (name, repository)]
-        reason = f"is {others[0].source}, not downloaded by mlxserve" if others else "is not here"
+        reason = (
+            f"{_IS_IN.get(others[0].source, f'is {others[0].source}')}, not downloaded by mlxserve"
+            if others
+            else "is not here"
+        )
         raise InvalidRequest(f"{name} {reason}. `mlxserve list` shows what is downloaded.")
     for server in running_servers():
         if server.model == repository:
@@ -130,13 +179,21 @@ def _found(name: str) -> "tuple[Entry, Path]":
     """Raises ModelNotFound for a model that is not on this machine."""
     from mlxserve.hub import catalog
     from mlxserve.hub.files import did_you_mean
+    from mlxserve.hub.gguf_places import find_gguf
     from mlxserve.hub.known_models import repository_of
 
-    wanted = (name, repository_of(name), str(Path(name).expanduser().resolve()))
+    wanted = {name, repository_of(name), str(Path(name).expanduser().resolve())}
+    with contextlib.suppress(ModelNotFound):  # of a quantisation that is not here, as said below
+        if (file := find_gguf(name)) is not None:
+            wanted.add(str(file))
     for found, source, folder in catalog.places():
-        entry = catalog.entry_of(found, source, folder) if found in wanted else None
+        is_it = found in wanted or str(folder) in wanted
+        entry = catalog.entry_of(found, source, folder) if is_it else None
         if entry is not None:
             return entry, folder
+    path = Path(name).expanduser()
+    if path.is_file() and (entry := catalog.entry_of(path.stem, catalog.Origin.FOLDER, path)):
+        return entry, path
     raise ModelNotFound(
         f"{name} is not on this machine; `mlxserve list` shows what is.{did_you_mean(name)}"
     )

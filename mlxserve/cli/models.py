@@ -29,7 +29,7 @@ def models(settings: Settings, json: Json = False) -> None:
     engine = settings.build(EngineConfig)
     memory = memory_for(engine)
     context = engine.scheduler.max_model_len
-    rows = [(entry, _fit_of(entry, engine)) for entry in catalog.entries()]
+    rows = [(entry, fit_of(entry, engine)) for entry in catalog.entries()]
     if json:
         cards = [card_of(entry, fit) for entry, fit in rows]
         found = {"memory": memory, "context": context, "disk_free": catalog.disk_free()}
@@ -38,7 +38,7 @@ def models(settings: Settings, json: Json = False) -> None:
     for entry, fit in rows:
         size = f"{entry.weight_size / 1e9:.2f} GB"
         short = _short_of(entry) or ""
-        print_safe(f"{entry.name:46} {short:15} {entry.source:10} {size:>9}  {_fit_text(fit)}")
+        print_safe(f"{entry.name:46} {short:15} {entry.source:10} {size:>9}  {fit_text(fit)}")
 
 
 def memory_for(engine: EngineConfig) -> int:
@@ -48,7 +48,7 @@ def memory_for(engine: EngineConfig) -> int:
     return int(machine.memory().working_set * engine.gpu_memory_utilization)
 
 
-def _fit_of(entry: "Entry", engine: EngineConfig) -> "MemoryFit":
+def fit_of(entry: "Entry", engine: EngineConfig) -> "MemoryFit":
     from mlxserve import machine
     from mlxserve.hub.catalog import memory_fit
 
@@ -61,7 +61,7 @@ def _fit_of(entry: "Entry", engine: EngineConfig) -> "MemoryFit":
     )
 
 
-def _fit_text(fit: "MemoryFit") -> str:
+def fit_text(fit: "MemoryFit") -> str:
     if not fit.num_tokens:
         return "too large"
     return "fits" if fit.fits else f"{fit.num_tokens:,} of {fit.context:,} tokens"
@@ -78,6 +78,7 @@ def card_of(entry: "Entry", fit: "MemoryFit") -> dict[str, Any]:
         "name": entry.name,
         "short_name": _short_of(entry),
         "source": str(entry.source),
+        "format": str(entry.format),
         "weight_size": entry.weight_size,
         "needed": fit.needed,
         "context": fit.context,

@@ -27,7 +27,8 @@ def pull(
     name: Annotated[
         str,
         typer.Argument(
-            help="A short name (qwen3:4b) or a repository (mlx-community/Qwen3-4B-4bit)."
+            help="A short name (qwen3:4b), a repository (mlx-community/Qwen3-4B-4bit) or one of its GGUF "
+            "files (hf.co/org/repository:Q4_K_M)."
         ),
     ],
     json: Json = False,
@@ -58,9 +59,9 @@ def pull(
         if json:
             reporting.join()
     if json:
-        _say(path=str(files.path), **_card(files))
+        _say(path=str(files.place), **_card(files))
     else:
-        print_safe(f"{files.name} is in {files.path}")
+        print_safe(f"{files.name} is in {files.place}")
 
 
 def _card(files: "ModelFiles") -> dict[str, Any]:
@@ -69,7 +70,7 @@ def _card(files: "ModelFiles") -> dict[str, Any]:
     from mlxserve.config import EngineConfig
     from mlxserve.hub import catalog
 
-    entry = catalog.entry_of(files.name, catalog.Origin.DOWNLOADED, files.path)
+    entry = catalog.entry_of(files.name, catalog.Origin.DOWNLOADED, files.place)
     if entry is None:
         return {"name": files.name}
     memory = memory_for(EngineConfig())
@@ -90,7 +91,10 @@ def _total_size(name: str) -> int | None:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 
     from mlxserve.hub.files import DATA_FILES
+    from mlxserve.hub.gguf_places import hub_reference
 
+    if hub_reference(name) is not None:
+        return None  # one of the repository's files, which the download chooses
     try:
         files: Iterable[Any] = HfApi().model_info(name, files_metadata=True).siblings or ()
     except (HfHubHTTPError, HFValidationError, HTTPError, OSError):
@@ -100,9 +104,12 @@ def _total_size(name: str) -> int | None:
 
 
 def _present_size(name: str) -> int:
-    from mlxserve.hub.catalog import repository_folder
+    from mlxserve.hub.gguf_places import hub_reference
+    from mlxserve.hub.hub_cache import repository_folder
 
-    return sum(_size(file) for file in (repository_folder(name) / "blobs").glob("*"))
+    asked = hub_reference(name)
+    folder = repository_folder(asked[0] if asked else name)
+    return sum(_size(file) for file in (folder / "blobs").glob("*"))
 
 
 def _size(file: Path) -> int:

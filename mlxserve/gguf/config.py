@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mlxserve.errors import UnsupportedModel
+from mlxserve.gguf.completions import COMPLETIONS, rope_scaling
 from mlxserve.gguf.families import COMMON_KEYS, FAMILIES, Family
 from mlxserve.gguf.reader import Header
 
@@ -30,13 +31,13 @@ _ENDS = frozenset(
         "<|call|>",
         "<|flush|>",
         "<|calls|>",
-        "<|user|>",
         "<end_of_utterance>",
         "<\uff5cend\u2581of\u2581sentence\uff5c>",
         "<\uff5cend\u2581of\u2581turn\uff5c>",
     }
 )
 _NOT_TEXT = (3, 4)  # kinds of tokens: control, user-defined
+_NEEDED = frozenset({"block_count", "embedding_length", "attention.head_count"})
 
 
 def architecture(header: Header) -> str:
@@ -63,15 +64,24 @@ def family(header: Header) -> Family:
 def model_config(header: Header) -> dict[str, Any]:
     """As a model folder's config.json. Raises UnsupportedModel where a needed value is missing."""
     name, one = architecture(header), family(header)
-    config: dict[str, Any] = {}
-    for key, option in {**one.keys, **COMMON_KEYS}.items():
-        if (value := header.metadata.get(f"{name}.{key}")) is not None:
-            config[option] = _plain(value)
+    given = {
+        key.removeprefix(f"{name}."): _plain(value)
+        for key, value in header.metadata.items()
+        if key.startswith(f"{name}.")
+    }
     if "token_embd.weight" not in header.tensors:
         raise UnsupportedModel(
             "The GGUF file has no token_embd.weight, so it is not a whole model. If the model is "
             "split into several files, all of them must be in one folder."
         )
+    if missing := sorted(_NEEDED - given.keys()):
+        raise UnsupportedModel(
+            f"The GGUF file does not say {', '.join(f'{name}.{key}' for key in missing)}. Take "
+            "another conversion of the model."
+        )
+    config: dict[str, Any] = {}
+    for keys in (COMMON_KEYS, one.keys):
+        config |= {option: given[key] for key, option in keys.items() if key in given}
     config |= {
         "model_type": one.model_type,
         "vocab_size": header.tensors["token_embd.weight"].shape[0],
@@ -79,10 +89,17 @@ def model_config(header: Header) -> dict[str, Any]:
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
         "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
+        "pad_token_id": header.metadata.get("tokenizer.ggml.padding_token_id"),
         "eos_token_id": end_tokens(header),
         **one.fixed,
     }
-    return config
+    config.setdefault("num_key_value_heads", config["num_attention_heads"])
+    if isinstance(config["num_attention_heads"], int) and config["num_attention_heads"]:
+        config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    if (scaling := rope_scaling(header, given)) is not None:
+        config["rope_scaling"] = scaling
+    complete = COMPLETIONS.get(name)
+    return config if complete is None else complete(config, given)
 
 
 def end_tokens(header: Header) -> list[int]:
@@ -95,7 +112,11 @@ def end_tokens(header: Header) -> list[int]:
         for number, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
         if kind in _NOT_TEXT and token in _ENDS
     )
-    return list(dict.fromkeys(one for one in (*named, *by_text) if isinstance(one, int)))
+    found = dict.fromkeys(one for one in (*named, *by_text) if isinstance(one, int))
+    texts = {number: tokens[number] for number in found if 0 <= number < len(tokens)}
+    if {"<|return|>", "<|call|>"} <= set(texts.values()):  # gpt-oss, whose <|end|> ends a message
+        texts = {number: text for number, text in texts.items() if text != "<|end|>"}
+    return list(texts)
 
 
 def generation_config(header: Header) -> Mapping[str, Any]:

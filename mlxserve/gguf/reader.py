@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import mmap
 import os
-import stat
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -22,6 +22,7 @@ from struct import Struct
 from typing import Any
 
 from mlxserve.errors import UnsupportedModel
+from mlxserve.files import open_regular
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -31,6 +32,8 @@ _MAX_ITEMS = (
 )  # of an array; the largest vocabularies have 262,144 tokens, and twice the merges
 _MAX_TENSORS = 1 << 18
 _MAX_DIMENSIONS = 4
+_MAX_SHARDS = 1000
+_SHARD = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
 _U32, _U64 = Struct("<I"), Struct("<Q")
 _STRING, _ARRAY = 8, 9
 _SCALARS = {
@@ -82,20 +85,58 @@ class Header:
 
 
 def is_gguf(file: Path) -> bool:
-    """Whether a regular file begins as a GGUF file does. A FIFO is never opened."""
+    """Whether a regular file begins as a GGUF file does."""
     try:
-        if not stat.S_ISREG(file.stat().st_mode):
-            return False
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             return opened.read(len(MAGIC)) == MAGIC
     except OSError:
         return False
 
 
 def read_header(file: Path) -> Header:
-    """Raises UnsupportedModel for a file that is not GGUF, is damaged or cannot be read."""
+    """The header of a file; of one split into several, any of which may be named, that of all.
+
+    Raises UnsupportedModel for a file that is not GGUF, is damaged or cannot be read.
+    """
+    header = _read_one(file)
+    count = header.metadata.get("split.count", 1)
+    if not isinstance(count, int) or count in (0, 1):
+        return header
+    match = _SHARD.fullmatch(file.name)
+    if match is None or int(match[2]) != count or count > _MAX_SHARDS:
+        raise UnsupportedModel(
+            f"{file.name} is one of {count} files of a model, and its name does not end in "
+            f"-00001-of-{count:05}.gguf. Give all of them the names that they were published with."
+        )
+    files = [
+        file.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf")
+        for number in range(1, count + 1)
+    ]
+    if missing := [one.name for one in files if not one.exists()]:
+        raise UnsupportedModel(
+            f"{len(missing)} of the model's {count} files are not in {file.parent}: "
+            f"{', '.join(missing[:3])}. Download them as well."
+        )
+    return _joined([_read_one(one) for one in files])
+
+
+def _joined(headers: list[Header]) -> Header:
+    """Of several files: the metadata are in the first. Raises UnsupportedModel."""
+    tensors: dict[str, TensorInfo] = {}
+    for header in headers:
+        if twice := sorted(tensors.keys() & header.tensors.keys()):
+            raise UnsupportedModel(
+                f"Two of the model's files have a tensor {twice[0]}, so they are not of one model. "
+                "Download them again."
+            )
+        tensors |= header.tensors
+    digest = blake2b("".join(one.digest for one in headers).encode(), digest_size=16).hexdigest()
+    return Header(headers[0].metadata, tensors, digest)
+
+
+def _read_one(file: Path) -> Header:
     try:
-        with open(file, "rb", opener=_open_regular) as opened:
+        with open_regular(file) as opened:
             if os.fstat(opened.fileno()).st_size < len(MAGIC):
                 raise ValueError("it is empty")
             with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -106,15 +147,6 @@ def read_header(file: Path) -> Header:
         raise UnsupportedModel(
             f"{file.name} is damaged or forged: {error}. Download it again from a trusted source."
         ) from error
-
-
-def _open_regular(path: str, flags: int) -> int:
-    """Open without waiting for the other end of a FIFO. Raises OSError for what is not a file."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError("it is not a regular file")
-    return descriptor
 
 
 class _Cursor:

@@ -7,10 +7,9 @@ Reads only config files and file sizes. Never imports mlx and never uses the net
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from pathlib import Path
@@ -19,9 +18,20 @@ from typing import Any
 from mlxserve.config import data_home
 from mlxserve.errors import UnsupportedModel
 from mlxserve.files import MAX_TEXT, read_json
+from mlxserve.gguf.config import model_config
+from mlxserve.gguf.reader import read_header
+from mlxserve.gguf.sizes import size_in_memory
 from mlxserve.hub.embedded import MODEL_NAME, model_path
 from mlxserve.hub.files import text_config
-from mlxserve.hub.known_models import BITS_PER_WEIGHT, KNOWN, KNOWN_MIXED
+from mlxserve.hub.gguf_places import (
+    files_in,
+    hub_models,
+    lm_studio_models,
+    ollama_models,
+    package_model,
+)
+from mlxserve.hub.hub_cache import hub_cache, repositories, snapshots
+from mlxserve.hub.known_models import BITS_PER_WEIGHT, KNOWN, KNOWN_MIXED, SMOLLM2, short_name
 from mlxserve.hub.kv_shapes import KVShape, head_sizes, kv_shape
 from mlxserve.hub.model_config import check_model_config
 
@@ -30,7 +40,15 @@ class Origin(StrEnum):
     BUNDLED = "bundled"
     DOWNLOADED = "downloaded"  # in huggingface_hub's cache
     FOLDER = "folder"
+    OLLAMA = "Ollama"
+    LM_STUDIO = "LM Studio"
+    PACKAGE = "package"  # a Python package that ships a model
     SUGGESTED = "suggested"  # well-known, not on this machine
+
+
+class WeightFormat(StrEnum):
+    MLX = "mlx"  # safetensors, in any dtype or quantisation that mlx-lm reads
+    GGUF = "gguf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +57,13 @@ class Entry:
 
     name: str
     source: Origin
-    weight_size: int  # bytes
+    weight_size: int  # bytes in memory
     kv: KVShape
     context: int  # tokens it was trained for; 0 if its config does not say
     num_heads: int = 0  # query heads per layer
     width: int = 0  # hidden size
     inner: int = 0  # intermediate size; for experts, the sum over those active for a token
+    format: WeightFormat = field(default=WeightFormat.MLX, kw_only=True)
 
     def kv_size(self, bytes_per_value: int, *, in_8_bits: bool = False) -> int:
         """Bytes of keys and values per token.
@@ -120,21 +139,6 @@ def entries() -> list[Entry]:
     return list(found.values())
 
 
-def hub_cache() -> Path:
-    """huggingface_hub's download folder, from the same environment variables."""
-    if cache := os.environ.get("HF_HUB_CACHE"):
-        return Path(cache).expanduser()
-    home = os.environ.get("HF_HOME") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface"
-    )
-    return Path(home).expanduser() / "hub"
-
-
-def repository_folder(repository: str) -> Path:
-    """Where huggingface_hub keeps a repository, whether it is there or not."""
-    return hub_cache() / f"models--{repository.replace('/', '--')}"
-
-
 def disk_free() -> int:
     """Bytes that are free where models are downloaded to."""
     folder = hub_cache().absolute()
@@ -144,12 +148,19 @@ def disk_free() -> int:
 
 
 def places() -> Iterator[tuple[str, Origin, Path]]:
-    """(name, source, folder) of every candidate."""
+    """(name, source, folder or GGUF file) of every candidate."""
     yield MODEL_NAME, Origin.BUNDLED, model_path()
-    for repository in sorted(hub_cache().glob("models--*--*")):
-        name = repository.name.removeprefix("models--").replace("--", "/", 1)
-        for snapshot in _newest_first(repository / "snapshots"):
-            yield name, Origin.DOWNLOADED, snapshot
+    for repository in repositories():
+        for snapshot in snapshots(repository):
+            yield repository, Origin.DOWNLOADED, snapshot
+    for source, models in (
+        (Origin.DOWNLOADED, hub_models()),
+        (Origin.OLLAMA, ollama_models()),
+        (Origin.LM_STUDIO, lm_studio_models()),
+    ):
+        yield from ((name, source, file) for name, file in models)
+    if (file := package_model()) is not None:
+        yield short_name(SMOLLM2), Origin.PACKAGE, file
     home = data_home()
     for pattern, root in (
         ("*", home / "models"),
@@ -157,21 +168,41 @@ def places() -> Iterator[tuple[str, Origin, Path]]:
     ):
         for folder in sorted(root.glob(pattern)):
             yield str(folder), Origin.FOLDER, folder
-
-
-def _newest_first(folder: Path) -> list[Path]:
-    found = (path for path in folder.glob("*") if path.is_dir())
-    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+    for folder in (home / "models", *sorted((home / "models").glob("*"))):
+        yield from ((str(file), Origin.FOLDER, file) for file in files_in(folder))
 
 
 def entry_of(name: str, source: Origin, folder: Path) -> Entry | None:
-    """The model in a folder; None if it is incomplete or in a format we do not read."""
+    """The model in a folder or GGUF file; None if it is incomplete or in a format we do not read."""
+    if folder.is_file():
+        return _gguf_entry(name, source, folder)
     config = _json(folder / "config.json")
     weights = sorted(folder.glob("model*.safetensors"))
     index = _json(folder / "model.safetensors.index.json").get("weight_map")
     shards = set(map(str, index.values())) if isinstance(index, dict) else set()
     if not config.get("model_type") or not weights or shards - {file.name for file in weights}:
         return None
+    try:
+        size = sum(file.stat().st_size for file in weights)
+    except OSError:
+        return None
+    return _entry(name, source, config, size, WeightFormat.MLX)
+
+
+def _gguf_entry(name: str, source: Origin, file: Path) -> Entry | None:
+    try:
+        header = read_header(file)
+        config = model_config(header)
+        size = size_in_memory(header)
+    except UnsupportedModel:
+        return None
+    return _entry(name, source, config, size, WeightFormat.GGUF)
+
+
+def _entry(
+    name: str, source: Origin, config: Mapping[str, Any], size: int, kind: WeightFormat
+) -> Entry | None:
+    """None for what cannot be loaded, which is not listed."""
     text = text_config(config)
     try:
         check_model_config(config, name)
@@ -179,10 +210,9 @@ def entry_of(name: str, source: Origin, folder: Path) -> Entry | None:
         num_heads, _, width = head_sizes(text) if kv.num_values else (0, 0, text["hidden_size"])
         context = int(text.get("max_position_embeddings") or 0)
         inner = _inner(text, width)
-        size = sum(file.stat().st_size for file in weights)
-    except (UnsupportedModel, OSError, *_UNFIT):
-        return None  # do not list a model that cannot be loaded
-    return Entry(name, source, size, kv, context, num_heads, width, inner)
+    except (UnsupportedModel, *_UNFIT):
+        return None
+    return Entry(name, source, size, kv, context, num_heads, width, inner, format=kind)
 
 
 def _inner(text: Mapping[str, Any], width: int) -> int:

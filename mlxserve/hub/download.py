@@ -10,17 +10,18 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import re
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlxserve.errors import ModelNotFound
 
-_WEIGHTS = "model*.safetensors"
+_WEIGHTS = ("model*.safetensors",)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def fetch_weights(repository: str) -> None:
+def fetch_weights(repository: str, patterns: Sequence[str] = _WEIGHTS) -> None:
     """Download the weight files that are missing.
 
     Raises ModelNotFound, OSError or huggingface_hub's errors.
@@ -36,7 +37,8 @@ def fetch_weights(repository: str) -> None:
     folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
     for file in card.siblings or ():
         is_there = (folder / "snapshots" / card.sha / file.rfilename).exists()
-        if fnmatch(file.rfilename, _WEIGHTS) and not is_there:
+        is_wanted = any(fnmatch(file.rfilename, pattern) for pattern in patterns)
+        if is_wanted and not is_there:
             _fetch(repository, card.sha, file.rfilename, folder / "blobs")
 
 

@@ -19,9 +19,11 @@ from mlxserve.errors import ModelNotFound, UnsupportedModel
 from mlxserve.files import MAX_TEXT, check_model_files, read_json
 from mlxserve.gguf.folder import model_folder
 from mlxserve.gguf.reader import Header, is_gguf, read_header
+from mlxserve.gguf.sizes import size_in_memory
 from mlxserve.hub.download import fetch_weights
 from mlxserve.hub.embedded import MODEL_NAME, model_path
 from mlxserve.hub.fingerprint import fingerprint
+from mlxserve.hub.gguf_places import choose, files_in, find_gguf, hub_reference, with_its_shards
 from mlxserve.hub.known_models import repository_of, suggestions
 from mlxserve.hub.model_config import check_model_config
 
@@ -59,7 +61,15 @@ class ModelFiles:
         return sorted(self.path.glob("model*.safetensors"))
 
     @property
+    def place(self) -> Path:
+        """The folder, or the GGUF file (of a split one the first)."""
+        return self.path if self.gguf is None else self.weights[0]
+
+    @property
     def weight_size(self) -> int:
+        """Bytes; of a GGUF file those that it takes in memory."""
+        if self.gguf is not None:
+            return size_in_memory(self.gguf)
         return sum(file.stat().st_size for file in self.weights)
 
     @cached_property
@@ -79,18 +89,21 @@ def find_model(model: str | None, revision: str | None = None) -> ModelFiles:
     if path is not None and path.is_dir():
         return check_folder(path.resolve(), path.resolve().name)
     if path is not None and is_gguf(path):
-        return _gguf_model(path)
+        return _gguf_model(path, path.stem)
     if path is not None:
         raise ModelNotFound(
             f"{model} is a file. Name the folder that contains the model's files, or a GGUF file."
         )
+    if (file := find_gguf(model)) is not None:
+        return _gguf_model(file, model)
+    if (asked := hub_reference(model)) is not None:
+        return _gguf_model(_download_gguf(*asked, revision), model)
     model = _repository(model)
     return check_folder(_download(model, revision), model)
 
 
-def _gguf_model(file: Path) -> ModelFiles:
+def _gguf_model(file: Path, name: str) -> ModelFiles:
     """Raises UnsupportedModel."""
-    name = file.stem
     try:
         header = read_header(file)
         folder = model_folder(header)
@@ -122,6 +135,13 @@ def did_you_mean(model: str) -> str:
 def check_folder(path: Path, name: str) -> ModelFiles:
     """Check that a folder is complete and contains no code. Raises UnsupportedModel."""
     _check_kinds(path, name)
+    if not (path / "config.json").exists() and (found := files_in(path)):
+        if len(found) > 1:
+            raise UnsupportedModel(
+                f"{name} has {len(found)} GGUF files. Name one of them: "
+                f"{', '.join(str(file) for file in found[:5])}."
+            )
+        return _gguf_model(found[0], name)
     config = _read_json(path / "config.json", name)
     if not isinstance(config.get("model_type"), str):
         raise UnsupportedModel(f"{name}: config.json has no model_type.")
@@ -210,7 +230,9 @@ def _read_json(file: Path, name: str) -> dict[str, Any]:
 
 def pull_model(model: str) -> ModelFiles:
     """Like `find_model`, but an interrupted download is kept and resumed."""
-    if _existing(model) is None and model != MODEL_NAME:
+    if _existing(model) is None and model != MODEL_NAME and find_gguf(model) is None:
+        if hub_reference(model) is not None:
+            return find_model(model)
         model = _repository(model)
         with _as_model_not_found(model, None):
             fetch_weights(model)
@@ -225,6 +247,20 @@ def _download(repository: str, revision: str | None) -> Path:
         return Path(
             snapshot_download(repository, revision=revision, allow_patterns=list(DATA_FILES))
         )
+
+
+def _download_gguf(repository: str, kind: str | None, revision: str | None) -> Path:
+    """Download one of a repository's GGUF files, which resumes where it stopped. Raises ModelNotFound."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    with _as_model_not_found(repository, revision):
+        names = HfApi().list_repo_files(repository, revision=revision)
+        chosen = choose(names, kind, repository)
+        wanted = with_its_shards(chosen, names)
+        if revision is None:
+            fetch_weights(repository, wanted)
+        folder = snapshot_download(repository, revision=revision, allow_patterns=wanted)
+    return Path(folder) / chosen
 
 
 @contextmanager

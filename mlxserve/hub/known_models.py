@@ -34,6 +34,17 @@ BITS_PER_WEIGHT = 4.5
 # states; context, query heads, hidden size, inner values as `Entry`.
 KNOWN_MIXED = (
     (
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        0.27,
+        30 * 2 * 3 * 64,
+        30 * 2 * 3,
+        False,
+        8192,
+        9,
+        576,
+        1536,
+    ),
+    (
         "mlx-community/LFM2-8B-A1B-4bit",
         4.69,
         6 * 2 * 8 * 64,
@@ -80,12 +91,16 @@ KNOWN_MIXED = (
 )
 
 REPOSITORIES = tuple(row[0] for row in (*KNOWN, *KNOWN_MIXED))
+SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
+_ALIASES = {"smollm2": SMOLLM2, "smollm2:135m": SMOLLM2}
 _SIZE = re.compile(r"-(\d+(?:\.\d+)?b)(?:-|$)")  # -4b- or -0.6b-
 _SUGGESTIONS = 3
 
 
 def short_name(repository: str) -> str:
     """What a well-known model is called for short."""
+    if repository in _ALIASES.values():
+        return next(alias for alias, known in _ALIASES.items() if known == repository)
     name = repository.rpartition("/")[2].lower()
     name = re.sub(r"^([a-z]+)-(?=\d+\.\d)", r"\1", name)  # llama-3.2 is llama3.2
     if found := _SIZE.search(name):
@@ -96,6 +111,8 @@ def short_name(repository: str) -> str:
 def repository_of(name: str) -> str | None:
     """The repository that a short name means, spelled in any way; None if there is none."""
     asked = _plain(name)
+    if (alias := {_plain(one): known for one, known in _ALIASES.items()}.get(asked)) is not None:
+        return alias
     for repository in REPOSITORIES:
         last = repository.rpartition("/")[2]
         if asked in (

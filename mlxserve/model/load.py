@@ -159,8 +159,7 @@ def read_model(files: ModelFiles, *, is_metal: bool) -> tuple[nn.Module, Mapping
     """mlx-lm's model as the files have it, and its configuration. Raises UnsupportedModel."""
     try:
         if files.gguf is not None:
-            dtype = mx.float16 if is_metal else mx.float32
-            return load_gguf(files.gguf, files.config, dtype), files.config
+            return load_gguf(files.gguf, files.config, is_metal=is_metal), files.config
         for file in files.weights:
             check_weights(file, files.name)
         model, config = load_model(files.path, lazy=True)

@@ -51,10 +51,11 @@ def error_line(outcome: CommandResult) -> str:
     return outcome.err
 
 
-def offline(home: Path, *arguments: str) -> CommandResult:
+def offline(home: Path, *arguments: str, **environment: str) -> CommandResult:
     """Run a command without a network, with its own folders of models."""
     return mlxserve(
         *arguments,
+        **environment,
         HF_HUB_CACHE=str(home / "hub"),
         HF_HUB_OFFLINE="1",
         MLXSERVE_HOME=str(home),

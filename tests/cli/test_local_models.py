@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import error_line, offline
+from tests.gguf.architectures import ARCHITECTURES, build
 
 NAME = "mlx-community/Qwen3-4B-4bit"
 CONFIG = {
@@ -86,3 +87,53 @@ def test_what_was_not_downloaded_is_not_deleted(tmp_path: Path, name: str, words
     (tmp_path / "hub").mkdir()
     assert words in error_line(offline(tmp_path, "rm", name, "--yes"))
     assert (tmp_path / "hub").exists()
+
+
+@pytest.fixture(name="gguf")
+def gguf_fixture(tmp_path: Path) -> Path:
+    """A GGUF file as huggingface_hub stores it."""
+    folder = tmp_path / "hub" / "models--org--repo-GGUF" / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    kinds = {"proj.weight": "Q4_0", "embed_tokens.weight": "Q8_0"}
+    build(ARCHITECTURES[0], folder / "small-Q4_0.gguf", kinds)
+    return folder / "small-Q4_0.gguf"
+
+
+GGUF = "hf.co/org/repo-GGUF:Q4_0"
+
+
+def test_a_gguf_file_is_listed_with_its_format(tmp_path: Path, gguf: Path) -> None:
+    listed = json.loads(offline(tmp_path, "list", "--json").out)
+    one = next(one for one in listed if one["name"] == GGUF)
+    assert (one["source"], one["format"], one["fits"]) == ("downloaded", "gguf", True)
+    line = next(row for row in offline(tmp_path, "list").out.splitlines() if GGUF in row)
+    assert line.split()[1:3] == ["downloaded", "gguf"]
+    assert line.endswith("fits")
+
+
+def test_a_gguf_file_is_shown_with_its_kinds_of_blocks(tmp_path: Path, gguf: Path) -> None:
+    card = json.loads(offline(tmp_path, "show", GGUF, "--json").out)
+    assert (card["architecture"], card["layers"], card["context"]) == ("llama", 2, 256)
+    counts = {kind: one["tensors"] for kind, one in card["quantisation"].items()}
+    assert counts == {"Q4_0": 14, "Q8_0": 1, "F32": 6}
+    assert sum(one["file_size"] for one in card["quantisation"].values()) < gguf.stat().st_size
+    assert card["chat_template"] is not None
+    assert "Q4_0 (14 tensors, " in offline(tmp_path, "show", str(gguf)).out
+
+
+def test_a_downloaded_gguf_file_is_deleted(tmp_path: Path, gguf: Path) -> None:
+    assert "Deleted org/repo-GGUF" in offline(tmp_path, "rm", GGUF, "--yes").out
+    assert not gguf.exists()
+
+
+def test_other_programs_files_are_not_deleted(tmp_path: Path, gguf: Path) -> None:
+    blob = tmp_path / "ollama/blobs" / f"sha256-{'ab' * 32}"
+    blob.parent.mkdir(parents=True)
+    gguf.rename(blob)
+    manifest = tmp_path / "ollama/manifests/registry.ollama.ai/library/small/1b"
+    manifest.parent.mkdir(parents=True)
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{'ab' * 32}"}
+    manifest.write_text(json.dumps({"layers": [layer]}))
+    done = offline(tmp_path, "rm", "small:1b", "--yes", OLLAMA_MODELS=str(tmp_path / "ollama"))
+    assert "small:1b is in Ollama's folder, not downloaded by mlxserve" in error_line(done)
+    assert blob.exists()

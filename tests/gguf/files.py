@@ -55,7 +55,9 @@ def write_gguf(
     """
     writer = gguf.GGUFWriter(file, architecture)
     for key, value in metadata.items():
-        full = key if key.startswith(("tokenizer.", "general.")) else f"{architecture}.{key}"
+        full = (
+            key if key.startswith(("tokenizer.", "general.", "split.")) else f"{architecture}.{key}"
+        )
         _add(writer, full, value)
     for name, array in tensors.items():
         ends = [end for end in kinds or {} if name.endswith(end)]

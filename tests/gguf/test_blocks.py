@@ -8,9 +8,19 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize
 
-from mlxserve.gguf.blocks import GROUP_SIZE, REPACKINGS
+from mlxserve.gguf.blocks import GROUP_SIZE, INEXACT, REPACKINGS
 
-SCALES = {"Q4_0": 1, "Q5_0": 1, "Q8_0": 1}  # float16 numbers at the start of a block; others: 2
+EXACT = [kind for kind in REPACKINGS if kind not in INEXACT]
+# Where the float16 numbers of a block are.
+SCALES = {
+    "Q4_0": (0,),
+    "Q5_0": (0,),
+    "Q8_0": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "MXFP4": (),
+}
 
 
 def random_blocks(kind: str, count: int = 512) -> np.ndarray:
@@ -18,38 +28,79 @@ def random_blocks(kind: str, count: int = 512) -> np.ndarray:
     draw = np.random.default_rng(11)
     _, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     raw = draw.integers(0, 256, (count, nbytes), dtype=np.uint8)
-    for number in range(SCALES.get(kind, 2)):
+    for at in SCALES.get(kind, (0, 2)):
         scale = draw.normal(scale=0.1, size=(count, 1)).astype(np.float16)
-        raw[:, 2 * number : 2 * number + 2] = scale.view(np.uint8)
+        raw[:, at : at + 2] = scale.view(np.uint8)
+    if kind == "MXFP4":
+        raw[:, 0] = draw.integers(100, 150, count)  # an exponent
     return raw
+
+
+def repacked(kind: str, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    num_values, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    codes = np.empty((len(raw), num_values * REPACKINGS[kind].bits // 8), np.uint8)
+    scales, biases = REPACKINGS[kind].repack(raw, codes)
+    return codes, scales, biases
 
 
 def values(kind: str, raw: np.ndarray, dtype: mx.Dtype) -> np.ndarray:
     how = REPACKINGS[kind]
-    codes, scales, biases = how.repack(raw)
-    words = mx.array(np.ascontiguousarray(codes).view(np.uint32))
-    scales, biases = (mx.array(one).astype(dtype) for one in (scales, biases))
-    found = mx.dequantize(words, scales, biases, group_size=GROUP_SIZE, bits=how.bits)
+    codes, scales, biases = repacked(kind, raw)
+    found = mx.dequantize(
+        mx.array(np.ascontiguousarray(codes).view(np.uint32)),
+        mx.array(scales) if biases is None else mx.array(scales).astype(dtype),
+        None if biases is None else mx.array(biases).astype(dtype),
+        group_size=GROUP_SIZE,
+        bits=how.bits,
+        mode=how.mode,
+    )
     return np.array(found.astype(mx.float32))
 
 
-@pytest.mark.parametrize("kind", REPACKINGS)
+@pytest.mark.parametrize("kind", EXACT)
 def test_random_blocks_have_the_values_of_llama_cpp(kind: str) -> None:
     raw = random_blocks(kind)
     expected = dequantize(raw, gguf.GGMLQuantizationType[kind])
     assert np.array_equal(values(kind, raw, mx.float32), expected)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in REPACKINGS if not kind.endswith("_K")])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", sorted(INEXACT))
+def test_blocks_with_groups_of_16_are_half_a_percent_off(kind: str, dtype: mx.Dtype) -> None:
+    raw = random_blocks(kind)
+    expected = dequantize(raw, gguf.GGMLQuantizationType[kind])
+    error = values(kind, raw, dtype) - expected
+    # mlx dequantises in the dtype of the scales.
+    rounding = {mx.float32: 0.0, mx.float16: 2**-11, mx.bfloat16: 2**-8}[dtype]
+    assert np.sqrt((error**2).mean() / (expected**2).mean()) < 0.005 + rounding
+
+
+@pytest.mark.parametrize("kind", sorted(INEXACT))
+def test_scales_that_are_computed_are_exact_in_16_bits(kind: str) -> None:
+    _, scales, biases = repacked(kind, random_blocks(kind))
+    for one in (mx.array(scales), mx.array(biases)):
+        assert mx.array_equal(one, one.astype(mx.bfloat16).astype(mx.float32))
+
+
+@pytest.mark.parametrize("kind", sorted(INEXACT))
+def test_blocks_of_equal_values_are_exact(kind: str) -> None:
+    """A block whose scales are all zero."""
+    _, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    raw = np.zeros((4, nbytes), np.uint8)
+    assert not values(kind, raw, mx.float32).any()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in EXACT if not kind.endswith("_K")])
 def test_scales_that_are_float16_in_the_file_stay_exact_in_float16(kind: str) -> None:
-    _, scales, biases = REPACKINGS[kind].repack(random_blocks(kind))
+    _, scales, biases = repacked(kind, random_blocks(kind))
     for one in (scales, biases):
-        assert np.array_equal(one, one.astype(np.float16).astype(np.float32))
+        assert one is None or np.array_equal(one, one.astype(np.float16).astype(np.float32))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in REPACKINGS if kind.endswith("_K")])
+@pytest.mark.parametrize("kind", [kind for kind in EXACT if kind.endswith("_K")])
 def test_products_of_scales_lose_one_bit_in_2048_in_float16(kind: str) -> None:
-    _, scales, biases = REPACKINGS[kind].repack(random_blocks(kind))
+    _, scales, biases = repacked(kind, random_blocks(kind))
     for one in (scales, biases):
+        assert one is not None
         error = np.abs(one - one.astype(np.float16).astype(np.float32))
         assert (error <= np.abs(one) / 2048).all()

@@ -123,6 +123,45 @@ def test_what_is_not_a_regular_file_is_not_waited_for(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo.gguf"
     os.mkfifo(fifo)
     assert not is_gguf(fifo)
-    assert "not a regular file" in refusal(fifo)
+    assert "cannot be read" in refusal(fifo)
     assert "cannot be read" in refusal(tmp_path)
     assert "cannot be read" in refusal(tmp_path / "nothing.gguf")
+
+
+def split(tmp_path: Path, count: int = 3) -> list[Path]:
+    """A model split into files, of which the first has no tensors."""
+    files = []
+    for number in range(count):
+        file = tmp_path / f"m-{number + 1:05}-of-{count:05}.gguf"
+        metadata = {"general.alignment": 32, "split.count": count, "split.no": number}
+        tensors = {f"t{number}.weight": np.full((1, 32), number, np.float32)} if number else {}
+        files.append(write_gguf(file, "llama", metadata, tensors))
+    return files
+
+
+def test_a_split_model_is_read_whole_whichever_file_is_named(tmp_path: Path) -> None:
+    files = split(tmp_path)
+    headers = [read_header(file) for file in files]
+    assert len({header.digest for header in headers}) == 1
+    for header in headers:
+        assert {name: tensor.file for name, tensor in header.tensors.items()} == {
+            "t1.weight": files[1],
+            "t2.weight": files[2],
+        }
+        assert header.metadata["split.no"] == 0
+
+
+def test_a_split_model_without_all_its_files_is_refused(tmp_path: Path) -> None:
+    files = split(tmp_path)
+    files[1].unlink()
+    assert "1 of the model's 3 files are not in" in refusal(files[0])
+    files[2].rename(tmp_path / "other.gguf")
+    assert "is one of 3 files of a model, and its name does not end in" in refusal(
+        tmp_path / "other.gguf"
+    )
+
+
+def test_files_that_are_not_of_one_model_are_refused(tmp_path: Path) -> None:
+    files = split(tmp_path)
+    files[2].write_bytes(files[1].read_bytes())
+    assert "Two of the model's files have a tensor t1.weight" in refusal(files[0])

@@ -244,6 +244,19 @@ def test_a_suggested_model_weighs_what_its_shape_says(cache: Path, name: str) ->
 
 # (Billions of parameters, bits of each on average, what their config.json says.)
 MIXED = {
+    "HuggingFaceTB/SmolLM2-135M-Instruct": (
+        0.1345,
+        16,  # not quantised
+        {
+            "model_type": "llama",
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "max_position_embeddings": 8192,
+        },
+    ),
     "mlx-community/LFM2-8B-A1B-4bit": (
         8.34,
         4.5,

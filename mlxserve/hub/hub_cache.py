@@ -1,0 +1,35 @@
+"""huggingface_hub's download folder, read without importing it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def hub_cache() -> Path:
+    """The folder, from the same environment variables."""
+    if cache := os.environ.get("HF_HUB_CACHE"):
+        return Path(cache).expanduser()
+    home = os.environ.get("HF_HOME") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface"
+    )
+    return Path(home).expanduser() / "hub"
+
+
+def repository_folder(repository: str) -> Path:
+    """Where a repository is kept, whether it is there or not."""
+    return hub_cache() / f"models--{repository.replace('/', '--')}"
+
+
+def repositories() -> Iterator[str]:
+    """Names of those that are there."""
+    for folder in sorted(hub_cache().glob("models--*--*")):
+        yield folder.name.removeprefix("models--").replace("--", "/", 1)
+
+
+def snapshots(repository: str) -> list[Path]:
+    """Folders of a repository's versions, the newest first."""
+    found = (repository_folder(repository) / "snapshots").glob("*")
+    folders = [path for path in found if path.is_dir()]
+    return sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)
