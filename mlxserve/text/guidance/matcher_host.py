@@ -185,10 +185,16 @@ def _follow_first(compiled: LLMatcher) -> None:
         _refuse_error(matcher)
 
 
+_NO_TEXT = "no text fits it; a part of it may refer to itself without an end"
+
+
 def _refuse_error(matcher: LLMatcher) -> None:
     if matcher.is_error():
-        error = matcher.get_error().partition("\n<state>")[0]  # the parser's counters follow
-        raise ValueError(f"cannot be followed: {error.strip()[:500]}")
+        error = (
+            matcher.get_error().partition("\n<state>")[0].strip()
+        )  # the parser's counters follow
+        words = _NO_TEXT if error == "NoExtensionBias" else error[:500]
+        raise ValueError(f"cannot be followed: {words}")
 
 
 def _give_back_memory() -> None:

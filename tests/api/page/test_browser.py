@@ -98,6 +98,16 @@ def server(tmp_path: Path) -> Iterator[Process]:
         yield process
 
 
+def test_what_reorders_a_line_is_shown_as_its_number(server: Process, visit: Open) -> None:
+    with visit(server.url) as seen:
+        seen.until("Ready")
+        seen.ask("a\u202eb\u2066c\U000e0041d **e\u061cf** 🙂")
+        seen.wait_for_answers(1)
+        shown = seen.page.inner_text(".message.user")
+        assert shown == "a⟨U+202E⟩b⟨U+2066⟩c⟨U+E0041⟩d e⟨U+061C⟩f 🙂"
+        assert seen.errors == []
+
+
 def test_an_answer_streams_and_the_map_moves(server: Process, visit: Open) -> None:
     with visit(server.url) as seen:
         page = seen.page

@@ -34,6 +34,12 @@ BAD: Sequence[tuple[StructureKind, str, str]] = [
     (StructureKind.JSON_SCHEMA, '{"type": "string", "pattern": "(a"}', "unclosed group"),
     (StructureKind.REGEX, "(?=a)b", "look-around"),
     (StructureKind.JSON_SCHEMA, '{"$ref": "http://x/y"}', "does not fetch"),
+    (StructureKind.JSON_SCHEMA, '{"$ref": "#"}', "may refer to itself without an end"),
+    (
+        StructureKind.JSON_SCHEMA,
+        '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}',
+        "may refer to itself without an end",
+    ),
     (StructureKind.JSON_SCHEMA, '{"not": {}}', "the keyword 'not' cannot be enforced"),
     (StructureKind.JSON_SCHEMA, '{"items": {"if": {}}}', "the keyword 'if' cannot be enforced"),
     (StructureKind.JSON_SCHEMA, "[]", "a JSON schema must be an object"),
