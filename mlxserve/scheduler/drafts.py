@@ -34,6 +34,11 @@ class Drafts:
         self._most = most
         self._lookups: dict[LiveRequest, Lookup] = {}  # of running requests
 
+    @property
+    def num_kept(self) -> int:
+        """Requests of which something is kept."""
+        return len(self._lookups)
+
     def is_in_sight(self, request: LiveRequest) -> bool:
         """Whether the request, whose newest token is unread, will probably have a draft after it."""
         return self._lookup(request).is_in_sight(request.token_ids)

@@ -369,6 +369,7 @@ def test_pages_are_kept_for_a_time_and_then_evicted_like_others() -> None:
     engine.add(first)
     drain(engine)
     engine.keep_pages(first, 100.0)
+    runner.now += 90
     assert hits_after_others() == 47, "all but the last token"
     runner.now += 101
     assert hits_after_others() == 0

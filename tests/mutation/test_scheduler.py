@@ -16,7 +16,7 @@ from hypothesis import Phase
 from mlxserve.cache.pages import PagePool
 from mlxserve.cache.runs import RunSet
 from mlxserve.config import PageTail, PreemptionMode
-from mlxserve.scheduler import limit, preemption
+from mlxserve.scheduler import limit, planner, preemption, urgency
 from mlxserve.scheduler.admission import Admission
 from mlxserve.scheduler.capacity import Capacity
 from mlxserve.scheduler.commit import Commit
@@ -36,12 +36,15 @@ from tests.scheduler import (
     test_admission,
     test_differential,
     test_disk_pages,
+    test_drafts,
     test_forks,
     test_pitfalls,
+    test_preemption,
     test_prefix_cache,
     test_resize,
     test_scheduler,
     test_state_snapshots,
+    test_urgency,
 )
 from tests.scheduler.conftest import make_engine as make_engine
 from tests.scheduler.test_scheduler_machine import run_machine
@@ -286,6 +289,94 @@ def test_the_state_machine_finds_the_bug(
 # ---- found by one test each
 
 FOUND_BY_CLAIM: dict[str, Bug] = {
+    # Guards that no claim held once.
+    "a draft takes pages that are reserved": Bug(
+        StepPlanner,
+        "_num_covered",
+        "self.admission.num_reserved() + len(self._roster.running)",
+        "len(self._roster.running)",
+        test_drafts.test_a_draft_takes_no_page_of_a_prompt_or_of_other_decodes,
+    ),
+    "a draft takes pages that decodes need next": Bug(
+        StepPlanner,
+        "_num_covered",
+        "self.admission.num_reserved() + len(self._roster.running)",
+        "self.admission.num_reserved()",
+        test_drafts.test_a_draft_takes_no_page_of_a_prompt_or_of_other_decodes,
+    ),
+    "accepted drafts cost nothing": Bug(
+        Commit,
+        "_end_draft",
+        "self._roster.fair_share.charge(request.asked.client, decode=num_accepted)",
+        "pass",
+        test_drafts.test_accepted_drafts_are_charged_to_their_client,
+    ),
+    "keep the lookup of a request that ended": Bug(
+        Commit,
+        "end",
+        "self._drafts.forget(request)",
+        "pass",
+        lambda _: test_drafts.test_nothing_is_kept_of_requests_that_ended(),
+    ),
+    "drafts beside many decodes": Bug(
+        StepPlanner,
+        "_plan_drafts",
+        "if not 0 < len(step.decodes) <= MOST_DECODES:",
+        "if not step.decodes:",
+        test_drafts.test_no_draft_is_made_beside_many_decodes_though_no_step_is_unread,
+    ),
+    "drafts of guided answers": Bug(
+        planner,
+        "_may_draft",
+        "request.asked.guide is None and not",
+        "not",
+        test_drafts.test_a_guided_answer_has_no_drafts,
+    ),
+    "preempt by arrival alone": Bug(
+        Preemption,
+        "preempt_to",
+        "key=order",
+        "key=lambda one: one.arrival",
+        test_preemption.test_a_shortage_of_memory_leaves_the_oldest_of_the_first_class,
+        {"is_urgent_first": False},
+    ),
+    "forget the source of a copied tail": Bug(
+        Admission,
+        "_num_taken",
+        "taken + (self._pool.num_idle([look.tail.page]) if look.tail else 0)",
+        "taken",
+        test_admission.test_the_source_of_a_copied_tail_is_counted_until_it_is_copied,
+    ),
+    "grow anywhere": Bug(
+        PageTables,
+        "grow",
+        "table[-1] if table else None",
+        "None",
+        test_scheduler.test_tables_that_grow_in_turns_stay_in_runs,
+    ),
+    "evict the state of a named prefix": Bug(
+        StateSnapshots,
+        "_has_room",
+        "_Worth.KEPT",
+        "_Worth.PINNED",
+        test_state_snapshots.test_a_passer_by_takes_no_state_of_a_named_prefix,
+    ),
+    # Of --preempt-for-priority-ms.
+    "preempt answers of the same class": Bug(
+        urgency,
+        "_yields",
+        "answer.asked.priority > request.asked.priority",
+        "answer.asked.priority >= request.asked.priority",
+        test_urgency.test_only_answers_of_a_lower_class_make_way,
+    ),
+    "preempt an answer again and again": Bug(
+        urgency,
+        "_yields",
+        "is_lower and len(answer.token_ids) >= answer.spared_until",
+        "is_lower",
+        test_urgency.test_an_answer_beside_an_endless_stream_of_urgent_requests_ends,
+        {"length": 100},
+    ),
     # What went wrong in other engines: tests/scheduler/test_pitfalls.py.
     "P1 keep a match over an eviction": Bug(
         PrefixCache,

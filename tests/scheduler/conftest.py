@@ -37,7 +37,7 @@ from mlxserve.request import (
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.admission import MAX_CANDIDATES
 from mlxserve.scheduler.disk_pages import Load
-from mlxserve.scheduler.drafts import Drafts
+from mlxserve.scheduler.drafts import MOST_DECODES, Drafts
 from mlxserve.scheduler.page_tables import PageCopy
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.stats import PoolStats
@@ -654,6 +654,7 @@ class GhostEngine:
             "waiting": set(waiting),
             "overtaken": {request: request.num_overtaken for request in waiting},
             "preemptions": self.scheduler.stats().num_preemptions,
+            "held": {r: len(r.page_table) for r in running},
             "yielded": self.scheduler.stats().priority_preemptions,
             "may_yield": {r for r in running if len(r.token_ids) >= r.spared_until},
             "might_preempt": self.scheduler.preemption.might_preempt(),
@@ -667,6 +668,7 @@ class GhostEngine:
         assert len({chunk.request for chunk in chunks}) == len(chunks), "two chunks of one request"
         for chunk in chunks:
             self._judge_chunk(chunk)
+        self._judge_drafts([chunk for chunk in chunks if chunk.draft], before["held"])
         is_prefill = [chunk.start < chunk.request.prefill_end for chunk in chunks]
         assert is_prefill == sorted(is_prefill), "a decode comes after a prefill"
         planned = {chunk.request for chunk in chunks}
@@ -693,6 +695,23 @@ class GhostEngine:
         )
         assert chunks or not preempted or self.planned, "preempted twice in a row without a plan"
         self.planned = bool(chunks)
+
+    def _judge_drafts(self, drafted: list[Chunk], held: dict[LiveRequest, int]) -> None:
+        """Few at a time, of answers whose tokens depend on the model alone, and in pages that no
+        other request needs next."""
+        scheduler, page_size = self.scheduler, self.scheduler.pool.page_size
+        running = scheduler.roster.running.values()
+        needed = len(running) + sum(
+            max(0, -(-request.prefill_end // page_size) - len(request.page_table))
+            for request in running
+        )
+        num_decodes = sum(request.num_computed > request.prefill_end for request in running)
+        for chunk in drafted:
+            assert num_decodes <= MOST_DECODES, "a draft beside many decodes"
+            assert chunk.request.asked.guide is None, "a draft of a guided answer"
+            own = max(held.get(chunk.request, 0), chunk.start // page_size + 1)
+            has_more = len(chunk.page_table) > own
+            assert not has_more or scheduler.pool.num_free >= needed, "a draft took others' pages"
 
     def _judge_order(self, admitted: set[LiveRequest], before: dict[str, object]) -> None:
         """A request that was overtaken lacks memory, or a page of budget, or follows a leader. Only

@@ -228,3 +228,16 @@ def test_siblings_of_other_salts_are_strangers(make_engine: Callable) -> None:
         engine.add(engine.pages(*range(1, 9)), salt=salt)
     assert len(engine.launch()) == 2
     engine.drain()
+
+
+def test_the_source_of_a_copied_tail_is_counted_until_it_is_copied(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=8)
+    engine.add(list(range(1, 9)), 1)
+    engine.drain()  # both of its pages are cached, and no request holds them
+    again = engine.add(list(range(1, 9)), 2)  # takes a page, and a copy of the other one
+    other = engine.add([11] * 24, 2)  # needs the six that are left, of which one is the source
+    planned = {chunk.request for chunk in engine.launch()}
+    assert engine.scheduler.stats().tail_copies == 1
+    assert planned == {again}
+    engine.drain()
+    assert other.is_finished

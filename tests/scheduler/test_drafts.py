@@ -7,8 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from mlxserve.request import FinishReason, as_token_ids
-from mlxserve.scheduler.drafts import MOST_DECODES, MOST_ROWS, Lookup
+from mlxserve.cache.pages import PagePool
+from mlxserve.config import SchedulerConfig
+from mlxserve.request import FinishReason, Request, Sampled, as_token_ids
+from mlxserve.sampling_params import SamplingParams
+from mlxserve.scheduler.drafts import MOST_DECODES, MOST_ROWS, Drafts, Lookup
+from mlxserve.scheduler.fairness import DECODE_WEIGHT, PREFILL_WEIGHT
+from mlxserve.scheduler.scheduler import Scheduler
+from tests.scheduler.test_scheduler import GuideThatWaits
 
 TEXT = [*range(100, 140)]
 
@@ -100,6 +106,72 @@ def test_large_batches_have_no_drafts_and_small_ones_share_the_rows(make_engine:
     assert large
     assert all(length == 1 for step in large for _, _, length in step)
     assert engine.scheduler.stats().drafted_tokens > 0
+
+
+def test_no_draft_is_made_beside_many_decodes_though_no_step_is_unread(
+    make_engine: Callable,
+) -> None:
+    engine = make_engine(speculative_tokens=8, num_pages=400)
+    for index in range(MOST_DECODES + 1):
+        engine.add([index, 2, 3], 40)
+    for _ in range(30):
+        assert not any(chunk.draft for chunk in engine.launch())
+        engine.read()
+    engine.drain()
+
+
+def test_a_draft_takes_no_page_of_a_prompt_or_of_other_decodes(make_engine: Callable) -> None:
+    """The judge of plans counts what others need next."""
+    drafted = 0
+    for num_pages in range(14, 30):
+        engine = make_engine(
+            speculative_tokens=16, num_pages=num_pages, max_num_batched_tokens=9, max_num_seqs=3
+        )
+        engine.add([1, 2, 3], 30)
+        engine.add([4, 5], 30)
+        for _ in range(6):
+            engine.step()
+        engine.add([9] * 33, 3)
+        engine.drain()
+        drafted += engine.scheduler.stats().drafted_tokens
+    assert drafted > 100
+
+
+def test_accepted_drafts_are_charged_to_their_client(make_engine: Callable) -> None:
+    engine = make_engine(speculative_tokens=8, max_num_seqs=1)
+    request = engine.add([1, 2, 3], 60, client="me")
+    engine.add([4, 5], 2, client="me")  # keeps the counter
+    while not request.is_finished:
+        engine.step()
+    assert engine.scheduler.stats().accepted_tokens > 20
+    spent = engine.scheduler.roster.fair_share.tokens_of("me")
+    own = 3 * PREFILL_WEIGHT + 59 * DECODE_WEIGHT
+    assert own <= spent <= own + 2 * PREFILL_WEIGHT + 2 * DECODE_WEIGHT  # the other may have begun
+    engine.drain()
+
+
+def test_nothing_is_kept_of_requests_that_ended() -> None:
+    drafts = Drafts(8)
+    scheduler = Scheduler(SchedulerConfig(max_model_len=128), PagePool(64, 4), drafts=drafts)
+    for number in range(3):
+        request = scheduler.add(Request(f"r{number}", [1, 2, 3], SamplingParams(max_tokens=9)))
+        while not request.is_finished:
+            chunks = scheduler.schedule()
+            scheduler.update(
+                chunks, [Sampled(7, more=(Sampled(7),) * len(c.draft)) for c in chunks]
+            )
+        assert drafts.num_kept == 0
+    assert scheduler.stats().drafted_tokens > 0
+
+
+def test_a_guided_answer_has_no_drafts(make_engine: Callable) -> None:
+    engine = make_engine(speculative_tokens=8)
+    guide = GuideThatWaits()
+    guide.must_wait = False
+    guided = engine.add([1, 2, 3], 40, guide=guide)
+    plain = engine.add([4, 5, 6], 40)
+    engine.drain()
+    assert guided.num_drafted == 0 < plain.num_drafted
 
 
 def test_models_with_recurrent_states_have_no_drafts(make_engine: Callable) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -9,6 +9,7 @@ from mlxserve.config import PreemptionMode
 from mlxserve.request import LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.preemption import choose_victim, recompute_cost
+from tests.scheduler.conftest import GhostEngine
 
 PAGE_SIZE = 4
 
@@ -103,3 +104,20 @@ def test_among_immune_requests_the_oldest_is_spared(pool: PagePool) -> None:
 
 def test_a_mode_is_named_in_full() -> None:
     assert str(PreemptionMode.RECOMPUTE) == "PreemptionMode.RECOMPUTE"
+
+
+@pytest.mark.parametrize("is_urgent_first", [True, False])
+def test_a_shortage_of_memory_leaves_the_oldest_of_the_first_class(
+    make_engine: Callable[..., GhostEngine], *, is_urgent_first: bool
+) -> None:
+    engine = make_engine(max_num_seqs=4)
+    priorities = [0, 0, 3, 3] if is_urgent_first else [3, 3, 0, 0]
+    requests = [engine.add([n] * 5, 40, priority=priority) for n, priority in enumerate(priorities)]
+    for _ in range(6):
+        engine.step()
+    while engine.unread:
+        engine.read()
+    assert engine.scheduler.preemption.preempt_to(1) == 3
+    oldest = requests[priorities.index(0)]
+    assert list(engine.scheduler.roster.running.values()) == [oldest]
+    engine.scheduler.roster.check()

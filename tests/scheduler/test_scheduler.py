@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -562,3 +563,16 @@ def test_a_prompt_without_a_page_waits_while_others_are_computed(make_engine: Ca
             engine.read()
     assert num_waits > 0
     assert (decoding.num_preemptions, prompt.num_preemptions) == (0, 0)
+
+
+def test_tables_that_grow_in_turns_stay_in_runs(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, max_num_seqs=2)
+    requests = [engine.add([number] * 9, 60) for number in range(2)]
+    for _ in range(40):
+        engine.step()
+    tables = [request.page_table for request in requests]
+    for table in tables:
+        assert len(table) > 10
+        breaks = sum(after != page + 1 for page, after in pairwise(table))
+        assert breaks <= 2, f"{table} is in {breaks + 1} runs"
+    engine.drain()

@@ -151,3 +151,15 @@ def test_an_answer_that_made_way_is_the_same(
     assert num_yielded(engine) >= 2
     engine.drain()
     assert [len(engine.answers[low.id]) for low in lows] == [60, 60]
+
+
+def test_only_answers_of_a_lower_class_make_way(make_engine: Callable[..., GhostEngine]) -> None:
+    """Of two classes that run, the one of the waiting request is left alone."""
+    engine = make_engine(num_pages=16, max_num_seqs=4)
+    same = engine.add([1] * 24, 30)
+    low = engine.add([2] * 8, 30, priority=3)
+    run(engine, 5)
+    engine.add([9] * 40, 2)  # needs the pages of both
+    run(engine, 4, now=SECOND)
+    assert (same.num_preemptions, low.num_preemptions) == (0, 0)
+    engine.drain()
