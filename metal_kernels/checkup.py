@@ -19,10 +19,9 @@ from metal_kernels.metal import DTYPES
 from metal_kernels.numpy_attention import Floats, attend, in_8_bits, unpacked
 from metal_kernels.ops import Attention, Backend
 from metal_kernels.reading import read
+from metal_kernels.rounding import TOLERANCES, row_error
 from metal_kernels.tables import IntArray, SequenceTables
 
-# The largest error relative to the largest value that a dtype's rounding explains.
-TOLERANCES = {mx.float32: 1e-5, mx.float16: 3e-3, mx.bfloat16: 2e-2}
 # Of rows in 8 bits: a number on the border of two values may be rounded to either.
 _ROUNDING = 1 / 126
 # What mlx raises for a text that Apple's compiler refuses, and for too many threads.
@@ -39,7 +38,7 @@ _CHUNKS = ((0, 33), (20, 40))
 
 @dataclass(frozen=True, slots=True)
 class OpCheck:
-    """The error of one op relative to the largest value, or why it does not run."""
+    """The error of one op relative to the largest value (of attention: of each row), or why it does not run."""
 
     op: str
     dtype: mx.Dtype
@@ -112,7 +111,7 @@ def _latent_error(
         seen = tables.slots(sequence, np.arange(int(tables.context_lens[sequence])))
         expected.append(attend(asked[first:end], whole[seen], whole[seen][:, :, : dims[0]]))
     right = np.concatenate(expected)
-    return float(np.abs(ours - right).max() / np.abs(right).max())
+    return row_error(ours, right)
 
 
 def _check(
@@ -210,7 +209,7 @@ def _attention_error(
         slots = tables.slots(sequence, np.arange(context))
         expected.append(attend(asked[first:end], keys[slots], values[slots]))
     right = np.concatenate(expected)
-    return float(np.abs(ours - right).max() / np.abs(right).max())
+    return row_error(ours, right)
 
 
 _ERRORS: dict[str, Callable[[_Written], float]] = {

@@ -11,7 +11,7 @@ import mlx.core as mx
 from metal_kernels import kernels, quantised
 from metal_kernels.fences import Fences
 from metal_kernels.kernels import FENCE, Dispatch, Kernels
-from metal_kernels.long_chunks import Gathered
+from metal_kernels.long_chunks import Gathered, fused_attention
 from metal_kernels.ops import Attention
 from metal_kernels.tables import SequenceTables
 
@@ -43,7 +43,7 @@ class CopiedAttention:
         after = self._fences.before_read(k_pool)
         keys, values, fence = gather(k_pool=k_pool, v_pool=v_pool, after=after)
         self._fences.after_read(k_pool, fence)
-        out = mx.fast.scaled_dot_product_attention(
+        out = fused_attention(
             queries[None].swapaxes(1, 2),
             keys[:, :, gathered.seen],
             values[:, :, gathered.seen],

@@ -14,6 +14,8 @@ from typing import Any, Protocol, TypeAlias, cast
 
 import mlx.core as mx
 
+from metal_kernels.first_page import first_page
+
 Template: TypeAlias = Sequence[tuple[str, "int | mx.Dtype"]]
 Size: TypeAlias = tuple[int, int, int]
 
@@ -104,14 +106,23 @@ class Factory(Protocol):
 
 
 def on_metal(spec: KernelSpec, source: str) -> Kernel:
-    """Compiled by MLX for the GPU, once for each template and input types."""
-    kernel = mx.fast.metal_kernel(
+    """Compiled by MLX for the GPU, once for each template and input types. Pools are bound by their first
+    page."""
+    kernel: Any = mx.fast.metal_kernel(
         name=spec.name,
         input_names=list(spec.inputs),
         output_names=list(spec.outputs),
         source=source,
     )
-    return cast(Kernel, kernel)
+    pools = [at for at, name in enumerate(spec.inputs) if name in ("k_pool", "v_pool")]
+
+    def call(*, inputs: list[mx.array], **options: Any) -> list[mx.array]:
+        for at in pools:
+            inputs[at] = first_page(inputs[at])
+        made: list[mx.array] = kernel(inputs=inputs, **options)
+        return made
+
+    return cast(Kernel, call) if pools else cast(Kernel, kernel)
 
 
 class Dispatch:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -12,17 +15,23 @@ import numpy as np
 from metal_kernels.plans import upload
 from metal_kernels.tables import SequenceTables
 
+log = logging.getLogger("metal_kernels")
+
 MIN_ROWS = 256
-# Of MLX's fused attention on every Mac. For others it would hold the scores of all rows in memory.
-_FUSED_HEAD_DIMS = (64, 80, 128)
-# Bytes of copies for each row of a chunk: those of a chunk of 512 rows are 16 MiB, so 4,096 positions
-# of 8 kv heads of 128 dimensions. Not more, because copies of several layers are alive at once: until
-# their command buffers complete.
-_MOST_COPIED = 32 << 10
+# What MLX's fused attention has on every Mac: the answer where no Mac can be asked, in the emulator.
+_ALWAYS_FUSED = (64, 80, 96, 128)
+# The share of the machine's memory that one layer's copies may take: 512 MiB of 16 GB, which are 128 Ki
+# positions of 8 kv heads of 128 dimensions. Copies of one or two layers are alive at once, as a step waits
+# for those before (`mlxserve/model/commits.py`).
+_SHARE_COPIED = 32
 
 
-def longest_copied(rows: int, kv_heads: int, head_dim: int, dtype: mx.Dtype) -> int:
+def longest_copied(
+    rows: int, kv_heads: int, head_dim: int, dtype: mx.Dtype, memory: int | None = None
+) -> int:
     """The most positions that a chunk of `rows` may see for its pages to be copied; 0: none.
+
+    memory: the machine's, in bytes; None for this one's
 
     Nobody has measured on a Mac where MLX's attention over copies is faster. It is expected to be on
     an M5, whose matrix units only MLX's kernels use; copying a key costs about as much as one row's
@@ -30,9 +39,57 @@ def longest_copied(rows: int, kv_heads: int, head_dim: int, dtype: mx.Dtype) -> 
     does not depend on its neighbours. The tile kernel keeps float32, which MLX's attention computes in
     TF32 on an M5.
     """
-    if rows < MIN_ROWS or dtype == mx.float32 or head_dim not in _FUSED_HEAD_DIMS:
+    if rows < MIN_ROWS or dtype == mx.float32 or not is_fused(head_dim, dtype):
         return 0
-    return rows * _MOST_COPIED // (2 * kv_heads * head_dim * dtype.size)
+    most = (total_memory() if memory is None else memory) // _SHARE_COPIED
+    return most // (2 * kv_heads * head_dim * dtype.size)
+
+
+@functools.cache
+def is_fused(head_dim: int, dtype: mx.Dtype) -> bool:
+    """Whether this MLX has a fused attention kernel for long chunks on this machine, which it says while
+    it builds the graph. Any other would hold the scores of all rows in memory."""
+    if not mx.metal.is_available():
+        return head_dim in _ALWAYS_FUSED
+    rows, mask = (
+        mx.zeros((1, 2, MIN_ROWS, head_dim), dtype),
+        mx.ones((MIN_ROWS, MIN_ROWS), mx.bool_),
+    )
+    try:
+        for kind in ("causal", mask):
+            fused_attention(rows, rows, rows, scale=1.0, mask=kind, sinks=None)
+    except ValueError as error:
+        log.info("long chunks with head dimension %d by the tile kernel: %s", head_dim, error)
+        return False
+    return True
+
+
+def fused_attention(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    *,
+    scale: float,
+    mask: mx.array | str,
+    sinks: mx.array | None,
+) -> mx.array:
+    """MLX's attention, (1, heads, rows, head_dim), by a fused kernel also where MLX prefers another, which
+    holds all scores. Raises ValueError where there is none; a CPU has none, and computes as it does."""
+    out: mx.array = mx.fast.scaled_dot_product_attention(
+        queries,
+        keys,
+        values,
+        scale=scale,
+        mask=mask,
+        sinks=sinks,
+        force_fused=bool(mx.metal.is_available()),
+    )
+    return out
+
+
+@functools.cache
+def total_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ Pools are (num_pages, kv_heads, page_size, row): a page's tile of one head is co
 
 In-place writes are correct under these rules; breaking one corrupts data silently:
 a kernel that uses a pool binds the fences of the kernels it must follow; a pool is one
-row-contiguous array, passed whole and never replaced; inside mx.compile only what `recording` returns
-may run, with pools and fences that are arguments; no other op of mlx reads a pool while a step is
-running (call `settle()` first).
+row-contiguous array, passed whole and never replaced (MLX binds its `first_page`); inside mx.compile only what
+`recording` returns may run, with pools and fences that are arguments; no other op of mlx reads a pool while a
+step is running (call `settle()` first).
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class MetalBackend:
         for run in tables.plan(key, plan):
             rows = queries if run.tables is tables else queries[run.first_row : run.end_row]
             if run.gathered is None:
-                output = self._attend_tiles(rows, k_pool, v_pool, run.tables, attention, sinks)
+                output = self.attend_tiles(rows, k_pool, v_pool, run.tables, attention, sinks)
             else:
                 output = self._copied.attend(
                     rows, k_pool, v_pool, run.tables, run.gathered, attention, sinks
@@ -185,7 +185,7 @@ class MetalBackend:
             outputs.append(output)
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
-    def _attend_tiles(
+    def attend_tiles(
         self,
         queries: mx.array,
         k_pool: mx.array,
@@ -194,7 +194,7 @@ class MetalBackend:
         attention: Attention,
         sinks: mx.array | None,
     ) -> mx.array:
-        """By the tile kernel, which reads the pages themselves."""
+        """As `paged_prefill`, by the tile kernel, which reads the pages themselves."""
         attend = tables.plan(
             ("prefill", attention, shapes_of(queries, k_pool, v_pool, sinks)),
             lambda: self._dispatches.prefill(queries, k_pool, tables, attention, sinks),

@@ -27,13 +27,12 @@ from metal_kernels.metal import DTYPES, MetalBackend
 from metal_kernels.numpy_attention import Floats, attend, in_8_bits, unpacked
 from metal_kernels.ops import Attention
 from metal_kernels.reading import evaluate, read
+from metal_kernels.rounding import TOLERANCES, row_error
 from metal_kernels.tables import IntArray, SequenceTables
 
 log = logging.getLogger("metal_kernels")
 
 _PAGE_SIZE = 32
-# The largest error relative to the largest value that a dtype's rounding explains.
-_TOLERANCES = {mx.float32: 1e-4, mx.float16: 5e-3, mx.bfloat16: 3e-2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +280,7 @@ class _Test:
 
     def _is_alike(self, ours: Floats, theirs: Floats) -> bool:
         """False for NaN."""
-        most = _TOLERANCES[self._load.dtype] * np.abs(theirs).max()
-        return bool(np.abs(ours - theirs).max() <= most)
+        return row_error(ours, theirs) <= TOLERANCES[self._load.dtype]
 
     def _error_of_pools(
         self, k_pool: mx.array, v_pool: mx.array, copied: tuple[IntArray, IntArray]

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from metal_kernels import quantised
+from metal_kernels.latents import LATENT_DIMS
 from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Attention, Backend
 from metal_kernels.reading import evaluate
@@ -39,7 +41,12 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class TimedAttention:
-    """`batch` sequences of `context` tokens, of which the last `rows` are asked for."""
+    """`batch` sequences of `context` tokens, of which the last `rows` are asked for.
+
+    group: query heads of a kv head
+    by_tiles: chunks by the tile kernel, also where the backend would have MLX's attention read copies
+    pool_bytes: of a pool that is larger than the sequences need; 0 for what they need
+    """
 
     context: int
     batch: int = 1
@@ -47,35 +54,60 @@ class TimedAttention:
     kv_heads: int = 8
     head_dim: int = 128
     dtype: mx.Dtype = mx.float16
+    group: int = GROUP
+    is_quantised: bool = False
+    by_tiles: bool = False
+    pool_bytes: int = 0
+
+    @property
+    def pool_dtype(self) -> mx.Dtype:
+        return quantised.DTYPE if self.is_quantised else self.dtype
+
+    @property
+    def token_bytes(self) -> int:
+        """Of a token's keys and values."""
+        width = quantised.row_width(self.head_dim, self.pool_dtype)
+        return 2 * self.kv_heads * width * self.pool_dtype.size
 
     @property
     def kv_bytes(self) -> int:
         """That one op reads at least."""
-        row = 2 * self.kv_heads * self.head_dim * self.dtype.size
-        return self.batch * self.context * row
+        return self.batch * self.context * self.token_bytes
+
+    @property
+    def num_pages(self) -> int:
+        """Of the pool."""
+        wanted = self.pool_bytes // (self.token_bytes * PAGE_SIZE)
+        return max(wanted, self.batch * -(-self.context // PAGE_SIZE))
 
     @property
     def scale(self) -> float:
         return float(self.head_dim**-0.5)
 
     def queries(self) -> mx.array:
-        return _draw((self.batch * self.rows, self.kv_heads * GROUP, self.head_dim), self.dtype, 2)
+        shape = self.batch * self.rows, self.kv_heads * self.group, self.head_dim
+        return _draw(shape, self.dtype, 2)
+
+    def tables(self) -> SequenceTables:
+        pages = self.batch * -(-self.context // PAGE_SIZE)
+        return SequenceTables(
+            page_tables=np.arange(pages, dtype=np.int32).reshape(self.batch, -1),
+            context_lens=np.full(self.batch, self.context, np.int32),
+            query_starts=np.arange(self.batch + 1, dtype=np.int32) * self.rows,
+            page_size=PAGE_SIZE,
+        )
 
 
 def paged_seconds(
     backend: Backend, what: TimedAttention, repeats: int = 5, queued: int = 8
 ) -> float:
     """Of one op of the backend: decodes where one row is asked for, else chunks."""
-    pages = -(-what.context // PAGE_SIZE)
-    shape = (what.batch * pages, what.kv_heads, PAGE_SIZE, what.head_dim)
-    pools = [backend.new_pool(*shape, what.dtype) for _ in range(2)]
-    tables = SequenceTables(
-        page_tables=np.arange(what.batch * pages, dtype=np.int32).reshape(what.batch, -1),
-        context_lens=np.full(what.batch, what.context, np.int32),
-        query_starts=np.arange(what.batch + 1, dtype=np.int32) * what.rows,
-        page_size=PAGE_SIZE,
-    )
-    op = backend.paged_decode if what.rows == 1 else backend.paged_prefill
+    shape = (what.num_pages, what.kv_heads, PAGE_SIZE, what.head_dim)
+    pools = [backend.new_pool(*shape, what.pool_dtype) for _ in range(2)]
+    tables = what.tables()
+    op: Callable[..., mx.array] = backend.paged_decode if what.rows == 1 else backend.paged_prefill
+    if what.by_tiles and isinstance(backend, MetalBackend):
+        op = backend.attend_tiles
     queries = what.queries()
     evaluate(queries, *pools)
 
@@ -90,7 +122,7 @@ def paged_seconds(
 
 def dense_seconds(what: TimedAttention, repeats: int = 5, queued: int = 8) -> float:
     """Of one call of mlx's own attention over contiguous keys and values."""
-    heads = what.kv_heads * GROUP
+    heads = what.kv_heads * what.group
     shape = (what.batch, what.kv_heads, what.context, what.head_dim)
     keys, values = mx.zeros(shape, what.dtype), mx.zeros(shape, what.dtype)
     queries = what.queries().reshape(what.batch, what.rows, heads, what.head_dim)
@@ -107,6 +139,37 @@ def dense_seconds(what: TimedAttention, repeats: int = 5, queued: int = 8) -> fl
         evaluate(output)
 
     return best_of(repeats, run) / 1e9 / queued
+
+
+def latent_seconds(
+    backend: Backend, what: TimedAttention, repeats: int = 5, queued: int = 8
+) -> float:
+    """Of attention over latents of 512 numbers and rotated keys of 64, by `group` heads."""
+    dims = LATENT_DIMS[0]
+    k_pool, v_pool = (
+        backend.new_pool(what.num_pages, 1, PAGE_SIZE, dim, what.dtype) for dim in dims
+    )
+    tables = what.tables()
+    rows = what.batch * what.rows
+    latent, rope = (_draw((rows, what.group, dim), what.dtype, 2) for dim in dims)
+    evaluate(latent, rope, k_pool, v_pool)
+
+    def run() -> None:
+        output = latent
+        for _ in range(queued):
+            output = backend.paged_latent(
+                output, rope, k_pool, v_pool, tables, scale=sum(dims) ** -0.5
+            )
+        evaluate(output)
+
+    return best_of(repeats, run) / 1e9 / queued
+
+
+def memory_bandwidth(nbytes: int = 256 << 20, repeats: int = 5) -> float:
+    """GB/s that adding to an array of `nbytes` reads and writes: what no attention exceeds."""
+    array = mx.ones((nbytes // 4,), mx.float32)
+    evaluate(array)
+    return 2 * nbytes / best_of(repeats, lambda: evaluate(array + 1.0))
 
 
 def measure(

@@ -89,6 +89,7 @@ def build_chat(
             high=config.memory_high,
             critical=config.memory_critical,
             relieve=machine.return_free_memory,
+            pressure=machine.memory_pressure,
         ),
         workers=workers,
     )
@@ -207,7 +208,7 @@ def build_part(config: EngineConfig, files: ModelFiles, group: RankGroup | None)
     most = (memory.working_set if is_metal else memory.total) // num_here
     step = None
     if is_metal or config.num_pages is None:
-        step = measure_step(config, loaded, backends, is_metal=is_metal)
+        step = measure_step(config, loaded, backends, is_metal=is_metal, memory_limit=most)
     config = settle(config, loaded, step, memory_limit, device_memory=most)
     assert config.num_pages is not None
     step = step if is_metal else None

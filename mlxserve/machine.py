@@ -14,6 +14,7 @@ import importlib
 import importlib.metadata
 import os
 import platform
+import re
 import resource
 import sys
 from collections.abc import Iterator
@@ -25,15 +26,17 @@ from mlxserve.deferred_packages import defer_packages
 from mlxserve.errors import InvalidConfig, OutOfMemory
 from mlxserve.memory_groups import group_limits
 
-# More operations per Metal command buffer than MLX's default of 20 to 50: another project measured
-# 58 -> 91 tokens/s when decode steps were no longer cut into many small buffers. Unmeasured by us.
-_MAX_OPS_PER_BUFFER = 200
+# How many operations a Metal command buffer may have, and how many million elements its inputs ("MB" in the
+# name of the variable). With MLX's own 20 to 50 a step of decodes is cut into dozens: another project measured
+# 58 -> 91 tokens/s when it was not; unmeasured by us. With these one of 32B has 5. Elements are those of the
+# weights, as of pools only a page counts (metal_kernels/first_page.py). A user's own settings win.
+COMMAND_BUFFER_LIMITS = {"MLX_MAX_OPS_PER_BUFFER": 300, "MLX_MAX_MB_PER_BUFFER": 1280}
 
-# MLX commits a command buffer when its inputs exceed this many million elements ("MB" in the name of
-# the variable), keeps all of them until the buffer completes, and has up to 11 buffers under way. 400
-# everywhere would take 7 GB for 2,048 rows of an 8B model. (memory in GB below which, million elements)
-_MAX_MB_PER_BUFFER = ((24, 64), (48, 100), (96, 200))
-_MOST_MB_PER_BUFFER = 400
+# Rows, times layers, of a step with a prompt that MLX may have encoded and not computed yet: 6 layers of 512
+# rows, which keep 0.7 GB of an 8B model, where there is little memory. The more, the earlier the host goes on
+# to the step before. (memory in GB below which, rows)
+_ROWS_UNDER_WAY = ((24, 3072), (48, 6144), (96, 8192))
+_MOST_ROWS_UNDER_WAY = 16384
 
 # glibc's malloc, from which mlx's CPU backend takes every array, returns large freed blocks to the
 # kernel at once, and the next operation's result comes page by page, zeroed: an addition over 12 MB
@@ -44,6 +47,9 @@ _MALLOC_OPTIONS = {"M_MMAP_THRESHOLD": (-3, 32 << 20), "M_TRIM_THRESHOLD": (-1, 
 
 # macOS starts processes with 256, fewer than the connections that a server accepts.
 _OPEN_FILES = 4_096
+
+PRESSURE_FILE = Path("/proc/pressure/memory")
+_STALLED = (20.0, 50.0)  # percent of the time: short of memory, and worse
 
 # Bytes of addresses without which MKL ends the process while it is loaded, and without which mlx
 # crashes in its first steps, because its CPU allocator does not check what malloc returns.
@@ -58,7 +64,7 @@ def prepare() -> Blas:
     Raises what `load_blas` raises, and OutOfMemory where the process may have too few addresses to
     load anything.
     """
-    for name, number in command_buffer_limits(total_memory()).items():
+    for name, number in COMMAND_BUFFER_LIMITS.items():
         os.environ.setdefault(name, str(number))
     if sys.platform == "darwin":
         return Blas("Accelerate", None, is_fast=True)
@@ -68,14 +74,10 @@ def prepare() -> Blas:
     return load_blas()
 
 
-def command_buffer_limits(total: int) -> dict[str, int]:
-    """MLX's variables for the size of a Metal command buffer, on a machine with `total` bytes.
-
-    A user's own settings win.
-    """
+def rows_under_way(total: int) -> int:
+    """Rows, times layers, that a step with a prompt may have under way, on a Mac with `total` bytes."""
     gib = total / (1 << 30)
-    most = next((mb for below, mb in _MAX_MB_PER_BUFFER if gib < below), _MOST_MB_PER_BUFFER)
-    return {"MLX_MAX_OPS_PER_BUFFER": _MAX_OPS_PER_BUFFER, "MLX_MAX_MB_PER_BUFFER": most}
+    return next((rows for below, rows in _ROWS_UNDER_WAY if gib < below), _MOST_ROWS_UNDER_WAY)
 
 
 def allow_open_files() -> int:
@@ -163,6 +165,31 @@ def memory_used() -> float:
     if is_metal():
         shares.append((mx.get_active_memory() + mx.get_cache_memory()) / working_set())
     return max(shares)
+
+
+def memory_pressure() -> int:
+    """How short of memory the system is, whatever uses it: 0 not, 1 short, 2 it is stalling or killing.
+
+    On macOS the kernel's own level. On Linux the share of the last ten seconds in which all processes waited
+    for memory; 0 where the kernel does not tell.
+    """
+    if sys.platform == "darwin":
+        return {2: 1, 4: 2}.get(system_number("kern.memorystatus_vm_pressure_level"), 0)
+    try:
+        text = PRESSURE_FILE.read_text(encoding="ascii")
+    except OSError:
+        return 0
+    found = re.search(r"^full avg10=([\d.]+)", text, re.MULTILINE)
+    share = float(found[1]) if found else 0.0
+    return sum(share >= mark for mark in _STALLED)
+
+
+def system_number(name: str) -> int:
+    """A number that macOS's kernel tells; 0 where it does not."""
+    value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    sysctl = ctypes.CDLL(None).sysctlbyname
+    failed = sysctl(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0)
+    return 0 if failed else value.value
 
 
 def return_free_memory() -> None:

@@ -6,7 +6,11 @@ From `backend/metal/device.cpp` and `eval.cpp` of MLX and its 0.32 wheels:
   the arrays bound as inputs, each counted once, have more than `max_mb` million (2**20) elements;
 * the inputs of an operation stay alive until its command buffer completes;
 * an operation whose input nobody needs any more may write its output over it;
-* evaluation waits when 11 command buffers are under way (`MAX_ACTIVE_TASKS` of transforms.cpp is 10).
+* evaluation waits when 11 command buffers are under way (`MAX_ACTIVE_TASKS` of transforms.cpp is 10);
+  those that an evaluation ends itself are not among them.
+
+And ours (`mlxserve/model/commits.py`): in a step with chunks evaluation begins after a layer's keys, which
+ends the command buffer, and waits for the oldest one where too many rows are under way.
 
 The device is taken to complete a command buffer only when evaluation waits for it: encoding is far
 ahead of a long step.
@@ -32,17 +36,22 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """`output` may be one of the inputs, which is then overwritten."""
+    """`output` may be one of the inputs, which is then overwritten.
+
+    num_rows: of the layers since the last evaluation, if one begins after it
+    """
 
     inputs: tuple[Array, ...]
     output: Array
     num_dispatches: int = 1
+    num_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     max_ops: int
     max_mb: int
+    max_rows: int | None = None  # of layers under way; None: nothing but MLX ends a command buffer
 
 
 @dataclass(slots=True)
@@ -51,17 +60,36 @@ class _CommandBuffer:
     counted: set[Array] = field(default_factory=set)
     num_elements: int = 0
     kept: set[Array] = field(default_factory=set)
+    num_rows: int = 0  # of the evaluation that ended it; 0 if MLX did
 
     def must_commit(self, limits: Limits) -> bool:
         return self.num_ops > limits.max_ops or self.num_elements >> 20 > limits.max_mb
 
 
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What an evaluation took: the most bytes alive at once, weights and pools aside."""
+
+    peak: int
+    num_buffers: int
+
+
 def peak(operations: Sequence[Operation], limits: Limits) -> int:
-    """Most bytes alive at once while `operations` are evaluated, weights and pools aside."""
+    return replay(operations, limits).peak
+
+
+def replay(operations: Sequence[Operation], limits: Limits) -> Replay:
+    """Evaluate `operations`, and commit what is left at the end."""
     readers = Counter(array for op in operations for array in set(op.inputs))
     created: set[Array] = set()
     memory = _Memory()
     buffers: deque[_CommandBuffer] = deque([_CommandBuffer()])
+    num_buffers = 1
+
+    def complete_first() -> None:
+        for array in buffers.popleft().kept:
+            memory.release(array)
+
     for op in operations:
         for array in {*op.inputs, op.output} - created:
             memory.hold(array)  # as the graph does until the last reader is encoded
@@ -71,12 +99,17 @@ def peak(operations: Sequence[Operation], limits: Limits) -> int:
             readers[array] -= 1
             if not readers[array]:
                 memory.release(array)
-        if buffers[-1].must_commit(limits):
-            buffers.append(_CommandBuffer())
-            if len(buffers) > _MOST_UNDER_WAY:
-                for array in buffers.popleft().kept:
-                    memory.release(array)
-    return memory.highest
+        num_rows = 0 if limits.max_rows is None else op.num_rows
+        if not num_rows and not buffers[-1].must_commit(limits):
+            continue
+        buffers[-1].num_rows = num_rows
+        buffers.append(_CommandBuffer())
+        num_buffers += 1
+        while sum(not buffer.num_rows for buffer in buffers) > _MOST_UNDER_WAY:
+            complete_first()
+        while sum(buffer.num_rows for buffer in buffers) > (limits.max_rows or 0):
+            complete_first()
+    return Replay(memory.highest, num_buffers - (not buffers[-1].num_ops))
 
 
 def _encode(op: Operation, buffer: _CommandBuffer, memory: _Memory) -> None:

@@ -73,21 +73,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
 settings.load_profile("repeatable")
 
+# Heads have dimensions that the Metal kernels take, so that on a Mac tests of models are tests of kernels.
 _BASE = {
     "hidden_size": 64,
     "num_hidden_layers": 3,
     "intermediate_size": 96,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 16,
+    "head_dim": 64,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
     "max_position_embeddings": 512,
     "tie_word_embeddings": True,
 }
+_WIDE = {"hidden_size": 256}  # of architectures whose heads share the hidden size
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {},
-    "qwen2": {},
+    "qwen2": _WIDE,
     "qwen3": {},
     "qwen3_moe": {
         "num_experts": 4,
@@ -100,7 +102,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gemma3_text": {
         "sliding_window": 24,
         "sliding_window_pattern": 2,
-        "query_pre_attn_scalar": 16,
+        "query_pre_attn_scalar": 64,
     },
     "gpt_oss": {
         "num_local_experts": 4,
@@ -109,10 +111,11 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "rope_scaling": None,
     },
-    "phi3": {"rope_scaling": None, "original_max_position_embeddings": 512},
+    "phi3": {**_WIDE, "rope_scaling": None, "original_max_position_embeddings": 512},
     "glm4": {"partial_rotary_factor": 0.5, "attention_bias": True},
     "olmo2": {},
     "granite": {
+        **_WIDE,
         "logits_scaling": 1.0,
         "attention_multiplier": 0.25,
         "embedding_multiplier": 1.0,
@@ -121,7 +124,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "mlp_bias": False,
     },
     "gemma2": {
-        "query_pre_attn_scalar": 16,
+        "query_pre_attn_scalar": 64,
         "attn_logit_softcapping": 5.0,
         "final_logit_softcapping": 30.0,
     },
@@ -173,10 +176,11 @@ STATEFUL: dict[str, dict[str, Any]] = {
     },
     # Short convolutions.
     "lfm2": {
+        **_WIDE,
         "norm_eps": 1e-5,
         "conv_bias": True,
         "conv_L_cache": 3,
-        "block_dim": 64,
+        "block_dim": 256,
         "block_ff_dim": 96,
         "block_multiple_of": 32,
         "block_ffn_dim_multiplier": 1.5,
@@ -203,9 +207,9 @@ UNUSUAL: dict[str, dict[str, Any]] = {
     # Latent attention.
     "glm4_moe_lite": {
         "moe_intermediate_size": 32,
-        "kv_lora_rank": 16,
+        "kv_lora_rank": 256,
         "q_lora_rank": 16,
-        "qk_rope_head_dim": 8,
+        "qk_rope_head_dim": 64,
         "qk_nope_head_dim": 16,
         "v_head_dim": 16,
         "n_routed_experts": 4,
@@ -226,8 +230,7 @@ UNUSUAL: dict[str, dict[str, Any]] = {
     # Layers that attend over what an earlier one wrote.
     "gemma4_text": {
         "num_hidden_layers": 6,
-        "head_dim": 16,
-        "global_head_dim": 32,
+        "global_head_dim": 128,
         "num_key_value_heads": 1,
         "num_kv_shared_layers": 2,
         "hidden_size_per_layer_input": 16,

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from mlxserve.model.commits import ROWS_OF_A_COMMIT, rows_kept
 from tests.command_buffers import Array, Operation
 
 _PARTITION: Final = 256  # keys of one threadgroup of paged_decode
@@ -60,9 +61,9 @@ class StepShape:
     num_copied: int = 0  # positions that MLX's attention reads copies of, for the chunk
 
 
-def operations(model: Geometry, step: StepShape, pool_tokens: int) -> list[Operation]:
-    """What one step dispatches, over a cache of `pool_tokens`."""
-    return list(_Forward(model, step, pool_tokens).run())
+def operations(model: Geometry, step: StepShape, bound_tokens: int) -> list[Operation]:
+    """What one step dispatches. bound_tokens: of the part of the cache that kernels bind"""
+    return list(_Forward(model, step, bound_tokens).run())
 
 
 def permanent(num_elements: int) -> Array:
@@ -70,10 +71,11 @@ def permanent(num_elements: int) -> Array:
 
 
 class _Forward:
-    def __init__(self, model: Geometry, step: StepShape, pool_tokens: int) -> None:
+    def __init__(self, model: Geometry, step: StepShape, bound_tokens: int) -> None:
         self._model = model
         self._step = step
-        self._pool_elements = pool_tokens * model.kv_heads * model.head_dim
+        self._bound_elements = bound_tokens * model.kv_heads * model.head_dim
+        self._waiting = 0  # rows of layers since the last commit
 
     def run(self) -> Iterator[Operation]:
         model, step = self._model, self._step
@@ -108,12 +110,13 @@ class _Forward:
         model = self._model
         width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
         q, k, v = self._rows(width), self._rows(kv_width), self._rows(kv_width)
-        for array, size in ((q, width), (k, kv_width), (v, kv_width)):
+        for array, size in ((k, kv_width), (q, width), (v, kv_width)):
             yield Operation((x, self._weight(model.hidden, size)), array)
-        for array in (q, k):  # norms and rotations, in place
-            yield Operation((array,), array)
-            yield Operation((array,), array)
-        pools = permanent(self._pool_elements), permanent(self._pool_elements)
+            if array is v:
+                break
+            yield Operation((array,), array)  # norms and rotations, in place
+            yield Operation((array,), array, num_rows=self._rows_to_commit() if array is k else 0)
+        pools = permanent(self._bound_elements), permanent(self._bound_elements)
         yield Operation((k, v, *pools), _fence())
         parts = []
         if step_rows := self._step.num_decodes:
@@ -137,6 +140,18 @@ class _Forward:
             whole = self._rows(width)
             yield Operation(tuple(parts), whole, 2)
         yield Operation((whole, self._weight(width, model.hidden)), output)
+
+    def _rows_to_commit(self) -> int:
+        """As `Commits.after_layer` counts them."""
+        step = self._step
+        seen_by_decodes = step.num_decodes * step.decode_context
+        self._waiting += rows_kept(
+            step.num_rows, step.num_decodes, seen_by_decodes, step.num_copied
+        )
+        if self._waiting < ROWS_OF_A_COMMIT:
+            return 0
+        num_rows, self._waiting = self._waiting, 0
+        return num_rows
 
     def _mlp(self, x: Array, output: Array) -> Iterator[Operation]:
         model = self._model

@@ -12,17 +12,19 @@ from typing import Final
 
 import mlx.core as mx
 
+from metal_kernels.first_page import first_page
 from metal_kernels.long_chunks import longest_copied
-from mlxserve.machine import command_buffer_limits
-from mlxserve.model.sizing import measured_rows, planned_peak
-from tests.command_buffers import Limits, peak
+from mlxserve.cache.kv import LayerSpec
+from mlxserve.machine import COMMAND_BUFFER_LIMITS, rows_under_way
+from mlxserve.model.sizing import measured_rows, peak_with_copies, planned_peak
+from tests.command_buffers import Limits, Replay, peak, replay
 from tests.geometries import GEOMETRIES, Geometry, StepShape, operations
 
 MACHINES: Final = (("M1", 8), ("M2", 16), ("M4 Pro", 48), ("M3 Ultra", 512))
 _UTILIZATION: Final = 0.9
 _NUM_SEQS: Final = 64
 _PAGE_SIZE: Final = 32
-_SMALLEST_POOL: Final = 4096  # tokens: the fewest elements that a command buffer counts
+_MOST_MEASURED: Final = 8192  # positions that the measured chunk sees
 
 
 def working_set(memory: int) -> int:
@@ -43,29 +45,50 @@ class Plan:
         return self.pool > 0
 
 
-def replayed(model: Geometry, memory: int, step: StepShape, pool_tokens: int) -> int:
-    """The peak of a step on a machine of `memory` GB with today's limits."""
-    return peak(operations(model, step, pool_tokens), limits_of(memory))
+def replayed(model: Geometry, memory: int, step: StepShape, pool_tokens: int) -> Replay:
+    """A step on a machine of `memory` GB with today's limits, over a cache of `pool_tokens`."""
+    return replay(operations(model, step, bound_tokens(pool_tokens)), limits_of(memory))
+
+
+def bound_tokens(pool_tokens: int) -> int:
+    """Tokens of the part of a cache that a kernel binds."""
+    pages = -(-pool_tokens // _PAGE_SIZE)
+    return first_page(mx.broadcast_to(mx.zeros(()), (pages, 1, _PAGE_SIZE, 1))).size
 
 
 def limits_of(memory: int) -> Limits:
-    chosen = command_buffer_limits(memory << 30)
-    return Limits(chosen["MLX_MAX_OPS_PER_BUFFER"], chosen["MLX_MAX_MB_PER_BUFFER"])
+    chosen = COMMAND_BUFFER_LIMITS
+    return Limits(
+        chosen["MLX_MAX_OPS_PER_BUFFER"],
+        chosen["MLX_MAX_MB_PER_BUFFER"],
+        rows_under_way(memory << 30),
+    )
 
 
 def plan_after(model: Geometry, memory: int, num_rows: int = 512) -> Plan:
     """What the server plans: all rows of a step are measured, up to a limit."""
     num_decodes, length = measured_rows(num_rows, _NUM_SEQS)
     rows = num_decodes + length
-    shape = StepShape(rows, num_decodes, 1, num_decodes + 1, most_copied(model, length))
-    measured = replayed(model, memory, shape, _SMALLEST_POOL)
-    return _fitted(model, memory, planned_peak(measured, rows, num_rows))
+    copied = min(most_copied(model, length, memory), _MOST_MEASURED)
+    shape = StepShape(rows, num_decodes, 1, num_decodes + 1, copied)
+    measured = replayed(model, memory, shape, rows * _PAGE_SIZE).peak
+    spec = LayerSpec(model.kv_heads, model.head_dim, model.head_dim, mx.bfloat16)
+    longest = most_positions(model, memory)
+    seen = max(copied, length)
+    largest = peak_with_copies(measured, [spec], rows, seen, longest, memory << 30)
+    return _fitted(model, memory, planned_peak(largest, rows, num_rows))
 
 
-def most_copied(model: Geometry, rows: int) -> int:
+def most_copied(model: Geometry, rows: int, memory: int) -> int:
     """Positions that a chunk of these rows has copied at most, 0 where it reads the pages."""
-    longest = longest_copied(rows, model.kv_heads, model.head_dim, mx.bfloat16)
-    return min(longest, model.max_length)
+    longest = longest_copied(rows, model.kv_heads, model.head_dim, mx.bfloat16, memory << 30)
+    return min(longest, most_positions(model, memory))
+
+
+def most_positions(model: Geometry, memory: int) -> int:
+    """Of a sequence that has all memory beside the weights."""
+    left = max(0, working_set(memory) - model.weight_size)
+    return min(model.max_length, left // model.bytes_per_token)
 
 
 def plan_before(model: Geometry, memory: int) -> Plan:

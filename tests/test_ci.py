@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from mlxserve.cli.agents import AGENTS
 from tests.test_docs import commands, flags_of
 
 ROOT = Path(__file__).parent.parent
 WORKFLOW: dict[Any, Any] = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text("utf-8"))
+CONSTRAINTS = ROOT / ".github/constraints.txt"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 JOBS: dict[str, Any] = WORKFLOW["jobs"]
 MARKERS = {line.split(":")[0] for line in PROJECT["tool"]["pytest"]["ini_options"]["markers"]}
@@ -55,6 +59,8 @@ def check(line: str) -> None:
         hints = [agent.install_hint.split()[-1] for agent in AGENTS.values()]
         assert words[3:] == hints, line
         return
+    if words[0] == "mlxserve":
+        words = ["uv", "run", *words]
     assert words[:2] == ["uv", "run"], line
     words = words[2:]
     if words[0] == "--extra":
@@ -127,6 +133,58 @@ def test_the_documentation_says_where_each_suite_runs() -> None:
     assert {suite for suite, _ in documented} == {"", *MARKERS}
     runs = suites_by_place()
     assert [(suite, place) for suite, place in documented if suite not in runs[place]] == []
+
+
+def pinned() -> dict[str, list[Version]]:
+    """The versions of each package that a release was tested with; several where Pythons differ."""
+    found: dict[str, list[Version]] = {}
+    for line in CONSTRAINTS.read_text("utf-8").splitlines():
+        requirement = Requirement(line)
+        [specifier] = requirement.specifier
+        assert specifier.operator == "==", line
+        found.setdefault(canonicalize_name(requirement.name), []).append(Version(specifier.version))
+    return found
+
+
+def test_a_release_has_one_tested_version_of_everything_that_it_needs() -> None:
+    versions = pinned()
+    for text in PROJECT["project"]["dependencies"]:
+        requirement = Requirement(text)
+        assert versions[canonicalize_name(requirement.name)], f"{text} is not pinned"
+        for version in versions[canonicalize_name(requirement.name)]:
+            assert version in requirement.specifier, text
+    assert {"mlx-metal", "mlx-cpu"} <= versions.keys(), "of both systems"
+    assert all(len(each) <= 2 for each in versions.values())
+
+
+def test_the_tested_versions_are_installed_on_both_systems() -> None:
+    job = JOBS["constraints"]
+    assert {each.split("-")[0] for each in job["strategy"]["matrix"]["system"]} == {
+        "ubuntu",
+        "macos",
+    }
+    lines = [step.get("run", "") for step in job["steps"]]
+    assert any("--constraint .github/constraints.txt ." in line for line in lines)
+
+
+def test_the_report_that_the_readme_asks_for_has_an_issue_form() -> None:
+    form = yaml.safe_load((ROOT / ".github/ISSUE_TEMPLATE/mac-report.yml").read_text("utf-8"))
+    assert f'"{form["name"]}"' in (ROOT / "README.md").read_text("utf-8")
+    fields = {part["id"]: part for part in form["body"] if "id" in part}
+    assert fields["report"]["validations"]["required"]
+    text = "\n".join(part["attributes"].get("value", "") for part in form["body"])
+    [command] = re.findall(r"^\$ (mlxserve .*)$", text, re.MULTILINE)
+    check(f"uv run {command}")
+    assert {part["type"] for part in form["body"]} <= {"markdown", "input", "textarea"}
+
+
+def test_metals_tests_are_the_first_job_and_depend_on_no_other_test() -> None:
+    name, job = next(iter(JOBS.items()))
+    lines = [step["run"] for step in job["steps"] if "run" in step]
+    assert name == "metal"
+    assert job["runs-on"].startswith("macos")
+    assert "needs" not in job
+    assert lines == ["python3 -m pip install --quiet uv", "uv run pytest -m metal"]
 
 
 @pytest.mark.parametrize("system", ["ubuntu", "macos"])

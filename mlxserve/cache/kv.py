@@ -136,12 +136,12 @@ class KVPool:
         return num_pages * self.page_size * per_token
 
     def check(self) -> None:
-        """Audit: every array has all backed pages, as after a whole resize. Raises AssertionError."""
+        """Audit: every array has all backed pages, or more ahead of need. Raises AssertionError."""
         assert self.num_backed <= self.num_pages, "more pages have memory than there are"
         for keys, values, spec in zip(self._keys, self._values, self.specs, strict=True):
             for array, width in zip((keys, values), spec.row_widths, strict=True):
                 wanted = self.num_backed * self.page_size * spec.kv_heads * width
-                assert array.size == wanted, "an array of the cache has another number of pages"
+                assert array.size >= wanted, "an array of the cache has fewer pages than it should"
 
     def over(self, arrays: Sequence[mx.array], backend: Backend) -> KVPool:
         """The same layers over other arrays, in the order of `arrays`, for one step."""
@@ -164,6 +164,8 @@ class KVPool:
         self._keys[layer], self._values[layer] = self.backends[layer].write_kv(
             keys, values, self._keys[layer], self._values[layer], step.slots
         )
+        if step.after_layer is not None:
+            step.after_layer(keys)
 
     def settle(self) -> None:
         """Wait until all that was written and copied is in the arrays. Raises DeviceError."""
@@ -196,6 +198,40 @@ class KVPool:
             self.nbytes / (1 << 30),
         )
 
+    def back_ahead(self, num_pages: int) -> bool:
+        """A part of `back(num_pages)`, which is to come: grow the arrays of one layer. False if nothing is left.
+
+        Growing all layers copies the whole pool, for which every answer would wait.
+        """
+        assert num_pages <= self.num_pages, "these pages do not exist"
+        if num_pages <= self.num_backed:
+            return False
+        for layer in range(len(self.specs)):
+            if min(self._pages_of(layer)) < num_pages:
+                try:
+                    self._grow_layer(layer, num_pages)
+                except _REFUSALS as error:  # `back` will say so, if it comes to that
+                    log.debug("memory for the cache was refused ahead of need", exc_info=error)
+                    return False
+                return True
+        return False
+
+    def _grow_layer(self, layer: int, num_pages: int) -> None:
+        for arrays in (self._keys, self._values):
+            arrays[layer] = self._resized(arrays[layer], layer, num_pages)
+            mx.clear_cache()
+
+    def _pages_of(self, layer: int) -> tuple[int, int]:
+        """For which the layer's arrays of keys and of values have memory."""
+        spec = self.specs[layer]
+        keys, values = (
+            array.size // (self.page_size * spec.kv_heads * width)
+            for array, width in zip(
+                (self._keys[layer], self._values[layer]), spec.row_widths, strict=True
+            )
+        )
+        return keys, values
+
     def resize(self, num_pages: int) -> None:
         """Have `num_pages` pages. A larger pool keeps what it has; a smaller one begins empty.
 
@@ -217,21 +253,19 @@ class KVPool:
         """
         if num_pages == self.num_backed:
             return
-        done: list[tuple[list[mx.array], int]] = []
         try:
             for layer in range(len(self.specs)):
-                for arrays in (self._keys, self._values):
-                    arrays[layer] = self._resized(arrays[layer], layer, num_pages)
-                    done.append((arrays, layer))
-                    mx.clear_cache()
+                self._grow_layer(layer, num_pages)
         except _REFUSALS as error:
-            for arrays, layer in done:
-                arrays[layer] = self._resized(arrays[layer], layer, self.num_backed)
-            mx.clear_cache()
+            for layer in range(len(self.specs)):
+                self._grow_layer(layer, self.num_backed)
             raise refused_memory(num_pages, self.nbytes_of(num_pages), error) from error
         self.num_backed = num_pages
 
     def _resized(self, array: mx.array, layer: int, num_pages: int) -> mx.array:
+        spec = self.specs[layer]
+        if array.size == num_pages * self.page_size * spec.kv_heads * array.shape[-1]:
+            return array  # grown ahead
         return self.backends[layer].resize_pool(array, num_pages, self.page_size)
 
     def restart(self, num_pages: int) -> None:

@@ -6,6 +6,7 @@ rows   | decodes: one row per sequence | chunks: the rows of each sequence in or
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -23,3 +24,6 @@ class StepLayout:
     num_decodes: int
     decodes: SequenceTables | None  # None if the step has no decodes
     chunks: SequenceTables | None  # None if the step has no chunks
+    after_layer: Callable[[mx.array], None] | None = (
+        None  # called with the keys that a layer writes
+    )

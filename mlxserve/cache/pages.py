@@ -35,6 +35,7 @@ from mlxserve.cache.runs import RunSet
 
 HOT_AFTER = 2  # hits, by default
 _MAX_REMEMBERED = 256  # evicted page ids, for callers that cache what they matched between steps
+_NEARLY_USED = 4  # pages of which one is blank: from then on more will be opened soon
 _MAX_COMPARED = 8  # pages that a new one is compared with to find where they differ
 
 
@@ -303,10 +304,19 @@ class PagePool:
         """Open ids for this many pages, if there are any; more, as growing copies what is there."""
         if num_missing <= 0 or self.num_open == self.num_pages:
             return
-        wanted = max(self.num_open + num_missing, self.num_open * 3 // 2)
-        num_open = min(self.num_pages, wanted)
+        num_open = min(self.num_pages, max(self.num_open + num_missing, self._next_open))
         self._blank.extend(self.num_open, num_open - self.num_open)
         self.num_open = num_open
+
+    @property
+    def _next_open(self) -> int:
+        return min(self.num_pages, self.num_open * 3 // 2)
+
+    @property
+    def open_soon(self) -> int | None:
+        """Ids that will be open once the blank ones are used, if most of them are; None otherwise."""
+        is_soon = len(self._blank) * _NEARLY_USED < self.num_open < self.num_pages
+        return self._next_open if is_soon else None
 
     def publish(self, page: int, hash_: bytes, parent: bytes, token_ids: Sequence[int]) -> bool:
         """Make a full page findable, after the step that computed it: hits read it immediately.

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
 from metal_kernels.choice import select_backend
-from metal_kernels.speeds import TimedAttention, dense_seconds, paged_seconds
+from metal_kernels.speeds import (
+    TimedAttention,
+    dense_seconds,
+    latent_seconds,
+    memory_bandwidth,
+    paged_seconds,
+)
 from mlxserve import machine
 from mlxserve.doctor.measurement import Measurement
 from mlxserve.doctor.sections import first_line
 
 _DECODES = ((1, 1024), (1, 8192), (1, 32768), (8, 1024), (8, 8192))  # batch, context
 _PROMPTS = (512, 2048)
+_CHUNK = 512  # rows of a chunk behind a context
+_CONTEXTS = (8192, 32768)
+_GROUPS = (1, 4, 8, 16)
+_LATENT_HEADS = 16  # of GLM-4.7-Flash, 20; of DeepSeek V3, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +35,46 @@ class Task:
     unit: str
     what: TimedAttention
     amount: float
+    is_latent: bool = False  # mlx has no attention of the kind: only ours is timed
 
 
-def tasks(dtype: mx.Dtype) -> Iterable[Task]:
+def tasks(dtype: mx.Dtype, other: mx.Dtype, grown: int) -> Iterable[Task]:
+    """`other`: of groups and long contexts; `grown`: bytes of a pool that is whole."""
+    yield from _plain(dtype)
+    for context in _CONTEXTS:
+        chunk = TimedAttention(context, rows=_CHUNK, dtype=other)
+        name = f"attention of {_CHUNK} rows behind {context} tokens"
+        yield Task(name, "rows/s", chunk, _CHUNK)
+        yield Task(f"{name}, tile kernel", "rows/s", replace(chunk, by_tiles=True), _CHUNK)
+        in_8_bits = replace(chunk, is_quantised=True, by_tiles=True)
+        yield Task(f"{name}, tile kernel, q8", "rows/s", in_8_bits, _CHUNK)
+        decode = TimedAttention(context, dtype=other, is_quantised=True)
+        name = f"attention of 1 decode at {context} tokens"
+        yield Task(f"{name}, q8", "GB/s", decode, decode.kv_bytes / 1e9)
+    for group in _GROUPS:
+        decode = TimedAttention(_CONTEXTS[0], group=group, dtype=other)
+        name = f"attention of 1 decode at {_CONTEXTS[0]} tokens, {dtype_name(other)}"
+        name = f"{name}, {group} query heads per kv head"
+        yield Task(name, "GB/s", decode, decode.kv_bytes / 1e9)
+        in_8_bits = replace(decode, is_quantised=True)
+        yield Task(f"{name}, q8", "GB/s", in_8_bits, in_8_bits.kv_bytes / 1e9)
+    for rows in (1, _CHUNK):
+        what = TimedAttention(_CONTEXTS[0], rows=rows, group=_LATENT_HEADS, dtype=other)
+        who = "1 decode" if rows == 1 else f"{rows} rows"
+        name = f"attention of {who} over {_CONTEXTS[0]} latents, {_LATENT_HEADS} heads"
+        yield Task(name, "rows/s", what, rows, is_latent=True)
+    for pool_bytes, state in ((0, "of its size"), (grown, "that is whole")):
+        what = TimedAttention(_CONTEXTS[0], dtype=other, pool_bytes=pool_bytes)
+        name = f"attention of 1 decode at {_CONTEXTS[0]} tokens in a pool {state}"
+        yield Task(name, "GB/s", what, what.kv_bytes / 1e9)
+
+
+def dtype_name(dtype: mx.Dtype) -> str:
+    return str(dtype).rpartition(".")[2]
+
+
+def _plain(dtype: mx.Dtype) -> Iterable[Task]:
+    """What every machine has been asked since the first report."""
     for batch, context in _DECODES:
         what = TimedAttention(context, batch, dtype=dtype)
         name = f"attention of {batch} decodes at {context} tokens"
@@ -38,29 +85,37 @@ def tasks(dtype: mx.Dtype) -> Iterable[Task]:
 
 
 def attention_speeds(wanted: Iterable[Task] | None = None) -> list[Measurement]:
-    """On the backend that "auto" selects; float16 on Metal, float32 on a CPU."""
+    """On the backend that "auto" selects, after the memory's bandwidth; in float16 and bfloat16 on Metal, in
+    float32 on a CPU, where only what takes seconds is asked."""
     is_metal = machine.is_metal()
-    dtype = mx.float16 if is_metal else mx.float32
     repeats, queued = (5, 8) if is_metal else (2, 1)
     backend = select_backend("auto")
-    return [
-        _measured(
-            task,
-            lambda what: paged_seconds(backend, what, repeats, queued),
-            lambda what: dense_seconds(what, repeats, queued),
-        )
-        for task in (tasks(dtype) if wanted is None else wanted)
-    ]
+
+    def ours(task: Task) -> float:
+        timed = latent_seconds if task.is_latent else paged_seconds
+        return timed(backend, task.what, repeats, queued)
+
+    def theirs(task: Task) -> float:
+        if task.is_latent:
+            raise ValueError("has no attention over latents")
+        return dense_seconds(task.what, repeats, queued)
+
+    if wanted is None:
+        grown = min(machine.working_set() // 8, 2 << 30) if is_metal else 0
+        every = tasks(mx.float16, mx.bfloat16, grown)
+        wanted = every if is_metal else _plain(mx.float32)
+    bandwidth = Measurement("memory bandwidth, read and written", "GB/s", memory_bandwidth())
+    return [bandwidth, *(_measured(task, ours, theirs) for task in wanted)]
 
 
 def _measured(
-    task: Task, ours: Callable[[TimedAttention], float], theirs: Callable[[TimedAttention], float]
+    task: Task, ours: Callable[[Task], float], theirs: Callable[[Task], float]
 ) -> Measurement:
     rates: list[float | None] = []
     reasons = []
     for who, seconds in (("mlxserve", ours), ("mlx-lm", theirs)):
         try:
-            rates.append(task.amount / seconds(task.what))
+            rates.append(task.amount / seconds(task))
         except (RuntimeError, ValueError) as error:
             rates.append(None)
             reasons.append(f"{who}: {first_line(str(error))}")

@@ -34,9 +34,11 @@ def fences(size: str = "thorough") -> list[dict[str, Any]]:
 def model_speeds(task: str, model: str) -> Any:
     """A function of `model_speeds`."""
     machine.import_mlx_lm()
+    from mlxserve.doctor import answer_times
     from mlxserve.doctor import model_speeds as tasks
 
     functions = {
+        "times": answer_times.times,
         "chosen": tasks.chosen,
         "ours": tasks.ours,
         "host": tasks.host,

@@ -24,6 +24,22 @@ _OF_A_MODEL = {
     "peak 512": ("peak memory of a prefill of 512 tokens", "MB"),
     "peak 2048": ("peak memory of a prefill of 2048 tokens", "MB"),
 }
+# Of `answer_times`: of ours alone.
+TIMES_OF_ANSWERS = {
+    "load": ("load, with every kernel to compile", "ms"),
+    "compile": ("compilation at load", "ms"),
+    "first token": ("first token of the first answer", "ms"),
+    "fourth token": ("fourth token of the first answer, whose graph is recorded", "ms"),
+    "usual token": ("usual time between two tokens", "ms"),
+    "first token, warm": ("first token of a later answer", "ms"),
+    "first token after a pause": ("first token after a pause of seconds", "ms"),
+    "longest gap while the cache grows": (
+        "longest gap between two tokens while the cache grows",
+        "ms",
+    ),
+    "decode, whole": ("decode of one answer after the cache has grown", "tokens/s"),
+}
+_BOUND_BY_HOST = 60.0  # percent of a token's time: from here on the device waits for the host
 _TOO_SHORT = "the model's context is too short"
 
 
@@ -32,6 +48,7 @@ def measure(model: str) -> Iterator[Measurement]:
     for name, part in (
         ("attention", _attention),
         ("model", lambda: _of_the_model(model)),
+        ("times", lambda: _times(model)),
         ("command buffers", lambda: _peaks(model)),
     ):
         try:
@@ -73,6 +90,26 @@ def _of_the_model(model: str) -> Iterator[Measurement]:
             reasons.append(f"mlx-lm: {their_reason or _TOO_SHORT}")
         absent = "; ".join(reasons) or None
         yield Measurement(name, unit, ours.get(key), theirs.get(key), absent)
+    yield _bound_by(ours, theirs)
+
+
+def _bound_by(*sides: Mapping[str, float]) -> Measurement:
+    """The share of a decode's time in which the host builds its graph, and what that means."""
+    ours, theirs = (
+        each["host"] * each["decode"] / 10 if "host" in each and "decode" in each else None
+        for each in sides
+    )
+    name = "host's share of a decode"
+    if ours is None:
+        return Measurement(name, "%", None, theirs, "mlxserve: no decode, or no graph")
+    bound = "the host" if ours >= _BOUND_BY_HOST else "the device"
+    return Measurement(f"{name}, which is bound by {bound}", "%", ours, theirs)
+
+
+def _times(model: str) -> Iterator[Measurement]:
+    found, reason = _ask("times", model)
+    for key, (name, unit) in TIMES_OF_ANSWERS.items():
+        yield Measurement(name, unit, None if found is None else found[key], absent=reason)
 
 
 def _peaks(model: str) -> Iterator[Measurement]:

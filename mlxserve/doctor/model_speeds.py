@@ -131,7 +131,7 @@ def ours(
 
 def _times_of(engine: Engine, num_prompt: int, num_answer: int) -> list[float]:
     params = SamplingParams(max_tokens=num_answer, temperature=0, ignore_eos=True)
-    engine.add(Request("speed", _prompt(num_prompt), params))
+    engine.add(Request("speed", prompt_ids(num_prompt), params))
     times = []
     while engine.has_work:
         num_tokens = sum(len(output.token_ids) for output in engine.step())
@@ -160,7 +160,7 @@ def theirs(
 
     def stream(num_prompt: int, num_answer: int) -> list[float]:
         steps = generate_step(
-            mx.array(_prompt(num_prompt)),
+            mx.array(prompt_ids(num_prompt)),
             dense,
             max_tokens=num_answer,
             prefill_step_size=max(prompts),
@@ -170,7 +170,7 @@ def theirs(
     figures = _figures(stream, [n for n in prompts if n < longest], context, answer)
     cache = make_prompt_cache(dense)
     at = min(HOST_CONTEXT, longest // 2)
-    mx.eval(dense(mx.array([_prompt(at)]), cache=cache))
+    mx.eval(dense(mx.array([prompt_ids(at)]), cache=cache))
     token = mx.array([[0]])
 
     def build() -> object:
@@ -227,6 +227,6 @@ def _figures(
     return {**figures, "decode": max(rates[1:])}
 
 
-def _prompt(length: int) -> list[int]:
+def prompt_ids(length: int) -> list[int]:
     draw = random.Random(0)
     return [draw.randrange(1000) for _ in range(length)]

@@ -23,6 +23,8 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any
 
+from mlxserve.engine import awake
+from mlxserve.engine.awake import Awake
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.memory import MemoryWatch
 from mlxserve.engine.output_stream import OutputStream, hand_over
@@ -355,14 +357,15 @@ class AsyncEngine:
             log.exception("The engine could not be closed in order")
 
     def _loop(self, engine: Engine) -> None:
-        throughput = ThroughputLog(self._log_interval)
-        is_open = True
+        throughput, is_open = ThroughputLog(self._log_interval), True
+        machine = Awake(awake.assertion())
         while is_open and self._stopped is None:
             outputs: list[Output] = []
             try:
                 is_open = self._take_calls(engine)
                 if self._memory is not None:
                     engine.watch_memory(self._memory)
+                machine.look(time.monotonic(), is_busy=engine.has_work)
                 if is_open and engine.has_work:
                     outputs = engine.step()
                     self._count(engine, outputs)
@@ -376,6 +379,7 @@ class AsyncEngine:
             except Exception as error:  # noqa: BLE001  (logged there)
                 self._restart(engine, error, {output.request_id for output in outputs})
             self._beat = RUNNING.now()
+        machine.end()
         self._deliver(engine.abort_all())
 
     def _count(self, engine: Engine, outputs: Sequence[Output]) -> None:

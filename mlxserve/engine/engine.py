@@ -21,9 +21,10 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from mlxserve import machine
 from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.memory import MemoryLevel, MemoryWatch
-from mlxserve.engine.pace import EmbeddingPace, Pace, StepTimer
+from mlxserve.engine.pace import MAX_METAL_PIECE, MAX_PIECE, EmbeddingPace, Pace, StepTimer
 from mlxserve.engine.snapshot import PageState, Snapshot, view
 from mlxserve.engine.timeline import Timeline
 from mlxserve.engine.trace import Trace
@@ -59,7 +60,9 @@ class Engine:
         self._workers = workers
         self._runner = runner
         self._pace = pace
-        self._embedding_pace = EmbeddingPace(pace.target)
+        self._embedding_pace = EmbeddingPace(
+            pace.target, MAX_METAL_PIECE if machine.is_metal() else MAX_PIECE
+        )
         self._clock = clock
         self._transfers = Transfers(scheduler.moves, runner, disk, clock)
         self._disk = disk

@@ -6,7 +6,8 @@
                                           free memory that mlx and malloc keep goes back, each second
     ─────────────────────────────────     nothing
 
-A level ends when the share is HYSTERESIS below its mark. One request always runs, so every answer
+The system's own pressure, which other programs may cause, raises the level as well: beside a browser on 16 GB a
+Mac swaps before our share is high. A level ends when the share is HYSTERESIS below its mark. One request always runs, so every answer
 ends. Pages of the cache are not given up: their memory is one array per layer, of which no part can
 be returned without a resize.
 """
@@ -41,17 +42,21 @@ class MemoryWatch:
         high: float,
         critical: float,
         relieve: Callable[[], None] = lambda: None,
+        pressure: Callable[[], int] = lambda: MemoryLevel.NORMAL,
     ) -> None:
         """
         read: the share of the memory that is in use, 0 to 1
         high, critical: marks of this share
         relieve: gives back memory that is free, but kept
+        pressure: the level of the system's pressure
         """
         self.share = 0.0
         self.level = MemoryLevel.NORMAL
         self._read = read
         self._marks = {MemoryLevel.HIGH: high, MemoryLevel.CRITICAL: critical}
         self._relieve = relieve
+        self._pressure_of_system = pressure
+        self._pressure = MemoryLevel.NORMAL
         self._next = 0.0
 
     def look(self, now: float) -> bool:
@@ -59,22 +64,24 @@ class MemoryWatch:
         if now < self._next:
             return False
         self._next = now + INTERVAL
-        self.share = self._read()
-        if self.share >= self._marks[MemoryLevel.HIGH]:
+        self.share, self._pressure = self._read(), MemoryLevel(self._pressure_of_system())
+        if self._pressure or self.share >= self._marks[MemoryLevel.HIGH]:
             self._relieve()
             self.share = self._read()
         before, self.level = self.level, self._new_level()
         if self.level is before:
             return False
         say = log.warning if self.level > before else log.info
-        say("%.0f%% of the memory is in use: %s", 100 * self.share, _MEASURES[self.level])
+        why = ", and the system is short of memory" if self._pressure else ""
+        used = 100 * self.share
+        say("%.0f%% of the memory is in use here%s: %s", used, why, _MEASURES[self.level])
         return True
 
     def _new_level(self) -> MemoryLevel:
         def holds(level: MemoryLevel) -> bool:
             return self.share >= self._marks[level] - HYSTERESIS * (self.level >= level)
 
-        return max(filter(holds, self._marks), default=MemoryLevel.NORMAL)
+        return max([self._pressure, *filter(holds, self._marks)])
 
 
 _MEASURES = {

@@ -31,7 +31,10 @@ _LEAST_SECONDS = 1e-9  # of a token: a coarse clock may measure a step as none a
 _LONGEST_STEP = 1.0
 _TELLING_SHARE = 0.25  # of that: shorter steps wait for weights, and look slower than they are
 _MIN_PIECE = 16  # tokens of an embedded text; fewer would take as long
-_MAX_PIECE = 256  # a request that arrives meanwhile waits for the piece
+MAX_PIECE = 256  # a request that arrives meanwhile waits for the piece
+# On Metal, where MLX keeps the activations of a third of the layers and more (machine.py): 0.5 GB of an 8B
+# model.
+MAX_METAL_PIECE = 64
 
 
 class Pace:
@@ -107,7 +110,7 @@ class EmbeddingPace:
     A piece is measured together with the step that it waits for, so pieces tend to be too small.
     """
 
-    def __init__(self, target: float | None, max_piece: int = _MAX_PIECE) -> None:
+    def __init__(self, target: float | None, max_piece: int = MAX_PIECE) -> None:
         """`target` as in `Pace`; at most `max_piece` tokens at a time."""
         self._target = target
         self._max_piece = max_piece

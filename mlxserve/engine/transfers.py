@@ -1,7 +1,7 @@
 """Transfers: moves what pages hold: within the pool, to disk and back.
 
     before_plan     pages about to be evicted that are not on disk, pages that were read from disk,
-                    copies made by the last update
+                    copies made by the last update, memory of one layer for pages that are used soon
     before_launch   copies, saves and loads that the plan asks for
     after_read      recurrent states that are not kept any more
     write_idle      other cached pages that are not on disk yet, while nothing runs and at the end
@@ -82,6 +82,8 @@ class Transfers:
                 self._write_pages(self._disk, self._endangered)
             self._finish_loads(self._disk)
         self._copy()
+        if (soon := self._moves.pool.open_soon) is not None:
+            self._runner.back_ahead(soon)
 
     def before_launch(self) -> None:
         """After this, the planned step may write to the pages that were copied or saved."""

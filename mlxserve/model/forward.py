@@ -15,15 +15,20 @@ from functools import partial
 from typing import Protocol, TypeAlias
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models.cache import ArraysCache
 
 from metal_kernels.choice import is_linux_cpu
+from metal_kernels.long_chunks import MIN_ROWS
+from metal_kernels.tables import SequenceTables
+from mlxserve import machine
 from mlxserve.cache import key_owners
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.layer_kv import LayerKV
 from mlxserve.cache.layout import StepLayout
-from mlxserve.model.batch import Batch, tables_alone
+from mlxserve.model.batch import Batch, IntArray, tables_alone
 from mlxserve.model.caches import ElsewhereLeaf
+from mlxserve.model.commits import Commits
 from mlxserve.model.gathered import GatheredKV
 from mlxserve.model.layer_state import LayerState
 from mlxserve.model.load import LoadedModel
@@ -52,6 +57,7 @@ class Rows:
         self._kv = kv
         self._states = states
         self._activations = _activations_of(loaded, kv)
+        self._commits = _commits()
         # A partial of a function: a bound method would be a ring, which keeps the pool alive.
         # Steps of several ranks are not recorded: a graph that is built again must not change the
         # order of its collectives, which nobody has tried.
@@ -66,6 +72,9 @@ class Rows:
             num_decodes=batch.num_decodes,
             decodes=batch.decodes,
             chunks=batch.chunks,
+            after_layer=_after_layer(
+                self._commits, batch.positions, batch.num_decodes, batch.chunks
+            ),
         )
         if rows == list(range(len(batch.tokens))):
             rows = None
@@ -102,6 +111,29 @@ def _activations_of(loaded: LoadedModel, kv: KVPool) -> Activations:
     return activations.vectorised
 
 
+def _commits() -> Commits | None:
+    """None where MLX keeps nothing for command buffers."""
+    if not machine.is_metal():
+        return None
+    return Commits(machine.rows_under_way(machine.total_memory()))
+
+
+def _after_layer(
+    commits: Commits | None,
+    positions: IntArray,
+    num_decodes: int,
+    chunks: SequenceTables | None,
+) -> Callable[[mx.array], None] | None:
+    if commits is None:
+        return None
+    seen = int(positions[:num_decodes].sum()) + num_decodes
+    copied = 0
+    if chunks is not None:
+        is_long = np.diff(chunks.query_starts) >= MIN_ROWS
+        copied = int(chunks.context_lens[is_long].sum())
+    return commits.of_step(len(positions), num_decodes, seen, copied)
+
+
 def _call(
     loaded: LoadedModel,
     activations: Activations,
@@ -135,6 +167,7 @@ class Sequences:
         self._kv = kv
         self._states = states
         self._activations = _activations_of(loaded, kv)
+        self._commits = _commits()
 
     def logits(self, batch: Batch, tokens: mx.array, rows: list[int] | None) -> mx.array:
         groups = self._states.groups(batch.plan, 0)
@@ -179,8 +212,15 @@ class Sequences:
         where = slice(group.first, group.end)
         end = group.start + group.length
         tables = tables_alone(chunk, group.start, end, self._kv.page_size)
-        positions = mx.array(batch.positions[where])
-        return StepLayout(positions, batch.slots[where], num_decodes=0, decodes=None, chunks=tables)
+        positions = batch.positions[where]
+        return StepLayout(
+            mx.array(positions),
+            batch.slots[where],
+            num_decodes=0,
+            decodes=None,
+            chunks=tables,
+            after_layer=_after_layer(self._commits, positions, 0, tables),
+        )
 
 
 def _arrays_cache(arrays: Arrays) -> ArraysCache:

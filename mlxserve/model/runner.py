@@ -153,6 +153,11 @@ class ModelRunner:
                 self._workers.back(num_pages)
             self._kv.back(num_pages)
 
+    def back_ahead(self, num_pages: int) -> None:
+        """`KVPool.back_ahead`. Several ranks grow all layers at once, when they have to."""
+        if self._workers is None:
+            self._kv.back_ahead(num_pages)
+
     def restart(self, num_pages: int) -> None:
         """Empty arrays of `num_pages`, after a failure; no step may be used again.
 

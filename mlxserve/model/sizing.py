@@ -13,12 +13,15 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from metal_kernels.long_chunks import longest_copied
+from mlxserve import machine
 from mlxserve.cache.kv import Backends, KVPool, LayerSpec
 from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidConfig, OutOfMemory
 from mlxserve.model.batch import Batch
+from mlxserve.model.commits import rows_kept
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.runner import ModelRunner
+from mlxserve.model.step_graphs import TIMES_BEFORE
 from mlxserve.request import STATE_SLOTS, Chunk, LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
 
@@ -35,6 +38,9 @@ _MOST_MEASURED_ROWS = 2048
 # step or one with longer contexts may need more than the measured one: up to 1.05 times its peak at
 # 512 rows and 1.23 at 2,048, in replays of MLX's rules for four models and four sizes of machine.
 _MARGIN = 1.25
+# Positions that the measured chunk sees at most: with 128 Ki the step would take tens of seconds. What the
+# copies of more take is known.
+_MOST_MEASURED_POSITIONS = 8192
 _DEFAULT_METAL_ROWS = 512
 _FEWEST_SLOTS, _MOST_SLOTS = 6, 1024  # of recurrent states
 
@@ -264,21 +270,36 @@ def fit_pages(
 
 
 def measure_step(
-    config: EngineConfig, loaded: LoadedModel, backends: Backends, *, is_metal: bool
+    config: EngineConfig,
+    loaded: LoadedModel,
+    backends: Backends,
+    *,
+    is_metal: bool,
+    memory_limit: int,
 ) -> StepPeak:
-    """Run a step of `max_num_batched_tokens` rows, or on a CPU part of it, for its peak of memory."""
+    """Run a step of `max_num_batched_tokens` rows, or on a CPU part of it, for its peak of memory.
+
+    memory_limit: bytes to plan with, which bound the positions that a chunk can see
+    """
     num_rows, start = config.scheduler.step_budget, 0
     if is_metal:
         step = measured_rows(num_rows, config.scheduler.max_num_seqs)
         rows, measured = sum(step), 0
-        longest = min(config.scheduler.max_model_len or loaded.max_length, loaded.max_length)
-        seen = copied_positions(loaded.layers, step[1], longest)
+        longest = min(
+            config.scheduler.max_model_len or loaded.max_length,
+            loaded.max_length,
+            _most_positions(loaded, memory_limit),
+        )
+        seen = copied_positions(loaded.layers, step[1], min(longest, _MOST_MEASURED_POSITIONS))
         if loaded.group is not None:  # the same forwards on every rank
             seen = [loaded.all_max(max(seen))]
         for positions in seen:
             start = (positions - step[1]) // config.page_size * config.page_size
             found, seconds = _run_sampling(loaded, backends, config.page_size, step, start)
             measured = max(measured, found)
+        measured = peak_with_copies(
+            measured, loaded.layers, rows, max(seen), longest, machine.total_memory()
+        )
         planned = planned_peak(measured, rows, num_rows)
     else:
         rows = min(_MEASURED_ROWS, num_rows)
@@ -295,6 +316,34 @@ def measure_step(
         seconds,
     )
     return StepPeak(planned, measured, num_rows, rows, seconds, start)
+
+
+def peak_with_copies(
+    measured: int, layers: Sequence[LayerSpec], rows: int, seen: int, longest: int, memory: int
+) -> int:
+    """The peak of a step whose chunk of `rows` has as many positions copied for MLX's attention as one may,
+    from that of a step that saw `seen`: fewer layers are under way, each with larger copies.
+
+    longest: positions of a sequence. memory: of the machine, in bytes
+    """
+    copied, nbytes = 0, 0
+    for spec in layers:
+        most = longest_copied(rows, spec.kv_heads, spec.key_dim, spec.dtype, memory)
+        positions = min(most, longest, (spec.window or longest) + rows)
+        copied = max(copied, positions)
+        each = spec.kv_heads * (spec.key_dim + spec.value_dim) * spec.dtype.size
+        nbytes = max(nbytes, positions * each)
+    if copied <= seen:
+        return measured
+    most_rows = machine.rows_under_way(memory)
+    before, after = (most_rows // rows_kept(rows, 0, 0, at) + 2 for at in (seen, copied))
+    return max(measured, measured * after // before + after * nbytes)
+
+
+def _most_positions(loaded: LoadedModel, memory_limit: int) -> int:
+    """Of a sequence that has all memory beside the weights."""
+    each = sum(spec.bytes_per_token() for spec in loaded.layers)
+    return max(1, (memory_limit - loaded.weight_size) // each) if each else loaded.max_length
 
 
 def measured_rows(num_rows: int, max_num_seqs: int) -> tuple[int, int]:
@@ -324,7 +373,8 @@ def _run_sampling(
     """(peak, seconds): the larger peak of two runs, and the second one's time.
 
     The first waits for kernels to be compiled, and meanwhile the device completes command buffers.
-    Copies a page and writes one as the disk cache does, too, so that no kernel is compiled in an answer.
+    Copies a page and writes one as the disk cache does, too, and has the step of a decode recorded, so that
+    no kernel is compiled in an answer: the recorded graph fuses other operations than the built one.
 
     start: of the chunk, whose rows see that many positions more: all on one page, over and over, because
     only the numbers would be others
@@ -357,6 +407,11 @@ def _run_sampling(
         seconds = time.perf_counter() - began
         peaks.append(max(0, mx.get_peak_memory() - before))
         del pending
+    decode = Chunk(LiveRequest(Request("sizing", [0, 0], params)), 1, 1, pages[0], samples=True)
+    for _ in range(TIMES_BEFORE + 2):  # the first one shows what is uploaded
+        pending = runner.launch([decode])
+        runner.start(pending)
+        runner.collect(pending)
     kv.copy_pages([0], [num_pages - 1])
     kv.write_pages([0], kv.read_pages([0]))
     del kv, runner

@@ -4,7 +4,7 @@ Building the graph of a step in Python takes longer than a GPU needs to compute 
 layer on x86. The graph of two steps of as many decodes is the same, but for arrays. So it is recorded by
 mx.compile, which builds it again without Python (7 us a layer), where Metal kernels write in place:
 
-    recorded(tokens, positions, moves, page tables, partitions, pools, fences, states)
+    recorded(tokens, positions, moves, page tables, partitions, first pages, fences, states)
         -> logits, fences, states
 
 Whatever else the forward reads is a constant of the recording: weights, and nothing else. Pools and
@@ -22,6 +22,7 @@ from typing import Any, TypeAlias, cast
 
 import mlx.core as mx
 
+from metal_kernels.first_page import first_page
 from metal_kernels.metal import MetalBackend
 from metal_kernels.recording import StepInputs
 from metal_kernels.tables import MakeArrays
@@ -64,13 +65,14 @@ class StepGraphs:
         """(T, vocabulary), not evaluated. The groups have what they leave, `after`."""
         decodes, backend = layout.decodes, self._backend
         is_built = backend is None or decodes is None or layout.chunks is not None
+        is_built = is_built or layout.after_layer is not None  # evaluated as its layers are called
         # One group, or none where there are no states: beside others are sequences that begin.
         if is_built or len(groups) > 1 or any(group.before is None for group in groups):
             return self._forward(groups, self._kv, layout, tokens)
         assert backend is not None
         assert decodes is not None
-        pools = self._kv.arrays()
-        k_pools = pools[: len(self._kv.specs)]
+        k_pools = self._kv.arrays()[: len(self._kv.specs)]
+        bound = [first_page(pool) for pool in self._kv.arrays()]
         moves = backend.moves_of(layout.slots, decodes.page_size)
         step = StepInputs.of(layout.slots, moves, decodes, self._makers, k_pools[0])
         build = self._build_of(backend, step)
@@ -79,7 +81,7 @@ class StepGraphs:
             try:
                 before = [group.before for group in groups]
                 logits, fences, after = build(
-                    tokens, layout.positions, step.arrays(), pools, waits, before
+                    tokens, layout.positions, step.arrays(), bound, waits, before
                 )
             except Exception as error:  # of any kind: a model's code, run in an unusual way
                 log.info("Steps are built anew each time: %s", in_one_line(error), exc_info=error)
@@ -95,7 +97,7 @@ class StepGraphs:
 
     def _build_of(self, backend: MetalBackend, step: StepInputs) -> Callable[..., Any] | None:
         """What builds the graph of steps like this one; None if Python does."""
-        shapes = step.shapes, self._kv.num_backed
+        shapes = step.shapes
         build = self._recorded.pop(shapes, None)
         if build is None:
             if len(self._num_built) == _MOST_COUNTED:

@@ -10,13 +10,14 @@ import pytest
 from mlxserve import machine
 from mlxserve.doctor import figures
 from mlxserve.doctor.children import ChildFailed
-from mlxserve.doctor.figures import chosen, measure
+from mlxserve.doctor.figures import TIMES_OF_ANSWERS, chosen, measure
 from mlxserve.doctor.measurement import Measurement
 
 ATTENTION = {"name": "a decode", "unit": "GB/s", "ours": 2.0, "mlx_lm": 1.0, "absent": None}
 OURS = {"prefill 512": 900.0, "prefill 2048": 1000.0, "decode": 50.0, "peak 512": 30.0}
 OURS["peak 2048"] = 120.0
 HOST = {"host": 4.0}
+TIMES = dict.fromkeys(TIMES_OF_ANSWERS, 5.0)
 THEIRS = {**OURS, **HOST}
 
 
@@ -36,6 +37,7 @@ class Children:
             "attention": [ATTENTION],
             "ours": OURS,
             "host": HOST,
+            "times": TIMES,
             "theirs": THEIRS,
             "chosen": {"pages": 7},
         }[name]
@@ -64,6 +66,30 @@ def test_ours_and_mlx_lm_stand_beside_each_other(monkeypatch: pytest.MonkeyPatch
         assert found[name] == Measurement(name, unit, ours, ours)
 
 
+@pytest.mark.parametrize(("host", "bound"), [(4.0, "the device"), (15.0, "the host")])
+def test_the_report_says_whether_the_host_or_the_device_bounds_the_model(
+    host: float, bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token takes 20 ms."""
+    monkeypatch.setitem(HOST, "host", host)
+    found = measured(monkeypatch, Children())
+    share = found[f"host's share of a decode, which is bound by {bound}"]
+    assert (share.ours, share.unit, share.absent) == (host / 20 * 100, "%", None)
+
+
+def test_times_of_answers_are_ours_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = measured(monkeypatch, Children())
+    for name in (
+        "compilation at load",
+        "first token of the first answer",
+        "fourth token of the first answer, whose graph is recorded",
+        "first token after a pause of seconds",
+        "longest gap between two tokens while the cache grows",
+        "decode of one answer after the cache has grown",
+    ):
+        assert (found[name].ours, found[name].mlx_lm, found[name].absent) == (5.0, None, None)
+
+
 def test_memory_is_measured_at_three_sizes_of_command_buffers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -87,7 +113,7 @@ def test_without_metal_the_sizes_of_command_buffers_are_absent_with_the_reason(
     assert {each.absent for each in absent} == {"only Metal has command buffers"}
 
 
-@pytest.mark.parametrize("task", ["attention", "ours", "host", "theirs"])
+@pytest.mark.parametrize("task", ["attention", "ours", "host", "theirs", "times"])
 def test_a_child_that_fails_leaves_the_figures_of_the_others(
     task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +141,7 @@ def test_a_failure_of_ours_is_absent_and_the_other_figures_follow(
     assert found[0] == Measurement(**ATTENTION)
     monkeypatch.setattr(figures, "run_child", lambda *_arguments: [{"unknown": 1}])
     found = list(measure("model"))
-    assert len(found) == 3
+    assert len(found) == 4
     for each in found:
         assert each.absent is not None
         assert each.ours is None

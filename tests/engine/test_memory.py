@@ -7,10 +7,12 @@ import logging
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mlxserve import machine
 from mlxserve.build import build_engine
 from mlxserve.config import EngineConfig
 from mlxserve.engine import memory
@@ -69,6 +71,63 @@ def test_memory_that_can_be_given_back_raises_no_level() -> None:
     watch = reading.watch()
     assert not watch.look(0.0)
     assert (watch.level, reading.num_reliefs) == (MemoryLevel.NORMAL, 1)
+
+
+def test_the_pressure_of_the_system_raises_the_level_whatever_our_share_is() -> None:
+    """Beside other programs, which our share does not show."""
+    reading, pressure = Reading(), [0]
+    watch = MemoryWatch(
+        reading.read,
+        high=HIGH,
+        critical=CRITICAL,
+        relieve=reading.relieve,
+        pressure=lambda: pressure[0],
+    )
+    levels = []
+    for second, (now, share) in enumerate(((0, 0.1), (1, 0.1), (2, 0.1), (1, 0.95), (0, 0.1))):
+        pressure[0], reading.share = now, share
+        watch.look(float(second))
+        levels.append(watch.level.value)
+    assert levels == [0, 1, 2, 2, 0]
+    assert reading.num_reliefs == 3, "memory that is kept goes back under pressure"
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        ("some avg10=90.00 avg60=1.00 avg300=0.10 total=1\nfull avg10=0.50 avg60=0 total=1\n", 0),
+        ("some avg10=0.00 avg60=0.00 total=1\nfull avg10=20.00 avg60=0.00 total=1\n", 1),
+        ("some avg10=0.00 avg60=0.00 total=1\nfull avg10=50.10 avg60=0.00 total=1\n", 2),
+        ("", 0),
+    ],
+)
+def test_on_linux_pressure_is_the_time_in_which_all_processes_wait(
+    text: str, level: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "memory"
+    monkeypatch.setattr(machine, "PRESSURE_FILE", file)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert machine.memory_pressure() == 0, "a kernel that does not tell"
+    file.write_text(text)
+    assert machine.memory_pressure() == level
+
+
+@pytest.mark.parametrize(("told", "level"), [(1, 0), (2, 1), (4, 2), (0, 0)])
+def test_on_macos_pressure_is_the_kernels_level(
+    told: int, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def system_number(name: str) -> int:
+        assert name == "kern.memorystatus_vm_pressure_level"
+        return told
+
+    monkeypatch.setattr(machine, "system_number", system_number)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert machine.memory_pressure() == level
+
+
+@pytest.mark.skipif(sys.platform != "darwin", reason="asks macOS's kernel")
+def test_a_mac_tells_its_pressure() -> None:
+    assert machine.memory_pressure() in (0, 1, 2)
 
 
 def test_this_process_uses_a_part_of_its_memory() -> None:

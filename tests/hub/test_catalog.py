@@ -194,7 +194,9 @@ def test_the_estimated_step_of_the_embedded_model_matches_the_measured_one(cache
 
     loaded = load(find_model(None), is_metal=False, memory_limit=1 << 34)
     _, backend, _ = choose_attention("auto", loaded)
-    measured = measure_step(EngineConfig(), loaded, backend, is_metal=False).planned
+    config = EngineConfig()
+    step = measure_step(config, loaded, backend, is_metal=False, memory_limit=1 << 34)
+    measured = step.planned
     assert 0.75 < entries()[0].step_size(4, has_scores=True) / measured < 1.35
 
 

@@ -73,6 +73,28 @@ def test_a_kernel_that_does_nothing_is_found(kernel: str, op: str) -> None:
     assert op in failing(spoiled(kernel))
 
 
+def test_a_long_row_that_is_slightly_wrong_is_found_beside_a_short_one() -> None:
+    """5 % of a row of 301 positions are 0.3 % of the largest number of one that sees a single position."""
+    make = emulated_factory()
+
+    def factory(spec: Any, source: str) -> Any:
+        kernel = make(spec, source)
+
+        def call(**arguments: Any) -> list[mx.array]:
+            outputs = kernel(**arguments)
+            if spec.name == "merge_partitions":
+                shrunk = mx.array([1, 1, 0.95])[:, None, None]
+                outputs[0] = (outputs[0] * shrunk).astype(outputs[0].dtype)
+            return outputs
+
+        return call
+
+    wrong = [check for check in check_ops(MetalBackend(factory), [64], []) if not check.is_right]
+    assert [(check.op, check.dtype) for check in wrong if not check.is_quantised] == [
+        ("paged_decode", dtype) for dtype in DTYPES
+    ]
+
+
 REFUSED_TEXT = RuntimeError("[metal::Device] Unable to build metal library from source\nerror: x")
 TOO_MANY_THREADS = ValueError("[metal_kernel] Thread group size (512) is greater than 448")
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from metal_kernels import long_chunks
 from metal_kernels.kernels import KernelSpec, on_metal
 from metal_kernels.long_chunks import MIN_ROWS, longest_copied
 from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Attention
 from metal_kernels.tables import SequenceTables
 from tests.emulated import emulated_factory
+from tests.geometries import GEOMETRIES, Geometry
+from tests.memory_table import most_positions
 from tests.metal_kernels.oracle import Case, Paged
 
 
@@ -34,16 +38,79 @@ def recorded() -> tuple[MetalBackend, list[str]]:
     return MetalBackend(recording), ran
 
 
-def test_copies_grow_with_the_rows_and_stay_within_32_kib_for_each() -> None:
+@pytest.fixture
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which 8 MiB may be copies."""
+    monkeypatch.setattr(long_chunks, "total_memory", lambda: 256 << 20)
+
+
+def test_copies_take_a_share_of_the_machines_memory() -> None:
     for dtype in (mx.float16, mx.bfloat16):
-        assert longest_copied(512, 8, 128, dtype) == 4096
-        assert longest_copied(256, 8, 128, dtype) == 2048
-        assert longest_copied(512, 4, 64, dtype) == 16_384
+        for rows in (256, 512):
+            assert longest_copied(rows, 8, 128, dtype, 8 << 30) == 64 << 10
+            assert longest_copied(rows, 8, 128, dtype, 16 << 30) == 128 << 10
+            assert longest_copied(rows, 4, 64, dtype, 16 << 30) == 512 << 10
+
+
+@pytest.mark.parametrize("memory", [16, 24, 32, 36, 48, 64, 128])  # of Macs with an M5
+@pytest.mark.parametrize("model", GEOMETRIES, ids=lambda model: model.name)
+def test_no_chunk_below_128k_positions_leaves_mlxs_kernel_on_an_m5(
+    model: Geometry, memory: int
+) -> None:
+    """As far as the machine has room for them. The tile kernel takes 2.6 times as long at 32 Ki, by a model
+    of both."""
+    longest = longest_copied(512, model.kv_heads, model.head_dim, mx.bfloat16, memory << 30)
+    assert longest >= min(128 << 10, most_positions(model, memory))
+
+
+class AskedMLX:
+    """Fused attention for some head dimensions, as MLX says it on a Mac."""
+
+    def __init__(self, *head_dims: int) -> None:
+        self._head_dims = head_dims
+        self.asked: list[tuple[int, str]] = []
+
+    def attention(self, queries: mx.array, *_: mx.array, **options: Any) -> mx.array:
+        assert options["force_fused"] is True
+        kind = options["mask"] if isinstance(options["mask"], str) else "array"
+        self.asked.append((queries.shape[-1], kind))
+        if queries.shape[-1] not in self._head_dims:
+            raise ValueError("[scaled_dot_product_attention] force_fused=True but no fused kernel")
+        return queries
+
+
+@pytest.fixture
+def mlx_on_a_mac(monkeypatch: pytest.MonkeyPatch) -> Iterator[AskedMLX]:
+    asked = AskedMLX(64, 96, 256)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", asked.attention)
+    long_chunks.is_fused.cache_clear()
+    yield asked
+    long_chunks.is_fused.cache_clear()
+
+
+def test_on_a_mac_mlx_is_asked_once_which_head_dimensions_it_fuses(mlx_on_a_mac: AskedMLX) -> None:
+    for _ in range(2):
+        for head_dim, is_copied in ((64, True), (96, True), (112, False), (256, True)):
+            longest = longest_copied(512, 8, head_dim, mx.bfloat16, 16 << 30)
+            assert (longest > 0) == is_copied, head_dim
+    kinds = ("causal", "array")
+    expected = [(dim, kind) for dim in (64, 96, 256) for kind in kinds] + [(112, "causal")]
+    assert sorted(mlx_on_a_mac.asked) == sorted(expected)
+
+
+def test_the_question_of_the_installed_mlx_has_the_arguments_that_it_knows() -> None:
+    """On a CPU, which has no fused attention and says so."""
+    rows = mx.zeros((1, 2, 8, 64), mx.float16)
+    with pytest.raises(ValueError, match="no fused kernel is available"):
+        mx.fast.scaled_dot_product_attention(
+            rows, rows, rows, scale=1.0, mask="causal", sinks=None, force_fused=True, stream=mx.cpu
+        )
 
 
 @pytest.mark.parametrize(
     ("rows", "head_dim", "dtype"),
-    [(MIN_ROWS - 1, 128, mx.float16), (512, 96, mx.float16), (512, 128, mx.float32)],
+    [(MIN_ROWS - 1, 128, mx.float16), (512, 112, mx.float16), (512, 128, mx.float32)],
     ids=str,
 )
 def test_what_mlx_has_no_exact_fused_attention_for_is_not_copied(
@@ -52,6 +119,7 @@ def test_what_mlx_has_no_exact_fused_attention_for_is_not_copied(
     assert longest_copied(rows, 8, head_dim, dtype) == 0
 
 
+@pytest.mark.usefixtures("little_memory")
 @pytest.mark.parametrize(
     ("before", "options", "kernel"),
     [
@@ -98,6 +166,29 @@ def test_long_chunks_are_right_beside_short_ones(options: dict[str, Any]) -> Non
     found = Paged(backend, Case(sequences, group=2, **{"dtype": mx.float16, **options}))
     assert found.error() <= found.tolerance
     assert ran[-4:] == ["paged_prefill", "gather_pages", "gather_pages", "paged_prefill"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": 64},
+        {"window": 65, "page_size": 32, "dtype": mx.bfloat16, "has_sinks": True},
+        {"window": 129, "page_size": 64, "is_quantised": True},
+    ],
+    ids=str,
+)
+def test_a_long_chunk_sees_all_of_its_window_and_nothing_before_it(options: dict[str, Any]) -> None:
+    """Its copies begin at the first position that any row sees, in the middle of a page."""
+    backend, ran = recorded()
+    case = Case(((333, 256), (500, 300)), group=2, **{"dtype": mx.float16, **options})
+    found = Paged(backend, case)
+    for (before, _), pages in zip(case.sequences, found.tables.page_tables, strict=True):
+        first = before - options["window"] + 1
+        assert first > 0
+        assert first % case.page_size > 0
+        assert pages.size * case.page_size > before
+    assert found.error() <= found.tolerance
+    assert ran[-2:] == ["gather_pages", "gather_pages"]
 
 
 def test_a_chunk_alone_and_beside_others_is_bit_identical() -> None:

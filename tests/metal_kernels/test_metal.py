@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from metal_kernels.first_page import first_page
 from metal_kernels.kernels import ALL, on_metal
 from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Attention
+from metal_kernels.reading import view
 from metal_kernels.tables import RecordedTables, SequenceTables
 from mlxserve.cache.kv import KVPool, LayerSpec
 from mlxserve.cache.layer_kv import LayerKV
@@ -250,11 +253,11 @@ def test_a_copy_of_pages_is_ordered_like_a_write(
     kv: KVPool, backend: MetalBackend, metal: FakeMetal
 ) -> None:
     run_step(kv, mixed_step())
-    keys, values = metal.calls[0].inputs["k_pool"], metal.calls[0].inputs["v_pool"]
+    keys, values = kv.arrays()[0], kv.arrays()[2]
     fences = [
         call.outputs["fence"]
         for call in metal.take()
-        if call.kernel in READERS and call.inputs["k_pool"] is keys
+        if call.kernel in READERS and call.inputs["k_pool"] is first_page(keys)
     ]
     backend.copy_pages(keys, values, np.array([1], np.int32), np.array([2], np.int32), PAGE_SIZE)
     run_step(kv, mixed_step())
@@ -302,23 +305,76 @@ def test_a_long_chunk_reads_copies_that_are_ordered_like_any_other_read(
     assert is_among(gather.outputs["fence"], second.waits_for())
 
 
-def test_pools_are_passed_whole_and_never_rebound(kv: KVPool, metal: FakeMetal) -> None:
+def address(array: mx.array) -> int:
+    return int(view(array.view(mx.uint8)).ctypes.data)
+
+
+def bound_pools(metal: FakeMetal) -> dict[str, list[mx.array]]:
+    """What each kernel was given as a pool."""
+    found: dict[str, list[mx.array]] = {}
+    for call in metal.calls:
+        pools = [call.inputs[name] for name in ("k_pool", "v_pool") if name in call.inputs]
+        found[call.kernel] = found.get(call.kernel, []) + pools
+    return found
+
+
+def test_pools_are_bound_from_their_first_byte_and_never_replaced(
+    kv: KVPool, metal: FakeMetal
+) -> None:
     first = kv.arrays()
     for _ in range(3):
         run_step(kv, mixed_step())
-    for call in metal.calls:
-        for name in ("k_pool", "v_pool"):
-            if name in call.inputs:
-                assert is_among(call.inputs[name], first)
-                assert call.inputs[name].shape == (8, 2, PAGE_SIZE, 64)
+    bound = list(chain.from_iterable(bound_pools(metal).values()))
+    assert {id(pool) for pool in bound} == {id(first_page(pool)) for pool in first}
+    assert {address(pool) for pool in bound} == {address(pool) for pool in first}
     assert all(now is then for now, then in zip(kv.arrays(), first, strict=True))
+
+
+def test_no_kernel_binds_more_than_a_page_of_a_pool(
+    backend: MetalBackend, metal: FakeMetal
+) -> None:
+    """MLX counts what is bound, and ends a command buffer beyond a limit."""
+    dispatch_every_kernel(backend, num_pages=32)
+    bound = bound_pools(metal)
+    assert {spec.name for spec in ALL if "k_pool" in spec.inputs} == {
+        kernel for kernel, pools in bound.items() if pools
+    }
+    for kernel, pools in bound.items():
+        assert {pool.shape[0] for pool in pools} <= {1}, kernel
+        assert all(view(pool).flags.c_contiguous for pool in pools), "mlx would bind a copy"
+
+
+def test_a_grown_pool_is_bound_where_it_is_now_and_the_old_one_is_freed(
+    kv: KVPool, metal: FakeMetal
+) -> None:
+    run_step(kv, mixed_step())
+    metal.take()
+    gc.collect()
+    before = mx.get_active_memory()
+    old, size = kv.nbytes, kv.nbytes_of(64)
+    kv.resize(64)
+    run_step(kv, mixed_step())
+    bound = list(chain.from_iterable(bound_pools(metal).values()))
+    assert {address(pool) for pool in bound} == {address(pool) for pool in kv.arrays()}
+    metal.take()
+    bound.clear()
+    gc.collect()
+    assert mx.get_active_memory() - before < size - old // 2
 
 
 def test_no_input_is_small_enough_to_change_its_address_space(
     backend: MetalBackend, metal: FakeMetal
 ) -> None:
     """One sequence of one token, one page and one head: the smallest inputs."""
-    pools = [backend.new_pool(2, 1, PAGE_SIZE, 64, mx.float16) for _ in range(2)]
+    dispatch_every_kernel(backend, num_pages=2)
+    assert {call.kernel for call in metal.calls} == {spec.name for spec in ALL}
+    for call in metal.calls:
+        assert {name: a.size for name, a in call.inputs.items() if a.size < 8} == {}
+
+
+def dispatch_every_kernel(backend: MetalBackend, num_pages: int) -> None:
+    """Over pools of `num_pages`; of the one that a long chunk reads, 16 more."""
+    pools = [backend.new_pool(num_pages, 1, PAGE_SIZE, 64, mx.float16) for _ in range(2)]
     row = mx.zeros((1, 1, 64), mx.float16)
     one = tables([1], [1])
     backend.write_kv(row, row, *pools, np.array([0], np.int32))
@@ -328,18 +384,15 @@ def test_no_input_is_small_enough_to_change_its_address_space(
     for sinks in (None, mx.zeros(1, mx.float16)):
         backend.paged_decode(row, *pools, one, Attention(1.0), sinks)
         backend.paged_prefill(row, *pools, one, Attention(1.0), sinks)
-    half = [backend.new_pool(16, 1, PAGE_SIZE, 64, mx.float16) for _ in range(2)]
+    half = [backend.new_pool(16 + num_pages, 1, PAGE_SIZE, 64, mx.float16) for _ in range(2)]
     backend.paged_prefill(mx.zeros((256, 1, 64), mx.float16), *half, long_chunk(), Attention(1.0))
-    in_8_bits = [backend.new_pool(2, 1, PAGE_SIZE, 64, mx.int8) for _ in range(2)]
+    in_8_bits = [backend.new_pool(num_pages, 1, PAGE_SIZE, 64, mx.int8) for _ in range(2)]
     backend.write_kv(row, row, *in_8_bits, np.array([0], np.int32))
     backend.paged_decode(row, *in_8_bits, one, Attention(1.0))
-    latents = [backend.new_pool(2, 1, PAGE_SIZE, dim, mx.float16) for dim in (256, 64)]
+    latents = [backend.new_pool(num_pages, 1, PAGE_SIZE, dim, mx.float16) for dim in (256, 64)]
     backend.paged_latent(
         *(mx.zeros((1, 1, dim), mx.float16) for dim in (256, 64)), *latents, one, scale=1.0
     )
-    assert {call.kernel for call in metal.calls} == {spec.name for spec in ALL}
-    for call in metal.calls:
-        assert {name: a.size for name, a in call.inputs.items() if a.size < 8} == {}
 
 
 def test_every_kernel_is_built_once(kv: KVPool, metal: FakeMetal) -> None:

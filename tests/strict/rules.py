@@ -1,4 +1,8 @@
-"""Rules of Metal that rest on reading text, because no C++ compiler has them."""
+"""Rules that rest on reading text, because no C++ compiler has them: Metal's, and one of our own.
+
+Ours: a product with something that grows with the pool or the batch is 64 bits wide. On the largest Macs the
+keys of a layer pass 2^31 elements, and the emulator would not show an overflow: clang widens the product.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +32,25 @@ _ABSENT = {
     "std": "Metal has no C++ standard library",
     "extern": "Metal has no extern",
 }
+# What numbers pages, slots, rows and threadgroups.
+_GROWING = {"page", "tile", "slot", "row", "p", "source", "target", "sequence", "partition"}
+_GROWING |= {"first_row", "first_out"}
+# Lists of such numbers, short ones themselves.
+_TABLES = "(?:moves|pages|tile|tiles|partitions|starts)"
+_ELEMENT = re.compile(rf"\b{_TABLES}\[[^\[\]]*\]")
+_WIDENED = re.compile(r"\bu?long\(")
+_NARROW = re.compile(r"\b(?:u?int|u?short|u?int32_t)\s+(\w+)\s*=")
 
 
 def broken_rules(text: str) -> list[str]:
     """One message for each place, with its line."""
     code = _COMMENT.sub(lambda comment: "\n" * comment.group().count("\n"), text)
-    return [*_absent_words(code), *_recursive_functions(code), *_misplaced_variables(code)]
+    return [
+        *_absent_words(code),
+        *_recursive_functions(code),
+        *_misplaced_variables(code),
+        *_narrow_products(code),
+    ]
 
 
 def _absent_words(code: str) -> list[str]:
@@ -87,3 +104,40 @@ def _misplaced_variables(code: str) -> list[str]:
             found.append(f"line {number}: a threadgroup variable cannot have an initialiser")
         depth += line.count("{") - line.count("}")
     return found
+
+
+def _narrow_products(code: str) -> list[str]:
+    """Products of 32 bits with what grows."""
+    code = _without_widened(code)
+    found = [
+        (match.start(), "an element") for match in re.finditer(_ELEMENT.pattern + r"\)?\s*\*", code)
+    ]
+    code = _ELEMENT.sub(lambda element: " " * len(element[0]), code)
+    for declaration in _NARROW.finditer(code):
+        name = declaration[1]
+        if name in _GROWING:
+            end = _closing_brace(code, declaration.end())
+            factor = _factor(name).search(code, declaration.end(), end)
+            if factor is not None:
+                found.append((factor.start(), f"'{name}'"))
+    return [
+        f"line {code.count(chr(10), 0, at) + 1}: a product with {what} must be 64 bits wide"
+        for at, what in sorted(found)
+    ]
+
+
+def _factor(name: str) -> re.Pattern[str]:
+    """The name as a factor, alone or in a sum; `* name =` declares a pointer."""
+    by = r"\s*(?:\*|<<)"
+    return re.compile(rf"\b{name}\b{by}|\*\s*{name}\b(?!\s*=)|\([^()]*\b{name}\b[^()]*\){by}")
+
+
+def _without_widened(code: str) -> str:
+    """The code with what is cast to 64 bits blanked, line by line the same."""
+    while (match := _WIDENED.search(code)) is not None:
+        depth, at = 1, match.end()
+        while depth:
+            depth += {"(": 1, ")": -1}.get(code[at], 0)
+            at += 1
+        code = code[: match.start()] + "0".ljust(at - match.start()) + code[at:]
+    return code

@@ -153,6 +153,29 @@ RULES = [
     ),
 ]
 
+INDICES = [
+    Fault(
+        "a page as a factor of 32 bits",
+        "'page' must be 64 bits wide",
+        "const int page = page_tables[0];\npartials[page * 8 + 1] = 0.0f;",
+    ),
+    Fault(
+        "a sum with a tile as a factor",
+        "'tile' must be 64 bits wide",
+        "const uint tile = 3u;\npartials[(tile + 1u) * 8u] = 0.0f;",
+    ),
+    Fault(
+        "a shifted page",
+        "'page' must be 64 bits wide",
+        "const int page = page_tables[0];\npartials[page << 4] = 0.0f;",
+    ),
+    Fault(
+        "an element of a list as a factor",
+        "an element must be 64 bits wide",
+        "partials[partitions[1] * D] = 0.0f;",
+    ),
+]
+
 RESOURCES = [
     Fault(
         "too much threadgroup memory",
@@ -174,7 +197,7 @@ RESOURCES = [
         "for (int i = 0; i < 400; i++) partials[i] = a[399 - i] * numbers[i & 3];",
     ),
 ]
-FAULTS = [*TYPES, *LANGUAGE, *RULES, *RESOURCES]
+FAULTS = [*TYPES, *LANGUAGE, *RULES, *INDICES, *RESOURCES]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,81 @@
+"""Commits: how much of a step MLX may have encoded and not computed yet, on Metal.
+
+MLX keeps what an operation reads until its command buffer completes. A command buffer has a third of a step of
+decodes or more (machine.py), since each of them costs the device a pause; in a step with a prompt it would keep
+the activations of a dozen layers. So such a step is evaluated while its layers are called:
+
+    keys of layer 0 | layer 0 ... keys of layer 1 | layer 1 ... keys of layer 2 | ...
+                    ^ a command buffer ends here  ^ and here; where too many rows are under way, the host
+                                                    waits for the oldest
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import mlx.core as mx
+
+from metal_kernels.reading import evaluate
+
+# Rows of a command buffer, over its layers: a pause of some 10 us is small beside them.
+ROWS_OF_A_COMMIT = 256
+# Positions of a decode whose partial results take as much memory as what a row leaves in a layer.
+_POSITIONS_OF_A_ROW = 1024
+# Positions of a chunk that MLX's attention reads copies of (`metal_kernels/long_chunks.py`), likewise: 4 KB
+# each of 8 kv heads of 128 dimensions, where an 8B model keeps 230 KB of a row.
+_COPIES_OF_A_ROW = 64
+# Decodes that count as fewer rows are left to MLX: of 128 Ki positions a layer keeps 9 MB.
+_LEAST_ROWS_OF_DECODES = 128
+
+
+def rows_kept(num_rows: int, num_decodes: int, positions: int, copied: int = 0) -> int:
+    """The rows that a layer of this step counts as; 0 where MLX's own limits are enough.
+
+    positions: that all decodes see together
+    copied: that chunks see whose pages are copied
+    """
+    of_decodes = positions // _POSITIONS_OF_A_ROW
+    if num_rows == num_decodes:
+        return of_decodes if of_decodes >= _LEAST_ROWS_OF_DECODES else 0
+    return num_rows + of_decodes + copied // _COPIES_OF_A_ROW
+
+
+class Commits:
+    """Of all steps over one pool. Lives on the engine's thread."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: rows, times layers, that may be under way."""
+        self._most = most
+        self._num_waiting = 0  # rows of layers since the last commit
+        self._num_under_way = 0
+        self._under_way: deque[tuple[mx.array, int]] = deque()
+
+    def of_step(
+        self, num_rows: int, num_decodes: int, positions: int, copied: int = 0
+    ) -> Callable[[mx.array], None] | None:
+        """What to call with the keys of each layer; None if the step needs no commits. Arguments as of
+        `rows_kept`."""
+        kept = rows_kept(num_rows, num_decodes, positions, copied)
+        self._num_waiting = 0  # the end of a step is evaluated
+        return partial(self._after_layer, kept) if kept else None
+
+    def _after_layer(self, num_rows: int, keys: mx.array) -> None:
+        """Raises DeviceError."""
+        self._num_waiting += num_rows
+        if self._num_waiting < ROWS_OF_A_COMMIT:
+            return
+        mx.async_eval(keys)  # type: ignore[no-untyped-call]
+        self._under_way.append((keys, self._num_waiting))
+        self._num_under_way += self._num_waiting
+        self._num_waiting = 0
+        while self._num_under_way > self._most:
+            oldest, rows = self._under_way.popleft()
+            self._num_under_way -= rows
+            try:
+                evaluate(oldest)
+            except Exception:
+                self._under_way.clear()  # of this step and the one before: they failed as well
+                self._num_under_way = 0
+                raise

@@ -1,0 +1,23 @@
+"""A pytest plugin: this machine answers what a Mac with 8 GB does.
+
+    python -m pytest -p tests.as_a_mac FOLDER
+
+The engine then keeps weights as they are stored, measures a step at load, makes steps of 512 rows, evaluates
+prompts layer by layer, bounds them by their multiply-adds, and has little memory. Kernels stay those of this
+machine, and so do processes that a test starts.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxserve import machine
+
+MEMORY = 8 << 30
+WORKING_SET = MEMORY * 2 // 3  # as macOS reports it
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    machine.is_metal = lambda: True
+    machine.total_memory = lambda: MEMORY
+    machine.working_set = lambda: WORKING_SET
