@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mlxserve.errors import UnsupportedModel
+from mlxserve.errors import UnsupportedModel, in_one_line
 from mlxserve.gguf.completions import COMPLETIONS, rope_scaling
 from mlxserve.gguf.families import COMMON_KEYS, FAMILIES, Family
 from mlxserve.gguf.reader import Header
@@ -37,7 +37,8 @@ _ENDS = frozenset(
     }
 )
 _NOT_TEXT = (3, 4)  # kinds of tokens: control, user-defined
-_NEEDED = frozenset({"block_count", "embedding_length", "attention.head_count"})
+_NEEDED = {"block_count": 2_000, "embedding_length": 1 << 24, "attention.head_count": 1 << 24}
+_ODD = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 
 
 def architecture(header: Header) -> str:
@@ -49,12 +50,12 @@ def architecture(header: Header) -> str:
             f"This GGUF file is not a model, but says that it is of type {kind!r:.40}. Name the "
             "model's file."
         )
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         raise UnsupportedModel(
             f"GGUF files of the architecture {name!r:.40} are not supported, only of "
             f"{', '.join(sorted(FAMILIES))}. Take the model's MLX conversion."
         )
-    return str(name)
+    return name
 
 
 def family(header: Header) -> Family:
@@ -62,7 +63,17 @@ def family(header: Header) -> Family:
 
 
 def model_config(header: Header) -> dict[str, Any]:
-    """As a model folder's config.json. Raises UnsupportedModel where a needed value is missing."""
+    """As a model folder's config.json. Raises UnsupportedModel for values that are missing or odd."""
+    try:
+        return _config(header)
+    except _ODD as error:
+        raise UnsupportedModel(
+            f"A value in the GGUF file's header is not of its kind: {in_one_line(error)}. Take another "
+            "conversion of the model."
+        ) from error
+
+
+def _config(header: Header) -> dict[str, Any]:
     name, one = architecture(header), family(header)
     given = {
         key.removeprefix(f"{name}."): _plain(value)
@@ -74,11 +85,17 @@ def model_config(header: Header) -> dict[str, Any]:
             "The GGUF file has no token_embd.weight, so it is not a whole model. If the model is "
             "split into several files, all of them must be in one folder."
         )
-    if missing := sorted(_NEEDED - given.keys()):
+    if missing := sorted(_NEEDED.keys() - given.keys()):
         raise UnsupportedModel(
             f"The GGUF file does not say {', '.join(f'{name}.{key}' for key in missing)}. Take "
             "another conversion of the model."
         )
+    for key, most in _NEEDED.items():
+        if not isinstance(given[key], int) or not 0 < given[key] <= most:
+            raise UnsupportedModel(
+                f"The GGUF file's {name}.{key} must be a whole number from 1 to {most}, got "
+                f"{given[key]!r:.40}."
+            )
     config: dict[str, Any] = {}
     for keys in (COMMON_KEYS, one.keys):
         config |= {option: given[key] for key, option in keys.items() if key in given}

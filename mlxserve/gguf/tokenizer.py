@@ -185,6 +185,6 @@ def tokenizer_config(header: Header) -> dict[str, Any]:
     for name in _SPECIAL:
         if (number := _special_id(header, name)) is not None:
             config[f"{name}_token"] = tokens[number]
-    if (template := header.metadata.get("tokenizer.chat_template")) is not None:
+    if isinstance(template := header.metadata.get("tokenizer.chat_template"), str):
         config["chat_template"] = template
     return config

@@ -148,7 +148,7 @@ def _read(tensor: TensorInfo, slot: _Slot, leaf: str, dtype: mx.Dtype, offset: f
             "formats. Take a file of another quantisation, such as Q4_K_M or Q8_0."
         )
     else:
-        arrays = _repacked(tensor, dtype)
+        arrays = repacked(tensor, dtype)
         if slot.can_pack:
             return {leaf if name == "weight" else name: one for name, one in arrays.items()}
         how = REPACKINGS[tensor.kind]
@@ -167,7 +167,7 @@ def _read(tensor: TensorInfo, slot: _Slot, leaf: str, dtype: mx.Dtype, offset: f
     return {leaf: array.astype(dtype)}
 
 
-def _repacked(tensor: TensorInfo, dtype: mx.Dtype) -> Arrays:
+def repacked(tensor: TensorInfo, dtype: mx.Dtype) -> Arrays:
     """The codes, scales and biases of all rows."""
     how = REPACKINGS[tensor.kind]
     num_values, num_bytes = block_size(tensor.kind)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import gguf
 import pytest
 from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
@@ -11,6 +13,7 @@ from mlxserve.gguf.completions import rope_scaling
 from mlxserve.gguf.config import model_config
 from mlxserve.gguf.families import COMMON_KEYS, COMMON_MODULES, FAMILIES
 from mlxserve.gguf.reader import Header, TensorInfo
+from tests.gguf.architectures import ARCHITECTURES, METADATA, Architecture
 
 OTHER_NAMES = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss"}
 # transformers' keys that say less: sizes come from the tensors, windows under their full name.
@@ -84,3 +87,26 @@ def test_positions_that_are_scaled_in_an_unknown_way_are_refused() -> None:
     given = {"rope.scaling.type": "unheard-of"}
     with pytest.raises(UnsupportedModel, match="unheard-of"):
         rope_scaling(header(), given)
+
+
+ODD = ("odd", 0, -1, 1 << 31, float("nan"), float("inf"), 1e38, [1, 2], ["a"], [], True)
+
+
+@pytest.mark.parametrize("one", ARCHITECTURES, ids=str)
+def test_odd_values_are_refused_in_a_sentence_or_are_no_harm(one: Architecture) -> None:
+    """No value makes a list of billions of layers, or an error of Python's own."""
+    written = {**METADATA, **one.metadata}
+    tensor = TensorInfo("token_embd.weight", (288, 64), "F32", None, 0, 0)  # type: ignore[arg-type]
+    for key in (*written, "rope.scaling.type", "rope.scaling.factor", "expert_gating_func"):
+        for value in ODD:
+            values = {f"{one.name}.{name}": item for name, item in {**written, key: value}.items()}
+            metadata = {"general.architecture": one.name, **values}
+            with contextlib.suppress(UnsupportedModel):
+                found = model_config(Header(metadata, {"token_embd.weight": tensor}, ""))
+                assert len(found.get("layer_types", ())) <= 2_000
+
+
+@pytest.mark.parametrize("name", [7, ["llama"], None, "unheard-of"])
+def test_an_odd_architecture_is_refused(name: object) -> None:
+    with pytest.raises(UnsupportedModel, match="architecture"):
+        model_config(Header({"general.architecture": name}, {}, ""))

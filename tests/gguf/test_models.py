@@ -211,7 +211,7 @@ def test_a_file_that_is_not_a_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_numbers_that_no_model_can_have_are_refused(tmp_path: Path) -> None:
-    assert "num_hidden_layers" in refusal(small_file(tmp_path, {"block_count": 1 << 30}))
+    assert "llama.block_count must be" in refusal(small_file(tmp_path, {"block_count": 1 << 30}))
 
 
 def test_a_vocabulary_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
