@@ -309,9 +309,12 @@ def check_copy(
 
 
 def _pool_shape(shape: tuple[int, ...], dtype: mx.Dtype) -> tuple[int, int, int]:
-    """(kv heads, head dimension, slots), which every layout has at the same axes."""
-    kv_heads, width = shape[-3], shape[-1]
-    return kv_heads, quantised.head_dim_of(width, dtype), prod(shape) // (kv_heads * width)
+    """(kv heads, head dimension, slots), which every layout has at the same axes.
+
+    The dimension may be 0: MiniMax M3 keeps keys for choosing blocks, and no values beside them.
+    """
+    *pages, kv_heads, num_slots, width = shape
+    return kv_heads, quantised.head_dim_of(width, dtype), prod(pages) * num_slots
 
 
 def _check_dtype(rows: mx.Dtype, name: str, pool: mx.Dtype) -> None:

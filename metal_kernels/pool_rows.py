@@ -95,7 +95,8 @@ def take_rows(pool: mx.array, index: mx.array, dtype: mx.Dtype) -> mx.array:
     `pool[:, slots]` indexes heads and slots apart, in three more operations, and takes a fifth to a
     third longer.
     """
-    return loaded(mx.take(pool.reshape(-1, pool.shape[-1]), index, axis=0), dtype)
+    kv_heads, num_slots, width = pool.shape
+    return loaded(mx.take(pool.reshape(kv_heads * num_slots, width), index, axis=0), dtype)
 
 
 def padded_slots(

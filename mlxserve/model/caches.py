@@ -41,7 +41,7 @@ log = logging.getLogger("mlxserve.caches")
 
 MODELS_PAGE = "docs/models.md"
 _KEYS_AND_VALUES = (KVCache, RotatingKVCache, ChunkedKVCache)
-_MODEL_ERRORS = (
+MODEL_ERRORS = (  # what a definition raises on a config that it cannot compute
     OSError,
     ValueError,
     KeyError,
@@ -162,7 +162,7 @@ def look_at(
         with watching_attention() as seen:
             logits = model(mx.array([[1]]), cache=caches)
             evaluate(logits)
-    except _MODEL_ERRORS as error:
+    except MODEL_ERRORS as error:
         log.info("%s: the model fails on three tokens", name, exc_info=error)
         reason = "its files do not fit together, or mlx-lm cannot run it on this machine"
         if group is not None:

@@ -6,7 +6,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from metal_kernels.choice import select_backend
 from metal_kernels.pool_rows import RowWrites, Runs
+from metal_kernels.tables import SequenceTables
 
 _HEADS, _SLOTS, _DIM = 3, 2_048, 16
 
@@ -72,3 +74,17 @@ def test_runs_are_read_in_order(bounds: list[tuple[int, int]], dtype: mx.Dtype) 
         assert (np.array(runs.read(pool, dtype).astype(mx.int32)) == expected).all()
         each = mx.concatenate(runs.read_each(pool, dtype), axis=1)[None]
         assert (np.array(each.astype(mx.int32)) == expected).all()
+
+
+def test_rows_without_any_elements_are_written_and_gathered() -> None:
+    """MiniMax M3 keeps keys for choosing blocks, and no values beside them."""
+    backend = select_backend("cpu")
+    pools = [backend.new_pool(4, 1, 16, dim, mx.float32) for dim in (8, 0)]
+    keys, values = mx.ones((20, 1, 8)), mx.zeros((20, 1, 0))
+    slots = np.concatenate([np.arange(32, 48), np.arange(4)]).astype(np.int32)
+    k_pool, v_pool = backend.write_kv(keys, values, *pools, slots)
+    one = [np.array(numbers, dtype=np.int32) for numbers in ([[2, 0]], [20], [0, 20])]
+    tables = SequenceTables(*one, page_size=16)
+    k, v = backend.gather_kv(k_pool, v_pool, tables)
+    assert (k.shape, v.shape) == ((1, 1, 20, 8), (1, 1, 20, 0))
+    assert mx.sum(k).item() == 160

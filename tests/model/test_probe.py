@@ -56,6 +56,40 @@ def test_keys_and_values_in_8_bits_pass_with_a_tolerance_of_their_own(
     assert 1e-3 < probe(loaded, REFERENCE) < 0.2
 
 
+class Excluding(nn.Module):  # type: ignore[misc]
+    """A head that never chooses the first tokens, as Phi 3 small's."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+
+    def __call__(self, hidden: mx.array) -> mx.array:
+        logits: mx.array = self.head(hidden)
+        return mx.concatenate([mx.full((*logits.shape[:-1], 7), -mx.inf), logits[..., 7:]], axis=-1)
+
+
+def test_logits_of_minus_infinity_agree_with_themselves_alone(build_model: BuildModel) -> None:
+    model, config = build_model("llama", tie_word_embeddings=False)
+    model.lm_head = Excluding(model.lm_head)
+    assert probe(prepare(model, config, "small"), REFERENCE) < 1e-4
+    model, config = build_model("llama", tie_word_embeddings=False)
+    model.lm_head = Excluding(model.lm_head)
+    model.layers[1].self_attn = EveryKeyAgain(model.layers[1].self_attn)
+    with pytest.raises(UnsupportedModel, match="different logits"):
+        probe(prepare(model, config, "small"), REFERENCE)
+
+
+class EveryKeyAgain(nn.Module):  # type: ignore[misc]
+    """Attention that adds what depends on how many tokens it is given at once."""
+
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def __call__(self, x: mx.array, *arguments: Any) -> mx.array:
+        return self.attention(x, *arguments) + mx.mean(x, axis=1, keepdims=True)
+
+
 class ScaleOfAnotherHead(X86Backend):
     """Swaps the scales of rows of two heads as it writes them."""
 
