@@ -26,8 +26,8 @@ from mlxserve.engine.trace import Trace
 from mlxserve.errors import InvalidConfig
 from mlxserve.hub.files import ModelFiles, find_model
 from mlxserve.hub.generation_config import for_vocabulary, read_generation_config
-from mlxserve.model.attention import choose_attention, in_words
-from mlxserve.model.load import LoadedModel, load
+from mlxserve.model.attention import in_words, load_probed
+from mlxserve.model.load import LoadedModel
 from mlxserve.model.rank_group import RankGroup
 from mlxserve.model.runner import ModelRunner
 from mlxserve.model.sizing import (
@@ -42,6 +42,7 @@ from mlxserve.model.workers import Workers
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.text.abilities import ALWAYS_ALLOWED
 from mlxserve.text.tokenizer import Tokenizer
+from mlxserve.trial import try_first
 
 log = logging.getLogger("mlxserve.build")
 
@@ -199,10 +200,16 @@ def build_part(config: EngineConfig, files: ModelFiles, group: RankGroup | None)
     memory_limit = int(memory.working_set * config.gpu_memory_utilization) // num_here
     is_metal = machine.is_metal()
     config = default_step_budget(config, is_metal=is_metal)
-    loaded = load(files, is_metal=is_metal, memory_limit=memory_limit, group=group)
-    if config.kv_cache_dtype == "q8":
-        loaded = loaded.in_8_bits()
-    loaded, backends, difference = choose_attention(config.attention_backend, loaded)
+    if group is None:
+        try_first(config, files, memory_limit)
+    loaded, backends, difference = load_probed(
+        files,
+        is_metal=is_metal,
+        memory_limit=memory_limit,
+        kv_cache_dtype=config.kv_cache_dtype,
+        attention_backend=config.attention_backend,
+        group=group,
+    )
     # A number of pages that is asked for, at the start or in a resize, is bounded by all memory, not
     # by gpu_memory_utilization.
     most = (memory.working_set if is_metal else memory.total) // num_here

@@ -86,7 +86,7 @@ class SchedulerConfig(Options):
     max_model_len: Annotated[
         int | None,
         Option(
-            "Longest prompt plus answer.",
+            "Longest prompt plus answer. May be more than the model's own as far as its rotary scaling covers.",
             "Model",
             "tokens",
             ge=2,
@@ -271,6 +271,17 @@ class EngineConfig(Options):
             "Model",
             "JSON",
             default="none",
+        ),
+    ] = None
+    trial_process: Annotated[
+        str | None,
+        Option(
+            "Compute a few tokens in a process of its own before a model is loaded, so that one that "
+            "cannot be computed is refused and does not end the server: for kinds that have not passed "
+            "on this machine (auto), always, or never.",
+            "Model",
+            default="auto for serve and chat; otherwise never",
+            choices=("auto", "always", "never"),
         ),
     ] = None
     seed: Annotated[

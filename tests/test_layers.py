@@ -67,10 +67,11 @@ ARROWS: dict[str, str] = {
     "mlxserve/text/template_worker": "mlxserve/deferred_packages",
     "mlxserve/text/large_texts": "mlxserve/errors mlxserve/helpers mlxserve/text/templates",
     "mlxserve/text/stream_decoder": "",
+    "mlxserve/text/tokenizer_files": "mlxserve/errors mlxserve/files",
     "mlxserve/text/tokenizer": (
-        "mlxserve/errors mlxserve/files mlxserve/text/parsing mlxserve/text/lanes mlxserve/text/conversation "
+        "mlxserve/errors mlxserve/text/parsing mlxserve/text/lanes mlxserve/text/conversation "
         "mlxserve/text/abilities mlxserve/text/fitting mlxserve/text/templates "
-        "mlxserve/text/large_texts mlxserve/text/stream_decoder"
+        "mlxserve/text/large_texts mlxserve/text/stream_decoder mlxserve/text/tokenizer_files"
     ),
     "mlxserve/text/large_text_worker": (
         "mlxserve/text/templates mlxserve/text/template_worker mlxserve/text/tokenizer"
@@ -106,6 +107,10 @@ ARROWS: dict[str, str] = {
         "mlxserve/request mlxserve/forward_work mlxserve/gguf mlxserve/hub mlxserve/cache/layout "
         "mlxserve/cache/key_owners mlxserve/cache/kv mlxserve/cache/layer_kv"
     ),
+    "mlxserve/trial": (
+        "mlxserve/version mlxserve/errors mlxserve/config mlxserve/files mlxserve/machine mlxserve/hub "
+        "mlxserve/helpers mlxserve/model"
+    ),
     "mlxserve/engine": (
         "mlxserve/errors mlxserve/machine mlxserve/stats mlxserve/request mlxserve/forward_work "
         "mlxserve/pauses "
@@ -122,7 +127,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/errors mlxserve/config mlxserve/machine mlxserve/hub mlxserve/text/abilities "
         "mlxserve/text/tokenizer "
         "mlxserve/cache/pages mlxserve/cache/kv mlxserve/disk mlxserve/disk "
-        "mlxserve/scheduler mlxserve/model mlxserve/engine mlxserve/chat"
+        "mlxserve/scheduler mlxserve/model mlxserve/trial mlxserve/engine mlxserve/chat"
     ),
     "mlxserve/ranks": (
         "metal_kernels mlxserve/version mlxserve/errors mlxserve/terminal_text mlxserve/stats mlxserve/option "

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,18 @@ def test_one_prompt_or_many_of_text_or_of_tokens(llm: LLM) -> None:
     assert one.finish_reason == "length"
     assert one.logprobs is None
     assert llm.generate([], GREEDY) == []
+
+
+def test_suppressed_tokens_that_a_model_does_not_have_do_not_fail_its_requests(
+    model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(model_folder("qwen3"), tmp_path / "suppressing"))
+    generation = {"suppress_tokens": [5, 10**6], "temperature": 0.5, "top_k": -1}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    with LLM(str(folder), num_pages=8, page_size=16, disable_log_stats=True) as built:
+        assert built.default_params == SamplingParams(temperature=0.5, logit_bias={5: -1e4})
+        [output] = built.generate([[1, 2]], replace(built.default_params, max_tokens=2))
+        assert output.finish_reason is not None
 
 
 def test_an_answer_has_its_minimum_of_tokens_and_then_ends(llm: LLM) -> None:

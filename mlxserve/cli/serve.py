@@ -50,7 +50,7 @@ def serve(
     if config.num_ranks > 1:
         _join_ranks(config)
     else:
-        config = _with_disk_cache(config)
+        config = _with_server_defaults(config)
     exit_code = _serve(server, config, is_private=exit_with_parent)
     if exit_code:
         print_error("the engine has failed; the log says why.")
@@ -118,11 +118,12 @@ def _join_ranks(config: EngineConfig) -> None:
         sys.exit(0 if was_told else RANKS_ENDED)
 
 
-def _with_disk_cache(config: EngineConfig) -> EngineConfig:
-    if config.disk_cache_size is not None:
-        return config
-    size = default_bytes(disk_folder(config.disk_cache_dir)) / (1 << 30)
-    return config.with_options(disk_cache_size=size)
+def _with_server_defaults(config: EngineConfig) -> EngineConfig:
+    """With what a server has by default, and a program with the library does not."""
+    if config.disk_cache_size is None:
+        size = default_bytes(disk_folder(config.disk_cache_dir)) / (1 << 30)
+        config = config.with_options(disk_cache_size=size)
+    return config.with_options(trial_process=config.trial_process or "auto")
 
 
 def _keep_what_is_loaded() -> None:

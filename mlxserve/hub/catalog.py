@@ -21,6 +21,8 @@ from mlxserve.files import MAX_TEXT, read_json
 from mlxserve.gguf.config import model_config
 from mlxserve.gguf.reader import read_header
 from mlxserve.gguf.sizes import size_in_memory
+from mlxserve.hub.class_defaults import with_class_defaults
+from mlxserve.hub.context import context_of
 from mlxserve.hub.embedded import MODEL_NAME, model_path
 from mlxserve.hub.files import text_config
 from mlxserve.hub.gguf_places import (
@@ -203,22 +205,24 @@ def _entry(
     name: str, source: Origin, config: Mapping[str, Any], size: int, kind: WeightFormat
 ) -> Entry | None:
     """None for what cannot be loaded, which is not listed."""
-    text = text_config(config)
+    text = with_class_defaults(text_config(config))
+    context = context_of(text)
     try:
         check_model_config(config, name)
         kv = kv_shape(text)
         num_heads, _, width = head_sizes(text) if kv.num_values else (0, 0, text["hidden_size"])
-        context = int(text.get("max_position_embeddings") or 0)
         inner = _inner(text, width)
     except (UnsupportedModel, *_UNFIT):
         return None
-    return Entry(name, source, size, kv, context, num_heads, width, inner, format=kind)
+    length = context.length if context is not None else 0
+    return Entry(name, source, size, kv, length, num_heads, width, inner, format=kind)
 
 
 def _inner(text: Mapping[str, Any], width: int) -> int:
     """Intermediate values per token; for experts, their inner values and their outputs."""
     num_experts = int(text.get("num_experts_per_tok") or 0)
-    inner = int(text.get("moe_intermediate_size") or text.get("intermediate_size") or 4 * width)
+    inner = text.get("moe_intermediate_size") or text.get("intermediate_size") or 4 * width
+    inner = int(max(inner) if isinstance(inner, list) else inner)  # Gemma 3n has one for each layer
     return num_experts * (inner + width) if num_experts else inner
 
 

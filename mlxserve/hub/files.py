@@ -1,8 +1,8 @@
 """Finds, downloads and checks a model's files. Never imports mlx.
 
-Only data is accepted: safetensors, GGUF, JSON, templates and tokenizer vocabularies. Anything that could
-make a loader run code from the folder (Python files, `model_file`, `auto_map`) is refused by name
-(CVE-2026-5843 was a `model_file`).
+Only data is read: safetensors, GGUF, JSON, templates and tokenizer vocabularies. Code in a folder (Python
+files, and what `model_file` and `auto_map` name) is neither downloaded nor run, and no reason to refuse
+a model either: its definition is mlx-lm's (CVE-2026-5843 was a `model_file`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from mlxserve.hub.fingerprint import fingerprint
 from mlxserve.hub.gguf_places import choose, files_in, find_gguf, hub_reference, with_its_shards
 from mlxserve.hub.known_models import repository_of, suggestions
 from mlxserve.hub.model_config import check_model_config
+from mlxserve.hub.other_kinds import folder_in_words, kind_in_words, weights_in_words
 
 # The files downloaded from a repository: nothing executable.
 DATA_FILES = (
@@ -36,8 +37,7 @@ DATA_FILES = (
     "tokenizer.model",
     "model*.safetensors",
 )
-_CODE_KEYS = ("model_file", "auto_map")
-_SHARD = re.compile(r"(model-)[0-9]+-of-([0-9]+)(\.safetensors)")
+_SHARD = re.compile(r"(model-)([0-9]+)-of-([0-9]+)(\.safetensors)")
 _MOST_SHARDS = 10_000
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
@@ -133,7 +133,7 @@ def did_you_mean(model: str) -> str:
 
 
 def check_folder(path: Path, name: str) -> ModelFiles:
-    """Check that a folder is complete and contains no code. Raises UnsupportedModel."""
+    """Check that a folder is a complete model. Raises UnsupportedModel."""
     _check_kinds(path, name)
     if not (path / "config.json").exists() and (found := files_in(path)):
         if len(found) > 1:
@@ -142,30 +142,23 @@ def check_folder(path: Path, name: str) -> ModelFiles:
                 f"{', '.join(str(file) for file in found[:5])}."
             )
         return _gguf_model(found[0], name)
+    if not (path / "config.json").exists() and (what := folder_in_words(path)) is not None:
+        raise UnsupportedModel(f"{name} {what}")
     config = _read_json(path / "config.json", name)
+    what = kind_in_words(config)
     if not isinstance(config.get("model_type"), str):
-        raise UnsupportedModel(f"{name}: config.json has no model_type.")
-    for file in ("config.json", "tokenizer_config.json"):
-        if (path / file).exists():
-            content = _read_json(path / file, name)
-            for key in _CODE_KEYS:
-                if content.get(key) is not None:
-                    raise UnsupportedModel(
-                        f"{name}: {file} names code to run ({key}). mlxserve runs no code from a "
-                        "model's folder. Use a version of the model without it."
-                    )
+        why = f" is {what}." if what is not None else ": config.json has no model_type."
+        raise UnsupportedModel(f"{name}{why}")
+    if (path / "tokenizer_config.json").exists():
+        _read_json(path / "tokenizer_config.json", name)
     check_model_config(config, name)
-    code = sorted(str(file.relative_to(path)) for file in path.rglob("*.py"))
-    if code:
-        raise UnsupportedModel(
-            f"{name}: the folder contains Python files ({', '.join(code[:3])}). mlxserve runs no "
-            "code from a model's folder. Remove them if the model works without them."
-        )
     files = ModelFiles(name, path, config)
     if not files.weights:
+        if what is not None:
+            raise UnsupportedModel(f"{name} is {what}, and cannot be served.")
         raise UnsupportedModel(
-            f"{name}: there is no model*.safetensors in {path}. Other formats (GGUF, PyTorch) are "
-            "not supported. Convert the model with `mlx_lm.convert`, or download an MLX version."
+            f"{name}: there is no model*.safetensors in {path}. {weights_in_words(path)}Convert the "
+            "model with `mlx_lm.convert`, or download an MLX version."
         )
     if missing := _missing_weights(files):
         raise UnsupportedModel(
@@ -193,9 +186,10 @@ def _missing_weights(files: ModelFiles) -> list[str]:
         promised |= {str(name) for name in (names if isinstance(names, dict) else {}).values()}
     for name in found:
         if match := _SHARD.fullmatch(name):
-            start, count, end = match.groups()
+            start, own, count, end = match.groups()
             numbers = range(1, min(int(count), _MOST_SHARDS) + 1)
-            promised |= {f"{start}{number:0{len(count)}}-of-{count}{end}" for number in numbers}
+            # Not len(count): DeepSeek and Kimi publish model-00001-of-000163.safetensors.
+            promised |= {f"{start}{number:0{len(own)}}-of-{count}{end}" for number in numbers}
     return sorted(promised - found)
 
 

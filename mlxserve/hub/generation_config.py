@@ -10,11 +10,12 @@ from typing import Any
 
 from mlxserve.errors import InvalidParameter
 from mlxserve.files import MAX_TEXT, read_json
-from mlxserve.hub.files import ModelFiles
+from mlxserve.hub.files import ModelFiles, text_config
 from mlxserve.sampling_params import MAX_BIAS, SamplingParams
 
 log = logging.getLogger("mlxserve.hub")
 
+_COUNTS = ("top_k", "max_tokens")
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -27,13 +28,12 @@ class GenerationConfig:
 
 
 def read_generation_config(files: ModelFiles) -> GenerationConfig:
-    """The model's generation config; defaults if the file is missing or unusable (logged)."""
+    """The model's generation config; defaults where it is missing or unusable (logged)."""
     content = _read(files.path / "generation_config.json")
-    ids = content.get("eos_token_id", files.config.get("eos_token_id"))
+    places = (content, files.config, text_config(files.config))
+    ids = next((p["eos_token_id"] for p in places if p.get("eos_token_id") is not None), None)
     ids = ids if isinstance(ids, list) else [ids]
-    return GenerationConfig(
-        tuple(token_id for token_id in ids if isinstance(token_id, int)), _params(content)
-    )
+    return GenerationConfig(tuple(filter(_is_token_id, ids)), _params(content))
 
 
 def for_vocabulary(params: SamplingParams, size: int) -> SamplingParams:
@@ -62,19 +62,27 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _params(content: Mapping[str, Any]) -> SamplingParams:
+    """From the values that are usable, each by itself."""
     if content.get("do_sample") is False:
         chosen: dict[str, Any] = {"temperature": 0.0}
     else:
-        chosen = {
-            name: content[name] for name in _SAMPLING if isinstance(content.get(name), (int, float))
-        }
-    if isinstance(longest := content.get("max_new_tokens"), int):
-        chosen["max_tokens"] = longest
+        chosen = {name: content[name] for name in _SAMPLING if content.get(name) is not None}
+    if content.get("max_new_tokens") is not None:
+        chosen["max_tokens"] = content["max_new_tokens"]
     if isinstance(suppressed := content.get("suppress_tokens"), list):
-        ids = [token_id for token_id in suppressed if isinstance(token_id, int)]
-        chosen["logit_bias"] = dict.fromkeys(ids, -MAX_BIAS)
-    try:
-        return SamplingParams(**chosen)
-    except InvalidParameter as error:
-        log.warning("generation_config.json is ignored: %s", error)
-        return SamplingParams()
+        chosen["logit_bias"] = dict.fromkeys(filter(_is_token_id, suppressed), -MAX_BIAS)
+    usable: dict[str, Any] = {}
+    for name, value in chosen.items():
+        is_count = name in _COUNTS and isinstance(value, float) and value.is_integer()
+        one: dict[str, Any] = {name: int(value) if is_count else value}
+        try:
+            SamplingParams(**one)
+        except InvalidParameter as error:
+            log.warning("generation_config.json: a value is ignored: %s", error)
+        else:
+            usable |= one
+    return SamplingParams(**usable)
+
+
+def _is_token_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31

@@ -43,8 +43,10 @@ def kv_shape(text: Config) -> KVShape:
     kinds = _kinds(text, num_layers)
     num_reused = int(text.get("num_kv_shared_layers") or text.get("num_kv_reuse_layers") or 0)
     own = kinds[: num_layers - num_reused]  # the last layers use the keys of others
-    num_values = sum(_values(text, kind) for kind in own if kind in _ATTENTION)
-    num_rows = sum(_rows(text, kind) for kind in own if kind in _ATTENTION)
+    parts = [(_of_kind(text, kind), kind) for kind in own if kind in _ATTENTION]
+    num_chosen, chosen_dim = _keys_for_choosing(text)
+    num_values = sum(_values(part, kind) for part, kind in parts) + num_chosen * chosen_dim
+    num_rows = sum(_rows(part, kind) for part, kind in parts) + 2 * num_chosen
     has_states = text.get("model_type") in _BOTH_IN_A_LAYER
     has_states = has_states or any(kind not in _ATTENTION for kind in kinds)
     return KVShape(num_values, has_states, num_rows)
@@ -63,8 +65,24 @@ def _kinds(text: Config, num_layers: int) -> list[str]:
     for key in _KINDS:
         if listed := text.get(key):
             return list(islice(cycle(map(str, listed)), num_layers))
+    if windows := text.get("hybrid_layer_pattern"):
+        return ["sliding_attention" if window else "full_attention" for window in windows]
     attending = _attending(text, num_layers)
     return ["full_attention" if i in attending else "recurrent" for i in range(num_layers)]
+
+
+def _of_kind(text: Config, kind: str) -> Config:
+    """The config with the sizes that layers of this kind have, where they have others."""
+    if kind != "sliding_attention":
+        return text
+    own = {key[4:]: value for key, value in text.items() if key.startswith("swa_")}
+    return {**text, **own, **(text.get("attention_other_setting") or {})}
+
+
+def _keys_for_choosing(text: Config) -> tuple[int, int]:
+    """(layers, size) of the keys that MiniMax M3 chooses blocks by, beside keys and values."""
+    sparse = text.get("sparse_attention_config") or {}
+    return sum(sparse.get("sparse_attention_freq") or ()), int(sparse.get("sparse_index_dim") or 0)
 
 
 def _attending(text: Config, num_layers: int) -> set[int]:

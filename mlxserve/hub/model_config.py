@@ -39,7 +39,8 @@ def check_model_config(config: Mapping[str, Any], name: str) -> None:
             ):
                 raise _refusal(name, key, value, f"a whole number from {least} to {most}")
         for key in _REAL:
-            if part.get(key) is not None and not _is_real(part[key]):
+            values = part[key] if isinstance(part.get(key), list) else [part.get(key)]
+            if not all(value is None or _is_real(value) for value in values):
                 raise _refusal(name, key, part[key], "a number")
 
 

@@ -13,9 +13,10 @@ from metal_kernels.choice import select_backends
 from metal_kernels.ops import Backend, LayerShape
 from mlxserve.cache.kv import Backends
 from mlxserve.errors import InvalidConfig, UnsupportedModel
-from mlxserve.model.load import LoadedModel
+from mlxserve.hub.files import ModelFiles
+from mlxserve.model.load import LoadedModel, load
 from mlxserve.model.probe import probe
-from mlxserve.model.rank_group import Split
+from mlxserve.model.rank_group import RankGroup, Split
 
 log = logging.getLogger("mlxserve.attention")
 
@@ -26,6 +27,22 @@ class AttentionChoice(NamedTuple):
     loaded: LoadedModel
     backends: tuple[Backend, ...]  # of each layer
     difference: float  # the probe's largest
+
+
+def load_probed(
+    files: ModelFiles,
+    *,
+    is_metal: bool,
+    memory_limit: int,
+    kv_cache_dtype: str,
+    attention_backend: str,
+    group: RankGroup | None = None,
+) -> AttentionChoice:
+    """Load a model, and choose its attention. Raises what `load` and `choose_attention` raise."""
+    loaded = load(files, is_metal=is_metal, memory_limit=memory_limit, group=group)
+    if kv_cache_dtype == "q8":
+        loaded = loaded.in_8_bits()
+    return choose_attention(attention_backend, loaded)
 
 
 def choose_attention(name: str, loaded: LoadedModel) -> AttentionChoice:

@@ -11,7 +11,6 @@ identical bits.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,14 +21,19 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.utils import dequantize_model, load_model
 
 from mlxserve.cache.kv import LayerSpec
-from mlxserve.errors import InvalidConfig, OutOfMemory, UnsupportedModel, in_one_line
+from mlxserve.errors import InvalidConfig, OutOfMemory, UnsupportedModel
 from mlxserve.gguf.weights import load_gguf
+from mlxserve.hub.class_defaults import with_class_defaults
+from mlxserve.hub.context import CONTEXT_KEYS, Context, context_of
+from mlxserve.hub.definition_config import changes_for_definition
 from mlxserve.hub.files import ModelFiles, text_config
 from mlxserve.hub.headers import check_weights
+from mlxserve.hub.other_kinds import quantisation_in_words
 from mlxserve.model.caches import CacheTree, look_at
 from mlxserve.model.packed_states import StateSpec
 from mlxserve.model.paged import RowSelector, select_rows, use_paged_attention
 from mlxserve.model.rank_group import RankGroup, Split
+from mlxserve.model.refusals import why_not_loaded
 from mlxserve.model.split_by_heads import drop_head, split_by_heads
 from mlxserve.model.split_by_layers import split_by_layers
 
@@ -54,7 +58,7 @@ class LoadedModel:
     caches       what the layers keep of a sequence, and its shapes
     selector     which rows the head turns into logits
     vocab_size   number of logits per row
-    max_length   positions the model was trained for
+    context      positions by default, and at most
     by_sequence  the model is called once for each sequence of a step, not once for all rows
     group         the ranks that it is divided among; None if all of it is here
     """
@@ -65,7 +69,7 @@ class LoadedModel:
     caches: CacheTree
     selector: RowSelector
     vocab_size: int
-    max_length: int
+    context: Context
     by_sequence: bool = False
     group: RankGroup | None = None
 
@@ -78,6 +82,11 @@ class LoadedModel:
     def states(self) -> tuple[StateSpec, ...]:
         """The shapes of the layers' recurrent states."""
         return self.caches.states
+
+    @property
+    def max_length(self) -> int:
+        """Positions of the context, if no other number is asked for."""
+        return self.context.length
 
     @property
     def has_states(self) -> bool:
@@ -162,41 +171,30 @@ def read_model(files: ModelFiles, *, is_metal: bool) -> tuple[nn.Module, Mapping
             return load_gguf(files.gguf, files.config, is_metal=is_metal), files.config
         for file in files.weights:
             check_weights(file, files.name)
-        model, config = load_model(files.path, lazy=True)
-    except _READ_ERRORS as error:
-        raise UnsupportedModel(_why_not(files, error)) from error
+        model, config = load_model(
+            files.path, lazy=True, model_config=changes_for_definition(files.config)
+        )
+    except (*_READ_ERRORS, SystemExit) as error:  # mlx-lm's olmo exits where its package is missing
+        raise UnsupportedModel(why_not_loaded(files, error)) from error
+    _refuse_packed(model, files)
     return model, config
 
 
-def _why_not(files: ModelFiles, error: Exception) -> str:
-    """Why mlx-lm has refused the weights, and what to do instead."""
-    reason = in_one_line(error)
-    quantization = text_config(files.config).get("quantization_config")
-    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-    if method in ("awq", "gptq"):
-        return (
-            f"{files.name} is quantised with {method.upper()}, in a form that cannot be converted to "
-            f"MLX's ({reason}). Take an MLX conversion of the model, such as those of mlx-community, or "
-            "make one from the original weights with `mlx_lm.convert`."
-        )
-    if "not in model" in reason and (part := _OTHER_PARTS.search(reason)):
-        return (
-            f"{files.name} has weights of another part ({part[0]}), which this architecture of mlx-lm "
-            f"does not know: {reason} Take a conversion of the text model made with mlx-lm, or remove "
-            "these weights from the files."
-        )
-    if "Missing" in reason:
-        return (
-            f"{files.name} cannot be loaded: {reason} Download the model again; if it is complete, take "
-            "a conversion made for mlx-lm."
-        )
-    return f"{files.name} cannot be loaded: {reason}"
-
-
-# Prefixes of weights of what is not the text model.
-_OTHER_PARTS = re.compile(
-    r"\b(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|audio_tower|embed_vision)\b"
-)
+def _refuse_packed(model: nn.Module, files: ModelFiles) -> None:
+    """Raises UnsupportedModel for whole numbers where numbers should be: FP8 without scales, which mlx
+    reads as bytes, and which would be computed with as such.
+    """
+    for path, module in model.named_modules():
+        weight = module.get("weight")
+        if (
+            isinstance(module, (nn.Linear, nn.Embedding))
+            and isinstance(weight, mx.array)
+            and not mx.issubdtype(weight.dtype, mx.floating)
+        ):
+            raise UnsupportedModel(
+                f"{files.name}: {path}.weight is in {weight.dtype} and not quantised as MLX does it. "
+                f"The model {quantisation_in_words('fp8')}"
+            )
 
 
 def keep_part(model: nn.Module, group: RankGroup, name: str, kind: str, memory_limit: int) -> None:
@@ -235,19 +233,18 @@ def prepare(
     caches, vocab_size = look_at(model, name, str(config.get("model_type")), group)
     selector = RowSelector()
     select_rows(model, selector)
-    length = _max_length(config, name)
-    return LoadedModel(name, model, config, caches, selector, vocab_size, length, group=group)
+    context = _context(model, config)
+    return LoadedModel(name, model, config, caches, selector, vocab_size, context, group=group)
 
 
-def _max_length(config: Mapping[str, Any], name: str) -> int:
-    text = text_config(config)
-    length = text.get("max_position_embeddings") or text.get("n_positions") or 4096
-    if not isinstance(length, (int, float)) or length < 2:
-        raise UnsupportedModel(
-            f"{name}: config.json's max_position_embeddings must be a number of tokens, "
-            f"got {length!r}."
-        )
-    return int(length)
+def _context(model: nn.Module, config: Mapping[str, Any]) -> Context:
+    """Of config.json, its class in transformers, or mlx-lm's; 4,096 where none of them says."""
+    text = with_class_defaults(text_config(config))
+    args = [getattr(module, "args", None) for module in model.modules()]
+    lengths = [getattr(each, CONTEXT_KEYS[0], None) for each in args]
+    by_definition = next(filter(None, lengths), 4096)
+    found = context_of(text) or context_of({**text, CONTEXT_KEYS[0]: by_definition})
+    return found or Context(4096, 4096)
 
 
 def _in_float32(model: nn.Module, name: str, memory_limit: int) -> nn.Module:

@@ -158,10 +158,10 @@ def _fitted(
 def _refuse_long_context(config: EngineConfig, loaded: LoadedModel) -> None:
     """Raises InvalidConfig."""
     asked = config.scheduler.max_model_len
-    if asked is not None and asked > loaded.max_length:
+    longest = loaded.context.longest
+    if asked is not None and asked > longest:
         raise InvalidConfig(
-            f"max_model_len={asked}, but {loaded.name} was made for {loaded.max_length} "
-            "tokens; lower it.",
+            f"max_model_len={asked}, but {loaded.name} was made for {longest} tokens; lower it.",
             option="max_model_len",
         )
 
@@ -287,7 +287,7 @@ def measure_step(
         rows, measured = sum(step), 0
         longest = min(
             config.scheduler.max_model_len or loaded.max_length,
-            loaded.max_length,
+            loaded.context.longest,
             _most_positions(loaded, memory_limit),
         )
         seen = copied_positions(loaded.layers, step[1], min(longest, _MOST_MEASURED_POSITIONS))

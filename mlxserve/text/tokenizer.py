@@ -1,7 +1,6 @@
 """Tokenizer: text to token ids and back, chat messages to a prompt, and streaming decoding.
 
-Loads a model folder's tokenizer through mlx-lm, which adds fixes for each model family to
-transformers. Thread-safe; uses no mlx arrays. Templates are rendered in a helper process, and large
+Thread-safe; uses no mlx arrays. Templates are rendered in a helper process, and large
 texts are encoded in another.
 """
 
@@ -18,8 +17,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from mlxserve.errors import InvalidParameter, InvalidRequest, UnsupportedModel, in_one_line
-from mlxserve.files import check_model_files
+from mlxserve.errors import InvalidParameter, InvalidRequest, in_one_line
 from mlxserve.text.abilities import ALWAYS_ALLOWED, Abilities, Probe, find_abilities
 from mlxserve.text.conversation import Call, Conversation, completed_tool
 from mlxserve.text.fitting import Fitted, Fitting, calls_as_json, single_typed_tool
@@ -35,11 +33,10 @@ from mlxserve.text.templates import (
     helper_renderer,
     render_with,
 )
+from mlxserve.text.tokenizer_files import load_tokenizer
 
 log = logging.getLogger("mlxserve.text")
 
-# Without any of these, transformers would build a tokenizer with an empty vocabulary.
-_TABLES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "*.tiktoken")
 # Arguments that transformers consumes instead of passing them to the template. Some of them would
 # replace the template or change the result's type from a list of token ids.
 _RESERVED = frozenset(
@@ -60,15 +57,6 @@ _RESERVED = frozenset(
 # Variables that a conversation sets.
 _OF_CONVERSATIONS = frozenset({"add_generation_prompt", "documents", "messages", "tools"})
 _ANY_TOOL = {"type": "function", "function": {"name": "any"}}
-_READ_ERRORS = (
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
-    ImportError,
-    AttributeError,
-    RecursionError,
-)
 _TEMPLATE_ERRORS = (
     TemplateError,
     TypeError,
@@ -94,7 +82,7 @@ class Tokenizer:
 
         renderer: of the chat templates of all tokenizers in this process; None for a helper process
         """
-        self._wrapper = _load(path, eos_token_ids)
+        self._wrapper = load_tokenizer(path, eos_token_ids)
         self._renderer = renderer or helper_renderer()
         render_with(self._renderer)
         self._looking = threading.Lock()
@@ -386,30 +374,6 @@ class Tokenizer:
         said = [str(message.get("content")) for message in messages if _is_from_outside(message)]
         said.append(json.dumps(list(tools or ()), ensure_ascii=False))
         return any(token in text for text in said for token in self._added_tokens)
-
-
-def _load(path: Path, eos_token_ids: Sequence[int]) -> Any:
-    from huggingface_hub.errors import StrictDataclassError
-    from mlx_lm.tokenizer_utils import load
-
-    try:
-        check_model_files(path)
-        if not any(file for pattern in _TABLES for file in path.glob(pattern)):
-            raise ValueError("there is no vocabulary file")
-        return load(path, {"trust_remote_code": False}, eos_token_ids=list(eos_token_ids) or None)
-    except StrictDataclassError as error:  # transformers reads the model's config as well
-        raise UnsupportedModel(
-            f"config.json in {path} is refused by transformers: {in_one_line(error)}. Correct the "
-            "value, or download the model again."
-        ) from error
-    except Exception as error:
-        # The Rust library raises a bare Exception for a vocabulary that it cannot read.
-        if type(error) is not Exception and not isinstance(error, _READ_ERRORS):
-            raise
-        raise UnsupportedModel(
-            f"The tokenizer in {path} cannot be read: {in_one_line(error)}. The folder must contain "
-            "a tokenizer.json (or tokenizer.model) and a tokenizer_config.json."
-        ) from error
 
 
 def _is_from_outside(message: Mapping[str, Any]) -> bool:

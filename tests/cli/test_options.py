@@ -57,7 +57,8 @@ def test_help_is_short_and_leads_to_all_options(command: str, run: Run) -> None:
 
 
 def test_without_flags_nothing_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLXSERVE_DISK_CACHE_SIZE")  # set for all tests
+    for name in ("MLXSERVE_DISK_CACHE_SIZE", "MLXSERVE_TRIAL_PROCESS"):  # set for all tests
+        monkeypatch.delenv(name)
     settings = parse()
     assert settings.flags == {}
     assert settings.build(EngineConfig) == EngineConfig()

@@ -60,7 +60,9 @@ def test_a_model_that_is_not_sampled_is_greedy(tmp_path: Path) -> None:
         ({"eos_token_id": [3, 5]}, {}, (3, 5)),
         ({}, {"eos_token_id": [4]}, (4,)),
         ({}, {}, ()),
-        ({"eos_token_id": ["</s>", 7]}, {}, (7,)),
+        ({"eos_token_id": ["</s>", 7, True, -1]}, {}, (7,)),
+        ({"eos_token_id": None}, {"eos_token_id": 4}, (4,)),
+        ({}, {"eos_token_id": None, "text_config": {"eos_token_id": [4, 6]}}, (4, 6)),
     ],
 )
 def test_generation_config_goes_before_config_about_the_tokens_that_end_an_answer(
@@ -78,13 +80,38 @@ def test_the_makers_limit_and_suppressed_tokens_are_defaults(tmp_path: Path) -> 
     assert read(tmp_path, nothing).default_params == SamplingParams()
 
 
-@pytest.mark.parametrize("content", [{"temperature": -1}, {"top_p": 7}, {"max_new_tokens": 0}])
-def test_values_out_of_range_leave_the_defaults_and_are_logged(
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"temperature": -1},
+        {"top_p": 7},
+        {"top_p": 0},
+        {"top_k": -1},
+        {"top_k": 0.5},
+        {"min_p": "a little"},
+        {"repetition_penalty": float("nan")},
+        {"max_new_tokens": 0},
+        {"suppress_tokens": [-1, 2**40]},
+    ],
+    ids=str,
+)
+def test_one_bad_value_costs_that_value_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, content: dict[str, Any]
 ) -> None:
+    good = {"eos_token_id": 3, "temperature": 0.6, "top_k": 20, "max_new_tokens": 9}
     with caplog.at_level(logging.WARNING, "mlxserve.hub"):
-        assert read(tmp_path, content).default_params == SamplingParams()
-    assert "is ignored" in caplog.text
+        found = read(tmp_path, {**good, **content})
+    [bad] = content
+    kept = {"temperature": 0.6, "top_k": 20, "max_tokens": 9}
+    kept.pop("max_tokens" if bad == "max_new_tokens" else bad, None)
+    assert found == GenerationConfig((3,), SamplingParams(**kept))
+    assert ("a value is ignored" in caplog.text) == (bad != "suppress_tokens")
+
+
+def test_a_whole_number_may_be_written_with_a_point(tmp_path: Path) -> None:
+    params = read(tmp_path, {"top_k": 20.0, "max_new_tokens": 256.0}).default_params
+    assert params == SamplingParams(top_k=20, max_tokens=256)
+    assert isinstance(params.top_k, int)
 
 
 def test_a_missing_or_broken_file_leaves_the_defaults(

@@ -215,7 +215,11 @@ def test_an_extra_tensor_is_named(llama: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "no_such_kind"}, "no_such_kind not supported"),
+        ({"model_type": "no_such_kind"}, "has no definition of that kind. A newer version"),
+        ({"model_type": "bert"}, "is an encoder (bert), which turns texts into vectors"),
+        ({"model_type": "whisper"}, "is a model for audio (whisper), and cannot be served"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "is an encoder with a decoder (t5)"),
+        ({"model_type": "olmo"}, "needs the package 'hf_olmo'"),
         ({"model_type": "base"}, "cannot be loaded"),
         ({"hidden_size": 32}, "Expected shape"),
         ({"hidden_size": "many"}, "hidden_size must be a whole number"),
@@ -325,14 +329,132 @@ def test_a_model_that_fails_on_its_first_tokens_is_refused_and_the_log_says_why(
     assert "no such thing" in caplog.text
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq"])
+@pytest.mark.parametrize(
+    ("method", "extra", "named"),
+    [
+        ("fp8", "weight_scale_inv", "FP8 (8-bit floats)"),
+        ("bitsandbytes", "weight.absmax", "bitsandbytes"),
+        ("gptq", "g_idx", "GPTQ"),
+        ("exl2", "q_weight", "EXL2"),
+        ("hqq", "meta", "HQQ"),
+    ],
+)
 def test_weights_of_another_quantisation_are_refused_with_what_to_take_instead(
-    llama: Path, method: str
+    llama: Path, method: str, extra: str, named: str
 ) -> None:
     rewrite(llama, quantization_config={"quant_method": method, "bits": 4, "group_size": 64})
+    weights = {**tensors(llama), f"model.layers.0.mlp.up_proj.{extra}": mx.zeros((2, 2))}
+    mx.save_safetensors(str(llama / "model.safetensors"), weights)
     text = refusal(llama)
-    assert f"is quantised with {method.upper()}" in text
+    assert f"is quantised with {named}" in text
     assert "Take an MLX conversion" in text
+
+
+def test_awq_without_quantised_layers_is_refused_by_its_name(llama: Path) -> None:
+    rewrite(llama, quantization_config={"quant_method": "awq", "bits": 4, "group_size": 64})
+    assert "is quantised with AWQ" in refusal(llama)
+
+
+def test_8_bit_floats_without_scales_are_not_computed_with_as_whole_numbers(llama: Path) -> None:
+    weights = tensors(llama)
+    name = "model.layers.1.mlp.up_proj.weight"
+    weights[name] = mx.to_fp8(weights[name])
+    mx.save_safetensors(str(llama / "model.safetensors"), weights)
+    assert "model.layers.1.mlp.up_proj.weight is in mlx.core.uint8" in refusal(llama)
+
+
+def test_weights_without_a_head_are_those_of_an_embedding_model(llama: Path) -> None:
+    bare = {name.removeprefix("model."): array for name, array in tensors(llama).items()}
+    mx.save_safetensors(str(llama / "model.safetensors"), bare)
+    text = refusal(llama)
+    assert "has the weights of a bare llama model" in text
+    assert "/v1/embeddings" in text
+
+
+def test_a_reranker_is_refused_by_what_it_is(llama: Path) -> None:
+    weights = {**tensors(llama), "score.weight": mx.zeros((1, 64))}
+    mx.save_safetensors(str(llama / "model.safetensors"), weights)
+    rewrite(llama, architectures=["LlamaForSequenceClassification"])
+    assert "is a classifier or reranker (LlamaForSequenceClassification)" in refusal(llama)
+
+
+# ---- folders as they are published
+
+
+def test_code_in_a_folder_is_not_run_and_does_not_matter(llama: Path) -> None:
+    expected = logits(load_folder(llama).model)
+    ran = llama / "ran"
+    (llama / "modeling_own.py").write_text(f"open({str(ran)!r}, 'w')")
+    rewrite(llama, auto_map={"AutoModel": "modeling_own.Model"}, model_file="modeling_own.py")
+    assert np.array_equal(logits(load_folder(llama).model), expected)
+    assert not ran.exists()
+
+
+def test_a_kind_without_a_definition_is_refused_and_its_own_code_mentioned(llama: Path) -> None:
+    rewrite(llama, model_type="no_such", auto_map={"AutoModel": "modeling_own.Model"})
+    assert "Code in the model's folder is never run." in refusal(llama)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_rope_parameters_of_transformers_5_are_what_rope_theta_was(
+    kind: str, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(model_folder(kind), tmp_path / kind))
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
+    rewrite(folder, rope_theta=777.0, rope_scaling=scaling)
+    expected = logits(load_folder(folder).model)
+    rewrite(folder, rope_theta=None, rope_scaling=None)
+    content = json.loads((folder / "config.json").read_text())
+    del content["rope_theta"], content["rope_scaling"]
+    content["rope_parameters"] = {**scaling, "rope_theta": 777.0}
+    (folder / "config.json").write_text(json.dumps(content))
+    assert np.array_equal(logits(load_folder(folder).model), expected)
+
+
+def test_a_text_model_is_told_what_only_the_top_of_its_config_says(
+    model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    """Qwen3-VL's `tie_word_embeddings`."""
+    folder = Path(shutil.copytree(model_folder("qwen3"), tmp_path / "qwen3_vl"))
+    text = json.loads((folder / "config.json").read_text())
+    tied = text.pop("tie_word_embeddings", True)
+    whole = {"model_type": "qwen3_vl", "tie_word_embeddings": tied, "text_config": text}
+    (folder / "config.json").write_text(json.dumps(whole))
+    named = {f"language_model.{name}": array for name, array in tensors(folder).items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), named)
+    assert np.array_equal(
+        logits(load_folder(folder).model), logits(load_model(model_folder("qwen3"))[0])
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "length", "longest"),
+    [
+        ({"max_position_embeddings": 256}, 256, 256),
+        ({"max_position_embeddings": None, "n_ctx": 300}, 300, 300),
+        ({"max_position_embeddings": None}, 2048, 2048),  # of transformers' LlamaConfig
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, 1024, 1024),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 512, 1024),
+    ],
+    ids=str,
+)
+def test_the_context_of_a_model(
+    changes: dict[str, Any], length: int, longest: int, llama: Path
+) -> None:
+    rewrite(llama, **changes)
+    context = load_folder(llama).context
+    assert (context.length, context.longest) == (length, longest)
+
+
+def test_the_context_of_a_definition_that_transformers_does_not_know(
+    build_model: Callable[..., tuple[nn.Module, dict[str, Any]]],
+) -> None:
+    model, config = build_model("llama")
+    unknown = {**config, "model_type": "own", "max_position_embeddings": None}
+    model.args.max_position_embeddings = 777
+    assert prepare(model, unknown, "tiny").max_length == 777
+    model.args.max_position_embeddings = None
+    assert prepare(model, unknown, "tiny").max_length == 4096
 
 
 def test_left_over_weights_of_a_vision_tower_are_named(llama: Path) -> None:
@@ -347,4 +469,4 @@ def test_missing_weights_are_refused_with_what_to_do(llama: Path) -> None:
     weights = tensors(llama)
     del weights["model.norm.weight"]
     mx.save_safetensors(str(llama / "model.safetensors"), weights)
-    assert "Download the model again" in refusal(llama)
+    assert "download the model again" in refusal(llama)

@@ -25,7 +25,8 @@ from metal_kernels.metal import MetalBackend
 from metal_kernels.x86.backend import X86Backend
 from mlxserve.cache.kv import LayerSpec
 from mlxserve.config import EngineConfig
-from mlxserve.errors import OutOfMemory
+from mlxserve.errors import InvalidConfig, OutOfMemory
+from mlxserve.hub.context import Context
 from mlxserve.model import step_graphs
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.probe import probe
@@ -113,6 +114,16 @@ def test_too_little_memory_for_a_cache_is_refused_with_advice(
         pages(loaded, int(loaded.weight_size * share))
     assert str(caught.value).startswith("tiny: the weights and a step of 64 tokens leave no")
     assert "Raise gpu_memory_utilization" in str(caught.value)
+
+
+def test_a_context_may_be_as_long_as_the_rotary_scaling_covers(loaded: LoadedModel) -> None:
+    scaled = replace(loaded, context=Context(512, 2048))
+    for asked, settled in ((None, 512), (600, 600), (2048, 2048)):
+        config = EngineConfig().with_options(num_pages=100, page_size=32, max_model_len=asked)
+        assert settle(config, scaled, None, 1 << 30).scheduler.max_model_len == settled
+    config = EngineConfig().with_options(num_pages=100, page_size=32, max_model_len=2049)
+    with pytest.raises(InvalidConfig, match="tiny was made for 2048 tokens; lower it"):
+        settle(config, scaled, None, 1 << 30)
 
 
 def test_measuring_frees_its_memory(loaded: LoadedModel) -> None:

@@ -27,6 +27,7 @@ from mlx.utils import tree_map
 from metal_kernels.metal import MetalBackend
 from mlxserve.bench.report import Figure, Report
 from mlxserve.cache.kv import KVPool, LayerSpec
+from mlxserve.hub.context import Context
 from mlxserve.model.caches import CacheTree, KVLeaf
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.paged import RowSelector, select_rows, use_paged_attention
@@ -174,7 +175,9 @@ class Model:
         k_pools = kv.arrays()[: self.num_layers]
         computed = backend.fences.state(k_pools)
         caches = CacheTree(tuple(map(KVLeaf, range(self.num_layers))), kv.specs)
-        runner = ModelRunner(LoadedModel("host", self.paged, {}, caches, self.selector, 0, 0), kv)
+        runner = ModelRunner(
+            LoadedModel("host", self.paged, {}, caches, self.selector, 0, Context(0, 0)), kv
+        )
         chunks = []
         for number, length in enumerate(lengths):
             # Only the pages that are written differ: nothing reads them.

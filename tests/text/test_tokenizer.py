@@ -301,12 +301,57 @@ def test_an_unreadable_tokenizer_is_refused_and_the_required_files_named(
     assert "\n" not in str(caught.value)
 
 
-def test_a_config_that_transformers_refuses_is_named_with_its_value(folder: Path) -> None:
-    config = {"model_type": "gemma2", "vocab_size": "many"}
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gemma2", "vocab_size": "many"},
+        {"model_type": "gemma3_text", "query_pre_attn_scalar": 256.0},
+        {"model_type": "nemotron_h", "time_step_limit": [0.01, 10]},
+        {"model_type": "llama", "max_position_embeddings": 131072.0},
+        {"model_type": "qwen3", "tie_word_embeddings": None, "layer_types": ["new_attention"]},
+        {"model_type": "dbrx", "attn_config": {"clip_qkv": True}},
+        {"model_type": "deepseek_v3", "n_routed_experts": None},
+        {"model_type": "exaone4", "sliding_window_pattern": "LLLG", "num_hidden_layers": 4},
+        {"model_type": "no_such_kind"},
+    ],
+    ids=lambda config: str(config["model_type"]),
+)
+def test_no_value_of_the_models_config_matters_to_its_tokenizer(
+    folder: Path, config: dict[str, Any]
+) -> None:
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedModel, match=r"config.json in .*vocab_size.*'many'") as caught:
+    whole, read = Tokenizer(model_path()), Tokenizer(folder)
+    text = "  Several words, and 123 numbers."
+    assert read.encode(text) == whole.encode(text)
+    assert read.render([{"role": "user", "content": text}]) == whole.render(
+        [{"role": "user", "content": text}]
+    )
+
+
+@pytest.mark.parametrize("tokenizer_class", ["TikTokenTokenizer", "PreTrainedTokenizerFast", None])
+@pytest.mark.parametrize("model_type", ["kimi_k2", "qwen2", "no_such_kind"])
+def test_a_class_in_the_folder_is_never_run_and_tokenizer_json_decides(
+    folder: Path, tokenizer_class: str | None, model_type: str
+) -> None:
+    ran = folder / "ran"
+    (folder / "tokenization_own.py").write_text(f"open({str(ran)!r}, 'w')")
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    auto_map = {"AutoTokenizer": ["tokenization_own.OwnTokenizer", None]}
+    settings |= {"auto_map": auto_map, "tokenizer_class": tokenizer_class}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    text = "  Several words, and 123 numbers."
+    assert Tokenizer(folder).encode(text) == Tokenizer(model_path()).encode(text)
+    assert not ran.exists()
+
+
+def test_a_tokenizer_that_is_only_code_is_refused_with_what_to_take(folder: Path) -> None:
+    (folder / "tokenizer.json").rename(folder / "tiktoken.model")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["auto_map"] = {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(UnsupportedModel, match=r"never run. Take a version .* tokenizer.json"):
         Tokenizer(folder)
-    assert "\n" not in str(caught.value)
 
 
 def test_supports_tools_tells_whether_the_template_renders_tools(

@@ -1,0 +1,67 @@
+"""Folders and models that are not language models, or not as mlxserve reads them, in a sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# Words in a `model_type`. Asked only where there is no definition, or where it does not fit the weights.
+_ENCODERS = ("bert", "electra", "mpnet", "clip", "siglip", "embedding")
+_AUDIO = frozenset({"whisper", "wav2vec", "parakeet", "kokoro", "moshi", "musicgen"})
+_AUDIO |= {"audio", "speech", "tts", "asr"}
+_AUDIO_KEYS = ("n_mels", "sample_rate")  # of conversions that name no `model_type`
+_ENCODER_HEADS = ("ForMaskedLM", "ForTokenClassification")
+
+
+def kind_in_words(config: Mapping[str, Any]) -> str | None:
+    """What a model is that does not write text, and what it is for; None if nothing shows."""
+    kind = str(config.get("model_type")).lower()
+    names = config.get("architectures")
+    heads = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    if any(word in kind for word in _AUDIO) or any(key in config for key in _AUDIO_KEYS):
+        return "a model for audio" + (f" ({kind})" if config.get("model_type") else "")
+    if any(name.endswith("ForSequenceClassification") for name in heads):
+        return f"a classifier or reranker ({heads[0]}), which scores texts and writes none"
+    is_encoder = any(word in kind for word in _ENCODERS)
+    if is_encoder or any(name.endswith(_ENCODER_HEADS) for name in heads):
+        return f"an encoder ({kind}), which turns texts into vectors and writes none"
+    if config.get("is_encoder_decoder") is True:
+        return f"an encoder with a decoder ({kind}) and not a decoder alone"
+    return None
+
+
+def quantisation_in_words(method: str) -> str:
+    """Why weights of another quantisation are not loaded, and what to take instead."""
+    names = {"fp8": "FP8 (8-bit floats)", "bitsandbytes": "bitsandbytes"}
+    return (
+        f"is quantised with {names.get(method, method.upper())}, in a form that cannot be converted to "
+        "MLX's. Take an MLX conversion of the model, such as those of mlx-community, or make one from "
+        "the original weights with `mlx_lm.convert`."
+    )
+
+
+def folder_in_words(path: Path) -> str | None:
+    """What a folder without a config.json is instead of a model's; None if nothing shows."""
+    if (path / "adapter_config.json").exists():
+        return (
+            "holds an adapter (adapter_config.json) and not a model. Join it with the model that it was "
+            "made for: `mlx_lm.fuse --model MODEL --adapter-path FOLDER`."
+        )
+    if (path / "model_index.json").exists():
+        return "holds a model that makes images (model_index.json), not a language model."
+    if (path / "params.json").exists():
+        return (
+            "holds weights in the format of their makers (params.json). Download the version for "
+            "transformers, which has a config.json, or an MLX conversion."
+        )
+    return None
+
+
+def weights_in_words(path: Path) -> str:
+    """Which files of weights a folder has that are not read."""
+    endings = {".gguf": "GGUF", ".bin": "PyTorch", ".pt": "PyTorch", ".pth": "PyTorch"}
+    endings |= {".npz": "old MLX", ".onnx": "ONNX", ".safetensors": "safetensors of another name"}
+    found = {endings[file.suffix]: file.name for file in path.glob("*") if file.suffix in endings}
+    there = ", ".join(f"{name} ({kind})" for kind, name in sorted(found.items()))
+    return f"It has {there} instead. " if there else ""
