@@ -192,7 +192,7 @@ class MetalBackend:
         v_pool: mx.array,
         tables: SequenceTables,
         attention: Attention,
-        sinks: mx.array | None,
+        sinks: mx.array | None = None,
     ) -> mx.array:
         """As `paged_prefill`, by the tile kernel, which reads the pages themselves."""
         attend = tables.plan(

@@ -90,20 +90,21 @@ def _of_the_model(model: str) -> Iterator[Measurement]:
             reasons.append(f"mlx-lm: {their_reason or _TOO_SHORT}")
         absent = "; ".join(reasons) or None
         yield Measurement(name, unit, ours.get(key), theirs.get(key), absent)
-    yield _bound_by(ours, theirs)
+    yield _bound_by(ours, theirs, reason or host_reason or "no decode, or no graph")
 
 
-def _bound_by(*sides: Mapping[str, float]) -> Measurement:
-    """The share of a decode's time in which the host builds its graph, and what that means."""
-    ours, theirs = (
+def _bound_by(ours: Mapping[str, float], theirs: Mapping[str, float], absent: str) -> Measurement:
+    """The share of a decode's time in which the host builds its graph, and what that means; `absent`: why
+    there is no share of ours."""
+    share, their_share = (
         each["host"] * each["decode"] / 10 if "host" in each and "decode" in each else None
-        for each in sides
+        for each in (ours, theirs)
     )
     name = "host's share of a decode"
-    if ours is None:
-        return Measurement(name, "%", None, theirs, "mlxserve: no decode, or no graph")
-    bound = "the host" if ours >= _BOUND_BY_HOST else "the device"
-    return Measurement(f"{name}, which is bound by {bound}", "%", ours, theirs)
+    if share is None:
+        return Measurement(name, "%", None, their_share, f"mlxserve: {absent}")
+    bound = "the host" if share >= _BOUND_BY_HOST else "the device"
+    return Measurement(f"{name}, which is bound by {bound}", "%", share, their_share)
 
 
 def _times(model: str) -> Iterator[Measurement]:
