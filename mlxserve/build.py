@@ -26,7 +26,7 @@ from mlxserve.engine.trace import Trace
 from mlxserve.errors import InvalidConfig
 from mlxserve.hub.files import ModelFiles, find_model
 from mlxserve.hub.generation_config import for_vocabulary, read_generation_config
-from mlxserve.model.attention import in_words, load_probed
+from mlxserve.model.attention import backend_names, load_probed
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.rank_group import RankGroup
 from mlxserve.model.runner import ModelRunner
@@ -35,7 +35,7 @@ from mlxserve.model.sizing import (
     default_step_budget,
     first_pages,
     measure_step,
-    settle,
+    with_sizes,
 )
 from mlxserve.model.work import forward_work
 from mlxserve.model.workers import Workers
@@ -153,7 +153,7 @@ def build_engine(
         kv.nbytes / (1 << 20),
         scheduler.max_model_len,
         "keys and values in 8 bits, " if config.kv_cache_dtype == "q8" else "",
-        in_words(kv.backends),
+        backend_names(kv.backends),
         part.difference,
     )
     runner = ModelRunner(loaded, kv, config.seed, memory_limit=part.device_memory, workers=workers)
@@ -216,7 +216,7 @@ def build_part(config: EngineConfig, files: ModelFiles, group: RankGroup | None)
     step = None
     if is_metal or config.num_pages is None:
         step = measure_step(config, loaded, backends, is_metal=is_metal, memory_limit=most)
-    config = settle(config, loaded, step, memory_limit, device_memory=most)
+    config = with_sizes(config, loaded, step, memory_limit, device_memory=most)
     assert config.num_pages is not None
     step = step if is_metal else None
     _limit_memory(config, step)

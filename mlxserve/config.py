@@ -1,7 +1,7 @@
 """EngineConfig: every option of the engine, declared and checked once.
 
 Frozen, and standard library only. What depends on the model or on the machine (`num_pages`,
-`max_model_len`) may be None here; `build.py` settles it.
+`max_model_len`) may be None here; `build.py` decides it.
 """
 
 # Annotations are read at run time, so this file does not postpone them.

@@ -38,9 +38,9 @@ class WorkBudget:
     forward: ForwardWork
     amount: float
 
-    def rows(self, start: int, most: int, used: float) -> int:
-        """Rows of a chunk from `start` for what is left after `used`, at most `most`."""
-        if most <= 0:
+    def rows(self, start: int, max_rows: int, used: float) -> int:
+        """Rows of a chunk from `start` for what is left after `used`, at most `max_rows`."""
+        if max_rows <= 0:
             return 0
         left = max(0.0, self.amount - used)
-        return min(most, int(left / self.forward.of_row(start + most - 1)))
+        return min(max_rows, int(left / self.forward.of_row(start + max_rows - 1)))

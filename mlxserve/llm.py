@@ -26,7 +26,7 @@ from mlxserve import machine
 from mlxserve.chat.answers import RequestOutput
 from mlxserve.chat.request_options import RequestOptions
 from mlxserve.config import EngineConfig
-from mlxserve.engine.worker import result_of
+from mlxserve.engine.threads import result_of
 from mlxserve.errors import EngineStopped, InvalidParameter, InvalidRequest
 from mlxserve.ranks.environment import own_rank
 from mlxserve.request import Resized

@@ -56,7 +56,7 @@ class CacheMiss(StrEnum):
     OTHER_SALT = "other_salt"  # this client computed it under another cache_salt
     BELOW_ONE_PAGE = "below_one_page"  # the rest does not fill a page, or is the last token
     LOST = "lost"  # it was on disk, but could not be read
-    NO_SNAPSHOT = "no_snapshot"  # its pages are cached, but no recurrent state behind them
+    NO_SNAPSHOT = "no_snapshot"  # its pages are cached, but no recurrent state after them
     OFF = "off"  # prefix caching is off
 
 

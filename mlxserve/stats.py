@@ -234,7 +234,7 @@ class StateStats(StatsGroup):
         int, gauge("States that fit into memory, running and kept.", "state_slots")
     ] = 0
     num_snapshots: Annotated[
-        int, gauge("States kept behind cached pages, to continue from.", "state_snapshots")
+        int, gauge("States kept after cached pages, to continue from.", "state_snapshots")
     ] = 0
     num_restored: Annotated[
         int, counter("Requests that began with a kept state.", "state_snapshots_restored")

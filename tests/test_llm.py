@@ -295,7 +295,7 @@ def test_what_was_computed_is_read_from_disk_after_a_restart(
         [other] = after.generate([prompt], LONG, use_tqdm=False, cache_salt="mine")
         stats = after.stats()
         assert after.reset_prefix_cache(disk=True)
-        after.check()  # and the stats are those behind the reset
+        after.check()  # and the stats are those after the reset
         assert after.stats().disk.num_pages == 0
         [again] = after.generate([prompt], LONG, use_tqdm=False)
     assert found.token_ids == other.token_ids == again.token_ids == wanted.token_ids
@@ -396,7 +396,7 @@ def test_the_page_a_prefix_ends_in_is_copied_or_computed_again_for_the_same_answ
         answers[tail] = [output.token_ids for output in named]
         assert answers[tail][:3] == [output.token_ids for output in cold]
     assert answers["copy"] == answers["recompute"]
-    # What is behind the prefix, and one token of the prompt that is cached whole.
+    # What follows the prefix, and one token of the prompt that is cached whole.
     assert computed["copy"] == 3 + 1 + 2 + 1
     assert computed["recompute"] == computed["copy"] + 3 * 9 + 15
 

@@ -43,7 +43,7 @@ class FirstFrame:
         asked, self._asked = self._asked, None
         return (None, "") if asked is None else read_answer(0, asked)
 
-    def hand_over(self) -> None:
+    def release(self) -> None:
         """The app owns the terminal and the signals from now on."""
         self.is_open = False
         termios.tcsetattr(0, termios.TCSANOW, self._modes)
@@ -51,12 +51,12 @@ class FirstFrame:
             signal.signal(number, handler)
 
     def close(self) -> None:
-        """Restore the terminal. Does nothing after `hand_over`."""
+        """Restore the terminal. Does nothing after `release`."""
         with suppress(OSError, termios.error):  # the window may have been closed
             if self.is_open:
                 self.read_answer()
                 os.write(2, LEAVE.encode())
-                self.hand_over()
+                self.release()
 
     def _end(self, number: int, _frame: object) -> None:
         self.close()
@@ -71,7 +71,7 @@ def driver_after(frame: FirstFrame, typed: str) -> type[Driver]:
     class DriverAfterFrame(LinuxDriver):
         def write(self, data: str) -> None:
             if data == ENTER and frame.is_open:
-                frame.hand_over()
+                frame.release()
                 for text in re.findall(r"\r|[^\r]+", typed):
                     self.process_message(Key("enter", "\r") if text == "\r" else Paste(text))
             else:

@@ -84,12 +84,12 @@ class RunSet:
 
     def _cut(self, first: int, start: int, count: int) -> list[int]:
         """Remove up to `count` ids from `start` on from the run at `first`."""
-        behind = first + self._remove(first)
-        stop = min(start + count, behind)
+        end = first + self._remove(first)
+        stop = min(start + count, end)
         if first < start:
             self._insert(first, start - first)
-        if stop < behind:
-            self._insert(stop, behind - stop)
+        if stop < end:
+            self._insert(stop, end - stop)
         return list(range(start, stop))
 
     def _insert(self, first: int, length: int) -> None:

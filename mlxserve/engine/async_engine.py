@@ -27,10 +27,10 @@ from mlxserve.engine import awake
 from mlxserve.engine.awake import Awake
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.memory import MemoryWatch
-from mlxserve.engine.output_stream import OutputStream, hand_over
+from mlxserve.engine.output_stream import OutputStream, deliver_all
 from mlxserve.engine.snapshot import Snapshot
+from mlxserve.engine.threads import THREADS, result_of
 from mlxserve.engine.throughput_log import ThroughputLog
-from mlxserve.engine.worker import WORKERS, result_of
 from mlxserve.errors import EngineFailed, EngineStopped, MlxServeError
 from mlxserve.model.dense_text import DenseText, Result
 from mlxserve.model.workers import Workers
@@ -92,11 +92,11 @@ class _Call:
 class _Failures:
     """Counts the failures of the last minute."""
 
-    def __init__(self, most: int) -> None:
-        self._times: deque[float] = deque(maxlen=most)
+    def __init__(self, limit: int) -> None:
+        self._times: deque[float] = deque(maxlen=limit)
 
     def is_one_too_many(self) -> bool:
-        """Count one more; whether there were `most` of them within a minute."""
+        """Count one more; whether there were `limit` of them within a minute."""
         now = time.monotonic()
         self._times.append(now)
         return len(self._times) == self._times.maxlen and now - self._times[0] <= _MINUTE
@@ -143,8 +143,8 @@ class AsyncEngine:
         self._ending = threading.Lock()
         if workers is not None:
             workers.attach(self.fail, self.seconds_since_beat)
-        self._worker = WORKERS.hire()
-        self._ended = self._worker.start(lambda: self._run(build))
+        self._thread = THREADS.hire()
+        self._ended = self._thread.start(lambda: self._run(build))
         try:
             result_of(self._ready)
         except BaseException:
@@ -279,7 +279,7 @@ class AsyncEngine:
         """Abort every request and end the thread. Idempotent."""
         atexit.unregister(self.close)
         self._inbox.put(None)
-        if threading.current_thread() is not self._worker.thread:
+        if threading.current_thread() is not self._thread.thread:
             is_stuck = self._workers is not None and self._has_failed
             self._ended.wait(_STUCK_SECONDS if is_stuck else None)
 
@@ -415,7 +415,7 @@ class AsyncEngine:
     def _fail(self, request_ids: Sequence[str], error: Exception) -> None:
         """End the streams of these requests, whose other requests are aborted by that."""
         for stream in {self._streams.pop(name) for name in request_ids}:
-            hand_over(stream.loop, [(stream, EngineFailed.because_of(error))])
+            deliver_all(stream.loop, [(stream, EngineFailed.because_of(error))])
 
     def _take_calls(self, engine: Engine) -> bool:
         """Run the calls in the inbox; without other work, wait for one. False to end the engine."""
@@ -448,13 +448,13 @@ class AsyncEngine:
                 del self._streams[output.request_id]
             by_loop.setdefault(stream.loop, []).append((stream, output))
         for loop, items in by_loop.items():
-            hand_over(loop, items)
+            deliver_all(loop, items)
 
     def _end(self, reason: EngineStopped) -> None:
         with self._ending:
             self._stopped = reason = self._stopped or reason  # the first one counts
         for stream in set(self._streams.values()):
-            hand_over(stream.loop, [(stream, reason)])
+            deliver_all(stream.loop, [(stream, reason)])
         self._streams.clear()
         self._refuse_calls(reason)
 

@@ -22,7 +22,7 @@ _STEP_SECONDS = 1e-6  # by which a page counts as used before the one that it fo
 
 
 def state_name(hash_: bytes) -> bytes:
-    """The record of the recurrent state behind the page of this hash."""
+    """The record of the recurrent state after the page of this hash."""
     return hash_ + b"s"
 
 
@@ -84,7 +84,7 @@ class DiskCache:
         self._pages.forget(hashes)
 
     def forget_states(self, hashes: Iterable[bytes], /) -> None:
-        """The recurrent states behind these pages are not in memory."""
+        """The recurrent states after these pages are not in memory."""
         assert self._states is not None, "there are no states"
         self._states.forget(map(state_name, hashes))
 
@@ -103,7 +103,7 @@ class DiskCache:
         return self.tier.num_leading(hashes)
 
     def has_state(self, hash_: bytes, /) -> bool:
-        """Whether the recurrent state behind this page is on disk."""
+        """Whether the recurrent state after this page is on disk."""
         return self.tier.num_leading([state_name(hash_)]) == 1
 
     def pays(self, num_tokens: int, /) -> bool:

@@ -123,7 +123,7 @@ class Engine:
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
         """End a request at this step boundary."""
         outputs = self._scheduler.abort(request_id, reason)
-        self._transfers.hand_over()
+        self._transfers.submit_to_disk()
         self._timeline.got(outputs)
         return outputs
 

@@ -75,7 +75,7 @@ class OutputStream:
             self._waiter.set_result(None)
 
 
-def hand_over(
+def deliver_all(
     loop: asyncio.AbstractEventLoop,
     items: Sequence[tuple[OutputStream, Output | EngineStopped | EngineFailed]],
 ) -> None:

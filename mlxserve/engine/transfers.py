@@ -72,7 +72,7 @@ class Transfers:
         if self._disk is None:
             return False
         if not self._is_left_alone():
-            self._endangered = self._moves.disk.endangered(self._most(self._disk))
+            self._endangered = self._moves.disk.endangered(self._max_pages(self._disk))
         return bool(self._endangered) or self.is_reading
 
     def before_plan(self) -> None:
@@ -89,19 +89,19 @@ class Transfers:
         """After this, the planned step may write to the pages that were copied or saved."""
         self._are_pages_written = False
         self._copy()
-        self.hand_over()
+        self.submit_to_disk()
 
     def after_read(self) -> None:
         if (dropped := self._moves.pop_dropped_states()) is not None:
             self._runner.drop_states(dropped)
-        self.hand_over()
+        self.submit_to_disk()
 
     def wait(self) -> None:
         """Nothing can be computed: wait a moment for the disk if it is being read."""
         if self._disk is not None and self.is_reading:
             self._disk.tier.wait(_WAIT_SECONDS)
 
-    def hand_over(self) -> None:
+    def submit_to_disk(self) -> None:
         """Give the disk what the scheduler planned since the last call."""
         if self._disk is None:
             return
@@ -121,7 +121,7 @@ class Transfers:
         if self._disk is None or self._is_left_alone():
             return False
         if not self._are_pages_written:
-            if unwritten := self._moves.disk.unwritten(self._most(self._disk)):
+            if unwritten := self._moves.disk.unwritten(self._max_pages(self._disk)):
                 return self._write_pages(self._disk, unwritten)
             self._are_pages_written = True
         return self._write_states(self._disk)
@@ -136,7 +136,7 @@ class Transfers:
         return self._clock() < self._write_after
 
     @staticmethod
-    def _most(disk: DiskCache) -> int:
+    def _max_pages(disk: DiskCache) -> int:
         """Pages written at once."""
         # Pages of a model without attention are empty: their hashes alone lead to its states.
         return min(_MOST_PAGES, max(1, WRITE_BYTES // max(1, disk.page_bytes)))
@@ -205,7 +205,7 @@ class Transfers:
                 self._finish(load, ())
 
     def _finish(self, load: Load, payloads: Sequence[bytes]) -> None:
-        """`payloads`: of the pages, and then perhaps of the state behind them."""
+        """`payloads`: of the pages, and then perhaps of the state after them."""
         pages, states = payloads[: len(load.pages)], payloads[len(load.pages) :]
         if pages:
             self._runner.write_pages(load.pages[: len(pages)], pages)

@@ -1,7 +1,7 @@
 """What a model keeps for each token of a sequence, read off its config.json.
 
 For listing models without importing mlx. What is served is measured (`model/caches.py`), and a
-test compares the two for every architecture. A window changes nothing: pages behind it are kept.
+test compares the two for every architecture. A window changes nothing: older pages are kept.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def _refused_by_ranks(loaded: LoadedModel, reason: UnsupportedModel) -> Unsuppor
     )
 
 
-def in_words(backends: Sequence[Backend]) -> str:
+def backend_names(backends: Sequence[Backend]) -> str:
     """Which backends the layers have, and how many layers each where they differ."""
     counts = Counter(backend.name for backend in backends)
     if len(counts) == 1:

@@ -76,7 +76,7 @@ def default_step_budget(config: EngineConfig, *, is_metal: bool) -> EngineConfig
     return config.with_options(max_num_batched_tokens=num_rows)
 
 
-def settle(
+def with_sizes(
     config: EngineConfig,
     loaded: LoadedModel,
     step: StepPeak | None,
@@ -211,7 +211,7 @@ def first_pages(config: EngineConfig, *, is_metal: bool) -> int:
     full steps, and on Metal an eighth of all.
 
     Not an eighth on a CPU, where zeros of 1 GiB take 0.7 s (2-core x86)."""
-    assert config.num_pages is not None, "settled before"
+    assert config.num_pages is not None, "sized before"
     of_a_step = -(-config.scheduler.step_budget // config.page_size) + config.scheduler.max_num_seqs
     return min(config.num_pages, max(config.num_pages // 8 if is_metal else 0, 2 * of_a_step))
 

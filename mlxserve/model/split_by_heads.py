@@ -1,4 +1,4 @@
-"""A model's part by attention heads: mlx-lm's own `shard`, behind the checks that it does not make.
+"""A model's part by attention heads: mlx-lm's own `shard`, after checks that it does not make.
 
 Each rank has some heads of every layer, and some columns of every feed-forward part; two sums over all
 ranks in each layer put the results together. The head stays whole, on rank 0 alone: to gather logits

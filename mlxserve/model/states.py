@@ -75,7 +75,7 @@ class Group:
 
     @property
     def is_within_chunk(self) -> bool:
-        """Whether its chunk goes on behind it."""
+        """Whether its chunk continues after it."""
         return self.batch == 1 and self.start + self.length < self.chunks[0].end
 
     @property

@@ -4,7 +4,7 @@
         ▲                                            │
         └──── Load ◀── a request that finds them ◀───┘          (where that fails, it computes them)
 
-A page on disk is found by its hash, behind the last page that is found in memory. A request whose
+A page on disk is found by its hash, after the last page that is found in memory. A request whose
 pages are being read holds the pages that they are read to, and the plan skips it until they are
 there. So no request that holds pages waits for one that holds none (vllm#44560).
 """
@@ -30,7 +30,7 @@ class Disk(Protocol):
         """How many of these pages are there, from the first one on."""
 
     def has_state(self, hash_: bytes, /) -> bool:
-        """Whether the recurrent state behind this page is there."""
+        """Whether the recurrent state after this page is there."""
 
     def pays(self, num_tokens: int, /) -> bool:
         """Whether reading the pages of `num_tokens` is probably faster than computing them."""
@@ -51,7 +51,7 @@ class Disk(Protocol):
         """These pages are no longer in memory."""
 
     def forget_states(self, hashes: Iterable[bytes], /) -> None:
-        """The recurrent states behind these pages are not in memory."""
+        """The recurrent states after these pages are not in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Save:
 class Load:
     """Read the pages of `run` into these pages of the pool.
 
-    with_state: and the recurrent state behind the last one
+    with_state: and the recurrent state after the last one
     """
 
     request: LiveRequest
@@ -100,7 +100,7 @@ class DiskPages:
     """Plans the moves. What a request reads is in the request: `disk_end`, `loading`."""
 
     def __init__(self, pool: PagePool, disk: Disk | None, *, has_states: bool = False) -> None:
-        """`has_states`: pages are of use only up to one with a recurrent state behind it."""
+        """`has_states`: pages are of use only up to one with a recurrent state after it."""
         self._pool = pool
         self._disk = disk
         self._has_states = has_states
@@ -146,9 +146,9 @@ class DiskPages:
         if self._disk is not None:
             self._disk.use(request.page_hashes[: len(request.page_table)])
 
-    def unwritten(self, most: int) -> list[tuple[bytes, int]]:
+    def unwritten(self, limit: int) -> list[tuple[bytes, int]]:
         """(hash, page) of pages that are not on disk and would be kept there: those of named
-        prefixes, then the last used ones; up to `most`."""
+        prefixes, then the last used ones; up to `limit`."""
         if self._disk is None:
             return []
         disk, pool = self._disk, self._pool
@@ -158,15 +158,15 @@ class DiskPages:
         for hash_ in chain(filter(disk.is_unwritten, pinned), disk.unwritten()):
             if pool.is_known(hash_):
                 found[hash_] = pool.page_of(hash_)
-                if len(found) == most:
+                if len(found) == limit:
                     break
             else:
                 gone.append(hash_)
         disk.forget(gone)
         return list(found.items())
 
-    def endangered(self, most: int) -> list[tuple[bytes, int]]:
-        """(hash, page) of pages as in `unwritten` that will be evicted soon; up to `most`."""
+    def endangered(self, limit: int) -> list[tuple[bytes, int]]:
+        """(hash, page) of pages as in `unwritten` that will be evicted soon; up to `limit`."""
         if self._disk is None:
             return []
         num_soon = _SOON - self._pool.num_blank
@@ -176,17 +176,17 @@ class DiskPages:
             for hash_, page in found
             if hash_ is not None and self._disk.is_unwritten(hash_)
         )
-        return list(islice(missing, most))
+        return list(islice(missing, limit))
 
-    def unwritten_states(self, states: Container[bytes], most: int) -> list[bytes]:
-        """Those of these pages whose state is not on disk and would be kept there; up to `most`."""
+    def unwritten_states(self, states: Container[bytes], limit: int) -> list[bytes]:
+        """Those of these pages whose state is not on disk and would be kept there; up to `limit`."""
         if self._disk is None:
             return []
         found: list[bytes] = []
         gone: list[bytes] = []
         for hash_ in self._disk.unwritten_states():
             (found if hash_ in states else gone).append(hash_)
-            if len(found) == most:
+            if len(found) == limit:
                 break
         self._disk.forget_states(gone)
         return found

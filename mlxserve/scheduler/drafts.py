@@ -28,10 +28,10 @@ _BITS = 21  # of a token id in a key; vocabularies have up to 2**18 tokens
 
 
 class Drafts:
-    """The drafts of all requests of a scheduler, none longer than `most` tokens."""
+    """The drafts of all requests of a scheduler, none longer than `max_tokens` tokens."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
         self._lookups: dict[LiveRequest, Lookup] = {}  # of running requests
 
     @property
@@ -43,9 +43,9 @@ class Drafts:
         """Whether the request, whose newest token is unread, will probably have a draft after it."""
         return self._lookup(request).is_in_sight(request.token_ids)
 
-    def draft(self, request: LiveRequest, most: int) -> tuple[int, ...]:
-        """Up to `most` tokens that may follow the known ones, which are all that were sampled."""
-        return self._lookup(request).draft(request.token_ids, min(most, self._most))
+    def draft(self, request: LiveRequest, max_tokens: int) -> tuple[int, ...]:
+        """Up to `max_tokens` tokens that may follow the known ones, which are all that were sampled."""
+        return self._lookup(request).draft(request.token_ids, min(max_tokens, self._max_tokens))
 
     def learn(self, request: LiveRequest, num_drafted: int, num_accepted: int) -> None:
         """The model has sampled `num_accepted` of the tokens of a draft."""
@@ -84,10 +84,10 @@ class Lookup:
         self._was_in_sight = self._find(token_ids) is not None
         return self._was_in_sight
 
-    def draft(self, token_ids: TokenIds, most: int) -> tuple[int, ...]:
+    def draft(self, token_ids: TokenIds, max_tokens: int) -> tuple[int, ...]:
         """The tokens that followed the last match, repeated where that overlaps with the end."""
         was_in_sight, self._was_in_sight = self._was_in_sight, False
-        if most < 1:
+        if max_tokens < 1:
             return ()
         at = self._find(token_ids)
         if at is None:
@@ -95,7 +95,7 @@ class Lookup:
                 self._require_more()  # a step was read early for nothing
             return ()
         period = len(token_ids) - at
-        return tuple(token_ids[at + i % period] for i in range(min(self._size, most)))
+        return tuple(token_ids[at + i % period] for i in range(min(self._size, max_tokens)))
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
         """As `Drafts.learn`."""

@@ -41,7 +41,7 @@ class Moves:
     def finish_load(self, load: Load, num_pages: int, *, has_state: bool = False) -> int | None:
         """The first `num_pages` pages of the load hold what was on disk; the others are lost.
 
-        has_state: the recurrent state came as well; the id under which it is to be kept from now on,
+        has_state: the recurrent state was read as well; the id under which it is to be kept from now on,
         or None if it is not needed
         """
         request, first = load.request, load.run.first
@@ -50,13 +50,13 @@ class Moves:
         self._tables.release_unused()
         return state_id
 
-    def unwritten_states(self, most: int) -> list[tuple[bytes, int]]:
-        """Up to `most` (hash of the page before, id) of recurrent states that should be on disk and
+    def unwritten_states(self, limit: int) -> list[tuple[bytes, int]]:
+        """Up to `limit` (hash of the page before, id) of recurrent states that should be on disk and
         are not, for an idle engine to write; the last used first."""
         if self._tables.snapshots is None:
             return []
         known = self._tables.snapshots.known()
-        return [(hash_, known[hash_]) for hash_ in self.disk.unwritten_states(known, most)]
+        return [(hash_, known[hash_]) for hash_ in self.disk.unwritten_states(known, limit)]
 
     def pop_dropped_states(self) -> list[int] | None:
         """Snapshots that are not needed once the planned step is launched; None without recurrent

@@ -265,7 +265,7 @@ class PageTables:
     ) -> int | None:
         """The first `num_pages` pages of the load hold what was on disk; the others are lost.
 
-        has_state: the recurrent state behind them came, too; the id under which it is to be kept
+        has_state: the recurrent state after them was read, too; the id under which it is to be kept
         """
         assert request.loading is load.run, f"{request.id} does not wait for these pages"
         request.loading = None
@@ -290,10 +290,10 @@ class PageTables:
             self._stats.recomputed_tokens += max(0, num_again - request.num_computed)
         if self.snapshots is None or is_lost:
             return None
-        return self.snapshots.came(request, request.num_computed)
+        return self.snapshots.loaded(request, request.num_computed)
 
     def _begin_again(self, request: LiveRequest, snapshots: StateSnapshots) -> None:
-        """Without a state behind them pages are useless: give up all but those before one in memory."""
+        """Without a state after them pages are useless: give up all but those before one in memory."""
         num_pages = snapshots.num_usable(request.page_hashes, request.disk_first)
         snapshots.resume(request, num_pages)
         table = request.page_table

@@ -133,7 +133,7 @@ class PrefixCache:
         return found.pages[: self._snapshots.num_usable(request.page_hashes, len(found.pages))]
 
     def num_known(self, request: LiveRequest) -> int:
-        """Cached pages of a request that was matched, with or without a state behind them."""
+        """Cached pages of a request that was matched, with or without a state after them."""
         found = self._matches.get(request)
         return len(found.pages) if found is not None else 0
 
@@ -177,7 +177,7 @@ class PrefixCache:
     ) -> CacheReport:
         """Of a prompt of which `num_pages` were found, and `num_copied` tokens of the next page.
 
-        num_known: pages that are cached, with or without a recurrent state behind them
+        num_known: pages that are cached, with or without a recurrent state after them
         num_on_disk: pages after those found that are being read, and are added by `with_read`
         """
         if not self.serves(request):

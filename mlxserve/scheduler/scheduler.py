@@ -270,10 +270,10 @@ class Scheduler:
             self._begin_again(self.pool.renewed(num_pages))
         return Resized(num_pages, self.max_model_len, num_preempted, num_forgotten)
 
-    def limit_running(self, most: int | None) -> None:
-        """Admit requests only while fewer than `most` run; None for `max_num_seqs`."""
+    def limit_running(self, limit: int | None) -> None:
+        """Admit requests only while fewer than `limit` run; None for `max_num_seqs`."""
         highest = self.config.max_num_seqs
-        self._max_running = self.planner.admission.max_running = min(highest, most or highest)
+        self._max_running = self.planner.admission.max_running = min(highest, limit or highest)
 
     # ---- after a failure
 

@@ -1,6 +1,6 @@
 """StateSnapshots: after which pages the recurrent state of a sequence is kept, and for how long.
 
-A model with recurrent layers cannot continue from cached pages alone: it also needs the state behind
+A model with recurrent layers cannot continue from cached pages alone: it also needs the state after
 the last of them. So pages count as found only up to the last one with a snapshot, and snapshots are
 taken where another prompt will probably continue:
 
@@ -8,7 +8,7 @@ taken where another prompt will probably continue:
     the last one at least `_TURN_END` tokens before its end      the next turn of a conversation:
                                                                  templates end a prompt with a marker
                                                                  that the next turn leaves out
-    where its cached pages ended that no snapshot is behind      a beginning that prompts share
+    where its cached pages ended without a snapshot              a beginning that prompts share
     where a follower waits for it                                the same, for prompts side by side
     the end of a named prefix
 
@@ -68,7 +68,7 @@ class StateSnapshots:
     # ---- what is found
 
     def num_usable(self, hashes: Sequence[bytes], num_pages: int) -> int:
-        """How many of the first `num_pages` pages, which are cached, a state is known behind."""
+        """How many of the first `num_pages` pages, which are cached, end with a known state."""
         while num_pages and hashes[num_pages - 1] not in self._ids:
             num_pages -= 1
         return num_pages
@@ -97,8 +97,8 @@ class StateSnapshots:
         self._running[request].restore = self._ids[hash_]
         self._stats.num_restored += 1
 
-    def came(self, request: LiveRequest, position: int) -> int:
-        """The state behind `position` was read: the request begins with it, under the id returned."""
+    def loaded(self, request: LiveRequest, position: int) -> int:
+        """The state after `position` was read: the request begins with it, under the id returned."""
         running = self._running[request]
         self._next_id += 1
         running.boundary, running.restore = (position, self._next_id), self._next_id
@@ -115,7 +115,7 @@ class StateSnapshots:
         return self._ids
 
     def want(self, request: LiveRequest, position: int) -> None:
-        """Another request waits until this one has computed so many tokens; no-op unless it runs."""
+        """Another request waits until this one has computed `position` tokens; no-op unless it runs."""
         if request in self._running:
             self._running[request].wanted.add(position)
 
@@ -204,10 +204,10 @@ class StateSnapshots:
         while self._num_used > self._stats.num_slots and self._evict(_Worth.PINNED):
             pass
 
-    def _evict(self, most: _Worth) -> bool:
-        """Drop the least valuable snapshot, worth at most `most`. False if there is none."""
+    def _evict(self, max_worth: _Worth) -> bool:
+        """Drop the least valuable snapshot, worth at most `max_worth`. False if there is none."""
         victim = min(self._ids, key=self._worth, default=None)
-        if victim is None or self._worth(victim) > most:
+        if victim is None or self._worth(victim) > max_worth:
             return False
         self._drop(victim)
         self._stats.num_evicted += 1
@@ -225,7 +225,7 @@ class StateSnapshots:
         self._stats.num_snapshots = len(self._ids)
 
     def drop_lost(self) -> None:
-        """Drop the snapshots behind pages that are not cached any more."""
+        """Drop the snapshots after pages that are not cached any more."""
         for hash_ in [hash_ for hash_ in self._ids if not self._pool.is_known(hash_)]:
             self._drop(hash_)
 

@@ -141,7 +141,7 @@ def test_an_exception_in_a_call_without_a_caller_is_logged(
     run(scenario)
 
 
-def test_a_prefix_is_added_and_can_be_removed_if_counting_fails_behind_the_call(
+def test_a_prefix_is_added_and_can_be_removed_if_counting_fails_after_the_call(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario(chat: Chat) -> None:

@@ -181,7 +181,7 @@ def test_what_an_engine_left_on_disk_is_read_by_the_next(tier: DiskTier) -> None
     assert request.cache.num_from_disk == 192
 
 
-def test_a_recurrent_state_is_read_behind_its_pages(tier: DiskTier) -> None:
+def test_a_recurrent_state_is_read_after_its_pages(tier: DiskTier) -> None:
     world = World(tier, num_pages=32, num_state_slots=20)
     world.add("a", 200, 1)
     world.drain()

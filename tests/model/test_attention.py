@@ -14,7 +14,7 @@ from metal_kernels.ops import LayerShape
 from metal_kernels.x86.backend import X86Backend
 from mlxserve.errors import InvalidConfig, UnsupportedModel
 from mlxserve.model import attention
-from mlxserve.model.attention import choose_attention, in_words
+from mlxserve.model.attention import backend_names, choose_attention
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.probe import probe
 
@@ -45,7 +45,7 @@ def select_wrong(name: str, layers: Sequence[LayerShape]) -> list[X86Backend]:
 def test_a_right_backend_is_taken(loaded: LoadedModel) -> None:
     _, backends, difference = choose_attention("auto", loaded)
     assert len(backends) == len(loaded.layers)
-    assert in_words(backends) in ("cpu", "metal")
+    assert backend_names(backends) in ("cpu", "metal")
     assert difference < 1e-4
 
 
@@ -55,7 +55,7 @@ def test_on_auto_wrong_kernels_give_way_to_plain_mlx_and_the_log_says_so(
     monkeypatch.setattr(attention, "select_backends", select_wrong)
     with caplog.at_level(logging.WARNING, "mlxserve.attention"):
         _, backends, difference = choose_attention("auto", loaded)
-    assert in_words(backends) == "cpu"
+    assert backend_names(backends) == "cpu"
     assert difference < 1e-4
     assert "plain mlx" in caplog.text
     assert "different logits" in caplog.text

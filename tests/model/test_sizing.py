@@ -39,7 +39,7 @@ from mlxserve.model.sizing import (
     measure_step,
     measured_rows,
     peak_with_copies,
-    settle,
+    with_sizes,
 )
 from tests.emulated import emulated_backend, emulated_factory
 
@@ -120,10 +120,10 @@ def test_a_context_may_be_as_long_as_the_rotary_scaling_covers(loaded: LoadedMod
     scaled = replace(loaded, context=Context(512, 2048))
     for asked, settled in ((None, 512), (600, 600), (2048, 2048)):
         config = EngineConfig().with_options(num_pages=100, page_size=32, max_model_len=asked)
-        assert settle(config, scaled, None, 1 << 30).scheduler.max_model_len == settled
+        assert with_sizes(config, scaled, None, 1 << 30).scheduler.max_model_len == settled
     config = EngineConfig().with_options(num_pages=100, page_size=32, max_model_len=2049)
     with pytest.raises(InvalidConfig, match="tiny was made for 2048 tokens; lower it"):
-        settle(config, scaled, None, 1 << 30)
+        with_sizes(config, scaled, None, 1 << 30)
 
 
 def test_measuring_frees_its_memory(loaded: LoadedModel) -> None:
@@ -140,11 +140,11 @@ def test_more_pages_than_the_device_holds_are_refused_before_they_are_allocated(
     config = EngineConfig(num_pages=2**24)
     options = {"device_memory": loaded.weight_size + 10 * MIB}
     with pytest.raises(OutOfMemory, match=r"^num_pages=16777216 needs .* GiB") as caught:
-        settle(config, loaded, None, 1 << 40, **options)
+        with_sizes(config, loaded, None, 1 << 40, **options)
     found = re.search(r"at most (\d+) pages", str(caught.value))
     assert found
     most = EngineConfig(num_pages=int(found[1]))
-    assert settle(most, loaded, None, 1 << 40, **options).num_pages == most.num_pages
+    assert with_sizes(most, loaded, None, 1 << 40, **options).num_pages == most.num_pages
 
 
 # ---- on Metal

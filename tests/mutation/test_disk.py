@@ -60,7 +60,7 @@ FOUND: dict[str, Bug] = {
         "pass",
         test_tier.test_a_file_that_vanished_is_lost_and_no_longer_promised,
     ),
-    "read on behind a lost record": Bug(
+    "read on after a lost record": Bug(
         DiskThread,
         "_read",
         "if payload is None or len(names) == 1:",

@@ -70,7 +70,7 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         "keeps = self._public(request, start, end)\n"
         "    for position, id_ in keeps: self._publish(request, position, id_)",
     ),
-    "count pages without a state behind them": Bug(
+    "count pages without a state after them": Bug(
         StateSnapshots, "num_usable", "hashes[num_pages - 1] not in self._ids", "False"
     ),
     "begin again with the snapshot": Bug(
@@ -122,7 +122,7 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         "return length if self.can_have(request, length) else min(length, self.of(request))",
         "return length",
     ),
-    "hand out a page twice": Bug(RunSet, "_cut", "if stop < behind:", "if stop <= behind:"),
+    "hand out a page twice": Bug(RunSet, "_cut", "if stop < end:", "if stop <= end:"),
     "evict what is pinned": Bug(PagePool, "_free", "counts[page] or page in pins", "counts[page]"),
     "share without counting": Bug(PagePool, "retain", "counts[page] += 1", "counts[page] = 1"),
     "keep a match over an eviction": Bug(
@@ -681,12 +681,12 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "request.disk_end, request.disk_resume = 0, 0",
         test_disk_pages.test_an_abort_while_the_disk_is_read_frees_the_pages,
     ),
-    "keep a state behind a token that was dropped": Bug(
+    "keep a state after a token that was dropped": Bug(
         StateSnapshots,
         "_hash_before",
         "request.page_hashes[index] if index < len(request.page_hashes) else None",
         "request.page_hashes[min(index, len(request.page_hashes) - 1)]",
-        test_state_snapshots.test_a_state_behind_a_token_that_was_dropped_is_not_kept,
+        test_state_snapshots.test_a_state_after_a_token_that_was_dropped_is_not_kept,
     ),
     "a smaller pool forgets what waits": Bug(
         Scheduler,

@@ -1,7 +1,7 @@
 """What the prefix cache costs where it finds nothing: CPU time of prompts that have nothing in common.
 
 Three engines, one with the cache and two without it, are given the same prompts, in turn first: of a model
-with attention alone, then of one with recurrent states, whose snapshots are kept behind pages. Pages are few
+with attention alone, then of one with recurrent states, whose snapshots are kept after pages. Pages are few
 by default, so that the cache also evicts, and nothing is preempted.
 
 Two engines without any difference can differ by several per cent for as long as their processes live, which

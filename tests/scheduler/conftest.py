@@ -100,7 +100,7 @@ class GhostDisk:
     pages: dict[bytes, list[tuple[bytes, int]]] = field(default_factory=dict)
     states: dict[bytes, tuple[bytes, int]] = field(
         default_factory=dict
-    )  # behind a page, by its hash
+    )  # after a page, by its hash
     takes: int | None = None  # at most this many pages of each save
     is_fast: bool = True  # faster than computing
     used: dict[bytes, None] = field(default_factory=dict)  # pages in memory, the last used last

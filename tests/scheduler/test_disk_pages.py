@@ -1,4 +1,4 @@
-"""Pages on disk: found behind those in memory, read, and computed again where they are lost."""
+"""Pages on disk: found after those in memory, read, and computed again where they are lost."""
 
 from __future__ import annotations
 
@@ -350,14 +350,14 @@ def test_a_prompt_is_read_up_to_its_last_state(make_engine: Callable) -> None:
     num_computed = engine.num_computed
     request = engine.add([*prompt, 7, 8, 9], 4)
     engine.drain()
-    assert engine.num_computed == num_computed + 5 + 3  # behind the 20 that were read
+    assert engine.num_computed == num_computed + 5 + 3  # after the 20 that were read
     assert request.cache is not None
     assert (request.cache.num_tokens, request.cache.num_from_disk) == (20, 20)
     assert engine.states.num_restored == 1
     assert engine.scheduler.state_stats.copy().num_restored == 1
 
 
-def test_pages_without_a_state_behind_them_are_not_read(make_engine: Callable) -> None:
+def test_pages_without_a_state_after_them_are_not_read(make_engine: Callable) -> None:
     engine = make_engine(num_pages=32, num_state_slots=12)
     prompt = list(range(100, 122))
     written(engine, prompt)
@@ -408,7 +408,7 @@ def test_a_run_in_parts_has_its_state_at_the_end(
 
 
 def test_what_is_lost_leaves_the_state_in_memory(make_engine: Callable) -> None:
-    """The request goes on behind the pages whose state was never gone."""
+    """The request continues after the pages whose state was never gone."""
     engine = make_engine(num_pages=32, num_state_slots=12)
     prompt = list(range(100, 122))
     written(engine, prompt)

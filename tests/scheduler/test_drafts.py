@@ -19,8 +19,8 @@ from tests.scheduler.test_scheduler import GuideThatWaits
 TEXT = [*range(100, 140)]
 
 
-def draft(tokens: list[int], most: int = 8) -> list[int]:
-    return list(Lookup().draft(as_token_ids(tokens), most))
+def draft(tokens: list[int], max_tokens: int = 8) -> list[int]:
+    return list(Lookup().draft(as_token_ids(tokens), max_tokens))
 
 
 def test_a_draft_is_what_followed_the_last_three_tokens_before() -> None:
@@ -42,8 +42,8 @@ def test_a_draft_goes_on_with_a_loop_that_is_shorter_than_itself() -> None:
 
 
 def test_no_draft_is_longer_than_asked() -> None:
-    assert draft([*TEXT, *TEXT[:3]], most=2) == TEXT[3:5]
-    assert draft([*TEXT, *TEXT[:3]], most=0) == []
+    assert draft([*TEXT, *TEXT[:3]], max_tokens=2) == TEXT[3:5]
+    assert draft([*TEXT, *TEXT[:3]], max_tokens=0) == []
 
 
 def test_accepted_drafts_become_longer_and_rejected_ones_shorter() -> None:

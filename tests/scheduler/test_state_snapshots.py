@@ -97,7 +97,7 @@ def test_a_preempted_request_continues_from_its_newest_boundary(make_engine: Mak
     engine.drain()
     stats = engine.scheduler.stats()
     assert num_computed >= 36
-    assert stats.resumed_hits == 0, "a forced reset forgets the pages, and the states behind them"
+    assert stats.resumed_hits == 0, "a forced reset forgets the pages, and the states after them"
 
     again = engine.add(list(range(51, 81)), 30)
     for _ in range(12):
@@ -116,7 +116,7 @@ def test_requests_that_skip_the_cache_keep_nothing(make_engine: MakeEngine) -> N
     assert engine.scheduler.moves.state_ids() == set()
 
 
-def test_a_state_behind_a_token_that_was_dropped_is_not_kept(make_engine: MakeEngine) -> None:
+def test_a_state_after_a_token_that_was_dropped_is_not_kept(make_engine: MakeEngine) -> None:
     engine = make_engine(num_state_slots=2, max_num_seqs=1)  # none but for the running request
     prompt = list(range(1, 8))
     request = engine.add(prompt, 9)
@@ -139,7 +139,7 @@ def test_a_reset_forgets_the_states(make_engine: MakeEngine) -> None:
     assert engine.scheduler.moves.state_ids() == set()
 
 
-def test_states_behind_lost_pages_go_first_and_the_least_recently_used_next(
+def test_states_after_lost_pages_go_first_and_the_least_recently_used_next(
     make_engine: MakeEngine,
 ) -> None:
     engine = make_engine(num_pages=64, max_num_seqs=2, num_state_slots=4 + 2)
@@ -152,7 +152,7 @@ def test_states_behind_lost_pages_go_first_and_the_least_recently_used_next(
     assert answered(engine, second).num_cached == 0
 
 
-def test_pages_that_are_kept_keep_the_state_behind_them(make_engine: MakeEngine) -> None:
+def test_pages_that_are_kept_keep_the_state_after_them(make_engine: MakeEngine) -> None:
     engine = make_engine(num_pages=64, max_num_seqs=2, num_state_slots=4 + 2)
     prompt = list(range(1, 8))
     engine.scheduler.keep_pages(answered(engine, prompt).asked, until=9.0)
@@ -190,7 +190,7 @@ def test_after_a_failure_there_are_no_states(make_engine: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize("pins", [False, True])
-def test_room_is_promised_as_if_no_state_were_kept_behind_pinned_pages(
+def test_room_is_promised_as_if_no_state_were_kept_after_pinned_pages(
     pins: bool, make_engine: MakeEngine
 ) -> None:
     """The running request's slots may take the states of named prefixes, whose pages stay."""
@@ -236,7 +236,7 @@ def restored_twice(real: Callable[..., StatePlan]) -> Callable[..., StatePlan]:
 
 
 def never_lost(real: Callable[..., int]) -> Callable[..., int]:
-    """As many pages as are cached, whether a state is behind them or not."""
+    """As many pages as are cached, whether a state follows them or not."""
 
     def num_usable(self: StateSnapshots, hashes: list[bytes], num_pages: int) -> int:
         return num_pages if self.ids() and real(self, hashes, num_pages) else 0

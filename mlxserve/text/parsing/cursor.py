@@ -97,10 +97,10 @@ class Cursor:
         if not (yield from self.accepts(text)):
             raise Malformed
 
-    def until(self, *markers: str, most: int | None = None) -> Reading[tuple[str, str]]:
+    def until(self, *markers: str, max_length: int | None = None) -> Reading[tuple[str, str]]:
         """(text before the first of the markers, that marker); both are taken.
 
-        most: characters of the text; more are malformed
+        max_length: characters of the text; more are malformed
         """
         pieces: list[str] = []
         length = 0
@@ -112,7 +112,7 @@ class Cursor:
             safe = len(unread) if self.is_whole else len(unread) - overlap(unread, markers)
             pieces.append(self.take(min(at, safe)))
             length += len(pieces[-1])
-            if most is not None and length > most:
+            if max_length is not None and length > max_length:
                 raise Malformed
             if marker and at <= safe:
                 self.take(len(marker))

@@ -154,7 +154,7 @@ class _Head:
         if self.begun and not (yield from cursor.sees(self.begun)):
             raise Malformed
         if self.tail:
-            text, _ = yield from cursor.until(self.tail, most=_LONGEST_HEAD)
+            text, _ = yield from cursor.until(self.tail, max_length=_LONGEST_HEAD)
         else:
             text = yield from self._before(cursor, ends)
         found = self._pattern.fullmatch(text)
@@ -195,7 +195,7 @@ class TagSyntax(CallSyntax):
         yield from cursor.skip()
         yield from cursor.accepts(mark)
         yield from cursor.expect('<invoke name="')
-        name, _ = yield from cursor.until('">', most=_LONGEST_HEAD)
+        name, _ = yield from cursor.until('">', max_length=_LONGEST_HEAD)
         self.check(name)
         schema = schema_of(self.tools, name)
         members = yield from self._read_members(schema, "invoke")
@@ -211,7 +211,7 @@ class TagSyntax(CallSyntax):
             if (yield from cursor.accepts(f"</{parent}>")):
                 return members
             yield from cursor.expect("<")
-            key, _ = yield from cursor.until(">", most=_LONGEST_HEAD)
+            key, _ = yield from cursor.until(">", max_length=_LONGEST_HEAD)
             if not re.fullmatch(r"[^\s<>/]+", key):
                 raise Malformed
             items = schema.get("items") if isinstance(schema, dict) else None

@@ -110,7 +110,7 @@ class HeadedSyntax(CallSyntax):
     def read_call(self) -> Reading[None]:
         cursor = self.cursor
         yield from cursor.skip()
-        header, marker = yield from cursor.until("{", *self.row.ends, most=_LONGEST_HEADER)
+        header, marker = yield from cursor.until("{", *self.row.ends, max_length=_LONGEST_HEADER)
         found = re.fullmatch(self.row.header, header.strip())
         if marker != "{" or found is None:
             raise Malformed

@@ -4,7 +4,7 @@
     jumped         [d  x  6        ]      the same pages, allocated in the same order
 
 `steps_left` and the pages left say how far the plan stays the same, `jump` makes a planned step that
-long, and `settle` adds its tokens once the step before it has been read.
+long, and `append_tokens` adds its tokens once the step before it has been read.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def jump(tables: PageTables, chunks: Sequence[Chunk], at_most: int) -> tuple[Chu
     )
 
 
-def settle(chunks: Sequence[Chunk], token_id: int) -> None:
+def append_tokens(chunks: Sequence[Chunk], token_id: int) -> None:
     """Give the requests of a jump its tokens, all but the last, which is read with the step."""
     for chunk in chunks:
         chunk.request.token_ids.extend([token_id] * (chunk.length - 1))

@@ -27,7 +27,7 @@ from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, LiveRequest, Output, Sampled
 from mlxserve.scheduler.scheduler import Scheduler
 from tests.perf.simulation.costs import CostModel, StepWork
-from tests.perf.simulation.jump import jump, settle, steps_left
+from tests.perf.simulation.jump import append_tokens, jump, steps_left
 from tests.perf.simulation.workloads import SimulatedRequest, SimulatedWorkload
 
 _SAMPLED = Sampled(0)
@@ -73,7 +73,7 @@ class SimulatedRunner:
         self._cost = cost
         self._scheduler = scheduler
         self._jumps = jumps
-        self._unsettled: SimulatedStep | None = None
+        self._unfinished: SimulatedStep | None = None
         self._num_preemptions = 0
 
     def clock(self) -> float:
@@ -105,11 +105,11 @@ class SimulatedRunner:
         self.collected = step
         return [_SAMPLED if chunk.samples else None for chunk in step.chunks]
 
-    def settle(self) -> None:
+    def finish_jump(self) -> None:
         """Append the tokens of the jump in flight, once the step before it has been read."""
-        if self._unsettled is not None:
-            settle(self._unsettled.chunks, _SAMPLED.token_id)
-            self._unsettled = None
+        if self._unfinished is not None:
+            append_tokens(self._unfinished.chunks, _SAMPLED.token_id)
+            self._unfinished = None
 
     def _jump(self, step: SimulatedStep, began: float) -> None:
         """Turn a decode step into as many steps as would all have had the same plan."""
@@ -127,7 +127,7 @@ class SimulatedRunner:
         step.chunks = jump(tables, step.chunks, length)
         step.length = step.chunks[0].length
         if step.length > 1:
-            self._unsettled = step
+            self._unfinished = step
 
     def _before_arrival(self, step: SimulatedStep, began: float, length: int) -> int:
         """The most steps of which the last one begins before the next request arrives."""
@@ -239,7 +239,7 @@ class Simulation:
         self._receive()
         self.runner.next_arrival = self._arrivals[0][0] if self._arrivals else None
         outputs = self.engine.step()
-        self.runner.settle()
+        self.runner.finish_jump()
         for output in outputs:
             self._advance(output)
 

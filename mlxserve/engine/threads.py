@@ -1,4 +1,4 @@
-"""Worker: a thread for mlx that outlives its jobs.
+"""JobThread: a thread for mlx that outlives its jobs.
 
 mlx keeps compiled functions, with Python objects in them, per thread and frees them when the
 thread ends. If that happens while the interpreter shuts down, the process dies ("terminate called
@@ -20,10 +20,10 @@ T = TypeVar("T")
 _SIGNAL_SECONDS = 0.2  # until a signal that came at a bad moment is handled
 
 
-class Worker:
+class JobThread:
     """Runs one job at a time on a daemon thread, and returns to its pool after each."""
 
-    def __init__(self, pool: WorkerPool) -> None:
+    def __init__(self, pool: JobThreads) -> None:
         self._pool = pool
         self._jobs: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]] = (
             queue.SimpleQueue()
@@ -46,23 +46,23 @@ class Worker:
             ended.set()
 
 
-class WorkerPool:
-    """The workers that have no job."""
+class JobThreads:
+    """The threads that have no job."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: list[Worker] = []
+        self._idle: list[JobThread] = []
 
-    def hire(self) -> Worker:
-        """An idle worker, the one that ended its job last, or a new one."""
+    def hire(self) -> JobThread:
+        """An idle thread, the one that ended its job last, or a new one."""
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        return Worker(self)
+        return JobThread(self)
 
-    def put_back(self, worker: Worker) -> None:
+    def put_back(self, thread: JobThread) -> None:
         with self._lock:
-            self._idle.append(worker)
+            self._idle.append(thread)
 
 
 def result_of(future: futures.Future[T]) -> T:
@@ -76,4 +76,4 @@ def result_of(future: futures.Future[T]) -> T:
     return future.result()
 
 
-WORKERS = WorkerPool()  # shared by all engines of the process
+THREADS = JobThreads()  # shared by all engines of the process

@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve.engine.worker import Worker, WorkerPool, result_of
+from mlxserve.engine.threads import JobThread, JobThreads, result_of
 
 TIMEOUT = 30
 
 
-def run(worker: Worker) -> threading.Thread:
+def run(worker: JobThread) -> threading.Thread:
     """Run a job and return the thread it ran on."""
     threads: list[threading.Thread] = []
     assert worker.start(lambda: threads.append(threading.current_thread())).wait(TIMEOUT)
     return threads[0]
 
 
-def test_jobs_run_on_the_workers_own_named_daemon_thread() -> None:
-    worker = WorkerPool().hire()
+def test_jobs_run_on_a_named_daemon_thread() -> None:
+    worker = JobThreads().hire()
     thread = run(worker)
     assert thread is worker.thread
     assert thread is not threading.current_thread()
@@ -33,8 +33,8 @@ def test_jobs_run_on_the_workers_own_named_daemon_thread() -> None:
     assert thread.daemon
 
 
-def test_a_worker_whose_job_has_ended_is_hired_again() -> None:
-    pool = WorkerPool()
+def test_a_thread_whose_job_has_ended_is_hired_again() -> None:
+    pool = JobThreads()
     first = pool.hire()
     run(first)
     second = pool.hire()
@@ -42,8 +42,8 @@ def test_a_worker_whose_job_has_ended_is_hired_again() -> None:
     assert run(second) is first.thread
 
 
-def test_busy_workers_are_not_hired_again_until_their_jobs_have_ended() -> None:
-    pool = WorkerPool()
+def test_busy_threads_are_not_hired_again_until_their_jobs_have_ended() -> None:
+    pool = JobThreads()
     go = threading.Event()
     workers = [pool.hire() for _ in range(3)]
     ends = [worker.start(lambda: assert_set(go)) for worker in workers]
@@ -69,7 +69,7 @@ def test_a_job_and_what_it_refers_to_are_freed_when_it_ends() -> None:
 
     assert job.__defaults__
     model = weakref.ref(job.__defaults__[0])
-    end = WorkerPool().hire().start(job)
+    end = JobThreads().hire().start(job)
     del job
     assert end.wait(TIMEOUT)
     assert model() is None
@@ -79,9 +79,9 @@ def test_a_process_whose_worker_has_computed_exits_without_an_error() -> None:
     code = (
         "import mlxserve.model\n"
         "import mlx.core as mx\n"
-        "from mlxserve.engine.worker import WORKERS\n"
+        "from mlxserve.engine.threads import THREADS\n"
         "f = mx.compile(lambda x: mx.sin(x) * 2)\n"
-        "assert WORKERS.hire().start(lambda: mx.eval(f(mx.ones(8)))).wait(60)\n"
+        "assert THREADS.hire().start(lambda: mx.eval(f(mx.ones(8)))).wait(60)\n"
         "print('done')\n"
     )
     done = subprocess.run(
