@@ -151,7 +151,7 @@ class ChatApp(App[None]):
         self.link.connect()
         self.run_worker(self.link.watch(), group="watch")
         self.run_worker(self._restore())
-        self.run_worker(self._panel_placement.watch_pages(), group="pages")
+        self.run_worker(self._panel_placement.watch.run(), group="pages")
         self.run_worker(_import_the_rest, thread=True)
 
     async def _restore(self) -> None:

@@ -114,8 +114,9 @@ class LoadClient:
             return float("nan")
         if response.status_code != httpx.codes.OK:
             return float("nan")
-        lines = response.text.splitlines()
-        values = [float(line.rsplit(" ", 1)[1]) for line in lines if _is_sample_of(name, line)]
+        samples = (f"{name} ", f"{name}{{")
+        lines = [line for line in response.text.splitlines() if line.startswith(samples)]
+        values = [float(line.rsplit(" ", 1)[1]) for line in lines]
         return sum(values) if values else float("nan")
 
 
@@ -152,7 +153,3 @@ def _record(request: TimedRequest, data: str) -> bool:
         details = usage.get("prompt_tokens_details") or {}
         request.num_cached = details.get("cached_tokens") or 0
     return len(request.times) > num_pieces
-
-
-def _is_sample_of(name: str, line: str) -> bool:
-    return line.startswith((f"{name} ", f"{name}{{"))

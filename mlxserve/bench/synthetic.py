@@ -73,14 +73,10 @@ def synthetic_model(name: str) -> Path:
     if kind not in GEOMETRIES:
         known = ", ".join(PREFIX + known for known in GEOMETRIES)
         raise ModelNotFound(f"there is no synthetic model {name!r}; there are {known}")
-    folder = _cache_folder() / f"{kind}-words"
+    folder = data_home() / "synthetic" / f"{kind}-words"
     if not (folder / "config.json").exists():
         _write(folder, GEOMETRIES[kind], counts=kind.startswith(_COUNTING))
     return folder
-
-
-def _cache_folder() -> Path:
-    return data_home() / "synthetic"
 
 
 def _write(folder: Path, config: dict[str, Any], *, counts: bool) -> None:

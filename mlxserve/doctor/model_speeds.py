@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from logging.handlers import BufferingHandler
 from typing import Any
 
 import mlx.core as mx
@@ -37,6 +38,7 @@ _PAGE_SIZE = 32
 _ROUNDS = 2  # after one that warms up; the best counts
 _BUILDS = 20
 _LOGGERS = ("mlxserve", "metal_kernels")
+_MOST_RECORDS = 10_000  # of the log, which has a few dozen
 _LIMITS = ("MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER")
 
 Figures = dict[str, float]
@@ -48,7 +50,7 @@ def chosen(model: str) -> dict[str, Any]:
         EngineConfig().with_options(model=model, disable_log_stats=True),
         is_metal=machine.is_metal(),
     )
-    with _recorded_log() as lines:
+    with _recorded_log() as records:
         engine, _ = build_engine(config, find_model(model))
         try:
             snapshot = engine.snapshot()
@@ -62,7 +64,7 @@ def chosen(model: str) -> dict[str, Any]:
         "freed memory that mlx keeps": _cache_limit(),
         "wired memory": "off" if config.wired_limit is None else config.wired_limit,
         **{name: os.environ.get(name, "mlx's own default") for name in _LIMITS},
-        "log": lines,
+        "log": [record.getMessage() for record in records],
     }
 
 
@@ -74,32 +76,20 @@ def _cache_limit() -> str:
 
 
 @contextmanager
-def _recorded_log() -> Iterator[list[str]]:
-    """The messages of our loggers from level INFO; their levels are restored."""
-    lines: list[str] = []
-    handler = _Lines(lines)
+def _recorded_log() -> Iterator[list[logging.LogRecord]]:
+    """The records of our loggers from level INFO; their levels are restored."""
+    handler = BufferingHandler(_MOST_RECORDS)
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
     try:
-        yield lines
+        yield handler.buffer
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.removeHandler(handler)
             logger.setLevel(level)
-
-
-class _Lines(logging.Handler):
-    """Keeps the messages."""
-
-    def __init__(self, lines: list[str]) -> None:
-        super().__init__(logging.INFO)
-        self._lines = lines
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(record.getMessage())
 
 
 def ours(

@@ -45,11 +45,7 @@ class PanelPlacement:
     def __init__(self, app: App[None], panel_input: Callable[[], PanelInput]) -> None:
         self._app = app
         self._panel_input = panel_input
-        self._watch = PageWatch(lambda: panel_input().engine)
-
-    async def watch_pages(self) -> None:
-        """Runs until cancelled."""
-        await self._watch.run()
+        self.watch = PageWatch(lambda: panel_input().engine)
 
     async def toggle(self) -> None:
         app = self._app
@@ -78,7 +74,7 @@ class PanelPlacement:
 
     async def _show(self, size: Size) -> None:
         window = self._app.screen_stack[0]
-        panel = EnginePanel(self._panel_input, self._watch)
+        panel = EnginePanel(self._panel_input, self.watch)
         if _has_room_beside(size):
             await window.query_one("#main").mount(panel)
         elif size.height >= _STRIP_HEIGHT:
@@ -88,7 +84,7 @@ class PanelPlacement:
             await self._show_alone()
 
     async def _show_alone(self) -> None:
-        await self._app.push_screen(EngineScreen(EnginePanel(self._panel_input, self._watch)))
+        await self._app.push_screen(EngineScreen(EnginePanel(self._panel_input, self.watch)))
 
     @property
     def _beside(self) -> DOMQuery[EnginePanel]:

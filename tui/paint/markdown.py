@@ -12,13 +12,13 @@ further down, and such pieces. `show_final` handles both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from textual.strip import Strip
 
-from tui.paint.painter import PLAIN_SIZE, Painter
+from tui.paint.painter import PLAIN_SIZE, Painter, top_level
 from tui.sanitise import clean
 
 if TYPE_CHECKING:
@@ -157,9 +157,9 @@ class Parser:
         lines = source.splitlines(keepends=True)
         blocks = []
         end = len(lines)
-        for span in reversed(list(_spans(tokens))):
+        for span in reversed(list(top_level(tokens))):
             start = _start(span)
-            blocks.append((start, _block("".join(lines[start:end]), span)))
+            blocks.append((start, _block("".join(lines[start:end]), tuple(span))))
             end = start
         return blocks[::-1]
 
@@ -353,17 +353,6 @@ def _block(source: str, tokens: tuple[Token, ...]) -> Block:
     is_code = tokens[0].type in ("fence", "code_block")
     is_whole = all(token.level < _MAX_NESTING - 1 for token in tokens)
     return Block(source, tokens if is_code or (len(source) <= PLAIN_SIZE and is_whole) else None)
-
-
-def _spans(tokens: Sequence[Token]) -> Iterator[tuple[Token, ...]]:
-    """The tokens of each top-level block."""
-    start = depth = 0
-    for at, token in enumerate(tokens):
-        if depth == 0:
-            start = at
-        depth += token.nesting
-        if depth == 0:
-            yield tuple(tokens[start : at + 1])
 
 
 def _start(tokens: Sequence[Token]) -> int:

@@ -91,7 +91,7 @@ class Painter:
         first_number: int | None = None,
     ) -> list[Strip]:
         lines: list[Strip] = []
-        for element in _top_level(tokens):
+        for element in top_level(tokens):
             painted = self._element(element, frame, first_number)
             if lines and painted and not is_tight:
                 lines.append(Strip.blank(0))
@@ -135,7 +135,7 @@ class Painter:
     def _list(
         self, first: Token, inner: Sequence[Token], frame: Frame, first_number: int | None
     ) -> list[Strip]:
-        items = list(_top_level(inner))
+        items = list(top_level(inner))
         markers = _markers(first, len(items), frame.depth, first_number)
         indent = max((len(marker) for marker in markers), default=2)
         is_tight = _is_tight(inner)
@@ -179,9 +179,9 @@ class Painter:
 
     def _table(self, inner: Sequence[Token], frame: Frame) -> list[Strip]:
         rows = [
-            [self._inlines(cell[1:-1], self.palette.text) for cell in _top_level(row[1:-1])]
-            for part in _top_level(inner)
-            for row in _top_level(part[1:-1])
+            [self._inlines(cell[1:-1], self.palette.text) for cell in top_level(row[1:-1])]
+            for part in top_level(inner)
+            for row in top_level(part[1:-1])
         ]
         aligns = [_alignment(token) for token in inner if token.type == "th_open"]
         if 4 * len(aligns) > frame.width:
@@ -268,7 +268,7 @@ class Painter:
                     text.append(f" ({address})", self.palette.address)
 
 
-def _top_level(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
+def top_level(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
     """The elements of a token list: slices from an opening to its closing token."""
     start = depth = 0
     for at, token in enumerate(tokens):
