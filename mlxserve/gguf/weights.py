@@ -23,6 +23,7 @@ from mlxserve.errors import UnsupportedModel
 from mlxserve.gguf.blocks import GROUP_SIZE, REPACKINGS
 from mlxserve.gguf.config import architecture, family
 from mlxserve.gguf.families import COMMON_MODULES, Family
+from mlxserve.gguf.latents import computed, other_form
 from mlxserve.gguf.reader import Header, TensorInfo, block_size
 
 _PIECE = 1 << 19  # bytes read and repacked at a time: 3 s/GB of CPU, 9 with pieces of 4 MB
@@ -63,6 +64,12 @@ def load_gguf(header: Header, config: Mapping[str, Any], *, is_metal: bool) -> n
     weights: Arrays = {}
     for slot, tensor in _matched(model, header, config):
         module, _, leaf = slot.path.rpartition(".")
+        if isinstance(tensor, str):
+            sources = other_form(tensor, header.tensors)
+            plain = [_dense(header.tensors[one]) for one in sources]
+            weights[slot.path] = computed(tensor, plain, config).astype(dtype)
+            mx.eval(weights[slot.path])
+            continue
         arrays = _read(tensor, slot, leaf, dtype, one.norm_offset if "norm" in module else 0.0)
         if "scales" in arrays:
             how = REPACKINGS[tensor.kind]
@@ -81,14 +88,20 @@ def load_gguf(header: Header, config: Mapping[str, Any], *, is_metal: bool) -> n
 
 def _matched(
     model: nn.Module, header: Header, config: Mapping[str, Any]
-) -> Iterator[tuple[_Slot, TensorInfo]]:
-    """Each parameter of the model and its tensor, in the file's order. Raises UnsupportedModel."""
+) -> Iterator[tuple[_Slot, TensorInfo | str]]:
+    """Each parameter of the model and its tensor, or the name of one that is computed.
+
+    Raises UnsupportedModel.
+    """
     names = _tensor_names(model, header)
     slots: dict[str, _Slot] = {}
+    others: dict[str, _Slot] = {}
     missing = []
     for slot, name in names:
         if name in header.tensors:
             slots[name] = slot
+        elif other_form(name, header.tensors):
+            others[name] = slot
         elif not (slot.path.startswith("lm_head.") and config["tie_word_embeddings"]):
             missing.append(slot.path)
     if missing:
@@ -97,7 +110,8 @@ def _matched(
             f"{', '.join(missing[:_SHOWN])}. If the model is split into several files, all of them "
             "must be in one folder; if not, take another conversion of it."
         )
-    if unknown := sorted(header.tensors.keys() - slots.keys() - _IN_THE_CONFIGURATION):
+    used = {one for name in others for one in other_form(name, header.tensors)}
+    if unknown := sorted(header.tensors.keys() - slots.keys() - used - _IN_THE_CONFIGURATION):
         raise UnsupportedModel(
             f"The GGUF file has {len(unknown)} tensors that mlx-lm's definition of the model has no "
             f"place for: {', '.join(unknown[:_SHOWN])}. Take the model's MLX conversion."
@@ -105,6 +119,7 @@ def _matched(
     for name, tensor in header.tensors.items():
         if name in slots:
             yield slots[name], tensor
+    yield from ((slot, name) for name, slot in others.items())
 
 
 def _tensor_names(model: nn.Module, header: Header) -> list[tuple[_Slot, str]]:
@@ -139,32 +154,36 @@ def _own_name(path: str, one: Family) -> str | None:
 
 def _read(tensor: TensorInfo, slot: _Slot, leaf: str, dtype: mx.Dtype, offset: float) -> Arrays:
     """The tensor's arrays by the names that they have in an mlx module. Raises UnsupportedModel."""
-    if tensor.kind in _PLAIN:
-        raw = np.fromfile(tensor.file, np.uint8, tensor.nbytes, offset=tensor.offset)
-        array = mx.array(raw).view(_PLAIN[tensor.kind]).reshape(tensor.shape)
-    elif tensor.kind not in REPACKINGS:
-        raise UnsupportedModel(
-            f"{tensor.name} is quantised as {tensor.kind}, which cannot be converted to mlx's "
-            "formats. Take a file of another quantisation, such as Q4_K_M or Q8_0."
-        )
-    else:
+    if slot.can_pack and tensor.kind in REPACKINGS:
         arrays = repacked(tensor, dtype)
-        if slot.can_pack:
-            return {leaf if name == "weight" else name: one for name, one in arrays.items()}
-        how = REPACKINGS[tensor.kind]
-        array = mx.dequantize(
-            arrays["weight"],
-            arrays["scales"],
-            arrays.get("biases"),
-            group_size=GROUP_SIZE,
-            bits=how.bits,
-            mode=how.mode,
-        )
+        return {leaf if name == "weight" else name: one for name, one in arrays.items()}
+    array = _dense(tensor)
     if offset:
         array = array.astype(mx.float32) - offset
     if array.size == np.prod(slot.shape):  # axes of one, which llama.cpp leaves out
         array = array.reshape(slot.shape)
     return {leaf: array.astype(dtype)}
+
+
+def _dense(tensor: TensorInfo) -> mx.array:
+    """The values of a tensor. Raises UnsupportedModel for a kind that cannot be converted."""
+    if tensor.kind in _PLAIN:
+        raw = np.fromfile(tensor.file, np.uint8, tensor.nbytes, offset=tensor.offset)
+        return mx.array(raw).view(_PLAIN[tensor.kind]).reshape(tensor.shape)
+    if tensor.kind not in REPACKINGS:
+        raise UnsupportedModel(
+            f"{tensor.name} is quantised as {tensor.kind}, which cannot be converted to mlx's "
+            "formats. Take a file of another quantisation, such as Q4_K_M or Q8_0."
+        )
+    how, arrays = REPACKINGS[tensor.kind], repacked(tensor, mx.float32)
+    return mx.dequantize(
+        arrays["weight"],
+        arrays["scales"],
+        arrays.get("biases"),
+        group_size=GROUP_SIZE,
+        bits=how.bits,
+        mode=how.mode,
+    )
 
 
 def repacked(tensor: TensorInfo, dtype: mx.Dtype) -> Arrays:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -443,11 +443,15 @@ def in_gguf(path: str, names: Mapping[str, str]) -> str:
 
 
 def build(
-    one: Architecture, file: Path, kinds: Mapping[str, str] | None = None
+    one: Architecture,
+    file: Path,
+    kinds: Mapping[str, str] | None = None,
+    change: Callable[[dict[str, Array]], None] | None = None,
 ) -> tuple[nn.Module, dict[str, Any]]:
     """mlx-lm's model with random weights, which are written to `file` as well.
 
     kinds: of blocks, by the ends of parameters' names; the weights are exact in them
+    change: of the tensors before they are written
     """
     config = {**CONFIG, **one.config, "model_type": one.model_type}
     module = importlib.import_module(f"mlx_lm.models.{one.model_type}")
@@ -473,6 +477,8 @@ def build(
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
     model.load_weights(list(weights.items()))
+    if change is not None:
+        change(tensors)
     metadata = {**METADATA, **one.metadata, **byte_level_vocabulary()}
     write_gguf(file, one.name, metadata, tensors, written)
     return model, config

@@ -100,6 +100,35 @@ def test_each_architecture_computes_as_the_model_written_into_its_file(
     assert np.array_equal(np.array(found(mx.array([PROMPT]))), expected)
 
 
+@pytest.mark.parametrize("one", [one for one in ARCHITECTURES if "deepseek" in one.name], ids=str)
+def test_deepseeks_keys_and_values_may_be_in_one_tensor_or_in_two(
+    tmp_path: Path, one: Architecture
+) -> None:
+    """As llama.cpp's converter writes them now, and wrote them before."""
+    file = tmp_path / "small.gguf"
+    model, config = build(one, file)
+    heads, width = config["num_attention_heads"], config["qk_nope_head_dim"]
+
+    def other(tensors: dict[str, Array]) -> None:
+        for name in [name for name in tensors if name.endswith("attn_kv_b.weight")]:
+            both = tensors.pop(name).reshape(heads, -1, 32)
+            tensors[name.replace("kv_b", "k_b")] = both[:, :width].swapaxes(1, 2)
+            tensors[name.replace("kv_b", "v_b")] = both[:, width:]
+        for name in [
+            name
+            for name in tensors
+            if name.endswith("attn_k_b.weight") and one.model_type.endswith("v3")
+        ]:
+            keys, values = tensors.pop(name), tensors.pop(name.replace("k_b", "v_b"))
+            both = np.concatenate((keys.swapaxes(1, 2), values), axis=1)
+            tensors[name.replace("k_b", "kv_b")] = both.reshape(-1, 32)
+
+    build(one, file, change=other)
+    found, _ = read_model(find_model(str(file)), is_metal=False)
+    expected = np.array(model(mx.array([PROMPT])))
+    assert np.array_equal(np.array(found(mx.array([PROMPT]))), expected)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("one", ARCHITECTURES, ids=str)
 def test_each_architecture_answers_as_the_model_written_into_its_file(
