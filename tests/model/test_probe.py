@@ -52,7 +52,9 @@ def test_half_precision_passes_with_its_own_tolerance(
 def test_keys_and_values_in_8_bits_pass_with_a_tolerance_of_their_own(
     kind: str, build_model: BuildModel
 ) -> None:
-    loaded = prepare(*build_model(kind), kind).in_8_bits()
+    # With wider heads rounding has this model choose other experts for a token.
+    narrow = {"head_dim": 16} if kind == "qwen3_moe" else {}
+    loaded = prepare(*build_model(kind, **narrow), kind).in_8_bits()
     assert 1e-3 < probe(loaded, REFERENCE) < 0.2
 
 
@@ -134,7 +136,7 @@ class Planted(llama.Attention):  # type: ignore[misc]
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
         x = self.taken(x)
-        shape = (*x.shape[:2], -1, 16)
+        shape = (*x.shape[:2], -1, self.head_dim)
         queries = self.q_proj(x).reshape(shape).swapaxes(1, 2)
         keys = self.k_proj(x).reshape(shape).swapaxes(1, 2)
         values = self.v_proj(x).reshape(shape).swapaxes(1, 2)
@@ -335,7 +337,7 @@ class WrongDecodes:
 
 def half_precision_moe(build_model: BuildModel, seed: int, router: type[nn.Linear]) -> LoadedModel:
     """In bfloat16, its experts quantised: the CPU's product of chosen experts takes no other."""
-    model, config = build_model("qwen3_moe", seed=seed)
+    model, config = build_model("qwen3_moe", head_dim=16, seed=seed)
     model.set_dtype(mx.bfloat16)
     nn.quantize(
         model,
