@@ -17,6 +17,7 @@ from mlxserve.config import EngineConfig, PreemptionMode
 from mlxserve.disk.folder import default_bytes
 from mlxserve.disk.folder import disk_folder as folder_of
 from mlxserve.disk.tier import DiskTier
+from mlxserve.door import BODY_MEMORY, Door
 from mlxserve.engine.async_engine import AsyncEngine
 from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.engine import Engine
@@ -105,6 +106,7 @@ def build_chat(
         tool_keep_seconds=config.tool_keep_seconds,
         prefix_file=disk_folder / "prefixes.json" if disk_folder else None,
         template_kwargs=_template_kwargs(config, tokenizer),
+        door=Door(min(BODY_MEMORY, machine.total_memory() // 32)),
     )
 
 

@@ -12,6 +12,7 @@
     ├── OutOfMemory             the model or its cache does not fit in memory
     ├── GrammarFailed           the grammar became too expensive in the middle of an answer
     ├── QueueFull               too many requests are waiting
+    │   ├── ClientQueueFull     too many of this client
     │   └── PagesPromised       live requests were promised the pages that a prefix or resize would take
     ├── HelperUnavailable       a process that works on texts was paused, or cannot be started
     ├── EngineFailed            a failure inside the engine ended this request; the engine goes on
@@ -136,7 +137,15 @@ class GrammarFailed(MlxServeError):
 
 
 class QueueFull(MlxServeError):
-    """Too many requests are waiting. Try again later."""
+    """Too many requests are waiting. Try again later, in `seconds` if they are known."""
+
+    def __init__(self, message: str, *, seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
+class ClientQueueFull(QueueFull):
+    """Too much of this client is waiting, whatever others do."""
 
 
 class PagesPromised(QueueFull):

@@ -33,8 +33,8 @@ from mlxserve.request import Resized
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.stats import Stats
 from mlxserve.text.conversation import read_messages
+from mlxserve.text.costs import encode_seconds, render_seconds
 from mlxserve.text.deltas import Delta
-from mlxserve.text.lanes import run_in_lane, text_size
 from mlxserve.text.parsing.turn import AssistantTurn
 
 if TYPE_CHECKING:
@@ -237,7 +237,8 @@ class AsyncLLM(_LoadedModel):
         self, prompt: Prompt, *, add_generation_prompt: bool, tools: Tools = ()
     ) -> list[int]:
         if isinstance(prompt, str):
-            return await run_in_lane(len(prompt), partial(self._chat.encode, prompt))
+            encode = partial(self._chat.encode, prompt)
+            return await self._chat.door.run("", encode_seconds(len(prompt)), encode)
         if prompt and isinstance(prompt[0], Mapping):
             conversation = read_messages(_conversation(prompt))
 
@@ -247,7 +248,7 @@ class AsyncLLM(_LoadedModel):
                     fitted.messages, tools=tools, add_generation_prompt=add_generation_prompt
                 )
 
-            return await run_in_lane(text_size(prompt, tools), render)
+            return await self._chat.door.run("", render_seconds(prompt, tools), render)
         if not all(isinstance(token, int) for token in prompt):
             raise InvalidParameter("prompt", "must be text, token ids or messages")
         return [token for token in prompt if isinstance(token, int)]

@@ -55,8 +55,9 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/mini/__init__": "",
     "mlxserve/helpers": "mlxserve/errors mlxserve/pauses",
+    "mlxserve/door": "mlxserve/errors mlxserve/helpers",
     "mlxserve/text/parsing": "",
-    "mlxserve/text/lanes": "",
+    "mlxserve/text/costs": "",
     "mlxserve/text/signature": "",
     "mlxserve/text/conversation": "mlxserve/errors",
     "mlxserve/text/abilities": "",
@@ -69,9 +70,10 @@ ARROWS: dict[str, str] = {
     "mlxserve/text/stream_decoder": "",
     "mlxserve/text/tokenizer_files": "mlxserve/errors mlxserve/files",
     "mlxserve/text/tokenizer": (
-        "mlxserve/errors mlxserve/text/parsing mlxserve/text/lanes mlxserve/text/conversation "
+        "mlxserve/errors mlxserve/text/parsing mlxserve/text/costs mlxserve/text/conversation "
         "mlxserve/text/abilities mlxserve/text/fitting mlxserve/text/templates "
-        "mlxserve/text/large_texts mlxserve/text/stream_decoder mlxserve/text/tokenizer_files"
+        "mlxserve/text/large_texts mlxserve/text/stream_decoder mlxserve/text/tokenizer_files "
+        "mlxserve/door"
     ),
     "mlxserve/text/large_text_worker": (
         "mlxserve/text/templates mlxserve/text/template_worker mlxserve/text/tokenizer"
@@ -80,9 +82,8 @@ ARROWS: dict[str, str] = {
         "mlxserve/sampling_params mlxserve/request mlxserve/text/parsing mlxserve/text/tokenizer"
     ),
     "mlxserve/text/guidance": (
-        "mlxserve/errors mlxserve/sampling_params mlxserve/pauses mlxserve/helpers "
-        "mlxserve/text/parsing "
-        "mlxserve/text/tokenizer"
+        "mlxserve/errors mlxserve/sampling_params mlxserve/pauses mlxserve/helpers mlxserve/text/parsing "
+        "mlxserve/text/tokenizer mlxserve/door mlxserve/text/costs"
     ),
     "mlxserve/text/__init__": "",
     "mlxserve/cache/__init__": "",
@@ -118,16 +119,17 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/chat": (
         "mlxserve/errors mlxserve/files mlxserve/sampling_params mlxserve/request "
-        "mlxserve/text/parsing mlxserve/text/lanes mlxserve/text/conversation "
+        "mlxserve/text/parsing mlxserve/text/costs mlxserve/text/conversation "
         "mlxserve/text/abilities mlxserve/text/fitting mlxserve/text/templates "
         "mlxserve/text/tokenizer mlxserve/text/deltas mlxserve/text/guidance "
-        "mlxserve/engine"
+        "mlxserve/engine mlxserve/door"
     ),
     "mlxserve/build": (
         "mlxserve/errors mlxserve/config mlxserve/machine mlxserve/hub mlxserve/text/abilities "
         "mlxserve/text/tokenizer "
         "mlxserve/cache/pages mlxserve/cache/kv mlxserve/disk mlxserve/disk "
-        "mlxserve/scheduler mlxserve/model mlxserve/trial mlxserve/engine mlxserve/chat"
+        "mlxserve/scheduler mlxserve/model mlxserve/trial mlxserve/engine mlxserve/chat "
+        "mlxserve/door"
     ),
     "mlxserve/ranks": (
         "metal_kernels mlxserve/version mlxserve/errors mlxserve/terminal_text mlxserve/stats mlxserve/option "
@@ -136,7 +138,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/llm": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config mlxserve/request "
-        "mlxserve/machine mlxserve/text/parsing mlxserve/text/lanes mlxserve/text/conversation "
+        "mlxserve/machine mlxserve/text/parsing mlxserve/text/costs mlxserve/text/conversation "
         "mlxserve/text/deltas mlxserve/engine mlxserve/chat mlxserve/ranks"
     ),
     "mlxserve/__init__": (
@@ -152,29 +154,33 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/api/warnings": "",
     "mlxserve/api/model_names": "mlxserve/api/errors",
-    "mlxserve/api/bodies": (
-        "mlxserve/errors mlxserve/sampling_params mlxserve/request mlxserve/text/parsing "
-        "mlxserve/text/lanes mlxserve/text/conversation mlxserve/api/errors"
-    ),
     "mlxserve/api/server": (
         "mlxserve/errors mlxserve/terminal_text mlxserve/api/errors mlxserve/api/config mlxserve/api/access"
+    ),
+    "mlxserve/api/turns": (
+        "mlxserve/errors mlxserve/door mlxserve/api/errors mlxserve/api/access mlxserve/api/server"
+    ),
+    "mlxserve/api/bodies": (
+        "mlxserve/errors mlxserve/sampling_params mlxserve/request mlxserve/text/parsing "
+        "mlxserve/text/costs mlxserve/text/conversation mlxserve/api/errors mlxserve/door "
+        "mlxserve/api/turns"
     ),
     "mlxserve/api/metrics": "mlxserve/stats mlxserve/text/deltas mlxserve/api/server",
     "mlxserve/api/answers": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/request mlxserve/text/deltas "
-        "mlxserve/chat mlxserve/api/usage mlxserve/api/server "
-        "mlxserve/api/metrics"
+        "mlxserve/chat mlxserve/api/usage mlxserve/api/metrics"
     ),
     "mlxserve/api/prefix_names": "mlxserve/errors mlxserve/chat mlxserve/api/access",
     "mlxserve/api/prompts": (
-        "mlxserve/text/lanes mlxserve/text/conversation mlxserve/text/fitting mlxserve/chat "
-        "mlxserve/api/errors mlxserve/api/bodies mlxserve/api/warnings"
+        "mlxserve/text/costs mlxserve/text/conversation mlxserve/text/fitting mlxserve/chat "
+        "mlxserve/api/errors mlxserve/api/bodies mlxserve/api/warnings mlxserve/api/turns"
     ),
     "mlxserve/api/service": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/text/guidance mlxserve/text/parsing "
         "mlxserve/text/deltas mlxserve/chat mlxserve/api/errors mlxserve/api/usage "
-        "mlxserve/api/access mlxserve/api/warnings mlxserve/api/model_names mlxserve/api/server mlxserve/api/metrics "
-        "mlxserve/api/answers mlxserve/api/prefix_names mlxserve/api/prompts"
+        "mlxserve/api/access mlxserve/api/warnings mlxserve/api/model_names mlxserve/api/server "
+        "mlxserve/api/metrics mlxserve/api/answers mlxserve/api/prefix_names mlxserve/api/prompts "
+        "mlxserve/api/turns"
     ),
     "mlxserve/api/models": "mlxserve/api/errors mlxserve/api/service",
     "mlxserve/api/openapi": "mlxserve/version mlxserve/api/errors mlxserve/api/bodies",
@@ -182,7 +188,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/version mlxserve/errors mlxserve/sampling_params mlxserve/request "
         "mlxserve/text/parsing mlxserve/text/deltas mlxserve/chat mlxserve/api/errors "
         "mlxserve/api/usage mlxserve/api/access mlxserve/api/bodies mlxserve/api/server "
-        "mlxserve/api/answers mlxserve/api/service"
+        "mlxserve/api/answers mlxserve/api/service mlxserve/api/turns"
     ),
     "mlxserve/api/responses": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/request mlxserve/text/parsing "
@@ -196,17 +202,17 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/api/page": "",
     "mlxserve/api/native": (
-        "mlxserve/version mlxserve/errors mlxserve/config mlxserve/request mlxserve/text/lanes "
+        "mlxserve/version mlxserve/errors mlxserve/config mlxserve/request mlxserve/text/costs "
         "mlxserve/engine mlxserve/chat mlxserve/api/errors mlxserve/api/access "
-        "mlxserve/api/bodies mlxserve/api/server mlxserve/api/metrics "
-        "mlxserve/api/prefix_names mlxserve/api/service"
+        "mlxserve/api/bodies mlxserve/api/server mlxserve/api/metrics mlxserve/api/prefix_names "
+        "mlxserve/api/service mlxserve/api/turns"
     ),
     "mlxserve/api": (
         "mlxserve/chat mlxserve/api/errors mlxserve/api/config mlxserve/api/access "
-        "mlxserve/api/model_names mlxserve/api/server mlxserve/api/metrics mlxserve/api/prefix_names mlxserve/api/service "
-        "mlxserve/api/models "
-        "mlxserve/api/openapi mlxserve/api/openai mlxserve/api/responses mlxserve/api/anthropic "
-        "mlxserve/api/native mlxserve/api/page"
+        "mlxserve/api/model_names mlxserve/api/server mlxserve/api/metrics "
+        "mlxserve/api/prefix_names mlxserve/api/service mlxserve/api/models mlxserve/api/openapi "
+        "mlxserve/api/openai mlxserve/api/responses mlxserve/api/anthropic mlxserve/api/native "
+        "mlxserve/api/page mlxserve/api/turns"
     ),
     "mlxserve/doctor": (
         "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/config mlxserve/request "

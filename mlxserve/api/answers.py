@@ -6,14 +6,10 @@ Knows `mlxserve.chat`; does not know JSON.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from starlette.types import Receive
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
 
 from mlxserve.api.metrics import Metrics
-from mlxserve.api.server.sse import until_disconnect
 from mlxserve.api.usage import Tokens
 from mlxserve.chat.request_options import RequestOptions
 from mlxserve.errors import EngineStopped
@@ -24,8 +20,6 @@ if TYPE_CHECKING:
     from mlxserve.chat.answers import AnswerStream, RequestOutput
     from mlxserve.chat.chat import Chat
     from mlxserve.text.deltas import Delta, Usage
-
-T = TypeVar("T")
 
 
 class Answers:
@@ -75,16 +69,3 @@ class Answers:
             raise EngineStopped("The answer was stopped before its end. Ask again.")
         if delta.usage is not None:
             self._usages[delta.answer_index] = delta.usage
-
-
-async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
-    """The work's result; None, and the work cancelled, when the client disconnects first."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(until_disconnect(receive))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)

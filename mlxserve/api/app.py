@@ -50,6 +50,7 @@ from mlxserve.api.responses.routes import Responses
 from mlxserve.api.server.drain import Drain, DrainCheck
 from mlxserve.api.server.open_requests import OpenRequests, RequestRegister
 from mlxserve.api.service import Service
+from mlxserve.api.turns import AtTheDoor
 
 if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat
@@ -112,6 +113,7 @@ def create_app(
             Middleware(RequestRegister, open_requests=open_requests),
             Middleware(DrainCheck, drain=drain),
             Middleware(LimitCheck, limits=limits),
+            Middleware(AtTheDoor, door=chat.door),
         ],
         lifespan=partial(_beside, keyring, chat),
         exception_handlers={

@@ -1,25 +1,29 @@
 """Prompts as token ids: what the routes that take text have in common.
 
-Rendering and encoding are plain CPU work on texts of any length, so they run on a thread beside
-the event loop, large texts on threads of their own.
+Rendering and encoding are plain CPU work on texts of any length, so they are done in the client's
+turn, beside the event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
 from mlxserve.api.bodies.fields import Prompt, TemplateKwargs
 from mlxserve.api.errors import invalid_value
+from mlxserve.api.turns import in_turn
 from mlxserve.api.warnings import FITTED, warn
 from mlxserve.text.conversation import Conversation
+from mlxserve.text.costs import MESSAGES_PER_SECOND, encode_seconds, render_seconds
 from mlxserve.text.fitting import Fitted
-from mlxserve.text.lanes import run_in_lane, text_size
 
 if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat
+
+# Messages that are read in the event loop: leaving it takes as long.
+_READ_HERE = 20
 
 
 class Prompts:
@@ -28,15 +32,20 @@ class Prompts:
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
 
-    async def of_texts(self, texts: Sequence[Prompt], field: str = "prompt") -> list[list[int]]:
+    async def of_texts(
+        self, request: Request, texts: Sequence[Prompt], field: str = "prompt"
+    ) -> list[list[int]]:
         """Texts, or lists of token ids, which stay as they are. `field`: for errors."""
-        size = sum(len(text) for text in texts if isinstance(text, str))
-        return await run_in_lane(size, lambda: [self._encoded(text, field) for text in texts])
+        seconds = encode_seconds(sum(len(text) for text in texts if isinstance(text, str)))
+        return await in_turn(
+            request, seconds, lambda: [self._encoded(text, field) for text in texts]
+        )
 
     async def of_conversation(
         self,
         request: Request,
-        conversation: Conversation,
+        read: Callable[[], Conversation],
+        num_messages: int,
         template_kwargs: TemplateKwargs,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
@@ -45,12 +54,18 @@ class Prompts:
     ) -> list[int]:
         """A conversation in the model's template. The reply warns of what was changed for that.
 
+        read: makes the conversation from about `num_messages` of the body
         continues: the answer continues the last message
         """
         variables: dict[str, Any] = {**template_kwargs}
         if continues:
             add_generation_prompt = False
             variables["continue_final_message"] = True
+
+        if num_messages <= _READ_HERE:
+            conversation = read()
+        else:
+            conversation = await in_turn(request, num_messages / MESSAGES_PER_SECOND, read)
 
         def render() -> tuple[list[int], Fitted]:
             fitted = self._chat.fit(conversation)
@@ -62,8 +77,8 @@ class Prompts:
             )
             return ids, fitted
 
-        size = text_size([message.text for message in conversation.messages], tools)
-        token_ids, fitted = await run_in_lane(size, render)
+        seconds = render_seconds([message.text for message in conversation.messages], tools)
+        token_ids, fitted = await in_turn(request, seconds, render)
         if left_out := conversation.left_out:
             warn(request, f"left out: {', '.join(left_out)}")
         if fitted.changes:

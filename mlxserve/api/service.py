@@ -17,13 +17,14 @@ from starlette.responses import Response
 
 from mlxserve.api.access.limits import claim
 from mlxserve.api.access.security import cache_namespace, client_name, request_id
-from mlxserve.api.answers import Answers, unless_disconnected
+from mlxserve.api.answers import Answers
 from mlxserve.api.errors import ApiError, from_engine, internal_error, json_response
 from mlxserve.api.metrics import Metrics
 from mlxserve.api.model_names import ModelNames
 from mlxserve.api.prefix_names import PrefixNames
 from mlxserve.api.prompts import Prompts
 from mlxserve.api.server.sse import EventStream, Write
+from mlxserve.api.turns import forget_body, refusal, unless_left
 from mlxserve.api.usage import Tokens
 from mlxserve.api.warnings import Warnings, warn
 from mlxserve.chat.request_options import RequestOptions
@@ -122,12 +123,15 @@ class Service:
         )
         params = replace(params, n=num_choices)
         try:
-            answers = await Answers.submit(self.chat, prompts, params, options, self.metrics)
+            submission = Answers.submit(self.chat, prompts, params, options, self.metrics)
+            answers = await unless_left(request, submission)
         except UnknownPrefix as error:
             assert prefix_name is not None
             raise self.prefix_names.unknown(request, prefix_name) from error
         except QueueFull as error:
-            raise self.metrics.retry_after.refusal(error) from error
+            is_of_door = error.seconds is not None
+            raise (refusal if is_of_door else self.metrics.retry_after.refusal)(error) from error
+        forget_body(request)
         if dropped := not_enforced(params.structure, turn):
             warn(request, f"not enforced: {', '.join(dropped)}")
         return answers
@@ -146,13 +150,11 @@ class Service:
                 keepalive=reply.keepalive,
             )
         try:
-            whole = await unless_disconnected(request.receive, reply.whole(answers))
+            whole = await unless_left(request, reply.whole(answers))
         except MlxServeError as error:
             raise from_engine(error) from error
         finally:
             await answers.aclose()
-        if whole is None:
-            return Response(status_code=499)  # the client is gone
         return json_response(whole, headers=headers)
 
 

@@ -21,6 +21,7 @@ from mlxserve.chat.answers import AnswerStream, Observe
 from mlxserve.chat.named_prefixes import NamedPrefixes
 from mlxserve.chat.prefix_store import NamedPrefix, PrefixStore
 from mlxserve.chat.request_options import RequestOptions
+from mlxserve.door import Door
 from mlxserve.errors import (
     EngineStopped,
     InvalidParameter,
@@ -31,10 +32,10 @@ from mlxserve.request import FinishReason, Pooling, Request, TokenLogprob
 from mlxserve.sampling_params import MAX_BIAS, SamplingParams
 from mlxserve.text.abilities import Abilities
 from mlxserve.text.conversation import Conversation
+from mlxserve.text.costs import text_size
 from mlxserve.text.deltas import DeltaDecoder
 from mlxserve.text.fitting import Fitted
 from mlxserve.text.guidance.planner import Planner
-from mlxserve.text.lanes import text_size
 from mlxserve.text.parsing.parser import TurnParser
 from mlxserve.text.parsing.turn import AssistantTurn
 from mlxserve.text.templates import RenderedTooLong
@@ -62,8 +63,10 @@ class Chat:
         tool_keep_seconds: float = 60.0,
         prefix_file: Path | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        door: Door | None = None,
     ) -> None:
-        """fingerprint: names the model's weights, as models never share pages
+        """door: of all work on its prompts; None for one of its own
+        fingerprint: names the model's weights, as models never share pages
         prefix_file: where named prefixes outlive the process; None for nowhere
         tool_keep_seconds: as in EngineConfig
         template_kwargs: variables of the chat template that a request does not set
@@ -77,7 +80,8 @@ class Chat:
         self._fingerprint = fingerprint
         self._tool_keep_seconds = tool_keep_seconds
         self._template_kwargs = dict(template_kwargs or {})
-        self._planner = Planner(tokenizer, vocab_size)
+        self.door = door or Door()
+        self._planner = Planner(tokenizer, vocab_size, self.door)
         self._numbers = itertools.count()
         self.prefixes = NamedPrefixes(
             engine, PrefixStore(prefix_file), self._compute, salt_of=self._salt
@@ -249,7 +253,7 @@ class Chat:
             pins=pins,
             pin_share=pin_share,
             fork_of=fork_of,
-            guide=await self._planner.guide(prompt, params, options.turn),
+            guide=await self._planner.guide(prompt, params, options.turn, options.client),
         )
 
     def _decoder(
@@ -377,5 +381,6 @@ class Chat:
     def close(self) -> None:
         """Abort every answer and end the engine. Idempotent."""
         self.engine.close()  # first: its thread uses the planner's matchers
+        self.door.close()
         self._planner.close()
         self._tokenizer.close()

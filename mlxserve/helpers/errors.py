@@ -14,6 +14,7 @@ class KillReason(StrEnum):
     MEMORY = "memory"
     ENDED = "ended"  # by itself, or by a signal of others
     CLOSED = "closed"  # the helper was closed
+    LEFT = "left"  # its result was not wanted any more
     NOT_STARTED = "not_started"  # the system refused a process or a socket
     PAUSED = "paused"  # it did not run all the time, and the job did not end in time
 
@@ -33,7 +34,7 @@ class HelperKilled(Exception):
         match self.reason:
             case KillReason.CLOSED:
                 return EngineStopped("The engine was closed.")
-            case KillReason.NOT_STARTED | KillReason.PAUSED:
+            case KillReason.NOT_STARTED | KillReason.PAUSED | KillReason.LEFT:
                 return HelperUnavailable(f"{what} {self}; send the request again")
         return None
 

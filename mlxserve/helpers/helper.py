@@ -96,6 +96,12 @@ class Helper:
             self._release()
 
     @property
+    def is_running(self) -> bool:
+        """Whether there is a child, so that a job begins at once."""
+        child = self._child
+        return child is not None and not child.was_killed
+
+    @property
     def num_grown(self) -> int:
         """Bytes that the child has in memory beyond those it had when it was set up."""
         child = self._child
@@ -114,6 +120,13 @@ class Helper:
             child.kill()
             if self._turn.acquire(blocking=False):
                 self._release()
+
+    def stop_idle(self) -> None:
+        """End the child, unless there is a job. The next job starts another."""
+        if self._turn.acquire(blocking=False):
+            if self._child is not None:
+                self._child.kill()
+            self._release()
 
     def close(self) -> None:
         """End the child for good. A job that was begun must be done, or cancelled."""

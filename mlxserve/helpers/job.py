@@ -10,8 +10,11 @@ from typing import Any
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
 from mlxserve.helpers.frames import NO_MEMORY, Kind
 from mlxserve.helpers.process import ChildProcess
+from mlxserve.helpers.waiting import current
 from mlxserve.pauses import RUNNING
 
+# Of a job that is not wanted any more: a shorter one ends sooner than another process starts.
+KILLED_AFTER_SECONDS = 0.25
 _EXIT_SECONDS = 5.0  # to wait for the end of a process that has closed its socket already
 
 
@@ -34,6 +37,7 @@ class Job:
         self._release = release
         self._why_closed = why_closed
         child.was_stopped = False
+        self._is_wanted = current()
         # It may have been started long ago; nothing has looked at it since then.
         self._count_from_now()
 
@@ -119,6 +123,8 @@ class Job:
             self._kill_late()
         if child.is_too_large:
             self._kill(KillReason.MEMORY, child.needed_too_much)
+        if not self._is_wanted() and time.monotonic() - self._began > KILLED_AFTER_SECONDS:
+            self._kill(KillReason.LEFT, "is not wanted any more")
 
     def _kill_late(self) -> None:
         """The child's timer, unlike the deadline, goes on while both processes are paused."""

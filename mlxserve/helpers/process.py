@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -117,7 +119,11 @@ class ChildProcess:
     def kill(self, seconds: float = _END_SECONDS) -> int | None:
         """End the process; its exit code, or None if it still ends. From any thread."""
         self.was_killed = True
-        self._process.kill()
+        if self._process.poll() is None:
+            try:
+                os.killpg(self._process.pid, signal.SIGKILL)  # and what it has forked
+            except OSError:  # macOS refuses it for a group with a process that has just ended
+                self._process.kill()
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:  # the kernel frees much memory

@@ -27,7 +27,7 @@ MEMORY = 2 << 30  # bytes: a token takes about 50 while it is made
 
 
 class LargeTexts:
-    """Methods wait for the result; texts of several threads are done one after the other."""
+    """One process. Methods wait for the result; texts of several threads are done one by one."""
 
     def __init__(self, path: Path, eos_token_ids: Sequence[int]) -> None:
         self._helper = Helper(

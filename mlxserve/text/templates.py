@@ -8,8 +8,9 @@ share.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
@@ -25,6 +26,8 @@ SECONDS = 5.0
 MEMORY = 256 << 20  # bytes
 # Of the text that this thread renders; None for no limit.
 _most_characters: ContextVar[int | None] = ContextVar("most_characters", default=None)
+# Held by this thread, and of no use while it waits for a renderer.
+_idle_lock: ContextVar[threading.Lock | None] = ContextVar("idle_lock", default=None)
 
 
 class RenderedTooLong(Exception):
@@ -51,6 +54,25 @@ def check_length(text: str) -> str:
     if most is not None and len(text) > most:
         raise RenderedTooLong(len(text))
     return text
+
+
+@contextmanager
+def released_while_rendering(lock: threading.Lock) -> Iterator[None]:
+    """Inside, this thread does not hold the lock while a template is rendered."""
+    token = _idle_lock.set(lock)
+    try:
+        yield
+    finally:
+        _idle_lock.reset(token)
+
+
+@contextmanager
+def _released(lock: threading.Lock) -> Iterator[None]:
+    lock.release()
+    try:
+        yield
+    finally:
+        lock.acquire()
 
 
 class TextRenderer(Protocol):
@@ -121,7 +143,11 @@ def render_with(renderer: TextRenderer) -> None:
     def rendered(
         conversations: list[Any], **arguments: Any
     ) -> tuple[list[str], list[list[tuple[int, int]]]]:
-        texts = [renderer.render({**arguments, "conversations": [one]}) for one in conversations]
+        lock = _idle_lock.get()
+        with nullcontext() if lock is None else _released(lock):
+            texts = [
+                renderer.render({**arguments, "conversations": [each]}) for each in conversations
+            ]
         return [check_length(text) for text in texts], [[] for _ in texts]
 
     base.render_jinja_template = rendered

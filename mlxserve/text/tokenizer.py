@@ -17,11 +17,12 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from mlxserve.door import Lane, lane_of
 from mlxserve.errors import InvalidParameter, InvalidRequest, in_one_line
 from mlxserve.text.abilities import ALWAYS_ALLOWED, Abilities, Probe, find_abilities
 from mlxserve.text.conversation import Call, Conversation, completed_tool
+from mlxserve.text.costs import encode_seconds, render_seconds
 from mlxserve.text.fitting import Fitted, Fitting, calls_as_json, single_typed_tool
-from mlxserve.text.lanes import LARGE, text_size
 from mlxserve.text.large_texts import LargeTexts
 from mlxserve.text.parsing.markup import Markup, markup_of
 from mlxserve.text.parsing.writing import write_calls
@@ -31,6 +32,7 @@ from mlxserve.text.templates import (
     at_most,
     check_length,
     helper_renderer,
+    released_while_rendering,
     render_with,
 )
 from mlxserve.text.tokenizer_files import load_tokenizer
@@ -88,7 +90,10 @@ class Tokenizer:
         self._looking = threading.Lock()
         self._fitting: Fitting | None = None
         self._told: set[str] = set()  # changes of conversations that were logged
-        self._large = LargeTexts(path, eos_token_ids)
+        # One for each lane of the door, so that no text waits for a much longer one.
+        self._large: dict[Lane, LargeTexts] = {
+            lane: LargeTexts(path, eos_token_ids) for lane in Lane if lane is not Lane.SHORT
+        }
         self._fast = getattr(self._wrapper, "backend_tokenizer", None)
         # Every transformers call sets truncation on the shared Rust object; two concurrent calls
         # fail with "Already borrowed".
@@ -101,8 +106,9 @@ class Tokenizer:
         threading.Thread(target=self.fitting, name="mlxserve-templates", daemon=True).start()
 
     def close(self) -> None:
-        """End the helper process of large texts, if one was needed."""
-        self._large.close()
+        """End the helper processes of large texts, if any were needed."""
+        for texts in self._large.values():
+            texts.close()
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -234,7 +240,8 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, starting with the BOS token if the model has one."""
         _check_text(text)
-        return self._large.encode(text) if len(text) > LARGE else self.encode_here(text)
+        texts = self._large.get(lane_of(encode_seconds(len(text))))
+        return self.encode_here(text) if texts is None else texts.encode(text)
 
     def encode_here(self, text: str) -> list[int]:
         """As `encode`, in this process for a text of any size."""
@@ -269,9 +276,9 @@ class Tokenizer:
         if tools and not self.abilities.loose_types:
             tools = [single_typed_tool(tool) for tool in tools]
         variables = {**template_kwargs, "add_generation_prompt": add_generation_prompt}
-        is_large = text_size(conversation, tools, template_kwargs) > LARGE
+        texts = self._large.get(lane_of(render_seconds(conversation, tools, template_kwargs)))
         try:
-            render = self._large.render if is_large else self.render_here
+            render = self.render_here if texts is None else texts.render
             return render(conversation, tools or None, variables, most_characters)
         except _TEMPLATE_ERRORS as error:
             raise InvalidRequest(
@@ -329,7 +336,7 @@ class Tokenizer:
         apply = partial(self._wrapper.apply_chat_template, list(messages), tools=tools)
         with at_most(most_characters):
             if self._types_control_tokens(messages, tools):
-                with self._lock:
+                with self._lock, released_while_rendering(self._lock):
                     return list(apply(sanitize_control_tokens=True, **variables))
             text = check_length(apply(tokenize=False, **variables))
         with self._lock:

@@ -12,6 +12,7 @@ from typing import Any
 
 from mlxserve.chat.answers import RequestOutput, fold
 from mlxserve.chat.request_options import RequestOptions
+from mlxserve.door import Door
 from mlxserve.engine.snapshot import RequestView, Snapshot
 from mlxserve.errors import (
     EngineStopped,
@@ -36,6 +37,7 @@ class FakeAnswer:
     """One answer that was asked for."""
 
     is_closed: bool = False
+    door: Door = field(default_factory=Door)
 
 
 class FakeAnswers:
@@ -110,6 +112,7 @@ class FakeChat:
     changed: threading.Condition = field(default_factory=threading.Condition)
     on_hold: threading.Event = field(default_factory=threading.Event)
     is_closed: bool = False
+    door: Door = field(default_factory=Door)
 
     def __post_init__(self) -> None:
         self._is_released = False

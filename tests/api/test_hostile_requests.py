@@ -28,11 +28,12 @@ from mlxserve.api.config import ServerConfig
 from mlxserve.api.errors import ApiError
 from mlxserve.api.server.connection import Limits
 from mlxserve.chat.chat import Chat
+from mlxserve.door import MEDIUM_SECONDS
 from mlxserve.errors import InvalidRequest
 from mlxserve.hub.embedded import model_path
 from mlxserve.sampling_params import StructureKind
+from mlxserve.text.costs import CHARACTERS_PER_SECOND
 from mlxserve.text.guidance.matcher_host import MAX_KEPT, MatcherHost, RowOutcome
-from mlxserve.text.lanes import LARGE
 from mlxserve.text.tokenizer import Tokenizer
 from tests.api.fake_chat import FakeChat
 from tests.api.serving import Serve, StartServer
@@ -260,7 +261,7 @@ def test_the_cache_of_compiled_schemas_is_bounded(count: int) -> None:
     host = MatcherHost((model_path() / "tokenizer.json").read_text(), 2_100, [2])
     for number in range(count):
         source = (StructureKind.JSON_SCHEMA.value, json.dumps({"const": number}))
-        while next(host.follow([(number, source, True, ())], ()))[1] is RowOutcome.LATER:
+        while next(host.follow([(number, source, True, False, ())], ()))[1] is RowOutcome.LATER:
             pass
     assert host.num_kept() == MAX_KEPT < count
 
@@ -376,7 +377,11 @@ def test_large_requests_do_not_hold_up_a_small_one(
 
     chat.render = render
     url = start_server().url
-    function = {"name": "f", "description": "x" * (LARGE + 1), "parameters": {}}
+    function = {
+        "name": "f",
+        "description": "x" * int(2 * MEDIUM_SECONDS * CHARACTERS_PER_SECOND),
+        "parameters": {},
+    }
     large = {**BODIES[CHAT], "tools": [{"type": "function", "function": function}]}
     with ThreadPoolExecutor(64) as pool:
         asked = [pool.submit(httpx.post, url + CHAT, json=large, timeout=60) for _ in range(64)]

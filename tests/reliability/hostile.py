@@ -6,6 +6,7 @@ status of 500 or more other than 503, or none at all.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import socket
@@ -14,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import httpx
@@ -22,6 +24,7 @@ from tests.api.server.process import CHAT, COMPLETIONS, HELLO
 
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset
 _REPLY_SECONDS = 60.0
+_LARGE_BODY = 20 << 20  # bytes
 # Mean pause between two attacks. Without one, the client's own work takes a core of a small machine.
 _PAUSE_SECONDS = 0.2
 # A mask that takes minutes; schemas whose compilation takes minutes; an expression too large to keep.
@@ -34,6 +37,7 @@ class Attacker:
     def __init__(self, port: int, seed: int) -> None:
         self._port = port
         self._draw = random.Random(seed)
+        self._numbers = itertools.count(1_000 + 100_000 * seed)
         self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=_REPLY_SECONDS)
         self.counts: Counter[str] = Counter()
         self.bad: list[str] = []
@@ -71,6 +75,26 @@ class Attacker:
     def large_expression(self) -> httpx.Response:
         regex = f"(a{{1000}}){{{self._draw.randrange(900, 1000)}}}"
         return self._chat(structured_outputs={"regex": regex})
+
+    def new_bomb(self) -> httpx.Response:
+        """A source that was never refused before."""
+        return self._chat(structured_outputs={"regex": f"(a{{1000}}){{{next(self._numbers)}}}"})
+
+    def tiny_messages(self) -> httpx.Response:
+        messages = [{"role": "user", "content": self._draw.choice(["hi", "<|im_end|>"])}]
+        return self._chat(messages=messages * self._draw.randrange(2_000, 8_000))
+
+    def unfinished_bodies(self) -> None:
+        """Large bodies whose last byte does not come, for a while."""
+        head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head = head % CHAT.encode() + b"Content-Length: %d\r\n\r\n" % _LARGE_BODY
+        with ExitStack() as stack:
+            for _ in range(12):
+                address = "127.0.0.1", self._port
+                peer = stack.enter_context(socket.create_connection(address, _REPLY_SECONDS))
+                with suppress(ConnectionError):  # refused while it was sent
+                    peer.sendall(head + b" " * (_LARGE_BODY - 1))
+            self.rest()
 
     def large_tools(self) -> httpx.Response:
         function = {"name": "f", "description": "word " * 6_000, "parameters": {}}
@@ -151,6 +175,9 @@ ATTACKS: Mapping[str, tuple[Callable[[Attacker], httpx.Response | None], float]]
     "slow mask": (Attacker.slow_mask, 0.5),
     "slow schema": (Attacker.slow_schema, 0.5),
     "large expression": (Attacker.large_expression, 0.5),
+    "new bomb": (Attacker.new_bomb, 0.5),
+    "tiny messages": (Attacker.tiny_messages, 1),
+    "unfinished bodies": (Attacker.unfinished_bodies, 0.3),
     "large tools": (Attacker.large_tools, 1),
     "large text": (Attacker.large_text, 1),
     "large values": (Attacker.large_values, 1),

@@ -10,7 +10,7 @@ import pytest
 
 from mlxserve.errors import EngineStopped, HelperUnavailable, InvalidRequest
 from mlxserve.hub.embedded import model_path
-from mlxserve.text import large_texts, tokenizer
+from mlxserve.text import costs, large_texts
 from mlxserve.text.templates import RenderedTooLong
 from mlxserve.text.tokenizer import Tokenizer
 
@@ -29,7 +29,7 @@ def test_a_large_text_gives_the_same_tokens_as_in_this_process(
         ]
         here = [embedded.encode(WORDS * 9)]
         here += [embedded.render(each, tools=[TOOL]) for each in conversations]
-        monkeypatch.setattr(tokenizer, "LARGE", 10)
+        monkeypatch.setattr(costs, "CHARACTERS_PER_SECOND", 10)
         monkeypatch.setattr(Tokenizer, "encode_here", None)
         monkeypatch.setattr(Tokenizer, "render_here", None)
         there = [embedded.encode(WORDS * 9)]
@@ -39,7 +39,7 @@ def test_a_large_text_gives_the_same_tokens_as_in_this_process(
             embedded.render(conversations[0], most_characters=50)
         assert caught.value.num_characters > len(WORDS * 9)
         with pytest.raises(InvalidRequest, match="chat template rejects these messages"):
-            embedded.render([{"role": "user"}])
+            embedded.render([{"role": "user", "content": 5}])
     finally:
         embedded.close()
 
@@ -49,7 +49,7 @@ def test_a_text_that_takes_too_long_is_refused_and_the_next_one_encoded(
 ) -> None:
     embedded = Tokenizer(model_path())
     try:
-        monkeypatch.setattr(tokenizer, "LARGE", 10)
+        monkeypatch.setattr(costs, "CHARACTERS_PER_SECOND", 10)
         assert embedded.encode("a text of some words")
         with monkeypatch.context() as patch:
             patch.setattr(large_texts, "SECONDS", 0.01)
@@ -61,7 +61,7 @@ def test_a_text_that_takes_too_long_is_refused_and_the_next_one_encoded(
 
 
 def test_text_cannot_be_encoded_after_closing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer, "LARGE", 10)
+    monkeypatch.setattr(costs, "CHARACTERS_PER_SECOND", 10)
     embedded = Tokenizer(model_path())
     embedded.close()
     with pytest.raises(EngineStopped, match="closed"):
@@ -72,7 +72,7 @@ def test_a_text_that_the_tokenizer_fails_on_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Here, as the second process does not find the files that this one has read."""
-    monkeypatch.setattr(tokenizer, "LARGE", 10)
+    monkeypatch.setattr(costs, "CHARACTERS_PER_SECOND", 10)
     folder = tmp_path / "model"
     shutil.copytree(model_path(), folder)
     copied = Tokenizer(folder)

@@ -80,7 +80,8 @@ class Anthropic:
     async def _prompt(self, request: Request, asked: CountTokensRequest) -> list[int]:
         return await self._service.prompts.of_conversation(
             request,
-            asked.conversation(),
+            asked.conversation,
+            len(asked.messages),
             asked.template_kwargs(),
             tools=asked.definitions,
             continues=asked.continues,

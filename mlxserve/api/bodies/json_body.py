@@ -16,7 +16,10 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from mlxserve.api.errors import ApiError
-from mlxserve.text.lanes import run_in_lane
+from mlxserve.api.turns import body_hold, in_turn, refusal
+from mlxserve.door import BodyHold
+from mlxserve.errors import QueueFull
+from mlxserve.text.costs import parse_seconds
 
 T = TypeVar("T")
 
@@ -25,6 +28,8 @@ MAX_JSON_DEPTH = 64
 MAX_MEMBERS = 4_096  # of one object
 MAX_VALUES = 400_000  # of the whole body: more than the tokens of any request
 MAX_ALL_MEMBERS = 100_000  # of all its objects: more than 10,000 messages have
+# What a validated message takes beside its text; no route reads more of them.
+_OBJECT_SIZE, _MAX_OBJECTS = 1_000, 10_000
 # A string, or all before the next one. The quantifiers are possessive and the closing quote is
 # optional, so that an unterminated string is read once.
 _PIECE = re.compile(rb'"(?s:[^"\\]++|\\.)*+"?|[^"]++')
@@ -36,10 +41,15 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 async def read_json(request: Request, make: Callable[[dict[str, Any]], T]) -> T:
-    """What `make` makes of the body, off the event loop. Raises ApiError 415, 413 or 400."""
+    """What `make` makes of the body, off the event loop. Raises ApiError 415, 413, 400, 429 or 503."""
     _require_json(request)
-    raw = await _read(request)
-    return await run_in_lane(len(raw), lambda: make(parse_json(raw)))
+    try:
+        hold = body_hold(request)
+        raw = await _read(request, hold)
+        hold.grow_to(len(raw) + _OBJECT_SIZE * min(raw.count(b"{"), _MAX_OBJECTS))
+    except QueueFull as error:
+        raise refusal(error) from error
+    return await in_turn(request, parse_seconds(raw), lambda: make(parse_json(raw)))
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
@@ -78,16 +88,25 @@ def _require_json(request: Request) -> None:
         raise ApiError(415, "Compressed request bodies are not accepted.")
 
 
-async def _read(request: Request) -> bytes:
-    declared = request.headers.get("content-length")
-    if declared is not None and declared.isdigit() and int(declared) > MAX_BODY_SIZE:
-        raise _too_large()
-    body = bytearray()
+async def _read(request: Request, hold: BodyHold) -> bytes:
+    """Within the memory for bodies: a declared length is taken before the first byte is read."""
+    declared = request.headers.get("content-length", "")
+    size = int(declared) if declared.isdigit() else 0
+    _grow(hold, size)
+    # Not one array: several that grow in turn leave as much memory again in holes.
+    pieces: list[bytes] = []
+    num_read = 0
     async for piece in request.stream():
-        body += piece
-        if len(body) > MAX_BODY_SIZE:
-            raise _too_large()
-    return bytes(body)
+        pieces.append(piece)
+        num_read += len(piece)
+        _grow(hold, max(size, num_read))
+    return b"".join(pieces)
+
+
+def _grow(hold: BodyHold, size: int) -> None:
+    if size > MAX_BODY_SIZE:
+        raise _too_large()
+    hold.grow_to(size)
 
 
 def _check_shape(raw: bytes) -> None:

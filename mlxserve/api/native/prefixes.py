@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -122,10 +123,11 @@ class Prefixes:
 
     async def _token_ids(self, request: Request, asked: PrefixRequest) -> list[int]:
         if asked.prompt is not None:
-            return (await self._prompts.of_texts(asked.prompt))[0]
+            return (await self._prompts.of_texts(request, asked.prompt))[0]
         return await self._prompts.of_conversation(
             request,
-            conversation_of(asked.messages or ()),
+            partial(conversation_of, asked.messages or ()),
+            len(asked.messages or ()),
             asked.chat_template_kwargs,
             add_generation_prompt=False,
         )

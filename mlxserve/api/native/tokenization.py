@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
 from starlette.requests import Request
@@ -14,8 +13,9 @@ from mlxserve.api.bodies.request_body import BodyRoute, read_request
 from mlxserve.api.errors import from_engine, json_response
 from mlxserve.api.native.schema import DetokenizeRequest, TokenizeRequest
 from mlxserve.api.service import Service
+from mlxserve.api.turns import in_turn
 from mlxserve.errors import MlxServeError
-from mlxserve.text.lanes import run_in_lane
+from mlxserve.text.costs import encode_seconds
 
 
 class Tokenization:
@@ -54,7 +54,8 @@ class Tokenization:
         asked = await read_request(DetokenizeRequest, request)
         self._service.check_model(request, asked.model)
         try:
-            text = await asyncio.to_thread(self._chat.decode, asked.tokens)
+            seconds = encode_seconds(len(asked.tokens))
+            text = await in_turn(request, seconds, partial(self._chat.decode, asked.tokens))
         except MlxServeError as error:
             raise from_engine(error) from error
         headers = self._service.warnings.header(request, asked.unknown_fields)
@@ -63,10 +64,11 @@ class Tokenization:
     async def _token_ids(self, request: Request, asked: TokenizeRequest) -> list[int]:
         if asked.prompt is not None:
             encode = partial(self._chat.encode, asked.prompt)
-            return await run_in_lane(len(asked.prompt), encode)
+            return await in_turn(request, encode_seconds(len(asked.prompt)), encode)
         return await self._prompts.of_conversation(
             request,
-            conversation_of(asked.messages or ()),
+            partial(conversation_of, asked.messages or ()),
+            len(asked.messages or ()),
             asked.chat_template_kwargs,
             add_generation_prompt=asked.add_generation_prompt,
         )

@@ -18,12 +18,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxserve.api.answers import unless_disconnected
 from mlxserve.api.bodies.fields import Prompt, prompts
 from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, read_request
 from mlxserve.api.errors import from_engine, invalid_value, json_response
 from mlxserve.api.server.retry_after import RetryAfter
 from mlxserve.api.service import Service
+from mlxserve.api.turns import unless_left
 from mlxserve.errors import MlxServeError, PromptTooLong, QueueFull
 from mlxserve.request import Pooling
 
@@ -57,15 +57,13 @@ class Embeddings:
         """Computes the vectors of texts."""
         asked = await read_request(EmbeddingsRequest, request)
         self._service.check_model(request, asked.model)
-        texts = await self._service.prompts.of_texts(asked.input, "input")
+        texts = await self._service.prompts.of_texts(request, asked.input, "input")
         num_tokens = sum(map(len, texts))
         self._check(texts, num_tokens)
         try:
-            vectors = await unless_disconnected(request.receive, self._embedded(asked, texts))
+            vectors = await unless_left(request, self._embedded(asked, texts))
         except MlxServeError as error:
             raise from_engine(error, prompt_param="input") from error
-        if vectors is None:
-            return Response(status_code=499)  # the client has left
         reply = {
             "object": "list",
             "data": [_item(index, vector, asked) for index, vector in enumerate(vectors)],

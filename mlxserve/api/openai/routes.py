@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -47,7 +48,8 @@ class OpenAI:
         try:
             prompt = await self._prompts.of_conversation(
                 request,
-                conversation_of(asked.messages),
+                partial(conversation_of, asked.messages),
+                len(asked.messages),
                 asked.template_kwargs,
                 tools=asked.definitions,
                 continues=bool(asked.continue_final_message),
@@ -79,7 +81,7 @@ class OpenAI:
         self._service.check_model(request, asked.model)
         params = asked.sampling(self._chat.default_params)
         try:
-            prompts = await self._prompts.of_texts(asked.prompt)
+            prompts = await self._prompts.of_texts(request, asked.prompt)
             echoed = await self._echoed(prompts, asked)
             answers = await self._service.submit(
                 request,

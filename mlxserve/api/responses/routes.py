@@ -103,7 +103,8 @@ class Responses:
         try:
             prompt = await self._service.prompts.of_conversation(
                 request,
-                asked.conversation(),
+                asked.conversation,
+                len(asked.input),
                 asked.template_kwargs,
                 tools=asked.definitions,
             )

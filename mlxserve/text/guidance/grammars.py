@@ -1,186 +1,245 @@
-"""Grammars: which structures can be followed, found out in a helper process before they are used.
+"""Grammars: which structures can be followed, found out in helper processes before they are used.
 
-    event loops ──▶ Grammars.check ──▶ helper "grammars": compiles, computes one mask, keeps nothing
-    engine      ──▶ Matchers       ──▶ helper "masks": compiles again, and follows the answers
+    event loops ──▶ Grammars.compile ──▶ the door ──▶ helpers "grammars": each try in a fork of its own
+    engine      ──▶ Matchers         ──▶ helper "masks": compiles again, and follows the answers
 
-Two processes, so that a source that has to be killed takes no answer's matcher with it. A source
-that had to be killed once is refused without another try for `REFUSED_SECONDS`.
+What a source takes cannot be seen from it. So it is tried with little time first, in the short lane of
+the door, and then with more, in the longer ones: usual schemas take milliseconds, and never wait for one
+that takes seconds. A source that used up all of it is refused without another try for
+`REFUSED_SECONDS`, and its client's next work goes after that of others.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import threading
 import time
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 
-from mlxserve.errors import EngineStopped, InvalidParameter
+from mlxserve.door import MEDIUM_SECONDS, Door, Lane, lane_of
+from mlxserve.errors import EngineStopped, HelperUnavailable, InvalidParameter
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
 from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
 from mlxserve.sampling_params import Structure, StructureKind
-from mlxserve.text.guidance.matcher_host import KEPT_BYTES
 from mlxserve.text.guidance.matchers import Grammar, Matchers
 from mlxserve.text.guidance.schemas import narrowed
 from mlxserve.text.guidance.structures import MAX_SOURCE, check_schema
 from mlxserve.text.tokenizer import Tokenizer
 
-COMPILE_SECONDS = 2.0  # to compile a source, and compute its first mask
+# Processor time to compile a source and compute its first mask: at first, and if that was too little.
+# Usual schemas take 5 ms, 300 properties 25 ms.
+TRIES = (0.02, 0.2, 2.0)
 COMPILE_BYTES = 512 << 20
 MASK_BYTES = 1 << 30  # of all grammars and matchers in use
 REFUSED_SECONDS = 60.0
-IDLE_SECONDS = 60.0  # without a new source, until the process that tries them out is ended
+CHARGED_SECONDS = 30.0  # to the client of a source that was refused for its work
+IDLE_SECONDS = 60.0  # without a new source, until a process that tries them out is ended
 MAX_CHECKED = 4096  # sources whose result is known
 _HOST = "mlxserve.text.guidance.matcher_host:MatcherHost"
+_MARGIN_SECONDS = 3.0  # until a helper ends that does not end its fork
 
 
 class Grammars:
     """Checks structures for one tokenizer. `compile` may be called from any event loop."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, door: Door) -> None:
         self.vocab_size = max(vocab_size, tokenizer.vocab_size)
         self.matchers: Matchers | None = None  # made with the first grammar
         self._tokenizer = tokenizer
-        self._helper: Helper | None = None
-        self._timer: threading.Timer | None = None
+        self._door = door
+        self._helpers: dict[Lane, Helper] = {}
+        self._timers: dict[Lane, threading.Timer] = {}
         self._lock = threading.Lock()
         self._is_closed = False
-        # Digest of a source -> when to try again, and why not before; None if it can be followed.
-        self._checked: OrderedDict[bytes, tuple[float, str] | None] = OrderedDict()
-        # One by one; a place of its own, as these jobs wait.
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="mlxserve-grammar")
+        # Digest of a source -> the seconds in which it compiled; or when to try again, and why not
+        # before.
+        self._checked: OrderedDict[bytes, float | tuple[float, str]] = OrderedDict()
 
-    async def compile(self, structure: Structure, *, limit: int = MAX_SOURCE) -> Grammar:
+    async def compile(
+        self, structure: Structure, client: str = "", *, limit: int = MAX_SOURCE
+    ) -> Grammar:
         """What the structure's matchers are made from. `limit`: maximum length of its source in
         characters.
 
-        Raises InvalidParameter, which names the structure's field, HelperUnavailable and
+        Raises InvalidParameter, which names the structure's field, QueueFull, HelperUnavailable and
         EngineStopped.
         """
         if len(structure.source) > limit:
             raise InvalidParameter(structure.field, f"is longer than {limit} characters")
         if self._is_closed:
             raise EngineStopped("The engine was closed.")
-        if not self._is_known(structure):
-            _refuse_schema(structure)
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._threads, self._check, structure)
+        took = self._known_seconds(structure)
+        if took is None:
+            took = await self._tried(structure, client)
         assert self.matchers is not None
-        return Grammar(structure, self.matchers)
+        return Grammar(structure, self.matchers, client, is_slow=took > TRIES[0])
 
     def close(self) -> None:
         """Kill what compiles. Matchers must not be used afterwards."""
         with self._lock:
             self._is_closed = True
-            if self._timer is not None:
-                self._timer.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        if self._helper is not None:
-            self._helper.close()
+            for timer in self._timers.values():
+                timer.cancel()
+        for helper in self._helpers.values():
+            helper.close()
         if self.matchers is not None:
             self.matchers.close()
 
-    def _is_known(self, structure: Structure) -> bool:
-        """Raises InvalidParameter if it had to be killed not long ago."""
+    def _known_seconds(self, structure: Structure) -> float | None:
+        """In which it compiled. Raises InvalidParameter if it had to be killed not long ago."""
         key = _digest(structure)
         with self._lock:
-            if key not in self._checked:
-                return False
-            found = self._checked[key]
-            if found is None:
+            found = self._checked.get(key)
+            if isinstance(found, float):
                 self._checked.move_to_end(key)
-                return True
+                return found
+            if found is None:
+                return None
             until, reason = found
             if time.monotonic() < until:
                 raise InvalidParameter(structure.field, reason)
             del self._checked[key]
-            return False
+            return None
 
-    def _remember(self, structure: Structure, reason: str | None) -> None:
+    def _remember(self, structure: Structure, found: float | tuple[float, str]) -> None:
         with self._lock:
-            until = time.monotonic() + REFUSED_SECONDS
-            self._checked[_digest(structure)] = None if reason is None else (until, reason)
+            self._checked[_digest(structure)] = found
             if len(self._checked) > MAX_CHECKED:
                 self._checked.popitem(last=False)
 
-    def _check(self, structure: Structure) -> None:
-        """On the thread. Another request may have asked for the same while this one waited."""
-        if self._is_known(structure):
-            return
-        try:
-            helper = self._start(structure)
-            try:
-                helper.call("try_out", _source(structure), seconds=COMPILE_SECONDS)
-            except HelperKilled as error:
-                if error.reason is not KillReason.ENDED:
-                    raise
-                # It may have been ended by the system or an operator: one more try.
-                helper.call("try_out", _source(structure), seconds=COMPILE_SECONDS)
-            if helper.num_grown > KEPT_BYTES:  # not all systems take freed memory back
-                helper.stop()
-        except JobFailed as error:
-            raise InvalidParameter(structure.field, error.message) from error
-        except HelperKilled as error:
-            raise self._killed(structure, error) from error
-        finally:
-            self._stop_when_idle()
-        self._remember(structure, None)
+    async def _tried(self, structure: Structure, client: str) -> float:
+        """The seconds in which it compiles. Raises what `compile` raises."""
+        _refuse_schema(structure)
+        if not self._is_started:  # which is not for the short lane to wait for
+            await self._door.run(client, MEDIUM_SECONDS, partial(self._start, structure, client))
+        for seconds in TRIES[:-1]:
+            try_it = partial(self._try, structure, client, seconds)
+            if await self._door.run(client, seconds, try_it):
+                return seconds
+        await self._door.run(client, TRIES[-1], partial(self._try, structure, client, TRIES[-1]))
+        return TRIES[-1]
 
-    def _stop_when_idle(self) -> None:
+    def _try(self, structure: Structure, client: str, seconds: float) -> bool:
+        """False if it takes longer than these seconds. Raises InvalidParameter, at the last try also
+        for that."""
+        if self._known_seconds(structure) is not None:  # another request has asked for the same
+            return True
+        lane = lane_of(seconds)
+        try:
+            with self._helper_errors(structure, client):
+                killed, fault = self._outcome(structure, lane, seconds)
+        finally:
+            self._stop_when_idle(lane)
+        if not killed:
+            if fault:
+                raise InvalidParameter(structure.field, fault)
+            self._remember(structure, seconds)
+            return True
+        if seconds < TRIES[-1] and killed in (KillReason.TIME, KillReason.PAUSED):
+            return False
+        if killed == KillReason.PAUSED:
+            message = f"{structure.field}: the compiler was paused; send the request again"
+            raise HelperUnavailable(message)
+        raise self._refused(structure, client, _why_killed(killed))
+
+    def refuse(self, structure: Structure, client: str, reason: str) -> None:
+        """It was too much work: not again for a while, and its client's work goes last."""
+        self._remember(structure, (time.monotonic() + REFUSED_SECONDS, reason))
+        self._door.charge(client, CHARGED_SECONDS)
+
+    def _outcome(self, structure: Structure, lane: Lane, seconds: float) -> tuple[str, str]:
+        """What `MatcherHost.try_out` returns. Raises HelperKilled and JobFailed."""
+        helper = self._helper(structure, lane)
+        source, deadline = _source(structure), _MARGIN_SECONDS + 10 * seconds
+        try:
+            killed, fault = helper.call("try_out", source, seconds, COMPILE_BYTES, seconds=deadline)
+        except HelperKilled as error:
+            if error.reason is not KillReason.ENDED:
+                raise
+            killed, fault = KillReason.ENDED, ""
+        if killed == KillReason.ENDED:
+            # It may have been ended by the system or an operator: one more try, without a fork.
+            return "", str(helper.call("fault", source, seconds=deadline))
+        return killed, fault
+
+    def _stop_when_idle(self, lane: Lane) -> None:
         """With a vocabulary of 150,000 it has 150 MB in memory, and starts in a second."""
         with self._lock:
-            if self._timer is not None:
-                self._timer.cancel()
-            if not self._is_closed and self._helper is not None:
-                self._timer = threading.Timer(IDLE_SECONDS, self._stop, [self._helper])
-                self._timer.daemon = True
-                self._timer.start()
+            if lane in self._timers:
+                self._timers[lane].cancel()
+            if not self._is_closed and lane in self._helpers:
+                timer = threading.Timer(IDLE_SECONDS, self._stop, [self._helpers[lane]])
+                timer.daemon = True
+                timer.start()
+                self._timers[lane] = timer
 
     def _stop(self, helper: Helper) -> None:
         with self._lock:
             if not self._is_closed:
-                self._threads.submit(helper.stop)  # there, as it would kill a job
+                helper.stop_idle()
 
-    def _start(self, structure: Structure) -> Helper:
-        """Takes about a second for a large vocabulary, once."""
-        if self._helper is not None:
-            return self._helper
+    @property
+    def _is_started(self) -> bool:
+        helper = self._helpers.get(Lane.SHORT)
+        return helper is not None and helper.is_running
+
+    def _start(self, structure: Structure, client: str) -> None:
+        """Takes about a second for a large vocabulary."""
+        with self._helper_errors(structure, client):
+            self._helper(structure, Lane.SHORT).call("num_open", seconds=_MARGIN_SECONDS)
+
+    def _helper(self, structure: Structure, lane: Lane) -> Helper:
+        with self._lock:
+            if lane in self._helpers:
+                return self._helpers[lane]
         text = self._tokenizer.serialized()
         if text is None:
             raise InvalidParameter(
                 structure.field, "needs a tokenizer.json, which this model does not have"
             )
-        end_ids = sorted(self._tokenizer.eos_token_ids)
-        arguments = (text, self.vocab_size, end_ids)
+        arguments = (text, self.vocab_size, sorted(self._tokenizer.eos_token_ids))
         with self._lock:
             if self._is_closed:
                 raise EngineStopped("The engine was closed.")
-            masks = Helper(_HOST, *arguments, name="masks", memory=MASK_BYTES)
-            masks.start()  # beside the other one; from now on for the engine's thread alone
-            self.matchers = Matchers(masks, self.vocab_size, self._remember)
-            self._helper = Helper(
-                _HOST,
-                *arguments,
-                name="grammars",
-                memory=COMPILE_BYTES,
-                niceness=BEHIND_THE_ENGINE,
-            )
-        return self._helper
+            if self.matchers is None:
+                masks = Helper(_HOST, *arguments, name="masks", memory=MASK_BYTES)
+                masks.start()  # beside the other one; from now on for the engine's thread alone
+                self.matchers = Matchers(masks, self.vocab_size, self.refuse)
+            if lane not in self._helpers:
+                self._helpers[lane] = Helper(
+                    _HOST,
+                    *arguments,
+                    name="grammars",
+                    memory=COMPILE_BYTES,
+                    niceness=BEHIND_THE_ENGINE,
+                )
+            return self._helpers[lane]
 
-    def _killed(self, structure: Structure, error: HelperKilled) -> Exception:
-        if (blameless := error.without_blame(f"{structure.field}: the compiler")) is not None:
-            return blameless
-        match error.reason:
-            case KillReason.TIME:
-                reason = f"takes more than {COMPILE_SECONDS:g} s to compile; simplify it"
-            case KillReason.MEMORY:
-                reason = f"needs more than {COMPILE_BYTES >> 20} MB to compile; simplify it"
-            case _:
-                reason = f"cannot be compiled: its compiler {error}"
-        self._remember(structure, reason)
+    @contextmanager
+    def _helper_errors(self, structure: Structure, client: str) -> Iterator[None]:
+        """Raises for a helper that ended, and not just a fork of it, or could not do its job."""
+        try:
+            yield
+        except JobFailed as error:
+            raise InvalidParameter(structure.field, error.message) from error
+        except HelperKilled as error:
+            blameless = error.without_blame(f"{structure.field}: the compiler")
+            reason = f"cannot be compiled: its compiler {error}"
+            raise blameless or self._refused(structure, client, reason) from error
+
+    def _refused(self, structure: Structure, client: str, reason: str) -> InvalidParameter:
+        self.refuse(structure, client, reason)
         return InvalidParameter(structure.field, reason)
+
+
+def _why_killed(reason: str) -> str:
+    if reason == KillReason.TIME:
+        return f"takes more than {TRIES[-1]:g} s to compile; simplify it"
+    return f"needs more than {COMPILE_BYTES >> 20} MB to compile; simplify it"
 
 
 def _refuse_schema(structure: Structure) -> None:

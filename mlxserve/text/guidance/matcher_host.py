@@ -5,8 +5,8 @@ answered before the next row begins, so that the parent knows which one was at w
 
     follow([row, row, ...]) ──▶ answer of the first row, answer of the second, ...
 
-Compiling takes place on a thread of its own (llguidance releases the GIL): masks of other answers
-do not wait for it. Copies of a grammar share its lexer, which grows with the masks that are
+Compiling takes place on threads of its own (llguidance releases the GIL): masks of other answers
+do not wait for it, nor do grammars that compile quickly for others. Copies of a grammar share its lexer, which grows with the masks that are
 computed; 500 repetitions of `a{1000}` take 170 MB.
 """
 
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import psutil
 
+from mlxserve.helpers.fork import forked
 from mlxserve.sampling_params import StructureKind
 from mlxserve.text.guidance.structures import grammar_text
 
@@ -38,8 +39,8 @@ KEPT_BYTES = 256 << 20  # beyond what the process had at first; then the oldest 
 FIRST_SECONDS, TOKEN_SECONDS = 2.0, 0.02
 
 Source: TypeAlias = tuple[str, str]  # (a StructureKind, the source)
-# A matcher's number, its source, whether it begins here, and the tokens it has not seen.
-Row: TypeAlias = tuple[int, Source, bool, Sequence[int]]
+# A matcher's number, its source, whether it begins here and compiles slowly, and new tokens.
+Row: TypeAlias = tuple[int, Source, bool, bool, Sequence[int]]
 
 
 class RowOutcome(IntEnum):
@@ -68,7 +69,7 @@ class MatcherHost:
         self._kept_bytes = kept_bytes
         self._kept: OrderedDict[Source, LLMatcher] = OrderedDict()
         self._compiling: dict[Source, Future[LLMatcher]] = {}
-        self._compiler = ThreadPoolExecutor(1, "compiler")
+        self._compilers = ThreadPoolExecutor(1, "compiler"), ThreadPoolExecutor(1, "slow-compiler")
         self._open: dict[int, LLMatcher] = {}
         self._seconds: dict[int, float] = {}  # CPU time of an open matcher, less what it may take
         self._num_jobs = 0
@@ -76,24 +77,33 @@ class MatcherHost:
         self._process = psutil.Process(os.getpid())
         self._first_size = self._size()
 
-    def try_out(self, source: Source) -> None:
-        """Compile and compute the first mask, and keep neither. Raises ValueError, which says why
-        the source cannot be used."""
+    def try_out(self, source: Source, cpu_seconds: float, memory: int) -> tuple[str, str]:
+        """Compile and compute the first mask, in a fork that may use these seconds and bytes.
+
+        (a KillReason, or nothing; why the source cannot be used, or nothing)
+        """
+        return forked(lambda: self.fault(source), cpu_seconds=cpu_seconds, memory=memory)
+
+    def fault(self, source: Source) -> str:
+        """Why the source cannot be used, or nothing. Compiled in this process, and not kept."""
         try:
             _follow_first(self._compiled(source))
-        finally:
-            _give_back_memory()
+        except ValueError as error:
+            return str(error)
+        return ""
 
     def follow(self, rows: Sequence[Row], forgotten: Sequence[int]) -> Iterator[list[object]]:
-        """[number, outcome, mask or reason] of each row, in order.
+        """[number, outcome, mask or reason, CPU seconds] of each row, in order.
 
         forgotten: matchers that are not needed any more
         """
         for number in forgotten:
             self._open.pop(number, None)
             self._seconds.pop(number, None)
-        for number, source, is_new, tokens in rows:
-            yield [number, *self._advance(number, source, is_new, tokens)]
+        for row in rows:
+            began = time.thread_time()
+            answer = self._advance(row)
+            yield [row[0], *answer, time.thread_time() - began]
         if self._num_jobs % LOOK_JOBS == 0 or self._has_compiled:
             self._bound()
         self._num_jobs += 1
@@ -107,12 +117,11 @@ class MatcherHost:
         """Matchers of answers."""
         return len(self._open)
 
-    def _advance(
-        self, number: int, source: Source, is_new: bool, tokens: Sequence[int]
-    ) -> tuple[RowOutcome, bytes | str]:
+    def _advance(self, row: Row) -> tuple[RowOutcome, bytes | str]:
+        number, source, is_new, is_slow, tokens = row
         if is_new:
             try:
-                kept = self._kept_grammar(source)
+                kept = self._kept_grammar(source, is_slow=is_slow)
             except ValueError as error:
                 return RowOutcome.FAILED, str(error)
             if kept is None:
@@ -132,12 +141,13 @@ class MatcherHost:
         outcome = RowOutcome.STOPPED if matcher.is_stopped() else RowOutcome.MASK
         return outcome, mask[: self._mask_size]
 
-    def _kept_grammar(self, source: Source) -> LLMatcher | None:
+    def _kept_grammar(self, source: Source, *, is_slow: bool) -> LLMatcher | None:
         """None while it is being compiled. Raises ValueError."""
         if source not in self._kept:
             compiling = self._compiling.get(source)
             if compiling is None:
-                compiling = self._compiling[source] = self._compiler.submit(self._warm, source)
+                compiler = self._compilers[is_slow]
+                compiling = self._compiling[source] = compiler.submit(self._warm, source)
             if not compiling.done():
                 return None
             del self._compiling[source]

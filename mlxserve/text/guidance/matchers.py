@@ -4,6 +4,8 @@
     outputs of n are delivered, n+1 is planned                                computes
     a row is planned ◀── its mask has arrived                         ◀── one answer per row
 
+Where masks are slow, clients take turns (`mlxserve.door.FairOrder`).
+
 The engine's thread never waits for long: at most `GRACE` for a message, and not at all where the
 last ones were late. A row without its mask is left out of the step. If an answer takes longer than
 `MASK_SECONDS`, the process is killed; the row that it was at work on fails, and the others' matchers
@@ -22,6 +24,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from mlxserve.door import FairOrder
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
 from mlxserve.helpers.helper import Helper
 from mlxserve.helpers.job import Job
@@ -33,6 +36,7 @@ log = logging.getLogger("mlxserve.guidance")
 
 MASK_SECONDS = 2.0  # for one answer's mask
 COMPILE_SECONDS = 20.0  # to compile beside the masks what took at most 2 s alone
+MESSAGE_SECONDS = 0.05  # that a message may take, by the last masks of its rows, if it has several
 GRACE = 0.02  # seconds from a message until a step is planned without the masks that it asks for
 _LATE_SECONDS = 1.0  # without such a wait, after a message that took longer
 _AGAIN_SECONDS = 0.002  # between two questions whether a grammar is compiled
@@ -42,32 +46,35 @@ _BUSY_SECONDS = 60.0  # between two restarts for its size while answers are bein
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A structure that can be followed."""
+    """A structure that can be followed, in an answer to a client."""
 
     structure: Structure
     matchers: Matchers
+    client: str = ""
+    is_slow: bool = False  # to compile
 
     def open(self, tokens: Iterable[int] = ()) -> Matcher:
         """A matcher at the start of the structure, which then consumes the tokens."""
-        return Matcher(self.structure, self.matchers, tokens)
+        return Matcher(self, tokens)
 
 
 class Matcher:
     """How far one answer has come in its structure. What it says is true while `is_settled`."""
 
-    def __init__(self, structure: Structure, matchers: Matchers, tokens: Iterable[int]) -> None:
-        self.structure = structure
+    def __init__(self, grammar: Grammar, tokens: Iterable[int]) -> None:
+        self.grammar = grammar
         self.tokens = array("i", tokens)
         self.outcome: RowOutcome | None = None
         self.mask = b""
         self.error: str | None = None  # of an outcome REFUSED or FAILED
         self.is_lost = False  # the process was killed because of it, or cannot work
-        self.number = matchers.new_number(self)
+        self.number = grammar.matchers.new_number(self)
         self.process = 0  # the number of the process that knows it; 0 for none
         self.num_known = 0  # tokens that the process has seen
         self.num_ends = 0  # processes that ended by themselves while at work on it
         self.asked_at: float | None = None  # whether its grammar is compiled
-        self._matchers = matchers
+        self.seconds = 0.0  # of a processor that its last mask took
+        self._matchers = grammar.matchers
 
     @property
     def is_settled(self) -> bool:
@@ -118,9 +125,9 @@ class Matchers:
         self,
         helper: Helper,
         vocab_size: int,
-        refuse: Callable[[Structure, str], None],
+        refuse: Callable[[Structure, str, str], None],
     ) -> None:
-        """refuse: called with a structure that had to be killed, and why"""
+        """refuse: called with a structure that had to be killed, its client, and why"""
         self._helper = helper
         self._mask_size = -(-vocab_size // 32) * 4
         self._refuse = refuse
@@ -128,6 +135,7 @@ class Matchers:
         self._open: weakref.WeakValueDictionary[int, Matcher] = weakref.WeakValueDictionary()
         self._forgotten: deque[int] = deque()
         self._wanted: dict[Matcher, None] = {}  # whose tokens are to be sent
+        self._order = FairOrder[Matcher]()  # what the masks of each client have taken
         self._asked: dict[int, tuple[Matcher, int]] = {}  # in this job; with its number of tokens
         self._job: Job | None = None
         self._sent_at = 0.0
@@ -189,8 +197,7 @@ class Matchers:
         except HelperKilled as error:
             self._give_up(error)
             return
-        rows = [self._row(matcher) for matcher in self._wanted]
-        self._wanted.clear()
+        rows = [self._row(matcher) for matcher in self._chosen()]
         forgotten = [self._forgotten.popleft() for _ in range(len(self._forgotten))]
         try:
             self._job = self._helper.begin("follow", rows, forgotten, seconds=MASK_SECONDS)
@@ -199,14 +206,28 @@ class Matchers:
             return
         self._sent_at = now
 
-    def _row(self, matcher: Matcher) -> tuple[int, tuple[str, str], bool, list[int]]:
+    def _chosen(self) -> list[Matcher]:
+        """Those of the next message. Where masks are slow it has a few of them, first those of
+        clients whose masks have taken the least: the others' answers go on meanwhile."""
+        chosen: list[Matcher] = []
+        seconds = 0.0
+        for matcher in self._order.sorted(self._wanted, lambda each: each.grammar.client):
+            seconds += matcher.seconds
+            if chosen and seconds > MESSAGE_SECONDS:
+                break
+            chosen.append(matcher)
+            del self._wanted[matcher]
+        return chosen
+
+    def _row(self, matcher: Matcher) -> tuple[int, tuple[str, str], bool, bool, list[int]]:
         number, process = matcher.number, self._helper.num_started
         if is_new := matcher.process != process:
             matcher.process, matcher.num_known = process, 0
             self._open[number] = matcher
         self._asked[number] = matcher, len(matcher.tokens)
-        source = matcher.structure.kind.value, matcher.structure.source
-        return number, source, is_new, matcher.tokens[matcher.num_known :].tolist()
+        grammar = matcher.grammar
+        source = grammar.structure.kind.value, grammar.structure.source
+        return number, source, is_new, grammar.is_slow, matcher.tokens[matcher.num_known :].tolist()
 
     def _take(self, job: Job, seconds: float) -> None:
         try:
@@ -225,7 +246,7 @@ class Matchers:
     def _settle(self, value: Any) -> None:
         """Take the answer of one row. The process is not trusted."""
         match value:
-            case [int(number), int(outcome), bytes(mask)] if (
+            case [int(number), int(outcome), bytes(mask), float(seconds)] if (
                 number in self._asked
                 and outcome in (RowOutcome.MASK, RowOutcome.STOPPED)
                 and len(mask) == self._mask_size
@@ -235,11 +256,12 @@ class Matchers:
                 matcher.mask = mask
                 matcher.outcome = RowOutcome(outcome)
                 matcher.num_ends, matcher.asked_at = 0, None
-            case [int(number), RowOutcome.LATER, _] if number in self._asked:
+                matcher.seconds = seconds
+                self._order.charge(matcher.grammar.client, seconds)
+            case [int(number), RowOutcome.LATER, _, _] if number in self._asked:
                 self._ask_again(self._asked.pop(number)[0])
-            case [int(number), int(outcome), str(reason)] if number in self._asked and outcome in (
-                RowOutcome.REFUSED,
-                RowOutcome.FAILED,
+            case [int(number), int(outcome), str(reason), _] if (
+                number in self._asked and outcome in (RowOutcome.REFUSED, RowOutcome.FAILED)
             ):
                 matcher, _ = self._asked.pop(number)
                 matcher.outcome, matcher.error = RowOutcome(outcome), reason or "it does not fit"
@@ -283,7 +305,8 @@ class Matchers:
     def _blame(self, matcher: Matcher, error: str) -> None:
         matcher.fail(f"it {error}")
         log.warning("A grammar is refused from now on: it %s", error)
-        self._refuse(matcher.structure, f"cannot be followed: it {error}")
+        grammar = matcher.grammar
+        self._refuse(grammar.structure, grammar.client, f"cannot be followed: it {error}")
 
     def _give_up(self, error: HelperKilled) -> None:
         for matcher in self._wanted:

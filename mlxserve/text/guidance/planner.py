@@ -6,13 +6,16 @@ format has a grammar constrain what the model may generate.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
+from mlxserve.door import Door
 from mlxserve.errors import InvalidParameter
 from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
+from mlxserve.text.costs import encode_seconds, text_size
 from mlxserve.text.guidance.calls import call_grammar
 from mlxserve.text.guidance.grammars import Grammars
 from mlxserve.text.guidance.guide import AnswerGuide, Plan
@@ -27,17 +30,23 @@ log = logging.getLogger("mlxserve.guidance")
 class Planner:
     """Builds guides for one model. Its methods may be called from any event loop."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, door: Door) -> None:
         self._tokenizer = tokenizer
-        self._grammars = Grammars(tokenizer, vocab_size)
+        self._door = door
+        self._grammars = Grammars(tokenizer, vocab_size, door)
 
     def close(self) -> None:
         self._grammars.close()
 
     async def guide(
-        self, prompt: Sequence[int], params: SamplingParams, turn: AssistantTurn | None
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        turn: AssistantTurn | None,
+        client: str = "",
     ) -> AnswerGuide | None:
-        """The guide of an answer, or None. Raises InvalidParameter for unsupported constraints."""
+        """The guide of an answer, or None. Raises InvalidParameter for unsupported constraints, and
+        what `Grammars.compile` raises."""
         if turn is None and params.structure is None:
             return None
         turn, markup = (
@@ -53,12 +62,17 @@ class Planner:
             is_thinking=markup.opens_thinking(prompt, self._tokenizer.decode),
             thinking_budget=turn.thinking_budget if markup.can_think else None,
         )
-        plan = await self._with_grammars(plan, params.structure, turn, markup)
+        plan = await self._with_grammars(client, plan, params.structure, turn, markup)
         is_idle = plan.answer is None and not plan.opening and plan.call is None
         return None if is_idle and plan.thinking_budget is None else AnswerGuide(plan)
 
     async def _with_grammars(
-        self, plan: Plan, structure: Structure | None, turn: AssistantTurn, markup: Markup
+        self,
+        client: str,
+        plan: Plan,
+        structure: Structure | None,
+        turn: AssistantTurn,
+        markup: Markup,
     ) -> Plan:
         is_required = turn.may_call and turn.tool_choice is ToolChoice.REQUIRED
         is_known = markup.first is not Part.HEADER or markup.text_start
@@ -66,22 +80,29 @@ class Planner:
             field = structure.field if structure is not None else "tool_choice"
             raise InvalidParameter(field, "is not supported with this model's answer format")
         if is_required:
-            return await self._required(plan, structure, turn, markup)
+            return await self._required(client, plan, structure, turn, markup)
         if structure is not None and turn.may_call:
-            return await self._structured_or_calls(plan, structure, turn, markup)
+            return await self._structured_or_calls(client, plan, structure, turn, markup)
         if structure is not None:
             structure = self._after(markup.text_start, structure)
-            return replace(plan, answer=await self._grammars.compile(structure))
-        return await self._followed(plan, turn, markup) if turn.may_call else plan
+            return replace(plan, answer=await self._grammars.compile(structure, client))
+        return await self._followed(client, plan, turn, markup) if turn.may_call else plan
 
     async def _required(
-        self, plan: Plan, structure: Structure | None, turn: AssistantTurn, markup: Markup
+        self,
+        client: str,
+        plan: Plan,
+        structure: Structure | None,
+        turn: AssistantTurn,
+        markup: Markup,
     ) -> Plan:
         if structure is not None:
             raise InvalidParameter(structure.field, "cannot be combined with a required tool call")
-        grammar = await asyncio.to_thread(_grammar, markup, turn, "tools", is_whole=True)
+        grammar = await self._call_grammar(client, markup, turn, "tools", is_whole=True)
         if grammar is not None:
-            return replace(plan, answer=await self._grammars.compile(grammar, limit=MAX_GRAMMAR))
+            return replace(
+                plan, answer=await self._grammars.compile(grammar, client, limit=MAX_GRAMMAR)
+            )
         if turn.tool_name is not None:
             raise InvalidParameter(
                 "tool_choice", "this model does not support naming a tool; use 'required' instead"
@@ -89,19 +110,26 @@ class Planner:
         return replace(plan, opening=markup.call_start)
 
     async def _structured_or_calls(
-        self, plan: Plan, structure: Structure, turn: AssistantTurn, markup: Markup
+        self,
+        client: str,
+        plan: Plan,
+        structure: Structure,
+        turn: AssistantTurn,
+        markup: Markup,
     ) -> Plan:
-        await self._grammars.compile(structure)  # errors in it name its own field
+        await self._grammars.compile(structure, client)  # errors in it name its own field
         inner = inline(structure)
         if inner is None:
             raise InvalidParameter(structure.field, "cannot be combined with tools")
         otherwise = f"{markup.text_start} ({inner})".strip()
-        grammar = await asyncio.to_thread(
-            _grammar, markup, turn, structure.field, is_whole=True, otherwise=otherwise
+        grammar = await self._call_grammar(
+            client, markup, turn, structure.field, is_whole=True, otherwise=otherwise
         )
         if grammar is None:
             raise InvalidParameter(structure.field, "cannot be combined with tools on this model")
-        return replace(plan, answer=await self._grammars.compile(grammar, limit=MAX_GRAMMAR))
+        return replace(
+            plan, answer=await self._grammars.compile(grammar, client, limit=MAX_GRAMMAR)
+        )
 
     @staticmethod
     def _after(start: str, structure: Structure) -> Structure:
@@ -113,19 +141,26 @@ class Planner:
             raise InvalidParameter(structure.field, "is not supported with this model")
         return Structure(StructureKind.GRAMMAR, f"start: {start} ({inner})", structure.field)
 
-    async def _followed(self, plan: Plan, turn: AssistantTurn, markup: Markup) -> Plan:
+    async def _followed(self, client: str, plan: Plan, turn: AssistantTurn, markup: Markup) -> Plan:
         """Constrain calls to their schemas once they start, if a grammar can express them."""
         try:
-            grammar = await asyncio.to_thread(_grammar, markup, turn, "tools", is_whole=False)
+            grammar = await self._call_grammar(client, markup, turn, "tools", is_whole=False)
             if grammar is None:
                 return plan
-            call = await self._grammars.compile(grammar, limit=MAX_GRAMMAR)
+            call = await self._grammars.compile(grammar, client, limit=MAX_GRAMMAR)
         except InvalidParameter as error:
             log.info("Tool calls are not constrained to their schemas: %s", error)
             return plan
         joins = bool(markup.call_tail)
         marker = markup.call_start[:-1] if joins else markup.call_start
         return replace(plan, call=call, call_start=marker, call_joins=joins)
+
+    async def _call_grammar(
+        self, client: str, markup: Markup, turn: AssistantTurn, field: str, **options: Any
+    ) -> Structure | None:
+        """As `_grammar`, in the client's turn."""
+        work = partial(_grammar, markup, turn, field, **options)
+        return await self._door.run(client, encode_seconds(text_size(turn.tools)), work)
 
 
 def _grammar(

@@ -38,9 +38,15 @@ class Process:
         return int(self.url.rsplit(":", 1)[1])
 
     def request(
-        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+        *,
+        seconds: float = 60,
     ) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         connection.request(
             method, path, data, {"content-type": "application/json", **(headers or {})}

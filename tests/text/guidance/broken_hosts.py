@@ -27,4 +27,12 @@ class Lies(Silent):
 
     def follow(self, rows: Sequence[Any], _forgotten: Sequence[int]) -> Iterator[list[object]]:
         for row in rows:
-            yield [row[0], 0, b"\xff" * 7]
+            yield [row[0], 0, b"\xff" * 7, 0.0]
+
+
+class Slow(Silent):
+    """Allows all, and says that each mask of the source "slow" takes a second."""
+
+    def follow(self, rows: Sequence[Any], _forgotten: Sequence[int]) -> Iterator[list[object]]:
+        for number, (_, source), *_ in rows:
+            yield [number, 0, b"\xff" * 264, 1.0 if source == "slow" else 0.001]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from mlxserve.door import Door
 from mlxserve.hub.embedded import model_path
 from mlxserve.text.guidance.grammars import Grammars
 from mlxserve.text.tokenizer import Tokenizer
@@ -20,6 +21,6 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def grammars(tokenizer: Tokenizer) -> Iterator[Grammars]:
-    found = Grammars(tokenizer, VOCAB_SIZE)
+    found = Grammars(tokenizer, VOCAB_SIZE, Door())
     yield found
     found.close()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import psutil
 import pytest
 
+from mlxserve.door import Door
 from mlxserve.errors import EngineStopped, HelperUnavailable, InvalidParameter
 from mlxserve.hub.embedded import model_path
 from mlxserve.sampling_params import Structure, StructureKind
@@ -81,7 +85,7 @@ def test_schemas_that_hang_other_servers_compile_quickly(source: str, grammars: 
 
 
 def test_a_schema_that_is_too_large_is_refused_without_a_process(tokenizer: Tokenizer) -> None:
-    grammars = Grammars(tokenizer, 2100)
+    grammars = Grammars(tokenizer, 2100, Door())
     before = psutil.Process().children()
     schema = json.dumps({"properties": {str(n): {} for n in range(MAX_PROPERTIES + 1)}})
     with pytest.raises(InvalidParameter, match="more than 500 properties"):
@@ -103,7 +107,7 @@ def explosive(first: int) -> str:
     return json.dumps({"allOf": parts})
 
 
-HOSTILE = [
+HOSTILE: list[tuple[StructureKind, str]] = [
     (StructureKind.GRAMMAR, f"start: a\n{AMBIGUOUS}"),
     (StructureKind.JSON_SCHEMA, explosive(1)),
     (StructureKind.JSON_SCHEMA, explosive(2)),
@@ -121,18 +125,18 @@ def test_hostile_sources_are_refused_and_the_next_compiles(grammars: Grammars) -
 def test_a_source_that_was_killed_is_refused_without_another_try(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlxserve.text.guidance.grammars.COMPILE_SECONDS", 0.1)
-    grammars = Grammars(tokenizer, 2100)
+    monkeypatch.setattr("mlxserve.text.guidance.grammars.TRIES", (0.02, 0.1))
+    grammars = Grammars(tokenizer, 2100, Door())
     for _ in range(2):
         with pytest.raises(InvalidParameter, match=r"takes more than 0\.1 s"):
             compiled(grammars, *HOSTILE[0])
         # A second try, without a limit, would not return.
-        monkeypatch.setattr("mlxserve.text.guidance.grammars.COMPILE_SECONDS", 1e6)
+        monkeypatch.setattr("mlxserve.text.guidance.grammars.TRIES", (1e6,))
     grammars.close()
 
 
 def test_a_source_whose_compiler_was_stopped_is_not_refused(tokenizer: Tokenizer) -> None:
-    grammars = Grammars(tokenizer, 2100)
+    grammars = Grammars(tokenizer, 2100, Door())
     others = set(psutil.Process().children())
     compiled(grammars, StructureKind.REGEX, "[0-9]")
     for child in set(psutil.Process().children()) - others:
@@ -143,19 +147,25 @@ def test_a_source_whose_compiler_was_stopped_is_not_refused(tokenizer: Tokenizer
     grammars.close()
 
 
-def wait_for_work(processes: set[psutil.Process]) -> None:
-    def used() -> float:
-        return sum(process.cpu_times().user for process in processes)
+def wait_for_work(others: set[psutil.Process]) -> None:
+    """In a fork of a child of this process that is not one of the others."""
 
-    before = used()
-    wait_until(lambda: used() >= before + 0.5)
+    def used() -> float:
+        processes = set(psutil.Process().children()) - others
+        try:
+            forks = [fork for process in processes for fork in process.children()]
+            return max((fork.cpu_times().user for fork in forks), default=0.0)
+        except psutil.NoSuchProcess:  # that of an earlier try
+            return 0.0
+
+    wait_until(lambda: used() >= 0.5)
 
 
 def test_closing_kills_what_compiles_at_once(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlxserve.text.guidance.grammars.COMPILE_SECONDS", 1e6)
-    grammars = Grammars(tokenizer, 2100)
+    monkeypatch.setattr("mlxserve.text.guidance.grammars.TRIES", (0.2, 1e4))
+    grammars = Grammars(tokenizer, 2100, Door())
     others = set(psutil.Process().children())
     compiled(grammars, StructureKind.REGEX, "[0-9]")
     children = set(psutil.Process().children()) - others
@@ -164,13 +174,15 @@ def test_closing_kills_what_compiles_at_once(
     async def close_meanwhile() -> None:
         structure = Structure(*HOSTILE[0], "response_format")
         work = asyncio.create_task(grammars.compile(structure))
-        await asyncio.to_thread(wait_for_work, children)
+        await asyncio.to_thread(wait_for_work, others)
+        children.update(set(psutil.Process().children(recursive=True)) - others)
+        assert len(children) >= 4
         grammars.close()
         with pytest.raises(EngineStopped):
             await work
 
     asyncio.run(close_meanwhile())
-    assert not any(child.is_running() for child in children)
+    wait_until(lambda: not any(child.is_running() for child in children))
     with pytest.raises(EngineStopped):
         digit(grammars)
 
@@ -180,8 +192,8 @@ def test_a_compilation_that_ends_its_process_is_refused(
 ) -> None:
     """Needs more memory than it may take."""
     monkeypatch.setattr("mlxserve.text.guidance.grammars.COMPILE_BYTES", 64 << 20)
-    monkeypatch.setattr("mlxserve.text.guidance.grammars.COMPILE_SECONDS", 100.0)
-    grammars = Grammars(tokenizer, 2100)
+    monkeypatch.setattr("mlxserve.text.guidance.grammars.TRIES", (100.0,))
+    grammars = Grammars(tokenizer, 2100, Door())
     with pytest.raises(InvalidParameter, match="needs more than 64 MB to compile"):
         compiled(grammars, StructureKind.JSON_SCHEMA, explosive(1))
     assert digit(grammars)
@@ -192,7 +204,7 @@ def test_the_process_that_compiles_ends_when_no_source_is_new(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mlxserve.text.guidance.grammars.IDLE_SECONDS", 0.1)
-    grammars = Grammars(tokenizer, 2100)
+    grammars = Grammars(tokenizer, 2100, Door())
     others = set(psutil.Process().children())
     for source in ("[0-9]", "[a-z]"):
         compiled(grammars, StructureKind.REGEX, source)
@@ -210,5 +222,64 @@ def test_masks_that_take_too_long_altogether_fail_their_answer(
     host = MatcherHost((model_path() / "tokenizer.json").read_text(), 2100, [2])
     found = RowOutcome.LATER
     while found is RowOutcome.LATER:
-        [[_, found, reason]] = host.follow([(1, ("regex", "[0-9]"), True, ())], ())
+        [[_, found, reason, _]] = host.follow([(1, ("regex", "[0-9]"), True, False, ())], ())
     assert (found, reason) == (RowOutcome.FAILED, "its masks took too long altogether")
+
+
+def test_usual_sources_of_others_pass_those_that_take_seconds(tokenizer: Tokenizer) -> None:
+    """Also where each is of another client, and was there first."""
+    grammars = Grammars(tokenizer, 2100, Door())
+    ended: list[str] = []
+
+    async def ask(client: str, kind: StructureKind, source: str) -> None:
+        with contextlib.suppress(InvalidParameter):
+            await grammars.compile(Structure(kind, source, "response_format"), client)
+        ended.append(client)
+
+    async def scenario() -> None:
+        await ask("first", StructureKind.REGEX, "[0-9]")
+        bombs = [
+            asyncio.ensure_future(
+                ask("evil", StructureKind.REGEX, f"(a{{1000}}){{{2000 + number}}}")
+            )
+            for number in range(8)
+        ]
+        await asyncio.sleep(0)
+        await ask("good", StructureKind.JSON_SCHEMA, '{"type": "object"}')
+        for bomb in bombs:
+            bomb.cancel()
+        await asyncio.gather(*bombs, return_exceptions=True)
+
+    asyncio.run(scenario())
+    assert ended.index("good") <= 2
+    grammars.close()
+
+
+def test_the_client_of_a_source_that_was_refused_goes_last(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlxserve.text.guidance.grammars.TRIES", (0.02, 0.1))
+    door = Door()
+    grammars = Grammars(tokenizer, 2100, door)
+    structure = Structure(*HOSTILE[0], "response_format")
+    with pytest.raises(InvalidParameter, match="takes more than"):
+        asyncio.run(grammars.compile(structure, "evil"))
+    assert order_of(door, ["evil", "evil", "good", "other"])[:2] == ["good", "other"]
+    grammars.close()
+
+
+def order_of(door: Door, clients: Sequence[str]) -> list[str]:
+    """In which jobs of the long lane run that were queued in this order."""
+    done: list[str] = []
+
+    async def scenario() -> None:
+        may_begin = threading.Event()
+        blocker = asyncio.ensure_future(door.run("x", 9.0, lambda: may_begin.wait(30)))
+        jobs = [door.run(client, 9.0, partial(done.append, client)) for client in clients]
+        queued = asyncio.gather(*jobs)
+        await asyncio.sleep(0)
+        may_begin.set()
+        await asyncio.gather(blocker, queued)
+
+    asyncio.run(scenario())
+    return done

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mlxserve.door import Door
 from mlxserve.sampling_params import Structure, StructureKind
 from mlxserve.text.guidance.grammars import Grammars
 from mlxserve.text.guidance.guide import AnswerGuide, Plan
@@ -49,7 +50,7 @@ def test_an_answer_follows_its_grammar_and_ends_with_it(
 @pytest.mark.parametrize("vocab_size", [2048, 2049, 2080, 2100])
 def test_masks_have_one_size_whatever_made_them(vocab_size: int, tokenizer: Tokenizer) -> None:
     """A step stacks those of answers that think, that follow a grammar and that have ended."""
-    grammars = Grammars(tokenizer, vocab_size)
+    grammars = Grammars(tokenizer, vocab_size, Door())
     plan = Plan(
         vocab_size=vocab_size,
         end_ids=frozenset({END}),

@@ -47,7 +47,9 @@ class Masks:
     def __init__(self, tokenizer: Tokenizer, helper: Counted) -> None:
         self.helper = helper
         self.refused: list[str] = []
-        self.matchers = Matchers(helper, VOCABULARY, lambda _, reason: self.refused.append(reason))
+        self.matchers = Matchers(
+            helper, VOCABULARY, lambda _structure, _client, reason: self.refused.append(reason)
+        )
         self.tokenizer = tokenizer
 
     def regex(self, source: str) -> Grammar:
@@ -87,6 +89,24 @@ def test_the_tokens_of_a_step_are_sent_in_one_message(masks: Masks) -> None:
             guide.read(masks.ids(text))
         settled(guides)
     assert masks.helper.num_rows[before:] == [5, 5, 5]
+
+
+def test_slow_masks_are_sent_one_by_one_after_those_of_other_clients(
+    tokenizer: Tokenizer,
+) -> None:
+    masks = Masks(tokenizer, Counted("tests.text.guidance.broken_hosts:Slow"))
+    slow = Grammar(Structure(StructureKind.REGEX, "slow"), masks.matchers, "evil")
+    quick = Grammar(Structure(StructureKind.REGEX, "quick"), masks.matchers, "good")
+    matchers = [slow.open() for _ in range(6)] + [quick.open() for _ in range(2)]
+    assert all(matcher.wait(60) for matcher in matchers)
+    before = len(masks.helper.num_rows)
+    for matcher in matchers:
+        matcher.consume(1)
+    assert matchers[-1].wait(60)
+    assert masks.helper.num_rows[before] == 2
+    assert all(matcher.wait(60) for matcher in matchers)
+    assert masks.helper.num_rows[before:] == [2] + [1] * 6
+    masks.matchers.close()
 
 
 def test_masks_need_no_message_while_nothing_was_read(masks: Masks) -> None:

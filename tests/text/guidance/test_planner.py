@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from mlxserve.door import Door
 from mlxserve.errors import InvalidParameter
 from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
 from mlxserve.text.guidance.planner import Planner
@@ -30,7 +31,7 @@ from tests.text.guidance.call_formats import (
 
 @pytest.fixture(scope="module")
 def planner(tokenizer: Tokenizer) -> Iterator[Planner]:
-    found = Planner(tokenizer, tokenizer.vocab_size)
+    found = Planner(tokenizer, tokenizer.vocab_size, Door())
     yield found
     found.close()
 
@@ -106,7 +107,7 @@ def test_calls_follow_their_schemas_after_the_familys_own_marker(
     markup = tokenizer.markup
     assert markup.format is not None
     assert markup.format.name == name
-    planner = Planner(tokenizer, tokenizer.vocab_size)
+    planner = Planner(tokenizer, tokenizer.vocab_size, Door())
     turn = AssistantTurn(
         tools=TOOLS, tool_choice=ToolChoice.REQUIRED if is_required else ToolChoice.AUTO
     )
@@ -147,7 +148,7 @@ def test_text_that_resembles_a_marker_stays_unconstrained(
     tokenizer_with: Callable[[list[str], str], Tokenizer],
 ) -> None:
     tokenizer = tokenizer_with([], TEMPLATES["minicpm5"])
-    planner = Planner(tokenizer, tokenizer.vocab_size)
+    planner = Planner(tokenizer, tokenizer.vocab_size, Door())
     guide = plan(planner, AssistantTurn(tools=TOOLS))
     for text in ("<function name", "s are short, <function name", "</", "<function name"):
         guide.read(tokenizer.encode(text))
@@ -166,7 +167,7 @@ def test_harmony_may_think_before_its_constrained_answer(
     is_required: bool, tokenizer_with: Callable[[list[str], str], Tokenizer]
 ) -> None:
     tokenizer = tokenizer_with(HARMONY, "{{ tools }}")
-    planner = Planner(tokenizer, tokenizer.vocab_size)
+    planner = Planner(tokenizer, tokenizer.vocab_size, Door())
     choice = ToolChoice.REQUIRED if is_required else ToolChoice.AUTO
     turn = AssistantTurn(tools=TOOLS if is_required else (), tool_choice=choice, thinking_budget=3)
     structure = None if is_required else Structure(StructureKind.CHOICE, '["yes", "no"]')

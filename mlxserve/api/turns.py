@@ -1,0 +1,91 @@
+"""A request at the door: its work before the engine, in its client's turn, until the client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mlxserve.api.access.security import client_name, key_id
+from mlxserve.api.errors import ApiError
+from mlxserve.api.server.retry_after import MAX_SECONDS, MIN_SECONDS
+from mlxserve.api.server.sse import until_disconnect
+from mlxserve.door import BodyHold, Door
+from mlxserve.errors import ClientQueueFull, QueueFull
+
+T = TypeVar("T")
+
+_DOOR, _BODY = "mlxserve.door", "mlxserve.body"  # in the scope of a request
+
+
+class AtTheDoor:
+    """Gives every request the door, and gives the memory of its body back."""
+
+    def __init__(self, app: ASGIApp, door: Door) -> None:
+        self._app = app
+        self._door = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope[_DOOR] = self._door
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            if _BODY in scope:
+                scope[_BODY].close()
+
+
+async def in_turn(request: Request, seconds: float, work: Callable[[], T]) -> T:
+    """The result of work that is expected to take these seconds. The body must have been read.
+
+    Raises ApiError 429 and 503, ClientDisconnect, and what `work` raises.
+    """
+    door: Door = request.scope[_DOOR]
+    try:
+        return await unless_left(request, door.run(client_name(request), seconds, work))
+    except QueueFull as error:
+        raise refusal(error) from error
+
+
+def body_hold(request: Request) -> BodyHold:
+    """The memory of its body: held until `forget_body`, or until the reply has been sent."""
+    door: Door = request.scope[_DOOR]
+    hold = door.bodies.hold(client_name(request), has_key=bool(key_id(request)))
+    request.scope[_BODY] = hold
+    return hold
+
+
+def forget_body(request: Request) -> None:
+    """Its text has become tokens, which are few."""
+    if _BODY in request.scope:
+        request.scope[_BODY].close()
+
+
+async def unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The work's result. Raises ClientDisconnect, and cancels the work, when the client leaves."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(until_disconnect(request.receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+def refusal(error: QueueFull) -> ApiError:
+    """Of work that the door has no room for."""
+    seconds = min(max(error.seconds or 0.0, MIN_SECONDS), MAX_SECONDS)
+    headers = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": f"{seconds * 1e3:.0f}"}
+    if isinstance(error, ClientQueueFull):
+        return ApiError(429, str(error), code="too_many_requests", headers=headers)
+    return ApiError(503, str(error), code="queue_full", headers=headers)
