@@ -3,7 +3,7 @@
 Reading a large body, rendering, tokenising and compiling a grammar take seconds of a processor, and
 anybody may ask for them. Each is a job of a client, and jobs take turns between clients:
 
-    client A ── job, job ──┐            SHORT   two threads    what most requests need
+    client A ── job, job ──┐            SHORT   four threads   what most requests need
     client B ── job ───────┼─▶ lanes ─▶ MEDIUM  one thread     up to a second
     client C ── job, job ──┘            LONG    one thread     more
 
@@ -54,7 +54,8 @@ class Lane(IntEnum):
     LONG = 2
 
 
-_NUM_THREADS = {Lane.SHORT: 2, Lane.MEDIUM: 1, Lane.LONG: 1}
+# Several for short jobs, as one may wait for a process that a template keeps busy.
+_NUM_THREADS = {Lane.SHORT: 4, Lane.MEDIUM: 1, Lane.LONG: 1}
 
 
 def lane_of(seconds: float) -> Lane:
