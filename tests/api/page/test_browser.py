@@ -135,6 +135,18 @@ def test_an_answer_streams_and_the_map_moves(server: Process, visit: Open) -> No
         assert seen.hosts == {urlsplit(server.url).netloc}
 
 
+def test_a_real_model_answers_on_the_page(smollm2: Path, visit: Open, tmp_path: Path) -> None:
+    with (
+        served(tmp_path / "log", "-m", str(smollm2), "--num-pages", "256") as server,
+        visit(server.url) as seen,
+    ):
+        seen.until("Ready")
+        seen.ask("What is the capital of France?")
+        seen.wait_for_answers(1)
+        assert "Paris" in seen.page.inner_text(".assistant")
+        assert seen.errors == []
+
+
 def test_markup_in_an_answer_stays_text(server: Process, visit: Open) -> None:
     with visit(server.url) as seen:
         seen.until("Ready")

@@ -1,0 +1,264 @@
+"""Record what other programs answer with a real model's file, as `figures/NAME.json`.
+
+    python -m tests.real.record mlx-lm FILE.gguf        # its definition, in float32
+    python -m tests.real.record transformers FILE.gguf  # needs torch and accelerate
+    python -m tests.real.record llama.cpp FILE.gguf     # needs llama-cpp-python
+
+None of them runs our engine. The weights are those of the file, dequantised to float32; llama.cpp
+computes with its blocks.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from mlxserve.blas import load_blas
+from tests.real.prompts import NUM_TOKENS, TEXT, prompts
+
+FIGURES = Path(__file__).parent / "figures"
+PERPLEXITY_TOKENS = 1024
+
+
+class Reference(Protocol):
+    """A program that reads the file by itself."""
+
+    versions: dict[str, str]
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a text, special tokens read as such, none added."""
+
+    def greedy(self, ids: Sequence[int], num_tokens: int) -> tuple[list[int], list[float]]:
+        """The most probable tokens after `ids`, and by how much each was ahead (in logits)."""
+
+    def log_likelihoods(self, ids: Sequence[int]) -> list[float]:
+        """ln p of each token but the first, given those before it."""
+
+
+def versions_of(*packages: str) -> dict[str, str]:
+    return {package: importlib.metadata.version(package) for package in packages}
+
+
+class MlxLm:
+    """mlx-lm's definition of llama, with every weight dequantised to float32."""
+
+    def __init__(self, path: str) -> None:
+        load_blas()  # the reference BLAS of mlx's Linux wheel would take hours
+        import mlx.core as mx
+        from gguf import GGUFReader
+        from gguf.quants import dequantize
+        from mlx_lm.models.llama import Model, ModelArgs
+        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+        self.versions = versions_of("mlx", "mlx-lm", "gguf", "tokenizers")
+        reader = GGUFReader(path)
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+        heads = fields["llama.attention.head_count"]
+        kv_heads = fields["llama.attention.head_count_kv"]
+        args = ModelArgs(
+            model_type="llama",
+            hidden_size=fields["llama.embedding_length"],
+            num_hidden_layers=fields["llama.block_count"],
+            intermediate_size=fields["llama.feed_forward_length"],
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            rms_norm_eps=fields["llama.attention.layer_norm_rms_epsilon"],
+            vocab_size=fields["llama.vocab_size"],
+            rope_theta=fields["llama.rope.freq_base"],
+            tie_word_embeddings=True,
+        )
+        names = {
+            "token_embd": "model.embed_tokens",
+            "output_norm": "model.norm",
+            "attn_norm": "input_layernorm",
+            "attn_q": "self_attn.q_proj",
+            "attn_k": "self_attn.k_proj",
+            "attn_v": "self_attn.v_proj",
+            "attn_output": "self_attn.o_proj",
+            "ffn_norm": "post_attention_layernorm",
+            "ffn_gate": "mlp.gate_proj",
+            "ffn_up": "mlp.up_proj",
+            "ffn_down": "mlp.down_proj",
+        }
+        weights = []
+        for tensor in reader.tensors:
+            value = mx.array(dequantize(tensor.data, tensor.tensor_type)).astype(mx.float32)
+            *block, name, leaf = tensor.name.split(".")
+            if name in ("attn_q", "attn_k"):  # the file has the two halves of each head interleaved
+                n = heads if name == "attn_q" else kv_heads
+                value = value.reshape(n, -1, 2, value.shape[-1]).swapaxes(1, 2).reshape(value.shape)
+            prefix = f"model.layers.{block[1]}." if block else ""
+            weights.append((f"{prefix}{names[name]}.{leaf}", value))
+        self.mx = mx
+        self.model = Model(args)
+        self.model.load_weights(weights)
+        words = fields["tokenizer.ggml.tokens"]
+        merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+        self.tokenizer = Tokenizer(models.BPE({word: n for n, word in enumerate(words)}, merges))
+        self.tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+        self.tokenizer.decoder = decoders.ByteLevel()
+        kinds = zip(words, fields["tokenizer.ggml.token_type"], strict=True)
+        self.tokenizer.add_special_tokens(
+            [AddedToken(word, special=True, normalized=False) for word, kind in kinds if kind == 3]
+        )
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text).ids)
+
+    def greedy(self, ids: Sequence[int], num_tokens: int) -> tuple[list[int], list[float]]:
+        from mlx_lm.models.cache import make_prompt_cache
+
+        mx, cache = self.mx, make_prompt_cache(self.model)
+        tokens: list[int] = []
+        leads: list[float] = []
+        rows = list(ids)
+        while len(tokens) < num_tokens:
+            for start in range(0, len(rows), 512):
+                logits = self.model(mx.array([rows[start : start + 512]]), cache=cache)
+                mx.eval(logits)
+            best = mx.sort(mx.topk(logits[0, -1], 2))
+            tokens.append(int(mx.argmax(logits[0, -1])))
+            leads.append(float(best[1] - best[0]))
+            rows = tokens[-1:]
+        return tokens, leads
+
+    def log_likelihoods(self, ids: Sequence[int]) -> list[float]:
+        mx = self.mx
+        logits = self.model(mx.array([list(ids)]))[0, :-1]
+        scores = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        values: list[float] = mx.take_along_axis(scores, mx.array(ids[1:])[:, None], 1)[
+            :, 0
+        ].tolist()
+        return values
+
+
+class Transformers:
+    """transformers' own reading of the file, in float32."""
+
+    def __init__(self, path: str) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        self.versions = versions_of("transformers", "torch", "gguf")
+        file = Path(path)
+        self.torch = torch
+        self.tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        self.model = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.float32
+        ).eval()
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def greedy(self, ids: Sequence[int], num_tokens: int) -> tuple[list[int], list[float]]:
+        torch = self.torch
+        tokens: list[int] = []
+        leads: list[float] = []
+        past, rows = None, list(ids)
+        with torch.no_grad():
+            while len(tokens) < num_tokens:
+                out = self.model(
+                    torch.tensor([rows]), past_key_values=past, use_cache=True, logits_to_keep=1
+                )
+                past, best = out.past_key_values, out.logits[0, -1].topk(2)
+                tokens.append(int(best.indices[0]))
+                leads.append(float(best.values[0] - best.values[1]))
+                rows = tokens[-1:]
+        return tokens, leads
+
+    def log_likelihoods(self, ids: Sequence[int]) -> list[float]:
+        torch = self.torch
+        with torch.no_grad():
+            scores = self.model(torch.tensor([list(ids)])).logits[0, :-1].log_softmax(-1)
+        values: list[float] = scores.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+        return values
+
+
+class LlamaCpp:
+    """llama.cpp, through llama-cpp-python: computes with the blocks of the file."""
+
+    def __init__(self, path: str) -> None:
+        from llama_cpp import Llama
+
+        self.versions = versions_of("llama-cpp-python")
+        self.llama = Llama(path, n_ctx=8192, logits_all=True, verbose=False)
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.llama.tokenize(text.encode(), add_bos=False, special=True))
+
+    def greedy(self, ids: Sequence[int], num_tokens: int) -> tuple[list[int], list[float]]:
+        tokens: list[int] = []
+        leads: list[float] = []
+        self.llama.reset()
+        rows = list(ids)
+        while len(tokens) < num_tokens:
+            self.llama.eval(rows)
+            logits = self.llama.scores[self.llama.n_tokens - 1]
+            order = logits.argsort()[-2:]
+            tokens.append(int(order[1]))
+            leads.append(float(logits[order[1]] - logits[order[0]]))
+            rows = tokens[-1:]
+        return tokens, leads
+
+    def log_likelihoods(self, ids: Sequence[int]) -> list[float]:
+        self.llama.reset()
+        self.llama.eval(list(ids))
+        return [
+            float(
+                self.llama.scores[i][token]
+                - math.log(math.fsum(map(math.exp, self.llama.scores[i])))
+            )
+            for i, token in enumerate(ids[1:])
+        ]
+
+
+def figures_of(reference: str, model: str) -> dict[str, Any]:
+    """What a program answered with this model's file, as recorded."""
+    file = FIGURES / f"{model}.{reference}.json"
+    figures: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return figures
+
+
+REFERENCES: dict[str, Any] = {"mlx-lm": MlxLm, "transformers": Transformers, "llama.cpp": LlamaCpp}
+
+
+def record(name: str, path: str) -> dict[str, Any]:
+    reference: Reference = REFERENCES[name](path)
+    answers = []
+    for prompt in prompts():
+        ids = reference.encode(prompt)
+        tokens, leads = reference.greedy(ids, NUM_TOKENS)
+        answers.append(
+            {"num_prompt_tokens": len(ids), "tokens": tokens, "lead": round(min(leads), 4)}
+        )
+        print(len(ids), tokens[:8], min(leads), flush=True)
+    ids = reference.encode(TEXT)[:PERPLEXITY_TOKENS]
+    values = reference.log_likelihoods(ids)
+    perplexity = math.exp(-sum(values) / len(values))
+    return {
+        "command": f"python -m tests.real.record {name} {Path(path).name}",
+        "versions": reference.versions,
+        "text_ids": reference.encode(TEXT)[:64],
+        "perplexity": round(perplexity, 5),
+        "answers": answers,
+    }
+
+
+def main() -> None:
+    name, path = sys.argv[1:]
+    FIGURES.mkdir(exist_ok=True)
+    figures = record(name, path)
+    file = FIGURES / f"{Path(path).stem.lower()}.{name}.json"
+    text = json.dumps(figures, indent=1)
+    file.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
