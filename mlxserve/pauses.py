@@ -38,28 +38,25 @@ class RunningClock:
 
     def tick(self) -> None:
         """Say that the process runs."""
+        now = self.now()
         with self._lock:
-            self._notice()
             if self._ticked is not None:
-                self._ticked = self._clock()
+                self._ticked = now + self._paused
 
     def now(self) -> float:
-        """Seconds since any moment, without pauses."""
+        """Seconds since any moment, without pauses: the one who asks first after a pause notices it."""
         with self._lock:
-            return self._notice() - self._paused
+            now = self._clock()
+            if self._ticked is not None and now - self._ticked > SHORTEST_PAUSE:
+                self._paused += now - self._ticked
+                self._ticked = self._pause_ended = now
+            return now - self._paused
 
     def was_paused(self, seconds: float) -> bool:
         """Whether there was a pause in the last `seconds` of the system's clock."""
+        now = self.now()
         with self._lock:
-            return self._notice() - self._pause_ended <= seconds
-
-    def _notice(self) -> float:
-        """The time; the one who asks first after a pause notices it."""
-        now = self._clock()
-        if self._ticked is not None and now - self._ticked > SHORTEST_PAUSE:
-            self._paused += now - self._ticked
-            self._ticked = self._pause_ended = now
-        return now
+            return now + self._paused - self._pause_ended <= seconds
 
     def _run(self) -> None:
         while True:

@@ -49,7 +49,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/machine": "mlxserve/errors mlxserve/memory_groups mlxserve/deferred_packages mlxserve/blas",
     "mlxserve/forward_work": "",
     "mlxserve/pauses": "",
-    "mlxserve/gguf": "mlxserve/errors mlxserve/files",
+    "mlxserve/gguf": "metal_kernels mlxserve/errors mlxserve/files",
     "mlxserve/hub": (
         "mlxserve/errors mlxserve/files mlxserve/sampling_params mlxserve/config mlxserve/gguf"
     ),

@@ -358,14 +358,16 @@ class AsyncEngine:
 
     def _loop(self, engine: Engine) -> None:
         throughput, is_open = ThroughputLog(self._log_interval), True
-        machine = Awake(awake.assertion())
+        command = awake.assertion()
+        machine = None if command is None else Awake(command)
         while is_open and self._stopped is None:
             outputs: list[Output] = []
             try:
                 is_open = self._take_calls(engine)
                 if self._memory is not None:
                     engine.watch_memory(self._memory)
-                machine.look(time.monotonic(), is_busy=engine.has_work)
+                if machine is not None:
+                    machine.look(time.monotonic(), is_busy=engine.has_work)
                 if is_open and engine.has_work:
                     outputs = engine.step()
                     self._count(engine, outputs)
@@ -379,7 +381,8 @@ class AsyncEngine:
             except Exception as error:  # noqa: BLE001  (logged there)
                 self._restart(engine, error, {output.request_id for output in outputs})
             self._beat = RUNNING.now()
-        machine.end()
+        if machine is not None:
+            machine.end()
         self._deliver(engine.abort_all())
 
     def _count(self, engine: Engine, outputs: Sequence[Output]) -> None:

@@ -31,9 +31,9 @@ def assertion() -> Sequence[str] | None:
 class Awake:
     """Called by the engine's thread between steps."""
 
-    def __init__(self, command: Sequence[str] | None) -> None:
-        """`command`: keeps the machine awake for as long as it runs; None for none."""
-        self._command = command
+    def __init__(self, command: Sequence[str]) -> None:
+        """`command`: keeps the machine awake for as long as it runs."""
+        self._command: Sequence[str] | None = command  # None once it cannot be run
         self._process: subprocess.Popen[bytes] | None = None
         self._last_busy = 0.0
 

@@ -171,4 +171,5 @@ def _nearest(averages: dict[int, float], key: int) -> float:
     """The value of the key nearest to this one; of two, the larger key's."""
     if key in averages:
         return averages[key]
-    return averages[min(averages, key=lambda known: (abs(known - key), -known))]
+    _, nearest = min((abs(known - key), -known) for known in averages)
+    return averages[-nearest]

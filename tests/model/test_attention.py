@@ -94,8 +94,9 @@ def test_keys_and_values_in_8_bits_excuse_no_other_difference(
 
 
 def test_a_head_dimension_the_kernels_do_not_have_is_named(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    build_model: BuildModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choice, "has_metal", lambda: True)
+    model, config = build_model("llama", head_dim=16)
     with pytest.raises(InvalidConfig, match=r"attention_backend: .*head dimension.* 16"):
-        choose_attention("metal", loaded)
+        choose_attention("metal", prepare(model, config, "small"))

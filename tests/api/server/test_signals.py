@@ -24,7 +24,7 @@ import time
 from mlxserve import machine
 machine.import_mlx_lm()
 import mlx.core as mx
-import mlxserve.build
+import mlxserve.model.attention
 
 def load(*args, **kwargs):
     print("loading", flush=True)
@@ -33,7 +33,7 @@ def load(*args, **kwargs):
         mx.eval(array @ array)
         time.sleep(0.001)  # mlx holds the GIL for most of the time
 
-mlxserve.build.load = load
+mlxserve.model.attention.load = load
 """
 _STUCK_STEP = """
 import time
