@@ -25,6 +25,8 @@ from tests.perf.kv_dtype import config_of, predict
 from tests.real.prompts import NUM_TOKENS, TEXT, prompts
 from tests.real.record import PERPLEXITY_TOKENS, figures_of
 
+pytestmark = pytest.mark.slow
+
 SMOLLM2 = "smollm2-135m-instruct.q4_1"
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
 PAGE_SIZE = 32
@@ -69,7 +71,6 @@ def test_greedy_tokens_are_mlx_lms_in_a_batch_and_from_the_cache(
     assert all(usage.cached_tokens for usage in long)
 
 
-@pytest.mark.slow
 def test_greedy_tokens_are_mlx_lms_alone(llm: LLM, expected: list[tuple[int, ...]]) -> None:
     assert llm.reset_prefix_cache()
     params = replace(GREEDY, max_tokens=8)
@@ -78,7 +79,6 @@ def test_greedy_tokens_are_mlx_lms_alone(llm: LLM, expected: list[tuple[int, ...
         assert output.token_ids == wanted[:8]
 
 
-@pytest.mark.slow
 def test_greedy_tokens_are_mlx_lms_after_up_to_6000_tokens(
     llm: LLM, expected: list[tuple[int, ...]]
 ) -> None:
@@ -87,7 +87,6 @@ def test_greedy_tokens_are_mlx_lms_after_up_to_6000_tokens(
     assert tokens_of(llm, asked) == wanted, "from the cache, in a batch"
 
 
-@pytest.mark.slow
 def test_of_several_answers_each_is_the_same_and_seeds_differ(
     llm: LLM, expected: list[tuple[int, ...]]
 ) -> None:
@@ -102,7 +101,6 @@ def test_of_several_answers_each_is_the_same_and_seeds_differ(
     assert [one.text for one in (again, *again.alternatives)] == texts
 
 
-@pytest.mark.slow
 def test_greedy_tokens_stay_when_drafted_preempted_and_cut_in_pages(
     smollm2: Path, expected: list[tuple[int, ...]]
 ) -> None:
@@ -124,7 +122,6 @@ def test_greedy_tokens_stay_when_drafted_preempted_and_cut_in_pages(
             assert (name == "preempted") == (stats.num_preemptions > 0)
 
 
-@pytest.mark.slow
 def test_a_restart_finds_the_pages_on_disk(
     smollm2: Path, expected: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
@@ -147,7 +144,6 @@ def test_a_restart_finds_the_pages_on_disk(
         assert llm.stats().disk.num_read > 0
 
 
-@pytest.mark.slow
 def test_perplexity_is_the_references_and_in_8_bits_a_little_more(smollm2: Path) -> None:
     ids = Tokenizer(find_model(str(smollm2)).path).encode(TEXT)[:PERPLEXITY_TOKENS]
     found = {}
