@@ -27,8 +27,10 @@ header = read_header(Path(sys.argv[1]))
 config = model_config(header)
 before = psutil.Process().memory_info().rss
 model = load_gguf(header, config, is_metal=True)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-peak *= 1 if sys.platform == "darwin" else 1024
+if sys.platform == "darwin":
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+else:  # Linux counts in ru_maxrss what the process was before it became this program
+    peak = 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 weights = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
 print(json.dumps([peak - before, weights]))
 """
