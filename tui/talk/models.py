@@ -36,7 +36,13 @@ class ModelOrigin(StrEnum):
     BUNDLED = "bundled"
     DOWNLOADED = "downloaded"
     FOLDER = "folder"
+    ELSEWHERE = "elsewhere"  # on this machine, where another program keeps it
     SUGGESTED = "suggested"  # not downloaded yet
+
+    @classmethod
+    def _missing_(cls, value: object) -> ModelOrigin | None:
+        """Whatever else `mlxserve models` names: Ollama, LM Studio, a Python package."""
+        return cls.ELSEWHERE if isinstance(value, str) else None
 
 
 @dataclass(frozen=True, slots=True)

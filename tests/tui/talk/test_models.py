@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mlxserve.hub.catalog import Origin
 from tui.talk.errors import ChatError
 from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
 
@@ -37,6 +38,12 @@ def program(tmp_path: Path) -> Program:
 
 async def steps_of(models: ModelCatalog) -> list[Downloaded | Model]:
     return [step async for step in models.download("a/b")]
+
+
+@pytest.mark.parametrize("origin", [*Origin])
+def test_a_model_may_be_wherever_the_catalogue_finds_models(origin: Origin) -> None:
+    model = Model("a", ModelOrigin(origin.value))
+    assert model.is_here == (origin is not Origin.SUGGESTED)
 
 
 def test_models_are_found(program: Program) -> None:
