@@ -41,14 +41,14 @@ FOUND: dict[str, Bug] = {
     "serve a page before its checksum": Bug(
         DiskFiles,
         "read",
-        "record[:HEADER_SIZE] != self.header(name, payload)",
-        "record[:8] != self.header(name, payload)[:8]",
+        "header != self.header(name, payload)",
+        "header[:8] != self.header(name, payload)[:8]",
         test_tier.test_a_damaged_record_is_lost_with_those_after_it,
         {"damage": lambda content: content[:-1] + bytes([content[-1] ^ 1])},
     ),
     "leave an unfinished file": Bug(
         DiskFiles,
-        "write",
+        "_put",
         "unfinished.unlink(missing_ok=True)",
         "pass",
         test_tier.test_a_write_that_fails_leaves_no_file,
