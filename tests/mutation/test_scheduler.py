@@ -501,8 +501,8 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "P13 longest match first": Bug(
         Admission,
         "choose",
-        "self._roster.waiting.in_order(now):",
-        "sorted(self._roster.waiting.in_order(now), key=lambda one: -len(self._tables.cache.match(one))):",
+        "self._in_order(now, first):",
+        "sorted(self._in_order(now, first), key=lambda one: -len(self._tables.cache.match(one))):",
         test_pitfalls.test_p13_a_cold_request_is_not_passed_by_cached_ones,
     ),
     "P14 queue what never fits": Bug(
