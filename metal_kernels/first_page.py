@@ -9,6 +9,7 @@ its first byte, counts as one page, and lets kernels reach all others: they read
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 
 import mlx.core as mx
 
@@ -35,3 +36,12 @@ def first_page(pool: mx.array) -> mx.array:
     view = pool[:1]
     _views[key] = weakref.ref(pool, forget), view
     return view
+
+
+def first_pages(pools: Sequence[mx.array]) -> list[mx.array]:
+    """`first_page` of each: of all layers before every step, so those that are known cost no call."""
+    found = (_views.get(id(pool)) for pool in pools)
+    return [
+        first_page(pool) if known is None else known[1]
+        for pool, known in zip(pools, found, strict=True)
+    ]

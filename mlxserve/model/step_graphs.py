@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, cast
 
 import mlx.core as mx
 
-from metal_kernels.first_page import first_page
+from metal_kernels.first_page import first_pages
 from metal_kernels.metal import MetalBackend
 from metal_kernels.recording import StepInputs
 from metal_kernels.tables import MakeArrays
@@ -71,8 +71,8 @@ class StepGraphs:
             return self._forward(groups, self._kv, layout, tokens)
         assert backend is not None
         assert decodes is not None
-        k_pools = self._kv.arrays()[: len(self._kv.specs)]
-        bound = [first_page(pool) for pool in self._kv.arrays()]
+        pools = self._kv.arrays()
+        k_pools, bound = pools[: len(self._kv.specs)], first_pages(pools)
         moves = backend.moves_of(layout.slots, decodes.page_size)
         step = StepInputs.of(layout.slots, moves, decodes, self._makers, k_pools[0])
         build = self._build_of(backend, step)

@@ -196,7 +196,7 @@ def test_a_recorded_step_gives_the_logits_of_plain_mlx(
         return step
 
     monkeypatch.setattr(step_graphs, "record", record)
-    monkeypatch.setattr(step_graphs, "first_page", lambda pool: pool)
+    monkeypatch.setattr(step_graphs, "first_pages", lambda pools: pools)
     model = stateful if has_states else loaded
     plain, kernels = Steps(model, X86Backend()), Steps(model, emulated_backend())
     steps = from_the_beginning(16) if has_states else [[(0, 0, 62)], [(1, 0, 9)], *growing(62, 8)]
