@@ -145,7 +145,7 @@ class QueueFull(MlxServeError):
 
 
 class ClientQueueFull(QueueFull):
-    """Too much of this client is waiting, whatever others do."""
+    """Too much work of this one client is waiting."""
 
 
 class PagesPromised(QueueFull):

@@ -84,7 +84,7 @@ def make_own_folder(folder: Path) -> None:
 
 
 def write_new(file: Path, *pieces: bytes) -> None:
-    """Write a file that only its owner can read, in place of whatever has its name.
+    """Write a file that only its owner can read, in place of a file or link of its name.
 
     Never through a link, and never into a file that another program made. Raises OSError.
     """

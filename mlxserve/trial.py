@@ -31,6 +31,7 @@ from mlxserve.config import EngineConfig, data_home
 from mlxserve.errors import MlxServeError, UnsupportedModel
 from mlxserve.files import read_own_json, replace_file
 from mlxserve.helpers.environment import helper_environment
+from mlxserve.helpers.errors import exit_in_words
 from mlxserve.hub.embedded import MODEL_NAME
 from mlxserve.hub.files import ModelFiles
 from mlxserve.version import __version__
@@ -174,7 +175,7 @@ def _run(command: Sequence[str], asked: Mapping[str, Any], seconds: float) -> st
 def _words(code: int) -> str:
     if code == -signal.SIGKILL:
         return "SIGKILL, as where there is not enough memory"
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return exit_in_words(code)
 
 
 def main() -> None:

