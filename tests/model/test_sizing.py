@@ -287,9 +287,8 @@ def test_a_decode_is_recorded_while_a_step_is_measured(
         return call
 
     monkeypatch.setattr(step_graphs, "record", record)
-    monkeypatch.setattr(
-        step_graphs, "first_page", lambda pool: pool
-    )  # emulated kernels have the pool
+    # Emulated kernels have the pool.
+    monkeypatch.setattr(step_graphs, "first_pages", lambda pools: pools)
     model, small = build_model("llama", num_hidden_layers=1)
     loaded = prepare(model, small, "tiny")
     config = EngineConfig().with_options(

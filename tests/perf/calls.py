@@ -16,6 +16,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -39,7 +41,8 @@ ROOT = Path(mlxserve.__file__).parent.parent
 _OURS = tuple(f"{ROOT / package}/" for package in ("mlxserve", "metal_kernels"))
 _PAGE_SIZE = 32
 _PROMPT = 3 * _PAGE_SIZE + 4  # its answer stays within one page until long after the traced step
-_TRACED = 2 * TIMES_BEFORE + 8  # the step that is traced: graphs are recorded by then
+_FIRST_TRACED = 2 * TIMES_BEFORE + 8  # the first step that is traced: graphs are recorded by then
+_NUM_TRACED = 8  # within a page
 _PARTS = frozenset({"<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>"})  # of a function
 
 Calls = Counter[CodeType]  # how often each function was entered
@@ -108,8 +111,9 @@ class Tracer:
 
 
 def engine_calls(model: str = "mlxserve-mini") -> Calls:
-    """Of the engine's thread, from the beginning of a decode step to that of the next one."""
-    tracer = Tracer()
+    """Of the engine's thread, from the beginning of a decode step to that of the next one: what each of
+    several steps enters. Now and then one does more, which one depends on the machine's speed."""
+    steps: list[Calls] = []
     files = find_model(model)
     config = EngineConfig().with_options(
         model=model, num_pages=64, page_size=_PAGE_SIZE, disable_log_stats=True
@@ -117,28 +121,30 @@ def engine_calls(model: str = "mlxserve-mini") -> Calls:
 
     def build() -> Engine:
         engine, _ = build_engine(config, files)
-        _trace(engine, tracer)
+        _trace(engine, steps)
         return engine
 
-    # Ten times a second a step also copies the counters, which step depends on the machine's speed.
-    with patch.object(async_engine, "STATS_SECONDS", math.inf):
+    with patch.object(async_engine, "STATS_SECONDS", math.inf):  # copies the counters now and then
         engine = AsyncEngine(build)
         try:
             asyncio.run(_answer(engine))
         finally:
             engine.close()
-    return tracer.calls
+    return reduce(and_, steps)
 
 
-def _trace(engine: Engine, tracer: Tracer) -> None:
-    """Have the tracer see one step of the engine, and what follows it until the next one."""
-    step, num_steps = engine.step, 0
+def _trace(engine: Engine, steps: list[Calls]) -> None:
+    """Append what is entered from the beginning of each traced step to that of the next one."""
+    step, tracer, num_steps = engine.step, Tracer(), 0
 
     def traced() -> list[Output]:
-        nonlocal num_steps
-        num_steps += 1
+        nonlocal tracer, num_steps
         tracer.stop()
-        if num_steps == _TRACED:
+        if tracer.calls:
+            steps.append(tracer.calls)
+        num_steps += 1
+        if _FIRST_TRACED <= num_steps < _FIRST_TRACED + _NUM_TRACED:
+            tracer = Tracer()
             tracer.start()
         return step()
 
@@ -146,7 +152,9 @@ def _trace(engine: Engine, tracer: Tracer) -> None:
 
 
 async def _answer(engine: AsyncEngine) -> None:
-    params = SamplingParams(max_tokens=_TRACED + 2, temperature=0, ignore_eos=True)
+    params = SamplingParams(
+        max_tokens=_FIRST_TRACED + _NUM_TRACED + 2, temperature=0, ignore_eos=True
+    )
     prompt = [5 + index % 7 for index in range(_PROMPT)]
     stream = await engine.submit([Request("traced", prompt, params)])
     async for _ in stream:
