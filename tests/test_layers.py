@@ -220,7 +220,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/chat mlxserve/build"
     ),
     "mlxserve/bench": (
-        "mlxserve/errors mlxserve/config mlxserve/request mlxserve/machine mlxserve/hub "
+        "mlxserve/errors mlxserve/terminal_text mlxserve/config mlxserve/request mlxserve/machine mlxserve/hub "
         "mlxserve/model mlxserve/engine mlxserve/build mlxserve/__init__"
     ),
     "mlxserve/service": "mlxserve/errors",

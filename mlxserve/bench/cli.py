@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mlxserve.bench.report import Report
+from mlxserve.bench.report import Report, as_words
 from mlxserve.bench.serving import WORKLOADS, bench_serving
 from mlxserve.bench.synthetic import PREFIX, synthetic_model
 from mlxserve.bench.table import bench_table
@@ -78,16 +79,14 @@ def _over_http(bench: Callable[..., Report], default_model: str) -> Callable[...
         json: JsonOption = None,
         plot: PlotOption = None,
     ) -> None:
-        from rich.console import Console
-
-        with Console(stderr=True).status("") as status:
+        with _shown_progress() as progress:
             report = bench(
                 model_folder(model),
                 against=against or [],
                 pairs=pairs,
                 size=size,
                 num_pages=num_pages,
-                progress=status.update,
+                progress=progress,
             )
         finish(report, json, plot)
 
@@ -126,15 +125,22 @@ def restart(
     json: JsonOption = None,
 ) -> None:
     """Seconds to the first token of a long prompt: cold, from memory, from disk after a restart."""
-    from rich.console import Console
-
     from mlxserve.bench.restart import bench_restart
 
-    with Console(stderr=True).status("") as status:
+    with _shown_progress() as progress:
         report = bench_restart(
-            model_folder(model), pairs=pairs, num_tokens=tokens, progress=status.update
+            model_folder(model), pairs=pairs, num_tokens=tokens, progress=progress
         )
     finish(report, json)
+
+
+@contextmanager
+def _shown_progress() -> Iterator[Callable[[str], None]]:
+    """What is called with each thing that is being done."""
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as status:
+        yield lambda text: status.update(as_words(text))
 
 
 def model_folder(model: str) -> str:

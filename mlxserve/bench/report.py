@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from mlxserve.terminal_text import escaped
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -60,14 +62,15 @@ class Report:
     def show(self, console: Console | None = None, program: str = "mlxserve bench") -> None:
         """Print a table; `program` is what the workload is a command of."""
         console = console or Console()
-        table = Table(title=f"{program} {self.workload}", title_justify="left")
+        table = Table(title=as_words(f"{program} {self.workload}"), title_justify="left")
         if self.notes or any(figure.who for figure in self.figures):
             _add_columns(table, self.figures, self.notes)
         else:
             _add_rows(table, self.figures)
         console.print(table)
         facts = {**self.settings, **self.machine}
-        console.print(", ".join(f"{name} {value}" for name, value in facts.items()), style="dim")
+        text = ", ".join(f"{name} {value}" for name, value in facts.items())
+        console.print(as_words(text), style="dim")
 
     def write_json(self, file: Path) -> None:
         content = {
@@ -94,7 +97,9 @@ def _add_rows(table: Table, figures: Sequence[Figure]) -> None:
     for column in ("", "median", "spread", "runs"):
         table.add_column(column, justify="left" if not column else "right")
     for figure in figures:
-        table.add_row(figure.name, figure.text(), figure.spread(), str(len(figure.values)))
+        table.add_row(
+            as_words(figure.name), figure.text(), figure.spread(), str(len(figure.values))
+        )
 
 
 def _add_columns(table: Table, figures: Sequence[Figure], notes: Sequence[Note]) -> None:
@@ -103,11 +108,16 @@ def _add_columns(table: Table, figures: Sequence[Figure], notes: Sequence[Note])
     columns = list(dict.fromkeys(who for _, who in places))
     table.add_column("")
     for who in columns:
-        table.add_column(who, justify="right")
-    cells = {(note.name, note.who): escape(note.text) for note in notes}
+        table.add_column(as_words(who), justify="right")
+    cells = {(note.name, note.who): as_words(note.text) for note in notes}
     cells |= {(f.name, f.who): f"{f.text()}\n[dim]{f.spread()}[/]" for f in figures}
     for name in dict.fromkeys(name for name, _ in places):
-        table.add_row(name, *(cells.get((name, who), "") for who in columns))
+        table.add_row(as_words(name), *(cells.get((name, who), "") for who in columns))
+
+
+def as_words(text: str) -> str:
+    """Text for rich, which shows it as it is: neither as markup, nor as what a terminal would obey."""
+    return escape(escaped(text))
 
 
 def machine() -> dict[str, str]:

@@ -58,6 +58,22 @@ def test_json_has_every_value_and_its_median(tmp_path: Path) -> None:
     assert figure == {"name": "rate", "unit": "/s", "median": 2.0, "values": [1.0, 2.0, 9.0]}
 
 
+def test_names_and_notes_are_shown_as_they_are() -> None:
+    """They come from folders and from other servers."""
+    hostile, safe = "a\x1b]0;x\x07\u202e[/b]", r"a\x1b]0;x\x07\u202e[/b]"
+    several = Report(
+        hostile,
+        {hostile: hostile},
+        (Figure(hostile, "", (1.0,), hostile),),
+        {},
+        (Note("other", hostile, hostile),),
+    )
+    for report in (several, Report("demo", {}, (Figure(hostile, "", (1.0,)),), {})):
+        text = shown(report)
+        assert not set(text) & set("\x1b\x07\u202e")
+        assert safe in text
+
+
 def test_notes_are_cells_of_text_in_their_row_and_column(tmp_path: Path) -> None:
     notes = (Note("rate", "theirs", "failed: [no]"), Note("other", "ours", "text"))
     report = Report("demo", {}, (Figure("rate", "", (1.0,), "ours"),), {}, notes)
