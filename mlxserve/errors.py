@@ -154,7 +154,8 @@ class PagesPromised(QueueFull):
 
 
 class HelperUnavailable(MlxServeError):
-    """A process that works on texts was paused, or the system refuses to start it. Try again."""
+    """A process that works on texts was paused or ended by others, or the system refuses to start it.
+    Try again."""
 
 
 class EngineFailed(MlxServeError):

@@ -27,11 +27,14 @@ class HelperKilled(Exception):
         super().__init__(message)
         self.reason = reason
 
-    def without_blame(self, what: str) -> MlxServeError | None:
+    def without_blame(self, what: str, *, was_tried_twice: bool = False) -> MlxServeError | None:
         """The error of a request whose job may succeed in another process; None if the job is to blame.
 
         what: begins the sentence that this error completes
+        was_tried_twice: by `Helper.call_twice`, for a job that cannot end its process by itself
         """
+        if was_tried_twice and self.reason is KillReason.ENDED:
+            return HelperUnavailable(f"{what} was ended twice; send the request again")
         match self.reason:
             case KillReason.CLOSED:
                 return EngineStopped("The engine was closed.")

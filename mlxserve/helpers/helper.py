@@ -78,6 +78,18 @@ class Helper:
             job.receive(seconds)
         return job.result
 
+    def call_twice(self, method: str, *arguments: Any, seconds: float) -> Any:
+        """As `call`, and once more if the process ended in between: other programs may end it.
+
+        Raises HelperKilled ENDED where the second one ended as well.
+        """
+        try:
+            return self.call(method, *arguments, seconds=seconds)
+        except HelperKilled as error:
+            if error.reason is not KillReason.ENDED:
+                raise
+            return self.call(method, *arguments, seconds=seconds)
+
     def begin(self, method: str, *arguments: Any, seconds: float) -> Job:
         """Start a job without waiting. Raises RuntimeError while another one is under way, and
         HelperKilled."""

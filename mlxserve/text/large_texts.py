@@ -66,9 +66,9 @@ class LargeTexts:
 
     def _call(self, method: str, *arguments: object) -> list[int]:
         try:
-            reply = self._helper.call(method, *arguments, seconds=SECONDS)
+            reply = self._helper.call_twice(method, *arguments, seconds=SECONDS)
         except HelperKilled as error:
-            blameless = error.without_blame("The process for large texts")
+            blameless = error.without_blame("The process for large texts", was_tried_twice=True)
             raise blameless or InvalidRequest(
                 f"The text cannot be encoded: that {error}."
             ) from error

@@ -122,11 +122,11 @@ class HelperRenderer:
 
     def _call(self, method: str, argument: object) -> Any:
         try:
-            return self._helper.call(method, argument, seconds=SECONDS)
+            return self._helper.call_twice(method, argument, seconds=SECONDS)
         except JobFailed as error:
             raise TemplateError(error.message or error.type_name) from error
         except HelperKilled as error:
-            blameless = error.without_blame("The chat template's process")
+            blameless = error.without_blame("The chat template's process", was_tried_twice=True)
             raise blameless or TemplateError(f"rendering {error}") from error
 
 

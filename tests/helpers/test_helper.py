@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -247,6 +248,21 @@ def test_a_child_that_dies_in_its_job_is_an_error_and_the_next_job_works(
         helper.call("end", int(number), seconds=LONG)
     assert caught.value.reason is KillReason.ENDED
     assert helper.call("echo", 1, seconds=LONG) == 1
+
+
+def test_a_job_whose_process_was_killed_is_called_twice_at_most(
+    helper: Helper, tmp_path: Path
+) -> None:
+    marks = str(tmp_path / "mark")
+    assert helper.call_twice("die_at_first", marks, 1, seconds=LONG) == 1
+    assert helper.num_started == 2
+    with pytest.raises(HelperKilled) as caught:
+        helper.call_twice("die_at_first", marks, 9, seconds=LONG)
+    assert caught.value.reason is KillReason.ENDED
+    assert helper.num_started == 3
+    with pytest.raises(HelperKilled, match="took longer"):
+        helper.call_twice("loop", seconds=0.1)
+    assert helper.num_started == 4, "it is called once more for no other reason"
 
 
 def test_a_child_that_died_between_two_jobs_is_replaced(helper: Helper) -> None:

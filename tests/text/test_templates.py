@@ -6,11 +6,14 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from mlxserve.errors import HelperUnavailable, InvalidRequest
+from mlxserve.helpers.errors import HelperKilled, KillReason
+from mlxserve.helpers.helper import Helper
 from mlxserve.hub.embedded import model_path
 from mlxserve.text import templates
 from mlxserve.text.templates import HelperRenderer, RenderedTooLong
@@ -164,3 +167,25 @@ def test_a_template_whose_process_was_stopped_is_rendered_by_the_next_one(
     with pytest.raises(HelperUnavailable, match=r"process was paused; send the request again"):
         renderer.variables("{{ b }}")
     assert renderer.variables("{{ b }}") == ["b"]
+
+
+def test_a_template_whose_process_was_killed_by_others_is_tried_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    renderer, call = HelperRenderer(), Helper.call
+    killed = HelperKilled(KillReason.ENDED, "ended its process (SIGKILL)")
+    for num_kills in (1, 2):
+        outcomes = iter([killed] * num_kills + [None] * 9)
+
+        def killed_or_called(*arguments: Any, seconds: float) -> Any:
+            if (error := next(outcomes)) is not None:  # noqa: B023
+                raise error
+            return call(*arguments, seconds=seconds)
+
+        monkeypatch.setattr(Helper, "call", killed_or_called)
+        if num_kills == 1:
+            assert renderer.variables("{{ a }}") == ["a"]
+        else:
+            with pytest.raises(HelperUnavailable, match=r"was ended twice; send the request again"):
+                renderer.variables("{{ b }}")
+            assert renderer.variables("{{ b }}") == ["b"]
