@@ -322,6 +322,14 @@ class DiskStats(StatsGroup):
         float,
         gauge("Bytes per second of recent reads; 0 before the first.", "disk_cache_read_rate"),
     ] = 0.0
+    state: Annotated[
+        int,
+        gauge(
+            "0: no disk cache, 1: it works, 2: pages are read only, 3: the disk does not answer, "
+            "4: it has failed until a restart.",
+            "disk_cache_state",
+        ),
+    ] = 0
 
 
 @dataclass(slots=True)

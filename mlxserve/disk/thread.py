@@ -84,6 +84,7 @@ class DiskUse:
     bytes_written: int = 0
     written_today: int = 0  # by every process
     read_rate: float = 0.0  # bytes per second of recent reads; 0 before the first
+    state: int = 0  # a DiskState
 
 
 @dataclass(frozen=True, slots=True)

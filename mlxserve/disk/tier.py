@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from enum import IntEnum
 from itertools import takewhile
 from pathlib import Path
 from queue import Empty
@@ -38,6 +39,16 @@ from mlxserve.pauses import RUNNING
 log = logging.getLogger("mlxserve.disk")
 
 STALL_SECONDS = 10.0  # of one operation; then the disk is given up
+
+
+class DiskState(IntEnum):
+    """What can be asked of the disk now."""
+
+    OFF = 0  # there is no disk cache
+    WORKS = 1
+    READS_ONLY = 2  # for a minute after a failed write, or until the next day
+    STALLED = 3  # it does not answer
+    FAILED = 4  # until a restart
 
 
 class DiskTier:
@@ -171,8 +182,14 @@ class DiskTier:
 
     def use(self) -> DiskUse:
         """As of now."""
-        self._take_all()
-        return replace(self._news.use, written_today=self._writes.written_today)
+        state = self._state()
+        return replace(self._news.use, written_today=self._writes.written_today, state=int(state))
+
+    def _state(self) -> DiskState:
+        if self._works():
+            refuses = self._writes.is_paused or self._writes.is_day_full
+            return DiskState.READS_ONLY if refuses else DiskState.WORKS
+        return DiskState.FAILED if self._has_ended else DiskState.STALLED
 
     def close(self, seconds: float = 5.0) -> None:
         """Write what was accepted, for at most `seconds`, and end the thread. Idempotent."""

@@ -36,6 +36,7 @@ class DiskWrites:
         self._retry_at = 0.0
         self._warned: set[str] = set()
         self._day, self._written_that_day = today(), 0  # of the last write, by all processes
+        self._full_day = ""  # the last one on which no more was allowed
 
     def __contains__(self, name: bytes) -> bool:
         return name in self._staged
@@ -49,6 +50,11 @@ class DiskWrites:
     def is_paused(self) -> bool:
         """Whether a write has failed so recently that none is accepted."""
         return self._clock() < self._retry_at
+
+    @property
+    def is_day_full(self) -> bool:
+        """Whether a record was refused because of what was written today."""
+        return self._full_day == self._today()
 
     @property
     def written_today(self) -> int:
@@ -99,7 +105,7 @@ class DiskWrites:
         if self._staged_bytes + size > STAGED_BYTES:
             return "speed", "the disk is slower than pages are computed"
         if self.written_today + self._staged_bytes + size > self._daily_writes:
-            day = self._today()
+            self._full_day = day = self._today()
             return f"day {day}", (
                 f"{self._daily_writes} bytes were written on {day}; disk_cache_daily_writes allows "
                 "no more"

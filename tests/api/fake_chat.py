@@ -270,6 +270,7 @@ class FakeChat:
                 bytes_written=10_240,
                 written_today=6000,
                 read_rate=1000.4,
+                state=1,
             ),
         )
 

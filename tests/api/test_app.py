@@ -36,6 +36,7 @@ def test_health_follows_the_engine(client: TestClient, chat: FakeChat) -> None:
         "seconds_since_step": 0.0,
         "engine_failures": 0,
         "memory": "normal",
+        "disk_cache": "works",
     }
     chat.alive = False
     reply = client.get("/health")

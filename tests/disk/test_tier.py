@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from mlxserve.disk.files import HEADER_SIZE, DiskFiles, FoundFile
-from mlxserve.disk.tier import STALL_SECONDS, DiskTier
+from mlxserve.disk.tier import STALL_SECONDS, DiskState, DiskTier
 from mlxserve.disk.writes import RETRY_SECONDS
 from mlxserve.errors import InvalidConfig
 
@@ -495,6 +495,7 @@ def test_a_disk_that_stands_still_is_given_up_once_and_taken_back(
     assert tier.poll() == []
     clock.now += STALL_SECONDS + 1
     assert [(a.ticket, a.payloads) for a in tier.poll()] == [(ticket, ()) for ticket in tickets]
+    assert tier.use().state == DiskState.STALLED
     assert tier.num_leading([name(1)]) == 0
     assert tier.save(records(3)) == 0
     late = tier.load([name(1)])
@@ -503,6 +504,7 @@ def test_a_disk_that_stands_still_is_given_up_once_and_taken_back(
     files.gate.set()
     while name(1) not in tier:
         pass
+    assert tier.use().state == DiskState.WORKS
     assert tier.poll() == []  # nobody waits for what came late
     assert read(tier, 1, 2) == [payload(1), payload(2)]
     assert len([r for r in caplog.records if "answers again" in r.message]) == 1
@@ -577,6 +579,7 @@ def test_a_fault_that_stays_ends_the_thread_and_answers_everybody(
     ticket = tier.load([name(1)])
     assert tier.flush(LONG)
     assert [(answer.ticket, answer.payloads) for answer in tier.poll()] == [(ticket, ())]
+    assert tier.use().state == DiskState.FAILED
     assert tier.save(records(2)) == 0
     assert tier.num_leading([name(1)]) == 0
     assert tier.poll() == []
@@ -664,8 +667,9 @@ def test_a_day_has_a_bound_that_outlives_the_process(
     assert tier.save(records(4)) == 0
     assert len([r for r in caplog.records if "disk_cache_daily_writes" in r.message]) == 1
     assert tier.flush(LONG)
+    assert tier.use().state == DiskState.READS_ONLY
     days.append("2026-11-24")
-    assert tier.use().written_today == 0
+    assert (tier.use().written_today, tier.use().state) == (0, DiskState.WORKS)
     assert tier.save(records(4)) == 1
     assert tier.flush(LONG)
     tier.close()

@@ -32,6 +32,8 @@ _DOING = {
     RequestStage.DECODING: "writing",
 }
 
+_DISK_STATES = {"stalled": "does not answer", "failed": "has failed"}
+
 _MISSES = {
     "new_text": "differs at token {at}: new text",
     "evicted": "differs at token {at}: its pages were evicted",
@@ -111,6 +113,8 @@ def now_lines(stats: EngineStats, history: Sequence[EngineStats] = (), width: in
     cache = f"KV cache {size_words(stats.kv_cache_size)} {one_line(stats.kv_cache_dtype, 20)}"
     if stats.disk_limit:
         cache += f" · on disk {size_words(stats.disk_size)} of {size_words(stats.disk_limit)}"
+        if stats.disk_state in _DISK_STATES:
+            cache += f" ({_DISK_STATES[stats.disk_state]})"
     if stats.num_state_slots:
         cache += f" · states kept {stats.num_snapshots:,} of {stats.num_state_slots:,}"
     preempted = f"preemptions {stats.num_preemptions:,} · cache hits {stats.hit_rate:.0%}"

@@ -67,6 +67,7 @@ class EngineStats:
     peak_size: int
     disk_size: int
     disk_limit: int  # 0 if nothing is kept on disk
+    disk_state: str  # works, reads_only, stalled, failed
     num_state_slots: int  # 0 if the model has no recurrent states
     num_snapshots: int
 
@@ -92,6 +93,7 @@ class EngineStats:
             peak_size=int(sizes["peak"]),
             disk_size=int(disk["bytes"]),
             disk_limit=int(disk["limit"]),
+            disk_state=str(disk.get("state", "works")),
             num_state_slots=int(states["slots"]),
             num_snapshots=int(states["snapshots"]),
         )

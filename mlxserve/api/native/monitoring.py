@@ -24,6 +24,7 @@ from mlxserve.api.access.security import is_admin, key_id, require_admin
 from mlxserve.api.errors import RETRY_SOON, ApiError, from_engine, json_response
 from mlxserve.api.native.page_map import PageMapFeed
 from mlxserve.api.native.snapshots import SharedSnapshots
+from mlxserve.api.native.status import DISK_STATES
 from mlxserve.api.server.drain import Drain
 from mlxserve.api.server.sse import EventStream, Write, named_event
 from mlxserve.engine.snapshot import PageState, Phase, RequestView, Snapshot
@@ -170,6 +171,7 @@ def _kv_stats(snapshot: Snapshot) -> dict[str, Any]:
             "evicted": stats.states.num_evicted,
         },
         "disk_cache": {
+            "state": DISK_STATES[stats.disk.state],
             "pages": stats.disk.num_pages,
             "bytes": stats.disk.num_bytes,
             "limit": stats.disk.limit,

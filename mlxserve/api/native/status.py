@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat
 
 MEMORY_LEVELS = ("normal", "high", "critical")
+DISK_STATES = ("off", "works", "reads_only", "stalled", "failed")
 
 
 class Status:
@@ -45,13 +46,14 @@ class Status:
         A step that does not end may still do so: its status is `stalled`, and 200.
         """
         self._require_engine()
-        silence, stats = self._engine.seconds_since_beat(), self._engine.stats().engine
+        silence, stats = self._engine.seconds_since_beat(), self._engine.stats()
         return json_response(
             {
                 "status": "ok" if silence <= MAX_SILENCE else "stalled",
                 "seconds_since_step": round(silence, 3),
-                "engine_failures": stats.engine_failures,
-                "memory": MEMORY_LEVELS[stats.memory_level],
+                "engine_failures": stats.engine.engine_failures,
+                "memory": MEMORY_LEVELS[stats.engine.memory_level],
+                "disk_cache": DISK_STATES[stats.disk.state],
             }
         )
 

@@ -98,6 +98,7 @@ def test_the_engine_s_statistics_are_shown() -> None:
         peak_size=5 << 30,
         disk_size=0,
         disk_limit=0,
+        disk_state="off",
         num_state_slots=0,
         num_snapshots=0,
     )
@@ -118,6 +119,10 @@ def test_the_engine_s_statistics_are_shown() -> None:
     assert len(charts[1]) == len(charts[2]) == 42
     assert "disk" not in words
     assert "states" not in words
+    on_disk = replace(stats, disk_limit=1 << 30, disk_state="works")
+    assert "on disk 0 MiB of 1.0 GiB" in now_lines(on_disk).plain
+    failed = replace(on_disk, disk_state="failed")
+    assert "on disk 0 MiB of 1.0 GiB (has failed)" in now_lines(failed).plain
     stateful = replace(stats, num_state_slots=1024, num_snapshots=17)
     assert "KV cache 1.0 GiB q8 · states kept 17 of 1,024" in now_lines(stateful).plain
 
