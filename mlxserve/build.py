@@ -106,6 +106,7 @@ def build_chat(
         tool_keep_seconds=config.tool_keep_seconds,
         prefix_file=disk_folder / "prefixes.json" if disk_folder else None,
         template_kwargs=_template_kwargs(config, tokenizer),
+        max_num_waiting=config.scheduler.max_num_waiting,
         door=Door(min(BODY_MEMORY, machine.total_memory() // 32)),
     )
 

@@ -114,7 +114,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/engine": (
         "mlxserve/errors mlxserve/machine mlxserve/stats mlxserve/request mlxserve/forward_work "
-        "mlxserve/pauses "
+        "mlxserve/pauses mlxserve/door "
         "mlxserve/cache/pages mlxserve/disk mlxserve/disk mlxserve/scheduler mlxserve/model"
     ),
     "mlxserve/chat": (

@@ -64,8 +64,10 @@ class Chat:
         prefix_file: Path | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         door: Door | None = None,
+        max_num_waiting: int | None = None,
     ) -> None:
         """door: of all work on its prompts; None for one of its own
+        max_num_waiting: as in SchedulerConfig; None for no limit
         fingerprint: names the model's weights, as models never share pages
         prefix_file: where named prefixes outlive the process; None for nowhere
         tool_keep_seconds: as in EngineConfig
@@ -80,6 +82,7 @@ class Chat:
         self._fingerprint = fingerprint
         self._tool_keep_seconds = tool_keep_seconds
         self._template_kwargs = dict(template_kwargs or {})
+        self._max_num_waiting = max_num_waiting
         self.door = door or Door()
         self._planner = Planner(tokenizer, vocab_size, self.door)
         self._numbers = itertools.count()
@@ -191,6 +194,7 @@ class Chat:
         A prompt is computed once for its answers, which have consecutive indices. `observe` as in
         AnswerStream. Raises what `submit` raises.
         """
+        self._refuse_crowd(len(prompts), params.n)
         salt = self._salt(options.cache_salt)
         if options.prefix_name is not None:
             prefix = self.prefixes.of_request(options.prefix_name, options.cache_salt)
@@ -208,6 +212,15 @@ class Chat:
                 answers.append((request, decoder))
                 leader = leader or request.id
         return await self._submit(answers, observe)
+
+    def _refuse_crowd(self, num_prompts: int, num_answers: int) -> None:
+        """Raises InvalidRequest for more requests at once than may wait: no later time suits them."""
+        num_requests, most = num_prompts * num_answers, self._max_num_waiting
+        if most is not None and num_requests > most:
+            raise InvalidRequest(
+                f"n: {num_prompts} prompts with {num_answers} answers each are {num_requests} requests, "
+                f"and at most {most} may wait (max_num_waiting); send fewer at once"
+            )
 
     async def _submit(
         self, answers: Sequence[tuple[Request, DeltaDecoder]], observe: Observe | None = None
@@ -323,27 +336,30 @@ class Chat:
         *,
         pooling: Pooling = Pooling.MEAN,
         dimensions: int | None = None,
+        client: str = "",
     ) -> list[float]:
         """A text as a vector of length 1, from the model's last hidden states.
 
-        Computed in pieces between the steps of running answers. `dimensions` keeps only the first
-        components. Raises InvalidRequest, InvalidParameter, PromptTooLong, EngineStopped.
+        Computed in pieces between the steps of running answers, in the client's turn. `dimensions`
+        keeps only the first components. Raises InvalidRequest, InvalidParameter, PromptTooLong, EngineStopped.
         """
         if not token_ids:
             raise InvalidRequest("input: it is empty; at least one token is needed")
         if len(token_ids) > self.max_model_len:
             raise PromptTooLong.for_embedding(len(token_ids), self.max_model_len)
         self._check_ids(token_ids, "input")
-        return await self.engine.embed(token_ids, pooling, dimensions)
+        return await self.engine.embed(token_ids, pooling, dimensions, client)
 
-    async def score(self, token_ids: Sequence[int], *, num_top: int = 0) -> list[TokenLogprob]:
+    async def score(
+        self, token_ids: Sequence[int], *, num_top: int = 0, client: str = ""
+    ) -> list[TokenLogprob]:
         """The log-probability of each token of a text but the first, and of `num_top` alternatives.
 
         Computed in pieces as `embed` does, and not from the cache, which skips the computation.
         Raises InvalidRequest, InvalidParameter, PromptTooLong, EngineStopped.
         """
         self._check(token_ids, SamplingParams(logprobs=num_top))
-        return await self.engine.score(token_ids, num_top)
+        return await self.engine.score(token_ids, num_top, client)
 
     # ---- named prefixes
 

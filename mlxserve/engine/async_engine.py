@@ -29,6 +29,7 @@ from mlxserve.engine.engine import Engine
 from mlxserve.engine.memory import MemoryWatch
 from mlxserve.engine.output_stream import OutputStream, deliver_all
 from mlxserve.engine.snapshot import Snapshot
+from mlxserve.engine.text_queue import QueuedText, TextQueue
 from mlxserve.engine.threads import THREADS, result_of
 from mlxserve.engine.throughput_log import ThroughputLog
 from mlxserve.errors import EngineFailed, EngineStopped, MlxServeError
@@ -127,6 +128,7 @@ class AsyncEngine:
         """
         self._inbox: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._streams: dict[str, OutputStream] = {}  # by request id; only for the engine's thread
+        self._texts = TextQueue()
         self._log_interval = log_interval
         self._failures = _Failures(max_failures)
         self._memory = memory
@@ -175,30 +177,39 @@ class AsyncEngine:
         return stream
 
     async def embed(
-        self, token_ids: Sequence[int], pooling: Pooling, dimensions: int | None = None
+        self,
+        token_ids: Sequence[int],
+        pooling: Pooling,
+        dimensions: int | None = None,
+        client: str = "",
     ) -> list[float]:
-        """A text's vector, computed in pieces between the engine's steps.
+        """A text's vector, computed in pieces between the engine's steps, in the client's turn.
 
         Raises InvalidRequest, InvalidParameter, EngineStopped.
         """
-        return await self._in_pieces(
-            lambda engine: engine.embedding(token_ids, pooling, dimensions)
+        return await self._in_turn(
+            client,
+            len(token_ids),
+            lambda engine: engine.embedding(token_ids, pooling, dimensions),
         )
 
-    async def score(self, token_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
-        """Log-probabilities of a text's tokens but the first, computed in pieces as `embed` does."""
-        return await self._in_pieces(lambda engine: engine.scoring(token_ids, num_top))
+    async def score(
+        self, token_ids: Sequence[int], num_top: int, client: str = ""
+    ) -> list[TokenLogprob]:
+        """Log-probabilities of a text's tokens but the first, computed as `embed` computes."""
+        return await self._in_turn(
+            client, len(token_ids), lambda engine: engine.scoring(token_ids, num_top)
+        )
 
-    async def _in_pieces(self, make: Callable[[Engine], DenseText[Result]]) -> Result:
-        text: DenseText[Result] = await asyncio.wrap_future(self._call(make))
+    async def _in_turn(
+        self, client: str, num_tokens: int, make: Callable[[Engine], DenseText[Result]]
+    ) -> Result:
+        text = QueuedText(client, num_tokens, make)
         try:
-            while True:
-                piece = self._call(lambda engine: engine.advance(text))
-                result: Result | None = await asyncio.wrap_future(piece)
-                if result is not None:
-                    return result
+            await asyncio.wrap_future(self._call(lambda _: self._texts.push(text)))
+            return await asyncio.wrap_future(text.result)
         finally:
-            self._tell(lambda _: text.release())  # arrays are freed on the engine's thread
+            text.leave()
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request at the next step boundary; no-op if it has ended."""
@@ -364,16 +375,17 @@ class AsyncEngine:
             outputs: list[Output] = []
             try:
                 is_open = self._take_calls(engine)
+                self._advance_text(engine)
                 if self._memory is not None:
                     engine.watch_memory(self._memory)
                 if machine is not None:
-                    machine.look(time.monotonic(), is_busy=engine.has_work)
+                    machine.look(time.monotonic(), is_busy=self._has_work(engine))
                 if is_open and engine.has_work:
                     outputs = engine.step()
                     self._count(engine, outputs)
                     self._deliver(outputs)
                     engine.start()
-                elif is_open:
+                elif is_open and not self._texts.has_work:
                     self._has_more = False  # also if this fails
                     self._has_more = engine.idle()
                     self._stats = engine.stats()
@@ -423,7 +435,7 @@ class AsyncEngine:
     def _take_calls(self, engine: Engine) -> bool:
         """Run the calls in the inbox; without other work, wait for one. False to end the engine."""
         try:
-            is_busy = engine.has_work or self._has_more
+            is_busy = self._has_work(engine) or self._has_more
             call = self._inbox.get_nowait() if is_busy else self._inbox.get(timeout=_HEARTBEAT)
             while call is not None:
                 if (error := call.run(engine)) is not None:
@@ -432,6 +444,21 @@ class AsyncEngine:
         except queue.Empty:
             return True
         return False
+
+    def _has_work(self, engine: Engine) -> bool:
+        return engine.has_work or self._texts.has_work
+
+    def _advance_text(self, engine: Engine) -> None:
+        """Compute a piece of the text whose turn it is."""
+        text = self._texts.next()
+        if text is None:
+            return
+        piece = _Call(text.advance, Future())
+        error = piece.run(engine)
+        if text.is_done:
+            self._texts.answer(text, piece.result.exception() or piece.result.result())
+        if error is not None:
+            self._audit(engine, error)
 
     def _audit(self, engine: Engine, error: Exception) -> None:
         """After a call that failed half done. Raises what is wrong with the engine since."""
@@ -459,6 +486,7 @@ class AsyncEngine:
         for stream in set(self._streams.values()):
             deliver_all(stream.loop, [(stream, reason)])
         self._streams.clear()
+        self._texts.refuse(reason)
         self._refuse_calls(reason)
 
     def _refuse_calls(self, reason: EngineStopped) -> None:

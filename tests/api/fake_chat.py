@@ -186,18 +186,27 @@ class FakeChat:
                 raise PromptTooLong.for_answer(len(prompt), self.max_model_len)
 
     async def embed(
-        self, token_ids: Sequence[int], *, pooling: Pooling, dimensions: int | None = None
+        self,
+        token_ids: Sequence[int],
+        *,
+        pooling: Pooling,
+        dimensions: int | None = None,
+        client: str = "",
     ) -> list[float]:
         """The k-th text has a vector that begins with k."""
         if self.submit_error is not None:
             raise self.submit_error
-        self.embedded.append(SimpleNamespace(token_ids=list(token_ids), pooling=pooling))
+        self.embedded.append(
+            SimpleNamespace(token_ids=list(token_ids), pooling=pooling, client=client)
+        )
         number = len(self.embedded)
         if self.script is not None:
             await self.wait_for_release()
         return [float(number), 0.5, -0.5][:dimensions]
 
-    async def score(self, token_ids: Sequence[int], *, num_top: int = 0) -> list[TokenLogprob]:
+    async def score(
+        self, token_ids: Sequence[int], *, num_top: int = 0, client: str = ""
+    ) -> list[TokenLogprob]:
         """The k-th token has the log-probability -k, and is its only alternative."""
         top = 1 if num_top else 0
         return [

@@ -362,6 +362,15 @@ def test_a_closed_chat_raises_engine_stopped(
     chat.close()
 
 
+@pytest.mark.parametrize(("num_prompts", "n"), [(1_025, 1), (1_024, 8)])
+def test_more_answers_than_may_wait_are_refused_before_anything_is_prepared(
+    chat: Chat, num_prompts: int, n: int
+) -> None:
+    prompts: list[list[int]] = [[]] * num_prompts  # each of them would be refused
+    with pytest.raises(InvalidRequest, match=rf"{num_prompts * n} requests.*at most 1024 may wait"):
+        run(chat.submit_all(prompts, SamplingParams(n=n)))
+
+
 def test_embedding_a_text_beside_an_answer_changes_neither(chat: Chat) -> None:
     text = list(range(5, 200))
 

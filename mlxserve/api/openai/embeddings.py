@@ -1,15 +1,15 @@
 """`/v1/embeddings`: texts as vectors, from the hidden states of the served model.
 
 A text's vector is the mean of its tokens' last hidden states, or with `pooling: "last"` the last
-token's, scaled to length one. Texts of all requests are computed one at a time, so only one text's
-keys and values are in memory; each runs in chunks, between which running answers continue.
+token's, scaled to length one. Texts of several clients are computed in turns
+(`mlxserve.engine.text_queue`), each in pieces between which running answers continue.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import struct
+from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -18,18 +18,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from mlxserve.api.access.security import client_name
 from mlxserve.api.bodies.fields import Prompt, prompts
 from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, read_request
 from mlxserve.api.errors import from_engine, invalid_value, json_response
 from mlxserve.api.server.retry_after import RetryAfter
 from mlxserve.api.service import Service
-from mlxserve.api.turns import unless_left
-from mlxserve.errors import MlxServeError, PromptTooLong, QueueFull
+from mlxserve.api.turns import refusal, unless_left
+from mlxserve.errors import ClientQueueFull, MlxServeError, PromptTooLong, QueueFull
 from mlxserve.request import Pooling
 
 MAX_TOKENS = 300_000  # of all texts of a request, as in OpenAI's API
 MAX_DIMENSIONS = 65_536
-MAX_WAITING = 64  # requests
+MAX_WAITING, MAX_CLIENT_WAITING = 256, 64  # requests, of all clients and of one
 
 
 class EmbeddingsRequest(RequestBody):
@@ -46,8 +47,7 @@ class Embeddings:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._turn = asyncio.Lock()
-        self._num_waiting = 0
+        self._num_waiting: Counter[str] = Counter()  # requests of each client
         self._retry_after = RetryAfter()
 
     def routes(self) -> list[Route]:
@@ -59,9 +59,10 @@ class Embeddings:
         self._service.check_model(request, asked.model)
         texts = await self._service.prompts.of_texts(request, asked.input, "input")
         num_tokens = sum(map(len, texts))
-        self._check(texts, num_tokens)
+        client = client_name(request)
+        self._check(texts, num_tokens, client)
         try:
-            vectors = await unless_left(request, self._embedded(asked, texts))
+            vectors = await unless_left(request, self._embedded(asked, texts, client))
         except MlxServeError as error:
             raise from_engine(error, prompt_param="input") from error
         reply = {
@@ -74,24 +75,27 @@ class Embeddings:
         return json_response(reply, headers=headers)
 
     async def _embedded(
-        self, asked: EmbeddingsRequest, texts: Sequence[Sequence[int]]
+        self, asked: EmbeddingsRequest, texts: Sequence[Sequence[int]], client: str
     ) -> list[list[float]]:
-        """Text by text, taking turns with other requests. Raises what `Chat.embed` raises."""
-        vectors = []
-        self._num_waiting += 1
+        """Text by text. Raises what `Chat.embed` raises."""
+        self._num_waiting[client] += 1
         try:
-            for text in texts:
-                async with self._turn:
-                    vector = await self._service.chat.embed(
-                        text, pooling=Pooling(asked.pooling), dimensions=asked.dimensions
-                    )
-                vectors.append(vector)
+            return [
+                await self._service.chat.embed(
+                    text,
+                    pooling=Pooling(asked.pooling),
+                    dimensions=asked.dimensions,
+                    client=client,
+                )
+                for text in texts
+            ]
         finally:
-            self._num_waiting -= 1
+            self._num_waiting[client] -= 1
+            if not self._num_waiting[client]:
+                del self._num_waiting[client]
             self._retry_after.ended()
-        return vectors
 
-    def _check(self, texts: Sequence[Sequence[int]], num_tokens: int) -> None:
+    def _check(self, texts: Sequence[Sequence[int]], num_tokens: int, client: str) -> None:
         """Refuse what can be refused before anything is computed."""
         longest = max(map(len, texts))
         if longest > self._service.chat.max_model_len:
@@ -101,8 +105,13 @@ class Embeddings:
             raise invalid_value(
                 "input", f"has {num_tokens} tokens; {MAX_TOKENS} are allowed in one request"
             )
-        if self._num_waiting >= MAX_WAITING:
-            raise self._retry_after.refusal(QueueFull("Too many embedding requests are waiting."))
+        seconds = self._retry_after.seconds()
+        if self._num_waiting[client] >= MAX_CLIENT_WAITING:
+            message = "Too many embedding requests of yours are waiting. Wait for some to finish."
+            raise refusal(ClientQueueFull(message, seconds=seconds))
+        if self._num_waiting.total() >= MAX_WAITING:
+            message = "Too many embedding requests are waiting."
+            raise refusal(QueueFull(message, seconds=seconds))
 
 
 def _item(index: int, vector: Sequence[float], asked: EmbeddingsRequest) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxserve.api.access.security import request_id
+from mlxserve.api.access.security import client_name, request_id
 from mlxserve.api.bodies.messages import conversation_of
 from mlxserve.api.bodies.request_body import BodyRoute, read_request
 from mlxserve.api.errors import ApiError, from_engine
@@ -82,7 +82,7 @@ class OpenAI:
         params = asked.sampling(self._chat.default_params)
         try:
             prompts = await self._prompts.of_texts(request, asked.prompt)
-            echoed = await self._echoed(prompts, asked)
+            echoed = await self._echoed(request, prompts, asked)
             answers = await self._service.submit(
                 request,
                 asked,
@@ -105,7 +105,7 @@ class OpenAI:
         return await self._service.reply(request, asked, answers, reply)
 
     async def _echoed(
-        self, prompts: Sequence[Sequence[int]], asked: CompletionRequest
+        self, request: Request, prompts: Sequence[Sequence[int]], asked: CompletionRequest
     ) -> list[EchoedPrompt]:
         """What each answer begins with; nothing without `echo`."""
         if asked.echo and asked.logprobs is not None and asked.prefix_name is not None:
@@ -119,7 +119,9 @@ class OpenAI:
         for prompt in prompts if asked.echo else ():
             logprobs: list[TokenLogprob] = []
             if asked.logprobs is not None:
-                logprobs = await self._chat.score(prompt, num_top=asked.logprobs)
+                logprobs = await self._chat.score(
+                    prompt, num_top=asked.logprobs, client=client_name(request)
+                )
             one = EchoedPrompt(self._chat.decode(prompt), prompt[0], tuple(logprobs))
             echoed += [one] * (asked.n or 1)
         return echoed

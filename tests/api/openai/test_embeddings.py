@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import base64
 import struct
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -12,15 +11,17 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
+from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.openai import embeddings
 from mlxserve.api.openai.embeddings import MAX_TOKENS
 from mlxserve.api.server.retry_after import RetryAfter
 from mlxserve.errors import EngineStopped, InvalidParameter, MlxServeError
-from mlxserve.request import Pooling
+from mlxserve.request import ANONYMOUS, Pooling
 from tests.api.fake_chat import FakeChat
 from tests.api.serving import StartServer
 
 PATH = "/v1/embeddings"
+KEY = "good-good-good-good"
 
 
 def post(client: TestClient, **fields: Any) -> httpx2.Response:
@@ -124,32 +125,32 @@ def test_unknown_fields_are_named(client: TestClient) -> None:
     assert reply.headers["x-mlxserve-warning"] == "ignored unknown fields: truncate"
 
 
-def test_texts_of_several_clients_are_computed_in_turn(client: TestClient, chat: FakeChat) -> None:
-    chat.script = []  # each text waits until it is released
-    replies: list[Any] = []
-    clients = [
-        threading.Thread(target=lambda: replies.append(post(client, input=["a", "b"])))
-        for _ in range(3)
-    ]
-    for each in clients:
-        each.start()
-    assert chat.on_hold.wait(timeout=20)
-    assert len(chat.embedded) == 1
-    chat.release()
-    for each in clients:
-        each.join(timeout=20)
-    assert [reply.status_code for reply in replies] == [200] * 3
-    assert len(chat.embedded) == 6
+def test_each_text_is_computed_in_the_turn_of_its_client(
+    client: TestClient, chat: FakeChat
+) -> None:
+    post(client, input=["a", "b"])
+    [name] = {each.client for each in chat.embedded}
+    assert name.startswith(ANONYMOUS)
 
 
+@pytest.mark.parametrize(
+    ("limit", "status", "code"),
+    [("MAX_WAITING", 503, "queue_full"), ("MAX_CLIENT_WAITING", 429, "too_many_requests")],
+)
 def test_a_full_queue_of_embeddings_says_when_to_retry(
-    start_server: StartServer, chat: FakeChat, monkeypatch: pytest.MonkeyPatch
+    start_server: StartServer,
+    chat: FakeChat,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: str,
+    status: int,
+    code: str,
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(embeddings, "RetryAfter", lambda: RetryAfter(lambda: clock[0]))
-    monkeypatch.setattr(embeddings, "MAX_WAITING", 1)
-    server = start_server()
-    ask = partial(httpx.post, server.url + PATH, json={"input": "Hi"}, timeout=30)
+    monkeypatch.setattr(embeddings, limit, 1)
+    server = start_server(access=AccessPolicy(api_keys=(KEY,)))
+    headers = {"authorization": f"Bearer {KEY}"}
+    ask = partial(httpx.post, server.url + PATH, json={"input": "Hi"}, headers=headers, timeout=30)
     for _ in range(2):
         assert ask().status_code == 200
     clock[0] = 14.0
@@ -160,5 +161,5 @@ def test_a_full_queue_of_embeddings_says_when_to_retry(
         refused = ask()
         chat.release()
         assert waiting.result().status_code == 200
-    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
     assert refused.headers["retry-after"] == "7"  # two have ended in fourteen seconds

@@ -1,0 +1,117 @@
+"""TextQueue: texts that are embedded or scored between the engine's steps, in turns between clients.
+
+    short texts ── FairOrder ──▶ one under way ─┐
+    long texts  ── FairOrder ──▶ one under way ─┴─▶ between two steps, a piece of each in turn
+
+A text that is under way has its keys and values in memory: there are two at most, and one of them is
+short. A short text does not wait for the end of a long one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Generic
+
+from mlxserve.door import FairOrder
+from mlxserve.errors import EngineStopped
+from mlxserve.model.dense_text import DenseText, Result
+
+if TYPE_CHECKING:
+    from mlxserve.engine.engine import Engine
+
+SHORT_TOKENS = 1024
+
+
+class QueuedText(Generic[Result]):
+    """One text of a client, until its `result`. Lives on the engine's thread, but for `leave`."""
+
+    def __init__(
+        self, client: str, num_tokens: int, make: Callable[[Engine], DenseText[Result]]
+    ) -> None:
+        self.client = client
+        self.num_tokens = num_tokens
+        self.result: Future[Result] = Future()
+        self.has_left = False  # its caller
+        self.is_done = False
+        self._make = make
+        self._text: DenseText[Result] | None = None
+
+    def leave(self) -> None:
+        """Compute no more of it. From any thread."""
+        self.has_left = True
+
+    def advance(self, engine: Engine) -> Result | None:
+        """Compute one piece; the result after the last one, or None. Raises what the model raises."""
+        found = None
+        try:
+            if not self.has_left:
+                self._text = self._text or self._make(engine)
+                found = engine.advance(self._text)
+        except BaseException:
+            self._end()
+            raise
+        if found is not None or self.has_left:
+            self._end()
+        return found
+
+    def _end(self) -> None:
+        self.is_done = True
+        text, self._text = self._text, None
+        if text is not None:
+            text.release()
+
+
+class TextQueue:
+    """For the engine's thread, but for `refuse`."""
+
+    def __init__(self) -> None:
+        self._orders = (FairOrder[QueuedText[Any]](), FairOrder[QueuedText[Any]]())  # long, short
+        self._under_way: list[QueuedText[Any] | None] = [None, None]
+        self._next_kind = 0
+        self._unanswered: set[QueuedText[Any]] = set()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._unanswered)
+
+    def push(self, text: QueuedText[Any]) -> None:
+        self._orders[text.num_tokens <= SHORT_TOKENS].push(text.client, text.num_tokens, text)
+        self._unanswered.add(text)
+
+    def next(self) -> QueuedText[Any] | None:
+        """The text to compute a piece of; None without any."""
+        for _ in self._orders:
+            kind, self._next_kind = self._next_kind, 1 - self._next_kind
+            text = self._under_way[kind]
+            if text is None or text.is_done:
+                text = self._under_way[kind] = self._first(kind)
+            if text is not None:
+                return text
+        return None
+
+    def answer(self, text: QueuedText[Any], result: Any) -> None:
+        """Nothing more is to be done for it. `result`: an exception is raised where it is awaited."""
+        self._unanswered.discard(text)
+        with suppress(InvalidStateError):  # its caller has left, or the engine has ended
+            if isinstance(result, BaseException):
+                text.result.set_exception(result)
+            else:
+                text.result.set_result(result)
+
+    def refuse(self, reason: EngineStopped) -> None:
+        """The engine has ended. From any thread."""
+        for text in list(self._unanswered):
+            self.answer(text, reason)
+
+    def _first(self, kind: int) -> QueuedText[Any] | None:
+        """Of those that wait. Forgets those whose callers have left."""
+        order = self._orders[kind]
+        while order:
+            text = order.pop()
+            if not text.has_left:
+                return text
+            order.charge(text.client, -text.num_tokens)
+            self._unanswered.discard(text)
+        return None
