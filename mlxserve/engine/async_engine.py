@@ -375,17 +375,19 @@ class AsyncEngine:
             outputs: list[Output] = []
             try:
                 is_open = self._take_calls(engine)
-                self._advance_text(engine)
+                if self._texts.unanswered:
+                    self._advance_text(engine)
                 if self._memory is not None:
                     engine.watch_memory(self._memory)
                 if machine is not None:
-                    machine.look(time.monotonic(), is_busy=self._has_work(engine))
+                    is_busy = engine.has_work or bool(self._texts.unanswered)
+                    machine.look(time.monotonic(), is_busy=is_busy)
                 if is_open and engine.has_work:
                     outputs = engine.step()
                     self._count(engine, outputs)
                     self._deliver(outputs)
                     engine.start()
-                elif is_open and not self._texts.has_work:
+                elif is_open and not self._texts.unanswered:
                     self._has_more = False  # also if this fails
                     self._has_more = engine.idle()
                     self._stats = engine.stats()
@@ -435,7 +437,7 @@ class AsyncEngine:
     def _take_calls(self, engine: Engine) -> bool:
         """Run the calls in the inbox; without other work, wait for one. False to end the engine."""
         try:
-            is_busy = self._has_work(engine) or self._has_more
+            is_busy = engine.has_work or self._texts.unanswered or self._has_more
             call = self._inbox.get_nowait() if is_busy else self._inbox.get(timeout=_HEARTBEAT)
             while call is not None:
                 if (error := call.run(engine)) is not None:
@@ -444,9 +446,6 @@ class AsyncEngine:
         except queue.Empty:
             return True
         return False
-
-    def _has_work(self, engine: Engine) -> bool:
-        return engine.has_work or self._texts.has_work
 
     def _advance_text(self, engine: Engine) -> None:
         """Compute a piece of the text whose turn it is."""

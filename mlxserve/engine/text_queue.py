@@ -70,15 +70,11 @@ class TextQueue:
         self._orders = (FairOrder[QueuedText[Any]](), FairOrder[QueuedText[Any]]())  # long, short
         self._under_way: list[QueuedText[Any] | None] = [None, None]
         self._next_kind = 0
-        self._unanswered: set[QueuedText[Any]] = set()
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self._unanswered)
+        self.unanswered: set[QueuedText[Any]] = set()
 
     def push(self, text: QueuedText[Any]) -> None:
         self._orders[text.num_tokens <= SHORT_TOKENS].push(text.client, text.num_tokens, text)
-        self._unanswered.add(text)
+        self.unanswered.add(text)
 
     def next(self) -> QueuedText[Any] | None:
         """The text to compute a piece of; None without any."""
@@ -93,7 +89,7 @@ class TextQueue:
 
     def answer(self, text: QueuedText[Any], result: Any) -> None:
         """Nothing more is to be done for it. `result`: an exception is raised where it is awaited."""
-        self._unanswered.discard(text)
+        self.unanswered.discard(text)
         with suppress(InvalidStateError):  # its caller has left, or the engine has ended
             if isinstance(result, BaseException):
                 text.result.set_exception(result)
@@ -102,7 +98,7 @@ class TextQueue:
 
     def refuse(self, reason: EngineStopped) -> None:
         """The engine has ended. From any thread."""
-        for text in list(self._unanswered):
+        for text in list(self.unanswered):
             self.answer(text, reason)
 
     def _first(self, kind: int) -> QueuedText[Any] | None:
@@ -113,5 +109,5 @@ class TextQueue:
             if not text.has_left:
                 return text
             order.charge(text.client, -text.num_tokens)
-            self._unanswered.discard(text)
+            self.unanswered.discard(text)
         return None

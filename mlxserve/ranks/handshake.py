@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from mlxserve.errors import EngineStopped
 from mlxserve.model.rank_group import RankGroup
 from mlxserve.ranks.wire import VERSION, Channel, FrameKind, ProtocolError
+from mlxserve.terminal_text import escaped
 
 log = logging.getLogger("mlxserve.ranks")
 
@@ -76,7 +77,7 @@ class Hello:
 
     def objection(self, own: Hello) -> str | None:
         """Why this rank cannot work with rank 0, whose hello is `own`; None if it can."""
-        for package in {*self.versions, *own.versions}:
+        for package in sorted({*self.versions, *own.versions}):
             theirs, ours = self.versions.get(package), own.versions.get(package)
             if theirs != ours:
                 return (
@@ -88,7 +89,7 @@ class Hello:
                 f"Rank {self.rank} has another model than rank 0, or another version of it. Give "
                 "every machine the same files."
             )
-        for name in {*self.options, *own.options}:
+        for name in sorted({*self.options, *own.options}):
             theirs, ours = self.options.get(name), own.options.get(name)
             if theirs != ours:
                 return (
@@ -163,9 +164,11 @@ def _objection(hello: Hello, own: Hello, size: int, found: Container[int]) -> st
 
 
 def _refuse(channel: Channel, objection: str) -> None:
+    """`objection` may name what a stranger has sent."""
+    objection = escaped(objection)
     log.warning("%s It is ignored.", objection)
     with contextlib.suppress(OSError):  # it did not wait for an answer
-        channel.send(FrameKind.ERROR, objection.encode(errors="replace"))
+        channel.send(FrameKind.ERROR, objection.encode())
     channel.close()
 
 

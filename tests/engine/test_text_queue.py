@@ -83,7 +83,7 @@ def compute_all(queue: TextQueue, engine: Texts) -> list[Any]:
         result = text.advance(engine)  # type: ignore[arg-type]
         if text.is_done:
             queue.answer(text, result)
-    assert not queue.has_work
+    assert not queue.unanswered
     assert engine.num_open == 0
     return engine.log
 

@@ -131,7 +131,9 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("kind", STRANGERS)
-def test_a_stranger_that_speaks_as_a_rank_is_ignored(kind: str) -> None:
+def test_a_stranger_that_speaks_as_a_rank_is_ignored(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """It comes first; the rank that it claims to be comes after it was refused."""
     address = free_address()
     results: list[dict[int, Channel]] = []
@@ -154,6 +156,7 @@ def test_a_stranger_that_speaks_as_a_rank_is_ignored(kind: str) -> None:
     [channels] = results
     assert list(channels) == [1]
     channels[1].close()
+    assert caplog.text.encode(), "lone surrogates cannot be written"
 
 
 def test_a_port_that_is_taken_is_named() -> None:
