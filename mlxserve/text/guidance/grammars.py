@@ -30,9 +30,9 @@ from mlxserve.text.guidance.schemas import narrowed
 from mlxserve.text.guidance.structures import MAX_SOURCE, check_schema
 from mlxserve.text.tokenizer import Tokenizer
 
-# Processor time to compile a source and compute its first mask: at first, and if that was too little.
-# Usual schemas take 5 ms, 300 properties 25 ms.
-TRIES = (0.02, 0.2, 2.0)
+# Processor time to compile a source and compute its first mask: at first, and if that was too little, each
+# in another lane of the door. Usual schemas take 5 ms, 300 properties 25 ms.
+TRIES = (0.02, 0.3, 2.0)
 COMPILE_BYTES = 512 << 20
 MASK_BYTES = 1 << 30  # of all grammars and matchers in use
 REFUSED_SECONDS = 60.0

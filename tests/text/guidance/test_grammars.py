@@ -13,11 +13,11 @@ from typing import Any
 import psutil
 import pytest
 
-from mlxserve.door import Door
+from mlxserve.door import Door, Lane, lane_of
 from mlxserve.errors import EngineStopped, HelperUnavailable, InvalidParameter
 from mlxserve.hub.embedded import model_path
 from mlxserve.sampling_params import Structure, StructureKind
-from mlxserve.text.guidance.grammars import Grammars
+from mlxserve.text.guidance.grammars import TRIES, Grammars
 from mlxserve.text.guidance.matcher_host import MatcherHost, RowOutcome
 from mlxserve.text.guidance.structures import MAX_DEPTH, MAX_PROPERTIES, MAX_SOURCE
 from mlxserve.text.tokenizer import Tokenizer
@@ -284,3 +284,8 @@ def order_of(door: Door, clients: Sequence[str]) -> list[str]:
 
     asyncio.run(scenario())
     return done
+
+
+def test_each_try_waits_in_another_lane() -> None:
+    """Those that take long hold up neither usual sources nor other short work."""
+    assert [lane_of(seconds) for seconds in TRIES] == list(Lane)
