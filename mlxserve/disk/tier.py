@@ -183,7 +183,10 @@ class DiskTier:
     def use(self) -> DiskUse:
         """As of now."""
         state = self._state()
-        return replace(self._news.use, written_today=self._writes.written_today, state=int(state))
+        use = replace(self._news.use, written_today=self._writes.written_today, state=int(state))
+        if self._news.num_messages < self._cleared_at:
+            use.num_pages = use.num_bytes = 0
+        return use
 
     def _state(self) -> DiskState:
         if self._works():

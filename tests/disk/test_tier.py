@@ -414,7 +414,9 @@ def test_what_was_cleared_is_read_no_more(make: Make, tmp_path: Path) -> None:
     files.entered.clear()
     tier.load([name(1)])
     assert files.entered.wait(LONG)
+    assert tier.use().num_pages == 2
     tier.clear()
+    assert (tier.use().num_pages, tier.use().num_bytes) == (0, 0)
     ticket = tier.load([name(2)])
     files.gate.set()
     assert tier.flush(LONG)
