@@ -35,6 +35,7 @@ from mlxserve.model import recurrent
 from mlxserve.model.packed_states import StateSpec
 from mlxserve.model.paged import watching_attention
 from mlxserve.model.rank_group import RankGroup, Split
+from mlxserve.model.refusals import compiler_failure
 from mlxserve.model.split_by_layers import RemoteLayer, is_remote
 
 log = logging.getLogger("mlxserve.caches")
@@ -168,7 +169,8 @@ def look_at(
         if group is not None:
             reason = f"it may not be possible to split its kind by {group.split}"
         raise UnsupportedModel(
-            f"{name}: this {kind} model fails on its first tokens: {reason}. The log has the details."
+            compiler_failure(name, error)
+            or f"{name}: this {kind} model fails on its first tokens: {reason}. The log has the details."
         ) from error
     owners = [int(not cache.empty() and not is_remote(cache)) for cache in leaves]
     if group is not None:

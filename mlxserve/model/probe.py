@@ -35,6 +35,7 @@ from mlxserve.hub.files import text_config
 from mlxserve.model.batch import Batch
 from mlxserve.model.caches import MODEL_ERRORS, MODELS_PAGE
 from mlxserve.model.load import LoadedModel
+from mlxserve.model.refusals import compiler_failure
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, LiveRequest, Request, StatePlan, as_page_table
 from mlxserve.sampling_params import SamplingParams
@@ -97,7 +98,8 @@ def probe(loaded: LoadedModel, backends: Backends, page_size: int = 16) -> float
     except MODEL_ERRORS as error:
         log.info("%s fails with a paged cache", loaded.name, exc_info=error)
         raise UnsupportedModel(
-            f"{loaded.name}: the attention of this {kind} model cannot be computed over pages, so it "
+            compiler_failure(loaded.name, error)
+            or f"{loaded.name}: the attention of this {kind} model cannot be computed over pages, so it "
             f"cannot be served. Models that work: {MODELS_PAGE}."
         ) from error
     if not found.is_close:

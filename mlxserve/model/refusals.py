@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -22,9 +23,27 @@ _MISFIT = re.compile(r"not in model|Missing \d+ parameters|Expected shape")
 _BARE = re.compile(r"not in model: *\n?\s*(embed_tokens|layers\.\d+|wte|h\.\d+)\.")
 
 
+# mlx's: a function is compiled by a C++ compiler, in a folder for temporary files.
+_OF_MLX_COMPILER = ("[Compile::eval_cpu]", "temp_directory_path")
+_COMPILER_SAYS = ("No space left on device", "No such file or directory", "Permission denied")
+
+
 def why_not_loaded(files: ModelFiles, error: BaseException) -> str:
     """The refusal's text, for what `mlx_lm.utils.load_model` has raised."""
     return f"{files.name} {_reason(files, error)}"
+
+
+def compiler_failure(name: str, error: BaseException) -> str | None:
+    """The refusal's text where mlx could not compile a function for the CPU: not the model's fault."""
+    if not any(mark in str(error) for mark in _OF_MLX_COMPILER):
+        return None
+    why = next(
+        (words for words in _COMPILER_SAYS if words in str(error)), "the log has the details"
+    )
+    return (
+        f"{name}: mlx could not compile a function for this CPU ({why}). It needs g++, and free space "
+        f"in the folder for temporary files, {os.environ.get('TMPDIR') or '/tmp'} (TMPDIR)."
+    )
 
 
 def _reason(files: ModelFiles, error: BaseException) -> str:

@@ -15,6 +15,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
+from metal_kernels.reading import DeviceError
 from mlxserve.cache.kv import LayerSpec
 from mlxserve.errors import MlxServeError, OutOfMemory, UnsupportedModel
 from mlxserve.hub.files import find_model, text_config
@@ -327,6 +328,43 @@ def test_a_model_that_fails_on_its_first_tokens_is_refused_and_the_log_says_why(
     with pytest.raises(UnsupportedModel, match="this llama model fails on its first tokens"):
         prepare(model, config, "tiny")
     assert "no such thing" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (
+            "[Compile::eval_cpu] Failed to compile function Cf4: g++: fatal error: No space left on "
+            "device\ncompilation terminated.",
+            "No space left on device",
+        ),
+        (
+            "filesystem error: temp_directory_path: No such file or directory",
+            "No such file or directory",
+        ),
+        ("[Compile::eval_cpu] Failed to compile function Cf4: 1", "the log has the details"),
+    ],
+)
+def test_where_mlx_cannot_compile_the_model_is_not_blamed(
+    build_model: Callable[..., tuple[nn.Module, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    error: str,
+    why: str,
+) -> None:
+    monkeypatch.setenv("TMPDIR", "/full/folder")
+    model, config = build_model("llama")
+
+    class Raising(nn.Module):  # type: ignore[misc]
+        def __call__(self, x: mx.array, *arguments: object) -> mx.array:
+            raise DeviceError(f"the device failed to compute an array: {error}")
+
+    model.model.layers[2].self_attn = Raising()
+    with pytest.raises(UnsupportedModel) as caught:
+        prepare(model, config, "tiny")
+    assert str(caught.value) == (
+        f"tiny: mlx could not compile a function for this CPU ({why}). It needs g++, and free space in "
+        "the folder for temporary files, /full/folder (TMPDIR)."
+    )
 
 
 @pytest.mark.parametrize(
