@@ -15,6 +15,7 @@ Config = Mapping[str, Any]
 
 _RECURRENT_ONLY = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv7"})
 _BOTH_IN_A_LAYER = frozenset({"baichuan_m1", "falcon_h1", "longcat_flash_ngram", "plamo2"})
+_LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 _KINDS = ("layer_types", "layers_block_type", "block_types", "hybrid_override_pattern")
 # What these lists call a layer with attention; every other kind keeps no keys.
 _ATTENTION = frozenset({"attention", "full_attention", "sliding_attention", "chunked_attention"})
@@ -37,12 +38,12 @@ def kv_shape(text: Config) -> KVShape:
 
     Raises KeyError, TypeError, ValueError or ZeroDivisionError where the config does not say it.
     """
-    num_layers = int(_first(text, "num_hidden_layers", "n_layers", "n_layer", "num_layers"))
+    count = int(_first(text, *_LAYERS))
     if text.get("model_type") in _RECURRENT_ONLY:
         return KVShape(0, has_states=True)
-    kinds = _kinds(text, num_layers)
+    kinds = _kinds(text, count)
     num_reused = int(text.get("num_kv_shared_layers") or text.get("num_kv_reuse_layers") or 0)
-    own = kinds[: num_layers - num_reused]  # the last layers use the keys of others
+    own = kinds[: count - num_reused]  # the last layers use the keys of others
     parts = [(_of_kind(text, kind), kind) for kind in own if kind in _ATTENTION]
     num_chosen, chosen_dim = _keys_for_choosing(text)
     num_values = sum(_values(part, kind) for part, kind in parts) + num_chosen * chosen_dim
@@ -50,6 +51,14 @@ def kv_shape(text: Config) -> KVShape:
     has_states = text.get("model_type") in _BOTH_IN_A_LAYER
     has_states = has_states or any(kind not in _ATTENTION for kind in kinds)
     return KVShape(num_values, has_states, num_rows)
+
+
+def num_layers(text: Config) -> int | None:
+    """As the config says; None where it does not."""
+    try:
+        return int(_first(text, *_LAYERS))
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def head_sizes(text: Config) -> tuple[int, int, int]:

@@ -113,10 +113,7 @@ class NoEmbedding(nn.Module):  # type: ignore[misc]
 def split_by_layers(model: nn.Module, group: RankGroup, name: str) -> None:
     """Leave this rank's part in `model`, whose weights are not evaluated. Raises UnsupportedModel."""
     layers = list(model.layers)
-    if len(layers) < group.size:
-        raise UnsupportedModel(
-            f"{name} has {len(layers)} layers, fewer than pipeline_parallel_size={group.size}."
-        )
+    check_layers(len(layers), group.size, name)
     mine = parts(len(layers), group.size)[group.rank]
     replaced: dict[int, nn.Module] = {}
     passage = Passage()
@@ -134,6 +131,14 @@ def split_by_layers(model: nn.Module, group: RankGroup, name: str) -> None:
         found[:] = [replaced.get(id(layer), layer) for layer in found]
     if not group.has_embedding:
         _drop_embedding(model)
+
+
+def check_layers(count: int, num_ranks: int, name: str) -> None:
+    """Raises UnsupportedModel for fewer layers than ranks."""
+    if count < num_ranks:
+        raise UnsupportedModel(
+            f"{name} has {count} layers, fewer than pipeline_parallel_size={num_ranks}."
+        )
 
 
 def parts(count: int, size: int) -> list[range]:

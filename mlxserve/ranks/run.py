@@ -15,8 +15,10 @@ from mlxserve.build import build_chat, build_part
 from mlxserve.chat.chat import Chat
 from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidConfig, MlxServeError, in_one_line
-from mlxserve.hub.files import ModelFiles, find_model
+from mlxserve.hub.files import ModelFiles, find_model, text_config
+from mlxserve.hub.kv_shapes import num_layers
 from mlxserve.model.rank_group import RankGroup, Split
+from mlxserve.model.split_by_layers import check_layers
 from mlxserve.option import given_options, options_of
 from mlxserve.ranks.environment import lead_address, own_rank, ranks_on_this_machine
 from mlxserve.ranks.follower import WORKER_FAILED, Follower
@@ -61,8 +63,12 @@ def join_group(config: EngineConfig) -> RankGroup:
 def connect(config: EngineConfig, files: ModelFiles) -> Lead:
     """Rank 0's connections to the other ranks, once all have come.
 
-    Without a launcher they are started on this machine. Raises InvalidConfig, EngineStopped.
+    Without a launcher they are started on this machine. Raises InvalidConfig, UnsupportedModel,
+    EngineStopped.
     """
+    layers = num_layers(text_config(files.config))
+    if layers is not None:  # before any of them waits for the others
+        check_layers(layers, config.pipeline_parallel_size, files.name)
     local = None
     if own_rank() is None:
         if config.hostfile is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mlxserve.hub.files import text_config
-from mlxserve.hub.kv_shapes import KVShape, kv_shape
+from mlxserve.hub.kv_shapes import KVShape, kv_shape, num_layers
 from mlxserve.model.load import prepare
 from tests.model.test_every_architecture import ARCHITECTURES
 
@@ -55,3 +55,13 @@ def test_the_shape_is_what_the_model_keeps(name: str) -> None:
     rows = sum(0 if layer.is_latent else 2 * layer.kv_heads for layer in loaded.layers)
     text = written(name, module.ModelArgs, loaded.layers)
     assert kv_shape(text) == KVShape(kept, bool(loaded.states), rows)
+
+
+@pytest.mark.parametrize(
+    ("config", "count"),
+    [({"num_hidden_layers": 3}, 3), ({"n_layer": 5}, 5), ({}, None), ({"n_layers": "many"}, None)],
+)
+def test_the_number_of_layers_is_known_where_the_config_says_it(
+    config: dict[str, Any], count: int | None
+) -> None:
+    assert num_layers(config) == count
