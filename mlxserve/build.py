@@ -13,6 +13,7 @@ from mlxserve import machine
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
 from mlxserve.chat.chat import Chat
+from mlxserve.chat.prefix_store import PREFIX_FILES
 from mlxserve.config import EngineConfig, PreemptionMode
 from mlxserve.disk.folder import default_bytes
 from mlxserve.disk.folder import disk_folder as folder_of
@@ -104,7 +105,7 @@ def build_chat(
         default_params=for_vocabulary(generation.default_params, vocab_size),
         fingerprint=_salted_by(config, files),
         tool_keep_seconds=config.tool_keep_seconds,
-        prefix_file=disk_folder / "prefixes.json" if disk_folder else None,
+        prefix_file=disk_folder / PREFIX_FILES[0] if disk_folder else None,
         template_kwargs=_template_kwargs(config, tokenizer),
         max_num_waiting=config.scheduler.max_num_waiting,
         door=Door(min(BODY_MEMORY, machine.total_memory() // 32)),

@@ -25,6 +25,8 @@ from mlxserve.files import read_own_json, replace_file
 
 log = logging.getLogger("mlxserve.prefixes")
 
+# In the folder of a model's pages: the file, and a damaged one that was kept aside.
+PREFIX_FILES = ("prefixes.json", "prefixes.json.damaged")
 _VERSION = 1
 _MAX_BYTES = 64 << 20  # of the file, about ten million tokens
 

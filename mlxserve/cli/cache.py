@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
+from mlxserve.chat.prefix_store import PREFIX_FILES
 from mlxserve.cli.streams import print_safe
-from mlxserve.disk.files import FoundFile, model_of, scan
+from mlxserve.disk.files import FoundFile, model_folders, model_of, scan
 from mlxserve.disk.folder import disk_folder
 from mlxserve.disk.index import DiskIndex
 from mlxserve.errors import InvalidRequest
@@ -60,9 +61,22 @@ def show(folder: Folder = None, as_json: Json = False) -> None:
 
 
 @app.command()
-def clear(folder: Folder = None, model: Model = None) -> None:
+def clear(
+    folder: Folder = None,
+    model: Model = None,
+    named_prefixes: Annotated[
+        bool,
+        typer.Option(
+            "--named-prefixes",
+            help="Delete named prefixes as well; a running server keeps its own.",
+        ),
+    ] = False,
+) -> None:
     """Delete the pages of one model, or all of them. They are computed again when needed."""
-    by_model = _by_model(disk_folder(folder))
+    base = disk_folder(folder)
+    by_model = _by_model(base)
+    if named_prefixes:
+        _delete_prefixes([each for each in model_folders(base) if model in (None, model_of(each))])
     if model is not None and model not in by_model:
         known = ", ".join(by_model) or "none"
         raise InvalidRequest(f"No pages of {model} are on disk. Models that have some: {known}.")
@@ -92,7 +106,7 @@ def _by_model(base: Path) -> dict[str, list[FoundFile]]:
         found[file.path.parent.parent].append(file)
     by_model: dict[str, list[FoundFile]] = defaultdict(list)
     for files in sorted(found.values(), key=lambda each: -max(file.used for file in each)):
-        by_model[model_of(files[0])] += files
+        by_model[model_of(files[0].path.parent.parent)] += files
     return by_model
 
 
@@ -101,6 +115,14 @@ def _delete(files: list[FoundFile]) -> None:
         file.path.unlink(missing_ok=True)
     size = sum(file.size for file in files)
     print_safe(f"{len(files)} pages deleted, {_words(size)}")
+
+
+def _delete_prefixes(folders: list[Path]) -> None:
+    files = [folder / name for folder in folders for name in PREFIX_FILES]
+    found = [file for file in files if file.is_file()]
+    for file in found:
+        file.unlink(missing_ok=True)
+    print_safe(f"{len(found)} files of named prefixes deleted")
 
 
 def _words(size: int) -> str:

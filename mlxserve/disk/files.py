@@ -248,8 +248,7 @@ def scan(base: Path, unlisted: set[Path] | None = None) -> Iterator[FoundFile]:
     Raises OSError if `base` is there and cannot be listed.
     """
     unlisted = set() if unlisted is None else unlisted
-    models = _folders(os.scandir(base), _LONG) if base.exists() else []
-    for model in models:
+    for model in model_folders(base):
         for folder in _folders(_entries(model, unlisted), _SHORT):
             for entry in _entries(folder, unlisted):
                 if (file := _found(entry)) is not None:
@@ -273,9 +272,13 @@ def _found(entry: os.DirEntry[str]) -> FoundFile | None:
     return None
 
 
-def model_of(file: FoundFile) -> str:
-    """The name that its model had, or else the name of the folder."""
-    folder = file.path.parent.parent
+def model_folders(base: Path) -> list[Path]:
+    """Those that `scan` looks into. Raises OSError as it does."""
+    return list(_folders(os.scandir(base), _LONG)) if base.exists() else []
+
+
+def model_of(folder: Path) -> str:
+    """The name that the model of these records had, or else the name of their folder."""
     try:
         return read_file(folder / _MODEL, _MODEL_BYTES).decode() or folder.name
     except (OSError, ValueError):

@@ -74,6 +74,29 @@ def test_clear_deletes_one_model_or_all(run: Run, folder: Path) -> None:
     assert pages(folder) == 0
 
 
+def test_clear_deletes_named_prefixes_if_told_so(run: Run, folder: Path) -> None:
+    """Also of a model that has no pages any more."""
+    models = [folder / identity.hex() for identity in (b"a" * 16, b"b" * 16)]
+    for each in models:
+        for name in ("prefixes.json", "prefixes.json.damaged"):
+            (each / name).write_text("{}")
+    where = ("--disk-cache-dir", str(folder))
+    assert run("cache", "clear", *where)[0] == 0
+    assert len(list(folder.rglob("prefixes.json*"))) == 4
+    _, out, _ = run("cache", "clear", "--named-prefixes", *where)
+    assert out == "4 files of named prefixes deleted\n0 pages deleted, 0.0 MiB\n"
+    assert not list(folder.rglob("prefixes.json*"))
+
+
+def test_clear_deletes_the_named_prefixes_of_one_model(run: Run, folder: Path) -> None:
+    old, new = (folder / identity.hex() / "prefixes.json" for identity in (b"a" * 16, b"b" * 16))
+    for file in (old, new):
+        file.write_text("{}")
+    where = ("--disk-cache-dir", str(folder), "--named-prefixes")
+    assert run("cache", "clear", "--model", "org/old", *where)[0] == 0
+    assert (old.exists(), new.exists()) == (False, True)
+
+
 def test_resize_deletes_what_was_used_least_recently(run: Run, folder: Path) -> None:
     code, out, _ = run("cache", "resize", "0.004", "--disk-cache-dir", str(folder))
     assert (code, out) == (0, "1 pages deleted, 1.0 MiB\n")
