@@ -134,6 +134,7 @@ class AsyncEngine:
         self._memory = memory
         self._workers = workers
         self._has_failed = False
+        self._has_forgiven = False  # a failure that ended nothing, and was logged
         self._has_more = False  # to write to disk, while nothing else is to be done
         self._stopped: EngineStopped | None = None
         RUNNING.start()
@@ -377,11 +378,15 @@ class AsyncEngine:
                 is_open = self._take_calls(engine)
                 if self._texts.unanswered:
                     self._advance_text(engine)
-                if self._memory is not None:
-                    engine.watch_memory(self._memory)
-                if machine is not None:
-                    is_busy = engine.has_work or bool(self._texts.unanswered)
-                    machine.look(time.monotonic(), is_busy=is_busy)
+                try:
+                    if self._memory is not None:
+                        engine.watch_memory(self._memory)
+                    if machine is not None:
+                        is_busy = engine.has_work or bool(self._texts.unanswered)
+                        machine.look(time.monotonic(), is_busy=is_busy)
+                    throughput.write(self._stats, time.monotonic())
+                except Exception as error:  # noqa: BLE001  (logged there)
+                    self._forgive(engine, error)
                 if is_open and engine.has_work:
                     outputs = engine.step()
                     self._count(engine, outputs)
@@ -390,8 +395,7 @@ class AsyncEngine:
                 elif is_open and not self._texts.unanswered:
                     self._has_more = False  # also if this fails
                     self._has_more = engine.idle()
-                    self._stats = engine.stats()
-                throughput.write(self._stats, time.monotonic())
+                    self._count(engine, ())
             except Exception as error:  # noqa: BLE001  (logged there)
                 self._restart(engine, error, {output.request_id for output in outputs})
             self._beat = RUNNING.now()
@@ -404,7 +408,20 @@ class AsyncEngine:
         now = time.monotonic()
         has_ended = any(output.finish_reason is not None for output in outputs)
         if has_ended or now >= self._next_stats or not engine.has_work:
-            self._stats, self._next_stats = engine.stats(), now + STATS_SECONDS
+            try:
+                self._stats, self._next_stats = engine.stats(), now + STATS_SECONDS
+            except Exception as error:  # noqa: BLE001  (logged there)
+                self._forgive(engine, error)
+
+    def _forgive(self, engine: Engine, error: Exception) -> None:
+        """After a failure of what only looks and counts: it ends no answer, and the log says it once.
+
+        Raises what is wrong with the engine since.
+        """
+        if not self._has_forgiven:
+            self._has_forgiven = True
+            log.error("The engine could not be counted or watched; it goes on", exc_info=error)
+        self._audit(engine, error)
 
     def _restart(self, engine: Engine, error: Exception, lost: set[str]) -> None:
         """Have the engine begin again, and tell the streams of the requests that it dropped.

@@ -7,6 +7,7 @@ import logging
 import resource
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from itertools import compress
 from typing import Any
@@ -21,6 +22,8 @@ from mlxserve.chat.chat import Chat
 from mlxserve.config import EngineConfig
 from mlxserve.engine import async_engine
 from mlxserve.engine.engine import Engine
+from mlxserve.engine.memory import MemoryWatch
+from mlxserve.engine.throughput_log import ThroughputLog
 from mlxserve.engine.transfers import Transfers
 from mlxserve.model.embedding import Embedding
 from mlxserve.model.runner import ModelRunner
@@ -169,16 +172,13 @@ def test_a_prefix_is_added_and_can_be_removed_if_counting_fails_after_the_call(
         Point(ModelRunner, "collect"),
         Point(Transfers, "before_plan"),
         Point(Transfers, "after_read"),
-        Point(Engine, "stats"),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("at", [2, 5])
 def test_a_failed_step_ends_its_request_with_an_error_and_the_next_is_answered(
-    shared: Chat, point: Point, at: int, monkeypatch: pytest.MonkeyPatch
+    shared: Chat, point: Point, at: int
 ) -> None:
-    monkeypatch.setattr(async_engine, "STATS_SECONDS", 0.0)  # counted after every step
-
     async def scenario(chat: Chat) -> None:
         wanted = await tokens(chat)
         before = (await chat.engine.snapshot()).stats.engine
@@ -194,6 +194,38 @@ def test_a_failed_step_ends_its_request_with_an_error_and_the_next_is_answered(
         assert stats.pool.num_used == 0
 
     asyncio.run(asyncio.wait_for(scenario(shared), 60))
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        Point(Engine, "stats"),
+        Point(Engine, "watch_memory"),
+        Point(MemoryWatch, "look"),
+        Point(ThroughputLog, "write"),
+    ],
+    ids=str,
+)
+def test_a_failure_of_what_only_looks_and_counts_ends_no_answer(
+    point: Point, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(async_engine, "STATS_SECONDS", 0.0)  # counted after every step
+
+    def fail(*_: object, **__: object) -> None:
+        raise planted()
+
+    async def scenario(chat: Chat) -> None:
+        wanted = await tokens(chat)
+        with monkeypatch.context() as patch:
+            patch.setattr(point.owner, point.method, fail)
+            assert await tokens(chat) == wanted
+            assert await tokens(chat) == wanted
+        await chat.engine.check()
+        assert (await chat.engine.snapshot()).stats.engine.engine_failures == 0
+        said = Counter(r.threadName for r in caplog.records if "it goes on" in r.message)
+        assert set(said.values()) == {1}, "each engine of this process says it once"
+
+    run(scenario)
 
 
 def test_requests_that_wait_survive_a_failed_step_of_others() -> None:
