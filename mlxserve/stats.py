@@ -50,7 +50,10 @@ class Histogram:
 
 
 class Rate:
-    """Events per second over the last `SPAN` seconds, counted by the second."""
+    """Events per second, over those of the last `SPAN` seconds that had any.
+
+    The second under way counts only while there is no other, because it is not over yet.
+    """
 
     SPAN = 5
 
@@ -64,8 +67,11 @@ class Rate:
         self._counts[-1][1] += count
 
     def per_second(self, now: float) -> float:
-        first = int(now) - self.SPAN + 1
-        return sum(count for second, count in self._counts if second >= first) / (now - first)
+        current = int(now)
+        busy = [each for each in self._counts if each[1] and each[0] > current - self.SPAN]
+        over = [count for second, count in busy if second < current]
+        counts = over or [count for _, count in busy]
+        return sum(counts) / len(counts) if counts else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("metal_kernels", "mlxserve", "tests", "tui")
 NEEDED = (
     "metal_kernels/msl/paged_decode.metal",
-    "mlxserve/api/page/index.html",
+    "mlxserve/api/page/files/index.html",
+    "mlxserve/api/page/files/main.js",
     "mlxserve/mini/model/config.json",
     "mlxserve/mini/model/model.safetensors",
     "mlxserve/mini/model/tokenizer.json",

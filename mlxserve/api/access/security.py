@@ -25,6 +25,7 @@ from mlxserve.request import ANONYMOUS
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 # Answered without a key: for process monitors, and the page, which asks for the key it then sends.
 OPEN_PATHS = ("/health", "/")
+OPEN_FOLDER = "/page/"  # the page's scripts and its style
 POLLED_PATHS = ("/metrics", "/ready", "/version")  # all that a key of the scope metrics may read
 _HOST = re.compile(r"(?P<name>[a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.ASCII)
 
@@ -229,7 +230,7 @@ class ApiKeyCheck:
         self._keyring = keyring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_open = scope["type"] != "http" or scope["path"] in OPEN_PATHS
+        is_open = scope["type"] != "http" or _is_open(scope["path"])
         if is_open or not self._keyring.is_locked:
             await self._app(scope, receive, send)
             return
@@ -253,6 +254,10 @@ class ApiKeyCheck:
             return
         scope["mlxserve.key"] = key
         await self._app(scope, receive, send)
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
 
 
 def _shown_key(scope: Scope) -> str | None:

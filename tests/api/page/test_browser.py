@@ -1,95 +1,20 @@
-"""The page at `/` in headless Chromium, on real servers with the bundled model.
-
-Needs a Chromium of the system (`.ci/run` installs one); without one these tests say so and are
-skipped. Playwright drives it and downloads nothing.
-"""
+"""The page at `/` in headless Chromium, on real servers with the included model."""
 
 from __future__ import annotations
 
-import contextlib
 import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
 
+from tests.api.page.visits import Open
 from tests.api.server.process import Process, served
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
 
 pytestmark = pytest.mark.slow
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
 ANSWER = re.compile(r"tokens/s|prompt tokens")
-PATIENCE = 60_000  # milliseconds
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine: the page was not run in a browser")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
-
-
-class Visit:
-    """One page, and what went wrong in it."""
-
-    def __init__(self, page: Page, url: str) -> None:
-        self.page = page
-        self.errors: list[str] = []
-        self.hosts: set[str] = set()
-        self.is_alone = False  # the server is gone on purpose: requests may fail
-        page.set_default_timeout(PATIENCE)
-        page.on("console", lambda message: self._note(message.type, message.text))
-        page.on("pageerror", lambda error: self._note("error", str(error)))
-        page.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
-        page.goto(url)
-
-    def _note(self, kind: str, text: str) -> None:
-        if kind == "error" and not self.is_alone:
-            self.errors.append(text)
-
-    def ask(self, text: str) -> None:
-        self.page.fill("#text", text)
-        self.page.press("#text", "Enter")
-
-    def wait_for_answers(self, count: int) -> None:
-        self.page.wait_for_function(
-            "count => document.querySelectorAll('.assistant .note').length >= count", arg=count
-        )
-
-    def until(self, state: str) -> None:
-        self.page.wait_for_function(
-            "words => document.getElementById('state').textContent.includes(words)", arg=state
-        )
-
-
-Open = Callable[..., contextlib.AbstractContextManager[Visit]]
-
-
-@pytest.fixture
-def visit(browser: Browser) -> Open:
-    @contextlib.contextmanager
-    def opened(url: str, scheme: str = "light", **viewport: int) -> Iterator[Visit]:
-        size = {"width": 1280, "height": 800, **viewport}
-        context = browser.new_context(color_scheme=scheme, viewport=size)  # type: ignore[arg-type]
-        try:
-            yield Visit(context.new_page(), url)
-        finally:
-            context.close()
-
-    return opened
 
 
 @pytest.fixture
@@ -103,8 +28,7 @@ def test_what_reorders_a_line_is_shown_as_its_number(server: Process, visit: Ope
         seen.until("Ready")
         seen.ask("a\u202eb\u2066c\U000e0041d **e\u061cf** 🙂")
         seen.wait_for_answers(1)
-        shown = seen.page.inner_text(".message.user")
-        assert shown == "a⟨U+202E⟩b⟨U+2066⟩c⟨U+E0041⟩d e⟨U+061C⟩f 🙂"
+        assert seen.texts[0] == "a⟨U+202E⟩b⟨U+2066⟩c⟨U+E0041⟩d e⟨U+061C⟩f 🙂"
         assert seen.errors == []
 
 
@@ -199,7 +123,7 @@ def test_a_key_is_asked_for(tmp_path: Path, visit: Open) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("width", [320, 390, 1280, 1920])
 def test_it_fits_the_window_in_both_schemes(
     server: Process, visit: Open, scheme: str, width: int
 ) -> None:
@@ -207,6 +131,16 @@ def test_it_fits_the_window_in_both_schemes(
         seen.until("Ready")
         overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert seen.page.evaluate(overflow) == 0
+        seen.ask("What is a page?")
+        seen.wait_for_answers(1)
+        assert seen.page.evaluate(overflow) == 0
+        assert seen.page.evaluate(overflow.replace("Width", "Height")) == 0
+        box = seen.page.locator("#send").bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] <= 800, "the composer is in the window"
+        header = seen.page.locator("header").bounding_box()
+        assert header is not None
+        assert header["height"] < 60, "one row"
         colour = seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
         levels = [int(part) for part in re.findall(r"\d+", colour)[:3]]
         assert (sum(levels) < 3 * 100) == (scheme == "dark")

@@ -1,0 +1,206 @@
+// The open chat on the screen: asking, answering, the queue, versions, and an empty page's words.
+
+import { fill } from "./answer.js";
+import { draw, drawText } from "./message.js";
+import { $, button, count, element } from "./show.js";
+import { Chat } from "./tree.js";
+
+const BUNDLED = "mlxserve-mini";
+const DEMO_IDEAS = [
+  "What can you do?", "What is a page?", "Remember the code word plum-42. What is the code word?",
+];
+const IDEAS = [
+  "Explain how a paged KV cache works.", "Write a Python function that parses an ISO date.",
+  "What are three good questions to ask a local model?",
+];
+
+let chat = new Chat();
+let model = null; // its card
+let running = null; // { chat, message, stop: AbortController } of the answer that is being written
+let queue = []; // texts, for the chat that is being answered
+let edited = null; // the question that the composer replaces
+
+export let ownRequest = ""; // id of the last request of this page
+
+export function serve(card) {
+  const isNew = card.id !== model?.id || card.max_model_len !== model.max_model_len;
+  model = card;
+  $("model").textContent = card.id;
+  $("model").title = card.id;
+  if (isNew) drawChat();
+}
+
+// ---- the screen
+
+function drawChat() {
+  const path = chat.path();
+  const acts = { choose, edit, regenerate };
+  $("log").replaceChildren(...(path.length
+    ? path.map((message) => draw(message, chat.versions(message), acts))
+    : [welcome()]));
+  const { prompt_tokens, completion_tokens } = path.findLast((one) => one.stats.prompt_tokens)?.stats ?? {};
+  $("context").textContent = prompt_tokens && model
+    ? `${count(prompt_tokens + completion_tokens)} / ${count(model.max_model_len)} tokens` : "";
+  scroll(true);
+}
+
+function welcome() {
+  const shown = element("div");
+  shown.id = "welcome";
+  shown.append(element("p", "", "What you write here goes to this server and to no other."));
+  if (!model) return shown;
+  if (model.id === BUNDLED) {
+    shown.append(element("p", "quiet",
+      "The model is a demonstration: 6 MB that greet and answer about mlxserve. For real work start "
+      + "the server with a real one, such as Qwen3 4B (2.3 GB, downloaded once):"),
+    element("pre", "", element("code", "", "mlxserve serve -m qwen3:4b")));
+  } else {
+    shown.append(element("p", "quiet", `${model.id}, with a context of ${count(model.max_model_len)} tokens.`));
+  }
+  for (const idea of model.id === BUNDLED ? DEMO_IDEAS : IDEAS)
+    shown.append(button(idea, () => submit(idea)));
+  return shown;
+}
+
+function scroll(isForced) {
+  const log = $("log");
+  if (isForced || log.scrollHeight - log.scrollTop - log.clientHeight < 200) log.scrollTop = log.scrollHeight;
+}
+
+function drawQueue() {
+  $("queue").hidden = !queue.length;
+  $("queue").replaceChildren(...queue.map((text, number) => element("li", "", "Next: " + text.slice(0, 80) + " ",
+    button("Remove", () => { queue.splice(number, 1); drawQueue(); }, "Remove this message"))));
+  $("stop").hidden = !running;
+  $("send").textContent = running ? "Queue" : "Send";
+}
+
+// ---- asking
+
+function submit(text) {
+  if (running?.chat === chat) { queue.push(text); drawQueue(); return; }
+  const replaced = edited;
+  cancelEdit();
+  const question = chat.add(replaced ? replaced.parent : chat.leaf, "user", text);
+  answer(question);
+}
+
+async function answer(question) {
+  const mine = chat; // what arrives belongs to this chat, whichever is open then
+  const message = mine.add(question, "assistant");
+  const stop = new AbortController();
+  running = { chat: mine, message, stop };
+  message.model = model.id;
+  message.state = "writing";
+  drawChat();
+  drawQueue();
+  await fill(message, { model: model.id, messages: mine.wire(question) }, stop.signal,
+    () => { if (mine === chat) { drawText(message); scroll(); } },
+    (id) => { ownRequest = id; });
+  if (running?.message === message) running = null;
+  if (mine === chat) ended(question, message);
+}
+
+function ended(question, message) {
+  const isEmptyFailure = message.state === "failed" && !message.text;
+  if (isEmptyFailure) chat.leaf = question.parent; // the question goes back to the composer
+  drawChat();
+  if (isEmptyFailure) {
+    const failed = draw(message, [message], { regenerate: () => { chat.leaf = question; answer(question); } });
+    $("log").append(failed);
+    give(question.text);
+    scroll(true);
+  }
+  $("announce").textContent = message.state === "done" ? "Answer: " + message.text : "The answer ended: " + message.state;
+  if (message.state === "done" || message.state === "cut") {
+    const next = queue.shift();
+    drawQueue();
+    if (next !== undefined) submit(next);
+  } else returnQueue();
+}
+
+function returnQueue() { // nothing is sent that was not meant for what is there now
+  give(queue.join("\n\n"));
+  queue = [];
+  drawQueue();
+}
+
+function give(text) {
+  if (text) $("text").value = [$("text").value, text].filter(Boolean).join("\n\n");
+  fit();
+}
+
+function stop() {
+  running?.stop.abort();
+}
+
+// ---- versions
+
+function choose(message) {
+  if (running?.chat === chat) return;
+  chat.showBranch(message);
+  drawChat();
+}
+
+function regenerate(message) {
+  if (running?.chat === chat) return;
+  answer(message.parent);
+}
+
+function edit(message) {
+  edited = message;
+  $("editing").hidden = false;
+  $("text").value = message.text;
+  fit();
+  $("text").focus();
+}
+
+function cancelEdit() {
+  if (edited) $("text").value = "";
+  edited = null;
+  $("editing").hidden = true;
+  fit();
+}
+
+function newChat() {
+  stop();
+  running = null;
+  returnQueue();
+  cancelEdit();
+  chat = new Chat();
+  drawChat();
+  drawQueue();
+  $("text").focus();
+}
+
+function fit() { // the composer grows with its text
+  const text = $("text");
+  text.style.height = "auto";
+  text.style.height = `${text.scrollHeight + 2}px`;
+}
+
+export function start() {
+  $("composer").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const text = $("text").value.trim();
+    if (!text || !model) return;
+    $("text").value = "";
+    fit();
+    submit(text);
+  });
+  $("text").addEventListener("input", fit);
+  $("text").addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    $("composer").requestSubmit();
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || event.defaultPrevented) return;
+    if (running) stop(); else cancelEdit();
+  });
+  $("stop").addEventListener("click", stop);
+  $("edit-cancel").addEventListener("click", cancelEdit);
+  $("new").addEventListener("click", newChat);
+  drawChat();
+  $("text").focus();
+}

@@ -1,0 +1,193 @@
+"""The chat of the page in headless Chromium, over a model that answers from a script."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxserve.engine.snapshot import Phase, RequestView
+from mlxserve.request import FinishReason
+from mlxserve.text.deltas import Delta, Usage
+from tests.api.fake_chat import HOLD, FakeChat
+from tests.api.page.visits import Open
+from tests.api.serving import StartServer
+
+pytestmark = pytest.mark.slow
+
+SLOW = [Delta("Begun ", (66,)), HOLD, Delta("ended", (69,), (), FinishReason.STOP, Usage(5, 2, 0))]
+
+
+def sent(chat: FakeChat) -> list[list[tuple[str, str]]]:
+    """The conversations that the model was asked to go on with."""
+    return [[(one["role"], one["content"]) for one in each.messages] for each in chat.rendered]
+
+
+def test_an_answer_that_is_left_stays_in_its_chat(
+    chat: FakeChat, start_server: StartServer, visit: Open
+) -> None:
+    chat.script = SLOW
+    with visit(start_server().url) as seen:
+        seen.until("Ready")
+        seen.ask("old")
+        seen.until_text(".assistant .body", "Begun")
+        seen.page.click("#new")
+        chat.wait_until_closed()
+        assert seen.texts == []
+        chat.script = None
+        seen.ask("new")
+        seen.until_text(".assistant .body", "Hello")
+        assert seen.texts == ["new", "Hello"]
+        assert sent(chat) == [[("user", "old")], [("user", "new")]]
+        assert seen.errors == []
+
+
+def test_escape_stops_and_the_text_so_far_is_kept(
+    chat: FakeChat, start_server: StartServer, visit: Open
+) -> None:
+    chat.script = SLOW
+    with visit(start_server().url) as seen:
+        seen.until("Ready")
+        seen.ask("one")
+        seen.until_text(".assistant .body", "Begun")
+        seen.ask("queued")
+        seen.page.keyboard.press("Escape")
+        seen.until_text(".assistant .note", "stopped")
+        chat.wait_until_closed()
+        assert seen.page.input_value("#text") == "queued", "what waited is not sent unasked"
+        chat.script = None
+        seen.page.press("#text", "Enter")
+        seen.wait_for_answers(2)
+        assert seen.texts == ["one", "Begun ", "queued", "Hello"]
+        assert sent(chat)[1] == [("user", "one"), ("assistant", "Begun "), ("user", "queued")]
+
+
+def test_what_is_sent_while_it_answers_waits_its_turn(
+    chat: FakeChat, start_server: StartServer, visit: Open
+) -> None:
+    chat.script = SLOW
+    with visit(start_server().url) as seen:
+        seen.until("Ready")
+        seen.ask("one")
+        seen.until_text(".assistant .body", "Begun")
+        for text in ("two", "three", "four"):
+            seen.ask(text)
+        seen.page.locator("#queue button").nth(1).click()
+        assert len(chat.rendered) == 1
+        chat.release()
+        seen.wait_for_answers(3)
+        assert seen.texts[::2] == ["one", "two", "four"]
+        assert [each[-1][1] for each in sent(chat)] == ["one", "two", "four"]
+        assert seen.page.locator("#queue").is_hidden()
+
+
+def test_versions_of_questions_and_answers_are_kept(
+    chat: FakeChat, start_server: StartServer, visit: Open
+) -> None:
+    with visit(start_server().url) as seen:
+        seen.until("Ready")
+        seen.ask("one")
+        seen.wait_for_answers(1)
+        seen.ask("two")
+        seen.wait_for_answers(2)
+        seen.page.locator(".user >> text=Edit").first.click()
+        assert seen.page.input_value("#text") == "one"
+        seen.ask("uno")
+        seen.wait_for_answers(1)
+        seen.until_text(".user .actions", "2/2")
+        assert seen.texts == ["uno", "Hello"]
+        chat.script = [Delta("Again", (65,), (), FinishReason.STOP, Usage(5, 1, 0))]
+        seen.page.click("text=Regenerate")
+        seen.until_text(".assistant .body", "Again")
+        assert sent(chat)[2:] == [[("user", "uno")]] * 2
+        seen.page.locator(".assistant").get_by_label("Earlier version").click()
+        assert seen.texts == ["uno", "Hello"]
+        seen.page.locator(".user").get_by_label("Earlier version").click()
+        assert seen.texts == ["one", "Hello", "two", "Hello"]
+        assert seen.errors == []
+
+
+def test_a_refused_question_goes_back_to_the_composer(
+    chat: FakeChat, start_server: StartServer, visit: Open
+) -> None:
+    with visit(start_server().url) as seen:
+        seen.until("Ready")
+        seen.is_alone = True  # Chromium logs the 400
+        seen.ask("x" * chat.max_model_len)
+        seen.until_text(".failed .note", "context")
+        assert len(seen.page.input_value("#text")) == chat.max_model_len
+        seen.ask("short")
+        seen.until_text(".assistant .body", "Hello")
+        assert sent(chat)[-1] == [("user", "short")]
+
+
+def test_an_empty_page_says_what_it_is_and_asks(
+    chat: FakeChat, start_server: StartServer, visit: Open
+) -> None:
+    chat.model_name = "mlxserve-mini"
+    with visit(start_server().url) as seen:
+        seen.until_text("#welcome", "demonstration")
+        assert "mlxserve serve -m qwen3:4b" in seen.page.inner_text("#welcome")
+        seen.page.click("text=What can you do?")
+        seen.wait_for_answers(1)
+        assert seen.texts == ["What can you do?", "Hello"]
+
+
+def test_thinking_is_folded(chat: FakeChat, start_server: StartServer, visit: Open) -> None:
+    chat.script = [
+        Delta("", (66,), reasoning="Let me see."),
+        Delta("Yes", (69,), (), FinishReason.STOP, Usage(5, 2, 0)),
+    ]
+    with visit(start_server().url) as seen:
+        seen.until("Ready")
+        seen.ask("one")
+        seen.wait_for_answers(1)
+        thinking = seen.page.locator(".assistant .thinking div")
+        assert thinking.is_hidden()
+        seen.page.click(".assistant summary")
+        assert thinking.inner_text() == "Let me see."
+        assert seen.texts == ["one", "Yes"]
+
+
+def view(name: str, page: int) -> RequestView:
+    return RequestView(
+        id=name,
+        client="",
+        phase=Phase.DECODING,
+        position=None,
+        num_prompt=10,
+        num_cached=0,
+        num_computed=10,
+        num_to_compute=10,
+        num_outputs=3,
+        num_preemptions=0,
+        priority=0,
+        age=1.0,
+        page_table=(page,),
+    )
+
+
+def test_requests_have_colours_of_their_own_and_a_chat_is_visible_in_a_large_cache(
+    chat: FakeChat, start_server: StartServer, visit: Open
+) -> None:
+    chat.views = [view(f"request-{number}", number) for number in range(8)]
+    chat.pages = bytes([1] * 8 + [0] * 8184)
+    with visit(start_server().url) as seen:
+        seen.until_text("#requests", "request-")
+        swatches = seen.page.locator("#requests .swatch")
+        colours = swatches.evaluate_all("all => all.map((one) => one.style.background)")
+        assert len(set(colours)) == 8
+        seen.until_text("#pages", "8 of 8,192 in use")
+        seen.until_text("#map-scale", "8,064 more")
+        seen.until_text("#prefill-scale", "0 to 13 tokens/s")
+        painted = seen.page.evaluate(
+            """() => {
+                const map = document.getElementById("map");
+                const { data } = map.getContext("2d").getImageData(0, 0, map.width, map.height);
+                const found = new Map();
+                for (let at = 0; at < data.length; at += 4) {
+                    const name = data.slice(at, at + 3).join();
+                    found.set(name, (found.get(name) || 0) + 1);
+                }
+                return [...found.values()].filter((size) => size > 100).length;
+            }"""
+        )
+        assert painted >= 9, "eight requests and what is free"
