@@ -53,7 +53,8 @@ def kills(times: Annotated[int, typer.Option(min=1)] = 200, seed: int = 1) -> No
 
 @app.command()
 def side_by_side(minutes: Annotated[float, typer.Option(min=0.5)] = 60) -> None:
-    """Hostile and good clients side by side. The good ones' p99 gap may double at most."""
+    """Hostile and good clients side by side. The good ones' p99 gap may double at most, and none waits
+    for more than two seconds, or twice what one alone does."""
     with _own_folder() as folder:
         report = run_side_by_side(folder, minutes)
     print(report)
@@ -64,6 +65,8 @@ def side_by_side(minutes: Annotated[float, typer.Option(min=0.5)] = 60) -> None:
         or report.bad_replies
         or report.pages_left
         or report.beside.gap(0.99) > 2 * report.alone.gap(0.99)
+        or max(report.beside.chats) > max(2.0, 2 * max(report.alone.chats))
+        or max(report.beside.schemas) > max(2.0, 2 * max(report.alone.schemas))
         or slope > 3 * error
     )
     sys.exit(not is_good)

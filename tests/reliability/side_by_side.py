@@ -9,6 +9,7 @@ their own. Good answers are greedy, so that each is known from its first time.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import random
@@ -16,11 +17,12 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
@@ -33,6 +35,7 @@ _ALONE = 0.2  # share of the time in which good clients are alone
 _NUM_GOOD = 2
 _NUM_HOSTILE = 2
 _NUM_TALKS = 12
+_SCHEMA_EACH = 5  # of a good client's requests is one under a new schema
 # Pages of the cache: one context. Memory for pages is taken as the cache fills, which a large one does for
 # hours, so that its growth would hide a leak.
 _NUM_PAGES = 128
@@ -58,12 +61,27 @@ class Observations:
     """What good clients saw in one phase, and the memory of the server with its helpers."""
 
     gaps: list[float] = field(default_factory=list)  # seconds between two events of a stream
-    firsts: list[float] = field(default_factory=list)  # seconds to the first event
+    chats: list[float] = field(default_factory=list)  # seconds to the first event
+    schemas: list[float] = field(
+        default_factory=list
+    )  # the same, where the answer has a new schema
     failures: list[str] = field(default_factory=list)
     memory: list[MemorySample] = field(default_factory=list)
 
+    @property
+    def num_requests(self) -> int:
+        return len(self.chats) + len(self.schemas)
+
     def gap(self, share: float) -> float:
         return float(np.quantile(self.gaps, share))
+
+    def waits(self) -> str:
+        """Seconds to the first events: the median, and the most."""
+        return ", ".join(
+            f"{name} {np.median(waits):.2f} (at most {max(waits):.2f})"
+            for name, waits in (("chats", self.chats), ("schemas", self.schemas))
+            if waits
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +116,9 @@ class SideBySideReport:
 
     def __str__(self) -> str:
         lines = [
-            f"{len(self.alone.firsts)} good requests alone, {len(self.beside.firsts)} beside "
+            f"{self.alone.num_requests} good requests alone, {self.beside.num_requests} beside "
             f"{self.attacks.total()} attacks: {dict(self.attacks.most_common())}",
+            f"seconds to the first event: {self.alone.waits()} alone; {self.beside.waits()} beside",
             *(
                 f"gap p{100 * share:g}: {1e3 * self.alone.gap(share):.1f} ms alone, "
                 f"{1e3 * self.beside.gap(share):.1f} beside "
@@ -205,28 +224,49 @@ def _talk(
 ) -> None:
     draw = random.Random(number)
     with httpx.Client(base_url=server.url, timeout=60) as client:
-        while time.monotonic() < end:
+        for count in itertools.count():
+            if time.monotonic() >= end:
+                return
             topic = draw.randrange(_NUM_TALKS)
-            words = [f"topic{topic}", *(f"w{topic * count % 97}" for count in range(8 * topic + 5))]
+            words = [f"topic{topic}", *(f"w{topic * each % 97}" for each in range(8 * topic + 5))]
+            schema = _new_schema() if count % _SCHEMA_EACH == _SCHEMA_EACH - 1 else None
             try:
-                text = _ask(client, " ".join(words), found)
+                text = _ask(client, " ".join(words), found, schema)
             except (httpx.HTTPError, ValueError) as error:
                 found.failures.append(f"good client: {type(error).__name__}: {error}")
+                continue
+            if schema is not None:
+                if not text.startswith("{"):
+                    found.failures.append(f"good client: {text!r} under a schema")
                 continue
             known = answers.setdefault(words[0], text)
             if text != known:
                 found.failures.append(f"good client: {text!r} instead of {known!r}")
 
 
-def _ask(client: httpx.Client, question: str, found: Observations) -> str:
+def _new_schema() -> dict[str, Any]:
+    """One that no server has compiled."""
+    name = f"field{uuid.uuid4().hex}"
+    return {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]}
+
+
+def _ask(
+    client: httpx.Client, question: str, found: Observations, schema: dict[str, Any] | None
+) -> str:
     """The streamed answer. Raises ValueError for one that is not whole."""
-    body = {
+    body: dict[str, Any] = {
         "messages": [{"role": "user", "content": question}],
         "max_tokens": 48,
         "temperature": 0,
         "stream": True,
         "ignore_eos": True,
     }
+    if schema is not None:
+        body["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"name": "asked", "schema": schema},
+        }
+        del body["ignore_eos"]
     began = last = time.perf_counter()
     pieces: list[str] = []
     events: list[str] = []
@@ -239,6 +279,8 @@ def _ask(client: httpx.Client, question: str, found: Observations) -> str:
             now = time.perf_counter()
             if events:
                 found.gaps.append(now - last)
+            else:
+                (found.chats if schema is None else found.schemas).append(now - began)
             last = now
             events.append(line)
             if line != "data: [DONE]":
@@ -246,5 +288,4 @@ def _ask(client: httpx.Client, question: str, found: Observations) -> str:
                 pieces += [choice["delta"].get("content") or "" for choice in choices]
     if not events or events[-1] != "data: [DONE]":
         raise ValueError(f"the stream ends with {events[-1:]}")
-    found.firsts.append(last - began)
     return "".join(pieces)
