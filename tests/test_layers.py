@@ -226,7 +226,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/service": "mlxserve/errors",
     "mlxserve/cli": (
         "tui/opening tui mlxserve/version mlxserve/errors mlxserve/files mlxserve/terminal_text mlxserve/option mlxserve/config "
-        "mlxserve/machine mlxserve/gguf mlxserve/hub mlxserve/text/tokenizer mlxserve/text/deltas mlxserve/disk "
+        "mlxserve/machine mlxserve/gguf mlxserve/hub mlxserve/text/tokenizer mlxserve/disk "
         "mlxserve/chat mlxserve/ranks mlxserve/api/config mlxserve/api/access mlxserve/api/server "
         "mlxserve/api mlxserve/doctor mlxserve/bench mlxserve/service"
     ),

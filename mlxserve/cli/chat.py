@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mlxserve.cli.options import PanelCommand
+from mlxserve.cli.options import ModelName, PanelCommand
 from mlxserve.cli.settings import Settings
 from mlxserve.cli.terminal import run_terminal
 
@@ -28,6 +28,7 @@ class ChatCommand(PanelCommand):
 def chat(
     ctx: typer.Context,
     settings: Settings,
+    model_name: ModelName = None,
     url: Annotated[
         str | None,
         typer.Option(help="Use this running OpenAI-compatible server instead of starting one."),
@@ -44,4 +45,6 @@ def chat(
     Uses a server of yours that runs (see `mlxserve ps`), unless a model or other options are given;
     else starts one, which ends with the chat.
     """
+    if model_name is not None:
+        settings = settings.with_model(model_name)
     run_terminal(settings, url, ctx.obj, own_server=own_server, continues=continues)

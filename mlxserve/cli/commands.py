@@ -28,6 +28,7 @@ from mlxserve.cli import (
     serve,
     servers,
     service,
+    use,
 )
 from mlxserve.cli.options import PanelCommand, with_settings
 from mlxserve.cli.streams import print_safe
@@ -79,18 +80,19 @@ def _options(
 
 
 _SERVE_EXAMPLES = """\
-mlxserve serve                                       the included small model
-mlxserve serve -m mlx-community/Qwen3-4B-4bit        a model of Hugging Face
-mlxserve serve -m ./my-model --port 9000             a folder
+mlxserve serve                                       the model of `mlxserve use`, else the included one
+mlxserve serve qwen3:4b                              a model of Hugging Face
+mlxserve serve ./my-model --port 9000                a folder
 """
 _RUN_EXAMPLES = """\
-mlxserve run "Why is the sky blue?"
+mlxserve run "What is a page?"
+mlxserve run qwen3:4b "Why is the sky blue?"
 git diff | mlxserve run "Write a commit message"
 mlxserve run                                         open the chat
 """
 _CHAT_EXAMPLES = """\
 mlxserve chat                                        with your running server, or its own
-mlxserve chat -m mlx-community/Qwen3-4B-4bit
+mlxserve chat qwen3:4b
 mlxserve chat --url http://127.0.0.1:8000            with a server that runs
 """
 
@@ -105,6 +107,7 @@ app.add_typer(cache.app, name="cache")
 app.add_typer(key.app, name="key")
 app.add_typer(service.app, name="service")
 app.command(cls=PanelCommand)(with_settings(EngineConfig)(models.models))
+app.command()(use.use)
 app.command()(pull.pull)
 app.command("list")(local_models.list_models)
 app.command()(local_models.show)

@@ -21,10 +21,14 @@ from typing import Annotated
 import typer
 
 from mlxserve.cli.agents import AGENTS, Agent, AgentSession, AgentTarget
+from mlxserve.cli.options import SCHEMAS
 from mlxserve.cli.remote import Url, ask, url_of
+from mlxserve.cli.settings import Settings
 from mlxserve.cli.streams import print_safe
+from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidConfig, MlxServeError
 from mlxserve.files import write_new
+from mlxserve.hub.known_models import repository_of
 
 ENOUGH_CONTEXT = 32_000  # tokens; an agent's own prompt and tools need about half of that
 AgentName = StrEnum("AgentName", list(AGENTS))  # type: ignore[misc]
@@ -38,7 +42,10 @@ def launch(
     ] = None,
     url: Url = None,
     model: Annotated[
-        str | None, typer.Option(help="The model to use; by default the server's first.")
+        str | None,
+        typer.Option(
+            help="The model to use; by default that of `mlxserve use`, if the server has it, or its first."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done without doing it.")
@@ -70,17 +77,23 @@ def launch(
 
 def _target(url: str | None, model: str | None) -> AgentTarget:
     """The running server and the model to use. Raises ServerError if no server answers."""
+    usual = Settings.read(SCHEMAS, {}, os.environ).build(EngineConfig).model
+    url = url_of(url, model or usual)
     cards = ask(url, "GET", "/v1/models")["data"]
     names = [name for card in cards for name in (card["id"], *card.get("aliases", ()))]
+    if model is None and usual is not None:
+        model = next((name for name in names if name in (usual, repository_of(usual))), None)
     if model is not None and model not in names:
         raise InvalidConfig(f"The server has no model {model[:80]!r}. It has {', '.join(names)}.")
-    context = int(cards[0].get("max_model_len", 0))
+    model = model or names[0]
+    card = next(one for one in cards if model in (one["id"], *one.get("aliases", ())))
+    context = int(card.get("max_model_len", 0))
     if context < ENOUGH_CONTEXT:
         print_safe(
             f"note: the context is {context} tokens; agents need {ENOUGH_CONTEXT} or more",
             to=sys.stderr,
         )
-    return AgentTarget(url_of(url), model or names[0], context, os.environ.get("MLXSERVE_API_KEY"))
+    return AgentTarget(url, model, context, os.environ.get("MLXSERVE_API_KEY"))
 
 
 def _start(agent: Agent, session: AgentSession, command: tuple[str, ...]) -> None:

@@ -179,7 +179,7 @@ def _found(name: str) -> "tuple[Entry, Path]":
     """Raises ModelNotFound for a model that is not on this machine."""
     from mlxserve.hub import catalog
     from mlxserve.hub.files import did_you_mean
-    from mlxserve.hub.gguf_places import find_gguf
+    from mlxserve.hub.gguf_places import find_gguf, hub_reference
     from mlxserve.hub.known_models import repository_of
 
     wanted = {name, repository_of(name), str(Path(name).expanduser().resolve())}
@@ -194,6 +194,6 @@ def _found(name: str) -> "tuple[Entry, Path]":
     path = Path(name).expanduser()
     if path.is_file() and (entry := catalog.entry_of(path.stem, catalog.Origin.FOLDER, path)):
         return entry, path
-    raise ModelNotFound(
-        f"{name} is not on this machine; `mlxserve list` shows what is.{did_you_mean(name)}"
-    )
+    known = name if hub_reference(name) is not None else repository_of(name)
+    advice = f" `mlxserve pull {name}` downloads it." if known is not None else did_you_mean(name)
+    raise ModelNotFound(f"{name} is not on this machine; `mlxserve list` shows what is.{advice}")

@@ -2,11 +2,15 @@
 
 # Annotations are read by typer at run time, so this file does not postpone them.
 
+import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mlxserve.cli.running_servers import newest_server
 from mlxserve.errors import MlxServeError
 
 if TYPE_CHECKING:
@@ -18,8 +22,8 @@ _SECONDS = 600.0  # timeout; a long prefix is computed before the server replies
 Url = Annotated[
     str | None,
     typer.Option(
-        help=f"The running server; by default MLXSERVE_URL from the environment, else {USUAL_URL}. "
-        "The API key is taken from MLXSERVE_API_KEY."
+        help="The running server; by default MLXSERVE_URL from the environment, else the newest of "
+        "`mlxserve ps`. The API key is taken from MLXSERVE_API_KEY."
     ),
 ]
 
@@ -28,29 +32,61 @@ class ServerError(MlxServeError):
     """The server refused the request or cannot be reached."""
 
 
-def url_of(given: str | None) -> str:
-    return (given or os.environ.get("MLXSERVE_URL") or USUAL_URL).rstrip("/").removesuffix("/v1")
+def url_of(given: str | None, model: str | None = None) -> str:
+    """The address to ask: what was given, else that of the newest server, of those with the model."""
+    url = given or os.environ.get("MLXSERVE_URL")
+    if not url:
+        server = newest_server(model) or newest_server()
+        url = server.url if server is not None else USUAL_URL
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def ask(
     url: str | None, method: str, path: str, body: Any = None, *, seconds: float = _SECONDS
 ) -> Any:
     """The server's JSON reply. Raises ServerError with the server's message."""
+    base = url_of(url)
+    with _client(base, seconds) as client:
+        reply = client.request(method, path, json=body)
+    return _content(reply, base)
+
+
+def stream(url: str, path: str, body: Any) -> Iterator[dict[str, Any]]:
+    """The JSON of each event of a reply, up to [DONE]. Raises ServerError, also for one in the middle."""
+    base = url_of(url)
+    with _client(base, _SECONDS) as client, client.stream("POST", path, json=body) as reply:
+        if not reply.is_success:
+            reply.read()
+            _content(reply, base)
+        for line in reply.iter_lines():
+            if not line.startswith("data:"):
+                continue
+            if (data := line.removeprefix("data:").strip()) == "[DONE]":
+                return
+            event = json.loads(data)
+            if "error" in event:
+                raise ServerError(f"The server at {base} stopped: {event['error']['message']}")
+            yield event
+
+
+@contextmanager
+def _client(base: str, seconds: float) -> Iterator["httpx.Client"]:
+    """Raises ServerError if the server cannot be reached or goes away."""
     import httpx
 
     key = os.environ.get("MLXSERVE_API_KEY")
-    base = url_of(url)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         # trust_env=False: a proxy from the environment must not see local traffic.
-        with httpx.Client(base_url=base, timeout=seconds, trust_env=False) as client:
-            headers = {"authorization": f"Bearer {key}"} if key else {}
-            reply = client.request(method, path, json=body, headers=headers)
+        with httpx.Client(
+            base_url=base, timeout=seconds, trust_env=False, headers=headers
+        ) as client:
+            yield client
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
         raise ServerError(
             f"No server answers at {base} ({error}). Start one with `mlxserve serve`, or pass the "
             "address of another with --url."
         ) from error
-    return _content(reply, base)
 
 
 def _content(reply: "httpx.Response", base: str) -> Any:

@@ -4,6 +4,7 @@
 
 import asyncio
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -13,21 +14,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlxserve.cli.building import build
+from mlxserve.cli.remote import stream
+from mlxserve.cli.running_servers import RunningServer, newest_server
 from mlxserve.cli.settings import Settings
 from mlxserve.cli.streams import print_safe
 from mlxserve.cli.terminal import run_terminal
 from mlxserve.config import EngineConfig
-from mlxserve.errors import InvalidRequest
+from mlxserve.errors import InvalidRequest, ModelNotFound
 
 if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat
-    from mlxserve.text.deltas import Usage
+
+# A name as `qwen3:4b`, of a model that is known or not; few prompts of one word look so.
+_SIZED = re.compile(r"[a-z][\w.-]*:e?\d+(\.\d+)?[bm](-[\w.-]+)?", re.IGNORECASE)
 
 
 def run(
     settings: Settings,
-    prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; piped input is appended. - reads stdin only.")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL] [PROMPT]",
+            help="The prompt, after a model's name or without; piped input is appended. - reads stdin "
+            "only.",
+        ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer in tokens.")] = None,
@@ -37,10 +47,20 @@ def run(
     stats: Annotated[
         bool, typer.Option("--stats", help="Print speed and cached tokens to stderr.")
     ] = False,
+    own: Annotated[
+        bool, typer.Option("--own", help="Load the model here even if a server of yours has it.")
+    ] = False,
 ) -> None:
-    """Answer one prompt on the terminal or in a pipe; without one, open the chat."""
+    """Answer one prompt on the terminal or in a pipe; without one, open the chat.
+
+    Asks a server of yours that runs and has the model (see `mlxserve ps`), unless options of the engine
+    are given; else loads the model for this answer.
+    """
+    model, prompt = model_and_prompt(words or ())
+    if model is not None:
+        settings = settings.with_model(model)
     if prompt is None and sys.stdin.isatty() and (system, max_tokens, temperature) == (None,) * 3:
-        run_terminal(settings, None, None)
+        run_terminal(settings, None, None, own_server=own)
     config = settings.build(EngineConfig)
     from mlxserve.api.server import logs
 
@@ -48,16 +68,102 @@ def run(
     messages = [{"role": "system", "content": system}] if system is not None else []
     messages.append({"role": "user", "content": whole_prompt(prompt)})
     given = {"max_tokens": max_tokens, "temperature": temperature, "stop_on_repetition": True}
-    chat = build(config)
+    asked = {name: value for name, value in given.items() if value is not None}
+    server = None if own else _server(settings, config)
     try:
-        report = asyncio.run(_stream_answer(chat, messages, given))
+        report = (
+            _answer_here(config, messages, asked)
+            if server is None
+            else _answer_there(server, messages, asked)
+        )
     except BrokenPipeError:  # the reader (such as `head`) closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    finally:
-        chat.close()
     if stats:
         print_safe(report, to=sys.stderr)
+
+
+def model_and_prompt(words: Sequence[str]) -> tuple[str | None, str | None]:
+    """What the arguments are: a prompt, a model's name, or both. Raises InvalidRequest."""
+    match tuple(words):
+        case ():
+            return None, None
+        case (one,):
+            return (one, None) if _is_model(one) else (None, one)
+        case (model, prompt) if "/" in model or _is_model(model):
+            return model, prompt
+        case (model, _):
+            raise InvalidRequest(
+                f"{model!r} is not a model that is known here. Give the prompt as one argument, in "
+                "quotes, and a model before it by its whole name, or with --model."
+            )
+    raise InvalidRequest("Give the prompt as one argument, in quotes.")
+
+
+def _is_model(word: str) -> bool:
+    """Whether a word is a model's name, such as `qwen3:4b`, a family's or the folder of one."""
+    from mlxserve.hub.embedded import MODEL_NAME
+    from mlxserve.hub.files import existing_path
+    from mlxserve.hub.gguf_places import find_gguf
+    from mlxserve.hub.hub_cache import snapshots
+    from mlxserve.hub.known_models import families, repository_of
+
+    if not word or any(sign.isspace() for sign in word):
+        return False
+    if (path := existing_path(word)) is not None:
+        return path.suffix == ".gguf" or (path / "config.json").exists()
+    if word == MODEL_NAME or repository_of(word) is not None or word.lower() in families():
+        return True
+    if _SIZED.fullmatch(word) or snapshots(word):
+        return True
+    try:
+        return find_gguf(word) is not None
+    except ModelNotFound:  # of a repository that is here in another quantisation
+        return True
+
+
+def _server(settings: Settings, config: EngineConfig) -> RunningServer | None:
+    """The running server to ask; None if this process is to load the model itself."""
+    if settings.file is not None or set(settings.flags) - {"model"}:
+        return None
+    return newest_server(config.model, has_key=bool(os.environ.get("MLXSERVE_API_KEY")))
+
+
+def _answer_there(
+    server: RunningServer, messages: Sequence[Mapping[str, str]], asked: Mapping[str, Any]
+) -> str:
+    """As `_answer_here`, by the server. The model's thinking is left out. Raises ServerError."""
+    body = {"model": server.model, "messages": messages, "stream": True, **asked}
+    body["stream_options"] = {"include_usage": True}
+    started = time.perf_counter()
+    first, text, thought = started, "\n", False
+    usage: dict[str, Any] = {}
+    for event in stream(server.url, "/v1/chat/completions", body):
+        usage = event.get("usage") or usage
+        for choice in event.get("choices", ()):
+            piece = choice["delta"].get("content") or ""
+            thought = thought or bool(choice["delta"].get("reasoning_content"))
+            if first == started and (piece or thought):
+                first = time.perf_counter()
+            text = piece or text
+            print_safe(piece, end="")
+    print_safe("" if text.endswith("\n") else "\n", end="")
+    if thought and text == "\n":
+        print_safe("note: the answer ended in the model's thinking", to=sys.stderr)
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    tokens = (usage.get("prompt_tokens", 0), cached, usage.get("completion_tokens", 0))
+    return f"{_speed(*tokens, first - started, time.perf_counter() - first)} ({server.url})"
+
+
+def _answer_here(
+    config: EngineConfig, messages: Sequence[Mapping[str, str]], asked: Mapping[str, Any]
+) -> str:
+    """Load the model and print its answer; returns a line about its speed."""
+    chat = build(config)
+    try:
+        return asyncio.run(_stream_answer(chat, messages, asked))
+    finally:
+        chat.close()
 
 
 def whole_prompt(prompt: str | None) -> str:
@@ -71,10 +177,8 @@ def whole_prompt(prompt: str | None) -> str:
 
 
 async def _stream_answer(
-    chat: "Chat", messages: Sequence[Mapping[str, str]], given: Mapping[str, Any]
+    chat: "Chat", messages: Sequence[Mapping[str, str]], asked: Mapping[str, Any]
 ) -> str:
-    """Print the answer while it streams; returns a line about its speed."""
-    asked = {name: value for name, value in given.items() if value is not None}
     params = replace(chat.default_params, **asked)
     prompt = await asyncio.to_thread(chat.render, messages)
     started = time.perf_counter()
@@ -86,14 +190,19 @@ async def _stream_answer(
         text = delta.text or text
         print_safe(delta.text, end="")
     print_safe("" if text.endswith("\n") else "\n", end="")
-    assert delta.usage is not None
-    return _speed(delta.usage, first - started, time.perf_counter() - first)
+    usage = delta.usage
+    assert usage is not None
+    tokens = (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+    return _speed(*tokens, first - started, time.perf_counter() - first)
 
 
-def _speed(usage: "Usage", to_first: float, after_first: float) -> str:
-    rate = (usage.completion_tokens - 1) / after_first if after_first > 0 else 0.0
+def _speed(
+    num_prompt: int, num_cached: int, num_answer: int, to_first: float, after_first: float
+) -> str:
+    """Tokens of the prompt, of those the cached, and of the answer; seconds to and after the first."""
+    rate = (num_answer - 1) / after_first if after_first > 0 else 0.0
     return (
-        f"prompt {usage.prompt_tokens} tokens ({usage.cached_tokens} cached), "
-        f"answer {usage.completion_tokens} tokens, first after {to_first:.2f} s, "
+        f"prompt {num_prompt} tokens ({num_cached} cached), "
+        f"answer {num_answer} tokens, first after {to_first:.2f} s, "
         f"then {rate:.1f} tokens/s"
     )

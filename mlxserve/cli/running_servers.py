@@ -2,7 +2,7 @@
 
     ~/.mlxserve/servers/4711.json   {"pid": 4711, "url": "http://127.0.0.1:8000", "model": ...}
 
-`mlxserve ps`, `stop`, `rm` and `chat` find servers here. A file that outlived its process is removed;
+Every command that asks a server finds it here. A file that outlived its process is removed;
 a process with the same id that began at another time is another program.
 """
 
@@ -64,6 +64,27 @@ def running_servers() -> list[RunningServer]:
         else:
             found.append(server)
     return sorted(found, key=lambda server: server.started)
+
+
+def newest_server(model: str | None = None, *, has_key: bool = True) -> RunningServer | None:
+    """The one that was started last, of those that serve the model; None if there is none.
+
+    has_key: whether one that needs an API key will do
+    """
+    for server in reversed(running_servers()):
+        if serves(server, model) and (has_key or not server.needs_key):
+            return server
+    return None
+
+
+def serves(server: RunningServer, model: str | None) -> bool:
+    """Whether it serves the model that `--model` would name so; None is any model."""
+    from mlxserve.hub.known_models import repository_of
+
+    if model is None or server.model in (model, repository_of(model)):
+        return True
+    path = Path(model).expanduser()  # which the server calls by its last part
+    return path.exists() and server.model in (path.resolve().name, path.stem)
 
 
 def _folder() -> Path:

@@ -14,6 +14,7 @@ import typer
 
 from mlxserve.api.config import ServerConfig
 from mlxserve.cli.building import build
+from mlxserve.cli.options import ModelName
 from mlxserve.cli.ranks import STOP, run_by_launcher
 from mlxserve.cli.running_servers import registered
 from mlxserve.cli.servers import serve_in_background
@@ -27,6 +28,7 @@ RANKS_ENDED = 70  # the exit code, so that a service manager starts them again
 
 def serve(
     settings: Settings,
+    model_name: ModelName = None,
     exit_with_parent: Annotated[
         bool, typer.Option("--exit-with-parent", help="Stop when stdin is closed.")
     ] = False,
@@ -45,6 +47,8 @@ def serve(
     gc.disable()  # until all is loaded: little of that is garbage, and looking for it takes 0.1 s
     open_closed_streams()
     _leave_on_signals()
+    if model_name is not None:
+        settings = settings.with_model(model_name)
     server = settings.build(ServerConfig)
     config = settings.build(EngineConfig)
     if config.num_ranks > 1:

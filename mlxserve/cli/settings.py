@@ -8,6 +8,7 @@ with dashes. An unknown name is an error: a misspelled option that is silently i
 
 from __future__ import annotations
 
+import copy
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -76,6 +77,17 @@ class Settings:
         """Whether the option was given, anywhere."""
         return name in self._given
 
+    def with_model(self, name: str) -> Settings:
+        """The same with this model, as if --model named it. Raises InvalidConfig if it does, too."""
+        if "model" in self.flags:
+            raise InvalidConfig(
+                f"The model is named twice: {name!r} and --model. Leave one of them out."
+            )
+        other = copy.copy(self)
+        other.flags = {**self.flags, "model": name}
+        other._given = {**self._given, "model": Given(name, "")}
+        return other
+
     def build(self, schema: type[T]) -> T:
         """The config with what was given for it. Raises InvalidConfig that names the source."""
         names = {option.name for option in options_of(schema)} & self._given.keys()
@@ -101,13 +113,17 @@ def flags_of(given: Mapping[str, Any]) -> list[str]:
     return flags
 
 
+def configuration_file(environment: Mapping[str, str]) -> Path:
+    """The file that is read unless a flag names another; it need not exist."""
+    named = environment.get("MLXSERVE_CONFIG")
+    return Path(named) if named else config_home() / "config.toml"
+
+
 def _chosen(file: Path | None, environment: Mapping[str, str]) -> Path | None:
     """The file that was named, or the one in the usual place, if there is one."""
-    named = file or (Path(path) if (path := environment.get("MLXSERVE_CONFIG")) else None)
-    if named is not None:
-        return named
-    usual = config_home() / "config.toml"
-    return usual if usual.exists() else None
+    chosen = file or configuration_file(environment)
+    is_named = file is not None or bool(environment.get("MLXSERVE_CONFIG"))
+    return chosen if is_named or chosen.exists() else None
 
 
 def _from_file(file: Path | None, known: Mapping[str, NamedOption]) -> dict[str, Given]:

@@ -97,16 +97,15 @@ def _server_flags(settings: Settings) -> list[str]:
 def _running_server(config: EngineConfig) -> tuple[str | None, str]:
     """The address of the newest server of this user that serves the configured model, or any model
     if none is configured, and what to say about it; (None, "") if there is none."""
-    from mlxserve.cli.running_servers import running_servers
+    from mlxserve.cli.running_servers import newest_server
 
-    has_key = bool(os.environ.get("MLXSERVE_API_KEY"))
-    for server in reversed(running_servers()):
-        if config.model in (None, server.model) and (has_key or not server.needs_key):
-            return server.url, (
-                f"This chat uses the server at {server.url} ({server.model}). "
-                "`mlxserve chat --own-server` starts one of its own."
-            )
-    return None, ""
+    server = newest_server(config.model, has_key=bool(os.environ.get("MLXSERVE_API_KEY")))
+    if server is None:
+        return None, ""
+    return server.url, (
+        f"This chat uses the server at {server.url} ({server.model}). "
+        "`mlxserve chat --own-server` starts one of its own."
+    )
 
 
 def _engine_flags(settings: Settings, config: EngineConfig) -> list[str]:

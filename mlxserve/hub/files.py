@@ -85,7 +85,7 @@ def find_model(model: str | None, revision: str | None = None) -> ModelFiles:
     """
     if model is None or model == MODEL_NAME:
         return check_folder(model_path(), MODEL_NAME)
-    path = _existing(model)
+    path = existing_path(model)
     if path is not None and path.is_dir():
         return check_folder(path.resolve(), path.resolve().name)
     if path is not None and is_gguf(path):
@@ -98,7 +98,7 @@ def find_model(model: str | None, revision: str | None = None) -> ModelFiles:
         return _gguf_model(file, model)
     if (asked := hub_reference(model)) is not None:
         return _gguf_model(_download_gguf(*asked, revision), model)
-    model = _repository(model)
+    model = repository_named(model)
     return check_folder(_download(model, revision), model)
 
 
@@ -114,7 +114,7 @@ def _gguf_model(file: Path, name: str) -> ModelFiles:
     return ModelFiles(name, folder, config, header.without_vocabulary())
 
 
-def _repository(model: str) -> str:
+def repository_named(model: str) -> str:
     """The repository that a name means. Raises ModelNotFound."""
     if _REPOSITORY.fullmatch(model):
         return model
@@ -199,7 +199,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**config, **inner} if isinstance(inner, Mapping) else config
 
 
-def _existing(model: str) -> Path | None:
+def existing_path(model: str) -> Path | None:
     """The path of this name if it exists."""
     try:
         path = Path(model).expanduser()
@@ -224,10 +224,10 @@ def _read_json(file: Path, name: str) -> dict[str, Any]:
 
 def pull_model(model: str) -> ModelFiles:
     """Like `find_model`, but an interrupted download is kept and resumed."""
-    if _existing(model) is None and model != MODEL_NAME and find_gguf(model) is None:
+    if existing_path(model) is None and model != MODEL_NAME and find_gguf(model) is None:
         if hub_reference(model) is not None:
             return find_model(model)
-        model = _repository(model)
+        model = repository_named(model)
         with _as_model_not_found(model, None):
             fetch_weights(model)
     return find_model(model)

@@ -124,6 +124,11 @@ def repository_of(name: str) -> str | None:
     return None
 
 
+def families() -> frozenset[str]:
+    """Names without a size: qwen3, llama3.2."""
+    return frozenset(short_name(repository).partition(":")[0] for repository in REPOSITORIES)
+
+
 def suggestions(name: str) -> list[str]:
     """Short names that may have been meant, most likely first; a family alone means its sizes."""
     known = [short_name(repository) for repository in REPOSITORIES]

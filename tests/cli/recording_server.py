@@ -18,6 +18,11 @@ class RecordingServer(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
+    def answer_events(self, *events: object) -> None:
+        """As a stream of these, and its end."""
+        data = [json.dumps(event) for event in events] + ["[DONE]"]
+        self.reply = (200, "".join(f"data: {one}\n\n" for one in data).encode())
+
     def answer(self, content: object, status: int = 200) -> None:
         self.reply = (status, json.dumps(content).encode())
 
@@ -37,7 +42,7 @@ class RecordingHandler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    do_GET = do_PUT = do_DELETE = answer
+    do_GET = do_PUT = do_POST = do_DELETE = answer
 
     def log_message(self, *args: object) -> None:
         """Keep stderr empty: the tests read it."""

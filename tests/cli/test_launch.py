@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mlxserve.cli.agents import AGENTS, AgentTarget
+from mlxserve.cli.running_servers import registered
 from tests.cli.commands import Run
 from tests.cli.recording_server import RecordingServer
 
@@ -209,3 +210,16 @@ def test_an_unreadable_configuration_is_left_unchanged(launch: Run, home: Path, 
     assert code == 1
     assert "nothing was written" in err
     assert files_of(file.parent) == {"opencode.json": text}
+
+
+def test_the_newest_server_of_the_list_is_found(
+    run: Run, monkeypatch: pytest.MonkeyPatch, server: RecordingServer, home: Path
+) -> None:
+    monkeypatch.setenv("MLXSERVE_HOME", str(home))
+    server.answer({"data": [CARD, {"id": "org/second", "max_model_len": 50_000}]})
+    with registered(server.url, "org/model", needs_key=False):
+        assert f"ANTHROPIC_BASE_URL={server.url}" in run("launch", "claude", "--dry-run").out
+        monkeypatch.setenv("MLXSERVE_MODEL", "org/second")
+        script = run("launch", "claude", "--dry-run").out
+    assert "ANTHROPIC_MODEL=org/second" in script
+    assert "CLAUDE_CODE_MAX_CONTEXT_TOKENS=50000" in script

@@ -67,6 +67,9 @@ def test_the_bundled_model_is_shown_with_what_its_template_takes(tmp_path: Path)
 def test_a_model_that_is_not_here_is_not_shown(tmp_path: Path) -> None:
     line = error_line(offline(tmp_path, "show", "qwen3:4b"))
     assert "is not on this machine" in line
+    assert "`mlxserve pull qwen3:4b` downloads it" in line
+    assert "Did you mean" not in line
+    assert "Did you mean qwen3:4b" in error_line(offline(tmp_path, "show", "qwen3:4bb"))
 
 
 def test_a_downloaded_model_is_deleted(tmp_path: Path, downloaded: Path) -> None:

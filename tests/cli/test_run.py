@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from mlxserve.cli import run as run_command
+from mlxserve.cli.running_servers import registered
 from mlxserve.cli.settings import Settings
 from mlxserve.request import FinishReason
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.deltas import Delta, Usage
-from tests.cli.commands import ROOT, CommandResult, Run, mlxserve
+from tests.cli.commands import ROOT, CommandResult, Run, error_line, mlxserve
+from tests.cli.recording_server import RecordingServer
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +123,7 @@ def test_run_without_a_prompt_on_a_terminal_opens_the_chat(
 ) -> None:
     opened = []
 
-    def open_chat(settings: Settings, *_: object) -> None:
+    def open_chat(settings: Settings, *_: object, **_how: object) -> None:
         opened.append(settings.flags)
         sys.exit(0)
 
@@ -164,3 +166,137 @@ def test_run_reports_speed_and_cache_on_stderr(
     outcome = run("run", "Hi", "--stats", stdin=None)
     assert outcome.out == "abc\n"
     assert outcome.err.startswith("prompt 10 tokens (4 cached), answer 3 tokens, first after ")
+
+
+# ---- by a server that runs
+
+
+@pytest.fixture
+def running(
+    server: RecordingServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[RecordingServer]:
+    """A server of this user, with the model org/served. It answers "Hi.", after a thought."""
+    monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path))
+    pieces = [
+        {"role": "assistant"},
+        {"reasoning_content": "hm"},
+        {"content": "Hi"},
+        {"content": "."},
+    ]
+    usage = {
+        "prompt_tokens": 9,
+        "completion_tokens": 4,
+        "prompt_tokens_details": {"cached_tokens": 8},
+    }
+    server.answer_events(
+        *({"choices": [{"index": 0, "delta": piece}]} for piece in pieces),
+        {"choices": [], "usage": usage},
+    )
+    with registered(server.url, "org/served", needs_key=False):
+        yield server
+
+
+@pytest.mark.parametrize("flags", [(), ("--model", "org/served")])
+def test_run_asks_the_running_server(
+    running: RecordingServer, run: Run, flags: tuple[str, ...]
+) -> None:
+    outcome = run("run", *flags, "Hello", "--stats", "--max-tokens", "7", "--system", "Be brief.")
+    assert (outcome.code, outcome.out) == (0, "Hi.\n")
+    assert outcome.err.startswith("prompt 9 tokens (8 cached), answer 4 tokens, first after ")
+    [(method, path, body, key)] = running.asked
+    assert (method, path, key) == ("POST", "/v1/chat/completions", None)
+    assert body == {
+        "model": "org/served",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hello"},
+        ],
+        "max_tokens": 7,
+        "stop_on_repetition": True,
+    }
+
+
+@pytest.mark.parametrize(
+    "flags", [("--own",), ("--num-pages", "9"), ("--model", "org/other"), ("org/other",)]
+)
+def test_run_loads_the_model_itself_where_that_is_asked(
+    running: RecordingServer,
+    scripted: Callable[..., ScriptedChat],
+    run: Run,
+    flags: tuple[str, ...],
+) -> None:
+    scripted("mine")
+    assert run("run", *flags, "Hello") == (0, "mine\n", "")
+    assert running.asked == []
+
+
+def test_run_uses_the_model_of_the_configuration(
+    running: RecordingServer,
+    scripted: Callable[..., ScriptedChat],
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scripted("mine")
+    monkeypatch.setenv("MLXSERVE_MODEL", "org/other")
+    assert run("run", "Hello").out == "mine\n"
+    monkeypatch.setenv("MLXSERVE_MODEL", "org/served")
+    assert run("run", "Hello").out == "Hi.\n"
+
+
+def test_an_error_of_the_server_is_one_line(running: RecordingServer, run: Run) -> None:
+    running.answer({"error": {"message": "too long."}}, 400)
+    assert "refused: too long." in error_line(run("run", "Hello"))
+    running.answer_events({"error": {"message": "the engine failed"}})
+    assert "stopped: the engine failed" in error_line(run("run", "Hello"))
+
+
+def test_an_answer_that_is_all_thought_says_so(running: RecordingServer, run: Run) -> None:
+    running.answer_events({"choices": [{"index": 0, "delta": {"reasoning_content": "hm"}}]})
+    assert run("run", "Hello") == (0, "", "note: the answer ended in the model's thinking\n")
+
+
+# ---- which word is the model
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "prompt"),
+    [
+        ((), None, None),
+        (("hello",), None, "hello"),
+        (("note: this",), None, "note: this"),
+        (("a:b",), None, "a:b"),
+        (("and/or",), None, "and/or"),
+        (("qwen3:4b",), "qwen3:4b", None),
+        (("qwen9:4b",), "qwen9:4b", None),
+        (("mlxserve-mini", "hi"), "mlxserve-mini", "hi"),
+        (("llama3.2", "hi"), "llama3.2", "hi"),
+        (("org/name", "hi"), "org/name", "hi"),
+    ],
+)
+def test_a_model_may_stand_before_the_prompt(
+    words: tuple[str, ...], model: str | None, prompt: str | None
+) -> None:
+    assert run_command.model_and_prompt(words) == (model, prompt)
+
+
+@pytest.mark.parametrize("words", [("why", "is"), ("why", "is", "the", "sky", "blue?")])
+def test_a_prompt_without_quotes_is_explained(words: tuple[str, ...], run: Run) -> None:
+    assert "Give the prompt as one argument, in quotes" in error_line(run("run", *words))
+
+
+def test_a_family_alone_gets_its_sizes(run: Run) -> None:
+    line = error_line(run("run", "llama3.2", "hi"))
+    assert "Did you mean llama3.2:1b or llama3.2:3b?" in line
+
+
+@pytest.mark.parametrize("command", ["run", "serve", "chat"])
+def test_a_model_is_named_once(command: str, run: Run) -> None:
+    line = error_line(run(command, "qwen3:4b", "-m", "qwen3:8b"))
+    assert "named twice: 'qwen3:4b' and --model" in line
+
+
+def test_serve_takes_a_model_before_its_options(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "Did you mean qwen3:4b" in error_line(run("serve", "qwen3:4bb", "--port", "0"))

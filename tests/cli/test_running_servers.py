@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mlxserve.cli.running_servers import registered, running_servers
+from mlxserve.cli.running_servers import newest_server, registered, running_servers, serves
 
 
 @pytest.fixture(autouse=True)
@@ -106,3 +106,17 @@ def test_a_folder_that_cannot_be_written_stops_no_server(home: Path) -> None:
     (home / "servers").write_text("a file")
     with registered("http://127.0.0.1:1", "small", needs_key=False):
         assert running_servers() == []
+
+
+def test_a_server_is_known_by_every_way_to_name_its_model(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    with registered("http://127.0.0.1:1", "mlx-community/Qwen3-4B-4bit", needs_key=True):
+        [server] = running_servers()
+        assert all(serves(server, name) for name in (None, "qwen3:4b", server.model))
+        assert not any(serves(server, name) for name in ("qwen3:8b", "org/other"))
+        assert newest_server("qwen3:4b") == server
+        assert newest_server("qwen3:4b", has_key=False) is None
+        assert newest_server("qwen3:8b") is None
+    with registered("http://127.0.0.1:1", "mine", needs_key=False):
+        assert newest_server(str(tmp_path / "mine")) is not None
+        assert newest_server(str(tmp_path)) is None

@@ -1,0 +1,136 @@
+"""`mlxserve use`: the model that commands take when none is named, `model` in the configuration file."""
+
+# Annotations are read by typer at run time, so this file does not postpone them.
+
+import json
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlxserve.cli.settings import configuration_file
+from mlxserve.cli.streams import print_safe
+from mlxserve.errors import InvalidConfig, ModelNotFound
+from mlxserve.files import make_own_folder, replace_file
+
+_VARIABLE = "MLXSERVE_MODEL"
+_LINE = re.compile(r"^[ \t]*model[ \t]*=.*$", re.MULTILINE)
+_TABLE = re.compile(r"^[ \t]*\[", re.MULTILINE)  # what follows belongs to a table
+
+
+def use(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A short name (qwen3:4b), a repository, a folder, a GGUF file, or mlxserve-mini."
+        ),
+    ] = None,
+) -> None:
+    """Choose the model that chat, run and serve take when none is named.
+
+    Without a name, show which one that is. It is kept as `model` in config.toml.
+    """
+    file = configuration_file(os.environ)
+    if name is None:
+        _show(file)
+        return
+    model = _checked(name)
+    remember(model, file)
+    print_safe(f"chat, run, serve and launch use {model} from now on ({file}).")
+    if not _is_here(model):
+        print_safe(f"It is not on this machine yet: `mlxserve pull {name}` downloads it.")
+    if variable := os.environ.get(_VARIABLE):
+        print_safe(f"{_VARIABLE} is set here and goes before it: {variable}")
+    from mlxserve.cli.running_servers import running_servers, serves
+
+    for server in running_servers():
+        if not serves(server, model):
+            print_safe(
+                f"The server at {server.url} keeps {server.model} until it is started again "
+                "(`mlxserve stop`)."
+            )
+
+
+def remember(model: str, file: Path) -> None:
+    """Write the model into the configuration file, whose other lines stay as they are.
+
+    Raises InvalidConfig.
+    """
+    file = file.resolve()  # a link, such as one into a folder of settings, stays one
+    try:
+        old = file.read_text(encoding="utf-8") if file.exists() else ""
+        wanted = {**tomllib.loads(old), "model": model}
+        new = _with_line(old, f"model = {json.dumps(model, ensure_ascii=False)}")
+        if tomllib.loads(new) != wanted:
+            raise ValueError("its `model` is not on a line of its own")
+        make_own_folder(file.parent)
+        replace_file(file, new.encode())
+    except (OSError, ValueError) as error:
+        raise InvalidConfig(
+            f"The model cannot be written into {file}: {error}. Write `model = {json.dumps(model)}` "
+            "at its top, or pass --model."
+        ) from error
+
+
+def _with_line(text: str, line: str) -> str:
+    """With this line instead of the one for the model, or else before all others."""
+    table = _TABLE.search(text)
+    end = table.start() if table is not None else len(text)
+    top, rest = text[:end], text[end:]
+    changed, count = _LINE.subn(lambda _: line, top, count=1)
+    return (changed if count else f"{line}\n{top}") + rest
+
+
+def _checked(name: str) -> str:
+    """The name as the file keeps it: whole paths, and repositories for short names.
+
+    Raises ModelNotFound for a name that cannot be one, and UnsupportedModel for a folder.
+    """
+    from mlxserve.hub.embedded import MODEL_NAME
+    from mlxserve.hub.files import existing_path, find_model, repository_named
+    from mlxserve.hub.gguf_places import find_gguf, hub_reference
+
+    if name == MODEL_NAME:
+        return name
+    if (path := existing_path(name)) is not None:
+        find_model(name)
+        return str(path.resolve())
+    if hub_reference(name) is not None or find_gguf(name) is not None:
+        return name
+    return repository_named(name)
+
+
+def _is_here(model: str) -> bool:
+    from mlxserve.hub.embedded import MODEL_NAME
+    from mlxserve.hub.files import existing_path
+    from mlxserve.hub.gguf_places import find_gguf
+    from mlxserve.hub.hub_cache import snapshots
+
+    if model == MODEL_NAME or existing_path(model) is not None:
+        return True
+    try:
+        return find_gguf(model) is not None or bool(snapshots(model))
+    except ModelNotFound:  # another quantisation of a repository that is here
+        return False
+
+
+def _show(file: Path) -> None:
+    from mlxserve.hub.embedded import MODEL_NAME
+
+    variable = os.environ.get(_VARIABLE)
+    if variable:
+        print_safe(f"{variable} ({_VARIABLE} in the environment)")
+        return
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    except (OSError, ValueError) as error:
+        raise InvalidConfig(f"The configuration {file} cannot be read: {error}") from error
+    if (model := content.get("model")) is not None:
+        print_safe(f"{model} ({file})")
+    else:
+        print_safe(
+            f"{MODEL_NAME}, the included demonstration. `mlxserve use NAME` chooses another."
+        )
