@@ -17,6 +17,7 @@ from typing import Any
 
 from tests.api.server.process import CHAT, HELLO, Process
 
+EMBEDDINGS = "/v1/embeddings"
 _SECONDS = 300.0  # for any reply
 _numbers = itertools.count()
 
@@ -82,13 +83,21 @@ def _send_unfinished(server: Process, size: int, stack: ExitStack, attack: Attac
 
 
 @contextmanager
-def _posted(server: Process, bodies: list[dict[str, Any]]) -> Iterator[Attack]:
+def many_embeddings(server: Process, count: int, num_texts: int) -> Iterator[Attack]:
+    """Requests of many short texts, which the engine computes one by one."""
+    body = {"input": ["some words of a text"] * num_texts}
+    with _posted(server, [body] * count, EMBEDDINGS) as attack:
+        yield attack
+
+
+@contextmanager
+def _posted(server: Process, bodies: list[dict[str, Any]], path: str = CHAT) -> Iterator[Attack]:
     """Posted at once; all have been sent inside. Waits for the replies afterwards."""
     attack = Attack(len(bodies))
 
     def send(body: dict[str, Any]) -> None:
         with suppress(OSError):
-            attack.statuses.append(server.request("POST", CHAT, body, seconds=_SECONDS)[0])
+            attack.statuses.append(server.request("POST", path, body, seconds=_SECONDS)[0])
 
     threads = [threading.Thread(target=send, args=(body,), daemon=True) for body in bodies]
     for thread in threads:
@@ -110,7 +119,7 @@ PROBES: Mapping[str, Callable[[], tuple[str, dict[str, Any] | None]]] = {
         CHAT,
         {"messages": HELLO, "max_tokens": 8, "response_format": _new_schema()},
     ),
-    "embedding": lambda: ("/v1/embeddings", {"input": "some words"}),
+    "embedding": lambda: (EMBEDDINGS, {"input": "some words"}),
     "tokenize": lambda: ("/tokenize", {"prompt": "some words"}),
     "metrics": lambda: ("/metrics", None),
 }

@@ -13,6 +13,7 @@ import pytest
 from tests.api.server.process import Process, served
 from tests.reliability.before_engine import (
     ask_beside,
+    many_embeddings,
     schema_bombs,
     tiny_messages,
     unfinished_bodies,
@@ -47,6 +48,14 @@ def test_others_pass_schemas_that_cannot_be_compiled(server: Process) -> None:
         ask_beside(server)
         assert len(attack.statuses) < before + 5
     assert attack.statuses == [400] * 8
+
+
+def test_others_pass_requests_of_many_texts_to_embed(server: Process) -> None:
+    with many_embeddings(server, 10, 60) as attack:
+        for _ in range(2):
+            ask_beside(server)
+        assert len(attack.statuses) < 10, "they take turns, so all of them end late"
+    assert attack.statuses == [200] * 10
 
 
 def test_unfinished_bodies_take_a_bounded_memory_and_others_pass_them(server: Process) -> None:
