@@ -200,7 +200,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/text/conversation mlxserve/text/signature mlxserve/text/deltas mlxserve/api/errors mlxserve/api/usage mlxserve/api/access "
         "mlxserve/api/bodies mlxserve/api/server mlxserve/api/answers mlxserve/api/service"
     ),
-    "mlxserve/api/page": "",
+    "mlxserve/api/page": "mlxserve/api/errors mlxserve/api/bodies mlxserve/api/turns",
     "mlxserve/api/native": (
         "mlxserve/version mlxserve/errors mlxserve/config mlxserve/request mlxserve/text/costs "
         "mlxserve/engine mlxserve/chat mlxserve/api/errors mlxserve/api/access "

@@ -44,6 +44,7 @@ from mlxserve.api.native.tokenization import Tokenization
 from mlxserve.api.openai.embeddings import Embeddings
 from mlxserve.api.openai.routes import OpenAI
 from mlxserve.api.openapi import OpenAPI
+from mlxserve.api.page.rendering import Rendering
 from mlxserve.api.page.routes import WebPage
 from mlxserve.api.prefix_names import PrefixNames
 from mlxserve.api.responses.routes import Responses
@@ -98,6 +99,7 @@ def create_app(
         *Monitoring(chat, drain).routes(),
         *Cache(service).routes(),
         *Status(chat, metrics, drain).routes(),
+        *Rendering().routes(),
     ]
     app = Starlette(
         routes=[*routes, *OpenAPI(routes).routes(), *WebPage().routes()],

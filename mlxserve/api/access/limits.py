@@ -18,6 +18,7 @@ from mlxserve.api.access.keys import Key
 from mlxserve.api.errors import ApiError, error_response
 
 _LIMITED_METHODS = ("POST", "PUT")  # the methods that give the engine work
+_WITHOUT_ENGINE = ("/api/v1/render",)  # the page asks while an answer runs
 
 
 @dataclass(slots=True)
@@ -105,7 +106,8 @@ class LimitCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         key = scope.get("mlxserve.key")
-        if key is None or scope["method"] not in _LIMITED_METHODS:
+        is_free = scope["method"] not in _LIMITED_METHODS or scope["path"] in _WITHOUT_ENGINE
+        if key is None or is_free:
             await self._app(scope, receive, send)
             return
         try:

@@ -56,7 +56,7 @@ def test_escape_stops_and_the_text_so_far_is_kept(
         chat.script = None
         seen.page.press("#text", "Enter")
         seen.wait_for_answers(2)
-        assert seen.texts == ["one", "Begun ", "queued", "Hello"]
+        assert seen.texts == ["one", "Begun", "queued", "Hello"]
         assert sent(chat)[1] == [("user", "one"), ("assistant", "Begun "), ("user", "queued")]
 
 
@@ -191,3 +191,49 @@ def test_requests_have_colours_of_their_own_and_a_chat_is_visible_in_a_large_cac
             }"""
         )
         assert painted >= 9, "eight requests and what is free"
+
+
+ANSWER = r"""A [link](https://example.org) <img src=x onerror=alert(1)> and $x^2$.
+
+```python
+def f(): ...
+```
+
+| a | b |
+|---|--:|
+| 1 | 2 |
+"""
+
+
+def test_an_answer_is_shown_with_its_marks_and_no_markup(
+    chat: FakeChat, start_server: StartServer, visit: Open
+) -> None:
+    pieces = [Delta(ANSWER[at : at + 30], (65,)) for at in range(0, len(ANSWER), 30)]
+    chat.script = [
+        *pieces[:3],
+        HOLD,
+        *pieces[3:],
+        Delta("", (), (), FinishReason.STOP, Usage(5, 9, 0)),
+    ]
+    with visit(start_server().url) as seen:
+        seen.until("Ready")
+        seen.ask("Show me")
+        seen.page.wait_for_selector(".assistant[aria-busy=true] a")
+        chat.release()
+        seen.page.wait_for_selector(".assistant[aria-busy=false] table")
+        link = seen.page.locator(".assistant .body a")
+        assert link.get_attribute("href") == "https://example.org"
+        assert "noopener" in (link.get_attribute("rel") or "")
+        assert seen.page.locator(".assistant img").count() == 0
+        assert "<img src=x onerror=alert(1)>" in seen.page.inner_text(".assistant .body")
+        assert (
+            seen.page.locator(".assistant msup")
+            .evaluate("one => one.namespaceURI")
+            .endswith("MathML")
+        )
+        assert seen.page.inner_text(".assistant .keyword") == "def"
+        seen.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        seen.page.click("text=Copy >> nth=-2")
+        seen.until_text(".code .head button", "Copied")
+        assert seen.page.evaluate("navigator.clipboard.readText()") == "def f(): ..."
+        assert seen.errors == []

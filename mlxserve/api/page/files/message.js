@@ -1,28 +1,40 @@
 // How one message is drawn: its text, thinking, what it took, and what can be done with it.
 
-import { button, count, element, visible } from "./show.js";
+import { build, copy, parse } from "./markdown.js";
+import { button, count, element, visible, wait } from "./show.js";
 
 const MIN_SECONDS = 0.05; // shorter times would measure the browser
 const ENDS = {
   cut: "cut off at the length limit", repeated: "stopped: it repeated itself", stopped: "stopped",
 };
+const PARSE_SECONDS = 0.3; // between two parses of a text that grows
 const drawn = new WeakMap(); // message -> its element
+const parses = new WeakMap(); // message -> { text, nodes }: what of it was parsed last
 
-function inline(text, into) { // `code` and **bold**
-  for (const part of text.split(/(`[^`\n]+`|\*\*[^*\n]+\*\*)/)) {
-    const isCode = part.length > 2 && part.startsWith("`") && part.endsWith("`");
-    const isBold = part.length > 4 && part.startsWith("**") && part.endsWith("**");
-    if (!isCode && !isBold) { into.append(part); continue; }
-    into.append(element(isCode ? "code" : "b", "", part.slice(isCode ? 1 : 2, isCode ? -1 : -2)));
-  }
+// The text with its marks as far as the server has parsed it; until then, and without it, plain.
+function drawBody(message, body) {
+  const parsed = parses.get(message);
+  if (parsed?.nodes && (parsed.text === message.text || message.state === "writing")) {
+    if (parsed.drawn !== parsed.nodes) build(parsed.nodes, body);
+    parsed.drawn = parsed.nodes;
+  } else body.replaceChildren(element("div", "plain", visible(message.text)));
+  if (parsed?.text !== message.text && !parsed?.isAsked && message.text) ask(message);
 }
 
-function plain(text, into) {
-  into.replaceChildren();
-  visible(text).split(/^```[^\n]*\n?/m).forEach((part, number) => {
-    if (number % 2 === 0) inline(part.replace(/^\n+|\n+$/g, ""), into);
-    else into.append(element("pre", "", element("code", "", part.replace(/\n$/, ""))));
-  });
+async function ask(message) {
+  const parsed = parses.get(message) || { text: "", nodes: null, isAsked: false, drawn: null };
+  parses.set(message, parsed);
+  parsed.isAsked = true;
+  const text = message.text;
+  try {
+    [parsed.nodes] = await parse([text]);
+  } catch {
+    parsed.nodes = null; // it stays plain
+  }
+  parsed.text = text;
+  if (message.state === "writing") await wait(PARSE_SECONDS);
+  parsed.isAsked = false;
+  drawText(message);
 }
 
 function noteOf({ state, error, stats }) {
@@ -75,20 +87,9 @@ export function drawText(message) {
   thinking.hidden = !message.thinking;
   thinking.firstChild.textContent = message.state === "writing" && !message.text ? "Thinking…" : "Thinking";
   thinking.lastChild.textContent = visible(message.thinking);
-  plain(message.text, body);
+  drawBody(message, body);
   note.textContent = message.state === "writing" ? "" : noteOf(message);
   note.hidden = !note.textContent;
   shown.classList.toggle("failed", message.state === "failed");
   shown.setAttribute("aria-busy", String(message.state === "writing"));
-}
-
-export async function copy(text, pressed) {
-  const before = pressed.textContent;
-  try {
-    await navigator.clipboard.writeText(text);
-    pressed.textContent = "Copied";
-  } catch {
-    pressed.textContent = "The browser refused";
-  }
-  setTimeout(() => { pressed.textContent = before; }, 1500);
 }

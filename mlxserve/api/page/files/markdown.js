@@ -1,0 +1,64 @@
+// Markdown, parsed by the server into a tree, is built here element by element, of known names only.
+
+import { send } from "./api.js";
+import { button, element, visible } from "./show.js";
+
+const MATH = "http://www.w3.org/1998/Math/MathML";
+const ATTRIBUTES = { ol: ["start"], th: ["class"], td: ["class"], span: ["class"], div: ["class"] };
+const TAGS = new Set(("p h1 h2 h3 h4 h5 h6 ul ol li blockquote br hr s em strong code pre span div a table "
+  + "thead tbody tr th td").split(" "));
+const MATH_TAGS = new Set(("math mrow mi mo mn ms msup msub msubsup mfrac msqrt mroot mtext mtable mtr mtd mstyle "
+  + "mover munder munderover mspace mpadded mphantom menclose mmultiscripts merror").split(" "));
+const MATH_ATTRIBUTES = new Set(("accent columnalign columnlines displaystyle display fence form linethickness "
+  + "lspace mathvariant maxsize minsize movablelimits rowlines rspace scriptlevel separator stretchy width").split(" "));
+const LINK = /^(https?:\/\/|mailto:)/i;
+
+export async function parse(texts) {
+  return (await (await send("POST", "/api/v1/render", { texts })).json()).data;
+}
+
+export function build(nodes, into) {
+  into.replaceChildren(...nodes.map(built));
+}
+
+function built(node) {
+  if (typeof node === "string") return visible(node);
+  const [tag, attributes, ...children] = node;
+  if (MATH_TAGS.has(tag)) return math(tag, attributes, children);
+  const parts = children.map(built);
+  if (tag === "pre") return code(attributes.language, parts);
+  if (!TAGS.has(tag)) return element("span", "", ...parts);
+  const made = element(tag, "", ...parts);
+  for (const name of ATTRIBUTES[tag] || []) if (name in attributes) made.setAttribute(name, attributes[name]);
+  if (tag === "a" && LINK.test(attributes.href)) {
+    Object.assign(made, { href: attributes.href, rel: "noopener noreferrer", target: "_blank", title: attributes.href });
+  }
+  return tag === "table" ? element("div", "table", made) : made;
+}
+
+function math(tag, attributes, children) {
+  const made = document.createElementNS(MATH, tag);
+  for (const [name, value] of Object.entries(attributes)) if (MATH_ATTRIBUTES.has(name)) made.setAttribute(name, value);
+  made.append(...children.map(built));
+  return made;
+}
+
+function code(language, parts) {
+  const text = element("code", "", ...parts);
+  const block = element("pre", "", text);
+  block.tabIndex = 0; // so that a keyboard can scroll it
+  const head = element("div", "head", element("span", "", visible(language || "")),
+    button("Copy", (event) => copy(text.textContent, event.target), "Copy the code"));
+  return element("div", "code", head, block);
+}
+
+export async function copy(text, pressed) {
+  const before = pressed.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    pressed.textContent = "Copied";
+  } catch {
+    pressed.textContent = "The browser refused";
+  }
+  setTimeout(() => { pressed.textContent = before; }, 1500);
+}

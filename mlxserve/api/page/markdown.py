@@ -1,0 +1,301 @@
+r"""Markdown of answers as a tree of elements, which the page builds one by one: never as HTML.
+
+A node is a text, or [tag, attributes, child, ...]. Raw HTML stays text; links go to web pages and
+mail addresses only; a picture becomes a link, because the page loads nothing from elsewhere. Formulas,
+$…$, $$…$$, \(…\) and \[…\], are MathML, and code is cut into spans of class `comment`, `keyword`,
+`string`, `number` or `name`.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeAlias
+from xml.etree.ElementTree import Element
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.rules_block import StateBlock
+    from markdown_it.rules_inline import StateInline
+    from markdown_it.token import Token
+    from pygments.lexer import Lexer
+
+Node: TypeAlias = "str | list[Any]"
+
+MAX_NESTING = 20  # what is nested more deeply is shown without marks
+MAX_MARKED = 60_000  # characters of a text; a longer one is shown without marks
+MAX_FORMULA = 2_000
+MAX_HIGHLIGHTED = 50_000  # characters of a block of code
+_MAX_BRACES = 40  # levels of braces in a formula
+_LINK = re.compile(r"(https?://|mailto:)", re.IGNORECASE)
+_ALIGNMENTS = {
+    "text-align:left": "left",
+    "text-align:center": "center",
+    "text-align:right": "right",
+}
+_FORMULAS = {"$$": "$$", "$": "$", "\\[": "\\]", "\\(": "\\)"}
+_CLASSES = {
+    "Comment": "comment",
+    "Keyword": "keyword",
+    "Operator.Word": "keyword",
+    "Literal.String": "string",
+    "Literal.Number": "number",
+    "Name.Function": "name",
+    "Name.Class": "name",
+    "Name.Tag": "name",
+    "Name.Builtin": "name",
+    "Name.Decorator": "name",
+}
+# Of what latex2mathml writes; `href`, `style`, `class` and `id` are not among them.
+_MATH_ATTRIBUTES = frozenset(
+    [
+        "accent",
+        "columnalign",
+        "columnlines",
+        "displaystyle",
+        "display",
+        "fence",
+        "form",
+        "linethickness",
+        "lspace",
+        "mathvariant",
+        "maxsize",
+        "minsize",
+        "movablelimits",
+        "rowlines",
+        "rspace",
+        "scriptlevel",
+        "separator",
+        "stretchy",
+        "width",
+    ]
+)
+
+
+class _TooLong(Exception):
+    """The parser has used its time."""
+
+
+class Markdown:
+    """Parses texts for one reader. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        from markdown_it import MarkdownIt  # imported late, for a fast start
+
+        options = {"html": False, "maxNesting": MAX_NESTING}
+        self._parser = MarkdownIt("commonmark", options).enable(["table", "strikethrough"])
+        _add_rules(self._parser)
+
+    def nodes(self, text: str, seconds: float) -> list[Node]:
+        """The blocks of a text. Beyond `seconds` of this thread the text is one block without marks."""
+        deadline = time.thread_time() + seconds
+        try:
+            if len(text) > MAX_MARKED:
+                raise _TooLong
+            return _tree(self._parser.parse(text, {"deadline": deadline}), deadline)
+        except _TooLong:
+            return [["div", {"class": "plain"}, text]]
+
+
+# ---- what the parser knows beside CommonMark
+
+
+def _add_rules(parser: MarkdownIt) -> None:
+    inline, block = parser.inline.ruler, parser.block.ruler
+    inline.before("text", "time", _check_time)
+    inline.before("escape", "formula", _inline_formula)
+    block.before("table", "time", _check_block_time)
+    block.before("fence", "formula", _block_formula, {"alt": ["paragraph", "blockquote", "list"]})
+
+
+def _require_time(deadline: float) -> None:
+    if time.thread_time() > deadline:
+        raise _TooLong
+
+
+def _check_time(state: StateInline, _silent: bool) -> bool:
+    _require_time(state.env["deadline"])
+    return False
+
+
+def _check_block_time(state: StateBlock, _start: int, _end: int, _silent: bool) -> bool:
+    _require_time(state.env["deadline"])
+    return False
+
+
+def _inline_formula(state: StateInline, silent: bool) -> bool:
+    """`$5 and $6` are prices: a single dollar neither opens before nor closes after a space, and does
+    not close before a digit."""
+    text, at = state.src, state.pos
+    opening = next((mark for mark in _FORMULAS if text.startswith(mark, at)), None)
+    if opening is None:
+        return False
+    begin = at + len(opening)
+    end = text.find(_FORMULAS[opening], begin, begin + MAX_FORMULA)
+    if end <= begin:
+        return False
+    formula, after = text[begin:end], text[end + 1 : end + 2]
+    if opening == "$" and (formula[0].isspace() or formula[-1].isspace() or after.isdigit()):
+        return False
+    if not silent:
+        token = state.push("formula", "", 0)
+        token.content, token.markup = formula.strip(), opening
+    state.pos = end + len(_FORMULAS[opening])
+    return True
+
+
+def _block_formula(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    r"""$$ or \[ at the begin of a line, to the line that ends with its other half."""
+    begin = state.bMarks[start] + state.tShift[start]
+    opening = state.src[begin : begin + 2]
+    if opening not in ("$$", "\\[") or state.is_code_block(start):
+        return False
+    closing = _FORMULAS[opening]
+    found = state.src.find(closing, begin + 2, begin + 2 + MAX_FORMULA)
+    line = start
+    while line < end and found >= state.eMarks[line]:
+        line += 1
+    if found < 0 or line == end or state.src[found + 2 : state.eMarks[line]].strip():
+        return False
+    if not silent:
+        lines = state.getLines(start, line + 1, state.blkIndent, False).strip()
+        token = state.push("formula", "", 0)
+        token.content, token.markup, token.block = lines[2:-2].strip(), opening, True
+        token.map = [start, line + 1]
+    state.line = line + 1
+    return True
+
+
+# ---- tokens as a tree
+
+
+def _tree(tokens: Iterable[Token], deadline: float) -> list[Node]:
+    root: list[Any] = []
+    open_lists = [root]
+    for token in tokens:
+        _require_time(deadline)
+        if token.hidden:  # the paragraphs of a tight list
+            continue
+        if token.nesting == 1:
+            made: list[Any] = [token.tag, _attributes(token)]
+            if token.type == "link_open" and not made[1]:
+                made[0] = "span"
+            open_lists[-1].append(made)
+            open_lists.append(made)
+        elif token.nesting == -1:
+            open_lists.pop()
+        elif token.type == "inline":
+            open_lists[-1] += _tree(token.children or (), deadline)
+        elif (leaf := _leaf(token, deadline)) != "":
+            open_lists[-1].append(leaf)
+    return root
+
+
+def _attributes(token: Token) -> dict[str, str]:
+    if token.type == "link_open":
+        return _link(str(token.attrs.get("href", "")))
+    if alignment := _ALIGNMENTS.get(str(token.attrs.get("style", ""))):
+        return {"class": alignment}
+    if "start" in token.attrs:
+        return {"start": str(token.attrs["start"])}
+    return {}
+
+
+def _link(target: str) -> dict[str, str]:
+    return {"href": target} if _LINK.match(target) else {}
+
+
+def _leaf(token: Token, deadline: float) -> Node:
+    match token.type:
+        case "softbreak":
+            return "\n"
+        case "hardbreak" | "hr":
+            return [token.tag, {}]
+        case "code_inline":
+            return ["code", {}, token.content]
+        case "fence" | "code_block":
+            language = (token.info.split() or [""])[0][:40]
+            return ["pre", {"language": language}, *_spans(token.content, language, deadline)]
+        case "formula":
+            return _formula(token)
+        case "image":
+            link = _link(str(token.attrs.get("src", "")))
+            return ["a" if link else "span", link, token.content or "picture"]
+        case _:
+            return token.content
+
+
+def _spans(code: str, language: str, deadline: float) -> Iterator[Node]:
+    """The code, its coloured parts as spans."""
+    from pygments.lexers import get_lexer_by_name
+    from pygments.util import ClassNotFound
+
+    code = code.removesuffix("\n")
+    if not language or len(code) > MAX_HIGHLIGHTED:
+        yield code
+        return
+    try:
+        lexer = get_lexer_by_name(language, stripnl=False)
+    except ClassNotFound:
+        yield code
+        return
+    for name, pieces in groupby(_coloured(lexer, code, deadline), itemgetter(0)):
+        text = "".join(piece for _, piece in pieces)
+        yield ["span", {"class": name}, text] if name else text
+
+
+def _coloured(lexer: Lexer, code: str, deadline: float) -> Iterator[tuple[str | None, str]]:
+    """(class, text) of each token."""
+    for _, kind, text in lexer.get_tokens_unprocessed(code):
+        _require_time(deadline)
+        yield _class_of(kind), text
+
+
+def _class_of(kind: Sequence[str]) -> str | None:
+    for length in (2, 1):
+        if name := _CLASSES.get(".".join(kind[:length])):
+            return name
+    return None
+
+
+# ---- formulas
+
+
+def _formula(token: Token) -> Node:
+    """MathML, or the source where it is not LaTeX that can be converted."""
+    from latex2mathml.converter import convert_to_element
+
+    is_block = token.block or token.markup in ("$$", "\\[")
+    source = f"{token.markup}{token.content}{_FORMULAS[token.markup]}"
+    if _depth(token.content) > _MAX_BRACES:
+        return ["code", {}, source]
+    try:
+        made = convert_to_element(token.content, display="block" if is_block else "inline")
+    # The converter raises its own errors, KeyError, IndexError and others for what is not LaTeX.
+    except Exception:  # noqa: BLE001
+        return ["code", {}, source]
+    return _math(made)
+
+
+def _depth(formula: str) -> int:
+    depth = deepest = 0
+    for character in formula:
+        depth += (character == "{") - (character == "}")
+        deepest = max(deepest, depth)
+    return max(deepest, formula.count("\\left"), formula.count("\\begin"))
+
+
+def _math(element: Element) -> list[Any]:
+    attributes = {name: value for name, value in element.attrib.items() if name in _MATH_ATTRIBUTES}
+    node: list[Any] = [element.tag.rpartition("}")[2], attributes]
+    if element.text:
+        node.append(html.unescape(element.text))  # the converter writes signs as references
+    for child in element:
+        node.append(_math(child))
+        if child.tail:
+            node.append(html.unescape(child.tail))
+    return node

@@ -1,0 +1,279 @@
+"""Markdown as a tree of elements: what it knows, and that no text makes markup or takes long."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from mlxserve.api.page.markdown import MAX_MARKED, Markdown
+from mlxserve.api.page.rendering import MAX_CHARACTERS, MAX_TEXTS
+
+PATIENCE = 60.0  # seconds of a processor
+
+
+def nodes(text: str) -> list[Any]:
+    return Markdown().nodes(text, PATIENCE)
+
+
+def elements(found: list[Any]) -> Iterator[list[Any]]:
+    for node in found:
+        if isinstance(node, list):
+            yield node
+            yield from elements(node[2:])
+
+
+def text_of(found: list[Any]) -> str:
+    return "".join(node if isinstance(node, str) else text_of(node[2:]) for node in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("# A *b* **c**", ["h1", {}, "A ", ["em", {}, "b"], " ", ["strong", {}, "c"]]),
+        ("- a\n- b", ["ul", {}, ["li", {}, "a"], ["li", {}, "b"]]),
+        ("3. a", ["ol", {"start": "3"}, ["li", {}, "a"]]),
+        ("> a", ["blockquote", {}, ["p", {}, "a"]]),
+        ("a\\\nb\nc", ["p", {}, "a", ["br", {}], "b", "\n", "c"]),
+        ("---", ["hr", {}]),
+        ("~~a~~ `b`", ["p", {}, ["s", {}, "a"], " ", ["code", {}, "b"]]),
+        ("[a](https://b.c)", ["p", {}, ["a", {"href": "https://b.c"}, "a"]]),
+        ("![a](https://b.c/d.png)", ["p", {}, ["a", {"href": "https://b.c/d.png"}, "a"]]),
+        ("```\na <b>\n```", ["pre", {"language": ""}, "a <b>"]),
+        ("    a", ["pre", {"language": ""}, "a"]),
+    ],
+)
+def test_what_commonmark_knows(text: str, expected: list[Any]) -> None:
+    assert nodes(text) == [expected]
+
+
+def test_a_table_has_its_alignment() -> None:
+    [table] = nodes("| a | b |\n|:--|--:|\n| 1 | `x` |")
+    assert table[2] == [
+        "thead",
+        {},
+        ["tr", {}, ["th", {"class": "left"}, "a"], ["th", {"class": "right"}, "b"]],
+    ]
+    assert text_of([table]) == "ab1x"
+
+
+def test_code_is_coloured_and_keeps_every_character() -> None:
+    code = 'def f(x):\n    return "a" + 1  # é'
+    [block] = nodes(f"```python\n{code}\n```")
+    assert block[:2] == ["pre", {"language": "python"}]
+    assert text_of([block]) == code
+    classes = {one[1]["class"] for one in elements(block[2:])}
+    assert classes == {"keyword", "name", "string", "number", "comment"}
+
+
+def test_code_in_no_language_or_an_unknown_one_is_plain() -> None:
+    assert nodes("```klingon\na = 1\n```") == [["pre", {"language": "klingon"}, "a = 1"]]
+
+
+@pytest.mark.parametrize("text", ["$x^2$", "\\(x^2\\)", "a $x^2$, b", "$$x^2$$", "\\[x^2\\]"])
+def test_a_formula_is_mathml(text: str) -> None:
+    made = [one for one in elements(nodes(text)) if one[0] == "math"]
+    assert [one[2] for one in made] == [
+        ["mrow", {}, ["msup", {}, ["mi", {}, "x"], ["mn", {}, "2"]]]
+    ]
+    is_block = text[:2] in ("$$", "\\[")
+    assert made[0][1]["display"] == ("block" if is_block else "inline")
+
+
+def test_a_formula_of_several_lines_is_no_list() -> None:
+    [math] = nodes("$$\na\n- b\n+ \\frac{1}{2}\n$$")
+    assert math[0] == "math"
+    assert "−" in text_of([math])
+    assert "mfrac" in {one[0] for one in elements([math])}
+
+
+@pytest.mark.parametrize(
+    "text", ["$5 and $6", "cost: $5, $6", "a$ b$", "$ a $", "\\$a$", "$$", "$"]
+)
+def test_dollars_are_no_formulas(text: str) -> None:
+    assert "math" not in {one[0] for one in elements(nodes(text))}
+
+
+@pytest.mark.parametrize(
+    "text", ["$\\frac{$", "$x_1_2$", "$\\left($", "$" + "{" * 500 + "}" * 500 + "$"]
+)
+def test_what_cannot_be_converted_is_shown_as_it_is(text: str) -> None:
+    assert nodes(text) == [["p", {}, ["code", {}, text]]]
+
+
+def test_a_formula_keeps_no_link_and_no_style() -> None:
+    found = nodes("$\\href{javascript:alert(1)}{x} \\style{color:red}{y} \\class{a}{z}$")
+    assert text_of(found) == "xyz"
+    assert {name for one in elements(found) for name in one[1]} == {"display"}
+
+
+# ---- hostile texts
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "a <b onclick='x'>b</b>",
+    "&lt;script&gt;",
+    "[a](javascript:alert(1))",
+    "[a](JaVaScRiPt:alert(1))",
+    "[a](&#106;avascript:alert(1))",
+    "[a](data:text/html,x)",
+    "[a](vbscript:x)",
+    "[a](//evil.example)",
+    "[a](/v1/models)",
+    "[a](file:///etc/passwd)",
+    "![a](data:image/png;base64,AAAA)",
+    "<javascript:alert(1)>",
+    "[a]: javascript:alert(1)\n\n[a]",
+    "```html\n<script>alert(1)</script>\n```",
+    "$\\text{<script>alert(1)</script>}$",
+)
+TAGS = frozenset(
+    [
+        "p",
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+        "h5",
+        "h6",
+        "ul",
+        "ol",
+        "li",
+        "blockquote",
+        "br",
+        "hr",
+        "s",
+        "em",
+        "strong",
+        "code",
+        "pre",
+        "span",
+        "div",
+        "a",
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "math",
+        "mrow",
+        "mi",
+        "mo",
+        "mn",
+        "msup",
+        "msub",
+        "msubsup",
+        "mfrac",
+        "msqrt",
+        "mroot",
+        "mtext",
+        "mtable",
+        "mtr",
+        "mtd",
+        "mstyle",
+        "mover",
+        "munder",
+        "munderover",
+        "mspace",
+        "mpadded",
+        "mphantom",
+        "menclose",
+        "mmultiscripts",
+        "merror",
+    ]
+)
+
+
+def assert_harmless(text: str) -> None:
+    found = nodes(text)
+    for one in elements(found):
+        assert one[0] in TAGS
+        assert not any(name.startswith("on") or name in ("src", "style", "id") for name in one[1])
+        if "href" in one[1]:
+            assert one[0] == "a"
+            assert one[1]["href"].lower().startswith(("https://", "http://", "mailto:"))
+    json.dumps(found)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_text_makes_markup_or_a_link_that_runs(text: str) -> None:
+    assert_harmless(text)
+    assert "a" not in {one[0] for one in elements(nodes(text))}
+
+
+@given(st.lists(st.sampled_from([*HOSTILE, "$", "$$", "\\(", "`", "```", "|", "- ", "> ", "\n"])))
+@settings(max_examples=50, deadline=None)
+def test_no_mixture_of_them_does(parts: list[str]) -> None:
+    assert_harmless("".join(parts))
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "[",
+        "![[",
+        "[a](",
+        "*a _b",
+        "> ",
+        "- ",
+        "|a|b|\n|-|-|\n",
+        "\\(",
+        "$a ",
+        "$$\n",
+        "~~a",
+        "`a",
+        "a\n",
+    ],
+)
+def test_a_text_that_takes_long_is_shown_without_marks(piece: str) -> None:
+    text = piece * (30_000 // len(piece))
+    began = time.thread_time()
+    found = Markdown().nodes(text, 0.02)
+    assert time.thread_time() - began < 10, "by a table's own loops, which cannot be ended"
+    assert text_of(found).strip() or not text.strip("> -\n$`|")
+
+
+def test_deep_nesting_ends() -> None:
+    assert nodes("> " * 5_000 + "a")
+    assert nodes("- " * 5_000 + "a")
+    assert nodes("*" * 5_000 + "a" + "*" * 5_000)
+
+
+def test_a_text_beyond_the_limit_is_plain() -> None:
+    text = "*a* " * (MAX_MARKED // 4 + 1)
+    assert nodes(text) == [["div", {"class": "plain"}, text]]
+
+
+# ---- the route
+
+
+def test_the_route_parses_several_texts(client: TestClient) -> None:
+    reply = client.post("/api/v1/render", json={"texts": ["*a*", "", "b"]})
+    assert reply.status_code == 200
+    assert reply.json() == {"data": [[["p", {}, ["em", {}, "a"]]], [], [["p", {}, "b"]]]}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"texts": "a"},
+        {"texts": [1]},
+        {"texts": ["a"] * (MAX_TEXTS + 1)},
+        {"texts": ["a" * MAX_CHARACTERS, "a"]},
+    ],
+)
+def test_the_route_refuses_what_is_no_list_of_bounded_texts(
+    client: TestClient, body: dict[str, Any]
+) -> None:
+    reply = client.post("/api/v1/render", json=body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"].startswith("texts")
