@@ -12,6 +12,7 @@ from typing import Any
 from mlxserve import machine
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
+from mlxserve.cache.window_kv import WindowKV, pools_of
 from mlxserve.chat.chat import Chat
 from mlxserve.chat.prefix_store import PREFIX_FILES
 from mlxserve.config import EngineConfig, PreemptionMode
@@ -39,9 +40,11 @@ from mlxserve.model.sizing import (
     measure_step,
     with_sizes,
 )
+from mlxserve.model.window_group import WindowGroup, window_group
 from mlxserve.model.work import forward_work
 from mlxserve.model.workers import Workers
 from mlxserve.scheduler.scheduler import Scheduler
+from mlxserve.scheduler.windows import Windows
 from mlxserve.text.abilities import ALWAYS_ALLOWED
 from mlxserve.text.tokenizer import Tokenizer
 from mlxserve.trial import try_first
@@ -138,6 +141,20 @@ def build_engine(
     config, loaded, kv = part.config, part.loaded, part.kv
     assert config.num_pages is not None
     pool = PagePool(config.num_pages, config.page_size, config.hot_after_hits, part.first_pages)
+    windows = None
+    if part.group is not None and part.windows is not None:
+        in_windows = part.windows.kv
+        window_pool = PagePool(
+            in_windows.num_pages, config.page_size, config.hot_after_hits, in_windows.num_backed
+        )
+        windows = Windows(window_pool, part.group.window)
+        log.info(
+            "Layers with a window of %d have %d pages of their own (%.1f MiB, now %.1f)",
+            windows.window.size,
+            in_windows.num_pages,
+            in_windows.nbytes_of(in_windows.num_pages) / (1 << 20),
+            in_windows.nbytes / (1 << 20),
+        )
     pace = pace or _pace(config, loaded, part.step)
     disk = _disk(config, files, loaded, kv, pace)
     if config.scheduler.speculative_tokens and loaded.has_states:
@@ -145,7 +162,7 @@ def build_engine(
             "speculative_tokens has no effect: this model keeps a recurrent state, which does not go "
             "back to the last accepted token."
         )
-    scheduler = Scheduler(config.scheduler, pool, config.num_state_slots, disk)
+    scheduler = Scheduler(config.scheduler, pool, config.num_state_slots, disk, windows=windows)
     log.info(
         "%s is loaded: KV cache %d tokens in %d pages of %d (%.1f MiB, now %.1f), context %d, "
         "%sattention by %s, probe difference %.1e",
@@ -160,7 +177,14 @@ def build_engine(
         backend_names(kv.backends),
         part.difference,
     )
-    runner = ModelRunner(loaded, kv, config.seed, memory_limit=part.device_memory, workers=workers)
+    runner = ModelRunner(
+        loaded,
+        kv,
+        config.seed,
+        memory_limit=part.device_memory,
+        workers=workers,
+        windows=part.windows,
+    )
     if trace is None:
         engine = Engine(scheduler, runner, pace, disk=disk, workers=workers)
     else:
@@ -186,6 +210,8 @@ class EnginePart:
     step           as measured on Metal; None elsewhere
     first_pages    that have memory from the start; None for all
     device_memory  bytes that a growing pool may use
+    windows        layers with a window, in a pool of their own beside `kv`; None if they have none
+    group          of them
     """
 
     config: EngineConfig
@@ -195,6 +221,8 @@ class EnginePart:
     step: StepPeak | None
     first_pages: int | None
     device_memory: int
+    windows: WindowKV | None = None
+    group: WindowGroup | None = None
 
 
 def build_part(config: EngineConfig, files: ModelFiles, group: RankGroup | None) -> EnginePart:
@@ -217,18 +245,39 @@ def build_part(config: EngineConfig, files: ModelFiles, group: RankGroup | None)
     # A number of pages that is asked for, at the start or in a resize, is bounded by all memory, not
     # by gpu_memory_utilization.
     most = (memory.working_set if is_metal else memory.total) // num_here
+    own = window_group(config, loaded, has_disk=_disk_limit(config) > 0)
     step = None
     if is_metal or config.num_pages is None:
-        step = measure_step(config, loaded, backends, is_metal=is_metal, memory_limit=most)
-    config = with_sizes(config, loaded, step, memory_limit, device_memory=most)
+        step = measure_step(
+            config, loaded, backends, is_metal=is_metal, memory_limit=most, group=own
+        )
+    config = with_sizes(config, loaded, step, memory_limit, device_memory=most, group=own)
     assert config.num_pages is not None
     step = step if is_metal else None
     _limit_memory(config, step)
-    first = None if are_pages_chosen else first_pages(config, is_metal=is_metal)
-    kv = KVPool(loaded.layers, config.num_pages, config.page_size, backends, first)
+    first = None if are_pages_chosen else first_pages(config, config.num_pages, is_metal=is_metal)
+    windows = None
+    if own is not None and config.num_window_pages:
+        numbers = config.num_pages, config.num_window_pages
+        backed = first_pages(config, config.num_window_pages, is_metal=is_metal)
+        kv, windows = pools_of(loaded.layers, backends, config.page_size, numbers, (first, backed))
+    else:
+        kv = KVPool(loaded.layers, config.num_pages, config.page_size, backends, first)
     if group is not None:
         group.all_min(0)  # all are ready
-    return EnginePart(config, loaded, kv, difference, step, first, most)
+    return EnginePart(
+        config, loaded, kv, difference, step, first, most, windows, own if windows else None
+    )
+
+
+def _disk_limit(config: EngineConfig) -> int:
+    """Bytes that pages may take on disk; 0 for none."""
+    if not config.scheduler.enable_prefix_caching:
+        return 0
+    if config.disk_cache_size is not None:
+        return int(config.disk_cache_size * (1 << 30))
+    is_swap = config.scheduler.preemption_mode is PreemptionMode.SWAP
+    return default_bytes(folder_of(config.disk_cache_dir)) if is_swap else 0
 
 
 def _limit_memory(config: EngineConfig, step: StepPeak | None) -> None:
@@ -255,12 +304,8 @@ def _disk(
 ) -> DiskCache | None:
     """None where nothing is to be kept on disk, or the default folder cannot be used."""
     is_swap = config.scheduler.preemption_mode is PreemptionMode.SWAP
-    folder = folder_of(config.disk_cache_dir)
-    if config.disk_cache_size is not None:
-        limit = int(config.disk_cache_size * (1 << 30))
-    else:
-        limit = default_bytes(folder) if is_swap else 0
-    if not limit or not config.scheduler.enable_prefix_caching:
+    folder, limit = folder_of(config.disk_cache_dir), _disk_limit(config)
+    if not limit:
         return None
     daily = config.disk_cache_daily_writes
     try:

@@ -319,6 +319,19 @@ class EngineConfig(Options):
             default="as many as fit into memory",
         ),
     ] = None
+    num_window_pages: Annotated[
+        int | None,
+        Option(
+            "Pages for layers with a sliding window, in models that have others as well: a running request "
+            "needs those of its window, the others are to continue cached prompts from. 0: such layers "
+            "keep all positions, as the others.",
+            "Memory",
+            "pages",
+            ge=0,
+            le=MAX_PAGES,
+            default="by memory, max_model_len and max_num_seqs",
+        ),
+    ] = None
     num_state_slots: Annotated[
         int | None,
         Option(

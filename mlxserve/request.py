@@ -57,6 +57,7 @@ class CacheMiss(StrEnum):
     BELOW_ONE_PAGE = "below_one_page"  # the rest does not fill a page, or is the last token
     LOST = "lost"  # it was on disk, but could not be read
     NO_SNAPSHOT = "no_snapshot"  # its pages are cached, but no recurrent state after them
+    WINDOW_EVICTED = "window_evicted"  # the same, but not the window of the layers that have one
     OFF = "off"  # prefix caching is off
 
 
@@ -200,6 +201,8 @@ class LiveRequest:
     num_lost: int = 0  # computed tokens that the last preemption gave up
     prefill_end: int = 0  # known tokens at the last admission; from there on it decodes
     page_table: PageTable = field(default_factory=as_page_table)
+    window_table: PageTable = field(default_factory=as_page_table)  # of layers with a window
+    window_first: int = 0  # its pages before this one are not the request's
     disk_first: int = 0  # its pages before this one were in memory when it began
     disk_end: int = 0  # its pages up to this one are read from disk where they are not computed
     disk_resume: int = 0  # from this page on it is read again, after one that was lost
@@ -267,6 +270,7 @@ class Chunk(NamedTuple):
     `state`: None where the model has no recurrent state, or nothing is to be done about it.
     `draft`: guesses at the tokens after the one known token at `start`; the chunk computes them as
     well, and samples after each of its 1 + len(draft) rows.
+    `window_table`: that of layers with a window, if they have a pool of their own.
     """
 
     request: LiveRequest
@@ -277,6 +281,7 @@ class Chunk(NamedTuple):
     is_lazy: bool = False
     state: StatePlan | None = None
     draft: tuple[int, ...] = ()
+    window_table: PageTable | None = None
 
     # By identity: comparing tables would take time in proportion to the context.
     def __hash__(self) -> int:

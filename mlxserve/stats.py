@@ -5,6 +5,7 @@ out copies; a copy is never changed. `Stats` is one copy of every group.
 
     scheduler ─ SchedulerStats ─┐
     pool ────── PoolStats ──────┤
+    windows ─── WindowStats ────┤
     engine ──── StepStats ──────┼─ Stats ── /metrics, the log line, `LLM.stats()`
     disk ────── DiskStats ──────┤
     workers ─── RankStats ──────┤
@@ -232,6 +233,26 @@ class PoolStats(StatsGroup):
         return self.num_used / self.num_pages if self.num_pages else 0.0
 
 
+_WINDOW_PAGES = "Pages of layers with a window: free, active (held), cached (findable by hash)."
+
+
+@dataclass(slots=True)
+class WindowStats(StatsGroup):
+    """Of the pool of layers with a window; zeros where they have none of their own."""
+
+    num_pages: int = 0
+    num_free: Annotated[int, gauge(_WINDOW_PAGES, "window_pages", label="state", value="free")] = 0
+    num_used: Annotated[
+        int, gauge(_WINDOW_PAGES, "window_pages", label="state", value="active")
+    ] = 0
+    num_cached: Annotated[
+        int, gauge(_WINDOW_PAGES, "window_pages", label="state", value="cached")
+    ] = 0
+    num_evicted: Annotated[
+        int, counter("Cached pages of windows evicted for new ones.", "evicted_window_pages")
+    ] = 0
+
+
 @dataclass(slots=True)
 class StateStats(StatsGroup):
     """Recurrent states: counted by the scheduler, zeros for models without them."""
@@ -363,4 +384,5 @@ class Stats:
     engine: StepStats = field(default_factory=StepStats)
     disk: DiskStats = field(default_factory=DiskStats)
     states: StateStats = field(default_factory=StateStats)
+    windows: WindowStats = field(default_factory=WindowStats)
     ranks: RankStats = field(default_factory=RankStats)

@@ -50,6 +50,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/forward_work": "",
     "mlxserve/pauses": "",
     "mlxserve/gguf": "metal_kernels mlxserve/errors mlxserve/files",
+    "mlxserve/cache/groups": "",
     "mlxserve/hub": (
         "mlxserve/errors mlxserve/files mlxserve/sampling_params mlxserve/config mlxserve/gguf"
     ),
@@ -97,16 +98,18 @@ ARROWS: dict[str, str] = {
     "mlxserve/cache/layer_kv": (
         "metal_kernels mlxserve/cache/layout mlxserve/cache/key_owners mlxserve/cache/kv"
     ),
+    "mlxserve/cache/window_kv": "mlxserve/cache/kv",
     "mlxserve/disk": "mlxserve/errors mlxserve/files mlxserve/pauses",
     "mlxserve/scheduler": (
         "mlxserve/errors mlxserve/stats mlxserve/config mlxserve/request mlxserve/forward_work "
-        "mlxserve/cache/hashing mlxserve/cache/pages"
+        "mlxserve/cache/hashing mlxserve/cache/pages mlxserve/cache/groups"
     ),
     "mlxserve/model": (
         "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "
         "mlxserve/machine "
         "mlxserve/request mlxserve/forward_work mlxserve/gguf mlxserve/hub mlxserve/cache/layout "
-        "mlxserve/cache/key_owners mlxserve/cache/kv mlxserve/cache/layer_kv"
+        "mlxserve/cache/key_owners mlxserve/cache/kv mlxserve/cache/layer_kv "
+        "mlxserve/cache/window_kv mlxserve/cache/groups"
     ),
     "mlxserve/trial": (
         "mlxserve/version mlxserve/errors mlxserve/config mlxserve/files mlxserve/machine mlxserve/hub "
@@ -127,7 +130,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/build": (
         "mlxserve/errors mlxserve/config mlxserve/machine mlxserve/hub mlxserve/text/abilities "
         "mlxserve/text/tokenizer "
-        "mlxserve/cache/pages mlxserve/cache/kv mlxserve/disk mlxserve/disk "
+        "mlxserve/cache/window_kv mlxserve/cache/pages mlxserve/cache/kv mlxserve/disk mlxserve/disk "
         "mlxserve/scheduler mlxserve/model mlxserve/trial mlxserve/engine mlxserve/chat "
         "mlxserve/door"
     ),

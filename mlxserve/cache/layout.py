@@ -27,3 +27,4 @@ class StepLayout:
     after_layer: Callable[[mx.array], None] | None = (
         None  # called with the keys that a layer writes
     )
+    windows: StepLayout | None = None  # the same rows in the pool of layers with a window

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import IntEnum
 from itertools import chain, islice
 from typing import cast
@@ -114,6 +114,15 @@ class PagePool:
     def num_hot(self) -> int:
         """Cached pages that are evicted after normal ones because they were hit often."""
         return len(self._cached[1])
+
+    @property
+    def num_kept(self) -> int:
+        """Free pages that are protected for some time."""
+        return len(self._cached[2])
+
+    def is_kept_free(self, page: int) -> bool:
+        """Whether it is one of `num_kept`."""
+        return page in self._cached[2]
 
     @property
     def num_cached(self) -> int:
@@ -364,6 +373,14 @@ class PagePool:
                 freed.append(page)
         self._free(freed)
 
+    def release_passed(self, pages: Sequence[int]) -> None:
+        """As `release`; those that were never hit are evicted before all others, the first one first."""
+        self.release(pages)
+        normal = self._cached[0]
+        for page in reversed(pages):
+            if page in normal and not self._hits[page]:
+                normal.move_to_end(page, last=False)
+
     def pin(self, pages: Iterable[int]) -> None:
         """Never evict these pages until each is unpinned as often as it was pinned."""
         for page in pages:
@@ -391,11 +408,14 @@ class PagePool:
 
     def expire(self, now: float) -> None:
         """End the protection of pages that were kept until `now` or earlier."""
-        expired = {page for page, until in self._kept_until.items() if until <= now}
-        for page in expired:
-            del self._kept_until[page]
+        self.stop_keeping({page for page, until in self._kept_until.items() if until <= now})
+
+    def stop_keeping(self, pages: Collection[int]) -> None:
+        """End the protection of those of these pages that have one."""
+        for page in pages:
+            self._kept_until.pop(page, None)
         _, _, kept = self._cached
-        for page in [page for page in kept if page in expired]:
+        for page in [page for page in kept if page in pages]:
             self._unfile(page)
             self._free([page])
 

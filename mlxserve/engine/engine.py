@@ -38,7 +38,7 @@ from mlxserve.model.workers import Workers
 from mlxserve.pauses import RUNNING
 from mlxserve.request import Chunk, FinishReason, LiveRequest, Output, Pooling, Request, Resized
 from mlxserve.scheduler.scheduler import Scheduler
-from mlxserve.stats import DiskStats, PoolStats, RankStats, Stats, StepStats
+from mlxserve.stats import DiskStats, PoolStats, RankStats, Stats, StepStats, WindowStats
 
 _GUIDE_SECONDS = 0.005  # to wait for a mask without looking at the inbox
 
@@ -315,12 +315,14 @@ class Engine:
         self._runner.check(self._scheduler.pool.num_pages, self._scheduler.moves.state_ids())
 
     def stats(self) -> Stats:
+        windows = self._scheduler.page_tables.windows
         return Stats(
             scheduler=self._scheduler.stats(),
             pool=PoolStats.of(self._scheduler.pool),
             engine=self._stats.copy(),
             disk=DiskStats() if self._disk is None else DiskStats.of(self._disk.tier.use()),
             states=self._scheduler.state_stats.copy(),
+            windows=WindowStats() if windows is None else WindowStats.of(windows.pool),
             ranks=RankStats() if self._workers is None else self._workers.stats(),
         )
 

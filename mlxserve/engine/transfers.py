@@ -82,8 +82,11 @@ class Transfers:
                 self._write_pages(self._disk, self._endangered)
             self._finish_loads(self._disk)
         self._copy()
+        windows = self._moves.windows
         if (soon := self._moves.pool.open_soon) is not None:
             self._runner.back_ahead(soon)
+        elif windows is not None and (soon := windows.pool.open_soon) is not None:
+            self._runner.back_windows_ahead(soon)
 
     def before_launch(self) -> None:
         """After this, the planned step may write to the pages that were copied or saved."""
@@ -173,6 +176,8 @@ class Transfers:
 
     def _copy(self) -> None:
         self._runner.back(self._moves.pool.num_open)  # memory of pages allocated for the first time
+        if self._moves.windows is not None:
+            self._runner.back_windows(self._moves.windows.pool.num_open)
         if copies := self._moves.pop_copies():
             self._runner.copy_pages([c.source for c in copies], [c.target for c in copies])
 

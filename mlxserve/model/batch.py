@@ -33,6 +33,7 @@ class Batch:
     lazy_rows    rows whose token comes from the previous step, in the order of `lazy`
     lazy         the chunks of those rows
     plan         all chunks of the step, in the order of their rows
+    windows      the same rows in the pages of layers with a window, if those have a pool of their own
     """
 
     tokens: IntArray
@@ -46,10 +47,12 @@ class Batch:
     lazy_rows: IntArray
     lazy: tuple[Chunk, ...]
     plan: tuple[Chunk, ...]
+    windows: Batch | None
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk], page_size: int) -> Batch:
         """The batch of a step's chunks. Chunks of length 1 that sample must come first."""
+        has_windows = chunks[0].window_table is not None
         ends = list(accumulate(chunk.length for chunk in chunks))
         starts = [end - chunk.length for end, chunk in zip(ends, chunks, strict=True)]
         num_rows = ends[-1]
@@ -104,7 +107,17 @@ class Batch:
             lazy_rows=np.array([starts[i] for i in lazy], np.int32),
             lazy=tuple(chunks[i] for i in lazy),
             plan=tuple(chunks),
+            windows=cls.of(_in_windows(chunks), page_size) if has_windows else None,
         )
+
+
+def _in_windows(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """The chunks in the pages of layers with a window."""
+    moved = []
+    for chunk in chunks:
+        assert chunk.window_table is not None, f"{chunk.request.id} has no page table for windows"
+        moved.append(chunk._replace(page_table=chunk.window_table, window_table=None))
+    return moved
 
 
 def _parts(chunks: Sequence[Chunk]) -> Sequence[Chunk]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeAlias
 
@@ -26,6 +27,7 @@ from mlxserve.cache import key_owners
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.layer_kv import LayerKV
 from mlxserve.cache.layout import StepLayout
+from mlxserve.cache.window_kv import WindowKV
 from mlxserve.model.batch import Batch, IntArray, tables_alone
 from mlxserve.model.caches import ElsewhereLeaf
 from mlxserve.model.commits import Commits
@@ -45,25 +47,36 @@ class Forward(Protocol):
         """(rows, vocabulary), not evaluated; None for all rows. `tokens`: (T,)."""
 
 
-def forward_of(loaded: LoadedModel, kv: KVPool, states: StateStore) -> Forward:
-    return (Sequences if loaded.by_sequence else Rows)(loaded, kv, states)
+def forward_of(
+    loaded: LoadedModel, kv: KVPool, states: StateStore, windows: WindowKV | None = None
+) -> Forward:
+    """`windows`: where layers with a window have a pool of their own."""
+    if loaded.by_sequence:
+        assert windows is None, "the whole sequence is gathered"
+        return Sequences(loaded, kv, states)
+    return Rows(loaded, kv, states, windows)
 
 
 class Rows:
     """All rows of a step in one call."""
 
-    def __init__(self, loaded: LoadedModel, kv: KVPool, states: StateStore) -> None:
-        self._loaded = loaded
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        kv: KVPool,
+        states: StateStore,
+        windows: WindowKV | None = None,
+    ) -> None:
         self._kv = kv
         self._states = states
-        self._activations = _activations_of(loaded, kv)
+        self._selector = loaded.selector
         self._commits = _commits()
         # A partial of a function: a bound method would be a ring, which keeps the pool alive.
         # Steps of several ranks are not recorded: a graph that is built again must not change the
         # order of its collectives, which nobody has tried.
-        self._graphs = StepGraphs(
-            partial(_call, loaded, self._activations), kv, is_recorded=loaded.group is None
-        )
+        self._forward = partial(_call, loaded, _activations_of(loaded, kv), windows)
+        is_recorded = loaded.group is None and windows is None
+        self._graphs = StepGraphs(self._forward, kv, is_recorded=is_recorded)
 
     def logits(self, batch: Batch, tokens: mx.array, rows: list[int] | None) -> mx.array:
         layout = StepLayout(
@@ -76,6 +89,8 @@ class Rows:
             if self._commits is None
             else _after_layer(self._commits, batch.positions, batch.num_decodes, batch.chunks),
         )
+        if (windows := batch.windows) is not None:
+            layout = replace(layout, windows=_in_windows(layout, windows))
         if rows == list(range(len(batch.tokens))):
             rows = None
         groups = self._states.groups(batch.plan, batch.num_decodes) if self._states.is_used else ()
@@ -90,12 +105,11 @@ class Rows:
     def _of_rows(
         self, rows: list[int], groups: Sequence[Group], layout: StepLayout, tokens: mx.array
     ) -> mx.array:
-        selector = self._loaded.selector
-        selector.rows = wanted = mx.array(rows)
+        self._selector.rows = wanted = mx.array(rows)
         try:
-            logits = _call(self._loaded, self._activations, groups, self._kv, layout, tokens)
+            logits = self._forward(groups, self._kv, layout, tokens)
         finally:
-            selector.rows = None
+            self._selector.rows = None
         if logits.shape[0] != len(rows):
             logits = logits[wanted]  # a head that is not wrapped computed every row
         return logits
@@ -132,15 +146,30 @@ def _after_layer(
     return commits.of_step(len(positions), num_decodes, seen, copied)
 
 
+def _in_windows(layout: StepLayout, batch: Batch) -> StepLayout:
+    """The same rows, in the pages of `batch`."""
+    return replace(layout, slots=batch.slots, decodes=batch.decodes, chunks=batch.chunks)
+
+
 def _call(
     loaded: LoadedModel,
     activations: Activations,
+    windows: WindowKV | None,
     groups: Sequence[Group],
     kv: KVPool,
     layout: StepLayout,
     tokens: mx.array,
 ) -> mx.array:
     """(rows, vocabulary)."""
+
+    def layer(index: int) -> LayerKV:
+        if windows is None:
+            return LayerKV(kv, index, layout)
+        has_window, place = windows.places[index]
+        if not has_window:
+            return LayerKV(kv, place, layout)
+        assert layout.windows is not None, "the step has page tables for windows"
+        return LayerKV(windows.kv, place, layout.windows)
 
     def state(index: int) -> LayerState:
         num_arrays = len(loaded.states[index].arrays)
@@ -152,7 +181,7 @@ def _call(
         return LayerKV.elsewhere(kv, leaf.window, layout)
 
     with key_owners.one_forward(), activations():
-        caches = loaded.caches.build(lambda index: LayerKV(kv, index, layout), state, elsewhere)
+        caches = loaded.caches.build(layer, state, elsewhere)
         logits: mx.array = loaded.model(tokens[:, None], cache=caches)
     return logits[:, 0]
 

@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from metal_kernels.reading import evaluate
 from mlxserve.cache.kv import KVPool
+from mlxserve.cache.window_kv import WindowKV
 from mlxserve.errors import OutOfMemory
 from mlxserve.model.batch import Batch
 from mlxserve.model.embedding import Embedding
@@ -61,23 +62,28 @@ class ModelRunner:
         seed: int = 0,
         memory_limit: int | None = None,
         workers: Workers | None = None,
+        windows: WindowKV | None = None,
     ) -> None:
         """
         memory_limit: bytes of device memory that a growing pool may use
         workers: where this is rank 0 of several, which tells the others what it does before it does it
+        windows: where layers with a window have a pool of their own, and `kv` is that of the others
         """
+        assert windows is None or workers is None, "ranks have one pool"
         self._memory_limit = memory_limit
         self._loaded = loaded
         self._kv = kv
         self._workers = workers
         self._states = StateStore(loaded.states, is_used=loaded.has_states)
-        self._forward = forward_of(loaded, kv, self._states)
+        self._forward = forward_of(loaded, kv, self._states, windows)
+        self._pools: tuple[KVPool, ...] = (kv,) if windows is None else (kv, windows.kv)
+        self._writes_in_place = all(pool.writes_in_place for pool in self._pools)
         self._seed = seed
 
     def launch(self, chunks: Sequence[Chunk], previous: Pending | None = None) -> Pending:
         """Build the step's graph. If the pool's writes are in place, also start it."""
         pending = self.build(chunks, previous)
-        if self._kv.writes_in_place:
+        if self._writes_in_place:
             self._begin(pending)
         return pending
 
@@ -99,7 +105,7 @@ class ModelRunner:
 
     def start(self, pending: Pending) -> None:
         """Start the device unless `launch` did. Every earlier step must have been collected."""
-        if not self._kv.writes_in_place:
+        if not self._writes_in_place:
             self._begin(pending)
 
     def collect(self, pending: Pending) -> list[Sampled | None]:
@@ -133,8 +139,8 @@ class ModelRunner:
         self._kv.copy_pages(sources, targets)
 
     def resize(self, num_pages: int) -> None:
-        """`KVPool.resize`, and no recurrent states where it is smaller. Every step must have been
-        collected.
+        """`KVPool.resize`, and no recurrent states and empty windows where it is smaller. Every step must
+        have been collected.
 
         Raises OutOfMemory, and changes nothing, if the device cannot hold that many pages.
         """
@@ -144,7 +150,12 @@ class ModelRunner:
             self._workers.resize(num_pages)
         if num_pages < self._kv.num_pages:
             self._states.clear()
+            self._empty_windows()
         self._kv.resize(num_pages)
+
+    def _empty_windows(self) -> None:
+        for pool in self._pools[1:]:
+            pool.restart(pool.num_pages)
 
     def back(self, num_pages: int) -> None:
         """`KVPool.back`: before a step, a copy or a write uses the first `num_pages` pages."""
@@ -158,6 +169,14 @@ class ModelRunner:
         if self._workers is None:
             self._kv.back_ahead(num_pages)
 
+    def back_windows(self, num_pages: int) -> None:
+        """`back`, of the pages of layers with a window."""
+        self._pools[1].back(num_pages)
+
+    def back_windows_ahead(self, num_pages: int) -> None:
+        """`back_ahead`, of the pages of layers with a window."""
+        self._pools[1].back_ahead(num_pages)
+
     def restart(self, num_pages: int) -> None:
         """Empty arrays of `num_pages`, after a failure; no step may be used again.
 
@@ -168,6 +187,7 @@ class ModelRunner:
         except RuntimeError as error:  # of a step that is lost in any case
             log.warning("The device reports: %s", error)
         self._states.clear()
+        self._empty_windows()
         self._kv.restart(num_pages)
 
     def drop_states(self, snapshots: Sequence[int]) -> None:
@@ -179,7 +199,8 @@ class ModelRunner:
     def check(self, num_pages: int, state_ids: Collection[int] | None = None) -> None:
         """Audit the arrays against the scheduler's pages and snapshots. Raises AssertionError."""
         assert self._kv.num_pages == num_pages, "the arrays have another number of pages"
-        self._kv.check()
+        for pool in self._pools:
+            pool.check()
         self._states.check(state_ids or ())
 
     def refuse_too_many(self, num_pages: int) -> None:
@@ -217,7 +238,7 @@ class ModelRunner:
     def memory(self) -> MemoryUse:
         """What is allocated now, according to mlx."""
         return MemoryUse(
-            kv_cache=self._kv.nbytes,
+            kv_cache=sum(pool.nbytes for pool in self._pools),
             active=mx.get_active_memory(),
             reserved=mx.get_cache_memory(),
             peak=mx.get_peak_memory(),
@@ -235,7 +256,8 @@ class ModelRunner:
 
     def compute(self, arrays: Sequence[mx.array]) -> None:
         """Let the device begin with them, and with what a step has written."""
-        mx.async_eval(*arrays, *self._kv.arrays(), *self._states.arrays())  # type: ignore[no-untyped-call]
+        written = [array for pool in self._pools for array in pool.arrays()]
+        mx.async_eval(*arrays, *written, *self._states.arrays())  # type: ignore[no-untyped-call]
 
     @staticmethod
     def _lazy_rows(batch: Batch, previous: Pending | None) -> dict[Chunk, int]:

@@ -22,6 +22,7 @@ from mlxserve.model.commits import rows_kept
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.runner import ModelRunner
 from mlxserve.model.step_graphs import TIMES_BEFORE
+from mlxserve.model.window_group import WindowGroup
 from mlxserve.request import STATE_SLOTS, Chunk, LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
 
@@ -83,29 +84,34 @@ def with_sizes(
     memory_limit: int,
     *,
     device_memory: int | None = None,
+    group: WindowGroup | None = None,
 ) -> EngineConfig:
-    """The config with `num_pages` and `max_model_len`. Raises InvalidConfig, OutOfMemory.
+    """The config with `num_pages`, `num_window_pages` and `max_model_len`. Raises InvalidConfig,
+    OutOfMemory.
 
     step: may be None if the config has `num_pages`
     memory_limit: bytes to plan with, where no number of pages is asked for
     device_memory: bytes that pages which are asked for must fit in; None does not check
+    group: layers with a window, if they may have a pool of their own; they share one where that would
+        give no longer contexts
 
     `max_model_len` may be more than the pages hold, because the pool can grow later. Not so
     without chunked prefill: a whole prompt must then fit into a step.
     """
-    sizes = _asked(config, loaded, step, memory_limit) or _fitted(
-        config, loaded, step, memory_limit
+    sizes = _asked(config, loaded, step, memory_limit, group) or _fitted(
+        config, loaded, step, memory_limit, group
     )
     options, num_tokens = config.scheduler, sizes.num_pages * config.page_size
     _refuse_long_context(config, loaded)
     if config.num_pages is not None and device_memory is not None:
-        _refuse_too_many_pages(config.num_pages, config.page_size, loaded, device_memory)
+        _refuse_too_many_pages(sizes, config.page_size, loaded, device_memory, group)
     _refuse_context_beyond(config, sizes)
     max_model_len = options.max_model_len or loaded.max_length
     if not options.enable_chunked_prefill:
         max_model_len = min(max_model_len, num_tokens)
     return config.with_options(
         num_pages=sizes.num_pages,
+        num_window_pages=sizes.num_window_pages,
         max_model_len=max_model_len,
         num_state_slots=sizes.num_slots,
         max_num_seqs=_limit_by_states(options.max_num_seqs, sizes.num_slots),
@@ -114,14 +120,20 @@ def with_sizes(
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Pages of keys and values, and slots for recurrent states; None where the model has none."""
+    """Pages of keys and values, slots for recurrent states, None where the model has none, and pages of
+    layers with a window, 0 where they have no pool of their own."""
 
     num_pages: int
     num_slots: int | None
+    num_window_pages: int = 0
 
 
 def _asked(
-    config: EngineConfig, loaded: LoadedModel, step: StepPeak | None, memory_limit: int
+    config: EngineConfig,
+    loaded: LoadedModel,
+    step: StepPeak | None,
+    memory_limit: int,
+    group: WindowGroup | None,
 ) -> Sizes | None:
     """The pages that were asked for, and slots that go with them; None if none were."""
     if config.num_pages is None:
@@ -132,26 +144,37 @@ def _asked(
         left = memory_limit - loaded.weight_size - (step.planned if step is not None else 0)
         cache_size = of_pages + of_pages // 3 if loaded.layers else left
         num_slots = loaded.all_min(fit_states(loaded, cache_size))
-    return Sizes(config.num_pages, num_slots)
+    return Sizes(config.num_pages, num_slots, 0 if group is None else group.asked(config))
 
 
 def _fitted(
-    config: EngineConfig, loaded: LoadedModel, step: StepPeak | None, memory_limit: int
+    config: EngineConfig,
+    loaded: LoadedModel,
+    step: StepPeak | None,
+    memory_limit: int,
+    group: WindowGroup | None,
 ) -> Sizes:
-    """As many pages and slots as fit into memory. Raises OutOfMemory."""
+    """As many pages and slots as fit into memory. Raises OutOfMemory, InvalidConfig."""
     assert step is not None, "the number of pages follows from a measured step"
     num_slots = config.num_state_slots
     if num_slots is None and loaded.has_states:
         left = memory_limit - loaded.weight_size - step.planned
         num_slots = loaded.all_min(fit_states(loaded, left))
     options = config.scheduler
+    longest = options.max_model_len or loaded.max_length
     num_pages = fit_pages(
         loaded,
         step,
         page_size=config.page_size,
         memory_limit=memory_limit - (num_slots or 0) * loaded.state_nbytes,
-        max_tokens=options.max_num_seqs * (options.max_model_len or loaded.max_length),
+        max_tokens=options.max_num_seqs * longest,
     )
+    if group is not None:
+        left = memory_limit - loaded.weight_size - step.planned
+        num_others, num_window_pages = group.fitted(config, left, longest)
+        most = -(-options.max_num_seqs * longest // config.page_size)
+        if (num_others := min(num_others, most)) > num_pages:
+            return Sizes(num_others, None, num_window_pages)
     return Sizes(loaded.all_min(num_pages), num_slots if loaded.has_states else None)
 
 
@@ -206,25 +229,31 @@ def _limit_by_states(max_num_seqs: int, num_slots: int | None) -> int:
     return most
 
 
-def first_pages(config: EngineConfig, *, is_metal: bool) -> int:
-    """Pages that have memory from the start, as a pool of all pages would be resident: those of two
-    full steps, and on Metal an eighth of all.
+def first_pages(config: EngineConfig, num_pages: int, *, is_metal: bool) -> int:
+    """Pages of `num_pages` that have memory from the start, as a pool of all pages would be resident:
+    those of two full steps, and on Metal an eighth of all.
 
     Not an eighth on a CPU, where zeros of 1 GiB take 0.7 s (2-core x86)."""
-    assert config.num_pages is not None, "sized before"
     of_a_step = -(-config.scheduler.step_budget // config.page_size) + config.scheduler.max_num_seqs
-    return min(config.num_pages, max(config.num_pages // 8 if is_metal else 0, 2 * of_a_step))
+    return min(num_pages, max(num_pages // 8 if is_metal else 0, 2 * of_a_step))
 
 
 def _refuse_too_many_pages(
-    num_pages: int, page_size: int, loaded: LoadedModel, device_memory: int
+    sizes: Sizes,
+    page_size: int,
+    loaded: LoadedModel,
+    device_memory: int,
+    group: WindowGroup | None,
 ) -> None:
     """Before the pages are allocated: filling memory until the system ends the process is no answer.
 
     Raises OutOfMemory.
     """
-    page_bytes = _page_bytes(loaded, page_size)
-    left = max(0, device_memory - loaded.weight_size)
+    num_pages, page_bytes, of_windows = sizes.num_pages, _page_bytes(loaded, page_size), 0
+    if group is not None and sizes.num_window_pages:
+        page_bytes = group.other_page_bytes
+        of_windows = sizes.num_window_pages * group.page_bytes
+    left = max(0, device_memory - loaded.weight_size - of_windows)
     if num_pages * page_bytes > left:
         raise OutOfMemory(
             f"num_pages={num_pages} needs {num_pages * page_bytes / (1 << 30):.2f} GiB, but next to "
@@ -276,10 +305,12 @@ def measure_step(
     *,
     is_metal: bool,
     memory_limit: int,
+    group: WindowGroup | None = None,
 ) -> StepPeak:
     """Run a step of `max_num_batched_tokens` rows, or on a CPU part of it, for its peak of memory.
 
     memory_limit: bytes to plan with, which bound the positions that a chunk can see
+    group: layers with a window, if they may have a pool of their own
     """
     num_rows, start = config.scheduler.step_budget, 0
     if is_metal:
@@ -288,7 +319,7 @@ def measure_step(
         longest = min(
             config.scheduler.max_model_len or loaded.max_length,
             loaded.context.longest,
-            _most_positions(loaded, memory_limit),
+            _most_positions(loaded, memory_limit, group),
         )
         seen = copied_positions(loaded.layers, step[1], min(longest, _MOST_MEASURED_POSITIONS))
         if loaded.group is not None:  # the same forwards on every rank
@@ -340,9 +371,11 @@ def peak_with_copies(
     return max(measured, measured * after // before + after * nbytes)
 
 
-def _most_positions(loaded: LoadedModel, memory_limit: int) -> int:
+def _most_positions(loaded: LoadedModel, memory_limit: int, group: WindowGroup | None) -> int:
     """Of a sequence that has all memory beside the weights."""
     each = sum(spec.bytes_per_token() for spec in loaded.layers)
+    if group is not None:
+        each = group.other_page_bytes // group.page_size
     return max(1, (memory_limit - loaded.weight_size) // each) if each else loaded.max_length
 
 

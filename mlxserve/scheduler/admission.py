@@ -143,9 +143,15 @@ class Admission:
 
     def _park(self, request: LiveRequest, awaited: bytes) -> None:
         self._roster.park(request, awaited)
-        if self._tables.snapshots is not None:
-            end = (request.page_hashes.index(awaited) + 1) * self._pool.page_size
-            self._tables.snapshots.want(self._roster.followers.leader_of(awaited), end)
+        snapshots, windows = self._tables.snapshots, self._tables.windows
+        if snapshots is None and windows is None:
+            return
+        leader = self._roster.followers.leader_of(awaited)
+        num_pages = request.page_hashes.index(awaited) + 1
+        if snapshots is not None:
+            snapshots.want(leader, num_pages * self._pool.page_size)
+        if windows is not None:
+            windows.expect(leader, num_pages)
 
     def _num_taken(self, look: Look) -> int:
         """Free pages that a request takes with its start, and until its tail is copied."""
@@ -220,7 +226,17 @@ class Admission:
 
     def _lacks_memory(self, request: LiveRequest, cached: Sequence[int], available: int) -> bool:
         # Most would fit even with nothing cached, and most are deferred: counting comes last.
-        return self._num_pages(request) > available < self._num_needed(request, cached)
+        if self._num_pages(request) > available < self._num_needed(request, cached):
+            return True
+        return self._tables.windows is not None and self.num_window_lacking(request, cached) > 0
+
+    def num_window_lacking(self, request: LiveRequest, cached: Sequence[int]) -> int:
+        """As `num_lacking`, of pages of layers with a window, where those have a pool of their own."""
+        windows = self._tables.windows
+        if windows is None:
+            return 0
+        available = windows.num_free_for(list(self._roster.running.values()))
+        return windows.num_needed(request, len(cached)) - available
 
     def _num_pages(self, request: LiveRequest) -> int:
         return -(-len(request.token_ids) // self._pool.page_size)
@@ -239,7 +255,11 @@ class Admission:
         spare = available - self._num_needed(request, cached)
         return tail if self._pool.num_idle([tail.page]) <= spare else None
 
-    @staticmethod
-    def _first_share(request: LiveRequest, start: int, step: Step) -> Limit:
-        end = len(request.token_ids)
-        return limit(start, end, end, step.budget_at(start), step.ctx)
+    def _first_share(self, request: LiveRequest, start: int, step: Step) -> Limit:
+        end, budget, windows = len(request.token_ids), step.budget_at(start), self._tables.windows
+        if windows is not None:  # its whole prompt need not have pages there
+            num_free = windows.num_free_for(list(self._roster.running.values()))
+            page_size = self._pool.page_size
+            num_pages = windows.num_growable_from(request, start // page_size, num_free)
+            budget = min(budget, num_pages * page_size)
+        return limit(start, end, end, budget, step.ctx)

@@ -25,14 +25,15 @@ class Capacity:
         pins: Pins,
         cache: PrefixCache,
         *,
-        has_states: bool = False,
+        may_recompute: bool = False,
     ) -> None:
-        """`has_states`: a request may have to compute its pages again, for its recurrent state."""
+        """`may_recompute`: a request may have to compute its pages again, for its recurrent state or its
+        windows."""
         self._max_model_len = max_model_len
         self._pool = pool
         self._pins = pins
         self._cache = cache
-        self._has_states = has_states
+        self._may_recompute = may_recompute
 
     @property
     def max_model_len(self) -> int:
@@ -46,8 +47,8 @@ class Capacity:
         they would take what `owed` returns. `num_pages`: as if the pool had this number of pages.
         """
         num_pages = num_pages or self._pool.num_pages
-        if request.asked.skips_cache or self._has_states:
-            # No state need be kept after a pinned page, so it may have to compute them all again.
+        if request.asked.skips_cache or self._may_recompute:
+            # No state or window need be kept at a pinned page, so it may have to compute all again.
             num_pages -= self._pins.num_beside(request)
         elif self._pins.num_pages:
             self._hash_beginning(request)

@@ -83,6 +83,8 @@ class Commit:
             self._end_draft(chunk, taken)
         if chunk.end % self._page_size < chunk.length:  # it reached the end of a page
             self._publish(chunk)
+            if self._tables.windows is not None and not is_finished:
+                self._tables.windows.pass_by(request, min(chunk.end, request.num_computed))
         if self._tables.snapshots is not None:
             self._tables.snapshots.commit(chunk)
         if is_finished:

@@ -18,10 +18,11 @@ from mlxserve.stats import SchedulerStats
 
 class Moves:
     """Over the page tables of one pool. `disk` plans what is written to disk and read from it; `pool`
-    is there to read."""
+    and `windows` are there to read."""
 
     def __init__(self, tables: PageTables, roster: Roster, stats: SchedulerStats) -> None:
         self.pool = tables.pool
+        self.windows = tables.windows
         self.disk = tables.disk
         self._tables = tables
         self._roster = roster

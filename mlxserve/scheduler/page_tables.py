@@ -1,4 +1,5 @@
-"""PageTables: the pages that requests hold. The only module that changes the page pool.
+"""PageTables: the pages that requests hold. The only module that changes the page pool; that of layers
+with a window is owned by `Windows`.
 
     start, fork ──▶ grow ──▶ publish ──▶ grow ──▶ publish ... ──▶ release
     cached pages,   free     pages that a step completed          now, or when the last unread
@@ -16,7 +17,7 @@ Decides nothing: which requests run, and which one is preempted, is up to the sc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -29,6 +30,7 @@ from mlxserve.scheduler.disk_pages import LOAD_PAGES, Disk, DiskPages, Load, Sav
 from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.prefix_cache import PrefixCache, Tail
 from mlxserve.scheduler.state_snapshots import StateSnapshots
+from mlxserve.scheduler.windows import Windows
 from mlxserve.stats import SchedulerStats
 
 
@@ -46,8 +48,8 @@ class PageCopy:
 
 
 class PageTables:
-    """Page tables of one pool. `pool`, `cache`, `pins`, `capacity`, `disk` and `snapshots` are there
-    for others to read."""
+    """Page tables of one pool, and of that of layers with a window. `pool`, `windows`, `cache`, `pins`,
+    `capacity`, `disk` and `snapshots` are there for others to read."""
 
     def __init__(
         self,
@@ -56,22 +58,28 @@ class PageTables:
         stats: SchedulerStats,
         snapshots: StateSnapshots | None = None,
         disk: Disk | None = None,
+        windows: Windows | None = None,
     ) -> None:
-        """`snapshots`: of recurrent states; None for a model without them. `disk`: None for none."""
+        """`snapshots`: of recurrent states; None for a model without them. `disk`: None for none.
+        `windows`: None where all layers have the same pool."""
         assert config.max_model_len is not None, "known once the model is loaded"
+        assert windows is None or disk is None is snapshots, "these have one pool"
         self.pool = pool
+        self.windows = windows
         self.snapshots = snapshots
-        # A tail ends in the middle of a page, where no state is kept.
+        # A tail ends in the middle of a page, where neither a state nor a window is kept.
+        has_ends = snapshots is not None or windows is not None
         self.cache = PrefixCache(
             pool,
             is_on=config.enable_prefix_caching,
-            copies_tails=config.page_tail is PageTail.COPY and snapshots is None,
+            copies_tails=config.page_tail is PageTail.COPY and not has_ends,
             snapshots=snapshots,
+            windows=windows,
         )
         self.pins = Pins(pool, config.max_pinned_fraction)
         self.disk = DiskPages(pool, disk, has_states=snapshots is not None)
         self.capacity = Capacity(
-            config.max_model_len, pool, self.pins, self.cache, has_states=snapshots is not None
+            config.max_model_len, pool, self.pins, self.cache, may_recompute=has_ends
         )
         self.now = 0.0  # seconds, as of `expire`
         self.num_unread = 0  # steps that were planned and not read
@@ -80,10 +88,19 @@ class PageTables:
         self._ending: set[LiveRequest] = set()  # ended, but a step that uses their pages is unread
         self._duplicates: list[int] = []  # in no table, but an unread step uses them
 
+    @property
+    def num_free(self) -> int:
+        """Pages by which tables could grow: each takes one of every pool."""
+        if self.windows is None:
+            return self.pool.num_free
+        return min(self.pool.num_free, self.windows.pool.num_free)
+
     def room(self, request: LiveRequest) -> int:
         """Tokens that the request's pages and all free pages could still take."""
-        pages = len(request.page_table) + self.pool.num_free
-        return pages * self.pool.page_size - request.num_computed
+        num_free = self.pool.num_free
+        if self.windows is not None:
+            num_free = min(num_free, self.windows.num_growable(request))
+        return (len(request.page_table) + num_free) * self.pool.page_size - request.num_computed
 
     # ---- tables begin and grow
 
@@ -104,6 +121,8 @@ class PageTables:
             else:
                 self.snapshots.begin(request, len(cached), num_known, is_cached=is_cached)
         self.cache.forget(request)
+        if self.windows is not None:
+            self.windows.start(request, len(cached))
         request.page_table = as_page_table(cached)
         num_copied = tail.num_tokens if tail else 0
         request.num_computed = len(cached) * self.pool.page_size + num_copied
@@ -122,6 +141,7 @@ class PageTables:
         Full pages are shared, which is how many is returned; the page that the prompt ends in is
         copied.
         """
+        assert self.windows is None, "a fork finds its leader's last window in the cache"
         num_pages, num_in_tail = divmod(fork.num_prompt - 1, self.pool.page_size)
         shared = leader.page_table[:num_pages]
         self.pool.share(shared)
@@ -143,10 +163,14 @@ class PageTables:
         missing = -(-end // self.pool.page_size) - len(table)
         if missing <= 0:
             return True
+        if self.windows is not None and self.windows.pool.num_free < missing:
+            return False
         pages = self.pool.allocate(missing, table[-1] if table else None)
         if pages is None:
             return False
         request.page_table = table + as_page_table(pages)
+        if self.windows is not None:
+            self.windows.grow(request, missing)
         return True
 
     # ---- what was computed can be found
@@ -169,6 +193,8 @@ class PageTables:
             parent = hash_
         if duplicates:
             self._rebind(request, duplicates)
+        if self.windows is not None:
+            self.windows.publish(request, first, end, self.cache.parent(request, first))
 
     def _rebind(self, request: LiveRequest, duplicates: Sequence[int]) -> None:
         """Replace the request's own pages at these indices by those with the same content.
@@ -199,6 +225,8 @@ class PageTables:
         self.disk.use(request)
         self.pool.release(request.page_table)
         request.page_table = as_page_table()
+        if self.windows is not None:
+            self.windows.release(request)
 
     def step_read(self) -> None:
         """The oldest unread step was read: no other one uses the duplicates so far."""
@@ -322,26 +350,36 @@ class PageTables:
             parent, tokens = self.cache.end_of_prompt(request)
             self.pool.publish_tail(request.page_table[num_full], chain[-1], parent, tokens)
         self.pool.pin(self.pins.fulfil(request))
+        if self.windows is not None:
+            self.windows.pin(request)
 
     def unpin(self, request_id: str) -> None:
         """Let the pages of a named prefix be evicted again; no-op if there are none."""
         self.pool.unpin(self.pins.drop(request_id))
+        if self.windows is not None:
+            self.windows.unpin(request_id)
 
-    def keep_pages(self, hashes: Iterable[bytes], until: float) -> None:
+    def keep_pages(self, hashes: Sequence[bytes], until: float) -> None:
         """Protect the cached pages of these hashes, a prefix from its beginning, from eviction."""
-        known = takewhile(self.pool.is_known, hashes)
+        known = list(takewhile(self.pool.is_known, hashes))
         self.pool.keep_until([self.pool.page_of(hash_) for hash_ in known], until)
+        if self.windows is not None:
+            self.windows.keep(known, until)
 
     def expire(self, now: float) -> None:
         """It is `now`, in seconds: end the protection of pages that were to be kept until then."""
         self.now = now
         self.pool.expire(now)
+        if self.windows is not None:
+            self.windows.expire(now)
 
     # ---- the whole pool
 
     def reset(self) -> bool:
-        """As `PagePool.reset`; recurrent states are forgotten with their pages."""
+        """As `PagePool.reset`; recurrent states and windows are forgotten with their pages."""
         is_done = self.pool.reset()
+        if is_done and self.windows is not None:
+            self.windows.reset()
         if self.snapshots is not None:
             self.snapshots.drop_lost()
         return is_done
@@ -352,10 +390,13 @@ class PageTables:
 
     def check(self, running: Sequence[LiveRequest]) -> None:
         """Audit tables and pool. Raises AssertionError."""
-        tables = [request.page_table for request in (*running, *self._ending)]
+        holders = [*running, *self._ending]
+        tables = [request.page_table for request in holders]
         sources = [copy.source for copy in self._copies.values()]
         self.pool.check([*tables, sources, self._duplicates])
         self.cache.check()
+        if self.windows is not None:
+            self.windows.check(holders)
         for request, copy in self._copies.items():
             assert copy.target in request.page_table, f"{request.id} has lost its copy"
         if self.snapshots is not None:

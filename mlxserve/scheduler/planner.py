@@ -74,7 +74,7 @@ class StepPlanner:
         a place. Parked ones wait for what these compute, so that a cap for their sake would delay
         them."""
         num_running = len(self._roster.running)
-        num_places = self.admission.max_running - num_running if self._pool.num_free else 0
+        num_places = self.admission.max_running - num_running if self._tables.num_free else 0
         num_eligible = num_running + min(len(self._roster.waiting), max(0, num_places))
         return LimitContext(self._rules, self._tables.capacity.max_model_len, num_eligible)
 
@@ -128,7 +128,8 @@ class StepPlanner:
             return
         # Without a free page it waits for the others; only if there are none does it preempt.
         if self._tables.room(request) == 0 and (
-            not step.is_empty or not self._preemption.grow(request, start + 1, step)
+            not (step.is_empty and step.may_preempt)
+            or not self._preemption.grow(request, start + 1, step)
         ):
             return
         if self._tables.disk.num_left(request):
@@ -240,7 +241,7 @@ class StepPlanner:
         if end <= num_held * page_size:
             return end
         num_others = self.admission.num_reserved() + len(self._roster.running)
-        return min(end, (num_held + max(0, self._pool.num_free - num_others)) * page_size)
+        return min(end, (num_held + max(0, self._tables.num_free - num_others)) * page_size)
 
     # ---- chunks
 
@@ -257,6 +258,8 @@ class StepPlanner:
             if snapshots is not None:
                 chunk = chunk._replace(state=snapshots.plan(request, chunk.start, chunk.end))
             chunks.append(chunk)
+        if self._tables.windows is not None:
+            chunks = [chunk._replace(window_table=chunk.request.window_table) for chunk in chunks]
         self._tables.num_unread += bool(chunks)
         return chunks
 

@@ -17,6 +17,7 @@ from mlxserve.scheduler.page_tables import PageTables
 from mlxserve.scheduler.roster import Roster
 from mlxserve.scheduler.step import Step
 from mlxserve.scheduler.waiting import order
+from mlxserve.scheduler.windows import Windows
 from mlxserve.stats import SchedulerStats
 
 logger = logging.getLogger("mlxserve.scheduler")
@@ -41,7 +42,7 @@ class Preemption:
 
         Errs on the side of yes: counts one page for each running request that has no slot left.
         """
-        running, num_free = self._roster.running, self._pool.num_free
+        running, num_free = self._roster.running, self._tables.num_free
         if len(running) <= num_free:
             return False
         page_size = self._pool.page_size
@@ -68,8 +69,10 @@ class Preemption:
 
     def _victim(self) -> LiveRequest | None:
         """The request to preempt next; None if none would free a page."""
-        running = self._roster.running.values()
-        return choose_victim(running, self._pool, self._config.immune_after_preemptions)
+        running, windows = self._roster.running.values(), self._tables.windows
+        if windows is not None and windows.pool.num_free:
+            windows = None  # there are pages of windows
+        return choose_victim(running, self._pool, self._config.immune_after_preemptions, windows)
 
     def _preempt(self, request: LiveRequest) -> None:
         """Requeue a request for lack of pages; in mode SWAP its own pages go to disk first."""
@@ -130,7 +133,10 @@ def warn(request_id: str, number: int, *, is_swapped: bool) -> None:
 
 
 def choose_victim(
-    running: Iterable[LiveRequest], pool: PagePool, immune_after: int
+    running: Iterable[LiveRequest],
+    pool: PagePool,
+    immune_after: int,
+    windows: Windows | None = None,
 ) -> LiveRequest | None:
     """Of the lowest class the cheapest to recompute, of these the youngest; None if none can be.
 
@@ -139,8 +145,10 @@ def choose_victim(
     always finishes.
     Cheapest first instead of youngest first: 10 % less time in simulated overload, because far
     fewer tokens are computed twice.
+    windows: where a page of these is needed, and not of `pool`
     """
-    able = [r for r in running if r.num_in_flight == 0 and _frees_a_page(r, pool)]
+    able = [r for r in running if r.num_in_flight == 0]
+    able = [r for r in able if (windows.num_own(r) if windows else _frees_a_page(r, pool))]
     lowest = max((r.asked.priority for r in able), default=0)
     able = [r for r in able if r.asked.priority == lowest]
     if mortal := [r for r in able if r.num_preemptions < immune_after]:

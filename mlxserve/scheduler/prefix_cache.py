@@ -16,6 +16,7 @@ from mlxserve.cache.hashing import extend_hashes, page_hash, root
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import ANONYMOUS, CacheMiss, CacheReport, LiveRequest
 from mlxserve.scheduler.state_snapshots import StateSnapshots
+from mlxserve.scheduler.windows import Windows
 
 MAX_REMEMBERED = 4096  # first pages whose salt is known
 
@@ -61,10 +62,13 @@ class PrefixCache:
         is_on: bool,
         copies_tails: bool,
         snapshots: StateSnapshots | None = None,
+        windows: Windows | None = None,
     ) -> None:
-        """`snapshots`: of recurrent states, which limit what is found; None without such states."""
+        """`snapshots`, `windows`: of recurrent states, and of layers with a window in a pool of their own,
+        which limit what is found; None without such."""
         self.is_on = is_on
-        self._snapshots = snapshots
+        self._ends = windows if snapshots is None else snapshots
+        self._lacking = CacheMiss.WINDOW_EVICTED if snapshots is None else CacheMiss.NO_SNAPSHOT
         self._copies_tails = is_on and copies_tails
         self._pool = pool
         self._explainer = Explainer(pool)
@@ -128,12 +132,12 @@ class PrefixCache:
         skip = len(found.pages)
         if skip < len(request.page_hashes) and self._pool.is_known(request.page_hashes[skip]):
             found.add(self._pool.match(self.matchable(request), request.token_ids, skip=skip))
-        if self._snapshots is None:
+        if self._ends is None:
             return found.pages
-        return found.pages[: self._snapshots.num_usable(request.page_hashes, len(found.pages))]
+        return found.pages[: self._ends.num_usable(request.page_hashes, len(found.pages))]
 
     def num_known(self, request: LiveRequest) -> int:
-        """Cached pages of a request that was matched, with or without a state after them."""
+        """Cached pages of a request that was matched, with or without a state or window there."""
         found = self._matches.get(request)
         return len(found.pages) if found is not None else 0
 
@@ -177,7 +181,7 @@ class PrefixCache:
     ) -> CacheReport:
         """Of a prompt of which `num_pages` were found, and `num_copied` tokens of the next page.
 
-        num_known: pages that are cached, with or without a recurrent state after them
+        num_known: pages that are cached, with or without a recurrent state or a window there
         num_on_disk: pages after those found that are being read, and are added by `with_read`
         """
         if not self.serves(request):
@@ -186,7 +190,7 @@ class PrefixCache:
         if num_on_disk:
             return replace(found, num_pages=num_pages, num_tokens=num_pages * self._pool.page_size)
         if num_known > num_pages:
-            return replace(found, differs_at=found.num_tokens, reason=CacheMiss.NO_SNAPSHOT)
+            return replace(found, differs_at=found.num_tokens, reason=self._lacking)
         num_tokens = found.num_tokens + num_copied
         differs_at = max(found.differs_at, num_tokens)
         return replace(found, num_tokens=num_tokens, differs_at=differs_at)

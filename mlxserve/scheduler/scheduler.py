@@ -54,6 +54,7 @@ from mlxserve.scheduler.planner import StepPlanner
 from mlxserve.scheduler.preemption import Preemption
 from mlxserve.scheduler.roster import Roster
 from mlxserve.scheduler.state_snapshots import StateSnapshots
+from mlxserve.scheduler.windows import Windows
 from mlxserve.stats import SchedulerStats, StateStats
 
 logger = logging.getLogger("mlxserve.scheduler")
@@ -69,12 +70,15 @@ class Scheduler:
         num_state_slots: int | None = None,
         disk: Disk | None = None,
         drafts: Drafts | None = None,
+        windows: Windows | None = None,
     ) -> None:
         """
         num_state_slots: recurrent states that fit into memory; None for a model without them
         disk: where pages are kept that leave memory; None to lose them
         drafts: what guesses tokens, by default for `speculative_tokens`. Not used with recurrent
             states, which do not go back to the last accepted token
+        windows: of layers with a window, where those have a pool of their own; with neither a disk nor
+            recurrent states
         """
         self.config = config
         self._disk = disk
@@ -90,17 +94,17 @@ class Scheduler:
         self._max_running = config.max_num_seqs  # fewer where memory is short
         # Of live requests, and of those that ended, as long as their callers hold them.
         self._page_hashes: WeakKeyDictionary[Request, list[bytes]] = WeakKeyDictionary()
-        self._begin(pool)
+        self._begin(pool, windows)
 
-    def _begin(self, pool: PagePool) -> None:
-        """Without requests, and with an empty pool."""
+    def _begin(self, pool: PagePool, windows: Windows | None) -> None:
+        """Without requests, and with empty pools."""
         config, stats, snapshots = self.config, self._stats, None
         if self._num_state_slots is not None:
             snapshots = StateSnapshots(self._num_state_slots, pool, self.state_stats)
         if self._drafts is not None:
             self._drafts.clear()
         self.pool = pool  # to read; only the page tables change it
-        self.page_tables = tables = PageTables(config, pool, stats, snapshots, self._disk)
+        self.page_tables = tables = PageTables(config, pool, stats, snapshots, self._disk, windows)
         self.roster = roster = Roster(config, stats)
         self.moves = Moves(tables, roster, stats)
         self.preemption = preemption = Preemption(config, tables, roster, stats)
@@ -135,8 +139,9 @@ class Scheduler:
         if asked.pins:
             self._promise_pins(request)
         leader = self.roster.find(asked.fork_of)
-        # Where there are recurrent states, it finds the prompt's last page boundary instead.
-        if leader is not None and not leader.num_outputs and self._num_state_slots is None:
+        # Where there are recurrent states or windows, it finds the prompt's last page boundary instead.
+        shares_pages = self._num_state_slots is None and self.page_tables.windows is None
+        if leader is not None and not leader.num_outputs and shares_pages:
             assert request.token_ids == leader.token_ids, f"{request.id} has another prompt"
             assert asked.cache_salt == leader.asked.cache_salt, f"{request.id} has another salt"
             request.leader = leader
@@ -297,7 +302,8 @@ class Scheduler:
         ]
         prefixes, lives = self.roster.prefixes, self.roster.ids
         again = {request.id: request for request in waiting}
-        self._begin(pool)
+        windows = self.page_tables.windows
+        self._begin(pool, None if windows is None else windows.renewed())
         for name, asked in prefixes.items():
             if name in again or name not in lives:
                 with suppress(MlxServeError):

@@ -5,7 +5,7 @@ the last of them. So pages count as found only up to the last one with a snapsho
 taken where another prompt will probably continue:
 
     the last page boundary of a prompt before its last token     the same prompt again
-    the last one at least `_TURN_END` tokens before its end      the next turn of a conversation:
+    the last one at least `TURN_END` tokens before its end      the next turn of a conversation:
                                                                  templates end a prompt with a marker
                                                                  that the next turn leaves out
     where its cached pages ended without a snapshot              a beginning that prompts share
@@ -29,7 +29,7 @@ from mlxserve.cache.pages import PagePool
 from mlxserve.request import STATE_SLOTS, Chunk, LiveRequest, StatePlan
 from mlxserve.stats import StateStats
 
-_TURN_END = 16  # tokens: "<|im_start|>assistant\n<think>\n" and the like
+TURN_END = 16  # tokens: "<|im_start|>assistant\n<think>\n" and the like
 
 
 class _Worth(IntEnum):
@@ -143,7 +143,7 @@ class StateSnapshots:
         if start >= request.prefill_end:
             return []
         page_size, last = self._pool.page_size, request.prefill_end
-        wanted = {(last - 1) // page_size * page_size, (last - _TURN_END) // page_size * page_size}
+        wanted = {(last - 1) // page_size * page_size, (last - TURN_END) // page_size * page_size}
         wanted |= self._running[request].wanted
         if request.asked.pins:
             wanted.add(request.num_prompt // page_size * page_size)

@@ -75,15 +75,18 @@ class Urgency:
         cached = self._tables.cache.match(request)
         num_places = 1 + len(self._roster.running) - self._admission.max_running
         num_pages = self._admission.num_lacking(request, cached)
+        num_window_pages = self._admission.num_window_lacking(request, cached)
+        windows = self._tables.windows
         answers: list[LiveRequest] = []
         able = [other for other in self._roster.running.values() if _yields(other, request)]
         for answer in sorted(able, key=self._order):
-            if num_places <= 0 and num_pages <= 0:
+            if max(num_places, num_pages, num_window_pages) <= 0:
                 break
             answers.append(answer)
             num_places -= 1
             num_pages -= self._num_freed(answer, cached)
-        return answers if num_places <= 0 and num_pages <= 0 else []
+            num_window_pages -= 0 if windows is None else windows.num_own(answer)
+        return answers if max(num_places, num_pages, num_window_pages) <= 0 else []
 
     def _order(self, answer: LiveRequest) -> tuple[int, int, int]:
         return (

@@ -313,7 +313,9 @@ def test_the_planned_and_the_measured_bytes_are_logged(
 def test_a_growing_cache_starts_with_an_eighth_or_two_full_steps() -> None:
     def first(num_pages: int, *, is_metal: bool = True, **options: int) -> int:
         config = EngineConfig(num_pages=num_pages).with_options(**options)
-        return first_pages(default_step_budget(config, is_metal=is_metal), is_metal=is_metal)
+        return first_pages(
+            default_step_budget(config, is_metal=is_metal), num_pages, is_metal=is_metal
+        )
 
     assert first(16_000) == 2000
     assert first(800) == 2 * (512 // 32 + 64)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import Phase
 
+from mlxserve.cache.groups import Window
 from mlxserve.cache.pages import PagePool
 from mlxserve.cache.runs import RunSet
 from mlxserve.config import PageTail, PreemptionMode
@@ -31,6 +32,7 @@ from mlxserve.scheduler.prefix_followers import PrefixFollowers
 from mlxserve.scheduler.roster import Roster
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.state_snapshots import StateSnapshots
+from mlxserve.scheduler.windows import Windows
 from tests.mutation.bug import Bug
 from tests.scheduler import (
     test_admission,
@@ -45,6 +47,7 @@ from tests.scheduler import (
     test_scheduler,
     test_state_snapshots,
     test_urgency,
+    test_windows,
 )
 from tests.scheduler.conftest import make_engine as make_engine
 from tests.scheduler.test_scheduler_machine import run_machine
@@ -87,6 +90,30 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         "_drop",
         "self._dropped.append(self._ids.pop(hash_))",
         "self._ids.pop(hash_)",
+    ),
+    "give a page of a window back a row early": Bug(
+        Window, "first_seen", "position - self.size + 1", "position - self.size + 2"
+    ),
+    "find pages without their window": Bug(
+        Windows, "num_usable", "if first == needed:", "if True:"
+    ),
+    "give a page of a window back twice": Bug(
+        Windows, "pass_by", "request.window_first = first", "pass"
+    ),
+    "publish a page of a window that was given back": Bug(
+        Windows, "publish", "range(first, end)", "range(max(0, first - 1), end)"
+    ),
+    "share pages that a leader gives back": Bug(
+        Scheduler, "add", "and self.page_tables.windows is None", ""
+    ),
+    "overlook that windows are short": Bug(
+        Preemption, "might_preempt", "self._tables.num_free", "self._pool.num_free"
+    ),
+    "preempt for windows who holds none": Bug(
+        preemption,
+        "choose_victim",
+        "(windows.num_own(r) if windows else _frees_a_page(r, pool))",
+        "_frees_a_page(r, pool)",
     ),
     "release the head first": Bug(PagePool, "release", "reversed(pages)", "pages"),
     "forget the salt": Bug(PrefixCache, "hash", ", request.asked.cache_salt", ""),
@@ -361,6 +388,63 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "_Worth.PINNED",
         test_state_snapshots.test_a_passer_by_takes_no_state_of_a_named_prefix,
     ),
+    # Of layers with a window.
+    "evict the window of a named prefix": Bug(
+        Windows,
+        "pin",
+        "self.pool.keep_until(self._known(self._kept[prefix.id]), inf)",
+        "pass",
+        test_windows.test_the_window_of_a_named_prefix_is_found_until_it_is_dropped,
+    ),
+    "a large chunk takes the window of a named prefix": Bug(
+        Windows,
+        "_num_growable",
+        "max(self.window.num_held - num_held, num_free - num_kept)",
+        "num_free",
+        test_windows.test_the_window_of_a_named_prefix_is_found_until_it_is_dropped,
+    ),
+    "a reset takes the window of a named prefix": Bug(
+        Windows,
+        "reset",
+        "self.pool.pin(kept)",
+        "kept = []",
+        test_windows.test_the_window_of_a_named_prefix_is_found_until_it_is_dropped,
+    ),
+    "drop the window of another prefix": Bug(
+        Windows,
+        "unpin",
+        "hashes.difference(*self._kept.values())",
+        "hashes",
+        test_windows.test_two_named_prefixes_share_a_window,
+    ),
+    "keep the window of a named prefix once": Bug(
+        Windows,
+        "publish",
+        "and hash_ in kept",
+        "and False",
+        test_windows.test_a_running_request_comes_before_the_window_of_a_named_prefix,
+    ),
+    "evict passed pages of windows as all others": Bug(
+        Windows,
+        "pass_by",
+        "self.pool.release_passed(passed)",
+        "self.pool.release(passed)",
+        test_windows.test_passed_pages_are_evicted_before_all_others,
+    ),
+    "expect nothing after a prompt": Bug(
+        Windows,
+        "is_expected",
+        "ends = {max(0, end - 1) // page_size, max(0, end - TURN_END) // page_size}",
+        "ends = set()",
+        test_windows.test_the_window_at_the_end_of_a_prompt_outlives_a_long_answer,
+    ),
+    "reserve no windows": Bug(
+        Windows,
+        "num_free_for",
+        "reserved += max(",
+        "reserved += 0 * max(",
+        test_windows.test_prompts_that_only_fit_one_after_the_other_do_not_thrash,
+    ),
     # Of --preempt-for-priority-ms.
     "preempt answers of the same class": Bug(
         urgency,
@@ -416,7 +500,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "P5 a victim in flight": Bug(
         preemption,
         "choose_victim",
-        "r.num_in_flight == 0 and",
+        "if r.num_in_flight == 0",
         "",
         test_pitfalls.test_p05_a_request_that_cannot_free_a_page_now_is_not_a_victim,
     ),
@@ -721,8 +805,8 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "a prompt without a page preempts at once": Bug(
         StepPlanner,
         "_plan_prefill",
-        "not step.is_empty or not self._preemption.grow(request, start + 1, step)",
-        "not self._preemption.grow(request, start + 1, step)",
+        "not (step.is_empty and step.may_preempt)",
+        "False",
         test_scheduler.test_a_prompt_without_a_page_waits_while_others_are_computed,
     ),
     "believe that the disk took everything": Bug(

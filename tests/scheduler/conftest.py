@@ -16,6 +16,7 @@ from itertools import accumulate, takewhile
 
 import pytest
 
+from mlxserve.cache.groups import Window
 from mlxserve.cache.hashing import extend_hashes, page_hash
 from mlxserve.cache.pages import PagePool
 from mlxserve.config import PageTail, SchedulerConfig
@@ -40,8 +41,10 @@ from mlxserve.scheduler.disk_pages import Load
 from mlxserve.scheduler.drafts import MOST_DECODES, Drafts
 from mlxserve.scheduler.page_tables import PageCopy
 from mlxserve.scheduler.scheduler import Scheduler
+from mlxserve.scheduler.windows import Windows
 from mlxserve.stats import PoolStats
 from tests.scheduler.ghost_states import GhostStates
+from tests.scheduler.ghost_windows import GhostWindows
 
 VOCAB = 11
 EOS = 0
@@ -162,15 +165,22 @@ class GhostEngine:
     num_copied: int = 0  # pages
     planned: bool = True  # whether the last plan had a chunk
     states: GhostStates = field(init=False)
+    windows: GhostWindows = field(init=False)
     trace: list[list[tuple[str, int, int]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.states = GhostStates(self.scheduler, ROOT)
+        self.windows = GhostWindows(self.scheduler)
+
+    @property
+    def may_recompute(self) -> bool:
+        """Cached pages may lack a recurrent state or a window there."""
+        return self.states.are_kept or self.windows.are_kept
 
     @property
     def copies_tails(self) -> bool:
-        """Not where there are recurrent states: a tail ends in the middle of a page."""
-        return self.scheduler.config.page_tail is PageTail.COPY and not self.states.are_kept
+        """Not where there are recurrent states or windows: a tail ends in the middle of a page."""
+        return self.scheduler.config.page_tail is PageTail.COPY and not self.may_recompute
 
     # ---- what a caller does
 
@@ -265,6 +275,7 @@ class GhostEngine:
         assert self.scheduler.pool.num_cached == self.scheduler.pool.num_used == 0
         self.slots.clear()
         self.states.forget()
+        self.windows.slots.clear()
         self.tables.clear()
         self.pinned.clear()
         for request in self.scheduler.roster.live:
@@ -297,9 +308,9 @@ class GhostEngine:
             page_size = scheduler.pool.page_size
             if request.asked.pins:
                 own = self._pinned_hashes(request)
-                if self.states.are_kept:  # it may have to compute what others have as well
+                if self.may_recompute:  # it may have to compute what others have as well
                     own = [hash_ for hash_ in own if claims[hash_] == 1]
-            elif request.asked.skips_cache or self.states.are_kept:
+            elif request.asked.skips_cache or self.may_recompute:
                 own = []
             else:
                 own = self._page_hashes(request)[: (request.num_prompt - 1) // page_size]
@@ -343,6 +354,10 @@ class GhostEngine:
         self._judge_reports()
         self._judge_counts()
         self.states.judge()
+        self.windows.judge(self._live(), self._in_flight())
+
+    def _in_flight(self) -> list[Chunk]:
+        return [chunk for chunks, _ in self.unread for chunk in chunks]
 
     # ---- what a test says
 
@@ -423,6 +438,8 @@ class GhostEngine:
         assert not self.unread
         assert self.ends.keys() == self.requests.keys(), "a request never ended"
         assert self.scheduler.pool.num_used == self.scheduler.pool.num_pinned, "pages are lost"
+        if (windows := self.scheduler.page_tables.windows) is not None:
+            assert windows.pool.num_used == 0, "pages of windows are lost"
 
     def fork(self, token_ids: Sequence[int], max_tokens: int | None, n: int) -> list[LiveRequest]:
         """n samples of one prompt; greedy, and so all the same."""
@@ -511,6 +528,8 @@ class GhostEngine:
         for chunk in chunks:
             self._judge_attention(chunk, chunk.end)
             self.num_computed += chunk.length
+        rows = [(chunk, self._prefixes_of(chunk)) for chunk in chunks]
+        self.windows.run(rows, self._in_flight())
         return [self._sample(chunk) for chunk in chunks]
 
     def _sample(self, chunk: Chunk) -> Sampled | None:
@@ -674,7 +693,8 @@ class GhostEngine:
         planned = {chunk.request for chunk in chunks}
         for request in before["decodes"]:
             left_out = request.state is RequestState.RUNNING and request not in planned
-            assert not left_out or (before["unread"] and scheduler.pool.num_free == 0), (
+            num_free = scheduler.page_tables.num_free
+            assert not left_out or (before["unread"] and num_free == 0), (
                 f"{request.id} could decode, but is left out"
             )
         if preempted:
@@ -752,6 +772,7 @@ class GhostEngine:
             or len(waiting) > MAX_CANDIDATES
             or needed > pool.num_free - scheduler.planner.admission.num_reserved()
             or len(running) + len(waiting) > config.max_num_seqs
+            or self.windows.are_kept  # they bound each chunk
         ):
             return
         left = config.step_budget - sum(map(self._most_charged, chunks))
@@ -851,6 +872,8 @@ def make_engine() -> Callable[..., GhostEngine]:
         num_open: int | None = None,
         num_state_slots: int | None = None,
         disk: GhostDisk | None = None,
+        window: int | None = None,
+        num_window_pages: int = 0,
         **options: object,
     ) -> GhostEngine:
         options = {
@@ -863,7 +886,15 @@ def make_engine() -> Callable[..., GhostEngine]:
         num_open = num_open and min(num_open, num_pages)
         pool = PagePool(num_pages, page_size, hot_after_hits, num_open)
         disk, config = disk or GhostDisk(), SchedulerConfig(**options)
+        windows = None
+        if window is not None:
+            seen = Window(window, page_size)
+            num_window_pages = max(seen.num_held, num_window_pages)
+            num_open_too = num_open and min(num_open, num_window_pages)
+            window_pool = PagePool(num_window_pages, page_size, hot_after_hits, num_open_too)
+            windows = Windows(window_pool, seen)
         drafts = GhostDrafts(config.speculative_tokens) if config.speculative_tokens else None
-        return GhostEngine(Scheduler(config, pool, num_state_slots, disk, drafts), disk)
+        on_disk = disk if windows is None else None
+        return GhostEngine(Scheduler(config, pool, num_state_slots, on_disk, drafts, windows), disk)
 
     return make

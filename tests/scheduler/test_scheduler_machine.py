@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from mlxserve.cache.groups import Window
 from mlxserve.config import BudgetMode, PageTail, PreemptionMode
 from mlxserve.errors import InvalidRequest, PrefixQuotaExceeded, PromptTooLong, QueueFull
 from mlxserve.request import STATE_SLOTS, FinishReason
@@ -80,6 +81,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         is_chunked=st.sampled_from([True, True, False]),
         disk_takes=st.sampled_from([None, None, 0, 1]),
         num_snapshots=st.sampled_from([None, None, 0, 1, 5]),
+        window=st.sampled_from([None, None, 1, 4, 6, 13, 32]),
+        num_window_pages=st.sampled_from([0, 1, 3, 12]),
     )
     def build(
         self,
@@ -88,8 +91,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         is_chunked: bool,
         disk_takes: int | None,
         num_snapshots: int | None,
+        window: int | None,
+        num_window_pages: int,
     ) -> None:
-        """`num_snapshots`: of recurrent states, beside those of running requests."""
+        """`num_snapshots`: of recurrent states, beside those of running requests. `num_window_pages`:
+        beside those with which one request goes on, where layers with a window have their own pool."""
+        if window is not None:
+            num_snapshots, is_chunked = None, True
+            options["window"] = window
+            options["num_window_pages"] = Window(window, PAGE_SIZE).num_held + num_window_pages
         if num_snapshots is not None:
             options["num_state_slots"] = STATE_SLOTS * options["max_num_seqs"] + num_snapshots
         self.engine = self.make_engine(

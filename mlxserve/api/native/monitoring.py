@@ -170,6 +170,12 @@ def _kv_stats(snapshot: Snapshot) -> dict[str, Any]:
             "restored": stats.states.num_restored,
             "evicted": stats.states.num_evicted,
         },
+        "window_pages": {
+            "total": stats.windows.num_pages,
+            "used": stats.windows.num_used,
+            "cached": stats.windows.num_cached,
+            "evicted": stats.windows.num_evicted,
+        },
         "disk_cache": {
             "state": DISK_STATES[stats.disk.state],
             "pages": stats.disk.num_pages,

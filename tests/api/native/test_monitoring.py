@@ -118,6 +118,7 @@ def test_statistics_describe_the_cache(client, chat):
         },
         "prefix_cache": {"queries": 100, "hits": 40, "hit_rate": 0.4},
         "recurrent_states": {"slots": 0, "snapshots": 0, "restored": 0, "evicted": 0},
+        "window_pages": {"total": 0, "used": 0, "cached": 0, "evicted": 0},
         "disk_cache": {
             "state": "works",
             "pages": 2,

@@ -1,0 +1,104 @@
+"""Whether layers with a window get a pool of their own, and how memory is divided between the two."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from mlxserve.cache.groups import Window, split, wanted, window_of
+from mlxserve.config import EngineConfig
+from mlxserve.errors import InvalidConfig
+from mlxserve.model.load import LoadedModel
+
+log = logging.getLogger("mlxserve.sizing")
+
+
+@dataclass(frozen=True, slots=True)
+class WindowGroup:
+    """The layers with a window, in bytes for a page of them and for one of the other layers."""
+
+    window: Window
+    page_bytes: int
+    other_page_bytes: int
+
+    @property
+    def page_size(self) -> int:
+        return self.window.page_size
+
+    def asked(self, config: EngineConfig) -> int:
+        """Pages for windows beside the pages that were asked for; 0 where that would save nothing.
+
+        Raises InvalidConfig.
+        """
+        assert config.num_pages is not None
+        if config.num_window_pages is not None:
+            self._refuse_too_few(config.num_window_pages)
+            return config.num_window_pages
+        options = config.scheduler
+        most = wanted(self.window, options.max_num_seqs, options.step_budget)
+        return most if most < config.num_pages else 0
+
+    def fitted(self, config: EngineConfig, nbytes: int, longest: int) -> tuple[int, int]:
+        """(pages of the other layers, pages for windows) in so many bytes; 0 where not even one request
+        would go on.
+
+        longest: tokens of a context. Raises InvalidConfig.
+        """
+        options = config.scheduler
+        if config.num_window_pages is not None:
+            self._refuse_too_few(config.num_window_pages)
+            left = nbytes - config.num_window_pages * self.page_bytes
+            return max(0, left) // self.other_page_bytes, config.num_window_pages
+        num_pages, num_window_pages = split(
+            nbytes,
+            self.other_page_bytes,
+            self.page_bytes,
+            self.window,
+            longest=longest,
+            num_seqs=options.max_num_seqs,
+            step_tokens=options.step_budget,
+        )
+        return max(0, num_pages), num_window_pages
+
+    def _refuse_too_few(self, num_window_pages: int) -> None:
+        """Raises InvalidConfig."""
+        if num_window_pages < self.window.num_held:
+            raise InvalidConfig(
+                f"num_window_pages={num_window_pages}, but a request needs {self.window.num_held} pages of "
+                f"{self.page_size} tokens for this model's window of {self.window.size}. Raise it, leave "
+                "it out, or set it to 0: then layers with a window keep all positions.",
+                option="num_window_pages",
+            )
+
+
+def window_group(
+    config: EngineConfig, loaded: LoadedModel, *, has_disk: bool
+) -> WindowGroup | None:
+    """None where all layers share one pool, with a line in the log if some have a window.
+
+    has_disk: pages are kept on disk as well
+    """
+    size = window_of([spec.window for spec in loaded.layers])
+    if size is None or config.num_window_pages == 0:
+        return None
+    reason = _why_not(config, loaded, has_disk=has_disk)
+    if reason:
+        log.info("Layers with a window of %d keep all positions: %s", size, reason)
+        return None
+    sizes = {True: 0, False: 0}
+    for spec in loaded.layers:
+        sizes[spec.window is not None] += config.page_size * spec.bytes_per_token()
+    return WindowGroup(Window(size, config.page_size), sizes[True], sizes[False])
+
+
+def _why_not(config: EngineConfig, loaded: LoadedModel, *, has_disk: bool) -> str:
+    """Why the layers share one pool, empty if they need not."""
+    if loaded.group is not None:
+        return "the model is divided among ranks"
+    if loaded.has_states or loaded.by_sequence:
+        return "other layers of this model keep a recurrent state, or need whole sequences"
+    if not config.scheduler.enable_chunked_prefill:
+        return "enable_chunked_prefill is off, so that a whole prompt needs its pages at once"
+    if has_disk:
+        return "pages go to the disk cache; disk_cache_size=0 frees those before a window"
+    return ""
