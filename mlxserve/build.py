@@ -45,6 +45,7 @@ from mlxserve.model.work import forward_work
 from mlxserve.model.workers import Workers
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.windows import Windows
+from mlxserve.stats import PlannedMemory
 from mlxserve.text.abilities import ALWAYS_ALLOWED
 from mlxserve.text.tokenizer import Tokenizer
 from mlxserve.trial import try_first
@@ -67,11 +68,16 @@ def build_chat(
     config: EngineConfig,
     files: ModelFiles | None = None,
     connect: Callable[[ModelFiles], Workers] | None = None,
+    *,
+    door: Door | None = None,
+    memory_limit: int | None = None,
 ) -> Chat:
     """Load the model and start its engine. Raises MlxServeError with what to do about it.
 
     files: the model's, if they have been found already
     connect: to the other ranks, where this is rank 0 of several
+    door: that several models share, whose owner closes it; None for one of its own
+    memory_limit: bytes, if less than the share of the memory that the config asks for
     """
     files = files or find_model(config.model, config.revision)
     generation = read_generation_config(files)
@@ -82,7 +88,9 @@ def build_chat(
     workers = None if connect is None else connect(files)
 
     def build() -> Engine:
-        engine, vocab_size = build_engine(config, files, trace, workers=workers)
+        engine, vocab_size = build_engine(
+            config, files, trace, workers=workers, memory_limit=memory_limit
+        )
         found.append((vocab_size, engine.disk_folder))
         return engine
 
@@ -111,8 +119,14 @@ def build_chat(
         prefix_file=disk_folder / PREFIX_FILES[0] if disk_folder else None,
         template_kwargs=_template_kwargs(config, tokenizer),
         max_num_waiting=config.scheduler.max_num_waiting,
-        door=Door(min(BODY_MEMORY, machine.total_memory() // 32)),
+        door=door or new_door(),
+        owns_door=door is None,
     )
+
+
+def new_door() -> Door:
+    """Of a size that this machine has room for."""
+    return Door(min(BODY_MEMORY, machine.total_memory() // 32))
 
 
 def _template_kwargs(config: EngineConfig, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -130,14 +144,16 @@ def build_engine(
     trace: Trace | None = None,
     pace: Pace | None = None,
     workers: Workers | None = None,
+    memory_limit: int | None = None,
 ) -> tuple[Engine, int]:
     """(engine, vocabulary size), built on the thread that will run it.
 
     `pace` replaces the one made from the config. `workers`: where this is rank 0 of several.
+    `memory_limit`: as in `build_chat`.
     """
     assert (workers is None) == (config.num_ranks == 1), "several ranks need connections"
     group = None if workers is None else workers.join()
-    part = build_part(config, files, group)
+    part = build_part(config, files, group, memory_limit)
     config, loaded, kv = part.config, part.loaded, part.kv
     assert config.num_pages is not None
     pool = PagePool(config.num_pages, config.page_size, config.hot_after_hits, part.first_pages)
@@ -186,7 +202,7 @@ def build_engine(
         windows=part.windows,
     )
     if trace is None:
-        engine = Engine(scheduler, runner, pace, disk=disk, workers=workers)
+        engine = Engine(scheduler, runner, pace, disk=disk, workers=workers, planned=part.planned)
     else:
         engine = Engine(
             trace.timed(scheduler, _SCHEDULER_SPANS),
@@ -195,6 +211,7 @@ def build_engine(
             disk=disk,
             trace=trace,
             workers=workers,
+            planned=part.planned,
         )
         engine = trace.timed(engine, {"step": "step"})
     if workers is not None:
@@ -212,6 +229,8 @@ class EnginePart:
     device_memory  bytes that a growing pool may use
     windows        layers with a window, in a pool of their own beside `kv`; None if they have none
     group          of them
+    planned        bytes of weights, a step, a page, and as its pool recurrent states and the windows'
+                   pages
     """
 
     config: EngineConfig
@@ -221,15 +240,23 @@ class EnginePart:
     step: StepPeak | None
     first_pages: int | None
     device_memory: int
+    planned: PlannedMemory
     windows: WindowKV | None = None
     group: WindowGroup | None = None
 
 
-def build_part(config: EngineConfig, files: ModelFiles, group: RankGroup | None) -> EnginePart:
+def build_part(
+    config: EngineConfig,
+    files: ModelFiles,
+    group: RankGroup | None,
+    memory_limit: int | None = None,
+) -> EnginePart:
+    """`memory_limit`: as in `build_chat`."""
     memory = machine.memory()
     num_here = 1 if group is None else group.num_on_this_machine
     are_pages_chosen = config.num_pages is not None
-    memory_limit = int(memory.working_set * config.gpu_memory_utilization) // num_here
+    own_limit = int(memory.working_set * config.gpu_memory_utilization) // num_here
+    memory_limit = own_limit if memory_limit is None else min(memory_limit, own_limit)
     is_metal = machine.is_metal()
     config = default_step_budget(config, is_metal=is_metal)
     if group is None:
@@ -253,6 +280,7 @@ def build_part(config: EngineConfig, files: ModelFiles, group: RankGroup | None)
         )
     config = with_sizes(config, loaded, step, memory_limit, device_memory=most, group=own)
     assert config.num_pages is not None
+    planned_step = 0 if step is None else step.planned
     step = step if is_metal else None
     _limit_memory(config, step)
     first = None if are_pages_chosen else first_pages(config, config.num_pages, is_metal=is_metal)
@@ -263,10 +291,26 @@ def build_part(config: EngineConfig, files: ModelFiles, group: RankGroup | None)
         kv, windows = pools_of(loaded.layers, backends, config.page_size, numbers, (first, backed))
     else:
         kv = KVPool(loaded.layers, config.num_pages, config.page_size, backends, first)
+    planned = PlannedMemory(
+        weights=loaded.weight_size,
+        step=planned_step,
+        pool=(config.num_state_slots or 0) * loaded.state_nbytes
+        + (windows.kv.nbytes_of(windows.kv.num_pages) if windows is not None else 0),
+        page=kv.nbytes_of(1),
+    )
     if group is not None:
         group.all_min(0)  # all are ready
     return EnginePart(
-        config, loaded, kv, difference, step, first, most, windows, own if windows else None
+        config,
+        loaded,
+        kv,
+        difference,
+        step,
+        first,
+        most,
+        planned,
+        windows,
+        own if windows else None,
     )
 
 

@@ -375,6 +375,28 @@ class RankStats(StatsGroup):
     ] = field(default_factory=Counter)
 
 
+@dataclass(slots=True)
+class PlannedMemory(StatsGroup):
+    """Bytes that the model was given when it was loaded, and those of its pool now."""
+
+    weights: Annotated[int, gauge("Bytes of the model's weights.", "weights_bytes")] = 0
+    step: Annotated[
+        int,
+        gauge(
+            "Bytes planned for a step beside weights and cache; 0 where they were not measured.",
+            "step_peak_bytes",
+        ),
+    ] = 0
+    pool: Annotated[
+        int, gauge("Bytes that pages and recurrent states may take.", "kv_cache_bytes")
+    ] = 0
+    page: int = 0  # bytes of one
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.step + self.pool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
     """A copy of every group, taken between two steps."""
@@ -386,3 +408,4 @@ class Stats:
     states: StateStats = field(default_factory=StateStats)
     windows: WindowStats = field(default_factory=WindowStats)
     ranks: RankStats = field(default_factory=RankStats)
+    planned: PlannedMemory = field(default_factory=PlannedMemory)

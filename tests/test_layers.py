@@ -132,12 +132,12 @@ ARROWS: dict[str, str] = {
         "mlxserve/text/tokenizer "
         "mlxserve/cache/window_kv mlxserve/cache/pages mlxserve/cache/kv mlxserve/disk mlxserve/disk "
         "mlxserve/scheduler mlxserve/model mlxserve/trial mlxserve/engine mlxserve/chat "
-        "mlxserve/door"
+        "mlxserve/door mlxserve/stats"
     ),
     "mlxserve/ranks": (
         "metal_kernels mlxserve/version mlxserve/errors mlxserve/terminal_text mlxserve/stats mlxserve/option "
         "mlxserve/config mlxserve/request mlxserve/machine mlxserve/hub mlxserve/cache/kv "
-        "mlxserve/model mlxserve/chat mlxserve/build"
+        "mlxserve/model mlxserve/chat mlxserve/build mlxserve/door"
     ),
     "mlxserve/llm": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config mlxserve/request "
@@ -149,8 +149,9 @@ ARROWS: dict[str, str] = {
         "mlxserve/config mlxserve/request mlxserve/text/parsing mlxserve/text/deltas "
         "mlxserve/chat mlxserve/llm"
     ),
+    "mlxserve/shelf": "mlxserve/errors mlxserve/stats mlxserve/chat",
     "mlxserve/api/errors": "mlxserve/errors",
-    "mlxserve/api/config": "mlxserve/option",
+    "mlxserve/api/config": "mlxserve/option mlxserve/shelf",
     "mlxserve/api/usage": "mlxserve/request mlxserve/text/deltas",
     "mlxserve/api/access": (
         "mlxserve/errors mlxserve/files mlxserve/config mlxserve/request mlxserve/api/errors mlxserve/api/config"
@@ -185,7 +186,6 @@ ARROWS: dict[str, str] = {
         "mlxserve/api/metrics mlxserve/api/answers mlxserve/api/prefix_names mlxserve/api/prompts "
         "mlxserve/api/turns"
     ),
-    "mlxserve/api/models": "mlxserve/api/errors mlxserve/api/service",
     "mlxserve/api/openapi": "mlxserve/version mlxserve/api/errors mlxserve/api/bodies",
     "mlxserve/api/openai": (
         "mlxserve/version mlxserve/errors mlxserve/sampling_params mlxserve/request "
@@ -210,12 +210,23 @@ ARROWS: dict[str, str] = {
         "mlxserve/api/bodies mlxserve/api/server mlxserve/api/metrics mlxserve/api/prefix_names "
         "mlxserve/api/service mlxserve/api/turns"
     ),
+    "mlxserve/api/model_routes": (
+        "mlxserve/chat mlxserve/api/access mlxserve/api/model_names mlxserve/api/server "
+        "mlxserve/api/metrics mlxserve/api/prefix_names mlxserve/api/service mlxserve/api/openai "
+        "mlxserve/api/responses mlxserve/api/anthropic mlxserve/api/native"
+    ),
+    "mlxserve/api/dispatch": (
+        "mlxserve/errors mlxserve/chat mlxserve/shelf mlxserve/api/errors mlxserve/api/access "
+        "mlxserve/api/model_names mlxserve/api/server mlxserve/api/turns mlxserve/api/bodies "
+        "mlxserve/api/model_routes"
+    ),
+    "mlxserve/api/models": ("mlxserve/chat mlxserve/api/errors mlxserve/api/dispatch"),
     "mlxserve/api": (
-        "mlxserve/chat mlxserve/api/errors mlxserve/api/config mlxserve/api/access "
-        "mlxserve/api/model_names mlxserve/api/server mlxserve/api/metrics "
-        "mlxserve/api/prefix_names mlxserve/api/service mlxserve/api/models mlxserve/api/openapi "
-        "mlxserve/api/openai mlxserve/api/responses mlxserve/api/anthropic mlxserve/api/native "
-        "mlxserve/api/page mlxserve/api/turns"
+        "mlxserve/errors mlxserve/door mlxserve/chat mlxserve/shelf mlxserve/api/errors mlxserve/api/config "
+        "mlxserve/api/access mlxserve/api/warnings mlxserve/api/server mlxserve/api/turns mlxserve/api/bodies "
+        "mlxserve/api/openapi "
+        "mlxserve/api/responses mlxserve/api/native mlxserve/api/page mlxserve/api/model_routes "
+        "mlxserve/api/dispatch mlxserve/api/models"
     ),
     "mlxserve/doctor": (
         "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/config mlxserve/request "
@@ -229,8 +240,8 @@ ARROWS: dict[str, str] = {
     "mlxserve/service": "mlxserve/errors",
     "mlxserve/cli": (
         "tui/opening tui mlxserve/version mlxserve/errors mlxserve/files mlxserve/terminal_text mlxserve/option mlxserve/config "
-        "mlxserve/machine mlxserve/gguf mlxserve/hub mlxserve/text/tokenizer mlxserve/disk "
-        "mlxserve/chat mlxserve/ranks mlxserve/api/config mlxserve/api/access mlxserve/api/server "
+        "mlxserve/machine mlxserve/gguf mlxserve/hub mlxserve/text/tokenizer mlxserve/disk mlxserve/door "
+        "mlxserve/chat mlxserve/build mlxserve/ranks mlxserve/shelf mlxserve/api/config mlxserve/api/access mlxserve/api/server "
         "mlxserve/api mlxserve/doctor mlxserve/bench mlxserve/service"
     ),
     "mlxserve/__main__": "mlxserve/cli",

@@ -31,7 +31,7 @@ from mlxserve import (
     ToolChoice,
     UnknownPrefix,
 )
-from mlxserve.api.metrics import Metrics
+from mlxserve.api.metrics import Metrics, metrics_page
 from mlxserve.engine.async_engine import AsyncEngine
 from mlxserve.engine.output_stream import OutputStream
 from mlxserve.request import Request
@@ -219,7 +219,7 @@ def test_three_times_more_demand_than_pages_is_served_in_both_modes(
         outputs = tight.generate(CROWD, LONG, use_tqdm=False)
         tight.check()
         stats = tight.stats()
-        page = bytes(Metrics(tight.model_name, tight.stats).response().body).decode()
+        page = bytes(metrics_page([Metrics(tight.model_name, tight.stats)]).body).decode()
     assert [output.token_ids for output in outputs] == answers
     assert stats.scheduler.num_preemptions > 0
     assert stats.pool.num_used == 0

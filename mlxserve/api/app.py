@@ -30,31 +30,25 @@ from mlxserve.api.access.security import (
     RequestId,
     request_id,
 )
-from mlxserve.api.anthropic.routes import Anthropic
+from mlxserve.api.dispatch import ModelDispatch
 from mlxserve.api.errors import ApiError, error_response
-from mlxserve.api.metrics import Metrics
-from mlxserve.api.model_names import ModelNames
+from mlxserve.api.loading import Loading
+from mlxserve.api.model_routes import SharedState
 from mlxserve.api.models import Models
-from mlxserve.api.native.cache import Cache
-from mlxserve.api.native.model import ModelCard
-from mlxserve.api.native.monitoring import Monitoring
-from mlxserve.api.native.prefixes import Prefixes
 from mlxserve.api.native.status import Status
-from mlxserve.api.native.tokenization import Tokenization
-from mlxserve.api.openai.embeddings import Embeddings
-from mlxserve.api.openai.routes import OpenAI
 from mlxserve.api.openapi import OpenAPI
 from mlxserve.api.page.rendering import Rendering
 from mlxserve.api.page.routes import WebPage
-from mlxserve.api.prefix_names import PrefixNames
-from mlxserve.api.responses.routes import Responses
+from mlxserve.api.responses.store import ResponseStore
+from mlxserve.api.responses.stored import StoredResponses
 from mlxserve.api.server.drain import Drain, DrainCheck
 from mlxserve.api.server.open_requests import OpenRequests, RequestRegister
-from mlxserve.api.service import Service
 from mlxserve.api.turns import AtTheDoor
+from mlxserve.shelf.shelf import ModelShelf
 
 if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat
+    from mlxserve.door import Door
 
 
 logger = logging.getLogger(__name__)
@@ -72,37 +66,61 @@ def create_app(
     drain: Drain | None = None,
     open_requests: OpenRequests | None = None,
 ) -> Starlette:
-    """The API over one model, which is also known as `aliases`, and by names that are not listed.
-    With `strict_model_names` a request for any other model is refused.
+    """The API over one model, which is also known as `aliases`, and by names that are not listed."""
+    return create_app_of_shelf(
+        ModelShelf.of(chat, aliases, unlisted_names),
+        chat.door,
+        strict_model_names=strict_model_names,
+        access=access,
+        drain=drain,
+        open_requests=open_requests,
+    )
+
+
+def create_app_of_shelf(
+    shelf: ModelShelf,
+    door: Door,
+    *,
+    strict_model_names: bool = False,
+    access: AccessPolicy | None = None,
+    drain: Drain | None = None,
+    open_requests: OpenRequests | None = None,
+) -> Starlette:
+    """The API over the models of a shelf, of which the first is loaded.
+
+    door: of all work on prompts and bodies
+    With `strict_model_names` a request for a model that is not on the shelf is refused.
     `drain` and `open_requests` are shared with the server."""
     access = access or AccessPolicy()
     drain = drain or Drain()
     open_requests = open_requests or OpenRequests()
     limits = KeyLimits(access.max_requests_per_key, access.requests_per_minute_per_key)
-    metrics = Metrics(chat.model_name, chat.engine.stats)
     keyring = access.keyring()
-    prefix_names = PrefixNames(chat, keyring, access.max_prefix_share_per_key)
-    keyring.on_revoked(lambda key: open_requests.end(_revoked(), key.id))
-    names = ModelNames(
-        chat.model_name, tuple(aliases), tuple(unlisted_names), is_strict=strict_model_names
+    store = ResponseStore()
+    shared = SharedState(
+        keyring=keyring,
+        max_prefix_share=access.max_prefix_share_per_key,
+        drain=drain,
+        responses=store,
     )
-    service = Service(chat, names, metrics, prefix_names)
-    routes = [
-        *OpenAI(service).routes(),
-        *Responses(service).routes(),
-        *Anthropic(service).routes(),
-        *Models(service).routes(),
-        *ModelCard(service).routes(),
-        *Embeddings(service).routes(),
-        *Prefixes(service).routes(),
-        *Tokenization(service).routes(),
-        *Monitoring(chat, drain).routes(),
-        *Cache(service).routes(),
-        *Status(chat, metrics, drain).routes(),
+    dispatch = ModelDispatch(shelf, shared, is_strict=strict_model_names)
+    keyring.on_revoked(dispatch.drop_prefixes)
+    keyring.on_revoked(lambda key: open_requests.end(_revoked(), key.id))
+    of_models = dispatch.own_routes()
+    of_server = [
+        *StoredResponses(store).routes(),
+        *Models(dispatch).routes(),
+        *Loading(shelf, dispatch).routes(),
+        *Status(shelf.models[0].name, dispatch.loaded, drain).routes(),
         *Rendering().routes(),
     ]
     app = Starlette(
-        routes=[*routes, *OpenAPI(routes).routes(), *WebPage().routes()],
+        routes=[
+            *dispatch.routes(of_models),
+            *of_server,
+            *OpenAPI([*of_models, *of_server]).routes(),
+            *WebPage().routes(),
+        ],
         middleware=[
             Middleware(RequestId),
             Middleware(
@@ -115,9 +133,9 @@ def create_app(
             Middleware(RequestRegister, open_requests=open_requests),
             Middleware(DrainCheck, drain=drain),
             Middleware(LimitCheck, limits=limits),
-            Middleware(AtTheDoor, door=chat.door),
+            Middleware(AtTheDoor, door=door),
         ],
-        lifespan=partial(_beside, keyring, chat),
+        lifespan=partial(_beside, keyring, shelf, dispatch),
         exception_handlers={
             ApiError: _api_error,
             HTTPException: _http_error,
@@ -130,23 +148,19 @@ def create_app(
 
 
 @contextlib.asynccontextmanager
-async def _beside(keyring: Keyring, chat: Chat, _app: Starlette) -> AsyncIterator[None]:
+async def _beside(
+    keyring: Keyring, shelf: ModelShelf, dispatch: ModelDispatch, _app: Starlette
+) -> AsyncIterator[None]:
     """What is done beside the requests."""
-    tasks = [asyncio.ensure_future(work) for work in (_follow(keyring), _restore(keyring, chat))]
+    dispatch.start()
+    tasks = [asyncio.ensure_future(work) for work in (_follow(keyring), shelf.run())]
     try:
         yield
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _restore(keyring: Keyring, chat: Chat) -> None:
-    """Have the named prefixes of before the start ready, but for those of keys that are not ours."""
-    try:
-        await chat.prefixes.restore(lambda key_id: not key_id or keyring.has(key_id))
-    except Exception:
-        logger.exception("Named prefixes of before the start are not ready")
+        await dispatch.stop()
 
 
 async def _follow(keyring: Keyring) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from mlxserve.option import Option, Options
+from mlxserve.shelf.keep_alive import keep_alive_seconds
 
 NO_FILE = "none"
 
@@ -29,12 +30,22 @@ class ServerConfig(Options):
     ] = 8000
     alias: Annotated[
         tuple[str, ...],
-        Option("Another name for the model; may be repeated.", "Server", is_basic=True),
+        Option("A name for the first model; may be repeated.", "Server", is_basic=True),
     ] = ()
+    keep_alive: Annotated[
+        str,
+        Option(
+            'Unload a model that was loaded on demand after this long without a request: seconds or "5m"; '
+            "0 at once, -1 never. Those of --model stay.",
+            "Server",
+            "duration",
+        ),
+    ] = "10m"
     strict_model_names: Annotated[
         bool,
         Option(
-            "Refuse requests for another model's name, which are answered with a warning otherwise.",
+            "Refuse requests for a name that no model has, which the first model answers with a warning "
+            "otherwise.",
             "Server",
         ),
     ] = False
@@ -156,3 +167,27 @@ class ServerConfig(Options):
             is_basic=True,
         ),
     ] = "info"
+
+    def check_together(self) -> None:
+        keep_alive_seconds(self.keep_alive)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions(Options):
+    """What a table of the configuration file says of its model beside the engine's options.
+
+    Raises InvalidConfig.
+    """
+
+    aliases: Annotated[tuple[str, ...], Option("Other names of the model.", "Model")] = ()
+    keep_alive: Annotated[
+        str | None,
+        Option("As --keep-alive, for this model.", "Model", "duration", default="--keep-alive"),
+    ] = None
+    preload: Annotated[bool, Option("Load it when the server starts, and keep it.", "Model")] = (
+        False
+    )
+
+    def check_together(self) -> None:
+        if self.keep_alive is not None:
+            keep_alive_seconds(self.keep_alive)

@@ -3,14 +3,13 @@
 Names, types and help texts are those that `stats.py` declares beside the fields. Names are vLLM's
 with the prefix `mlxserve:`, so that the panels of its dashboards work after a search and replace,
 but for those of `request_max_num_generation_tokens`, `request_inference_time_seconds`,
-`request_params_*` and `cache_config_info`, which have no counterpart here. The registry
-belongs to one app, so that two apps in one process (tests) do not share numbers.
+`request_params_*` and `cache_config_info`, which have no counterpart here.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, TypeAlias
@@ -47,21 +46,24 @@ class Latencies(StatsGroup):
 
 
 class Metrics:
-    """The registry of one app. Its histograms are filled in the event loop: they have no locks."""
+    """Of one model. Its histograms are filled in the event loop: they have no locks."""
 
     def __init__(self, model_name: str, stats: Callable[[], Stats]) -> None:
-        self.registry = CollectorRegistry(auto_describe=False)
+        self.model_name = model_name
+        self.stats = stats
         self.latencies = Latencies()
-        self.registry.register(_Collector(model_name, stats, self.latencies))
         self.retry_after = RetryAfter()
 
     def timer(self, clock: Callable[[], float] = time.perf_counter) -> AnswerTimer:
         return AnswerTimer(self, clock)
 
-    def response(self) -> Response:
-        """The page. The engine's snapshot is taken here, so call it beside the event loop."""
-        text = generate_latest(self.registry)
-        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+def metrics_page(models: Sequence[Metrics]) -> Response:
+    """The page of all models, each under its label. Call it beside the event loop."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(models))
+    text = generate_latest(registry)
+    return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 class AnswerTimer:
@@ -98,21 +100,21 @@ class AnswerTimer:
 class _Collector(Collector):
     """Every group of numbers as metric families."""
 
-    def __init__(self, model_name: str, stats: Callable[[], Stats], latencies: Latencies) -> None:
-        self._model_name = model_name
-        self._stats = stats
-        self._latencies = latencies
+    def __init__(self, models: Sequence[Metrics]) -> None:
+        self._models = models
 
     def collect(self) -> Iterable[Metric]:
-        stats = self._stats()
-        groups = [getattr(stats, group.name) for group in fields(stats)]
         families: dict[str, _Family] = {}
-        for group in (*groups, self._latencies.copy()):
-            for attribute, exported in exports_of(type(group)):
-                name = exported.name or attribute
-                if name not in families:
-                    families[name] = _family(name, exported)
-                _fill(families[name], exported, getattr(group, attribute), self._model_name)
+        for model in self._models:
+            stats = model.stats()
+            groups = [getattr(stats, group.name) for group in fields(stats)]
+            for group in (*groups, model.latencies.copy()):
+                for attribute, exported in exports_of(type(group)):
+                    name = exported.name or attribute
+                    if name not in families:
+                        families[name] = _family(name, exported)
+                    value = getattr(group, attribute)
+                    _fill(families[name], exported, value, model.model_name)
         return families.values()
 
 

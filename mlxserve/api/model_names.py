@@ -19,6 +19,7 @@ class ModelNames:
     aliases: Sequence[str] = ()
     unlisted: Sequence[str] = ()  # accepted, but not shown, such as a path on this machine
     is_strict: bool = False  # any other name is refused
+    others: Sequence[str] = ()  # what is served beside it
 
     def check(self, name: str | None, *, is_anthropic: bool = False) -> str | None:
         """A warning for a name that is not the model's. Raises ApiError 404 if names are strict.
@@ -26,18 +27,25 @@ class ModelNames:
         Case, `:latest` and the organisation do not matter. Anthropic's clients only know the names of
         Anthropic's models: any of them means this one.
         """
-        known = (self.own, *self.aliases)
-        if name is None or name in known or name in self.unlisted:
+        if name is None or self.has(name):
             return None
         if is_anthropic and name.startswith(CLAUDE):
             return None
         if self.is_strict:
             raise self.unknown(name)
-        is_known = _bare(name) in map(_bare, known)
-        return None if is_known else f"the model {name[:100]!r} is not served here; {self.own} is"
+        if self.has_nearly(name):
+            return None
+        return f"the model {name[:100]!r} is not served here; {self.own} is"
+
+    def has(self, name: str) -> bool:
+        return name in (self.own, *self.aliases, *self.unlisted)
+
+    def has_nearly(self, name: str) -> bool:
+        """Without its case, `:latest` and the organisation."""
+        return _bare(name) in map(_bare, (self.own, *self.aliases))
 
     def unknown(self, name: str) -> ApiError:
-        known = (self.own, *self.aliases)
+        known = (self.own, *self.aliases, *self.others)
         return ApiError(
             404,
             f"The model {name[:100]!r} is not served here. Served: {', '.join(map(repr, known))}.",

@@ -1,25 +1,29 @@
-"""`/v1/models`: the served model, described as OpenAI's or Anthropic's clients expect it."""
+"""`/v1/models`: the models that can be asked for, as OpenAI's or Anthropic's clients expect them."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from mlxserve.api.dispatch import ModelDispatch, OfferedModel
 from mlxserve.api.errors import json_response, speaks_anthropic
-from mlxserve.api.service import Service
+
+if TYPE_CHECKING:
+    from mlxserve.chat.chat import Chat
 
 
 class Models:
-    """The endpoints over one service."""
+    """The endpoints over all models."""
 
-    def __init__(self, service: Service) -> None:
-        self._chat = service.chat
-        self._names = service.names
+    def __init__(self, dispatch: ModelDispatch) -> None:
+        self._dispatch = dispatch
+        self._created = int(time.time())
 
     def routes(self) -> list[Route]:
         return [
@@ -28,51 +32,66 @@ class Models:
         ]
 
     async def index(self, request: Request) -> Response:
-        """Lists the served model."""
+        """Lists the models that can be asked for."""
+        models = self._dispatch.models()
         if speaks_anthropic(request.scope):
-            name = self._chat.model_name
-            page = {"has_more": False, "first_id": name, "last_id": name}
-            return json_response({"data": [self._anthropic_model()], **page})
-        return json_response({"object": "list", "data": [self._openai_model()]})
+            cards = [self._anthropic_model(one) for one in models]
+            page = {"has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
+            return json_response({"data": cards, **page})
+        cards = [self._openai_model(one) for one in models]
+        return json_response({"object": "list", "data": cards})
 
     async def get(self, request: Request) -> Response:
-        """Describes the served model, by its name or an alias."""
+        """Describes a model, by its name or an alias."""
         is_anthropic = speaks_anthropic(request.scope)
-        name = request.path_params["name"]
-        if self._names.check(name, is_anthropic=is_anthropic) is not None:
-            raise self._names.unknown(name)
-        return json_response(self._anthropic_model() if is_anthropic else self._openai_model())
+        found = self._dispatch.model(request.path_params["name"], is_anthropic=is_anthropic)
+        return json_response(
+            self._anthropic_model(found) if is_anthropic else self._openai_model(found)
+        )
 
-    def _openai_model(self) -> dict[str, Any]:
-        return {
-            "id": self._chat.model_name,
+    def _openai_model(self, one: OfferedModel) -> dict[str, Any]:
+        card: dict[str, Any] = {
+            "id": one.model.name,
             "object": "model",
-            "created": self._chat.created,
+            "created": self._created if one.chat is None else one.chat.created,
             "owned_by": "mlxserve",
-            "aliases": list(self._names.aliases),
-            "context_length": self._chat.max_model_len,
-            "max_model_len": self._chat.max_model_len,
-            "capabilities": list(self._capabilities()),
-            "loaded": True,
+            "aliases": list(one.names.aliases),
         }
+        if one.chat is None:
+            card |= {"context_length": one.model.context} if one.model.context else {}
+        else:
+            card |= {
+                "context_length": one.chat.max_model_len,
+                "max_model_len": one.chat.max_model_len,
+                "capabilities": list(_capabilities(one.chat)),
+            }
+        size = {"size": one.model.weight_size} if one.model.weight_size else {}
+        return {**card, "loaded": one.chat is not None, **size}
 
-    def _anthropic_model(self) -> dict[str, Any]:
-        created = datetime.fromtimestamp(self._chat.created, UTC)
-        return {
+    def _anthropic_model(self, one: OfferedModel) -> dict[str, Any]:
+        created = datetime.fromtimestamp(
+            self._created if one.chat is None else one.chat.created, UTC
+        )
+        card: dict[str, Any] = {
             "type": "model",
-            "id": self._chat.model_name,
-            "display_name": self._chat.model_name,
+            "id": one.model.name,
+            "display_name": one.model.name,
             "created_at": created.isoformat().replace("+00:00", "Z"),
             "lifecycle": "active",
-            "max_input_tokens": self._chat.max_model_len,
-            "max_tokens": self._chat.max_model_len,
         }
+        if one.chat is not None:
+            card |= {
+                "max_input_tokens": one.chat.max_model_len,
+                "max_tokens": one.chat.max_model_len,
+            }
+        return card
 
-    def _capabilities(self) -> Iterator[str]:
-        """In Ollama's words, which agents and editors read to choose what to send."""
-        yield "completion"
-        yield "embedding"
-        if self._chat.can_call:
-            yield "tools"
-        if self._chat.can_think:
-            yield "thinking"
+
+def _capabilities(chat: Chat) -> Iterator[str]:
+    """In Ollama's words, which agents and editors read to choose what to send."""
+    yield "completion"
+    yield "embedding"
+    if chat.can_call:
+        yield "tools"
+    if chat.can_think:
+        yield "thinking"

@@ -31,13 +31,12 @@ class OwnedPrefix:
 
 
 class PrefixNames:
-    """Those of the prefixes of one `Chat`. Drops the prefixes of keys that are revoked."""
+    """Those of the prefixes of one `Chat`."""
 
     def __init__(self, chat: Chat, keyring: Keyring, max_share: float) -> None:
         self._chat = chat
         self._keyring = keyring
         self._max_share = max_share
-        keyring.on_revoked(self._drop)
 
     def full(self, request: Request, name: str, owner: str | None = None) -> str:
         """The name under which `Chat` knows a prefix, by default one of the request's own key."""
@@ -66,7 +65,8 @@ class PrefixNames:
         owner = key_id(request) if owner is None else owner
         return UnknownPrefix.named(name, [each.name for each in self.all() if each.owner == owner])
 
-    def _drop(self, key: Key) -> None:
+    def drop(self, key: Key) -> None:
+        """Those of a key that is revoked."""
         for prefix in self.all():
             if prefix.owner == key.id:
                 self._chat.prefixes.remove(f"{prefix.owner}/{prefix.name}")

@@ -122,6 +122,10 @@ def restart(
     model: ModelOption = "synthetic:llama-100m",
     pairs: Annotated[int, typer.Option(min=1, help="Rounds, each with two servers.")] = 3,
     tokens: Annotated[int, typer.Option(min=64, help="Length of the prompt.")] = 8192,
+    reload: Annotated[
+        bool,
+        typer.Option("--reload", help="Unload the model and load it again instead of a restart."),
+    ] = False,
     json: JsonOption = None,
 ) -> None:
     """Seconds to the first token of a long prompt: cold, from memory, from disk after a restart."""
@@ -129,7 +133,11 @@ def restart(
 
     with _shown_progress() as progress:
         report = bench_restart(
-            model_folder(model), pairs=pairs, num_tokens=tokens, progress=progress
+            model_folder(model),
+            pairs=pairs,
+            num_tokens=tokens,
+            reloads=reload,
+            progress=progress,
         )
     finish(report, json)
 

@@ -1,4 +1,5 @@
-"""The first token of a long prompt: cold, from memory, and from disk after a restart of the server."""
+"""The first token of a long prompt: cold, from memory, and from disk after a restart of the server, or
+after the model was unloaded and loaded again."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
+
 from mlxserve.bench.client import LoadClient, TimedRequest
 from mlxserve.bench.report import Figure, Report, ratios
 from mlxserve.bench.servers import Contender, ServerFailed, our_server
@@ -15,6 +18,7 @@ from mlxserve.bench.servers import Contender, ServerFailed, our_server
 _SEED = 22
 _PAGE_SIZE = 32
 _VOCABULARY = 250  # token ids that every model has
+_RELOAD_SECONDS = 600.0
 _GIB = "8"  # of disk space: more than a prompt of any length needs
 
 
@@ -23,9 +27,13 @@ def bench_restart(
     *,
     pairs: int,
     num_tokens: int,
+    reloads: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """Time one prompt on two servers that follow each other. Raises ServerFailed."""
+    """Time one prompt on two servers that follow each other. Raises ServerFailed.
+
+    reloads: on one server, which unloads its model and loads it again
+    """
     draw = random.Random(_SEED)
     times: dict[str, list[float]] = {"cold": [], "from memory": [], "from disk": []}
     num_read: list[float] = []
@@ -43,9 +51,14 @@ def bench_restart(
             progress(f"round {number}: cold, then from memory")
             with our_server("mlxserve", model, (*options, *disk)) as server:
                 cold, again = (asyncio.run(_ask(server, prompt)) for _ in range(2))
-            progress(f"round {number}: from disk")
-            with our_server("mlxserve", model, (*options, *disk)) as server:
-                read = asyncio.run(_ask(server, prompt))
+                if reloads:
+                    progress(f"round {number}: loaded again, from disk")
+                    _reload(server)
+                    read = asyncio.run(_ask(server, prompt))
+            if not reloads:
+                progress(f"round {number}: from disk")
+                with our_server("mlxserve", model, (*options, *disk)) as server:
+                    read = asyncio.run(_ask(server, prompt))
         if number:  # the first round warms up
             for name, request in zip(times, (cold, again, read), strict=True):
                 times[name].append(request.ttft)
@@ -55,9 +68,23 @@ def bench_restart(
         Figure(f"cold : {name}", "", ratios(times["cold"], times[name]))
         for name in ("from memory", "from disk")
     ]
-    figures.append(Figure("tokens found after the restart", "", tuple(num_read)))
-    settings = {"model": model, "pairs": pairs, "prompt tokens": num_tokens}
+    what = "reload" if reloads else "restart"
+    figures.append(Figure(f"tokens found after the {what}", "", tuple(num_read)))
+    settings = {"model": model, "pairs": pairs, "prompt tokens": num_tokens, "after": what}
     return Report("restart", settings, tuple(figures))
+
+
+def _reload(server: Contender) -> None:
+    """Raises ServerFailed."""
+    for what in ("unload", "load"):
+        reply = httpx.post(
+            f"{server.url}/api/v1/models/{what}",
+            json={"model": server.model},
+            timeout=_RELOAD_SECONDS,
+            trust_env=False,
+        )
+        if not reply.is_success:
+            raise ServerFailed(f"The server did not {what} its model: {reply.text[:300]}")
 
 
 async def _ask(server: Contender, token_ids: list[int]) -> TimedRequest:

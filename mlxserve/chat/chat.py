@@ -64,9 +64,11 @@ class Chat:
         prefix_file: Path | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         door: Door | None = None,
+        owns_door: bool = True,
         max_num_waiting: int | None = None,
     ) -> None:
         """door: of all work on its prompts; None for one of its own
+        owns_door: closes it
         max_num_waiting: as in SchedulerConfig; None for no limit
         fingerprint: names the model's weights, as models never share pages
         prefix_file: where named prefixes outlive the process; None for nowhere
@@ -84,6 +86,7 @@ class Chat:
         self._template_kwargs = dict(template_kwargs or {})
         self._max_num_waiting = max_num_waiting
         self.door = door or Door()
+        self._owns_door = owns_door or door is None
         self._planner = Planner(tokenizer, vocab_size, self.door)
         self._numbers = itertools.count()
         self.prefixes = NamedPrefixes(
@@ -397,6 +400,7 @@ class Chat:
     def close(self) -> None:
         """Abort every answer and end the engine. Idempotent."""
         self.engine.close()  # first: its thread uses the planner's matchers
-        self.door.close()
+        if self._owns_door:
+            self.door.close()
         self._planner.close()
         self._tokenizer.close()

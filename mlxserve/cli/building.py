@@ -1,16 +1,32 @@
-"""Builds the engine and its chat from options, for the commands that load a model."""
+"""Builds engines and their chats from options, for the commands that load models."""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from mlxserve.api.config import ServerConfig
+from mlxserve.cli.settings import ModelSettings
 from mlxserve.cli.streams import print_error
-from mlxserve.config import EngineConfig
-from mlxserve.errors import EngineStopped
+from mlxserve.config import MIN_PAGES, EngineConfig
+from mlxserve.errors import EngineStopped, InvalidConfig
+from mlxserve.shelf.keep_alive import keep_alive_seconds
+from mlxserve.shelf.places import ShelfModel
+from mlxserve.shelf.shelf import ModelShelf
 
 if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat
+    from mlxserve.door import Door
+    from mlxserve.hub.catalog import Entry
+    from mlxserve.hub.files import ModelFiles
+
+_USEFUL_CONTEXT = 8192  # tokens that an idle model's pool keeps, unless max_model_len is given
 
 
 def build(config: EngineConfig) -> Chat:
@@ -20,10 +36,123 @@ def build(config: EngineConfig) -> Chat:
 
     files = find_model(config.model, config.revision)
     machine.import_mlx_lm()
+    return _build(config, files)
+
+
+def build_shelf(models: Sequence[ModelSettings], server: ServerConfig) -> tuple[ModelShelf, Door]:
+    """Import mlx, and load the first model and others as they ask for it. Returns the door of all.
+
+    Raises MlxServeError; a missing model fails before mlx loads.
+    """
+    from mlxserve import machine
+    from mlxserve.hub.catalog import Origin, entry_of
+    from mlxserve.hub.files import find_model
+
+    found = []
+    for one in models:
+        files = find_model(one.config.model, one.config.revision)
+        found.append((one, files if one.name is None else replace(files, name=one.name)))
+    machine.import_mlx_lm()
+    from mlxserve.build import new_door
+
+    door = new_door()
+    is_alone = len(found) == 1
+    shelved = [
+        _shelved(
+            one,
+            files,
+            None if is_alone else entry_of(files.name, Origin.FOLDER, files.place),
+            server,
+            door,
+        )
+        for one, files in found
+    ]
+    shelved[0] = replace(shelved[0], aliases=(*shelved[0].aliases, *server.alias), preload=True)
+    budget = math.inf  # the options of the only model bound it
+    if len(shelved) > 1:
+        _refuse_together(models, shelved)
+        share = max(one.config.gpu_memory_utilization for one in models)
+        budget = int(machine.memory().working_set * share)
+    shelf = ModelShelf(shelved, budget=budget, close=door.close)
+    asyncio.run(shelf.preload())
+    return shelf, door
+
+
+def _refuse_together(models: Sequence[ModelSettings], shelved: Sequence[ShelfModel]) -> None:
+    """Raises InvalidConfig for what several models cannot have."""
+    if any(one.config.num_ranks > 1 for one in models):
+        raise InvalidConfig(
+            "Several ranks serve one model. Give --model once, or leave the ranks out."
+        )
+    names = Counter(name for one in shelved for name in (one.name, *one.aliases))
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise InvalidConfig(
+            f"Two models are called {twice[0]!r}. Give each one once, and other aliases, or names of "
+            "your own in tables of the configuration file."
+        )
+
+
+def _shelved(
+    one: ModelSettings,
+    files: ModelFiles,
+    entry: Entry | None,
+    server: ServerConfig,
+    door: Door,
+) -> ShelfModel:
+    """`entry`: what the files tell of the model's memory; None where it has the memory alone."""
+    config, stays = one.config, one.is_named or one.options.preload
+    least_pages, most_pages = _pool_sizes(config, entry)
+    default = "-1" if stays else server.keep_alive
+    return ShelfModel(
+        name=files.name,
+        load=partial(_build, config, files, door),
+        aliases=tuple(one.options.aliases),
+        unlisted=() if config.model is None else (config.model,),
+        weight_size=files.weight_size,
+        context=config.scheduler.max_model_len or (0 if entry is None else entry.context),
+        least=files.weight_size + _estimate(config, entry, least_pages),
+        least_pages=least_pages,
+        most_pages=most_pages,
+        keep_alive=keep_alive_seconds(one.options.keep_alive or default),
+        preload=stays,
+    )
+
+
+def _pool_sizes(config: EngineConfig, entry: Entry | None) -> tuple[int, int]:
+    """(fewest, most) useful pages; the same where a number is given."""
+    if config.num_pages is not None:
+        return config.num_pages, config.num_pages
+    longest = entry.context if entry is not None and entry.context else _USEFUL_CONTEXT
+    context = config.scheduler.max_model_len or min(longest, _USEFUL_CONTEXT)
+    most = config.scheduler.max_num_seqs * (config.scheduler.max_model_len or longest)
+    return max(MIN_PAGES, -(-context // config.page_size)), most // config.page_size
+
+
+def _estimate(config: EngineConfig, entry: Entry | None, num_pages: int) -> int:
+    """Bytes of a step and of so many pages, as the model's files tell."""
+    from mlxserve import machine
+
+    if entry is None:
+        return 0
+    is_metal = machine.is_metal()
+    of_value = 2 if is_metal else 4
+    of_token = entry.kv_size(of_value, in_8_bits=config.kv_cache_dtype == "q8")
+    step = 0
+    if is_metal or config.num_pages is None:
+        step = entry.step_size(of_value, has_scores=not is_metal)
+    return step + num_pages * config.page_size * of_token
+
+
+def _build(
+    config: EngineConfig,
+    files: ModelFiles,
+    door: Door | None = None,
+    memory_limit: int | None = None,
+) -> Chat:
     from mlxserve.ranks.run import build_chat_of_ranks  # imports mlx and mlx-lm
 
     try:
-        return build_chat_of_ranks(config, files)
+        return build_chat_of_ranks(config, files, door=door, memory_limit=memory_limit)
     except EngineStopped as error:
         if config.num_ranks > 1:  # the engine's thread may wait for another rank for ever
             print_error(error)

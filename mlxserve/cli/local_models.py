@@ -158,7 +158,7 @@ def rm(
         )
         raise InvalidRequest(f"{name} {reason}. `mlxserve list` shows what is downloaded.")
     for server in running_servers():
-        if server.model == repository:
+        if repository in (server.model, *server.others):
             raise InvalidRequest(f"{repository} is served at {server.url}. Stop that server first.")
     size = sum(file.stat().st_size for file in folder.rglob("*") if not file.is_symlink())
     if not yes:

@@ -71,7 +71,12 @@ def _show_all(ctx: typer.Context, asked: bool) -> None:
 
 def with_settings(*schemas: type[Options]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command one flag per option of the schemas; it takes the outcome as `settings`."""
-    flags = {option.name: _flag(option) for schema in schemas for option in options_of(schema)}
+    is_of_server = ServerConfig in schemas
+    flags = {
+        option.name: _flag(option, may_repeat=is_of_server and option.name == "model")
+        for schema in schemas
+        for option in options_of(schema)
+    }
     config = inspect.Parameter(
         "config",
         inspect.Parameter.KEYWORD_ONLY,
@@ -128,8 +133,11 @@ def _value(given: Any) -> Any:
     return given
 
 
-def _flag(option: NamedOption) -> inspect.Parameter:
-    """The parameter that typer makes the flag from. Its default None means: not given."""
+def _flag(option: NamedOption, *, may_repeat: bool = False) -> inspect.Parameter:
+    """The parameter that typer makes the flag from. Its default None means: not given.
+
+    may_repeat: although the option has one value, such as the model of an engine
+    """
     default = option.default_text()
     flag = typer.Option(
         *_declarations(option),
@@ -141,7 +149,7 @@ def _flag(option: NamedOption) -> inspect.Parameter:
         option.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[_flag_type(option) | None, flag],
+        annotation=Annotated[list[str] | None if may_repeat else _flag_type(option) | None, flag],
     )
 
 

@@ -15,7 +15,7 @@ import typer
 
 from mlxserve.cli.building import build
 from mlxserve.cli.remote import stream
-from mlxserve.cli.running_servers import RunningServer, newest_server
+from mlxserve.cli.running_servers import RunningServer, newest_server, served_name
 from mlxserve.cli.settings import Settings
 from mlxserve.cli.streams import print_safe
 from mlxserve.cli.terminal import run_terminal
@@ -74,7 +74,7 @@ def run(
         report = (
             _answer_here(config, messages, asked)
             if server is None
-            else _answer_there(server, messages, asked)
+            else _answer_there(server, config.model, messages, asked)
         )
     except BrokenPipeError:  # the reader (such as `head`) closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -130,10 +130,14 @@ def _server(settings: Settings, config: EngineConfig) -> RunningServer | None:
 
 
 def _answer_there(
-    server: RunningServer, messages: Sequence[Mapping[str, str]], asked: Mapping[str, Any]
+    server: RunningServer,
+    model: str | None,
+    messages: Sequence[Mapping[str, str]],
+    asked: Mapping[str, Any],
 ) -> str:
     """As `_answer_here`, by the server. The model's thinking is left out. Raises ServerError."""
-    body = {"model": server.model, "messages": messages, "stream": True, **asked}
+    name = served_name(server, model)
+    body = {"model": name, "messages": messages, "stream": True, **asked}
     body["stream_options"] = {"include_usage": True}
     started = time.perf_counter()
     first, text, thought = started, "\n", False

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,16 +29,22 @@ class RunningServer:
     model: str
     started: float  # seconds since the epoch
     needs_key: bool = False
+    others: tuple[str, ...] = ()  # models beside it
 
 
 @contextmanager
-def registered(url: str, model: str, *, needs_key: bool) -> Iterator[None]:
+def registered(url: str, models: Sequence[str], *, needs_key: bool) -> Iterator[None]:
     """Have other commands find this process as a server. Without a writable folder they do not."""
     import psutil
 
     started = psutil.Process().create_time()
     server = RunningServer(
-        os.getpid(), url.replace("//0.0.0.0:", "//127.0.0.1:"), model, started, needs_key
+        os.getpid(),
+        url.replace("//0.0.0.0:", "//127.0.0.1:"),
+        models[0],
+        started,
+        needs_key,
+        tuple(models[1:]),
     )
     file = _folder() / f"{server.pid}.json"
     try:
@@ -79,12 +85,19 @@ def newest_server(model: str | None = None, *, has_key: bool = True) -> RunningS
 
 def serves(server: RunningServer, model: str | None) -> bool:
     """Whether it serves the model that `--model` would name so; None is any model."""
+    return served_name(server, model) is not None
+
+
+def served_name(server: RunningServer, model: str | None) -> str | None:
+    """What the server calls the model that `--model` would name so; None if it does not serve it."""
     from mlxserve.hub.known_models import repository_of
 
-    if model is None or server.model in (model, repository_of(model)):
-        return True
+    if model is None:
+        return server.model
     path = Path(model).expanduser()  # which the server calls by its last part
-    return path.exists() and server.model in (path.resolve().name, path.stem)
+    parts = (path.resolve().name, path.stem) if path.exists() else ()
+    wanted = (model, repository_of(model), *parts)
+    return next((one for one in (server.model, *server.others) if one in wanted), None)
 
 
 def _folder() -> Path:
@@ -94,10 +107,11 @@ def _folder() -> Path:
 def _read(file: Path) -> RunningServer | None:
     """None for a file that no server has written."""
     try:
-        server = RunningServer(**read_own_json(file, _MAX_BYTES))
-    except (OSError, ValueError, TypeError):
+        content = read_own_json(file, _MAX_BYTES)
+        server = RunningServer(**{**content, "others": tuple(content.get("others", ()))})
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
-    are_words = all(isinstance(word, str) for word in (server.url, server.model))
+    are_words = all(isinstance(word, str) for word in (server.url, server.model, *server.others))
     are_numbers = isinstance(server.pid, int) and isinstance(server.started, int | float)
     return server if are_words and are_numbers and 0 < server.pid < _MAX_PID else None
 

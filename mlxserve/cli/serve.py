@@ -6,19 +6,21 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
 
 from mlxserve.api.config import ServerConfig
-from mlxserve.cli.building import build
+from mlxserve.cli.building import build_shelf
 from mlxserve.cli.options import ModelName
 from mlxserve.cli.ranks import STOP, run_by_launcher
 from mlxserve.cli.running_servers import registered
 from mlxserve.cli.servers import serve_in_background
-from mlxserve.cli.settings import Settings
+from mlxserve.cli.settings import ModelSettings, Settings
 from mlxserve.cli.streams import forget_unwritten, open_closed_streams, print_error, say
 from mlxserve.config import EngineConfig
 from mlxserve.disk.folder import default_bytes, disk_folder
@@ -50,12 +52,13 @@ def serve(
     if model_name is not None:
         settings = settings.with_model(model_name)
     server = settings.build(ServerConfig)
-    config = settings.build(EngineConfig)
-    if config.num_ranks > 1:
+    models = settings.models()
+    config = models[0].config
+    if config.num_ranks > 1 and len(models) == 1:
         _join_ranks(config)
     else:
-        config = _with_server_defaults(config)
-    exit_code = _serve(server, config, is_private=exit_with_parent)
+        models = [replace(one, config=_with_server_defaults(one.config)) for one in models]
+    exit_code = _serve(server, models, is_private=exit_with_parent)
     if exit_code:
         print_error("the engine has failed; the log says why.")
         if config.num_ranks > 1:  # the engine's thread may wait for another rank for ever
@@ -63,8 +66,8 @@ def serve(
         sys.exit(exit_code)
 
 
-def _serve(server: ServerConfig, config: EngineConfig, *, is_private: bool) -> int:
-    """Load the model and serve it; the exit code. `is_private`: for the parent process alone."""
+def _serve(server: ServerConfig, models: Sequence[ModelSettings], *, is_private: bool) -> int:
+    """Load models and serve them; the exit code. `is_private`: for the parent process alone."""
     from mlxserve import machine
     from mlxserve.api.access.policy import read_access
     from mlxserve.api.build import ModelServer
@@ -76,14 +79,15 @@ def _serve(server: ServerConfig, config: EngineConfig, *, is_private: bool) -> i
     access = read_access(server, os.environ.get("MLXSERVE_API_KEY"))
     limits = Limits.of(server).within(machine.allow_open_files())
     with bind(server.host, server.port) as listener:
+        config = models[0].config
         if is_private or (config.num_ranks > 1 and config.hostfile is not None):
             stop_at_end_of_input(STOP)
-        chat, url = build(config), url_of(listener)
+        (shelf, door), url = build_shelf(models, server), url_of(listener)
         running = ModelServer(
-            chat,
+            shelf,
+            door,
             server,
             access,
-            unlisted_names=() if config.model is None else (config.model,),
             limits=limits,
             on_ready=lambda: say(f"mlxserve is ready at {url}"),
         )
@@ -93,7 +97,7 @@ def _serve(server: ServerConfig, config: EngineConfig, *, is_private: bool) -> i
             with (
                 nullcontext()
                 if is_private
-                else registered(url, chat.model_name, needs_key=needs_key)
+                else registered(url, [one.name for one in shelf.models], needs_key=needs_key)
             ):
                 return running.run(listener)
         finally:

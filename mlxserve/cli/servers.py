@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -32,7 +33,7 @@ _LOG_LINES = 12
 
 
 def ps(json: Json = False) -> None:
-    """List the servers of this user that run now, with what they are doing."""
+    """List the servers of this user that run now, with what they are doing, and their models."""
     servers = [(server, _activity(server)) for server in running_servers()]
     if json:
         print_safe(
@@ -50,15 +51,28 @@ def ps(json: Json = False) -> None:
         print_safe(
             f"{server.url:28} {server.model:40} pid {server.pid:<8} {age:>12}  {_words(activity)}"
         )
+        for one in activity.get("models", ()) if server.others else ():
+            print_safe(f"  {one['id']:46} {_model_in_words(one)}")
 
 
 def stop(
     which: Annotated[
-        str | None, typer.Argument(help="Its address, port, model or process id, if several run.")
+        str | None,
+        typer.Argument(
+            help="Its address, port, model or process id, if several run; or one of a server's models."
+        ),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Stop every server of this user.")] = False,
 ) -> None:
-    """Stop a server. Running answers have a few seconds to finish."""
+    """Stop a server, or unload one of its models. Running answers have a few seconds to finish.
+
+    A server with several models goes on without the one that is named: it is loaded again when a
+    request asks for it.
+    """
+    if which is not None and not every and (server := _with_several(which)) is not None:
+        ask(server.url, "POST", "/api/v1/models/unload", {"model": which})
+        print_safe(f"Unloaded {which} from the server at {server.url}")
+        return
     for server in _chosen(which, every=every):
         os.kill(server.pid, signal.SIGTERM)
         deadline = time.monotonic() + _STOP_SECONDS
@@ -89,21 +103,42 @@ def _chosen(which: str | None, *, every: bool) -> Sequence[RunningServer]:
     raise InvalidRequest(f"Several servers run: {listed}. Name one, or stop all with --all.")
 
 
+def _with_several(model: str) -> RunningServer | None:
+    """The only server that has this model and others; None if there is none. Raises InvalidRequest."""
+    found = [one for one in running_servers() if one.others and model in (one.model, *one.others)]
+    if len(found) > 1:
+        urls = ", ".join(one.url for one in found)
+        raise InvalidRequest(f"Several servers have {model!r}: {urls}. Stop one by its address.")
+    return found[0] if found else None
+
+
+def _model_in_words(one: dict[str, Any]) -> str:
+    if one["state"] == "unloaded":
+        return f"{'':>9}  not loaded"
+    memory, num_requests = f"{one['memory'] / (1 << 30):6.2f} GiB", one["num_requests"]
+    left = one["unloads_in_seconds"]
+    use = f"{num_requests} request{'s' * (num_requests > 1)}" if num_requests else "idle"
+    stays = "" if num_requests else ", stays" if left is None else f", {left:.0f} s left"
+    return f"{memory}  {use}{stays}" + (f" ({one['state']})" if one["state"] != "loaded" else "")
+
+
 def _activity(server: RunningServer) -> dict[str, Any]:
-    """How many requests run and wait; empty if it does not say."""
+    """How many requests run and wait, and its models; empty if it does not say."""
     try:
         reply = ask(server.url, "GET", "/ready", seconds=_ASK_SECONDS)
     except ServerError:
         return {}
-    return {
-        name: reply[name]
-        for name in ("num_requests_running", "num_requests_waiting")
-        if name in reply
-    }
+    names = [name for name in ("num_requests_running", "num_requests_waiting") if name in reply]
+    activity = {name: reply[name] for name in names}
+    if server.others:
+        with suppress(ServerError):  # the key may not see them
+            models = ask(server.url, "GET", "/api/v1/models", seconds=_ASK_SECONDS)
+            activity["models"] = models["data"]
+    return activity
 
 
 def _words(activity: dict[str, Any]) -> str:
-    if not activity:
+    if "num_requests_running" not in activity:
         return ""
     return f"{activity['num_requests_running']} running, {activity['num_requests_waiting']} waiting"
 

@@ -10,7 +10,7 @@ import typer
 
 from mlxserve.api.config import NO_FILE, ServerConfig
 from mlxserve.cli.options import SCHEMAS, PanelCommand, with_settings
-from mlxserve.cli.settings import OTHER_NAMES, PREFIX, Settings, flags_of
+from mlxserve.cli.settings import OTHER_NAMES, PREFIX, Settings, flags_of, several
 from mlxserve.cli.streams import print_safe
 from mlxserve.config import EngineConfig
 from mlxserve.option import options_of
@@ -91,12 +91,20 @@ def _flags(settings: Settings) -> list[str]:
     flags = dict(settings.flags)
     for name, value in settings.flags.items():
         is_path = units[name] in _PATH_UNITS and value != NO_FILE
-        if is_path or (name == "model" and Path(value).expanduser().exists()):
+        if name == "model":
+            flags[name] = tuple(_whole(one) for one in several(value))
+        elif is_path:
             flags[name] = str(Path(value).expanduser().resolve())
     config = (
         [] if settings.file is None else ["--config", str(settings.file.expanduser().resolve())]
     )
     return [*config, *flags_of(flags)]
+
+
+def _whole(model: str) -> str:
+    """A path from the root, or another name as it is."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.exists() else model
 
 
 def _ignored_variables() -> list[str]:

@@ -3,7 +3,15 @@
     flag  >  MLXSERVE_NAME in the environment  >  the file  >  the default
 
 The file is TOML with one `name = value` per option, named like the configs' fields; flags are spelled
-with dashes. An unknown name is an error: a misspelled option that is silently ignored is hard to find.
+with dashes. A table for a model goes before what the file says for all of them:
+
+    max_num_seqs = 16
+
+    [models."mlx-community/Qwen3-4B-4bit"]
+    aliases = ["coder"]
+    max_model_len = 32768
+
+An unknown name is an error: a misspelled option that is silently ignored is hard to find.
 """
 
 from __future__ import annotations
@@ -15,11 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mlxserve.config import config_home
+from mlxserve.api.config import ModelOptions
+from mlxserve.config import EngineConfig, config_home
 from mlxserve.errors import InvalidConfig
 from mlxserve.option import NamedOption, Options, options_of, unknown_option
 
 PREFIX = "MLXSERVE_"
+_TABLES = "models"  # the name of the models' tables in the file
 # Variables of the same prefix that are not options: secrets, folders, what is read before options
 # are, and settings of our tests.
 OTHER_NAMES = frozenset(
@@ -42,18 +52,40 @@ class Given:
 
     value: Any
     source: str
+    is_of_file: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """A model to serve.
+
+    is_named: by --model, and not only by a table of the file
+    name: in the API, if a table gives it one of its own
+    """
+
+    config: EngineConfig
+    options: ModelOptions
+    is_named: bool
+    name: str | None = None
 
 
 class Settings:
     """What was given for the options of some configs."""
 
     def __init__(
-        self, flags: Mapping[str, Any], given: Mapping[str, Given], file: Path | None
+        self,
+        flags: Mapping[str, Any],
+        given: Mapping[str, Given],
+        file: Path | None,
+        tables: Mapping[str, Mapping[str, Given]],
     ) -> None:
-        """`file`: the one that was named by a flag."""
+        """file: the one that was named by a flag
+        tables: of models in the file that was read, by their names
+        """
         self.flags = flags
         self.file = file
         self._given = given
+        self._tables = tables
 
     @classmethod
     def read(
@@ -66,12 +98,13 @@ class Settings:
         """`flags` that are None were not given. Raises InvalidConfig."""
         known = {option.name: option for schema in schemas for option in options_of(schema)}
         flags = {name: value for name, value in flags.items() if value is not None}
+        content = _content(_chosen(file, environment))
         given = {
-            **_from_file(_chosen(file, environment), known),
+            **_from_file(content, known),
             **_from_environment(environment, known),
             **{name: Given(value, "") for name, value in flags.items()},
         }
-        return cls(flags, given, file)
+        return cls(flags, given, file, _tables(content))
 
     def has(self, name: str) -> bool:
         """Whether the option was given, anywhere."""
@@ -90,14 +123,60 @@ class Settings:
 
     def build(self, schema: type[T]) -> T:
         """The config with what was given for it. Raises InvalidConfig that names the source."""
-        names = {option.name for option in options_of(schema)} & self._given.keys()
-        try:
-            return schema().with_options(**{name: self._given[name].value for name in names})
-        except InvalidConfig as error:
-            given = self._given.get(error.option or "")
-            if given is None or not given.source:
-                raise
-            raise InvalidConfig(f"{error} ({given.source})", option=error.option) from error
+        return _built(schema, self._given)
+
+    def models(self) -> list[ModelSettings]:
+        """The models to serve: those of --model, or else the first table's, and then the tables'.
+
+        Raises InvalidConfig.
+        """
+        named = several(self._given["model"].value) if self.has("model") else ()
+        if not named and not self._tables:
+            return [ModelSettings(self.build(EngineConfig), ModelOptions(), is_named=True)]
+        return [
+            self._model(name, is_named=name in named)
+            for name in {**dict.fromkeys(named), **self._tables}
+        ]
+
+    def _model(self, name: str, *, is_named: bool) -> ModelSettings:
+        table = self._tables.get(name, {})
+        over = {key: one for key, one in self._given.items() if not one.is_of_file}
+        given = {**self._given, **table, **over, "model": table.get("model", Given(name, ""))}
+        return ModelSettings(
+            _built(EngineConfig, given),
+            _built(ModelOptions, table),
+            is_named,
+            name if "model" in table else None,
+        )
+
+
+def _built(schema: type[T], given: Mapping[str, Given]) -> T:
+    """Raises InvalidConfig that names the source."""
+    values = {
+        option.name: _as_declared(given[option.name].value, option)
+        for option in options_of(schema)
+        if option.name in given
+    }
+    if "model" in values and (named := several(values["model"])):
+        values["model"] = named[0]
+    try:
+        return schema().with_options(**values)
+    except InvalidConfig as error:
+        found = given.get(error.option or "")
+        if found is None or not found.source:
+            raise
+        raise InvalidConfig(f"{error} ({found.source})", option=error.option) from error
+
+
+def _as_declared(value: Any, option: NamedOption) -> Any:
+    """A duration may be a number of seconds as well."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value) if is_number and option.declared.unit == "duration" else value
+
+
+def several(value: Any) -> tuple[Any, ...]:
+    """What --model gives, once or several times."""
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
 def flags_of(given: Mapping[str, Any]) -> list[str]:
@@ -126,17 +205,54 @@ def _chosen(file: Path | None, environment: Mapping[str, str]) -> Path | None:
     return chosen if is_named or chosen.exists() else None
 
 
-def _from_file(file: Path | None, known: Mapping[str, NamedOption]) -> dict[str, Given]:
+@dataclass(frozen=True, slots=True)
+class _File:
+    path: Path | None
+    values: Mapping[str, Any]
+
+
+def _content(file: Path | None) -> _File:
+    """Raises InvalidConfig."""
     if file is None:
-        return {}
+        return _File(None, {})
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        return _File(file, tomllib.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise InvalidConfig(f"The configuration {file} cannot be read: {error}") from error
-    for name in content:
+
+
+def _from_file(file: _File, known: Mapping[str, NamedOption]) -> dict[str, Given]:
+    given = {}
+    for name, value in file.values.items():
+        if name == _TABLES:
+            continue
         if name not in known:
-            raise InvalidConfig(f"{file}: {unknown_option(name, known)}")
-    return {name: Given(value, f"set in {file}") for name, value in content.items()}
+            raise InvalidConfig(f"{file.path}: {unknown_option(name, known)}")
+        given[name] = Given(value, f"set in {file.path}", is_of_file=True)
+    return given
+
+
+def _tables(file: _File) -> dict[str, dict[str, Given]]:
+    """Of models, by their names. Raises InvalidConfig."""
+    tables = file.values.get(_TABLES, {})
+    if not isinstance(tables, dict) or not all(isinstance(one, dict) for one in tables.values()):
+        raise InvalidConfig(
+            f'{file.path}: {_TABLES} must be tables, one for each model: [{_TABLES}."NAME"]'
+        )
+    known = {
+        option.name for schema in (EngineConfig, ModelOptions) for option in options_of(schema)
+    }
+    found = {}
+    for model, table in tables.items():
+        where = f'[{_TABLES}."{model}"]'
+        for name in table:
+            if name not in known:
+                raise InvalidConfig(f"{file.path}, {where}: {unknown_option(name, known)}")
+        found[model] = {
+            name: Given(value, f"set in {file.path}, {where}", is_of_file=True)
+            for name, value in table.items()
+        }
+    return found
 
 
 def _from_environment(

@@ -342,7 +342,7 @@ class AsyncEngine:
     def _build_and_run(self, build: Callable[[], Engine]) -> None:
         try:
             engine = build()
-            self.max_model_len = engine.max_model_len
+            self.max_model_len, self._stats = engine.max_model_len, engine.stats()
             self._beat = RUNNING.now()  # loading may have taken minutes
         except BaseException as error:  # noqa: BLE001  (raised again by the thread that waits)
             self._stopped = EngineStopped("The engine could not be built.")
@@ -526,9 +526,16 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _free_arrays() -> None:
-    """Free the arrays of an ended engine on the thread that made them."""
+    """Free the arrays of an ended engine on the thread that made them.
+
+    A server has exempted what existed when its models were loaded from collections.
+    """
     import mlx.core as mx
 
+    is_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
     gc.collect()
+    if is_frozen:
+        gc.freeze()
     mx.synchronize()
     mx.clear_cache()

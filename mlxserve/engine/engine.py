@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mlxserve import machine
@@ -38,7 +39,15 @@ from mlxserve.model.workers import Workers
 from mlxserve.pauses import RUNNING
 from mlxserve.request import Chunk, FinishReason, LiveRequest, Output, Pooling, Request, Resized
 from mlxserve.scheduler.scheduler import Scheduler
-from mlxserve.stats import DiskStats, PoolStats, RankStats, Stats, StepStats, WindowStats
+from mlxserve.stats import (
+    DiskStats,
+    PlannedMemory,
+    PoolStats,
+    RankStats,
+    Stats,
+    StepStats,
+    WindowStats,
+)
 
 _GUIDE_SECONDS = 0.005  # to wait for a mask without looking at the inbox
 
@@ -55,7 +64,10 @@ class Engine:
         disk: DiskCache | None = None,
         trace: Trace | None = None,
         workers: Workers | None = None,
+        planned: PlannedMemory | None = None,
     ) -> None:
+        """planned: bytes of weights, a step, recurrent states (as its `pool`) and a page"""
+        self._planned = planned or PlannedMemory()
         self._scheduler = scheduler
         self._workers = workers
         self._runner = runner
@@ -324,7 +336,12 @@ class Engine:
             states=self._scheduler.state_stats.copy(),
             windows=WindowStats() if windows is None else WindowStats.of(windows.pool),
             ranks=RankStats() if self._workers is None else self._workers.stats(),
+            planned=self._planned_now(),
         )
+
+    def _planned_now(self) -> PlannedMemory:
+        pages = self._scheduler.pool.num_pages * self._planned.page
+        return replace(self._planned, pool=self._planned.pool + pages)
 
     def _page_states(self) -> bytes:
         """The pool's, with those of its cached pages that are on disk as well."""

@@ -14,6 +14,7 @@ from typing import NoReturn
 from mlxserve.build import build_chat, build_part
 from mlxserve.chat.chat import Chat
 from mlxserve.config import EngineConfig
+from mlxserve.door import Door
 from mlxserve.errors import InvalidConfig, MlxServeError, in_one_line
 from mlxserve.hub.files import ModelFiles, find_model, text_config
 from mlxserve.hub.kv_shapes import num_layers
@@ -45,9 +46,16 @@ _OF_EACH_RANK = {
 }
 
 
-def build_chat_of_ranks(config: EngineConfig, files: ModelFiles | None = None) -> Chat:
+def build_chat_of_ranks(
+    config: EngineConfig,
+    files: ModelFiles | None = None,
+    *,
+    door: Door | None = None,
+    memory_limit: int | None = None,
+) -> Chat:
     """`build_chat` as rank 0 of as many ranks as the options ask for. Raises MlxServeError."""
-    return build_chat(config, files, partial(connect, config) if config.num_ranks > 1 else None)
+    others = partial(connect, config) if config.num_ranks > 1 else None
+    return build_chat(config, files, others, door=door, memory_limit=memory_limit)
 
 
 def join_group(config: EngineConfig) -> RankGroup:

@@ -286,6 +286,9 @@ class FakeChat:
     def is_alive(self) -> bool:
         return self.alive
 
+    def has_failed(self) -> bool:
+        return not self.alive
+
     def release(self) -> None:
         """Continue the answers on HOLD; from any thread."""
         self._is_released = True

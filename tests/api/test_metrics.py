@@ -1,6 +1,6 @@
 from prometheus_client.parser import text_string_to_metric_families
 
-from mlxserve.api.metrics import Metrics
+from mlxserve.api.metrics import Metrics, metrics_page
 from mlxserve.request import FinishReason
 from mlxserve.stats import Histogram, PoolStats, SchedulerStats, Stats, StepStats
 from mlxserve.text.deltas import Delta, Usage
@@ -23,7 +23,7 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
 def shown(chat, stats: Stats) -> str:
     """The metrics page for these numbers."""
     chat.stats = lambda: stats
-    return Metrics(chat.model_name, chat.stats).response().body.decode()
+    return metrics_page([Metrics(chat.model_name, chat.stats)]).body.decode()
 
 
 def test_the_page_is_in_the_format_of_prometheus(client):
@@ -132,7 +132,7 @@ def test_latencies_match_the_clock(chat):
     timer = metrics.timer(clock=lambda: next(times))
     for delta in deltas:
         timer.observe(delta)
-    found = samples(metrics.response().body.decode())
+    found = samples(metrics_page([metrics]).body.decode())
     assert found["time_to_first_token_seconds_sum",] == 0.5
     assert found["inter_token_latency_seconds_count",] == 3
     assert abs(found["inter_token_latency_seconds_sum",] - 1.4) < 1e-9
@@ -140,8 +140,11 @@ def test_latencies_match_the_clock(chat):
     assert abs(found["request_decode_time_seconds_sum",] - 1.4) < 1e-9
 
 
-def test_two_apps_do_not_share_numbers(chat):
-    one, two = Metrics(chat.model_name, chat.stats), Metrics(chat.model_name, chat.stats)
+def test_each_model_has_its_own_numbers_under_its_label(chat):
+    one, two = Metrics("one", chat.stats), Metrics("two", chat.stats)
     one.latencies.e2e_request_latency_seconds.observe(1.0)
-    assert samples(one.response().body.decode())["e2e_request_latency_seconds_count",] == 1
-    assert samples(two.response().body.decode())["e2e_request_latency_seconds_count",] == 0
+    page = metrics_page([one, two]).body.decode()
+    for model, count in (("one", 1.0), ("two", 0.0)):
+        line = f'mlxserve:e2e_request_latency_seconds_count{{model_name="{model}"}} {count}'
+        assert line in page.splitlines()
+    assert page.count("# TYPE mlxserve:e2e_request_latency_seconds histogram") == 1

@@ -60,7 +60,7 @@ def test_chat_attaches_to_a_running_server(terminal: dict[str, Any], run: Run) -
 def running(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A server of this user."""
     monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path))
-    with registered("http://127.0.0.1:8123", "org/served", needs_key=False):
+    with registered("http://127.0.0.1:8123", ["org/served"], needs_key=False):
         yield
 
 
@@ -98,7 +98,7 @@ def test_a_server_with_keys_is_used_by_who_has_one(
     terminal: dict[str, Any], run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path))
-    with registered("http://127.0.0.1:8123", "org/served", needs_key=True):
+    with registered("http://127.0.0.1:8123", ["org/served"], needs_key=True):
         assert run("chat").code == 3
         assert terminal["url"] is None
         monkeypatch.setenv("MLXSERVE_API_KEY", "a-key")

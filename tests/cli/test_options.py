@@ -73,13 +73,14 @@ def test_values_become_the_flags_that_give_them_again() -> None:
         "disable_log_stats": True,
         "gpu_memory_utilization": 0.5,
         "page_tail": "recompute",
-        "model": "org/name",
+        "model": ("org/name", "org/other"),
         "alias": ("a", "b"),
         "port": 0,
     }
     settings = parse(*flags_of(changed))
     assert settings.flags == changed
     assert settings.build(ServerConfig).alias == ("a", "b")
+    assert settings.build(EngineConfig).model == "org/name"
 
 
 def test_a_row_of_the_table_has_flag_default_and_help() -> None:

@@ -9,7 +9,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mlxserve.cli.running_servers import newest_server, registered, running_servers, serves
+from mlxserve.cli.running_servers import (
+    newest_server,
+    registered,
+    running_servers,
+    served_name,
+    serves,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +39,7 @@ def put(home: Path, **fields: object) -> Path:
 
 def test_a_server_is_found_while_it_runs(home: Path) -> None:
     assert running_servers() == []
-    with registered("http://0.0.0.0:8000", "small", needs_key=True):
+    with registered("http://0.0.0.0:8000", ["small"], needs_key=True):
         [found] = running_servers()
         assert (found.pid, found.url, found.model, found.needs_key) == (
             os.getpid(), "http://127.0.0.1:8000", "small", True,
@@ -104,19 +110,24 @@ def test_the_oldest_comes_first(home: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_stops_no_server(home: Path) -> None:
     (home / "servers").write_text("a file")
-    with registered("http://127.0.0.1:1", "small", needs_key=False):
+    with registered("http://127.0.0.1:1", ["small"], needs_key=False):
         assert running_servers() == []
 
 
 def test_a_server_is_known_by_every_way_to_name_its_model(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    with registered("http://127.0.0.1:1", "mlx-community/Qwen3-4B-4bit", needs_key=True):
+    with registered("http://127.0.0.1:1", ["mlx-community/Qwen3-4B-4bit"], needs_key=True):
         [server] = running_servers()
         assert all(serves(server, name) for name in (None, "qwen3:4b", server.model))
         assert not any(serves(server, name) for name in ("qwen3:8b", "org/other"))
         assert newest_server("qwen3:4b") == server
         assert newest_server("qwen3:4b", has_key=False) is None
         assert newest_server("qwen3:8b") is None
-    with registered("http://127.0.0.1:1", "mine", needs_key=False):
+    with registered("http://127.0.0.1:1", ["mine"], needs_key=False):
         assert newest_server(str(tmp_path / "mine")) is not None
         assert newest_server(str(tmp_path)) is None
+    with registered("http://127.0.0.1:1", ["first", "mine", "other"], needs_key=False):
+        [server] = running_servers()
+        assert served_name(server, None) == "first"
+        assert served_name(server, str(tmp_path / "mine")) == "mine"
+        assert served_name(server, "qwen3:4b") is None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.cli.commands import CommandResult, error_line, mlxserve
@@ -76,3 +78,48 @@ def test_a_server_that_does_not_start_says_why(home: Home) -> None:
     assert "The server did not start" in done.err
     assert "no-such-folder" in done.err
     assert home.servers() == []
+
+
+@pytest.mark.slow
+def test_one_of_several_models_is_listed_and_unloaded_and_comes_back(
+    home: Home, write_model: Callable[..., Path]
+) -> None:
+    for seed, name in enumerate(("big", "small"), 1):
+        folder = home.folder / name
+        folder.mkdir()
+        write_model(folder, "qwen3", seed=seed)
+    config = home.folder / "config.toml"
+    config.write_text(
+        "num_pages = 64\nkeep_alive = 30\n"
+        f"[models.small]\nmodel = '{home.folder / 'small'}'\naliases = ['tiny']\n"
+    )
+    big = str(home.folder / "big")
+    started = home.run("serve", "--background", "--port", "0", "-m", big, "--config", str(config))
+    assert started.code == 0, started.err
+    [server] = home.servers()
+    assert [one["state"] for one in server["models"]] == ["loaded", "unloaded"]
+    body = {"prompt": "a", "max_tokens": 1, "model": "tiny"}
+    reply = httpx.post(f"{server['url']}/v1/completions", json=body, timeout=60)
+    assert (reply.status_code, reply.json()["model"]) == (200, "small")
+    shown = home.run("ps").out
+    assert re.search(r"big .* GiB  idle, stays\n", shown)
+    assert re.search(r"small .* GiB  idle, \d+ s left\n", shown)
+    assert "Unloaded small" in home.run("stop", "small").out
+    assert [one["state"] for one in home.servers()[0]["models"]] == ["loaded", "unloaded"]
+    assert httpx.post(f"{server['url']}/v1/completions", json=body, timeout=60).status_code == 200
+    assert home.run("stop").out == f"Stopped {server['url']} (big)\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("-m", MODEL, "-m", "smollm2", "--alias", "smollm2"), "Two models are called 'smollm2'"),
+        (("-m", MODEL, "-m", "./no-such-folder"), "no-such-folder"),
+        (("-m", MODEL, "-m", "smollm2", "-tp", "2"), "Several ranks serve one model"),
+        (("--keep-alive", "soon"), "keep_alive must be a number of seconds or a duration"),
+    ],
+)
+def test_models_that_cannot_be_served_together_are_one_line(
+    home: Home, options: tuple[str, ...], says: str
+) -> None:
+    assert says in error_line(home.run("serve", "--port", "0", *options))

@@ -145,3 +145,74 @@ def test_every_variable_that_the_code_reads_is_accepted() -> None:
         for file in (root / folder).rglob("*.py"):
             found = re.findall(r"environ[^\n]*\W(MLXSERVE_[A-Z_]+)", file.read_text())
             assert set(found) <= known | OTHER_NAMES, file
+
+
+TABLES = """
+max_num_seqs = 4
+seed = 1
+
+[models."org/coder"]
+aliases = ["coder"]
+keep_alive = "1h"
+max_num_seqs = 8
+
+[models.small]
+model = "~/small"
+keep_alive = 30
+preload = true
+seed = 7
+"""
+
+
+def models_of(home: Path, flags: Mapping[str, Any] | None = None, **environment: str) -> list[Any]:
+    (home / "config.toml").write_text(TABLES)
+    variables = {f"MLXSERVE_{name.upper()}": value for name, value in environment.items()}
+    return read(flags, variables).models()
+
+
+def test_without_tables_the_only_model_is_that_of_the_options() -> None:
+    [one] = read({"model": "org/name", "seed": 3}).models()
+    assert (one.config.model, one.config.seed, one.is_named) == ("org/name", 3, True)
+    [one] = read().models()
+    assert one.config == EngineConfig()
+
+
+def test_a_table_goes_before_the_file_and_flags_and_the_environment_before_a_table(
+    home: Path,
+) -> None:
+    coder, small = models_of(home)
+    assert (coder.config.model, small.config.model) == ("org/coder", "~/small")
+    assert (coder.config.scheduler.max_num_seqs, small.config.scheduler.max_num_seqs) == (8, 4)
+    assert (coder.config.seed, small.config.seed) == (1, 7)
+    assert (coder.options.aliases, coder.options.keep_alive) == (("coder",), "1h")
+    assert (coder.name, small.name, small.options.preload) == (None, "small", True)
+    assert small.options.keep_alive == "30"
+    assert not coder.is_named
+    coder, small = models_of(home, {"max_num_seqs": 2}, seed="9")
+    assert (coder.config.scheduler.max_num_seqs, small.config.seed) == (2, 9)
+
+
+def test_named_models_come_first_with_their_tables(home: Path) -> None:
+    found = models_of(home, {"model": ("org/other", "small")})
+    assert [(one.config.model, one.is_named) for one in found] == [
+        ("org/other", True),
+        ("~/small", True),
+        ("org/coder", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ("models = 3", "models must be tables, one for each model"),
+        ("[models]\nsmall = 3", "models must be tables, one for each model"),
+        ("[models.small]\nmax_num_seq = 3", r"\[models.\"small\"\]: there is no option"),
+        ("[models.small]\nport = 3", "there is no option 'port'"),
+        ("[models.small]\nmax_num_seqs = 0", r"at least 1, got 0 \(set in .*small"),
+        ('[models.small]\nkeep_alive = "soon"', r"keep_alive must be .* \(set in .*small"),
+    ],
+)
+def test_a_bad_table_is_refused_with_its_name(home: Path, table: str, says: str) -> None:
+    (home / "config.toml").write_text(table)
+    with pytest.raises(InvalidConfig, match=says):
+        read().models()

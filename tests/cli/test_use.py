@@ -53,9 +53,9 @@ def test_a_name_that_cannot_be_a_model_s_is_refused_with_suggestions(file: Path,
 
 
 def test_a_server_with_another_model_is_named(file: Path, run: Run) -> None:
-    with registered("http://127.0.0.1:8123", "org/served", needs_key=False):
+    with registered("http://127.0.0.1:8123", ["org/served"], needs_key=False):
         assert "The server at http://127.0.0.1:8123 keeps org/served" in run("use", "qwen3:4b").out
-    with registered("http://127.0.0.1:8123", "mlx-community/Qwen3-4B-4bit", needs_key=False):
+    with registered("http://127.0.0.1:8123", ["mlx-community/Qwen3-4B-4bit"], needs_key=False):
         assert "keeps" not in run("use", "qwen3:4b").out
 
 

@@ -14,6 +14,7 @@ import typer
 
 from mlxserve import machine
 from tests.reliability.kills import kill_again_and_again
+from tests.reliability.several_models import run_several_models
 from tests.reliability.side_by_side import run_side_by_side
 
 app = typer.Typer(add_completion=False)
@@ -70,6 +71,16 @@ def side_by_side(minutes: Annotated[float, typer.Option(min=0.5)] = 60) -> None:
         or slope > 3 * error
     )
     sys.exit(not is_good)
+
+
+@app.command()
+def models(minutes: Annotated[float, typer.Option(min=0.2)] = 30) -> None:
+    """Four models take turns in memory for two, and eight clients ask them."""
+    machine.prepare()  # before the models are written with mlx
+    with _own_folder() as folder:
+        report = run_several_models(folder, minutes)
+    print(report)
+    sys.exit(not report.is_good)
 
 
 if __name__ == "__main__":

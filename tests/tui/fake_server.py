@@ -26,6 +26,7 @@ class FakeServer:
         self.health: tuple[int, dict[str, Any]] = (200, {"status": "ok"})
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
+        self.queries: list[tuple[str, str]] = []  # paths that were read, and what followed `?`
         self.disconnects = threading.Semaphore(0)
         self.engine: dict[
             str, Any
@@ -72,14 +73,16 @@ class FakeServer:
                 """Log nothing."""
 
             def do_GET(self) -> None:
-                if self.path == "/health":
+                path, _, query = self.path.partition("?")
+                fake.queries.append((path, query))
+                if path == "/health":
                     self._reply(*fake.health)
-                elif self.path == "/v1/models":
+                elif path == "/v1/models":
                     cards = [{"id": model, **fake.model_fields} for model in fake.models]
                     self._reply(200, {"data": cards})
-                elif self.path in fake.engine:
-                    self._reply(200, fake.engine[self.path])
-                elif self.path == "/api/v1/kv/map" and fake.map:
+                elif path in fake.engine:
+                    self._reply(200, fake.engine[path])
+                elif path == "/api/v1/kv/map" and fake.map:
                     self._play_until_gone(fake.map)
                 else:
                     self._reply(404, {"error": {"message": "no such address"}})

@@ -63,7 +63,7 @@ class ModelSwitch:
     def _use(self, model: Model) -> None:
         connection = self._link.connection
         if connection is not None and model.name in connection.models:
-            connection.model = model.name
+            connection.ask(model.name)
             self._answering.show_header()
         elif model.refusal:
             self._keep(model.refusal)

@@ -41,12 +41,24 @@ class PageWatch:
                 await asyncio.sleep(_POLL_SECONDS)
                 continue
             try:
-                await self._follow(engine)
+                await self._follow_one_model(engine)
             except ChatError as error:
                 self._without = engine if isinstance(error, NoEngine) else None
             self.pages = PageMapReplica()
             self.changed()
             await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _follow_one_model(self, engine: EngineClient) -> None:
+        """Until the engine of another model is to be shown."""
+        model, following = engine.model, asyncio.ensure_future(self._follow(engine))
+        try:
+            while not following.done() and engine.model == model:
+                await asyncio.wait([following], timeout=_POLL_SECONDS)
+            if following.done():
+                following.result()
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
 
     async def _follow(self, engine: EngineClient) -> None:
         async with aclosing(engine.page_events()) as events:

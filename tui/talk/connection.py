@@ -62,7 +62,13 @@ class ServerConnection:
     def __init__(self, client: ChatClient, served: Sequence[ServedModel], model: str) -> None:
         self.client = client
         self.served = list(served)
+        self.ask(model)
+
+    def ask(self, model: str) -> None:
+        """Have this model answer from now on."""
         self.model = model
+        if len(self.served) > 1:
+            self.client.engine.model = model
 
     @property
     def models(self) -> list[str]:

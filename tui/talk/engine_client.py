@@ -24,6 +24,7 @@ class EngineClient:
     def __init__(self, http: httpx.AsyncClient, url: str) -> None:
         self._http = http
         self._url = url
+        self.model = ""  # whose engine; empty for the server's first
 
     async def requests(self) -> list[Progress]:
         """Every live request. Raises ChatError."""
@@ -38,7 +39,9 @@ class EngineClient:
     async def page_events(self) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
         """The page map's events as (kind, data), until the iterator is closed. Raises ChatError."""
         with explained(self._url):
-            async with self._http.stream("GET", "/api/v1/kv/map", timeout=_MAP_TIMEOUT) as reply:
+            async with self._http.stream(
+                "GET", "/api/v1/kv/map", params=self._params, timeout=_MAP_TIMEOUT
+            ) as reply:
                 if reply.status_code != httpx.codes.OK:
                     self._check(reply, await start_of(reply))
                 async with aclosing(events(reply)) as stream:
@@ -48,9 +51,13 @@ class EngineClient:
                             raise ChatError(f"The server stopped with an error: {said(content)}")
                         yield event.name, content
 
+    @property
+    def _params(self) -> dict[str, str]:
+        return {"model": self.model} if self.model else {}
+
     async def _get(self, path: str) -> dict[str, Any]:
         with explained(self._url):
-            reply = await self._http.get(path)
+            reply = await self._http.get(path, params=self._params)
         self._check(reply, reply.content)
         return json_object(reply.content)
 

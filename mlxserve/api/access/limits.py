@@ -106,8 +106,7 @@ class LimitCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         key = scope.get("mlxserve.key")
-        is_free = scope["method"] not in _LIMITED_METHODS or scope["path"] in _WITHOUT_ENGINE
-        if key is None or is_free:
+        if key is None or _is_free(scope):
             await self._app(scope, receive, send)
             return
         try:
@@ -119,6 +118,10 @@ class LimitCheck:
             await self._app(scope, receive, send)
         finally:
             lease.close()
+
+
+def _is_free(scope: Scope) -> bool:
+    return scope["method"] not in _LIMITED_METHODS or scope["path"] in _WITHOUT_ENGINE
 
 
 def claim(request: Request, num_answers: int) -> None:

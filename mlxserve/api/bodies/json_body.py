@@ -37,11 +37,30 @@ _QUOTE = ord('"')
 # To one kind of brackets and nothing else.
 _AS_BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_OBJECT = "mlxserve.object"  # in the scope of a request whose body was parsed, and not yet used
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 async def read_json(request: Request, make: Callable[[dict[str, Any]], T]) -> T:
     """What `make` makes of the body, off the event loop. Raises ApiError 415, 413, 400, 429 or 503."""
+    if _OBJECT in request.scope:
+        seconds, value = request.scope.pop(_OBJECT)
+        return await in_turn(request, seconds, lambda: make(value))
+    raw = await _raw(request)
+    return await in_turn(request, parse_seconds(raw), lambda: make(parse_json(raw)))
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """The body before `read_json` makes something of it, for what only looks. Raises what that does."""
+    raw = await _raw(request)
+    seconds = parse_seconds(raw)
+    value = await in_turn(request, seconds, lambda: parse_json(raw))
+    request.scope[_OBJECT] = seconds, value
+    return value
+
+
+async def _raw(request: Request) -> bytes:
+    """The body, within the memory for bodies."""
     _require_json(request)
     try:
         hold = body_hold(request)
@@ -49,7 +68,7 @@ async def read_json(request: Request, make: Callable[[dict[str, Any]], T]) -> T:
         hold.grow_to(len(raw) + _OBJECT_SIZE * min(raw.count(b"{"), _MAX_OBJECTS))
     except QueueFull as error:
         raise refusal(error) from error
-    return await in_turn(request, parse_seconds(raw), lambda: make(parse_json(raw)))
+    return raw
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:

@@ -166,3 +166,4 @@ class BodyRoute(Route):
     ) -> None:
         super().__init__(path, endpoint, methods=[method])
         self.body = body
+        self.method = method

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,25 +12,37 @@ from starlette.routing import Route
 
 from mlxserve.api.access.security import may_see_totals, require_totals
 from mlxserve.api.errors import RETRY_SOON, ApiError, json_response
-from mlxserve.api.metrics import Metrics
+from mlxserve.api.metrics import Metrics, metrics_page
 from mlxserve.api.server.drain import Drain
 from mlxserve.api.server.watchdog import MAX_SILENCE
 from mlxserve.version import __version__
 
 if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat
+    from mlxserve.engine.async_engine import AsyncEngine
 
 MEMORY_LEVELS = ("normal", "high", "critical")
 DISK_STATES = ("off", "works", "reads_only", "stalled", "failed")
 
 
-class Status:
-    """The endpoints over one `Chat`."""
+class MonitoredModel(Protocol):
+    """What is asked of a loaded model."""
 
-    def __init__(self, chat: Chat, metrics: Metrics, drain: Drain) -> None:
-        self._engine = chat.engine
-        self._model_name = chat.model_name
-        self._metrics = metrics
+    @property
+    def chat(self) -> Chat: ...
+    @property
+    def metrics(self) -> Metrics: ...
+
+
+class Status:
+    """The endpoints over the loaded models; a number is the sum of theirs, or the worst."""
+
+    def __init__(
+        self, model_name: str, loaded: Callable[[], Sequence[MonitoredModel]], drain: Drain
+    ) -> None:
+        """model_name: of requests that name none"""
+        self._model_name = model_name
+        self._loaded = loaded
         self._drain = drain
 
     def routes(self) -> list[Route]:
@@ -45,24 +58,24 @@ class Status:
 
         A step that does not end may still do so: its status is `stalled`, and 200.
         """
-        self._require_engine()
-        silence, stats = self._engine.seconds_since_beat(), self._engine.stats()
+        engines = self._engines()
+        silence, stats = _silence(engines), [engine.stats() for engine in engines]
         return json_response(
             {
                 "status": "ok" if silence <= MAX_SILENCE else "stalled",
                 "seconds_since_step": round(silence, 3),
-                "engine_failures": stats.engine.engine_failures,
-                "memory": MEMORY_LEVELS[stats.engine.memory_level],
-                "disk_cache": DISK_STATES[stats.disk.state],
+                "engine_failures": sum(one.engine.engine_failures for one in stats),
+                "memory": MEMORY_LEVELS[max((one.engine.memory_level for one in stats), default=0)],
+                "disk_cache": DISK_STATES[max((one.disk.state for one in stats), default=0)],
             }
         )
 
     async def ready(self, request: Request) -> Response:
         """Reports whether requests are served now, and how many run and wait."""
-        self._require_engine()
+        engines = self._engines()
         if self._drain.is_on:
             raise self._drain.refusal()
-        silence = self._engine.seconds_since_beat()
+        silence = _silence(engines)
         if silence > MAX_SILENCE:
             raise ApiError(
                 503,
@@ -73,11 +86,11 @@ class Status:
         reply = {"status": "ready", "model": self._model_name}
         if not may_see_totals(request):
             return json_response(reply)
-        stats = self._engine.stats()
+        stats = [engine.stats() for engine in engines]
         totals = {
-            "num_requests_running": stats.scheduler.num_running,
-            "num_requests_waiting": stats.scheduler.num_waiting,
-            "kv_cache_usage_perc": stats.pool.usage,
+            "num_requests_running": sum(one.scheduler.num_running for one in stats),
+            "num_requests_waiting": sum(one.scheduler.num_waiting for one in stats),
+            "kv_cache_usage_perc": max((one.pool.usage for one in stats), default=0.0),
             "seconds_since_step": round(silence, 3),
         }
         return json_response({**reply, **totals})
@@ -86,13 +99,21 @@ class Status:
         """Reports the server's version."""
         return json_response({"version": __version__})
 
-    def _require_engine(self) -> None:
-        if not self._engine.is_alive():
+    def _engines(self) -> list[AsyncEngine]:
+        """Those that are alive. Raises ApiError if all have ended."""
+        engines = [one.chat.engine for one in self._loaded()]
+        alive = [engine for engine in engines if engine.is_alive()]
+        if engines and not alive:
             raise ApiError(
                 503, "The engine has stopped. Restart the server.", code="engine_stopped"
             )
+        return alive
 
     async def metrics(self, request: Request) -> Response:
         """Reports counters and latencies in the Prometheus text format."""
         require_totals(request)
-        return await asyncio.to_thread(self._metrics.response)
+        return await asyncio.to_thread(metrics_page, [one.metrics for one in self._loaded()])
+
+
+def _silence(engines: Sequence[AsyncEngine]) -> float:
+    return max((engine.seconds_since_beat() for engine in engines), default=0.0)

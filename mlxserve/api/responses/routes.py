@@ -1,13 +1,12 @@
 """OpenAI's newer route, `/v1/responses`.
 
-A response is stored for a while (`store.py`) unless `store` is false: it can be read again, and
-`previous_response_id` continues its conversation. Instructions apply to their own request only.
+A response is stored for a while (`store.py`) unless `store` is false: it can be read again
+(`stored.py`), and `previous_response_id` continues its conversation. Instructions apply to their own request only.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,72 +16,24 @@ from starlette.routing import Route
 
 from mlxserve.api.access.security import key_id, request_id
 from mlxserve.api.bodies.request_body import BodyRoute, read_request
-from mlxserve.api.errors import ApiError, encode_json, from_engine, invalid_value, json_response
+from mlxserve.api.errors import ApiError, encode_json, from_engine
 from mlxserve.api.responses.reply import ResponseReply
 from mlxserve.api.responses.schema import ResponsesRequest
 from mlxserve.api.responses.store import MissingResponse, ResponseStore, StoredResponse
+from mlxserve.api.responses.stored import response_not_found
 from mlxserve.api.service import Service
 from mlxserve.errors import MlxServeError
 
 
 class Responses:
-    """The endpoints over one service."""
+    """The endpoint over one service; the store may be that of several."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, store: ResponseStore) -> None:
         self._service = service
-        self._store = ResponseStore()
+        self._store = store
 
     def routes(self) -> list[Route]:
-        return [
-            BodyRoute("/v1/responses", self.create, body=ResponsesRequest),
-            Route("/v1/responses/{id}", self.get, methods=["GET"]),
-            Route("/v1/responses/{id}", self.delete, methods=["DELETE"]),
-            Route("/v1/responses/{id}/input_items", self.input_items, methods=["GET"]),
-            Route("/v1/responses/{id}/cancel", self.cancel, methods=["POST"]),
-        ]
-
-    async def get(self, request: Request) -> Response:
-        """Returns a stored response."""
-        if request.query_params.get("stream", "false") != "false":
-            raise ApiError(
-                400,
-                "stream: a stored response can only be read whole.",
-                param="stream",
-                code="unsupported_parameter",
-            )
-        return json_response(self._stored(request).response)
-
-    async def input_items(self, request: Request) -> Response:
-        """Lists the input of a response, with the conversation before it as far as it is stored."""
-        stored = self._stored(request)
-        earlier = self._stored_before(stored)
-        own = stored.items[: len(stored.items) - len(stored.response["output"])]
-        items = [item.listed(number) for number, item in enumerate([*earlier, *own])]
-        return json_response(page_of(items, request.query_params))
-
-    async def cancel(self, request: Request) -> Response:
-        """Always refused: there are no background responses. Clients cancel by disconnecting."""
-        self._stored(request)
-        raise ApiError(
-            400,
-            "Only background responses can be cancelled, and this server has none.",
-            param="id",
-            code="invalid_value",
-        )
-
-    def _stored(self, request: Request) -> StoredResponse:
-        """Raises ApiError 404."""
-        stored = self._store.get(request.path_params["id"], key_id(request))
-        if stored is None:
-            raise _not_found(request.path_params["id"], "id")
-        return stored
-
-    async def delete(self, request: Request) -> Response:
-        """Deletes a stored response."""
-        response_id = request.path_params["id"]
-        if not self._store.delete(response_id, key_id(request)):
-            raise _not_found(response_id, "id")
-        return json_response({"id": response_id, "object": "response", "deleted": True})
+        return [BodyRoute("/v1/responses", self.create, body=ResponsesRequest)]
 
     async def create(self, request: Request) -> Response:
         """Answers a conversation with a response."""
@@ -124,7 +75,7 @@ class Responses:
         except MissingResponse as error:
             param = "previous_response_id"
             if error.response_id == response_id:
-                raise _not_found(response_id, param) from error
+                raise response_not_found(response_id, param) from error
             raise ApiError(
                 404,
                 f"Response {response_id[:100]!r} cannot be continued, because {error.response_id!r} "
@@ -133,15 +84,6 @@ class Responses:
                 code="response_not_found",
             ) from error
 
-    def _stored_before(self, stored: StoredResponse) -> list[Any]:
-        """The items before a response; none if one of its conversation is missing."""
-        if stored.previous is None:
-            return []
-        try:
-            return self._store.conversation(stored.previous, stored.owner)
-        except MissingResponse:
-            return []
-
     def _keep(self, owner: str, asked: ResponsesRequest, response: dict[str, Any]) -> None:
         if asked.store is False:
             return
@@ -149,34 +91,3 @@ class Responses:
         items = [*asked.input, *answered]
         size = sum(len(item.model_dump_json()) for item in items) + len(encode_json(response))
         self._store.put(StoredResponse(owner, response, items, size, asked.previous_response_id))
-
-
-def page_of(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """A list, paginated as OpenAI does it: `limit`, `order` and `after`. Raises ApiError 400."""
-    limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= 100):
-        raise invalid_value("limit", "must be a whole number from 1 to 100")
-    if order not in ("asc", "desc"):
-        raise invalid_value("order", "must be asc or desc")
-    ordered = list(items) if order == "asc" else list(reversed(items))
-    ids = [item["id"] for item in ordered]
-    if after is not None and after not in ids:
-        raise invalid_value("after", "is not an item of this response")
-    begin = 0 if after is None else ids.index(after) + 1
-    page = ordered[begin : begin + int(limit)]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": begin + len(page) < len(ordered),
-    }
-
-
-def _not_found(response_id: str, param: str) -> ApiError:
-    return ApiError(
-        404,
-        f"There is no response {response_id[:100]!r}: it was not stored, was deleted or has expired.",
-        param=param,
-        code="response_not_found",
-    )

@@ -27,7 +27,7 @@ _PLACE = "\0"  # a text that occurs in no other part of an event
 
 Write: TypeAlias = Callable[[bytes], Awaitable[None]]  # waits while the client does not read
 
-_HEADERS = {
+EVENT_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-store",
     "x-accel-buffering": "no",
@@ -77,7 +77,7 @@ class EventStream(Response):
     ) -> None:
         self.status_code = 200
         self.background = None
-        self.init_headers({**_HEADERS, **(headers or {})})
+        self.init_headers({**EVENT_HEADERS, **(headers or {})})
         self._produce = produce
         self._close = close
         self._failure = failure

@@ -41,6 +41,24 @@ def test_events_of_the_map_have_a_kind(server: FakeServer, in_client: InClient) 
     assert [(kind, data["a"]) for kind, data in found] == [("snapshot", 1), ("delta", 2)]
 
 
+def test_the_engine_of_the_chosen_model_is_asked(server: FakeServer, in_client: InClient) -> None:
+    server.engine["/api/v1/requests"] = {"data": []}
+    server.map = [scripts.page_event("snapshot", a=1)]
+
+    async def ask(client: ChatClient) -> None:
+        await client.engine.requests()
+        client.engine.model = "org/large"
+        await client.engine.requests()
+        await first_events(client, 1)
+
+    in_client(server.url, ask)
+    assert server.queries == [
+        ("/api/v1/requests", ""),
+        ("/api/v1/requests", "model=org%2Flarge"),
+        ("/api/v1/kv/map", "model=org%2Flarge"),
+    ]
+
+
 def test_an_error_in_the_map_is_the_server_s_message(
     server: FakeServer, in_client: InClient
 ) -> None:

@@ -1,0 +1,229 @@
+"""ModelDispatch: each request to the routes of the model that it names.
+
+    request ──▶ ModelDispatch ──▶ shelf.use(name) ──▶ ModelRoutes over the Chat
+                    reads `model` in the body, or ?model= where there is none
+
+Only this file, the list of models and the wiring know that there may be several.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mlxserve.api.access.keys import Key
+from mlxserve.api.bodies.json_body import read_object
+from mlxserve.api.bodies.request_body import BodyRoute
+from mlxserve.api.errors import ApiError, error_response, from_engine
+from mlxserve.api.model_names import ModelNames
+from mlxserve.api.model_routes import ModelRoutes, SharedState
+from mlxserve.api.server.early_stream import EarlyStream
+from mlxserve.api.turns import unless_left
+from mlxserve.errors import MlxServeError
+from mlxserve.shelf.places import ShelfModel
+from mlxserve.shelf.shelf import ModelShelf
+
+if TYPE_CHECKING:
+    from mlxserve.chat.chat import Chat
+
+
+_EVENTS = "/v1/"  # the beginning of the paths whose streams are server-sent events
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedModel:
+    """A model that can be asked for; `chat` is None unless it is loaded."""
+
+    model: ShelfModel
+    names: ModelNames
+    chat: Chat | None
+
+
+class ModelDispatch:
+    """Over a shelf whose first model is loaded. Used in the event loop."""
+
+    def __init__(self, shelf: ModelShelf, shared: SharedState, *, is_strict: bool) -> None:
+        """is_strict: a name that no model has is refused; otherwise the first model answers"""
+        self._shelf = shelf
+        self._shared = shared
+        self._names = {
+            model.name: ModelNames(
+                model.name,
+                model.aliases,
+                model.unlisted,
+                is_strict,
+                tuple(other.name for other in shelf.models if other is not model),
+            )
+            for model in shelf.models
+        }
+        self._first = shelf.models[0].name
+        self._served: dict[str, ModelRoutes] = {}
+        self._restoring: dict[str, asyncio.Future[None]] = {}
+        self._is_running = False
+        shelf.on_unloaded = self._forget
+
+    # ---- the routes
+
+    def own_routes(self) -> list[Route]:
+        """Those of any model, with their documentation, bound to none."""
+        first = self._shelf.loaded(self._first)
+        assert first is not None, "the first model is loaded before the server starts"
+        return [_unbound(route) for route in self._of(first).routes]
+
+    def routes(self, own: Iterable[Route]) -> list[Route]:
+        """Those of the server: they pass requests on to the routes of a model."""
+        by_body, by_query = _Asgi(self._by_body), _Asgi(self._by_query)
+        return [
+            _same(route, by_body if isinstance(route, BodyRoute) else by_query) for route in own
+        ]
+
+    async def _by_body(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What gives a model work: it is loaded if it is not."""
+        request = Request(scope, receive)
+        name, has_stream = self._first, False
+        if len(self._names) > 1 or self._shelf.loaded(name) is None:
+            asked, has_stream = _asked(await read_object(request))
+            name = self._first if asked is None else self.named(asked)
+        async with contextlib.AsyncExitStack() as stack:
+            entering = stack.enter_async_context(self._shelf.use(name))
+            if self._shelf.loaded(name) is None:
+                early = EarlyStream(scope, send)
+                entering = unless_left(request, entering)
+                if has_stream and scope["path"].startswith(_EVENTS):
+                    send, entering = early.send, early.during(entering)
+            try:
+                chat = await entering
+            except (MlxServeError, ApiError) as error:
+                told = error if isinstance(error, ApiError) else not_loaded(error)
+                await error_response(told)(scope, receive, send)
+                return
+            await self._of(chat).router(scope, receive, send)
+
+    async def _by_query(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What looks at a model, or changes what is loaded of it."""
+        asked = Request(scope).query_params.get("model")
+        name = self._first
+        if asked is not None and len(self._names) > 1:
+            name = self._known(asked)
+        chat = self._shelf.loaded(name)
+        if chat is None:
+            raise ApiError(
+                409, f"The model {name!r} is not loaded.", param="model", code="model_not_loaded"
+            )
+        await self._of(chat).router(scope, receive, send)
+
+    # ---- the models
+
+    def named(self, name: str) -> str:
+        """The model that has this name, or one that differs in case, `:latest` and the organisation;
+        else the first one, whose routes refuse the name or warn of it."""
+        return self._found(name) or self._first
+
+    def _found(self, name: str) -> str | None:
+        for fits in (ModelNames.has, ModelNames.has_nearly):
+            for own, names in self._names.items():
+                if fits(names, name):
+                    return own
+        return None
+
+    def _known(self, name: str) -> str:
+        """Raises ApiError 404."""
+        if (found := self._found(name)) is None:
+            raise self._names[self._first].unknown(name)
+        return found
+
+    def models(self) -> list[OfferedModel]:
+        """All of them, in their order."""
+        return [self._model(model) for model in self._shelf.models]
+
+    def model(self, name: str, *, is_anthropic: bool = False) -> OfferedModel:
+        """The one of this name. Raises ApiError 404."""
+        names = self._names[self.named(name)]
+        if names.check(name, is_anthropic=is_anthropic) is not None:
+            raise names.unknown(name)
+        return next(one for one in self.models() if one.names is names)
+
+    def _model(self, model: ShelfModel) -> OfferedModel:
+        return OfferedModel(model, self._names[model.name], self._shelf.loaded(model.name))
+
+    def loaded(self) -> list[ModelRoutes]:
+        """The routes of the models that are loaded."""
+        chats = [self._shelf.loaded(model.name) for model in self._shelf.models]
+        return [self._of(chat) for chat in chats if chat is not None]
+
+    def _of(self, chat: Chat) -> ModelRoutes:
+        name = chat.model_name
+        if name not in self._served or self._served[name].chat is not chat:
+            self._forget(name)
+            self._served[name] = ModelRoutes(chat, self._names[name], self._shared)
+            if self._is_running:
+                self._restore(name)
+        return self._served[name]
+
+    def _forget(self, name: str) -> None:
+        """It was unloaded."""
+        self._served.pop(name, None)
+        if (restoring := self._restoring.pop(name, None)) is not None:
+            restoring.cancel()
+
+    def _restore(self, name: str) -> None:
+        self._restoring[name] = asyncio.ensure_future(self._served[name].restore())
+
+    def start(self) -> None:
+        """In the server's event loop: have the named prefixes of loaded models ready."""
+        self._is_running = True
+        for one in self.loaded():
+            self._restore(one.chat.model_name)
+
+    async def stop(self) -> None:
+        self._is_running = False
+        for restoring in self._restoring.values():
+            restoring.cancel()
+        await asyncio.gather(*self._restoring.values(), return_exceptions=True)
+
+    def drop_prefixes(self, key: Key) -> None:
+        """Those of a key that was revoked; of a model that is not loaded they are not restored."""
+        for one in self._served.values():
+            one.prefix_names.drop(key)
+
+
+class _Asgi:
+    """A method as an application, which starlette would take for an endpoint."""
+
+    def __init__(self, call: ASGIApp) -> None:
+        self._call = call
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._call(scope, receive, send)
+
+
+def _asked(body: Mapping[str, Any]) -> tuple[str | None, bool]:
+    """(the model's name, whether a stream is wanted); the route refuses values of other types."""
+    name = body.get("model")
+    return name if isinstance(name, str) else None, body.get("stream") is True
+
+
+def _unbound(route: Route) -> Route:
+    """The same without the object that its endpoint belongs to, which holds a Chat."""
+    assert isinstance(route.endpoint, MethodType)
+    return _same(route, route.endpoint.__func__)
+
+
+def _same(route: Route, endpoint: Callable[..., Any]) -> Route:
+    if isinstance(route, BodyRoute):
+        return BodyRoute(route.path, endpoint, body=route.body, method=route.method)
+    return Route(route.path, endpoint, methods=route.methods)
+
+
+def not_loaded(error: MlxServeError) -> ApiError:
+    """The reply for a model that cannot be loaded."""
+    found = from_engine(error)
+    return ApiError(503, str(error), code="model_not_loaded") if found.status == 500 else found

@@ -1,0 +1,116 @@
+"""What is loaded, and loading and unloading by hand. All need the scope admin.
+
+GET  /api/v1/models          each model with its memory, its requests and the time it has left
+POST /api/v1/models/load     {"model": NAME, "keep_alive": "5m"}: load it now; replies when it is loaded
+POST /api/v1/models/unload   {"model": NAME, "force": true}: write its pages to disk and free its memory
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mlxserve.api.access.security import require_admin
+from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, read_request
+from mlxserve.api.dispatch import ModelDispatch, OfferedModel, not_loaded
+from mlxserve.api.errors import ApiError, invalid_value, json_response
+from mlxserve.api.turns import unless_left
+from mlxserve.api.warnings import Warnings
+from mlxserve.errors import InvalidConfig, MlxServeError
+from mlxserve.shelf.keep_alive import keep_alive_seconds
+from mlxserve.shelf.shelf import ModelShelf
+
+
+class LoadRequest(RequestBody):
+    """The body of `POST /api/v1/models/load`."""
+
+    model: str
+    keep_alive: str | float | None = None
+
+
+class UnloadRequest(RequestBody):
+    """The body of `POST /api/v1/models/unload`."""
+
+    model: str
+    force: bool = False
+
+
+class Loading:
+    """The endpoints over one shelf."""
+
+    def __init__(self, shelf: ModelShelf, dispatch: ModelDispatch) -> None:
+        self._shelf = shelf
+        self._dispatch = dispatch
+        self._warnings = Warnings()
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/api/v1/models", self.index, methods=["GET"]),
+            BodyRoute("/api/v1/models/load", self.load, body=LoadRequest),
+            BodyRoute("/api/v1/models/unload", self.unload, body=UnloadRequest),
+        ]
+
+    async def index(self, request: Request) -> Response:
+        """Lists what is loaded, its memory and its requests."""
+        require_admin(request)
+        cards = [self._card(one) for one in self._dispatch.models()]
+        budget = self._shelf.budget
+        return json_response({"object": "list", "data": cards, "memory_limit": budget})
+
+    async def load(self, request: Request) -> Response:
+        """Loads a model, and changes how long it stays without a request."""
+        require_admin(request)
+        asked = await read_request(LoadRequest, request)
+        name = self._dispatch.model(asked.model).model.name
+        try:
+            seconds = None if asked.keep_alive is None else keep_alive_seconds(asked.keep_alive)
+            await unless_left(request, self._load(name, seconds))
+        except InvalidConfig as error:
+            if error.option != "keep_alive":
+                raise not_loaded(error) from error
+            raise invalid_value("keep_alive", str(error).removeprefix("keep_alive ")) from error
+        except MlxServeError as error:
+            raise not_loaded(error) from error
+        return self._reply(request, name, asked)
+
+    async def _load(self, name: str, keep_alive: float | None) -> None:
+        async with self._shelf.use(name):
+            if keep_alive is not None:
+                self._shelf.keep(name, keep_alive)
+
+    async def unload(self, request: Request) -> Response:
+        """Unloads a model; with `force` also while it answers."""
+        require_admin(request)
+        asked = await read_request(UnloadRequest, request)
+        name = self._dispatch.model(asked.model).model.name
+        if not await self._shelf.unload(name, force=asked.force):
+            num_requests = self._shelf.state(name).num_requests
+            raise ApiError(
+                409,
+                f"{name} is in use by {num_requests} request{'s' * (num_requests > 1)}. Try again "
+                'later, or end them with "force": true.',
+                param="model",
+                code="busy",
+            )
+        return self._reply(request, name, asked)
+
+    def _reply(self, request: Request, name: str, asked: RequestBody) -> Response:
+        headers = self._warnings.header(request, asked.unknown_fields)
+        return json_response(self._card(self._dispatch.model(name)), headers=headers)
+
+    def _card(self, one: OfferedModel) -> dict[str, Any]:
+        use = self._shelf.state(one.model.name)
+        left = use.seconds_left
+        return {
+            "id": one.model.name,
+            "object": "model",
+            "aliases": list(one.names.aliases),
+            "state": use.state,
+            "size": one.model.weight_size,
+            "memory": use.memory,
+            "num_requests": use.num_requests,
+            "unloads_in_seconds": None if left is None else round(left, 1),
+        }

@@ -1,0 +1,72 @@
+"""ModelRoutes: what is served over one Chat. Nothing behind it knows that there may be several."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from starlette.routing import Router
+
+from mlxserve.api.access.keys import Keyring
+from mlxserve.api.anthropic.routes import Anthropic
+from mlxserve.api.metrics import Metrics
+from mlxserve.api.model_names import ModelNames
+from mlxserve.api.native.cache import Cache
+from mlxserve.api.native.model import ModelCard
+from mlxserve.api.native.monitoring import Monitoring
+from mlxserve.api.native.prefixes import Prefixes
+from mlxserve.api.native.tokenization import Tokenization
+from mlxserve.api.openai.embeddings import Embeddings
+from mlxserve.api.openai.routes import OpenAI
+from mlxserve.api.prefix_names import PrefixNames
+from mlxserve.api.responses.routes import Responses
+from mlxserve.api.responses.store import ResponseStore
+from mlxserve.api.server.drain import Drain
+from mlxserve.api.service import Service
+
+if TYPE_CHECKING:
+    from mlxserve.chat.chat import Chat
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedState:
+    """What all models of a server have in common."""
+
+    keyring: Keyring
+    max_prefix_share: float
+    drain: Drain
+    responses: ResponseStore
+
+
+class ModelRoutes:
+    """The routes of one loaded model, as an application without middleware: `router`."""
+
+    def __init__(self, chat: Chat, names: ModelNames, shared: SharedState) -> None:
+        self.chat = chat
+        self.metrics = Metrics(chat.model_name, chat.engine.stats)
+        self.prefix_names = PrefixNames(chat, shared.keyring, shared.max_prefix_share)
+        self._keyring = shared.keyring
+        service = Service(chat, names, self.metrics, self.prefix_names)
+        self.routes = [
+            *OpenAI(service).routes(),
+            *Responses(service, shared.responses).routes(),
+            *Anthropic(service).routes(),
+            *ModelCard(service).routes(),
+            *Embeddings(service).routes(),
+            *Prefixes(service).routes(),
+            *Tokenization(service).routes(),
+            *Monitoring(chat, shared.drain).routes(),
+            *Cache(service).routes(),
+        ]
+        self.router = Router(self.routes, redirect_slashes=False)
+
+    async def restore(self) -> None:
+        """Have the named prefixes of before the start ready, but for those of keys that are not ours."""
+        keyring = self._keyring
+        try:
+            await self.chat.prefixes.restore(lambda key_id: not key_id or keyring.has(key_id))
+        except Exception:
+            logger.exception("Named prefixes of before the start are not ready")

@@ -1,0 +1,298 @@
+"""Several models behind one address: which one answers, and what they share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from mlxserve.api.access.keys import KeyFile, Scope
+from mlxserve.api.access.policy import AccessPolicy
+from mlxserve.api.app import create_app_of_shelf
+from mlxserve.door import Door
+from mlxserve.errors import UnsupportedModel
+from mlxserve.shelf.places import ShelfModel
+from mlxserve.shelf.shelf import ModelShelf
+from tests.api.fake_chat import FakeChat
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+class Models:
+    """What each name has loaded so far, and a client of their server."""
+
+    def __init__(self, client: TestClient, chats: dict[str, list[FakeChat]], shelf: ModelShelf):
+        self.client = client
+        self.chats = chats
+        self.shelf = shelf
+
+    def ask(self, model: str | None, **fields: Any) -> Any:
+        body = {"messages": MESSAGES, **({} if model is None else {"model": model}), **fields}
+        return self.client.post("/v1/chat/completions", json=body)
+
+    def unload(self, name: str) -> None:
+        self.client.portal.call(self.shelf.unload, name)  # type: ignore[union-attr]
+
+
+Serve = Callable[..., Models]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    with contextlib.ExitStack() as stack:
+
+        def start(
+            *models: ShelfModel, access: AccessPolicy | None = None, strict: bool = False
+        ) -> Models:
+            chats: dict[str, list[FakeChat]] = {}
+            shelf = ModelShelf(models or [_shelved(name, chats) for name in ("org/One", "two")])
+            asyncio.run(shelf.preload())
+            app = create_app_of_shelf(shelf, Door(), strict_model_names=strict, access=access)
+            client = TestClient(
+                app, base_url="http://127.0.0.1:8000", raise_server_exceptions=False
+            )
+            return Models(stack.enter_context(client), chats, shelf)
+
+        yield start
+
+
+def _shelved(name: str, chats: dict[str, list[FakeChat]]) -> ShelfModel:
+    def load(_room: int) -> Any:
+        chats.setdefault(name, []).append(FakeChat(model_name=name))
+        return chats[name][-1]
+
+    return ShelfModel(name=name, load=load, aliases=(f"{name}-alias",), weight_size=7)
+
+
+# ---- which model
+
+
+@pytest.mark.parametrize(
+    ("asked", "answers"),
+    [
+        (None, "org/One"),
+        ("org/One", "org/One"),
+        ("one:latest", "org/One"),
+        ("two", "two"),
+        ("TWO", "two"),
+        ("two-alias", "two"),
+    ],
+)
+def test_the_model_that_a_request_names_answers(
+    serve: Serve, asked: str | None, answers: str
+) -> None:
+    reply = serve().ask(asked)
+    assert (reply.status_code, reply.json()["model"]) == (200, answers)
+    assert "x-mlxserve-warning" not in reply.headers
+
+
+def test_the_first_model_answers_with_a_warning_where_no_model_has_the_name(serve: Serve) -> None:
+    reply = serve().ask("gpt-9")
+    assert reply.json()["model"] == "org/One"
+    assert "gpt-9" in reply.headers["x-mlxserve-warning"]
+
+
+def test_a_strict_server_names_all_its_models(serve: Serve) -> None:
+    reply = serve(strict=True).ask("gpt-9")
+    assert reply.status_code == 404
+    assert "'org/One'" in reply.text
+    assert "'two'" in reply.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 5}),
+        ("/v1/embeddings", {"input": "a"}),
+    ],
+)
+def test_every_dialect_reaches_the_model_it_names(
+    serve: Serve, path: str, body: dict[str, Any]
+) -> None:
+    models = serve()
+    reply = models.client.post(path, json={**body, "model": "two"})
+    assert (reply.status_code, reply.json()["model"]) == (200, "two")
+    [chat] = models.chats["two"]
+    assert chat.submitted or chat.embedded
+
+
+def test_a_stream_comes_from_the_model_it_names(serve: Serve) -> None:
+    reply = serve().ask("two", stream=True)
+    first = json.loads(reply.text.split("\n")[0].removeprefix("data: "))
+    assert first["model"] == "two"
+    assert reply.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [(b"{", 400), (b"[]", 400), (b'{"model": "two", "messages": 5}', 400), (b'{"model": 5}', 400)],
+)
+def test_a_bad_body_is_refused_as_by_one_model(serve: Serve, content: bytes, status: int) -> None:
+    headers = {"content-type": "application/json"}
+    models = serve()
+    reply = models.client.post("/v1/chat/completions", content=content, headers=headers)
+    assert (reply.status_code, reply.json()["error"]["type"]) == (status, "invalid_request_error")
+    assert models.client.post("/v1/chat/completions", content=b"x").status_code == 415
+    assert models.client.post("/v1/nothing", content=b"{", headers=headers).status_code == 404
+    assert models.client.get("/v1/chat/completions").status_code == 405
+
+
+def test_errors_of_anthropics_route_are_in_its_shape(serve: Serve) -> None:
+    body = {"model": "two", "messages": 5, "max_tokens": 5}
+    reply = serve().client.post("/v1/messages", json=body)
+    assert (reply.status_code, reply.json()["type"]) == (400, "error")
+
+
+# ---- loading
+
+
+def test_a_model_is_loaded_by_its_first_request_and_again_after_it_was_unloaded(
+    serve: Serve,
+) -> None:
+    models = serve()
+    assert list(models.chats) == ["org/One"]
+    assert models.ask("two").status_code == 200
+    models.unload("two")
+    assert models.chats["two"][0].is_closed
+    assert models.ask("two").status_code == 200
+    assert len(models.chats["two"]) == 2
+    assert models.chats["two"][1].submitted
+
+
+def test_the_first_model_is_loaded_again_too(serve: Serve) -> None:
+    models = serve()
+    models.unload("org/One")
+    assert models.ask(None).json()["model"] == "org/One"
+    assert len(models.chats["org/One"]) == 2
+
+
+def test_a_single_model_that_was_unloaded_is_loaded_again(serve: Serve) -> None:
+    chats: dict[str, list[FakeChat]] = {}
+    models = serve(_shelved("only", chats))
+    models.unload("only")
+    assert models.ask("whatever").json()["model"] == "only"
+    assert len(chats["only"]) == 2
+
+
+def test_a_model_that_cannot_be_loaded_is_a_503_that_says_why(serve: Serve) -> None:
+    def fail(_room: int) -> Any:
+        raise UnsupportedModel("broken is of no kind.")
+
+    models = serve(_shelved("one", {}), ShelfModel(name="broken", load=fail))
+    reply = models.ask("broken")
+    assert reply.status_code == 503
+    assert reply.json()["error"]["message"] == "broken is of no kind."
+    assert reply.json()["error"]["code"] == "model_not_loaded"
+    assert models.ask("one").status_code == 200
+
+
+def test_what_looks_at_a_model_does_not_load_it(serve: Serve) -> None:
+    models = serve()
+    assert models.client.get("/api/v1/model").json()["id"] == "org/One"
+    reply = models.client.get("/api/v1/kv/stats?model=two")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "model_not_loaded")
+    models.ask("two")
+    assert models.client.get("/api/v1/model?model=two").json()["id"] == "two"
+    assert models.client.get("/api/v1/model?model=three").status_code == 404
+
+
+# ---- what lists them
+
+
+def test_the_list_says_which_models_are_loaded_and_their_size(serve: Serve) -> None:
+    models = serve()
+    one, two = models.client.get("/v1/models").json()["data"]
+    assert (one["id"], one["loaded"], one["size"], one["max_model_len"]) == (
+        "org/One",
+        True,
+        7,
+        1_000,
+    )
+    assert (two["id"], two["loaded"], two["aliases"]) == ("two", False, ["two-alias"])
+    assert "max_model_len" not in two
+    assert models.client.get("/v1/models/two-alias").json()["id"] == "two"
+    assert models.client.get("/v1/models/gpt-9").status_code == 404
+    headers = {"anthropic-version": "2023-06-01"}
+    listed = models.client.get("/v1/models", headers=headers).json()
+    assert [card["id"] for card in listed["data"]] == ["org/One", "two"]
+    assert (listed["first_id"], listed["last_id"]) == ("org/One", "two")
+
+
+def test_metrics_are_those_of_each_loaded_model(serve: Serve) -> None:
+    models = serve()
+    models.ask("two")
+    page = models.client.get("/metrics").text
+    for name in ("org/One", "two"):
+        assert f'mlxserve:prefix_cache_queries_total{{model_name="{name}"}} 100.0' in page
+    models.unload("two")
+    assert 'model_name="two"' not in models.client.get("/metrics").text
+
+
+def test_the_server_is_ready_with_the_sums_of_its_models(serve: Serve) -> None:
+    models = serve()
+    models.ask("two")
+    reply = models.client.get("/ready").json()
+    assert (reply["model"], reply["num_requests_running"]) == ("org/One", 0)
+    models.chats["two"][0].silence = 50.0
+    assert models.client.get("/ready").status_code == 503
+    assert models.client.get("/health").json()["status"] == "stalled"
+
+
+def test_a_dead_engine_leaves_the_other_models(serve: Serve) -> None:
+    models = serve()
+    models.ask("two")
+    models.chats["two"][0].alive = False
+    assert models.client.get("/health").status_code == 200
+    assert models.ask("org/One").status_code == 200
+    assert models.ask("two").status_code == 200
+    assert len(models.chats["two"]) == 2
+
+
+# ---- what is of each model, and what is of all
+
+
+def test_prefixes_belong_to_a_model(serve: Serve) -> None:
+    models = serve()
+    reply = models.client.put("/v1/prefixes/p", json={"prompt": "abc", "model": "two"})
+    assert reply.status_code == 200
+    assert models.client.get("/v1/prefixes").json()["data"] == []
+    [found] = models.client.get("/v1/prefixes?model=two").json()["data"]
+    assert found["id"] == "p"
+    assert models.client.delete("/v1/prefixes/p?model=two").status_code == 200
+
+
+def test_stored_responses_belong_to_the_server_and_outlive_their_model(serve: Serve) -> None:
+    models = serve()
+    first = models.client.post("/v1/responses", json={"input": "a", "model": "two"}).json()
+    models.unload("two")
+    assert models.client.get(f"/v1/responses/{first['id']}").json()["model"] == "two"
+    body = {"input": "b", "model": "org/One", "previous_response_id": first["id"]}
+    assert models.client.post("/v1/responses", json=body).json()["model"] == "org/One"
+
+
+def test_a_revoked_key_loses_its_prefixes_of_every_model(serve: Serve, tmp_path: Any) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    admin = {"authorization": f"Bearer {file.create('admin', Scope.ADMIN)}"}
+    user = {"authorization": f"Bearer {file.create('user', Scope.USER)}"}
+    models = serve(access=AccessPolicy(keys_file=file.path))
+    for name in ("org/One", "two"):
+        body = {"prompt": "abc", "model": name}
+        reply = models.client.put("/v1/prefixes/p", json=body, headers=user)
+        assert reply.status_code == 200
+    file.revoke("user")
+    for name in ("org/One", "two"):
+        reply = models.client.get(f"/v1/prefixes?model={name}", headers=admin)
+        assert reply.json()["data"] == []
+
+
+def test_the_description_of_the_api_has_the_routes_of_models(serve: Serve) -> None:
+    paths = serve().client.get("/openapi.json").json()["paths"]
+    assert paths["/v1/chat/completions"]["post"]["summary"] == "Answers a conversation."
+    assert "/v1/responses/{id}" in paths

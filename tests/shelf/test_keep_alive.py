@@ -1,0 +1,39 @@
+"""How long a model stays loaded, in Ollama's words."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from mlxserve.errors import InvalidConfig
+from mlxserve.shelf.keep_alive import keep_alive_seconds
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (300, 300),
+        (1.5, 1.5),
+        ("300", 300),
+        ("5m", 300),
+        ("1.5h", 5400),
+        ("250ms", 0.25),
+        (" 10s ", 10),
+        (0, 0),
+        ("0", 0),
+        (-1, math.inf),
+        ("-1", math.inf),
+        ("-5m", math.inf),
+    ],
+)
+def test_numbers_are_seconds_and_less_than_0_is_for_ever(value: object, seconds: float) -> None:
+    assert keep_alive_seconds(value) == seconds
+
+
+@pytest.mark.parametrize(
+    "value", ["", "soon", "5 minutes", "5d", "1e3", True, None, [], math.nan, "٣"]
+)
+def test_anything_else_is_refused_by_name(value: object) -> None:
+    with pytest.raises(InvalidConfig, match=r"^keep_alive must be a number of seconds"):
+        keep_alive_seconds(value)

@@ -1,0 +1,98 @@
+"""Real engines on the shelf: what comes back from disk, and what is free when one has gone."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mlxserve.api.config import ModelOptions, ServerConfig
+from mlxserve.chat.chat import Chat
+from mlxserve.cli.building import build_shelf
+from mlxserve.cli.settings import ModelSettings
+from mlxserve.config import EngineConfig
+from mlxserve.sampling_params import SamplingParams
+from mlxserve.shelf.shelf import ModelShelf
+from tests.shelf.fakes import in_loop
+
+PROMPT = list(range(5, 205))
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture
+def shelf(write_model: Callable[..., Path], tmp_path: Path) -> Iterator[ModelShelf]:
+    """Of two models, a and b, of which b is loaded on demand."""
+    found = []
+    for seed, name in enumerate("ab", 1):
+        (tmp_path / name).mkdir()
+        config = EngineConfig().with_options(
+            model=str(write_model(tmp_path / name, "qwen3", seed=seed)),
+            num_pages=64,
+            page_size=16,
+            disk_cache_size=0.1,
+            disk_cache_dir=str(tmp_path / "pages"),
+            disable_log_stats=True,
+        )
+        found.append(ModelSettings(config, ModelOptions(), is_named=name == "a"))
+    shelf, _ = build_shelf(found, ServerConfig())
+    yield shelf
+    shelf.close()
+
+
+async def answer(chat: Chat) -> tuple[tuple[int, ...], int]:
+    """(tokens, how many of the prompt's were cached)"""
+    [output] = await (await chat.submit(PROMPT, GREEDY)).whole()
+    assert output.usage is not None
+    return tuple(output.token_ids), output.usage.cached_tokens
+
+
+def test_a_model_that_was_unloaded_comes_back_with_its_pages(shelf: ModelShelf) -> None:
+    @in_loop
+    async def go() -> None:
+        async with shelf.use("b") as chat:
+            cold = await answer(chat)
+        async with shelf.use("a") as chat:
+            other = await answer(chat)
+        assert await shelf.unload("b")
+        assert shelf.loaded("b") is None
+        async with shelf.use("b") as chat:
+            warm = await answer(chat)
+        assert (cold[1], other[1]) == (0, 0)
+        assert warm[1] >= 176  # all whole pages but perhaps the last
+        assert warm[0] == cold[0] != other[0]
+
+    go()
+
+
+def test_the_memory_of_a_model_is_known_as_soon_as_it_is_loaded(shelf: ModelShelf) -> None:
+    chat = shelf.loaded("a")
+    assert chat is not None
+    planned = chat.engine.stats().planned
+    assert planned.weights > 0
+    assert planned.pool == 64 * planned.page > 0
+    assert shelf.state("a").memory == planned.total
+    assert shelf.state("b").memory == 0
+
+
+def test_an_unloaded_model_leaves_no_arrays_also_where_its_objects_were_frozen(
+    shelf: ModelShelf,
+) -> None:
+    import mlx.core as mx
+
+    @in_loop
+    async def go() -> None:
+        before = mx.get_active_memory()
+        async with shelf.use("b") as chat:
+            await answer(chat)
+        gc.freeze()
+        try:
+            assert mx.get_active_memory() > before + (1 << 20)
+            del chat
+            assert await shelf.unload("b")
+            assert mx.get_active_memory() <= before + (1 << 16)
+        finally:
+            gc.unfreeze()
+
+    go()
