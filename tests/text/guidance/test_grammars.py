@@ -15,6 +15,7 @@ import pytest
 
 from mlxserve.door import Door, Lane, lane_of
 from mlxserve.errors import EngineStopped, HelperUnavailable, InvalidParameter
+from mlxserve.helpers.helper import BEHIND_THE_ENGINE
 from mlxserve.hub.embedded import model_path
 from mlxserve.sampling_params import Structure, StructureKind
 from mlxserve.text.guidance.grammars import TRIES, Grammars
@@ -289,3 +290,14 @@ def order_of(door: Door, clients: Sequence[str]) -> list[str]:
 def test_each_try_waits_in_another_lane() -> None:
     """Those that take long hold up neither usual sources nor other short work."""
     assert [lane_of(seconds) for seconds in TRIES] == list(Lane)
+
+
+def test_only_the_shortest_tries_do_not_give_way_to_the_engine(tokenizer: Tokenizer) -> None:
+    others, own = set(psutil.Process().children()), psutil.Process().nice()
+    grammars = Grammars(tokenizer, 2100, Door())
+    digit(grammars)
+    with pytest.raises(InvalidParameter):
+        compiled(grammars, StructureKind.JSON_SCHEMA, explosive(1))
+    found = sorted(child.nice() - own for child in set(psutil.Process().children()) - others)
+    grammars.close()
+    assert found == [0, 0, BEHIND_THE_ENGINE, BEHIND_THE_ENGINE], "one of these is for masks"
