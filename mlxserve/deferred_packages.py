@@ -34,7 +34,7 @@ _PACKAGES: Mapping[str, Mapping[str, str]] = {
     },
     "transformers.models": {},
 }
-_NO_NAMES: Mapping[str, str] = MappingProxyType({})
+_NO_NAMES: Mapping[str, str | None] = MappingProxyType({})
 
 
 def defer_packages() -> None:
@@ -43,10 +43,10 @@ def defer_packages() -> None:
         defer(name, members)
 
 
-def defer(name: str, members: Mapping[str, str] = _NO_NAMES) -> None:
+def defer(name: str, members: Mapping[str, str | None] = _NO_NAMES) -> None:
     """Put a deferred package into `sys.modules`, unless the package is there or is not installed.
 
-    members: names of the package, and the submodules that define them
+    members: names of the package, and the submodules that define them; None for a submodule itself
     """
     if name in sys.modules:
         return
@@ -68,7 +68,7 @@ def defer(name: str, members: Mapping[str, str] = _NO_NAMES) -> None:
 class _DeferredPackage(ModuleType):
     """Stands for a package until all of it is needed."""
 
-    _members: Mapping[str, str]
+    _members: Mapping[str, str | None]
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute == "__version__" and "." not in self.__name__:
@@ -76,16 +76,17 @@ class _DeferredPackage(ModuleType):
         if attribute.startswith("__") and attribute != "__all__":
             raise AttributeError(f"module {self.__name__!r} has no attribute {attribute!r}")
         if attribute in self._members:
+            source = self._members[attribute]
             try:
-                module = importlib.import_module(f"{self.__name__}.{self._members[attribute]}")
-                return getattr(module, attribute)
+                module = importlib.import_module(f"{self.__name__}.{source or attribute}")
+                return module if source is None else getattr(module, attribute)
             except (ModuleNotFoundError, AttributeError):
                 pass  # another version of the package, which defines it elsewhere
         return getattr(self._whole(), attribute)
 
     def __setattr__(self, attribute: str, value: object) -> None:
         """As for any module, but a submodule does not hide a member of the same name."""
-        if attribute not in self._members:
+        if self._members.get(attribute) is None:
             super().__setattr__(attribute, value)
 
     def __dir__(self) -> list[str]:

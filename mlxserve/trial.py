@@ -21,9 +21,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +86,8 @@ def try_first(
     except _Ended as ended:
         refusal = (
             f"{files.name}: a process of its own computed a few tokens of this {kind} model first, and "
-            f"{ended}. So it is not loaded here: mlx, or mlx-lm's definition of the model, cannot "
-            "compute it on this machine. trial_process=always tries again."
+            f"{ended}. So it is not loaded here: mlx, or the definition of the model, cannot compute it on "
+            "this machine. trial_process=always tries again."
         )
         if ended.is_fault:
             verdicts.keep(files.fingerprint, kind, refusal)
@@ -101,7 +101,7 @@ class Verdicts:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._versions = [__version__, *(f"{name} {version(name)}" for name in ("mlx", "mlx-lm"))]
+        self._versions = [__version__, *_versions("mlx", "mlx-lm", "mlx-vlm")]
 
     def refusal(self, fingerprint: str) -> str | None:
         """The sentence for a model that ended its process."""
@@ -128,6 +128,13 @@ class Verdicts:
             return {str(k): dict(v) for k, v in content["models"].items()} if is_ours else {}
         except (OSError, ValueError, TypeError, LookupError, AttributeError):
             return {}
+
+
+def _versions(*packages: str) -> Iterator[str]:
+    """Of those that are installed."""
+    for package in packages:
+        with contextlib.suppress(PackageNotFoundError):
+            yield f"{package} {version(package)}"
 
 
 def _kind(config: Mapping[str, Any]) -> str:

@@ -69,6 +69,13 @@ def test_a_member_is_taken_from_its_submodule_even_if_it_has_its_name() -> None:
 
 
 @pytest.mark.usefixtures("package")
+def test_a_submodule_may_be_a_member_of_its_own_name() -> None:
+    defer("demo_package", {"extra": None})
+    assert demo().extra is import_module("demo_package.extra")
+    assert log() == []
+
+
+@pytest.mark.usefixtures("package")
 def test_another_name_imports_the_whole_package_once_in_its_place() -> None:
     defer("demo_package", {"gone": "inner"})
     deferred = demo()

@@ -106,7 +106,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/model": (
         "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "
-        "mlxserve/machine "
+        "mlxserve/machine mlxserve/deferred_packages "
         "mlxserve/request mlxserve/forward_work mlxserve/gguf mlxserve/hub mlxserve/cache/layout "
         "mlxserve/cache/key_owners mlxserve/cache/kv mlxserve/cache/layer_kv "
         "mlxserve/cache/window_kv mlxserve/cache/groups"

@@ -11,6 +11,7 @@ _ENCODERS = ("bert", "electra", "mpnet", "clip", "siglip", "embedding")
 _AUDIO = frozenset({"whisper", "wav2vec", "parakeet", "kokoro", "moshi", "musicgen"})
 _AUDIO |= {"audio", "speech", "tts", "asr"}
 _AUDIO_KEYS = ("n_mels", "sample_rate")  # of conversions that name no `model_type`
+_CONVERTED = ("mxfp4", "mxfp8", "bitnet")
 _ENCODER_HEADS = ("ForMaskedLM", "ForTokenClassification")
 
 
@@ -28,6 +29,16 @@ def kind_in_words(config: Mapping[str, Any]) -> str | None:
         return f"an encoder ({kind}), which turns texts into vectors and writes none"
     if config.get("is_encoder_decoder") is True:
         return f"an encoder with a decoder ({kind}) and not a decoder alone"
+    return None
+
+
+def foreign_quantisation(config: Mapping[str, Any]) -> str | None:
+    """The method of quantisation that config.json names, if it is not MLX's nor converted by mlx-lm."""
+    for part in (config, config.get("text_config")):
+        written = part.get("quantization_config") if isinstance(part, Mapping) else None
+        if isinstance(written, Mapping):
+            method = written.get("quant_method")
+            return method if isinstance(method, str) and method not in _CONVERTED else None
     return None
 
 

@@ -32,6 +32,7 @@ from metal_kernels.reading import evaluate
 from mlxserve.cache.kv import LayerSpec
 from mlxserve.errors import UnsupportedModel
 from mlxserve.model import recurrent
+from mlxserve.model.definitions import stands_for
 from mlxserve.model.packed_states import StateSpec
 from mlxserve.model.paged import watching_attention
 from mlxserve.model.rank_group import RankGroup, Split
@@ -83,11 +84,15 @@ Node: TypeAlias = "KVLeaf | StateLeaf | ElsewhereLeaf | tuple[Node, ...]"
 
 @dataclass(frozen=True, slots=True)
 class CacheTree:
-    """The caches of a model's layers, in the order of its list, and their shapes."""
+    """The caches of a model's layers, in the order of its list, and their shapes.
+
+    state_class: what its recurrent modules are given a state in
+    """
 
     nodes: tuple[Node, ...]
     layers: tuple[LayerSpec, ...]
     states: tuple[StateSpec, ...] = ()
+    state_class: type = ArraysCache
 
     @property
     def has_states(self) -> bool:
@@ -150,13 +155,13 @@ def look_at(
     caches = make_prompt_cache(model)
     leaves = list(_leaves(caches))
     for cache in leaves:
-        if type(cache) not in (*_KEYS_AND_VALUES, ArraysCache):
+        if stands_for(type(cache)) not in (*_KEYS_AND_VALUES, ArraysCache):
             raise UnsupportedModel(
                 f"{name}: {kind} models keep what they have read in a form of their own "
                 f"({type(cache).__name__}), which mlxserve cannot store. Models that work: "
                 f"{MODELS_PAGE}."
             )
-    states = {id(cache) for cache in leaves if type(cache) is ArraysCache}
+    states = {id(cache) for cache in leaves if _is_state(cache)}
     try:
         with recurrent.finding_modules(model, states) as modules:
             evaluate(model(mx.array([[1, 2]]), cache=caches))
@@ -165,7 +170,9 @@ def look_at(
             evaluate(logits)
     except MODEL_ERRORS as error:
         log.info("%s: the model fails on three tokens", name, exc_info=error)
-        reason = "its files do not fit together, or mlx-lm cannot run it on this machine"
+        reason = (
+            "its files do not fit together, or its definition cannot be computed on this machine"
+        )
         if group is not None:
             reason = f"it may not be possible to split its kind by {group.split}"
         raise UnsupportedModel(
@@ -209,16 +216,17 @@ def _tree(caches: Sequence[Any], latent: set[int]) -> CacheTree:
     layers: list[LayerSpec] = []
     states: list[StateSpec] = []
     nodes = tuple(_node(cache, latent, layers, states) for cache in caches)
-    return CacheTree(nodes, tuple(layers), tuple(states))
+    kinds = (type(cache) for cache in _leaves(caches) if _is_state(cache))
+    return CacheTree(nodes, tuple(layers), tuple(states), next(kinds, ArraysCache))
 
 
 def _node(cache: Any, latent: set[int], layers: list[LayerSpec], states: list[StateSpec]) -> Node:
     """What stands for a cache; its shapes are added to those of the others."""
-    if type(cache) is CacheList:
+    if _is_list(cache):
         return tuple(_node(inner, latent, layers, states) for inner in cache.caches)
     if is_remote(cache):
-        return ElsewhereLeaf(type(cache) is ArraysCache, _window(cache))
-    if type(cache) is ArraysCache:
+        return ElsewhereLeaf(_is_state(cache), _window(cache))
+    if _is_state(cache):
         states.append(StateSpec(tuple((tuple(a.shape[1:]), a.dtype) for a in cache.cache)))
         return StateLeaf(len(states) - 1)
     layers.append(_spec(cache, is_latent=id(cache) in latent))
@@ -227,10 +235,18 @@ def _node(cache: Any, latent: set[int], layers: list[LayerSpec], states: list[St
 
 def _leaves(caches: Sequence[Any]) -> Iterator[Any]:
     for cache in caches:
-        if type(cache) is CacheList:
+        if _is_list(cache):
             yield from _leaves(cache.caches)
         else:
             yield cache
+
+
+def _is_list(cache: Any) -> bool:
+    return stands_for(type(cache)) is CacheList
+
+
+def _is_state(cache: Any) -> bool:
+    return stands_for(type(cache)) is ArraysCache
 
 
 def _spec(cache: Any, *, is_latent: bool) -> LayerSpec:
@@ -245,4 +261,4 @@ def _spec(cache: Any, *, is_latent: bool) -> LayerSpec:
 
 
 def _window(cache: Any) -> int | None:
-    return cache.max_size if isinstance(cache, RotatingKVCache) else None
+    return cache.max_size if stands_for(type(cache)) is RotatingKVCache else None

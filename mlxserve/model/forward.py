@@ -13,11 +13,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import ArraysCache
 
 from metal_kernels.choice import is_linux_cpu
 from metal_kernels.long_chunks import MIN_ROWS
@@ -105,11 +104,9 @@ class Rows:
     def _of_rows(
         self, rows: list[int], groups: Sequence[Group], layout: StepLayout, tokens: mx.array
     ) -> mx.array:
-        self._selector.rows = wanted = mx.array(rows)
-        try:
+        wanted = mx.array(rows)
+        with self._selector.choosing(wanted, len(tokens)):
             logits = self._forward(groups, self._kv, layout, tokens)
-        finally:
-            self._selector.rows = None
         if logits.shape[0] != len(rows):
             logits = logits[wanted]  # a head that is not wrapped computed every row
         return logits
@@ -173,11 +170,11 @@ def _call(
 
     def state(index: int) -> LayerState:
         num_arrays = len(loaded.states[index].arrays)
-        return LayerState(index, num_arrays, groups, layout.positions)
+        return LayerState(index, num_arrays, groups, layout.positions, loaded.caches.state_class)
 
     def elsewhere(leaf: ElsewhereLeaf) -> LayerState | LayerKV:
         if leaf.is_state:
-            return LayerState(-1, 0, groups, layout.positions)
+            return LayerState(-1, 0, groups, layout.positions, loaded.caches.state_class)
         return LayerKV.elsewhere(kv, leaf.window, layout)
 
     with key_owners.one_forward(), activations():
@@ -211,21 +208,16 @@ class Sequences:
     ) -> mx.array:
         """(rows of the group, vocabulary), or only those that are wanted."""
         states = {
-            index: _arrays_cache(group.begin(index, len(spec.arrays)))
+            index: self._state(group.begin(index, len(spec.arrays)))
             for index, spec in enumerate(self._states.specs)
         }
         layout = self._layout(group, batch)
         caches = self._loaded.caches.build(
             lambda index: GatheredKV(self._kv, index, layout, group.start), states.__getitem__
         )
-        selector = self._loaded.selector
-        selector.rows = None if wanted is None else mx.array(wanted or [group.length - 1])
-        selector.axis = 1
-        try:
-            with self._activations():
-                logits: mx.array = self._loaded.model(tokens[None], cache=caches)[0]
-        finally:
-            selector.rows, selector.axis = None, 0
+        chosen = None if wanted is None else mx.array(wanted or [group.length - 1])
+        with self._loaded.selector.choosing(chosen, group.length, axis=1), self._activations():
+            logits: mx.array = self._loaded.model(tokens[None], cache=caches)[0]
         for index, cache in states.items():
             group.after[index] = cache.cache
         if wanted is None:
@@ -251,8 +243,7 @@ class Sequences:
             else _after_layer(self._commits, positions, 0, tables),
         )
 
-
-def _arrays_cache(arrays: Arrays) -> ArraysCache:
-    cache = ArraysCache(len(arrays))
-    cache.cache = list(arrays)
-    return cache
+    def _state(self, arrays: Arrays) -> Any:
+        cache = self._loaded.caches.state_class(len(arrays))
+        cache.cache = list(arrays)
+        return cache

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache
 
 from mlxserve.model.states import Arrays, Group
 
@@ -28,10 +27,18 @@ class LayerState:
     left_padding = None
 
     def __init__(
-        self, layer: int, num_arrays: int, groups: Sequence[Group], positions: mx.array
+        self,
+        layer: int,
+        num_arrays: int,
+        groups: Sequence[Group],
+        positions: mx.array,
+        state_class: type,
     ) -> None:
-        """`positions`: (T,), as the attention layers of the step have them."""
+        """positions: (T,), as the attention layers of the step have them
+        state_class: the model's own ArraysCache
+        """
         self._layer = layer
+        self._class = state_class
         self._num_arrays = num_arrays
         self._groups = groups
         self._positions = positions
@@ -49,7 +56,7 @@ class LayerState:
         changed: dict[int, mx.array | None] = {}  # what this module did to the group before
         for group in self._groups:
             before = self._before(group, changed)
-            inner = ArraysCache(self._num_arrays)
+            inner = self._class(self._num_arrays)
             inner.cache = list(before)
             outputs.append(
                 call(
@@ -76,7 +83,7 @@ class LayerState:
             return arrays
         return [changed.get(at, array) for at, array in enumerate(arrays)]
 
-    def _of_group(self, value: Any, group: Group, inner: ArraysCache) -> Any:
+    def _of_group(self, value: Any, group: Group, inner: Any) -> Any:
         """An argument of the module as its group sees it."""
         if value is self:
             return inner

@@ -25,11 +25,11 @@ from mlxserve.errors import InvalidConfig, OutOfMemory, UnsupportedModel
 from mlxserve.gguf.weights import load_gguf
 from mlxserve.hub.class_defaults import with_class_defaults
 from mlxserve.hub.context import CONTEXT_KEYS, Context, context_of
-from mlxserve.hub.definition_config import changes_for_definition
 from mlxserve.hub.files import ModelFiles, text_config
 from mlxserve.hub.headers import check_weights
 from mlxserve.hub.other_kinds import quantisation_in_words
 from mlxserve.model.caches import CacheTree, look_at
+from mlxserve.model.definitions import TextModel, definition_of
 from mlxserve.model.packed_states import StateSpec
 from mlxserve.model.paged import RowSelector, select_rows, use_paged_attention
 from mlxserve.model.rank_group import RankGroup, Split
@@ -155,6 +155,11 @@ def load(
     if group is None or files.gguf is not None:  # a GGUF file is read whole before it is divided
         _refuse_too_large(files.weight_size, files.name, memory_limit)
     model, config = read_model(files, is_metal=is_metal)
+    if group is not None and isinstance(model, TextModel):
+        raise UnsupportedModel(
+            f"{files.name}: {config.get('model_type')} models are defined by mlx-vlm, and such models are not "
+            "divided among ranks. It may work in one process."
+        )
     if not is_metal:
         model = _in_float32(model, files.name, memory_limit * (1 if group is None else group.size))
     if group is None:
@@ -165,14 +170,18 @@ def load(
 
 
 def read_model(files: ModelFiles, *, is_metal: bool) -> tuple[nn.Module, Mapping[str, Any]]:
-    """mlx-lm's model as the files have it, and its configuration. Raises UnsupportedModel."""
+    """The model as the files have it, and its configuration. Raises UnsupportedModel."""
     try:
         if files.gguf is not None:
             return load_gguf(files.gguf, files.config, is_metal=is_metal), files.config
         for file in files.weights:
             check_weights(file, files.name)
+        found = definition_of(files.config)
         model, config = load_model(
-            files.path, lazy=True, model_config=changes_for_definition(files.config)
+            files.path,
+            lazy=True,
+            model_config=dict(found.changes),
+            get_model_classes=lambda **_: (found.model, found.arguments),
         )
     except (*_READ_ERRORS, SystemExit) as error:  # mlx-lm's olmo exits where its package is missing
         raise UnsupportedModel(why_not_loaded(files, error)) from error

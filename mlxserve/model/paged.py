@@ -124,21 +124,31 @@ def _paged(dense: Callable[..., mx.array]) -> Callable[..., mx.array]:
 class RowSelector:
     """Which rows of a step are turned into logits: the head costs as much as several layers.
 
-    Holds the rows of the current forward and their axis; the wrapped head reads them. None keeps
-    all rows.
+    Holds the rows of the current forward; the wrapped head reads them.
     """
 
     def __init__(self) -> None:
         self.rows: mx.array | None = None
-        self.axis = 0
+        self._num_rows = 0
+        self._axis = 0
         self._captured: list[mx.array] | None = None
+
+    @contextmanager
+    def choosing(self, rows: mx.array | None, num_rows: int, axis: int = 0) -> Iterator[None]:
+        """While the model is called with `num_rows` along `axis`; None keeps all of them."""
+        self.rows, self._num_rows, self._axis = rows, num_rows, axis
+        try:
+            yield
+        finally:
+            self.rows = None
 
     def select(self, hidden: mx.array) -> mx.array:
         if self._captured is not None:
             self._captured.append(hidden)
-        if self.rows is None:
+        # A definition may call its head for pieces of the rows (Cohere Compass): their logits are all kept.
+        if self.rows is None or hidden.shape[self._axis] != self._num_rows:
             return hidden
-        return hidden[self.rows] if self.axis == 0 else hidden[:, self.rows]
+        return hidden[self.rows] if self._axis == 0 else hidden[:, self.rows]
 
     @contextmanager
     def capturing(self) -> Iterator[list[mx.array]]:

@@ -1,17 +1,16 @@
-"""Why mlx-lm has refused a folder's model, in a sentence that says what to do instead."""
+"""Why a folder's model could not be loaded, in a sentence that says what to do instead."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from importlib.metadata import version
 
 from mlxserve.errors import in_one_line
-from mlxserve.hub.files import ModelFiles, text_config
-from mlxserve.hub.other_kinds import kind_in_words, quantisation_in_words
+from mlxserve.hub.files import ModelFiles
+from mlxserve.hub.other_kinds import foreign_quantisation, kind_in_words, quantisation_in_words
+from mlxserve.model.definitions import NotText, is_installed
 
-_READ = ("mxfp4", "mxfp8", "bitnet")  # methods that mlx-lm converts: something else is wrong
 _CONVERSION = "Take an MLX conversion of the model, such as those of mlx-community"
 # Prefixes of weights of what is not the text model.
 _OTHER_PARTS = re.compile(
@@ -52,7 +51,16 @@ def _reason(files: ModelFiles, error: BaseException) -> str:
     cause = error.__cause__ or error.__context__
     if isinstance(cause, ImportError) and ("not supported" in reason or type(error) is SystemExit):
         return _no_definition(files, cause)
-    if (method := _quantisation(files)) is not None:
+    if isinstance(error, NotText):
+        if (what := kind_in_words(files.config)) is not None:
+            return f"is {what}, and cannot be served."
+        return (
+            f"is a {kind} model. mlx-vlm has a definition of it, but not one that writes a token after "
+            f"another: {reason}."
+        )
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:
+        return _needs(error.name, "mlx-vlm", kind)
+    if (method := foreign_quantisation(files.config)) is not None:
         return f"{quantisation_in_words(method)} ({reason})"
     if not _MISFIT.search(str(error)):
         return f"cannot be loaded: {reason}"
@@ -81,25 +89,26 @@ def _no_definition(files: ModelFiles, cause: ImportError) -> str:
     """`cause`: of mlx-lm's failure to import the module of this name."""
     kind = files.config.get("model_type")
     if cause.name is not None and not cause.name.startswith("mlx_lm"):
-        return f"needs the package {cause.name!r}, which mlx-lm's definition of {kind} imports: install it."
+        return _needs(cause.name, "mlx-lm", kind)
     if (what := kind_in_words(files.config)) is not None:
         return f"is {what}, and cannot be served."
     own = " Code in the model's folder is never run." if _has_code(files) else ""
+    lm = f"mlx-lm {version('mlx-lm')}"
+    if not is_installed():
+        return (
+            f"is a {kind} model, and {lm} has no definition of that kind.{own} mlx-vlm has more of them and is "
+            "not installed: `pip install 'mlxserve[vlm]'`."
+        )
     return (
-        f"is a {kind} model, and mlx-lm {version('mlx-lm')} has no definition of that kind.{own} A newer "
-        "version of mlx-lm may have one."
+        f"is a {kind} model, and neither {lm} nor mlx-vlm {version('mlx-vlm')} has a definition of that "
+        f"kind.{own} A newer version may have one."
     )
+
+
+def _needs(package: str, library: str, kind: object) -> str:
+    return f"needs the package {package!r}, which {library}'s definition of {kind} imports: install it."
 
 
 def _has_code(files: ModelFiles) -> bool:
     names = ("auto_map", "model_file")
     return any(files.config.get(name) for name in names) or any(files.path.glob("*.py"))
-
-
-def _quantisation(files: ModelFiles) -> str | None:
-    """The method that config.json names, if it is not MLX's."""
-    written = files.config.get("quantization_config")
-    if not isinstance(written, Mapping):
-        written = text_config(files.config).get("quantization_config")
-    method = written.get("quant_method") if isinstance(written, Mapping) else None
-    return method if isinstance(method, str) and method not in _READ else None

@@ -216,7 +216,7 @@ def test_an_extra_tensor_is_named(llama: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "no_such_kind"}, "has no definition of that kind. A newer version"),
+        ({"model_type": "no_such_kind"}, "has a definition of that kind. A newer version"),
         ({"model_type": "bert"}, "is an encoder (bert), which turns texts into vectors"),
         ({"model_type": "whisper"}, "is a model for audio (whisper), and cannot be served"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "is an encoder with a decoder (t5)"),

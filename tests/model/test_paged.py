@@ -110,8 +110,27 @@ def test_logits_of_selected_rows_equal_those_of_a_full_forward(
     selector = RowSelector()
     select_rows(model, selector)
     assert np.array_equal(np.array(model(tokens)), every)
-    selector.rows = mx.array([4, 0])
-    assert np.allclose(np.array(model(tokens)), every[[4, 0]], atol=1e-5)
+    with selector.choosing(mx.array([4, 0]), len(tokens)):
+        assert np.allclose(np.array(model(tokens)), every[[4, 0]], atol=1e-5)
+
+
+def test_a_head_that_is_called_for_pieces_of_the_rows_computes_all(
+    build_model: BuildModel,
+) -> None:
+    model, _ = build_model("llama", tie_word_embeddings=False)
+    tokens = IDS.swapaxes(0, 1)
+    every = np.array(model(tokens))
+    selector = RowSelector()
+    select_rows(model, selector)
+    whole = model.lm_head
+
+    class Rowwise(nn.Module):  # type: ignore[misc]
+        def __call__(self, x: mx.array) -> mx.array:
+            return mx.concatenate([whole(x[row : row + 1]) for row in range(len(x))])
+
+    model.lm_head = Rowwise()
+    with selector.choosing(mx.array([4, 0]), len(tokens)):
+        assert np.allclose(np.array(model(tokens)), every, atol=1e-5)
 
 
 def test_only_the_selected_rows_reach_the_head(build_model: BuildModel) -> None:
@@ -127,6 +146,6 @@ def test_only_the_selected_rows_reach_the_head(build_model: BuildModel) -> None:
     model.lm_head.__class__ = Counting
     selector = RowSelector()
     select_rows(model, selector)
-    selector.rows = mx.array([2, 3])
-    model(IDS.swapaxes(0, 1))
+    with selector.choosing(mx.array([2, 3]), IDS.shape[1]):
+        model(IDS.swapaxes(0, 1))
     assert seen == [2]
