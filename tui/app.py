@@ -93,7 +93,7 @@ class ChatApp(App[None]):
         self.browsing = Browsing(chat, self.answering, self._draft, window, home.exports)
         self._revising = Revising(chat, self.link, self.answering, self._draft, window)
         self._sampling = SamplingChoice(chat, self.answering, self._draft, window, home.presets)
-        self._model_switch = ModelSwitch(self, self.link, self.answering, models)
+        self._model_switch = ModelSwitch(self, self.link, self.answering, models, chat)
         self._welcoming = Welcoming(self.link, chat, models, window)
         self._copying = Copying(self, self.answering)
         self._panel_placement = PanelPlacement(self, self._panel_input)
@@ -188,6 +188,7 @@ class ChatApp(App[None]):
     @on(ServerLink.Connected)
     def _connected(self) -> None:
         self.answering.show_header()
+        self.run_worker(self._model_switch.connected(), group="use", exclusive=True)
         if self.link.connection is None:
             self.answering.return_queue()
         else:

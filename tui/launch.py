@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tui.background import is_light_by_name
@@ -25,6 +26,8 @@ def main(
     frame: FirstFrame | None = None,
     notice: str = "",
     continues: bool = False,
+    is_found: bool = False,
+    read_key: Callable[[str], str | None] = lambda _url: None,
 ) -> int:
     """Run the terminal until the user quits. Returns the process's exit code.
 
@@ -34,7 +37,9 @@ def main(
     server_args: further flags for `mlxserve serve` when a server is started here
     frame: the opening frame, if it is on the screen already
     notice: shown below the welcome
-    continues: open the last chat
+    continues: open the last chat, with the model that answered in it unless one is named
+    read_key: the API key for the server at an address, if there is one
+    is_found: the server is one of this user's that runs, and not one that was asked for
     """
     streams = (sys.stdin, sys.stdout, sys.stderr)
     if not all(stream.isatty() for stream in streams) or os.environ.get("TERM") == "dumb":
@@ -44,28 +49,44 @@ def main(
             file=sys.stderr,
         )
         return 2
-    options = ConnectOptions(
+    options = instead = ConnectOptions(
         url=url,
+        is_found=is_found,
         model=model,
         server_args=[*engine_args, *server_args],
-        api_key=os.environ.get("MLXSERVE_API_KEY"),
+        read_key=read_key,
     )
     home = Home.from_environment()
-    connector = Connector(options, home)
+    store, warning = open_store(home)
+    names_model = model is not None or "--model" in engine_args
+    if continues and not names_model and (url is None or is_found):
+        options = replace(options, model=store.last_model())
+    connector = Connector(options, home, instead=None if options is instead else instead)
     try:
         connector.begin()
-        return _show(connector, home, engine_args, frame, notice, continues=continues)
+        return _show(
+            connector,
+            store,
+            home,
+            engine_args,
+            frame,
+            warning=warning,
+            notice=notice,
+            continues=continues,
+        )
     finally:
         connector.stop_server()
 
 
 def _show(
     connector: Connector,
+    store: Store,
     home: Home,
     engine_args: Sequence[str],
     frame: FirstFrame | None,
-    notice: str,
     *,
+    warning: str,
+    notice: str,
     continues: bool,
 ) -> int:
     from tui.app import ChatApp  # takes a second, while the server loads
@@ -73,7 +94,6 @@ def _show(
     from tui.paint.theme import DARK, LIGHT
     from tui.talk.models import ModelCatalog
 
-    store, warning = open_store(home)
     said, typed = (None, "") if frame is None else frame.read_answer()
     named = is_light_by_name()
     usual = LIGHT if (said if named is None else named) else DARK

@@ -3,6 +3,7 @@
 # Annotations are read by typer at run time, so this file does not postpone them.
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 
 from mlxserve.api.access.keys import Key, KeyFile, Scope, usual_file
+from mlxserve.cli.own_key import forget_own_key, keep_own_key, own_key, own_key_file
 from mlxserve.cli.streams import print_safe
 
 app = typer.Typer(
@@ -42,20 +44,30 @@ def create(
     requests_per_minute: Annotated[
         int | None, typer.Option(min=1, help="Maximum number of requests per minute.")
     ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help="A model that it may use, by any of its names; may be repeated."),
-    ] = None,
 ) -> None:
-    """Create a key and print it. It is shown only once: the file stores its digest."""
-    secret = _keys(file).create(
-        name,
-        scope,
-        max_requests=max_requests,
-        requests_per_minute=requests_per_minute,
-        models=model or (),
+    """Create a key and print it. It is shown only once: the file stores its digest.
+
+    From the first key on, servers that use the file need one in every request. Our own commands on this
+    machine (chat, run, launch, prefix) find it and go on.
+    """
+    keys = _keys(file)
+    is_first = not keys.read()
+    secret = keys.create(
+        name, scope, max_requests=max_requests, requests_per_minute=requests_per_minute
     )
     print_safe(secret)
+    _note(f"It is shown only now: {keys.path} has its digest.")
+    if is_first:
+        _note(
+            "Servers that use this file need a key in every request from now on, also running ones."
+        )
+    _note("Clients send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.")
+    kept = own_key()
+    if keys.path != usual_file() or scope is Scope.METRICS:
+        return
+    if kept is None or all(kept[0] != key.name for key in keys.read()):
+        keep_own_key(name, secret)
+        _note(f"Our own commands on this machine use it ({own_key_file()}).")
 
 
 @app.command(name="list")
@@ -74,8 +86,26 @@ def list_(
 
 @app.command()
 def revoke(name: Name, file: File = None) -> None:
-    """Revoke a key. Servers refuse it from now on."""
-    _keys(file).revoke(name)
+    """Revoke a key. Servers refuse it from now on, also running ones."""
+    keys, kept = _keys(file), own_key()
+    keys.revoke(name)
+    is_last = not keys.read()
+    if is_last:
+        _note(
+            "No key is left. A server that only this machine reaches answers without one from now on; "
+            "one that other machines reach refuses everybody until there is a key."
+        )
+    if keys.path == usual_file() and kept is not None and kept[0] == name:
+        forget_own_key()
+        if not is_last:
+            _note(
+                "Our own commands on this machine used it. Create another key, or set MLXSERVE_API_KEY."
+            )
+
+
+def _note(words: str) -> None:
+    """On stderr: stdout is the key, which scripts read."""
+    print_safe(words, to=sys.stderr)
 
 
 def _keys(file: Path | None) -> KeyFile:
@@ -92,6 +122,4 @@ def _limits(key: Key) -> str:
         limits.append(f"{key.max_requests} at once")
     if key.requests_per_minute is not None:
         limits.append(f"{key.requests_per_minute} a minute")
-    if key.models:
-        limits.append(f"only {', '.join(key.models)}")
     return ", ".join(limits)

@@ -22,6 +22,7 @@ import typer
 
 from mlxserve.cli.agents import AGENTS, Agent, AgentSession, AgentTarget
 from mlxserve.cli.options import SCHEMAS
+from mlxserve.cli.own_key import key_for
 from mlxserve.cli.remote import Url, ask, url_of
 from mlxserve.cli.settings import Settings
 from mlxserve.cli.streams import print_safe
@@ -70,7 +71,7 @@ def launch(
     session = chosen.session(target)
     command = (*session.command, *(arguments or ()))
     if dry_run:
-        print_safe(_script(session, command))
+        print_safe(_script(session, command, target.key))
         return
     _start(chosen, session, command)
 
@@ -87,13 +88,13 @@ def _target(url: str | None, model: str | None) -> AgentTarget:
         raise InvalidConfig(f"The server has no model {model[:80]!r}. It has {', '.join(names)}.")
     model = model or names[0]
     card = next(one for one in cards if model in (one["id"], *one.get("aliases", ())))
-    context = int(card.get("max_model_len") or card.get("context_length") or 0)
+    context = int(card.get("max_model_len", 0))
     if context < ENOUGH_CONTEXT:
         print_safe(
             f"note: the context is {context} tokens; agents need {ENOUGH_CONTEXT} or more",
             to=sys.stderr,
         )
-    return AgentTarget(url, model, context, os.environ.get("MLXSERVE_API_KEY"))
+    return AgentTarget(url, model, context, key_for(url))
 
 
 def _start(agent: Agent, session: AgentSession, command: tuple[str, ...]) -> None:
@@ -108,9 +109,8 @@ def _start(agent: Agent, session: AgentSession, command: tuple[str, ...]) -> Non
     os.execve(program, command, {**kept, **session.environment})
 
 
-def _script(session: AgentSession, command: tuple[str, ...]) -> str:
+def _script(session: AgentSession, command: tuple[str, ...], key: str | None) -> str:
     """The session as shell commands; the key stays in its variable."""
-    key = os.environ.get("MLXSERVE_API_KEY")
     lines = [f"unset {name}" for name in session.without]
     for name, value in session.environment.items():
         shown = '"$MLXSERVE_API_KEY"' if key and value == key else shlex.quote(value)

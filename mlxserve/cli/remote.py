@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mlxserve.cli.own_key import key_for
 from mlxserve.cli.running_servers import newest_server
 from mlxserve.errors import MlxServeError
 
@@ -23,7 +24,7 @@ Url = Annotated[
     str | None,
     typer.Option(
         help="The running server; by default MLXSERVE_URL from the environment, else the newest of "
-        "`mlxserve ps`. The API key is taken from MLXSERVE_API_KEY."
+        "`mlxserve ps`. The API key is that of MLXSERVE_API_KEY, else the one kept by `mlxserve key`."
     ),
 ]
 
@@ -74,7 +75,7 @@ def _client(base: str, seconds: float) -> Iterator["httpx.Client"]:
     """Raises ServerError if the server cannot be reached or goes away."""
     import httpx
 
-    key = os.environ.get("MLXSERVE_API_KEY")
+    key = key_for(base)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         # trust_env=False: a proxy from the environment must not see local traffic.
@@ -101,5 +102,7 @@ def _content(reply: "httpx.Response", base: str) -> Any:
     except (KeyError, TypeError):
         message = f"status {reply.status_code}"
     if reply.status_code == 401:
-        message += " This command reads the key from MLXSERVE_API_KEY."
+        message += (
+            " This command sends MLXSERVE_API_KEY, else the key kept by `mlxserve key create`."
+        )
     raise ServerError(f"The server at {base} refused: {message}")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlxserve.cli.building import build
+from mlxserve.cli.own_key import has_key
 from mlxserve.cli.remote import stream
 from mlxserve.cli.running_servers import RunningServer, newest_server, served_name
 from mlxserve.cli.settings import Settings
@@ -126,7 +127,7 @@ def _server(settings: Settings, config: EngineConfig) -> RunningServer | None:
     """The running server to ask; None if this process is to load the model itself."""
     if settings.file is not None or set(settings.flags) - {"model"}:
         return None
-    return newest_server(config.model, has_key=bool(os.environ.get("MLXSERVE_API_KEY")))
+    return newest_server(config.model, has_key=has_key())
 
 
 def _answer_there(

@@ -19,6 +19,7 @@ from mlxserve.config import data_home
 from mlxserve.files import make_own_folder, read_own_json, replace_file
 
 _MAX_BYTES, _MAX_PID = 1 << 16, 1 << 31
+_ASK_SECONDS = 2.0
 _SAME_START = 2.0  # seconds by which two readings of a process's start may differ
 
 
@@ -78,9 +79,27 @@ def newest_server(model: str | None = None, *, has_key: bool = True) -> RunningS
     has_key: whether one that needs an API key will do
     """
     for server in reversed(running_servers()):
-        if serves(server, model) and (has_key or not server.needs_key):
+        if not serves(server, model):
+            continue
+        # It needed one at its start; the last may be revoked by now.
+        if has_key or not server.needs_key or _answers_without_key(server):
             return server
     return None
+
+
+def _answers_without_key(server: RunningServer) -> bool:
+    from http.client import HTTPConnection, HTTPException
+    from urllib.parse import urlsplit
+
+    address = urlsplit(server.url)
+    connection = HTTPConnection(address.hostname or "", address.port, timeout=_ASK_SECONDS)
+    try:
+        connection.request("GET", "/v1/models")
+        return connection.getresponse().status == 200
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def serves(server: RunningServer, model: str | None) -> bool:

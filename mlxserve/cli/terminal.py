@@ -67,9 +67,10 @@ def run_terminal(
         )
     config = settings.build(EngineConfig)
     settings.build(ServerConfig)
-    notice = ""
+    notice, asked = "", url
     if url is None and not own_server and not settings.flags and settings.file is None:
         url, notice = _running_server(config)
+    is_found = url is not None and url != asked
     model = settings.flags.get("model") if url is not None else None
     engine_args = [] if url is not None else _engine_flags(settings, config)
     with _import_errors_explained():
@@ -84,6 +85,8 @@ def run_terminal(
                 frame=frame,
                 notice=notice,
                 continues=continues,
+                is_found=is_found,
+                read_key=_key_for,
             )
         )
 
@@ -97,9 +100,10 @@ def _server_flags(settings: Settings) -> list[str]:
 def _running_server(config: EngineConfig) -> tuple[str | None, str]:
     """The address of the newest server of this user that serves the configured model, or any model
     if none is configured, and what to say about it; (None, "") if there is none."""
+    from mlxserve.cli.own_key import has_key
     from mlxserve.cli.running_servers import newest_server
 
-    server = newest_server(config.model, has_key=bool(os.environ.get("MLXSERVE_API_KEY")))
+    server = newest_server(config.model, has_key=has_key())
     if server is None:
         return None, ""
     return server.url, (
@@ -115,6 +119,13 @@ def _engine_flags(settings: Settings, config: EngineConfig) -> list[str]:
     if settings.file is not None:
         flags += ["--config", str(settings.file)]
     return [*flags, *flags_of(given)]
+
+
+def _key_for(url: str) -> str | None:
+    """The API key for a server, as it is now."""
+    from mlxserve.cli.own_key import key_for
+
+    return key_for(url)
 
 
 @contextmanager

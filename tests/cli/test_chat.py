@@ -30,6 +30,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_chat_passes_the_servers_flags_to_the_terminal(terminal: dict[str, Any], run: Run) -> None:
     args = ("chat", "--model", "org/name", "--num-pages", "9", "--no-enable-prefix-caching")
     assert run(*args).code == 3
+    assert terminal.pop("read_key")("http://127.0.0.1:1") is None
     assert terminal == {
         "url": None,
         "model": None,
@@ -40,6 +41,7 @@ def test_chat_passes_the_servers_flags_to_the_terminal(terminal: dict[str, Any],
         "frame": None,
         "notice": "",
         "continues": False,
+        "is_found": False,
     }  # fmt: skip
 
 
@@ -52,7 +54,7 @@ def test_the_number_of_requests_at_a_time_can_be_chosen(terminal: dict[str, Any]
 
 def test_chat_attaches_to_a_running_server(terminal: dict[str, Any], run: Run) -> None:
     assert run("chat", "--url", "http://127.0.0.1:9", "--model", "m").code == 3
-    assert terminal["url"] == "http://127.0.0.1:9"
+    assert (terminal["url"], terminal["is_found"]) == ("http://127.0.0.1:9", False)
     assert (terminal["model"], terminal["engine_args"]) == ("m", [])
 
 
@@ -67,7 +69,7 @@ def running(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 @pytest.mark.usefixtures("running")
 def test_chat_uses_a_server_that_runs(terminal: dict[str, Any], run: Run) -> None:
     assert run("chat").code == 3
-    assert terminal["url"] == "http://127.0.0.1:8123"
+    assert (terminal["url"], terminal["is_found"]) == ("http://127.0.0.1:8123", True)
     assert "uses the server at http://127.0.0.1:8123 (org/served)" in terminal["notice"]
 
 

@@ -217,7 +217,7 @@ def test_the_newest_server_of_the_list_is_found(
 ) -> None:
     monkeypatch.setenv("MLXSERVE_HOME", str(home))
     server.answer({"data": [CARD, {"id": "org/second", "max_model_len": 50_000}]})
-    with registered(server.url, "org/model", needs_key=False):
+    with registered(server.url, ["org/model"], needs_key=False):
         assert f"ANTHROPIC_BASE_URL={server.url}" in run("launch", "claude", "--dry-run").out
         monkeypatch.setenv("MLXSERVE_MODEL", "org/second")
         script = run("launch", "claude", "--dry-run").out

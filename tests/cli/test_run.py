@@ -192,7 +192,7 @@ def running(
         *({"choices": [{"index": 0, "delta": piece}]} for piece in pieces),
         {"choices": [], "usage": usage},
     )
-    with registered(server.url, "org/served", needs_key=False):
+    with registered(server.url, ["org/served"], needs_key=False):
         yield server
 
 

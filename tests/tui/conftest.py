@@ -81,7 +81,8 @@ def new_terminal() -> Callable[[ChatApp, Pilot[None]], Terminal]:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))  # which /model writes to
     return Home(tmp_path / "home")
 
 

@@ -2,7 +2,9 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +23,7 @@ from tui.chat.open_chat import OpenChat
 from tui.chat.store import Store
 from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector
+from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
 from tui.talk.server_process import ServerProcess
 from tui.widgets.dialogs import ChatsDialog, HelpDialog
 from tui.widgets.message import AnswerView
@@ -681,11 +684,13 @@ async def test_an_editor_that_cannot_open_is_reported(t: Terminal) -> None:
     assert t.composer.text == "draft"
 
 
-def own_server(server: FakeServer, home: Home) -> Callable[..., ServerProcess]:
-    """Starts a program that only prints the fake server's address."""
+def own_server(
+    server: FakeServer, home: Home, program: str | None = None
+) -> Callable[..., ServerProcess]:
+    """Starts a program in sh, by default one that only prints the fake server's address."""
     home.create()
     script = home.folder / "serve"
-    script.write_text(f"echo mlxserve is ready at {server.url}\nexec cat > /dev/null\n")
+    script.write_text(program or f"echo mlxserve is ready at {server.url}\nexec cat > /dev/null\n")
 
     def create(_model: str | None, _server_args: Sequence[str], home: Home) -> ServerProcess:
         return ServerProcess(["sh", str(script)], home.new_log("a.log"))
@@ -740,6 +745,65 @@ def test_a_server_that_dies_is_restarted_once_and_then_reported_with_its_log(
         await t.until(lambda: connector.server is not again)
         await t.until_ready()
         assert "The full log is" not in t.screen
+
+    play(story, connector)
+    connector.stop_server()
+
+
+class Known(ModelCatalog):
+    """Finds every model at once, and keeps what is remembered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used: list[str] = []
+
+    async def download(self, name: str) -> AsyncGenerator[Downloaded | Model, None]:
+        yield Model(name, ModelOrigin.DOWNLOADED)
+
+    async def use(self, name: str) -> None:
+        self.used.append(name)
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_model_that_a_found_server_lacks_gets_a_server_of_its_own(
+    server: FakeServer, home: Home, play: Callable[..., None], starts: bool
+) -> None:
+    create = own_server(server, home) if starts else own_server(server, home, "exit 3")
+    connector = Connector(ConnectOptions(url=server.url, is_found=True), home, create)
+    models = Known()
+
+    async def story(t: Terminal) -> None:
+        await t.until_ready()
+        await t.ask("/model org/other")
+        if starts:
+            await t.until(lambda: models.used == ["org/other"])
+            await t.until_shown("keeps its model")
+            assert connector.options.url is None
+        else:
+            await t.until_shown("org/other did not start, so small answers.")
+            assert connector.options.url == server.url
+            assert models.used == []
+        await t.until_ready()
+        await t.ask("still there?")
+        await t.until_shown("Yes.")
+
+    play(story, connector, models=models)
+    connector.stop_server()
+    with closing(Store.open(home.chats)) as store:
+        assert store.last_model() == ("org/other" if starts else "small")
+
+
+def test_the_chat_goes_on_with_the_usual_model_where_its_own_cannot_be_had(
+    server: FakeServer, home: Home, play: Callable[..., None]
+) -> None:
+    usual = ConnectOptions(url=server.url, is_found=True)
+    wanted = replace(usual, model="org/gone")
+    create = own_server(server, home, "exit 3")
+    connector = Connector(wanted, home, create, instead=usual)
+
+    async def story(t: Terminal) -> None:
+        await t.until_ready()
+        await t.until_shown("org/gone did not start, so small answers.")
 
     play(story, connector)
     connector.stop_server()

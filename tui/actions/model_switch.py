@@ -14,9 +14,11 @@ from textual.app import App
 from tui.actions.answering import Answering
 from tui.actions.server_link import ServerLink
 from tui.chat.download_speed import DownloadSpeed
+from tui.chat.open_chat import OpenChat
+from tui.chat.store import REQUESTED
 from tui.sanitise import one_line
 from tui.talk.errors import ChatError
-from tui.talk.models import Model, ModelCatalog, ModelOrigin
+from tui.talk.models import BUNDLED, Model, ModelCatalog, ModelOrigin
 from tui.widgets.models_dialog import ModelsDialog
 
 
@@ -29,8 +31,11 @@ class ModelSwitch:
         link: ServerLink,
         answering: Answering,
         models: ModelCatalog,
+        chat: OpenChat,
     ) -> None:
         self._app = app
+        self._chat = chat
+        self._chosen = ""  # by the user, until it is remembered
         self._link = link
         self._answering = answering
         self._models = models
@@ -51,7 +56,34 @@ class ModelSwitch:
             self._app.run_worker(self._get_ready(name), group="model", exclusive=True)
         else:
             known = ", ".join(one_line(model, 60) for model in served[:8])
-            self._app.notify(f"The server has no such model. It has: {known}.", markup=False)
+            self._app.notify(
+                f"The server has no such model. It has: {known}. `mlxserve chat {one_line(name, 60)}` "
+                "starts a chat with it on a server of its own.",
+                markup=False,
+            )
+
+    async def connected(self) -> None:
+        """Keep what the server's model was asked for by, and the user's choice for other commands."""
+        connection, requested = self._link.connection, self._link.requested
+        chosen, self._chosen = self._chosen, ""
+        if connection is None:
+            return
+        if requested and self._link.can_change_model:
+            await self._chat.set_setting(f"{REQUESTED}{connection.model}", requested)
+        if chosen and chosen in (requested, connection.model):
+            await self._remember(chosen)
+
+    async def _remember(self, name: str) -> None:
+        try:
+            await self._models.use(name)
+        except ChatError as error:
+            self._app.notify(str(error), severity="warning", markup=False)
+        else:
+            self._app.notify(
+                f"{one_line(name, 60)} is what chat, run and serve use from now on. "
+                "`mlxserve use` changes that.",
+                markup=False,
+            )
 
     def _take(self, choice: Model | str | None) -> None:
         """What the dialog returns: a model of its list, another name, or nothing."""
@@ -65,9 +97,12 @@ class ModelSwitch:
         if connection is not None and model.name in connection.models:
             connection.ask(model.name)
             self._answering.show_header()
+            if self._link.can_change_model and ("/" in model.name or model.name == BUNDLED):
+                self._app.run_worker(self._remember(model.name), group="use", exclusive=True)
         elif model.refusal:
             self._keep(model.refusal)
         else:
+            self._chosen = model.name
             self._answering.run(partial(self._link.restart, model.name))
 
     async def _get_ready(self, name: str) -> None:

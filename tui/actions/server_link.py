@@ -10,6 +10,7 @@ import time
 
 from textual.message import Message as Event
 
+from tui.sanitise import one_line
 from tui.talk.connection import ConnectOptions, Connector, ConnectProgress, ServerConnection
 from tui.talk.errors import ChatError
 from tui.widgets.window import ChatWindow
@@ -33,7 +34,7 @@ class ServerLink:
         self._window = window
         self._is_connecting = False
         self._has_failed = False
-        self._before: ConnectOptions | None = None  # while another model is being started
+        self._before = connector.instead  # also while another model is being started
         self.connection: ServerConnection | None = None
 
     @property
@@ -70,13 +71,18 @@ class ServerLink:
     def can_change_model(self) -> bool:
         return self._connector.can_change_model
 
+    @property
+    def requested(self) -> str:
+        """The name by which the model was asked for; empty if the server's usual one was."""
+        return self._connector.options.model or ""
+
     def say(self, words: str, progress: float | None = None) -> None:
         """Show what is waited for."""
         self._window.status.say(words, progress=progress)
 
     async def restart(self, model: str) -> None:
-        """Restart the server that was started here with another model; with the old one again if
-        that fails."""
+        """Restart the server that was started here with another model, or start one beside the server
+        that was found; go back to the old one if that fails."""
         old = self._connector.options
         await self._use(old.with_model(model))
         self._before = old
@@ -86,6 +92,7 @@ class ServerLink:
         self.say("Stopping the server")
         await self.close()
         await asyncio.to_thread(self._connector.stop_server)
+        self._connector.server = None  # the next options may be those of a server that was found
         self._connector.options = options
 
     async def close(self) -> None:
@@ -145,6 +152,7 @@ class ServerLink:
     async def _connect_or_go_back(self) -> None:
         """Raises ChatError if neither the new model nor the one before can be served."""
         before, self._before = self._before, None
+        failed = self.requested
         try:
             self.connection = await self._connector.connect(self._report)
         except ChatError as error:
@@ -152,10 +160,18 @@ class ServerLink:
                 raise
             await self._use(before)
             self.connection = await self._connector.connect(self._report)
+            words = one_line(failed, 60) if failed else "The model"
             await self._window.transcript.say(
-                f"The other model did not start, so the previous one is running again. {error}",
+                f"{words} did not start, so {one_line(self.model, 60)} answers. {error}",
                 is_error=True,
             )
+        else:
+            if before is not None and before.url is not None and self._connector.server is not None:
+                self._window.notify(
+                    f"The server at {before.url} keeps its model; this chat has one of its own now. "
+                    "`mlxserve stop` ends the other.",
+                    markup=False,
+                )
 
     def _report(self, waiting: ConnectProgress) -> None:
         self._window.status.say(waiting.words, progress=waiting.progress)

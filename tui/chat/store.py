@@ -31,6 +31,7 @@ CHECKPOINT_SECONDS = 1.0
 # An answer not saved for this long has lost its terminal.
 _ABANDONED_SECONDS = 15.0
 _TITLE_SIZE = 60
+REQUESTED = "requested:"  # of a setting, before a served model's name: what it was asked for by
 _STATS = [field.name for field in fields(AnswerStats)]  # columns of a message
 _DELETED = "This chat was deleted. Start a new one with Ctrl+N."
 # Shorter words contain no trigram and are searched without the index.
@@ -257,6 +258,14 @@ class Store:
         )
         newest_first = dict.fromkeys(row["text"] for row in rows)
         return list(newest_first)[::-1]
+
+    def last_model(self) -> str | None:
+        """What `--model` names the model by that answered in the last chat; None without an answer."""
+        row = self._db.execute(
+            "SELECT model FROM messages WHERE model != '' AND chat_id ="
+            " (SELECT id FROM chats ORDER BY updated_at DESC LIMIT 1) ORDER BY id DESC LIMIT 1"
+        ).fetchone()
+        return None if row is None else self.setting(f"{REQUESTED}{row['model']}") or row["model"]
 
     # Settings
 

@@ -5,7 +5,7 @@ Fields that only mlxserve sends (cached tokens, health) may be missing.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -20,12 +20,13 @@ from tui.talk.errors import ChatError
 from tui.talk.http_client import ClosingClient
 from tui.talk.models import ServedModel
 from tui.talk.pieces import Began, Finish, Piece, TextPiece, ThinkingPiece, ToolPiece, UsagePiece
-from tui.talk.wire import check, events, explained, json_object, said, start_of
+from tui.talk.wire import check, error_code, events, explained, json_object, said, start_of
 
 # Prefill of a long prompt may take minutes without a byte, so a stream has no read timeout:
 # the status line counts the seconds, and Esc stops it.
 _STREAM_TIMEOUT = httpx.Timeout(10.0, read=None)
 _NO_FIELDS: Mapping[str, float | int | str] = {}
+_STOPPED = "engine_stopped"  # the code of our server's error when its engine has died
 _REPETITION = "repetition"  # of our server's `stop_reason`
 _QUESTION_TIMEOUT = httpx.Timeout(10.0)
 
@@ -45,14 +46,20 @@ class ChatClient:
         self,
         url: str,
         *,
-        api_key: str | None = None,
+        read_key: Callable[[], str | None] = lambda: None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
+        """`read_key` is asked before each request: the user may make or revoke keys meanwhile."""
+
+        def authorize(request: httpx.Request) -> httpx.Request:
+            if key := read_key():
+                request.headers["Authorization"] = f"Bearer {key}"
+            return request
+
         self.url = base_url(url)
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http = ClosingClient(
             base_url=self.url,
-            headers=headers,
+            auth=authorize,
             timeout=_QUESTION_TIMEOUT,
             transport=transport,
             # Requests to this machine must not go through a proxy from the environment.
@@ -74,10 +81,10 @@ class ChatClient:
         with explained(self.url):
             reply = await self._http.get("/health")
         content = json_object(reply.content)
-        if words := said(content):
-            # mlxserve reports this when its engine has died; waiting does not help.
-            raise ChatError(f"The server at {self.url} reports a failure: {words}.")
+        if error_code(content) == _STOPPED:  # waiting does not help
+            raise ChatError(f"The server at {self.url} reports a failure: {said(content)}.")
         progress = content.get("progress")
+        # Others answer an unknown path by an error of any status, and llama-server by 503 "Loading model".
         return Health(
             is_ready=reply.status_code != httpx.codes.SERVICE_UNAVAILABLE
             and content.get("status") not in ("loading", "starting"),

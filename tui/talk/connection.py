@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -35,17 +36,20 @@ class ConnectOptions:
     """Which server and which model to connect to."""
 
     url: str | None = None  # None: start a server
+    is_found: bool = (
+        False  # the address is that of a server of this user, and not one that was asked for
+    )
     model: str | None = None
     server_args: Sequence[str] = ()
-    api_key: str | None = None
+    read_key: Callable[[str], str | None] = lambda _url: None  # for the server at this address
 
     def with_model(self, model: str) -> ConnectOptions:
-        """The same server with another model."""
+        """A server of one's own with another model."""
         args = list(self.server_args)
         if "--model" in args:
             at = args.index("--model")
             del args[at : at + 2]
-        return replace(self, model=model, server_args=args)
+        return replace(self, url=None, is_found=False, model=model, server_args=args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +97,13 @@ class Connector:
         options: ConnectOptions,
         home: Home,
         create_server: CreateServer = ServerProcess.for_model,
+        *,
+        instead: ConnectOptions | None = None,
     ) -> None:
+        """`instead`: what to connect to if the first options fail."""
         # Of the next `connect`. A server that was started here is stopped before they are changed.
         self.options = options
+        self.instead = instead
         self._home = home
         self._create_server = create_server
         self.server: ServerProcess | None = None
@@ -113,20 +121,26 @@ class Connector:
         await asyncio.to_thread(import_module, "tui.talk.client")
         from tui.talk.client import ChatClient
 
-        client = ChatClient(url, api_key=self.options.api_key)
+        client = ChatClient(url, read_key=partial(self.options.read_key, url))
         try:
             await self._wait_until_ready(client, report)
             models = await client.models()
             names = [one.name for one in models]
-            return ServerConnection(client, models, self._choose(names, client.url))
+            if not self._has_to_leave(names):
+                return ServerConnection(client, models, self._choose(names, client.url))
         except BaseException:
             await client.close()
             raise
+        await client.close()
+        assert self.options.model is not None, "a server is left for a model"
+        self.options = self.options.with_model(self.options.model)
+        return await self.connect(report)
 
     @property
     def can_change_model(self) -> bool:
-        """Whether the server was started here, so that it can be restarted with another model."""
-        return self.options.url is None
+        """Whether another model can be had: by a restart of the server that was started here, or by
+        one of one's own beside the server that was found."""
+        return self.options.url is None or self.options.is_found
 
     def stop_server(self) -> None:
         """Stop the server if it was started here. Blocks until it has exited."""
@@ -184,6 +198,10 @@ class Connector:
             seconds = time.monotonic() - started
             report(ConnectProgress(f"Loading the model, {seconds:.0f} s", health.progress))
             await asyncio.sleep(_POLL_SECONDS)
+
+    def _has_to_leave(self, models: Sequence[str]) -> bool:
+        """Whether the server was found and does not have the model that was requested."""
+        return self.options.is_found and self.options.model not in (None, *models)
 
     def _choose(self, models: Sequence[str], url: str) -> str:
         """The model that was requested, or the server's first."""

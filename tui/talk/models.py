@@ -173,11 +173,19 @@ class ModelCatalog:
 
     async def remove(self, name: str) -> None:
         """Delete a downloaded model. Raises ChatError."""
-        async with self._child("rm", name, "--yes", errors=asyncio.subprocess.PIPE) as child:
+        await self._do("rm", name, "--yes", failure=f"{one_line(name, 80)} cannot be deleted.")
+
+    async def use(self, name: str) -> None:
+        """Have other commands use this model, where none is named. Raises ChatError."""
+        await self._do("use", name, failure=f"{one_line(name, 80)} cannot be remembered.")
+
+    async def _do(self, *arguments: str, failure: str) -> None:
+        """Raises ChatError with what the command says, else `failure`."""
+        async with self._child(*arguments, errors=asyncio.subprocess.PIPE) as child:
             _, said = await child.communicate()
         if child.returncode:
             words = one_line(said.decode(errors="replace").strip().removeprefix("error: "), 400)
-            raise ChatError(words or f"{one_line(name, 80)} cannot be deleted.")
+            raise ChatError(words or failure)
 
     @asynccontextmanager
     async def _child(

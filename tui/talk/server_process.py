@@ -96,8 +96,8 @@ class ServerProcess:
         output = f" Its last output:\n{lines}\n" if lines else " "
         return ServerStopped(
             f"The server {self.ending}.{output}"
-            f"The full log is {self.log}; press Ctrl+R to restart it, or quit and choose another "
-            "model with --model."
+            f"The full log is {self.log}; press Ctrl+R to restart it, or choose another model with "
+            "/model."
         )
 
     def last_lines(self, count: int) -> str:

@@ -51,9 +51,7 @@ def check(status: int, content: bytes, url: str) -> None:
     """Raises ChatError for an error status."""
     if status >= httpx.codes.BAD_REQUEST:
         body = json_object(content)
-        error = body.get("error")
-        code = str(error.get("code", "")) if isinstance(error, dict) else ""
-        raise _refusal(status, code, said(body), url)
+        raise _refusal(status, error_code(body), said(body), url)
 
 
 async def start_of(reply: httpx.Response) -> bytes:
@@ -83,6 +81,12 @@ def json_object(content: bytes | str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def error_code(content: Mapping[str, Any]) -> str:
+    """The code of the server's error; empty if there is none."""
+    error = content.get("error")
+    return str(error.get("code", "")) if isinstance(error, dict) else ""
+
+
 def said(content: Mapping[str, Any]) -> str:
     """The server's error message, on one line; empty if there is none."""
     error = content.get("error", "")
@@ -99,7 +103,7 @@ def _refusal(status: int, code: str, said: str, url: str) -> ChatError:
         case 401 | 403:
             return ChatError(
                 f"The server at {url} requires another API key{words} "
-                "Set MLXSERVE_API_KEY to it and start again."
+                "Set MLXSERVE_API_KEY to it and start again; `mlxserve key create NAME` makes one."
             )
         case 404:
             return ChatError(

@@ -120,7 +120,11 @@ class ChatsDialog(ModalScreen[ChatChoice | None]):
             return
         if self._marked != choice.chat_id:
             self._marked = choice.chat_id
-            self.notify("Press Ctrl+D again to delete this chat permanently.", markup=False)
+            self.notify(
+                "Press Ctrl+D again to delete this chat for good. Cached pages of its prompts stay on disk "
+                "until `mlxserve cache clear`.",
+                markup=False,
+            )
             return
         await self._delete(choice.chat_id)
         self._chats = [chat for chat in self._chats if chat.id != choice.chat_id]

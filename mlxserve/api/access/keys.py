@@ -4,7 +4,7 @@ A generated key is 256 random bits, so the file stores plain SHA-256 digests: a 
 would only make guessing harder, and nothing can be guessed. A key's text is shown once.
 
     {"keys": [{"name": "laptop", "scope": "user", "created": "2026-01-31", "sha256": "…",
-               "max_requests": null, "requests_per_minute": null, "models": []}]}
+               "max_requests": null, "requests_per_minute": null}]}
 
 A running server reads the file again when it changes. While the file is unreadable or open to other
 users, none of its keys is accepted.
@@ -49,7 +49,7 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One key. None means the server's limit. `models`: names of those that it may use; () for all."""
+    """One key. None means the server's limit."""
 
     name: str
     sha256: str
@@ -57,7 +57,6 @@ class Key:
     created: str = ""
     max_requests: int | None = None
     requests_per_minute: int | None = None
-    models: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, secret: str, scope: Scope) -> Key:
@@ -113,7 +112,6 @@ class KeyFile:
         *,
         max_requests: int | None = None,
         requests_per_minute: int | None = None,
-        models: Sequence[str] = (),
     ) -> str:
         """Add a key and return its text, which is not stored. Raises InvalidConfig."""
         if not _NAME.fullmatch(name):
@@ -129,7 +127,6 @@ class KeyFile:
             created=datetime.datetime.now(datetime.UTC).date().isoformat(),
             max_requests=max_requests,
             requests_per_minute=requests_per_minute,
-            models=tuple(models),
         )
         with self._locked():
             keys = self.read()
@@ -184,10 +181,7 @@ class KeyFile:
 
 
 def _key(entry: dict[str, Any]) -> Key:
-    models = entry.get("models", [])
-    if not isinstance(models, list) or not all(isinstance(name, str) for name in models):
-        raise ValueError("the models of an entry are not a list of names")
-    key = Key(**{**entry, "scope": Scope(entry["scope"]), "models": tuple(models)})
+    key = Key(**{**entry, "scope": Scope(entry["scope"])})
     if not _NAME.fullmatch(key.name) or not _DIGEST.fullmatch(key.sha256):
         raise ValueError(f"an entry has an invalid name or digest: {key.name!r}")
     for limit in (key.max_requests, key.requests_per_minute):
@@ -199,8 +193,18 @@ def _key(entry: dict[str, Any]) -> Key:
 class Keyring:
     """All valid keys: the fixed ones given at the start, and those of a file."""
 
-    def __init__(self, fixed: Sequence[Key] = (), file: KeyFile | None = None) -> None:
-        """Raises InvalidConfig for a file that is damaged or open to other users."""
+    def __init__(
+        self,
+        fixed: Sequence[Key] = (),
+        file: KeyFile | None = None,
+        *,
+        stays_locked: bool = False,
+    ) -> None:
+        """stays_locked: need a key even once the last one was revoked
+
+        Raises InvalidConfig for a file that is damaged or open to other users.
+        """
+        self._stays_locked = stays_locked
         self._fixed = tuple(fixed)
         self._file = file
         self._version = file.version() if file else None
@@ -211,7 +215,7 @@ class Keyring:
 
     @property
     def is_locked(self) -> bool:
-        """Whether requests need a key. Revoking the last key does not unlock a running server."""
+        """Whether requests need a key. It ends with the last key, but not with the file."""
         self.refresh()
         return self._is_locked
 
@@ -255,7 +259,8 @@ class Keyring:
         except InvalidConfig as error:
             logger.error("The keys of the key file are not accepted: %s", error)
             return
-        self._is_locked = was_locked or bool(self._filed)
+        stays_locked = was_locked and (self._stays_locked or version is None)
+        self._is_locked = bool(self._fixed or self._filed) or stays_locked
         logger.info("Read the key file again: %d keys.", len(self._filed))
         valid = {key.id for key in (*self._fixed, *self._filed)}
         revoked = [key for key in self._last_read if key.id not in valid]

@@ -34,6 +34,7 @@ class AccessPolicy:
     max_requests_per_key, requests_per_minute_per_key: limits of keys without limits of their own
     max_prefix_share_per_key: most of the names and pages of named prefixes that one user key may
         have, as a fraction, while there are several keys
+    is_exposed: other machines reach the server, so it needs a key even once the last one was revoked
     """
 
     hosts: Sequence[str] = ()
@@ -45,12 +46,14 @@ class AccessPolicy:
     max_requests_per_key: int = 0
     requests_per_minute_per_key: int = 0
     max_prefix_share_per_key: float = 0.5
+    is_exposed: bool = False
 
     def keyring(self) -> Keyring:
         """Raises InvalidConfig for a keys file that is damaged or open to other users."""
         keys = [Key.of(key, Scope.USER) for key in self.api_keys]
         keys += [Key.of(key, Scope.ADMIN) for key in self.admin_keys]
-        return Keyring(keys, KeyFile(self.keys_file) if self.keys_file is not None else None)
+        file = KeyFile(self.keys_file) if self.keys_file is not None else None
+        return Keyring(keys, file, stays_locked=self.is_exposed)
 
 
 def read_access(config: ServerConfig, environment_key: str | None = None) -> AccessPolicy:
@@ -67,8 +70,9 @@ def read_access(config: ServerConfig, environment_key: str | None = None) -> Acc
         max_requests_per_key=config.max_requests_per_key,
         requests_per_minute_per_key=config.requests_per_minute_per_key,
         max_prefix_share_per_key=config.max_prefix_share_per_key,
+        is_exposed=not is_loopback(host),
     )
-    if not access.keyring().is_locked and not is_loopback(host):
+    if access.is_exposed and not access.keyring().is_locked:
         raise InvalidConfig(
             f"Listening on {host} exposes the server to other machines and needs an API key. Create "
             "one with `mlxserve key create NAME`, set MLXSERVE_API_KEY, or listen on 127.0.0.1."

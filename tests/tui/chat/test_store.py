@@ -9,7 +9,7 @@ import pytest
 
 from tui.chat.chat_file import StoreError
 from tui.chat.messages import AnswerStats, ChatRecord, Role, State, StoredMessage
-from tui.chat.store import Store
+from tui.chat.store import REQUESTED, Store
 
 
 @pytest.fixture
@@ -229,6 +229,18 @@ def test_settings_are_saved(store: Store) -> None:
     store.set_setting("theme", "a")
     store.set_setting("theme", "b")
     assert store.setting("theme") == "b"
+
+
+def test_the_last_chat_s_model_is_known_by_what_it_was_asked_for(store: Store) -> None:
+    assert store.last_model() is None
+    chat = store.create_chat("one")
+    question = store.add(chat.id, None, Role.USER, "one")
+    assert store.last_model() is None
+    for model in ("first", "org/second"):
+        store.add(chat.id, question.id, Role.ASSISTANT, "x", model=model)
+        assert store.last_model() == model
+    store.set_setting(f"{REQUESTED}org/second", "/models/second")
+    assert store.last_model() == "/models/second"
 
 
 def test_a_store_in_memory_works() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.tui import scripts
 from tests.tui.fake_server import FakeServer
-from tui.talk.client import ChatClient, base_url
+from tui.talk.client import ChatClient, Health, base_url
 from tui.talk.errors import ChatError
 from tui.talk.models import ServedModel
 from tui.talk.pieces import Began, Finish, Piece, TextPiece, ThinkingPiece, ToolPiece, UsagePiece
@@ -18,7 +18,7 @@ QUESTION = [{"role": "user", "content": "why?"}]
 
 def ask(url: str, *, api_key: str | None = None, model: str = "small") -> list[Piece]:
     async def run() -> list[Piece]:
-        async with ChatClient(url, api_key=api_key) as client:
+        async with ChatClient(url, read_key=lambda: api_key) as client:
             return [piece async for piece in client.stream(QUESTION, model=model)]
 
     return asyncio.run(run())
@@ -213,9 +213,37 @@ def test_health_distinguishes_loading_from_ready(
 def test_a_server_whose_engine_died_is_an_error(
     server: FakeServer, in_client: Callable[..., object]
 ) -> None:
-    server.health = (503, {"error": {"message": "The engine has stopped. Restart the server."}})
+    error = {"message": "The engine has stopped. Restart the server.", "code": "engine_stopped"}
+    server.health = (503, {"error": error})
     with pytest.raises(ChatError, match="engine has stopped"):
         in_client(server.url, lambda client: client.health())
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "is_ready"),
+    [
+        (200, {"error": "Unexpected endpoint or method. (GET /health)"}, True),  # LM Studio
+        (404, {"error": {"message": "Invalid URL (GET /health)", "code": None}}, True),  # OpenAI
+        (401, {"error": {"message": "No API key", "code": "no_key"}}, True),  # a gateway
+        (405, {"detail": "Method Not Allowed"}, True),
+        (200, {"status": "ok"}, True),  # llama-server
+        (
+            503,  # llama-server
+            {"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}},
+            False,
+        ),
+    ],
+)
+def test_another_server_s_reply_to_health_is_no_failure(
+    server: FakeServer,
+    in_client: Callable[..., object],
+    status: int,
+    body: dict[str, object],
+    is_ready: bool,
+) -> None:
+    server.health = (status, body)
+    health = in_client(server.url, lambda client: client.health())
+    assert health == Health(is_ready)
 
 
 @pytest.mark.parametrize(

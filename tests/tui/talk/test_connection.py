@@ -63,6 +63,20 @@ def test_loading_is_reported_until_the_server_is_ready(server: FakeServer, tmp_p
     assert "Loading the model" in reports[0].words
 
 
+def test_llama_server_is_waited_for_while_it_loads(server: FakeServer, tmp_path: Path) -> None:
+    error = {"message": "Loading model", "type": "unavailable_error", "code": 503}
+    server.health = (503, {"error": error})
+
+    class Reports(list[ConnectProgress]):
+        def append(self, progress: ConnectProgress) -> None:
+            super().append(progress)
+            server.health = (200, {"status": "ok"})
+
+    connection, _ = connect(ConnectOptions(url=server.url), tmp_path, reports := Reports())
+    assert len(reports) == 1
+    assert connection.models == ["small", "large"]
+
+
 def test_an_unreachable_server_is_an_error(tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

@@ -54,7 +54,7 @@ def test_a_server_that_exits_early_reports_its_last_output(
     server = run("import sys; print('no such model: x', file=sys.stderr); sys.exit(3)")
     with pytest.raises(ServerStopped) as caught:
         asyncio.run(server.address())
-    for part in ("exited with code 3", "no such model: x", str(server.log), "--model"):
+    for part in ("exited with code 3", "no such model: x", str(server.log), "/model"):
         assert part in str(caught.value)
 
 
