@@ -18,6 +18,7 @@ from mlxserve.cli import (
     chat,
     completion,
     doctor,
+    embed,
     key,
     launch,
     local_models,
@@ -25,9 +26,11 @@ from mlxserve.cli import (
     prefix,
     pull,
     run,
+    search,
     serve,
     servers,
     service,
+    uninstall,
     use,
 )
 from mlxserve.cli.options import PanelCommand, with_settings
@@ -36,7 +39,14 @@ from mlxserve.config import EngineConfig
 from mlxserve.version import __version__
 
 # What other tools call our commands.
-_OTHER_NAMES = {"ls": "list", "download": "pull", "remove": "rm", "delete": "rm"}
+_OTHER_NAMES = {
+    "list": "models",
+    "ls": "models",
+    "download": "pull",
+    "remove": "rm",
+    "delete": "rm",
+    "status": "ps",
+}
 
 
 class Commands(TyperGroup):
@@ -109,14 +119,27 @@ app.add_typer(service.app, name="service")
 app.command(cls=PanelCommand)(with_settings(EngineConfig)(models.models))
 app.command()(use.use)
 app.command()(pull.pull)
-app.command("list")(local_models.list_models)
+app.command()(search.search)
 app.command()(local_models.show)
 app.command()(local_models.rm)
 app.command()(servers.ps)
 app.command()(servers.stop)
+app.command()(servers.logs)
+app.command()(embed.embed)
+app.command()(uninstall.uninstall)
 app.command()(doctor.doctor)
 app.command()(completion.completion)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     add_help_option=False,
 )(bench.bench)
+
+
+@app.command(name="help")
+def help_(
+    command: Annotated[
+        list[str] | None, typer.Argument(help="A command, such as serve or key create.")
+    ] = None,
+) -> None:
+    """Show the help of a command, or all commands."""
+    app(args=[*(command or ()), "--help"], prog_name="mlxserve", obj=None)

@@ -1,4 +1,4 @@
-"""`mlxserve list`, `mlxserve show` and `mlxserve rm`: the models on this machine."""
+"""`mlxserve show` and `mlxserve rm`: one model on this machine."""
 
 # Annotations are read by typer at run time, so this file does not postpone them.
 
@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mlxserve.cli.models import Json, fit_of, fit_text
+from mlxserve.cli.models import Json
 from mlxserve.cli.streams import print_safe
-from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidRequest, ModelNotFound, UnsupportedModel
 from mlxserve.files import MAX_TEXT, read_json
 from mlxserve.terminal_text import escaped
@@ -26,30 +25,6 @@ Name = Annotated[str, typer.Argument(help="As `mlxserve list` shows it, or a sho
 
 
 _IS_IN = {"Ollama": "is in Ollama's folder", "LM Studio": "is in LM Studio's folder"}
-
-
-def list_models(json: Json = False) -> None:
-    """List the models on this machine, also those of Ollama and LM Studio."""
-    rows = [(entry, fit_of(entry, EngineConfig())) for entry in _local()]
-    if json:
-        print_safe(
-            json_format.dumps(
-                [
-                    {
-                        "name": one.name,
-                        "source": str(one.source),
-                        "format": str(one.format),
-                        "weight_size": one.weight_size,
-                        "fits": fit.fits,
-                    }
-                    for one, fit in rows
-                ]
-            )
-        )
-        return
-    for entry, fit in rows:
-        size = f"{entry.weight_size / 1e9:>6.2f} GB"
-        print_safe(f"{entry.name:46} {entry.source:10} {entry.format:4} {size}  {fit_text(fit)}")
 
 
 def show(name: Name, json: Json = False) -> None:

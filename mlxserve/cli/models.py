@@ -1,8 +1,9 @@
-"""`mlxserve models`: lists models and whether each fits in memory."""
+"""`mlxserve models`, also called `list`: the models on this machine and well-known ones."""
 
 # Annotations are read by typer at run time, so this file does not postpone them.
 
 import json as json_format
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,9 +19,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def models(settings: Settings, json: Json = False) -> None:
-    """List models and whether each fits in memory.
+    """List the models on this machine, also those of Ollama and LM Studio, and well-known ones.
 
-    Lists the models on this machine and well-known ones. A model fits if its weights and the
+    `mlxserve search` finds others. A model fits if its weights and the
     context that it was trained for (or --max-model-len) fit in the memory that a server with these
     options would use.
     """
@@ -35,10 +36,19 @@ def models(settings: Settings, json: Json = False) -> None:
         found = {"memory": memory, "context": context, "disk_free": catalog.disk_free()}
         print_safe(json_format.dumps({**found, "models": cards}))
         return
+    here = [(entry, fit) for entry, fit in rows if entry.source is not catalog.Origin.SUGGESTED]
+    _print("On this machine", here)
+    _print("To download with `mlxserve pull NAME`", [row for row in rows if row not in here])
+
+
+def _print(title: str, rows: "Sequence[tuple[Entry, MemoryFit]]") -> None:
+    print_safe(f"{title}:")
     for entry, fit in rows:
         size = f"{entry.weight_size / 1e9:.2f} GB"
         short = _short_of(entry) or ""
-        print_safe(f"{entry.name:46} {short:15} {entry.source:10} {size:>9}  {fit_text(fit)}")
+        print_safe(
+            f"  {entry.name:48} {short:16} {entry.source:10} {entry.format:4} {size:>9}  {fit_text(fit)}"
+        )
 
 
 def memory_for(engine: EngineConfig) -> int:

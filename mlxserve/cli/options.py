@@ -27,7 +27,7 @@ SCHEMAS: tuple[type[Options], ...] = (ServerConfig, EngineConfig)
 
 ModelName = Annotated[
     str | None,
-    typer.Argument(metavar="[MODEL]", help="The model to use, as --model names it."),
+    typer.Argument(metavar="MODEL", help="The model to use, as --model names it."),
 ]
 _ALL = "mlxserve.help_all"  # of a context's `meta`
 _BASIC = {option.name for s in SCHEMAS for option in options_of(s) if option.declared.is_basic}

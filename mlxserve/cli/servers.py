@@ -24,6 +24,7 @@ from mlxserve.cli.streams import print_safe
 from mlxserve.config import data_home
 from mlxserve.errors import InvalidRequest, MlxServeError
 from mlxserve.files import make_own_folder, write_new
+from mlxserve.service.unit import last_lines, log_file
 
 _READY = re.compile(r"^mlxserve is ready at (http://\S+)$", re.MULTILINE)
 _POLL_SECONDS = 0.1
@@ -84,6 +85,22 @@ def stop(
                 )
             time.sleep(_POLL_SECONDS)
         print_safe(f"Stopped {server.url} ({server.model})")
+
+
+def logs(
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=1, help="How many lines of its end.")
+    ] = 40,
+) -> None:
+    """Show the end of the newest log: of a server in the background, a chat's or the service."""
+    files = [*(data_home() / "logs").glob("*.log"), log_file()]
+    found = sorted((one for one in files if one.is_file()), key=lambda one: one.stat().st_mtime)
+    if not found:
+        raise InvalidRequest(f"There is no log yet in {data_home() / 'logs'}.")
+    newest = found[-1]
+    print_safe(f"{newest} ({len(found)} logs; `tail -f` follows one)", to=sys.stderr)
+    for line in last_lines(newest, lines):
+        print_safe(line)
 
 
 def _chosen(which: str | None, *, every: bool) -> Sequence[RunningServer]:

@@ -24,7 +24,7 @@ _LAYOUT = "2"  # of what is written; another one makes every folder anew
 
 def model_folder(header: Header) -> Path:
     """The folder, which is made if it is not there. Raises UnsupportedModel."""
-    folder = _home() / f"{header.digest}-{_LAYOUT}-{version('transformers')}"
+    folder = gguf_home() / f"{header.digest}-{_LAYOUT}-{version('transformers')}"
     if folder.is_dir():
         return folder
     config = model_config(header)
@@ -61,6 +61,7 @@ def _rename(made: Path, folder: Path) -> None:
             raise
 
 
-def _home() -> Path:
+def gguf_home() -> Path:
+    """Where the folders that are made of GGUF files are kept."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache, "mlxserve", "gguf")

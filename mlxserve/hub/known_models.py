@@ -16,7 +16,7 @@ import re
 # intermediate size, as in the model's config.json. The number of parameters follows from these and
 # the vocabulary size (tests/hub/test_catalog.py computes it). The 4-bit files have 4.5 bits per
 # weight, including embeddings: each group of 64 has a 16-bit scale and a 16-bit bias. Norms are too
-# small to count.
+# small to count, and an image encoder, which is not loaded, is left out.
 KNOWN = (
     ("mlx-community/Qwen3-0.6B-4bit", 0.6, 28, 8, 128, 40_960, 16, 1024, 3072),
     ("mlx-community/Llama-3.2-1B-Instruct-4bit", 1.24, 16, 8, 64, 131_072, 32, 2048, 8192),
@@ -27,6 +27,73 @@ KNOWN = (
     ("mlx-community/Qwen3-14B-4bit", 14.77, 40, 8, 128, 40_960, 40, 5120, 17_408),
     ("mlx-community/Qwen3-30B-A3B-4bit", 30.53, 48, 4, 128, 40_960, 32, 2048, 8 * (768 + 2048)),
     ("mlx-community/Qwen3-32B-4bit", 32.76, 64, 8, 128, 40_960, 64, 5120, 25_600),
+    (
+        "mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit",
+        30.53,
+        48,
+        4,
+        128,
+        262_144,
+        32,
+        2048,
+        8 * (768 + 2048),
+    ),
+    ("mlx-community/Qwen2.5-Coder-7B-Instruct-4bit", 7.62, 28, 4, 128, 32_768, 28, 3584, 18_944),
+    ("mlx-community/Qwen2.5-Coder-32B-Instruct-4bit", 32.76, 64, 8, 128, 32_768, 40, 5120, 27_648),
+    ("mlx-community/gemma-3-1b-it-qat-4bit", 1.0, 26, 1, 256, 32_768, 4, 1152, 6912),
+    ("mlx-community/gemma-3-4b-it-4bit", 3.88, 34, 4, 256, 131_072, 8, 2560, 10_240),
+    ("mlx-community/gemma-3-12b-it-4bit", 11.77, 48, 8, 256, 131_072, 16, 3840, 15_360),
+    ("mlx-community/gemma-3-27b-it-4bit", 27.01, 62, 16, 128, 131_072, 32, 5376, 21_504),
+    ("mlx-community/DeepSeek-R1-Distill-Qwen-1.5B-4bit", 1.78, 28, 2, 128, 131_072, 12, 1536, 8960),
+    ("mlx-community/DeepSeek-R1-Distill-Qwen-7B-4bit", 7.62, 28, 4, 128, 131_072, 28, 3584, 18_944),
+    (
+        "mlx-community/DeepSeek-R1-Distill-Llama-8B-4bit",
+        8.03,
+        32,
+        8,
+        128,
+        131_072,
+        32,
+        4096,
+        14_336,
+    ),
+    (
+        "mlx-community/DeepSeek-R1-Distill-Qwen-14B-4bit",
+        14.77,
+        48,
+        8,
+        128,
+        131_072,
+        40,
+        5120,
+        13_824,
+    ),
+    (
+        "mlx-community/DeepSeek-R1-Distill-Qwen-32B-4bit",
+        32.76,
+        64,
+        8,
+        128,
+        131_072,
+        40,
+        5120,
+        27_648,
+    ),
+    ("mlx-community/Ministral-3-3B-Instruct-2512-4bit", 3.43, 26, 8, 128, 262_144, 32, 3072, 9216),
+    (
+        "mlx-community/Ministral-3-8B-Instruct-2512-4bit",
+        8.49,
+        34,
+        8,
+        128,
+        262_144,
+        32,
+        4096,
+        14_336,
+    ),
+    ("mlx-community/Phi-4-mini-instruct-4bit", 3.84, 32, 8, 128, 131_072, 24, 3072, 8192),
+    ("mlx-community/phi-4-4bit", 14.66, 40, 10, 128, 16_384, 40, 5120, 17_920),
+    ("mlx-community/SmolLM3-3B-4bit", 3.08, 36, 4, 128, 65_536, 16, 2048, 11_008),
 )
 BITS_PER_WEIGHT = 4.5
 # Models whose layers differ from each other. Name, GB of weights; over all layers keys and values per
@@ -88,12 +155,62 @@ KNOWN_MIXED = (
         2048,
         10 * (512 + 2048),
     ),
+    # 30 of 40 layers and 24 of 32 have a state instead of keys and values.
+    (
+        "mlx-community/Qwen3.5-9B-MLX-4bit",
+        5.03,
+        8 * 2 * 4 * 256,
+        8 * 2 * 4,
+        True,
+        262_144,
+        16,
+        4096,
+        12_288,
+    ),
+    (
+        "mlx-community/Qwen3.5-35B-A3B-4bit",
+        19.5,
+        10 * 2 * 2 * 256,
+        10 * 2 * 2,
+        True,
+        262_144,
+        16,
+        2048,
+        8 * (512 + 2048),
+    ),
+    # Of 35 layers the last 20 use the keys of others; each fifth one sees all positions, with larger heads.
+    (
+        "mlx-community/gemma-4-e2b-it-4bit",
+        2.61,
+        12 * 2 * 256 + 3 * 2 * 512,
+        15 * 2,
+        False,
+        131_072,
+        8,
+        1536,
+        6144,
+    ),
+    (
+        "mlx-community/gemma-4-31b-it-4bit",
+        17.3,
+        50 * 16 * 2 * 256 + 10 * 4 * 2 * 512,
+        50 * 16 * 2 + 10 * 4 * 2,
+        False,
+        262_144,
+        32,
+        5376,
+        21_504,
+    ),
 )
 
 REPOSITORIES = tuple(row[0] for row in (*KNOWN, *KNOWN_MIXED))
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _ALIASES = {"smollm2": SMOLLM2, "smollm2:135m": SMOLLM2}
-_SIZE = re.compile(r"-(\d+(?:\.\d+)?b)(?:-|$)")  # -4b- or -0.6b-
+_SIZE = re.compile(r"-(e?\d+(?:\.\d+)?b)(?:-|$)")  # -4b-, -0.6b- or -e2b-
+_VERSION = re.compile(
+    r"^([a-z]+)-(?=\d+(?:\.\d+)?-)"
+)  # llama-3.2- is called llama3.2, gemma-3- gemma3
+_DISTILLED = re.compile(r"-distill-[a-z]+")  # from which model is no part of what people type
 _SUGGESTIONS = 3
 
 
@@ -102,10 +219,10 @@ def short_name(repository: str) -> str:
     if repository in _ALIASES.values():
         return next(alias for alias, known in _ALIASES.items() if known == repository)
     name = repository.rpartition("/")[2].lower()
-    name = re.sub(r"^([a-z]+)-(?=\d+\.\d)", r"\1", name)  # llama-3.2 is llama3.2
+    name = _DISTILLED.sub("", _VERSION.sub(r"\1", name))
     if found := _SIZE.search(name):
         return f"{name[: found.start()]}:{found[1]}"
-    return name.removesuffix("-4bit")
+    return name.removesuffix("-4bit").removesuffix("-instruct")
 
 
 def repository_of(name: str) -> str | None:

@@ -58,6 +58,7 @@ _RESERVED = frozenset(
 )
 # Variables that a conversation sets.
 _OF_CONVERSATIONS = frozenset({"add_generation_prompt", "documents", "messages", "tools"})
+_TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"  # a warning of transformers
 _ANY_TOOL = {"type": "function", "function": {"name": "any"}}
 _TEMPLATE_ERRORS = (
     TemplateError,
@@ -85,6 +86,8 @@ class Tokenizer:
         renderer: of the chat templates of all tokenizers in this process; None for a helper process
         """
         self._wrapper = load_tokenizer(path, eos_token_ids)
+        # transformers warns once of a text longer than the model's context; those are refused in our words.
+        self._wrapper.deprecation_warnings[_TOO_LONG] = True
         self._renderer = renderer or helper_renderer()
         render_with(self._renderer)
         self._looking = threading.Lock()

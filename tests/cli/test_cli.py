@@ -20,11 +20,28 @@ def test_h_is_help(command: tuple[str, ...], run: Run) -> None:
     assert run(*command, "-h") == run(*command, "--help")
 
 
-@pytest.mark.parametrize(("name", "ours"), [("ls", "list"), ("download", "pull"), ("delete", "rm")])
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("ls", "models"),
+        ("list", "models"),
+        ("status", "ps"),
+        ("download", "pull"),
+        ("delete", "rm"),
+    ],
+)
 def test_a_command_is_known_by_the_names_of_other_tools(name: str, ours: str, run: Run) -> None:
     outcome = run(name, "--help")
     assert outcome.code == 0
     assert outcome.out.partition("\n")[2] == run(ours, "--help").out.partition("\n")[2]
+
+
+@pytest.mark.parametrize("command", [(), ("serve",), ("key", "create"), ("bench",)])
+def test_help_is_a_command_too(command: tuple[str, ...], run: Run) -> None:
+    assert run("help", *command).code == 0
+    shown, usual = run("help", *command).out, run(*command, "--help").out
+    assert shown.partition("\n")[2] == usual.partition("\n")[2], "all but the program's name"
+    assert run("help", "fly").code == 2
 
 
 def test_help_imports_neither_mlx_nor_a_server() -> None:

@@ -1,4 +1,4 @@
-"""`mlxserve list`, `show` and `rm`, offline."""
+"""`mlxserve models` of this machine, `show` and `rm`, offline."""
 
 from __future__ import annotations
 
@@ -36,12 +36,18 @@ def downloaded(tmp_path: Path) -> Path:
     return folder
 
 
-def test_only_what_is_here_is_listed(tmp_path: Path, downloaded: Path) -> None:
-    listed = json.loads(offline(tmp_path, "list", "--json").out)
-    names = [one["name"] for one in listed]
+def test_what_is_here_is_listed_before_what_can_be_downloaded(
+    tmp_path: Path, downloaded: Path
+) -> None:
+    listed = json.loads(offline(tmp_path, "list", "--json").out)["models"]
+    names = [one["name"] for one in listed if one["source"] != "suggested"]
     assert [name for name in names if name != "smollm2"] == ["mlxserve-mini", NAME]
     assert ("smollm2" in names) == (package_model() is not None)
-    assert "downloaded" in offline(tmp_path, "list").out
+    here, _, others = offline(tmp_path, "list").out.partition("To download")
+    assert here.startswith("On this machine:\n")
+    assert NAME in here
+    assert NAME not in others
+    assert "qwen3:8b" in others
 
 
 def test_a_model_is_shown_by_its_short_name(tmp_path: Path, downloaded: Path) -> None:
@@ -109,7 +115,7 @@ GGUF = "hf.co/org/repo-GGUF:Q4_0"
 
 
 def test_a_gguf_file_is_listed_with_its_format(tmp_path: Path, gguf: Path) -> None:
-    listed = json.loads(offline(tmp_path, "list", "--json").out)
+    listed = json.loads(offline(tmp_path, "list", "--json").out)["models"]
     one = next(one for one in listed if one["name"] == GGUF)
     assert (one["source"], one["format"], one["fits"]) == ("downloaded", "gguf", True)
     line = next(row for row in offline(tmp_path, "list").out.splitlines() if GGUF in row)

@@ -57,6 +57,9 @@ def test_a_server_in_the_background_is_listed_and_stopped(home: Home) -> None:
     assert "No server is 'other'" in error_line(home.run("stop", "other"))
     stopped = home.run("stop")
     assert stopped.out == f"Stopped {url} ({MODEL})\n"
+    logs = home.run("logs", "-n", "200")
+    assert f"mlxserve is ready at {url}" in logs.out
+    assert str(home.folder / "logs") in logs.err
     assert home.servers() == []
     assert "No server of this user runs" in error_line(home.run("stop"))
 

@@ -24,6 +24,16 @@ def test_every_known_model_has_a_short_name_of_its_own() -> None:
         ("mlx-community/gpt-oss-20b-MXFP4-Q8", "gpt-oss:20b"),
         ("mlx-community/GLM-4.7-Flash-4bit", "glm-4.7-flash"),
         ("mlx-community/Qwen3-Next-80B-A3B-Instruct-4bit", "qwen3-next:80b"),
+        ("mlx-community/gemma-3-4b-it-4bit", "gemma3:4b"),
+        ("mlx-community/gemma-4-e2b-it-4bit", "gemma4:e2b"),
+        ("mlx-community/DeepSeek-R1-Distill-Llama-8B-4bit", "deepseek-r1:8b"),
+        ("mlx-community/Ministral-3-8B-Instruct-2512-4bit", "ministral-3:8b"),
+        ("mlx-community/Qwen2.5-Coder-7B-Instruct-4bit", "qwen2.5-coder:7b"),
+        ("mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit", "qwen3-coder:30b"),
+        ("mlx-community/Qwen3.5-9B-MLX-4bit", "qwen3.5:9b"),
+        ("mlx-community/phi-4-4bit", "phi4"),
+        ("mlx-community/Phi-4-mini-instruct-4bit", "phi4-mini"),
+        ("mlx-community/SmolLM3-3B-4bit", "smollm3:3b"),
     ],
 )
 def test_short_names_are_spelled_as_people_spell_them(repository: str, name: str) -> None:
@@ -38,6 +48,11 @@ def test_spelling_does_not_matter(spelling: str) -> None:
 @pytest.mark.parametrize("name", ["", "qwen3", "4b", "no-such-model", "a/b/c", "x" * 5000, "\0"])
 def test_other_names_mean_nothing(name: str) -> None:
     assert repository_of(name) is None
+
+
+@pytest.mark.parametrize("typed", ["gemma3", "deepseek-r1", "qwen2.5-coder", "gemma", "ministral"])
+def test_names_of_other_programs_are_answered_with_sizes(typed: str) -> None:
+    assert suggestions(typed)
 
 
 def test_a_family_is_answered_with_its_sizes() -> None:

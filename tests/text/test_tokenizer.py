@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -538,3 +539,16 @@ def test_a_tool_whose_value_may_be_null_is_shown_by_a_template_that_would_recurs
     parameters = {"type": "object", "properties": properties}
     tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
     assert "at: str" in tokenizer.decode(tokenizer.render(USER, tools=[tool]))
+
+
+def test_a_text_longer_than_the_context_is_encoded_without_a_warning_of_transformers() -> None:
+    said: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = said.append  # type: ignore[method-assign]
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    try:
+        assert len(Tokenizer(model_path()).encode_here("word " * 5_000)) > 4096
+    finally:
+        logger.removeHandler(handler)
+    assert said == []

@@ -1,0 +1,183 @@
+"""`mlxserve uninstall`: what mlxserve has left on this machine, and how to be rid of it.
+
+Only names that mlxserve gives are deleted: a folder that MLXSERVE_HOME names may hold other things.
+"""
+
+# Annotations are read by typer at run time, so this file does not postpone them.
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlxserve.cli.agents import AGENTS
+from mlxserve.cli.options import SCHEMAS
+from mlxserve.cli.running_servers import running_servers
+from mlxserve.cli.settings import Settings
+from mlxserve.cli.streams import print_safe
+from mlxserve.config import EngineConfig, config_home, data_home
+from mlxserve.disk.files import model_folders
+from mlxserve.disk.folder import disk_folder
+from mlxserve.errors import InvalidConfig, InvalidRequest, MlxServeError
+from mlxserve.service.choice import service_manager
+from mlxserve.service.unit import log_file
+
+_HOME = {
+    "chats": ("chat.sqlite", "chat.sqlite-wal", "chat.sqlite-shm"),
+    "exported chats": ("exports",),
+    "presets": ("presets.toml",),
+    "logs": ("logs",),
+    "notes about servers and models": ("servers", "trials.json", "synthetic"),
+}
+_CONFIG = {"settings": ("config.toml",), "API keys": ("keys.json", "own-key.json")}
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOver:
+    """Something that is there."""
+
+    what: str
+    path: Path
+    size: int  # bytes
+
+
+def uninstall(
+    show: Annotated[
+        bool, typer.Option("--list", help="Only list what is there, as without an option.")
+    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Delete all of it but models.")] = False,
+    models: Annotated[
+        bool,
+        typer.Option(
+            "--models", help="With --all: also models, which other programs may use, too."
+        ),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """List what mlxserve has left on this machine, or delete it before the package is removed."""
+    if show and every:
+        raise InvalidRequest("--list deletes nothing and --all does. Choose one of them.")
+    if models and not every:
+        raise InvalidRequest("--models goes with --all.")
+    found = [*_left_overs(), *(_models() if models or not every else ())]
+    for one in found:
+        print_safe(f"{one.what:<32}{_words(one.size):>10}  {one.path}")
+    if not found:
+        print_safe("Nothing of mlxserve is left but the package.")
+    _say_what_stays()
+    if every and found:
+        _delete(found, yes=yes)
+    elif found and not every:
+        print_safe("`mlxserve uninstall --all` deletes all of it but models; --models these, too.")
+    print_safe("The package: `uv tool uninstall mlxserve` or `pip uninstall mlxserve`.")
+
+
+def _delete(found: list[LeftOver], *, yes: bool) -> None:
+    if servers := running_servers():
+        urls = ", ".join(server.url for server in servers)
+        raise InvalidRequest(f"Servers run: {urls}. Stop them first: `mlxserve stop --all`.")
+    if not yes:
+        if not sys.stdin.isatty():
+            raise InvalidRequest(
+                "uninstall asks before it deletes. Without a terminal, pass --yes."
+            )
+        typer.confirm("Delete all of this?", abort=True)
+    failed = []
+    for one in found:
+        try:
+            if (unit := _unit_file()) is not None and one.path == unit:
+                service_manager().uninstall()
+            elif one.path.is_dir() and not one.path.is_symlink():
+                shutil.rmtree(one.path)
+            else:
+                one.path.unlink(missing_ok=True)
+        except (OSError, MlxServeError) as error:
+            failed.append(f"{one.path}: {error}")
+    parents = {one.path.parent for one in found}
+    for folder in (*parents, data_home(), config_home(), _gguf_home().parent, log_file().parent):
+        with suppress(OSError):  # another program's files are in it
+            folder.rmdir()
+    if failed:
+        raise MlxServeError(f"Not deleted: {'; '.join(failed)}")
+    print_safe(f"Deleted {_words(sum(one.size for one in found))}.")
+
+
+def _left_overs() -> Iterator[LeftOver]:
+    for home, names in ((data_home(), _HOME), (config_home(), _CONFIG)):
+        for what, files in names.items():
+            yield from _present(what, *(home / file for file in files))
+    pages = disk_folder(_disk_cache_dir())
+    yield from _present("cached pages of prompts", *model_folders(pages), pages / "writes.json")
+    yield from _present("files made of GGUF models", _gguf_home())
+    if (unit := _unit_file()) is not None:
+        yield from _present("service", unit)
+    yield from _present("log of the service", log_file())
+
+
+def _models() -> Iterator[LeftOver]:
+    from mlxserve.hub.catalog import Origin, entry_of, places
+    from mlxserve.hub.hub_cache import repository_folder
+
+    home, seen = data_home() / "models", set[Path]()
+    yield from _present("models (your own)", home)
+    for name, source, folder in places():
+        is_ours = source is Origin.DOWNLOADED and folder.is_dir()
+        path = repository_folder(name) if is_ours else None
+        if path is not None and path not in seen and entry_of(name, source, folder) is not None:
+            seen.add(path)
+            yield from _present("model (Hugging Face's cache)", path)
+
+
+def _say_what_stays() -> None:
+    for name, agent in AGENTS.items():
+        file = agent.file()
+        if file.with_name(f"{file.name}.before-mlxserve").exists():
+            print_safe(f"{file} is set to use this server: `mlxserve launch {name} --undo` first.")
+
+
+def _disk_cache_dir() -> str | None:
+    try:
+        return Settings.read(SCHEMAS, {}, os.environ).build(EngineConfig).disk_cache_dir
+    except InvalidConfig:  # a broken configuration is to be deleted as well
+        return None
+
+
+def _gguf_home() -> Path:
+    from mlxserve.gguf.folder import gguf_home  # imports numpy
+
+    return gguf_home()
+
+
+def _unit_file() -> Path | None:
+    try:
+        return service_manager().unit_file
+    except MlxServeError:  # no service manager that is known
+        return None
+
+
+def _present(what: str, *paths: Path) -> Iterator[LeftOver]:
+    for path in paths:
+        if path.exists() or path.is_symlink():
+            yield LeftOver(what, path, _size(path))
+
+
+def _size(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() and not path.is_symlink() else (path,)
+    total = 0
+    for file in files:
+        with suppress(OSError):
+            total += 0 if file.is_symlink() or file.is_dir() else file.stat().st_size
+    return total
+
+
+def _words(size: int) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size} B"

@@ -1,0 +1,57 @@
+"""`mlxserve search` against a small hub, and without a network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tests.cli.commands import CommandResult, error_line, mlxserve, offline
+from tests.cli.recording_server import RecordingServer
+
+CARD = {"id": "mlx-community/gemma-3-4b-it-4bit", "downloads": 12_345, "tags": ["mlx"]}
+
+
+def search(server: RecordingServer, *arguments: str) -> CommandResult:
+    # Without what the library asks the hub about the program that uses it, and keeps beside models.
+    alone = {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    return mlxserve("search", *arguments, HF_ENDPOINT=server.url, **alone)
+
+
+def test_models_for_mlx_and_in_gguf_are_searched_by_their_downloads(
+    server: RecordingServer,
+) -> None:
+    server.answer([CARD])
+    outcome = search(server, "gemma", "4b", "--limit", "5")
+    assert outcome.code == 0, outcome.err
+    first, second, advice = outcome.out.splitlines()
+    assert first.split() == [CARD["id"], "mlx", "12,345", "downloads"]
+    assert second.split()[:2] == [CARD["id"], "gguf"]
+    assert "mlxserve pull NAME" in advice
+    asked = [parse_qs(urlsplit(path).query) for _, path, _, _ in server.asked]
+    assert [query["filter"] for query in asked] == [["mlx"], ["gguf"]]
+    assert all(query["search"] == ["gemma 4b"] for query in asked)
+    assert all((query["sort"], query["limit"]) == (["downloads"], ["5"]) for query in asked)
+    [card, _] = json.loads(search(server, "gemma", "--json").out)
+    assert card == {"name": CARD["id"], "format": "mlx", "downloads": 12_345}
+
+
+def test_nothing_found_is_said(server: RecordingServer) -> None:
+    server.answer([])
+    outcome = search(server, "nosuchmodel")
+    assert outcome.code == 0
+    assert "No model for MLX or in GGUF is called 'nosuchmodel'" in outcome.out
+
+
+@pytest.mark.parametrize("status", [400, 403])
+def test_a_hub_that_refuses_is_one_line(server: RecordingServer, status: int) -> None:
+    server.answer({"error": "not now"}, status)
+    assert "The hub cannot be searched now" in error_line(search(server, "gemma"))
+
+
+def test_without_a_network_the_list_of_models_is_named(tmp_path: Path) -> None:
+    line = error_line(offline(tmp_path, "search", "gemma"))
+    assert "The hub cannot be searched now" in line
+    assert "`mlxserve models` lists" in line
