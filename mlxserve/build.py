@@ -172,7 +172,7 @@ def build_engine(
             in_windows.nbytes / (1 << 20),
         )
     pace = pace or _pace(config, loaded, part.step)
-    disk = _disk(config, files, loaded, kv, pace)
+    disk = _disk(config, files, part, pace)
     if config.scheduler.speculative_tokens and loaded.has_states:
         log.warning(
             "speculative_tokens has no effect: this model keeps a recurrent state, which does not go "
@@ -272,7 +272,7 @@ def build_part(
     # A number of pages that is asked for, at the start or in a resize, is bounded by all memory, not
     # by gpu_memory_utilization.
     most = (memory.working_set if is_metal else memory.total) // num_here
-    own = window_group(config, loaded, has_disk=_disk_limit(config) > 0)
+    own = window_group(config, loaded)
     step = None
     if is_metal or config.num_pages is None:
         step = measure_step(
@@ -314,16 +314,6 @@ def build_part(
     )
 
 
-def _disk_limit(config: EngineConfig) -> int:
-    """Bytes that pages may take on disk; 0 for none."""
-    if not config.scheduler.enable_prefix_caching:
-        return 0
-    if config.disk_cache_size is not None:
-        return int(config.disk_cache_size * (1 << 30))
-    is_swap = config.scheduler.preemption_mode is PreemptionMode.SWAP
-    return default_bytes(folder_of(config.disk_cache_dir)) if is_swap else 0
-
-
 def _limit_memory(config: EngineConfig, step: StepPeak | None) -> None:
     """`step`: as measured on Metal; freed arrays that a step can use again are kept, no others."""
     wired = None if config.wired_limit is None else int(config.wired_limit * (1 << 30))
@@ -344,22 +334,28 @@ def _pace(config: EngineConfig, loaded: LoadedModel, step: StepPeak | None) -> P
 
 
 def _disk(
-    config: EngineConfig, files: ModelFiles, loaded: LoadedModel, kv: KVPool, pace: Pace
+    config: EngineConfig, files: ModelFiles, part: EnginePart, pace: Pace
 ) -> DiskCache | None:
     """None where nothing is to be kept on disk, or the default folder cannot be used."""
+    loaded, kv = part.loaded, part.kv
+    window_bytes = None if part.windows is None else part.windows.kv.nbytes_of(1)
     is_swap = config.scheduler.preemption_mode is PreemptionMode.SWAP
-    folder, limit = folder_of(config.disk_cache_dir), _disk_limit(config)
-    if not limit:
+    folder = folder_of(config.disk_cache_dir)
+    if config.disk_cache_size is not None:
+        limit = int(config.disk_cache_size * (1 << 30))
+    else:
+        limit = default_bytes(folder) if is_swap else 0
+    if not limit or not config.scheduler.enable_prefix_caching:
         return None
     daily = config.disk_cache_daily_writes
     try:
         tier = DiskTier(
             folder,
-            identity=_identity(files, loaded, kv),
+            identity=_identity(files, part),
             model=files.name,
             limit=limit,
             daily_writes=10 * limit if daily is None else int(daily * (1 << 30)),
-            payload_sizes={kv.nbytes_of(1), loaded.state_nbytes},
+            payload_sizes={kv.nbytes_of(1), loaded.state_nbytes, window_bytes or 0},
         )
     except InvalidConfig as error:
         if config.disk_cache_dir or is_swap:
@@ -373,6 +369,8 @@ def _disk(
         page_bytes=kv.nbytes_of(1),
         page_size=config.page_size,
         state_bytes=loaded.state_nbytes if loaded.has_states else None,
+        window_bytes=window_bytes,
+        num_window_pages=0 if part.group is None else part.group.window.num_seen,
     )
 
 
@@ -383,10 +381,16 @@ def _salted_by(config: EngineConfig, files: ModelFiles) -> str:
     return f"{files.fingerprint}/{config.kv_cache_dtype}"
 
 
-def _identity(files: ModelFiles, loaded: LoadedModel, kv: KVPool) -> bytes:
+def _identity(files: ModelFiles, part: EnginePart) -> bytes:
     """Equal where what one engine wrote may be read by another: the model, and how pages and states
     are laid out."""
-    layers = [(s.kv_heads, s.key_dim, s.value_dim, str(s.pool_dtype)) for s in kv.specs]
-    states = [[(shape, str(dtype)) for shape, dtype in spec.arrays] for spec in loaded.states or ()]
-    layout = f"{files.fingerprint}/{kv.page_size}/{layers}/{states}"
+    layers, windows = (
+        [(s.kv_heads, s.key_dim, s.value_dim, str(s.pool_dtype)) for s in specs]
+        for specs in (part.kv.specs, () if part.windows is None else part.windows.kv.specs)
+    )
+    arrays = [spec.arrays for spec in part.loaded.states or ()]
+    states = [[(shape, str(dtype)) for shape, dtype in each] for each in arrays]
+    layout = f"{files.fingerprint}/{part.kv.page_size}/{layers}/{states}"
+    if windows:
+        layout += f"/{windows}"
     return blake2b(layout.encode(), digest_size=16).digest()

@@ -189,3 +189,56 @@ def test_a_branch_beyond_the_window_is_computed_again_and_says_so(
 def test_too_few_pages_for_a_window_are_refused(in_window: Callable[..., str]) -> None:
     with pytest.raises(InvalidConfig, match="a request needs 4 pages of 16 tokens"):
         LLM(in_window("gpt_oss", 24), page_size=16, num_window_pages=3, **OPTIONS)
+
+
+def test_a_conversation_is_read_from_disk_after_a_restart(
+    in_window: Callable[..., str], tmp_path: Path
+) -> None:
+    folder = in_window("gpt_oss", 24)
+    draw = random.Random(8)
+    first = [draw.randrange(500) for _ in range(150)]
+    second = [*first, *(draw.randrange(500) for _ in range(20))]
+    expected = dense_tokens(Path(folder), [first, second])
+    options = {
+        **OPTIONS,
+        "page_size": 16,
+        "num_window_pages": 20,
+        "disk_cache_size": 1,
+        "disk_cache_dir": str(tmp_path / "pages"),
+    }
+    with LLM(folder, **options) as llm:
+        assert tokens(llm, [first]) == expected[:1]
+    with LLM(folder, **options) as llm:
+        [output] = llm.generate([second], GREEDY, use_tqdm=False)
+        assert output.token_ids == expected[1]
+        cache = output.usage.cache
+        assert cache is not None
+        assert cache.num_from_disk == cache.num_tokens == 144
+        llm.check()
+    with LLM(folder, **{**options, "num_window_pages": 0}) as llm:
+        [output] = llm.generate([second], GREEDY, use_tqdm=False)
+        cache = output.usage.cache
+        assert cache is not None
+        assert cache.num_from_disk == 0, "these pages have all layers in them"
+        assert output.token_ids == expected[1]
+
+
+@pytest.mark.slow
+def test_preempted_answers_are_read_from_disk(
+    in_window: Callable[..., str], tmp_path: Path
+) -> None:
+    folder = in_window("gpt_oss", 24)
+    prompts = [[number, 2, 3] for number in range(4)]
+    params = replace(GREEDY, max_tokens=150)
+    with LLM(folder, page_size=16, num_window_pages=0, **OPTIONS) as llm:
+        expected = [one.token_ids for one in llm.generate(prompts, params, use_tqdm=False)]
+    options = {**OPTIONS, "num_pages": 24, "preemption_mode": "swap"}
+    with LLM(
+        folder, page_size=16, num_window_pages=16, disk_cache_dir=str(tmp_path / "swap"), **options
+    ) as llm:
+        found = [one.token_ids for one in llm.generate(prompts, params, use_tqdm=False)]
+        assert found == expected
+        stats = llm.stats().scheduler
+        assert stats.num_preemptions > 0
+        assert stats.swapped_tokens > 0
+        llm.check()

@@ -26,6 +26,11 @@ def state_name(hash_: bytes) -> bytes:
     return hash_ + b"s"
 
 
+def window_name(hash_: bytes) -> bytes:
+    """The record of the page with this hash of layers with a window."""
+    return hash_ + b"w"
+
+
 class DiskCache:
     """The pages of one model on disk, with the times to read and to compute them."""
 
@@ -37,11 +42,15 @@ class DiskCache:
         page_bytes: int,
         page_size: int,
         state_bytes: int | None = None,
+        window_bytes: int | None = None,
+        num_window_pages: int = 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """
         page_bytes: of the keys and values of one page of `page_size` tokens
         state_bytes: of a recurrent state; None for a model without them
+        window_bytes: of a page of layers with a window; None where they have no pool of their own
+        num_window_pages: of a window, which are read with the last page
         clock: seconds since 1970
         """
         self.tier = tier
@@ -51,6 +60,9 @@ class DiskCache:
         self._clock = clock
         self._pages = Unwritten(tier, page_bytes)
         self._states = None if state_bytes is None else Unwritten(tier, state_bytes)
+        self._windows = None if window_bytes is None else Unwritten(tier, window_bytes)
+        self.window_bytes = window_bytes or 0
+        self._end_bytes = num_window_pages * self.window_bytes
         self._overdue: set[int] = set()  # tickets of loads that were given up, and not answered
 
     def use(self, hashes: Sequence[bytes], /) -> None:
@@ -67,6 +79,16 @@ class DiskCache:
             self._states.use(states)
             self.tier.touch(states)
 
+    def use_windows(self, hashes: Sequence[bytes], /) -> None:
+        """Note that these pages of windows were used until now, the last one first."""
+        assert self._windows is not None, "there are no windows"
+        now = self._clock()
+        windows = {
+            window_name(hash_): now - number * _STEP_SECONDS for number, hash_ in enumerate(hashes)
+        }
+        self._windows.use(dict(reversed(windows.items())))
+        self.tier.touch(windows)
+
     def unwritten(self) -> Iterator[bytes]:
         """Pages that are not on disk and would be kept there, the last used first."""
         return iter(self._pages)
@@ -74,6 +96,10 @@ class DiskCache:
     def unwritten_states(self) -> Iterator[bytes]:
         """The same of recurrent states, by the page before each."""
         return (name[:-1] for name in self._states or ())
+
+    def unwritten_windows(self) -> Iterator[bytes]:
+        """The same of pages of layers with a window."""
+        return (name[:-1] for name in self._windows or ())
 
     def is_unwritten(self, hash_: bytes, /) -> bool:
         """Whether a page is not on disk and would be kept there."""
@@ -88,10 +114,15 @@ class DiskCache:
         assert self._states is not None, "there are no states"
         self._states.forget(map(state_name, hashes))
 
+    def forget_windows(self, hashes: Iterable[bytes], /) -> None:
+        """These pages of layers with a window are not in memory."""
+        assert self._windows is not None, "there are no windows"
+        self._windows.forget(map(window_name, hashes))
+
     def save(self, records: Sequence[tuple[bytes, bytes]]) -> int:
-        """`DiskTier.save` of pages or states, with the time when each was used last."""
+        """`DiskTier.save` of pages, states or windows, with the time when each was used last."""
         now = self._clock()
-        kinds = (self._pages,) if self._states is None else (self._pages, self._states)
+        kinds = [kind for kind in (self._pages, self._states, self._windows) if kind is not None]
         times = [
             next((time for kind in kinds if (time := kind.time(name)) is not None), now)
             for name, _ in records
@@ -106,6 +137,10 @@ class DiskCache:
         """Whether the recurrent state after this page is on disk."""
         return self.tier.num_leading([state_name(hash_)]) == 1
 
+    def has_window(self, hash_: bytes, /) -> bool:
+        """Whether the page with this hash of layers with a window is on disk."""
+        return window_name(hash_) in self.tier
+
     def pays(self, num_tokens: int, /) -> bool:
         """Whether reading the pages of `num_tokens` is probably faster than computing them.
 
@@ -117,7 +152,8 @@ class DiskCache:
         seconds = self._pace.prompt_seconds(num_tokens)
         if not rate or seconds is None:
             return True
-        return num_tokens / self._page_size * self.page_bytes / rate < seconds
+        num_bytes = num_tokens / self._page_size * self.page_bytes + self._end_bytes
+        return num_bytes / rate < seconds
 
     def patience(self, num_pages: int) -> float:
         """Seconds to wait for a read of `num_pages` before computing them instead."""

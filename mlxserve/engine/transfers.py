@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mlxserve.engine.disk_cache import DiskCache, state_name
+from mlxserve.engine.disk_cache import DiskCache, state_name, window_name
 from mlxserve.model.runner import ModelRunner
 from mlxserve.scheduler.disk_pages import LOAD_PAGES, Load, Save
 from mlxserve.scheduler.moves import Moves
@@ -72,7 +72,7 @@ class Transfers:
         if self._disk is None:
             return False
         if not self._is_left_alone():
-            self._endangered = self._moves.disk.endangered(self._max_pages(self._disk))
+            self._endangered = self._moves.disk.endangered(self._max_pages(self._disk.page_bytes))
         return bool(self._endangered) or self.is_reading
 
     def before_plan(self) -> None:
@@ -113,7 +113,9 @@ class Transfers:
             self._moves.finish_save(save, self._save(self._disk, save))
         for load in plan.loads:
             names = list(load.run.hashes)
-            if load.with_state:
+            if load.windows:
+                names += [window_name(hash_) for hash_, _ in load.windows]
+            elif load.with_state and self._moves.windows is None:
                 names.append(state_name(names[-1]))
             ticket = self._disk.tier.load(names)
             deadline = self._clock() + self._disk.patience(len(load.pages))
@@ -124,8 +126,11 @@ class Transfers:
         if self._disk is None or self._is_left_alone():
             return False
         if not self._are_pages_written:
-            if unwritten := self._moves.disk.unwritten(self._max_pages(self._disk)):
+            if unwritten := self._moves.disk.unwritten(self._max_pages(self._disk.page_bytes)):
                 return self._write_pages(self._disk, unwritten)
+            num_windows = self._max_pages(self._disk.window_bytes)
+            if windows := self._moves.disk.unwritten_windows(num_windows):
+                return self._write_windows(self._disk, windows)
             self._are_pages_written = True
         return self._write_states(self._disk)
 
@@ -135,14 +140,20 @@ class Transfers:
         payloads = self._runner.read_pages(pages)
         return self._offer(disk, list(zip(hashes, payloads, strict=True)))
 
+    def _write_windows(self, disk: DiskCache, unwritten: Sequence[tuple[bytes, int]]) -> bool:
+        """Every step must have been collected. False if the disk refuses."""
+        payloads = self._runner.read_window_pages([page for _, page in unwritten])
+        names = [window_name(hash_) for hash_, _ in unwritten]
+        return self._offer(disk, list(zip(names, payloads, strict=True)))
+
     def _is_left_alone(self) -> bool:
         return self._clock() < self._write_after
 
     @staticmethod
-    def _max_pages(disk: DiskCache) -> int:
+    def _max_pages(page_bytes: int) -> int:
         """Pages written at once."""
         # Pages of a model without attention are empty: their hashes alone lead to its states.
-        return min(_MOST_PAGES, max(1, WRITE_BYTES // max(1, disk.page_bytes)))
+        return min(_MOST_PAGES, max(1, WRITE_BYTES // max(1, page_bytes)))
 
     def _write_states(self, disk: DiskCache) -> bool:
         records = [
@@ -189,6 +200,9 @@ class Transfers:
             num_taken = disk.save(list(zip(save.hashes[part], payloads, strict=True)))
             if num_taken < len(payloads):
                 return begin + num_taken
+        for window in save.windows:  # each may be large
+            if not self._write_windows(disk, [window]):
+                break
         return len(save.pages)
 
     def _finish_loads(self, disk: DiskCache) -> None:
@@ -210,10 +224,16 @@ class Transfers:
                 self._finish(load, ())
 
     def _finish(self, load: Load, payloads: Sequence[bytes]) -> None:
-        """`payloads`: of the pages, and then perhaps of the state after them."""
-        pages, states = payloads[: len(load.pages)], payloads[len(load.pages) :]
+        """`payloads`: of the pages, and then perhaps of the state or the window after them."""
+        pages, others = payloads[: len(load.pages)], payloads[len(load.pages) :]
         if pages:
             self._runner.write_pages(load.pages[: len(pages)], pages)
-        state_id = self._moves.finish_load(load, len(pages), has_state=bool(states))
+        has_end = bool(others)
+        if self._moves.windows is not None:
+            is_whole = len(payloads) == len(load.pages) + len(load.windows)
+            has_end = load.with_state and is_whole
+            if has_end and load.windows:
+                self._runner.write_window_pages([page for _, page in load.windows], others)
+        state_id = self._moves.finish_load(load, len(pages), has_state=has_end)
         if state_id is not None:
-            self._runner.write_state(state_id, states[0])
+            self._runner.write_state(state_id, others[0])

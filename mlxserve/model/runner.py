@@ -227,6 +227,14 @@ class ModelRunner:
         """`KVPool.write_pages`."""
         self._kv.write_pages(pages, payloads)
 
+    def read_window_pages(self, pages: Sequence[int]) -> list[bytes]:
+        """`read_pages`, of layers with a window."""
+        return self._pools[1].read_pages(pages)
+
+    def write_window_pages(self, pages: Sequence[int], payloads: Sequence[bytes]) -> None:
+        """`write_pages`, of layers with a window."""
+        self._pools[1].write_pages(pages, payloads)
+
     def read_state(self, state_id: int) -> bytes:
         """`StateStore.read`. Every step must have been collected."""
         return self._states.read(state_id)

@@ -71,17 +71,12 @@ class WindowGroup:
             )
 
 
-def window_group(
-    config: EngineConfig, loaded: LoadedModel, *, has_disk: bool
-) -> WindowGroup | None:
-    """None where all layers share one pool, with a line in the log if some have a window.
-
-    has_disk: pages are kept on disk as well
-    """
+def window_group(config: EngineConfig, loaded: LoadedModel) -> WindowGroup | None:
+    """None where all layers share one pool, with a line in the log if some have a window."""
     size = window_of([spec.window for spec in loaded.layers])
     if size is None or config.num_window_pages == 0:
         return None
-    reason = _why_not(config, loaded, has_disk=has_disk)
+    reason = _why_not(config, loaded)
     if reason:
         log.info("Layers with a window of %d keep all positions: %s", size, reason)
         return None
@@ -91,7 +86,7 @@ def window_group(
     return WindowGroup(Window(size, config.page_size), sizes[True], sizes[False])
 
 
-def _why_not(config: EngineConfig, loaded: LoadedModel, *, has_disk: bool) -> str:
+def _why_not(config: EngineConfig, loaded: LoadedModel) -> str:
     """Why the layers share one pool, empty if they need not."""
     if loaded.group is not None:
         return "the model is divided among ranks"
@@ -99,6 +94,4 @@ def _why_not(config: EngineConfig, loaded: LoadedModel, *, has_disk: bool) -> st
         return "other layers of this model keep a recurrent state, or need whole sequences"
     if not config.scheduler.enable_chunked_prefill:
         return "enable_chunked_prefill is off, so that a whole prompt needs its pages at once"
-    if has_disk:
-        return "pages go to the disk cache; disk_cache_size=0 frees those before a window"
     return ""

@@ -124,7 +124,7 @@ class Admission:
         if self._lacks_memory(request, cached, available):
             return Look(request, Verdict.PASS)
         num_on_disk = self._tables.num_on_disk(request, len(cached))
-        if num_on_disk:
+        if num_on_disk and self._has_window():
             return Look(request, Verdict.START, cached, num_on_disk)
         tail = self._tail(request, cached, available)
         start = len(cached) * self._pool.page_size + (tail.num_tokens if tail else 0)
@@ -229,6 +229,14 @@ class Admission:
         if self._num_pages(request) > available < self._num_needed(request, cached):
             return True
         return self._tables.windows is not None and self.num_window_lacking(request, cached) > 0
+
+    def _has_window(self) -> bool:
+        """Whether a whole window could be read, where layers with one have a pool of their own."""
+        windows = self._tables.windows
+        if windows is None:
+            return True
+        available = windows.num_free_for(list(self._roster.running.values()))
+        return available >= windows.window.num_held
 
     def num_window_lacking(self, request: LiveRequest, cached: Sequence[int]) -> int:
         """As `num_lacking`, of pages of layers with a window, where those have a pool of their own."""

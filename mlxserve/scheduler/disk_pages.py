@@ -18,6 +18,7 @@ from typing import Protocol
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import LiveRequest, PageRun
+from mlxserve.scheduler.windows import Windows
 
 LOAD_PAGES = 32  # read at once for one request; bounds the memory of pages on their way
 _SOON = 64  # pages that can be allocated before one of those evicted next is lost
@@ -35,14 +36,23 @@ class Disk(Protocol):
     def pays(self, num_tokens: int, /) -> bool:
         """Whether reading the pages of `num_tokens` is probably faster than computing them."""
 
+    def has_window(self, hash_: bytes, /) -> bool:
+        """Whether the page with this hash of layers with a window is there."""
+
     def use(self, hashes: Sequence[bytes], /) -> None:
         """Note that a request has used these pages until now, each with those before it."""
+
+    def use_windows(self, hashes: Sequence[bytes], /) -> None:
+        """The same of pages of layers with a window that are worth keeping, the last one first."""
 
     def unwritten(self) -> Iterator[bytes]:
         """Used pages that are not on disk and would be kept there, the last used first."""
 
     def unwritten_states(self) -> Iterator[bytes]:
         """The same of recurrent states, by the page before each."""
+
+    def unwritten_windows(self) -> Iterator[bytes]:
+        """As `unwritten`, of layers with a window."""
 
     def is_unwritten(self, hash_: bytes, /) -> bool:
         """Whether a page was used, is not on disk and would be kept there."""
@@ -53,31 +63,38 @@ class Disk(Protocol):
     def forget_states(self, hashes: Iterable[bytes], /) -> None:
         """The recurrent states after these pages are not in memory."""
 
+    def forget_windows(self, hashes: Iterable[bytes], /) -> None:
+        """These pages of layers with a window are not in memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Save:
     """Write these pages of the pool to disk, before anything else is written to them.
 
     number: of the preemption, if it is to be logged once it is known what the disk took
+    windows: pages of layers with a window, by their hashes
     """
 
     request_id: str
     hashes: tuple[bytes, ...]
     pages: tuple[int, ...]
     number: int | None = None
+    windows: tuple[tuple[bytes, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """Read the pages of `run` into these pages of the pool.
 
-    with_state: and the recurrent state after the last one
+    with_state: and the recurrent state after the last one, or the window before its end
+    windows: the pages of that window, by their hashes
     """
 
     request: LiveRequest
     run: PageRun
     pages: tuple[int, ...]
     with_state: bool = False
+    windows: tuple[tuple[bytes, int], ...] = ()
 
     @property
     def is_wanted(self) -> bool:
@@ -99,11 +116,20 @@ class DiskPlan:
 class DiskPages:
     """Plans the moves. What a request reads is in the request: `disk_end`, `loading`."""
 
-    def __init__(self, pool: PagePool, disk: Disk | None, *, has_states: bool = False) -> None:
-        """`has_states`: pages are of use only up to one with a recurrent state after it."""
+    def __init__(
+        self,
+        pool: PagePool,
+        disk: Disk | None,
+        *,
+        has_states: bool = False,
+        windows: Windows | None = None,
+    ) -> None:
+        """`has_states`: pages are of use only up to one with a recurrent state after it. `windows`: or up
+        to one before whose end the whole window is there."""
         self._pool = pool
         self._disk = disk
         self._has_states = has_states
+        self._windows = windows
         self._plan = DiskPlan()
 
     def pop_plan(self) -> DiskPlan:
@@ -111,14 +137,19 @@ class DiskPages:
         plan, self._plan = self._plan, DiskPlan()
         return plan
 
-    def num_found(self, hashes: Sequence[bytes]) -> int:
-        """How many of these pages are to be read, from the first one on, instead of computed."""
+    def num_found(self, hashes: Sequence[bytes], first: int, end: int) -> int:
+        """How many of the pages first .. end are to be read, from the first one on, instead of
+        computed."""
         if self._disk is None:
             return 0
-        num_pages = self._disk.num_leading(hashes)
+        num_pages = self._disk.num_leading(hashes[first:end])
         if self._has_states:
-            while num_pages and not self._disk.has_state(hashes[num_pages - 1]):
+            while num_pages and not self._disk.has_state(hashes[first + num_pages - 1]):
                 num_pages -= 1
+        elif self._windows is not None and num_pages:
+            has_window = self._disk.has_window
+            end = self._windows.num_usable(hashes, first + num_pages, has_window)
+            num_pages = max(0, end - first)
         if not num_pages or not self._disk.pays(num_pages * self._pool.page_size):
             return 0
         return num_pages
@@ -135,16 +166,29 @@ class DiskPages:
             is_own = self._pool.is_exclusive(page) and self._pool.hash_of(page) == hash_
             if is_own and not self._disk.num_leading([hash_]):
                 pages[hash_] = page
-        if not pages:
+        windows = self._windows_to_save(request, self._disk)
+        if not pages and not windows:
             return None
-        save = Save(request.id, tuple(pages), tuple(pages.values()), number)
+        save = Save(request.id, tuple(pages), tuple(pages.values()), number, windows)
         self._plan.saves.append(save)
         return save
 
+    def _windows_to_save(self, request: LiveRequest, disk: Disk) -> tuple[tuple[bytes, int], ...]:
+        """Pages of the window before the end of its last full page that are not on disk."""
+        if self._windows is None:
+            return ()
+        pool, first = self._windows.pool, request.window_first
+        held = zip(request.page_hashes[first:], request.window_table[first:], strict=False)
+        own = [(hash_, page) for hash_, page in held if pool.hash_of(page) == hash_]
+        return tuple((hash_, page) for hash_, page in own if not disk.has_window(hash_))
+
     def use(self, request: LiveRequest) -> None:
         """Note that a request has used its pages until now."""
-        if self._disk is not None:
-            self._disk.use(request.page_hashes[: len(request.page_table)])
+        if self._disk is None:
+            return
+        self._disk.use(request.page_hashes[: len(request.page_table)])
+        if self._windows is not None:
+            self._disk.use_windows(self._windows.worth_keeping(request))
 
     def unwritten(self, limit: int) -> list[tuple[bytes, int]]:
         """(hash, page) of pages that are not on disk and would be kept there: those of named
@@ -191,6 +235,23 @@ class DiskPages:
         self._disk.forget_states(gone)
         return found
 
+    def unwritten_windows(self, limit: int) -> list[tuple[bytes, int]]:
+        """As `unwritten`, of layers with a window: windows at the ends of prompts and answers."""
+        if self._disk is None or self._windows is None:
+            return []
+        pool = self._windows.pool
+        found: dict[bytes, int] = {}
+        gone: list[bytes] = []
+        for hash_ in self._disk.unwritten_windows():
+            if pool.is_known(hash_):
+                found[hash_] = pool.page_of(hash_)
+                if len(found) == limit:
+                    break
+            else:
+                gone.append(hash_)
+        self._disk.forget_windows(gone)
+        return list(found.items())
+
     def num_left(self, request: LiveRequest) -> int:
         """Tokens that the request goes on to read, from the one after its last computed one."""
         page_size = self._pool.page_size
@@ -202,8 +263,8 @@ class DiskPages:
         """The page after its last computed one is lost: read those after it once it is computed."""
         resume = request.num_computed // self._pool.page_size + 1
         num_pages = 0
-        if not self._has_states:
-            num_pages = self.num_found(request.page_hashes[resume : request.disk_end])
+        if not self._has_states and self._windows is None:
+            num_pages = self.num_found(request.page_hashes, resume, request.disk_end)
         request.disk_resume = resume if num_pages else 0
         request.disk_end = resume + num_pages if num_pages else 0
 
@@ -213,5 +274,11 @@ class DiskPages:
         assert first < end <= request.disk_end, "nothing is to be read"
         request.loading = PageRun(first, tuple(request.page_hashes[first:end]))
         pages = tuple(request.page_table[first:end])
-        with_state = self._has_states and end == request.disk_end
-        self._plan.loads.append(Load(request, request.loading, pages, with_state))
+        has_ends = self._has_states or self._windows is not None
+        with_state = has_ends and end == request.disk_end
+        windows: tuple[tuple[bytes, int], ...] = ()
+        if with_state and self._windows is not None:
+            first = request.window_first
+            held = request.window_table[first:end]
+            windows = tuple(zip(request.page_hashes[first:end], held, strict=True))
+        self._plan.loads.append(Load(request, request.loading, pages, with_state, windows))

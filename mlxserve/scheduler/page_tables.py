@@ -63,7 +63,9 @@ class PageTables:
         """`snapshots`: of recurrent states; None for a model without them. `disk`: None for none.
         `windows`: None where all layers have the same pool."""
         assert config.max_model_len is not None, "known once the model is loaded"
-        assert windows is None or disk is None is snapshots, "these have one pool"
+        assert windows is None or snapshots is None, (
+            "layers with states and with windows have one pool"
+        )
         self.pool = pool
         self.windows = windows
         self.snapshots = snapshots
@@ -77,7 +79,7 @@ class PageTables:
             windows=windows,
         )
         self.pins = Pins(pool, config.max_pinned_fraction)
-        self.disk = DiskPages(pool, disk, has_states=snapshots is not None)
+        self.disk = DiskPages(pool, disk, has_states=snapshots is not None, windows=windows)
         self.capacity = Capacity(
             config.max_model_len, pool, self.pins, self.cache, may_recompute=has_ends
         )
@@ -97,10 +99,11 @@ class PageTables:
 
     def room(self, request: LiveRequest) -> int:
         """Tokens that the request's pages and all free pages could still take."""
-        num_free = self.pool.num_free
+        num_pages = len(request.page_table) + self.pool.num_free
         if self.windows is not None:
-            num_free = min(num_free, self.windows.num_growable(request))
-        return (len(request.page_table) + num_free) * self.pool.page_size - request.num_computed
+            in_windows = len(request.window_table) + self.windows.num_growable(request)
+            num_pages = min(num_pages, in_windows)
+        return num_pages * self.pool.page_size - request.num_computed
 
     # ---- tables begin and grow
 
@@ -121,7 +124,9 @@ class PageTables:
             else:
                 self.snapshots.begin(request, len(cached), num_known, is_cached=is_cached)
         self.cache.forget(request)
-        if self.windows is not None:
+        if self.windows is not None and num_on_disk:
+            self.windows.start_empty(request, len(cached) + num_on_disk)
+        elif self.windows is not None:
             self.windows.start(request, len(cached))
         request.page_table = as_page_table(cached)
         num_copied = tail.num_tokens if tail else 0
@@ -159,26 +164,29 @@ class PageTables:
 
     def grow(self, request: LiveRequest, end: int) -> bool:
         """Make the table cover `end` tokens. False, and nothing happened, for lack of pages."""
-        table = request.page_table
-        missing = -(-end // self.pool.page_size) - len(table)
+        table, windows, num_pages = request.page_table, self.windows, -(-end // self.pool.page_size)
+        missing = num_pages - len(table)
         if missing <= 0:
             return True
-        if self.windows is not None and self.windows.pool.num_free < missing:
+        if windows is not None and windows.num_missing(request, num_pages) > windows.pool.num_free:
             return False
         pages = self.pool.allocate(missing, table[-1] if table else None)
         if pages is None:
             return False
         request.page_table = table + as_page_table(pages)
-        if self.windows is not None:
-            self.windows.grow(request, missing)
+        if windows is not None:
+            windows.grow(request, num_pages)
         return True
 
     # ---- what was computed can be found
 
-    def publish(self, request: LiveRequest, first: int, end: int) -> None:
+    def publish(
+        self, request: LiveRequest, first: int, end: int, *, has_windows: bool = True
+    ) -> None:
         """Make pages first .. end of the table findable: they hold what their tokens say.
 
-        Where another request published the same content first, hold its page instead.
+        Where another request published the same content first, hold its page instead. `has_windows`:
+        those of layers with a window as well.
         """
         if first >= end or not self.cache.serves(request):
             return
@@ -193,7 +201,7 @@ class PageTables:
             parent = hash_
         if duplicates:
             self._rebind(request, duplicates)
-        if self.windows is not None:
+        if self.windows is not None and has_windows:
             self.windows.publish(request, first, end, self.cache.parent(request, first))
 
     def _rebind(self, request: LiveRequest, duplicates: Sequence[int]) -> None:
@@ -267,7 +275,8 @@ class PageTables:
         """How many of its pages from `first` on are to be read from disk instead of computed."""
         if not self.cache.serves(request):
             return 0
-        return self.disk.num_found(self.cache.matchable(request, first))
+        end = (len(request.token_ids) - 1) // self.pool.page_size  # as `PrefixCache.matchable`
+        return self.disk.num_found(request.page_hashes, first, end)
 
     def save(self, request: LiveRequest, number: int | None = None) -> Save | None:
         """Have the pages that only this request holds written to disk, before it releases them.
@@ -293,19 +302,24 @@ class PageTables:
     ) -> int | None:
         """The first `num_pages` pages of the load hold what was on disk; the others are lost.
 
-        has_state: the recurrent state after them was read, too; the id under which it is to be kept
+        has_state: the recurrent state or the window after them was read, too; the id under which a state
+            is to be kept
         """
         assert request.loading is load.run, f"{request.id} does not wait for these pages"
         request.loading = None
-        self.publish(request, load.run.first, load.run.first + num_pages)
+        first = load.run.first
+        self.publish(request, first, first + num_pages, has_windows=False)
         num_tokens = num_pages * self.pool.page_size
         request.num_computed += num_tokens
         is_lost = num_pages < len(load.run.hashes) or load.with_state != has_state
-        if self.snapshots is not None:
+        if self.snapshots is not None or self.windows is not None:
             if is_lost:
-                self._begin_again(request, self.snapshots)
+                self._begin_again(request)
             elif not has_state:
                 return None  # more pages are to come
+            elif self.windows is not None:
+                parent = self.cache.parent(request, request.window_first)
+                self.windows.publish(request, request.window_first, request.disk_end, parent)
             num_pages = 0 if is_lost else load.run.end - request.disk_first
             num_tokens = num_pages * self.pool.page_size
         self._stats.restored_tokens += num_tokens
@@ -320,10 +334,17 @@ class PageTables:
             return None
         return self.snapshots.loaded(request, request.num_computed)
 
-    def _begin_again(self, request: LiveRequest, snapshots: StateSnapshots) -> None:
-        """Without a state after them pages are useless: give up all but those before one in memory."""
-        num_pages = snapshots.num_usable(request.page_hashes, request.disk_first)
-        snapshots.resume(request, num_pages)
+    def _begin_again(self, request: LiveRequest) -> None:
+        """Without a state or window after them pages are useless: give up all but those before one in
+        memory."""
+        if self.windows is not None:
+            self.windows.release(request)
+            num_pages = self.windows.num_usable(request.page_hashes, request.disk_first)
+            self.windows.start(request, num_pages)
+        else:
+            assert self.snapshots is not None, "pages are useless without one of these"
+            num_pages = self.snapshots.num_usable(request.page_hashes, request.disk_first)
+            self.snapshots.resume(request, num_pages)
         table = request.page_table
         self.pool.release(table[num_pages:])
         request.page_table = table[:num_pages]

@@ -77,8 +77,7 @@ class Scheduler:
         disk: where pages are kept that leave memory; None to lose them
         drafts: what guesses tokens, by default for `speculative_tokens`. Not used with recurrent
             states, which do not go back to the last accepted token
-        windows: of layers with a window, where those have a pool of their own; with neither a disk nor
-            recurrent states
+        windows: of layers with a window, where those have a pool of their own; not with recurrent states
         """
         self.config = config
         self._disk = disk

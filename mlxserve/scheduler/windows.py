@@ -15,7 +15,7 @@ Owns its pool, as the page tables own theirs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
 from mlxserve.cache.groups import Window
@@ -41,12 +41,21 @@ class Windows:
 
     # ---- what is found
 
-    def num_usable(self, hashes: Sequence[bytes], num_pages: int) -> int:
-        """How many of the first `num_pages` pages, which are cached, end with a whole window."""
+    def num_usable(
+        self,
+        hashes: Sequence[bytes],
+        num_pages: int,
+        is_known: Callable[[bytes], bool] | None = None,
+    ) -> int:
+        """How many of the first `num_pages` pages, which are cached, end with a whole window.
+
+        is_known: whether the page of a window is there; None asks the pool
+        """
+        is_known = is_known or self.pool.is_known
         first = end = num_pages  # pages first .. end are here
         while end:
             needed = self.window.first_before(end)
-            while first > needed and self.pool.is_known(hashes[first - 1]):
+            while first > needed and is_known(hashes[first - 1]):
                 first -= 1
             if first == needed:
                 return end
@@ -110,11 +119,23 @@ class Windows:
         request.window_first = first
         request.window_table = as_page_table([0] * first + found)
 
+    def start_empty(self, request: LiveRequest, num_pages: int) -> None:
+        """Begin its table with the pages for the window before the end of its first `num_pages` pages,
+        which is to be read; as many must be free."""
+        request.window_first = first = self.window.first_before(num_pages)
+        request.window_table = as_page_table([0] * first)
+        self.grow(request, num_pages)
+
+    def num_missing(self, request: LiveRequest, num_pages: int) -> int:
+        """Pages by which its table has to grow to cover `num_pages` pages."""
+        return max(0, num_pages - len(request.window_table))
+
     def grow(self, request: LiveRequest, num_pages: int) -> None:
-        """Add so many pages to its table, which must be free."""
+        """Make its table cover `num_pages` pages, as many of which must be free as it lacks."""
         table = request.window_table
         is_first = len(table) == request.window_first
-        pages = self.pool.allocate(num_pages, None if is_first else table[-1])
+        missing = self.num_missing(request, num_pages)
+        pages = self.pool.allocate(missing, None if is_first else table[-1])
         assert pages is not None, "as many were free"
         request.window_table = table + as_page_table(pages)
 
@@ -160,10 +181,21 @@ class Windows:
 
     def is_expected(self, request: LiveRequest, index: int) -> bool:
         """Whether another prompt will probably need page `index` of the request."""
-        page_size, end = self.pool.page_size, request.prefill_end
-        ends = {max(0, end - 1) // page_size, max(0, end - TURN_END) // page_size}
-        ends |= self._ends.get(request, set())
+        ends = self._ends_of(request) | self._ends.get(request, set())
         return any(self.window.first_before(end) <= index < end for end in ends)
+
+    def _ends_of(self, request: LiveRequest) -> set[int]:
+        """Pages of its prompt after which another one will probably continue."""
+        page_size, end = self.pool.page_size, request.prefill_end
+        return {max(0, end - 1) // page_size, max(0, end - TURN_END) // page_size}
+
+    def worth_keeping(self, request: LiveRequest) -> list[bytes]:
+        """Hashes of the windows at the ends of its prompt and of what it has computed, the last first."""
+        num_pages = min(len(request.page_table), len(request.page_hashes))
+        ends = {min(end, num_pages) for end in self._ends_of(request)} | {num_pages}
+        hashes = request.page_hashes
+        kept = {index for end in ends for index in range(self.window.first_before(end), end)}
+        return [hashes[index] for index in sorted(kept, reverse=True)]
 
     # ---- what is kept
 
@@ -205,8 +237,11 @@ class Windows:
         assert self._ends.keys() <= set(holders), "something is expected of no request"
         for request in holders:
             name, table, first = request.id, request.window_table, request.window_first
-            assert len(table) == len(request.page_table), f"{name} has tables of two lengths"
+            assert len(table) == max(len(request.page_table), request.disk_end), (
+                f"{name} has tables of two lengths"
+            )
             num_pages = min(request.num_computed, len(request.token_ids)) // self.pool.page_size
+            num_pages = max(num_pages, request.disk_end)
             assert first <= self.window.first_before(num_pages), f"{name} lacks a page it sees"
             for index in range(first, len(table)):
                 hash_ = self.pool.hash_of(table[index])

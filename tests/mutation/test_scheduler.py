@@ -115,6 +115,12 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         "(windows.num_own(r) if windows else _frees_a_page(r, pool))",
         "_frees_a_page(r, pool)",
     ),
+    "publish a window that is not read yet": Bug(
+        PageTables,
+        "finish_load",
+        "has_windows=False",
+        "has_windows=True",
+    ),
     "release the head first": Bug(PagePool, "release", "reversed(pages)", "pages"),
     "forget the salt": Bug(PrefixCache, "hash", ", request.asked.cache_salt", ""),
     "free pages in flight": Bug(
@@ -434,9 +440,23 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "expect nothing after a prompt": Bug(
         Windows,
         "is_expected",
-        "ends = {max(0, end - 1) // page_size, max(0, end - TURN_END) // page_size}",
-        "ends = set()",
+        "self._ends_of(request) | self._ends.get(request, set())",
+        "self._ends.get(request, set())",
         test_windows.test_the_window_at_the_end_of_a_prompt_outlives_a_long_answer,
+    ),
+    "read pages without their window": Bug(
+        DiskPages,
+        "num_found",
+        "num_pages = max(0, end - first)",
+        "pass",
+        test_windows.test_a_prompt_is_read_up_to_the_last_window_on_disk,
+    ),
+    "write no window at the end of a prompt": Bug(
+        Windows,
+        "worth_keeping",
+        "for end in self._ends_of(request)",
+        "for end in ()",
+        test_windows.test_a_prompt_on_disk_is_read_with_its_last_window,
     ),
     "reserve no windows": Bug(
         Windows,
@@ -680,7 +700,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "continue without the state that was on disk": Bug(
         PageTables,
         "finish_load",
-        "self._begin_again(request, self.snapshots)",
+        "self._begin_again(request)",
         "pass",
         test_disk_pages.test_without_its_state_everything_is_computed_again,
         {"lost": "state"},
@@ -688,8 +708,8 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "read the state with every part": Bug(
         DiskPages,
         "load",
-        "has_states and end == request.disk_end",
-        "has_states",
+        "has_ends and end == request.disk_end",
+        "has_ends",
         test_disk_pages.test_a_run_in_parts_has_its_state_at_the_end,
     ),
     "go on as if nothing was lost": Bug(
@@ -724,7 +744,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "compute all pages after a lost one": Bug(
         DiskPages,
         "skip_lost",
-        "num_pages = self.num_found(request.page_hashes[resume : request.disk_end])",
+        "num_pages = self.num_found(request.page_hashes, resume, request.disk_end)",
         "pass",
         test_disk_pages.test_pages_after_one_that_was_lost_are_read,
         {"first": 2},

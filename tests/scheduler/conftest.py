@@ -108,12 +108,29 @@ class GhostDisk:
     is_fast: bool = True  # faster than computing
     used: dict[bytes, None] = field(default_factory=dict)  # pages in memory, the last used last
     used_states: dict[bytes, None] = field(default_factory=dict)
+    windows: dict[bytes, list[tuple[bytes, int]]] = field(default_factory=dict)  # as `pages`
+    used_windows: dict[bytes, None] = field(default_factory=dict)
 
     def num_leading(self, hashes: Sequence[bytes]) -> int:
         return sum(1 for _ in takewhile(self.pages.__contains__, hashes))
 
     def has_state(self, hash_: bytes) -> bool:
         return hash_ in self.states
+
+    def has_window(self, hash_: bytes) -> bool:
+        return hash_ in self.windows
+
+    def use_windows(self, hashes: Sequence[bytes]) -> None:
+        for hash_ in reversed(hashes):
+            self.used_windows.pop(hash_, None)
+            self.used_windows[hash_] = None
+
+    def unwritten_windows(self) -> Iterator[bytes]:
+        return (hash_ for hash_ in reversed(self.used_windows) if hash_ not in self.windows)
+
+    def forget_windows(self, hashes: Iterable[bytes]) -> None:
+        for hash_ in hashes:
+            self.used_windows.pop(hash_, None)
 
     def pays(self, num_tokens: int) -> bool:
         assert num_tokens > 0, "asked about nothing"
@@ -467,6 +484,8 @@ class GhostEngine:
             assert not self.unread, "pages are saved while a step is unread"
             pages = dict(list(zip(save.hashes, save.pages, strict=True))[: self.disk.takes])
             self._write_to_disk(pages)
+            if len(pages) == len(save.pages):
+                self._write_windows_to_disk(dict(save.windows))
             self.num_saved += len(pages)
             self.scheduler.moves.finish_save(save, len(pages))
         self.loads += plan.loads
@@ -476,6 +495,11 @@ class GhostEngine:
             assert hash_ not in self.disk.pages, f"page {page} is written twice"
             self.disk.pages[hash_] = [self.slots[slot] for slot in self._slots(page)]
 
+    def _write_windows_to_disk(self, pages: Mapping[bytes, int]) -> None:
+        for hash_, page in pages.items():
+            assert hash_ not in self.disk.windows, f"page {page} of a window is written twice"
+            self.disk.windows[hash_] = [self.windows.slots[slot] for slot in self._slots(page)]
+
     def clean(self, count: int, *, is_idle: bool = True) -> None:
         """Write pages that no request holds, as an engine does between two steps."""
         while self.unread:
@@ -483,6 +507,8 @@ class GhostEngine:
         disk = self.scheduler.moves.disk
         plan = disk.unwritten if is_idle else disk.endangered
         self._write_to_disk(dict(plan(count)))
+        if is_idle:
+            self._write_windows_to_disk(dict(disk.unwritten_windows(count)))
         for hash_, id_ in self.scheduler.moves.unwritten_states(count) if is_idle else ():
             assert hash_ not in self.disk.states, "a state is written twice"
             self.disk.states[hash_] = self.states.snapshots[id_]
@@ -498,6 +524,14 @@ class GhostEngine:
             for slot, content in zip(self._slots(page), self.disk.pages[hash_], strict=True):
                 self.slots[slot] = content
         has_state = load.with_state and num_pages == len(load.pages)
+        if self.windows.are_kept:
+            has_window = has_state and all(hash_ in self.disk.windows for hash_, _ in load.windows)
+            for hash_, page in load.windows if has_window else ():
+                for slot, content in zip(self._slots(page), self.disk.windows[hash_], strict=True):
+                    self.windows.slots[slot] = content
+            assert self.scheduler.moves.finish_load(load, num_pages, has_state=has_window) is None
+            self.audit()
+            return
         state = self.disk.states.get(load.run.hashes[-1]) if has_state else None
         id_ = self.scheduler.moves.finish_load(load, num_pages, has_state=state is not None)
         assert (id_ is None) == (state is None)
@@ -820,7 +854,7 @@ class GhostEngine:
         assert chunk.end < longest, "drafted past a certain end"
 
     def _live(self) -> list[LiveRequest]:
-        return [r for r in self.requests.values() if r.id not in self.ends]
+        return [request for name, request in self.requests.items() if name not in self.ends]
 
     def _goes_on(self, request: LiveRequest) -> bool:
         """Whether the tokens sampled so far, read or not, leave room for one more.
@@ -894,7 +928,6 @@ def make_engine() -> Callable[..., GhostEngine]:
             window_pool = PagePool(num_window_pages, page_size, hot_after_hits, num_open_too)
             windows = Windows(window_pool, seen)
         drafts = GhostDrafts(config.speculative_tokens) if config.speculative_tokens else None
-        on_disk = disk if windows is None else None
-        return GhostEngine(Scheduler(config, pool, num_state_slots, on_disk, drafts, windows), disk)
+        return GhostEngine(Scheduler(config, pool, num_state_slots, disk, drafts, windows), disk)
 
     return make

@@ -41,7 +41,7 @@ class GhostWindows:
         pool = windows.pool
         seen = {page for chunk in unread for page in self._pages(windows, chunk)}
         for chunk, prefixes in chunks:
-            assert len(chunk.window_table) == len(chunk.page_table)
+            assert len(chunk.window_table) == len(chunk.page_table), "tables of two lengths"
             for position in range(chunk.start, chunk.end):
                 page = chunk.window_table[position // pool.page_size]
                 assert pool.ref_count(page) == 1, f"page {page} of a window is shared and written"
@@ -78,7 +78,9 @@ class GhostWindows:
                 page = chunk.window_table[position // pool.page_size]
                 assert pool.hash_of(page) is None, f"page {page} is found, but not yet computed"
         for request in requests:
-            if request.num_in_flight == 0 and not request.is_drafting and request.page_table:
+            is_read = request.num_computed < request.disk_end * pool.page_size
+            is_still = request.num_in_flight == 0 and not request.is_drafting and not is_read
+            if is_still and request.page_table:
                 num_pages = request.num_computed // pool.page_size
                 assert request.window_first == window.first_before(num_pages), (
                     f"{request.id} holds pages that it does not see"

@@ -229,6 +229,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         for hash_ in data.draw(st.permutations(sorted(pages)))[:count]:
             del pages[hash_]
             self.engine.disk.states.pop(hash_, None)
+            self.engine.disk.windows.pop(hash_, None)
+
+    @precondition(lambda self: self.engine.disk.windows)
+    @rule(data=st.data())
+    def lose_a_window_on_disk(self, data: st.DataObject) -> None:
+        """But not its page."""
+        windows = self.engine.disk.windows
+        del windows[data.draw(st.sampled_from(sorted(windows)))]
 
     @precondition(lambda self: self.engine.disk.states)
     @rule(data=st.data())

@@ -10,6 +10,7 @@ import pytest
 
 from mlxserve.cache.groups import Window
 from mlxserve.cache.pages import PagePool
+from mlxserve.config import PreemptionMode
 from mlxserve.request import CacheMiss, LiveRequest
 from mlxserve.scheduler.windows import Windows
 from tests.scheduler.conftest import GhostEngine
@@ -190,3 +191,63 @@ def test_where_windows_are_short_a_request_that_has_some_is_preempted(
         engine.add(numbered(1, 3), max_tokens=50)
     engine.drain()
     assert engine.scheduler.stats().num_preemptions > 0
+
+
+def on_disk(engine: GhostEngine, prompt: list[int]) -> None:
+    """Have a prompt on disk with its window, and nothing in memory."""
+    answered(engine, prompt)
+    engine.clean(1000)
+    assert engine.reset()
+
+
+def test_a_prompt_on_disk_is_read_with_its_last_window(make_engine: MakeEngine) -> None:
+    engine = make_engine(window=WINDOW, num_window_pages=12)
+    prompt = numbered(1, 41)
+    on_disk(engine, prompt)
+    assert len(engine.disk.pages) == 10
+    assert len(engine.disk.windows) == 4, "before its end, and 16 tokens before that"
+    again = answered(engine, [*prompt, 1, 2])
+    assert again.cache is not None
+    assert (again.num_cached, again.cache.num_from_disk) == (40, 40)
+
+
+def test_a_prompt_is_read_up_to_the_last_window_on_disk(make_engine: MakeEngine) -> None:
+    engine = make_engine(window=WINDOW, num_window_pages=12)
+    prompt = numbered(1, 41)
+    on_disk(engine, prompt)
+    last = next(iter(engine.disk.windows))
+    del engine.disk.windows[last]
+    assert answered(engine, [*prompt, 1, 2]).num_cached == 24
+    engine.clean(1000)
+    assert last in engine.disk.windows, "it was written again"
+
+
+def test_without_its_window_everything_is_computed_again(make_engine: MakeEngine) -> None:
+    engine = make_engine(window=WINDOW, num_window_pages=12)
+    prompt = numbered(1, 41)
+    on_disk(engine, prompt)
+    request = engine.add([*prompt, 1, 2], max_tokens=1)
+    while not engine.loads:
+        engine.launch()
+    engine.disk.windows.clear()
+    engine.drain()
+    assert request.cache is not None
+    assert request.cache.reason is CacheMiss.LOST
+    assert request.num_cached == 0
+
+
+def test_a_preempted_request_is_read_with_its_window(make_engine: MakeEngine) -> None:
+    engine = make_engine(
+        window=WINDOW,
+        num_window_pages=20,
+        num_pages=40,
+        preemption_mode=PreemptionMode.SWAP,
+        growth_pages=0,
+    )
+    for number in (100, 200, 300):
+        engine.add(numbered(number, 9), max_tokens=60)
+    engine.drain()
+    stats = engine.scheduler.stats()
+    assert stats.num_preemptions > 0
+    assert stats.swapped_tokens > 0
+    assert stats.restored_tokens > 0
