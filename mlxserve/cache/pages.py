@@ -408,7 +408,9 @@ class PagePool:
 
     def expire(self, now: float) -> None:
         """End the protection of pages that were kept until `now` or earlier."""
-        self.stop_keeping({page for page, until in self._kept_until.items() if until <= now})
+        expired = {page for page, until in self._kept_until.items() if until <= now}
+        if expired:
+            self.stop_keeping(expired)
 
     def stop_keeping(self, pages: Collection[int]) -> None:
         """End the protection of those of these pages that have one."""

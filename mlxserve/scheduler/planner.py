@@ -74,7 +74,10 @@ class StepPlanner:
         a place. Parked ones wait for what these compute, so that a cap for their sake would delay
         them."""
         num_running = len(self._roster.running)
-        num_places = self.admission.max_running - num_running if self._tables.num_free else 0
+        num_free = self._pool.num_free
+        if self._tables.windows is not None:
+            num_free = self._tables.num_free
+        num_places = self.admission.max_running - num_running if num_free else 0
         num_eligible = num_running + min(len(self._roster.waiting), max(0, num_places))
         return LimitContext(self._rules, self._tables.capacity.max_model_len, num_eligible)
 

@@ -42,7 +42,9 @@ class Preemption:
 
         Errs on the side of yes: counts one page for each running request that has no slot left.
         """
-        running, num_free = self._roster.running, self._tables.num_free
+        running, num_free = self._roster.running, self._pool.num_free
+        if self._tables.windows is not None:
+            num_free = self._tables.num_free
         if len(running) <= num_free:
             return False
         page_size = self._pool.page_size
