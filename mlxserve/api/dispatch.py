@@ -20,6 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mlxserve.api.access.keys import Key
+from mlxserve.api.access.security import models_of_key
 from mlxserve.api.bodies.json_body import read_object
 from mlxserve.api.bodies.request_body import BodyRoute
 from mlxserve.api.errors import ApiError, error_response, from_engine
@@ -92,6 +93,7 @@ class ModelDispatch:
         if len(self._names) > 1 or self._shelf.loaded(name) is None:
             asked, has_stream = _asked(await read_object(request))
             name = self._first if asked is None else self.named(asked)
+        self._refuse_others(request, name)
         async with contextlib.AsyncExitStack() as stack:
             entering = stack.enter_async_context(self._shelf.use(name))
             if self._shelf.loaded(name) is None:
@@ -109,10 +111,11 @@ class ModelDispatch:
 
     async def _by_query(self, scope: Scope, receive: Receive, send: Send) -> None:
         """What looks at a model, or changes what is loaded of it."""
-        asked = Request(scope).query_params.get("model")
-        name = self._first
+        request = Request(scope)
+        asked, name = request.query_params.get("model"), self._first
         if asked is not None and len(self._names) > 1:
             name = self._known(asked)
+        self._refuse_others(request, name)
         chat = self._shelf.loaded(name)
         if chat is None:
             raise ApiError(
@@ -121,6 +124,22 @@ class ModelDispatch:
         await self._of(chat).router(scope, receive, send)
 
     # ---- the models
+
+    def may_use(self, request: Request, name: str) -> bool:
+        """Whether the request's key is for this model."""
+        names = models_of_key(request)
+        return not names or any(self._found(one) == name for one in names)
+
+    def _refuse_others(self, request: Request, name: str) -> None:
+        """Raises ApiError 403."""
+        if not self.may_use(request, name):
+            allowed = ", ".join(models_of_key(request))
+            raise ApiError(
+                403,
+                f"This API key is not for the model {name!r}, but for: {allowed}.",
+                param="model",
+                code="model_not_allowed",
+            )
 
     def named(self, name: str) -> str:
         """The model that has this name, or one that differs in case, `:latest` and the organisation;

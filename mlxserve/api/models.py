@@ -32,11 +32,13 @@ class Models:
         ]
 
     async def index(self, request: Request) -> Response:
-        """Lists the models that can be asked for."""
-        models = self._dispatch.models()
+        """Lists the models that the key may ask for."""
+        every = self._dispatch.models()
+        models = [one for one in every if self._dispatch.may_use(request, one.model.name)]
         if speaks_anthropic(request.scope):
             cards = [self._anthropic_model(one) for one in models]
-            page = {"has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
+            ids = [card["id"] for card in cards] or [None]
+            page = {"has_more": False, "first_id": ids[0], "last_id": ids[-1]}
             return json_response({"data": cards, **page})
         cards = [self._openai_model(one) for one in models]
         return json_response({"object": "list", "data": cards})

@@ -84,6 +84,12 @@ def _refuse_together(models: Sequence[ModelSettings], shelved: Sequence[ShelfMod
         raise InvalidConfig(
             "Several ranks serve one model. Give --model once, or leave the ranks out."
         )
+    traces = Counter(one.config.trace for one in models if one.config.trace is not None)
+    if any(count > 1 for count in traces.values()):
+        raise InvalidConfig(
+            "Several models cannot write one trace. Set `trace` in the table of one of them.",
+            option="trace",
+        )
     names = Counter(name for one in shelved for name in (one.name, *one.aliases))
     if twice := [name for name, count in names.items() if count > 1]:
         raise InvalidConfig(

@@ -44,6 +44,10 @@ def create(
     requests_per_minute: Annotated[
         int | None, typer.Option(min=1, help="Maximum number of requests per minute.")
     ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="A model that it may use, by any of its names; may be repeated."),
+    ] = None,
 ) -> None:
     """Create a key and print it. It is shown only once: the file stores its digest.
 
@@ -53,7 +57,11 @@ def create(
     keys = _keys(file)
     is_first = not keys.read()
     secret = keys.create(
-        name, scope, max_requests=max_requests, requests_per_minute=requests_per_minute
+        name,
+        scope,
+        max_requests=max_requests,
+        requests_per_minute=requests_per_minute,
+        models=model or (),
     )
     print_safe(secret)
     _note(f"It is shown only now: {keys.path} has its digest.")
@@ -122,4 +130,6 @@ def _limits(key: Key) -> str:
         limits.append(f"{key.max_requests} at once")
     if key.requests_per_minute is not None:
         limits.append(f"{key.requests_per_minute} a minute")
+    if key.models:
+        limits.append(f"only {', '.join(key.models)}")
     return ", ".join(limits)

@@ -88,7 +88,7 @@ def _target(url: str | None, model: str | None) -> AgentTarget:
         raise InvalidConfig(f"The server has no model {model[:80]!r}. It has {', '.join(names)}.")
     model = model or names[0]
     card = next(one for one in cards if model in (one["id"], *one.get("aliases", ())))
-    context = int(card.get("max_model_len", 0))
+    context = int(card.get("max_model_len") or card.get("context_length") or 0)
     if context < ENOUGH_CONTEXT:
         print_safe(
             f"note: the context is {context} tokens; agents need {ENOUGH_CONTEXT} or more",

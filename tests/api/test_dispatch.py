@@ -292,6 +292,23 @@ def test_a_revoked_key_loses_its_prefixes_of_every_model(serve: Serve, tmp_path:
         assert reply.json()["data"] == []
 
 
+def test_a_key_may_be_for_some_models_only(serve: Serve, tmp_path: Any) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    secret = file.create("only", Scope.USER, models=["two-alias"])
+    models = serve(access=AccessPolicy(keys_file=file.path))
+    models.client.headers["authorization"] = f"Bearer {secret}"
+    assert models.ask("two").status_code == 200
+    for asked in (None, "one", "gpt-9"):
+        reply = models.ask(asked)
+        assert reply.status_code == 403
+        assert reply.json()["error"]["message"] == (
+            "This API key is not for the model 'org/One', but for: two-alias."
+        )
+    assert [card["id"] for card in models.client.get("/v1/models").json()["data"]] == ["two"]
+    assert models.client.get("/v1/prefixes").status_code == 403
+    assert models.client.get("/v1/prefixes?model=two").status_code == 200
+
+
 def test_the_description_of_the_api_has_the_routes_of_models(serve: Serve) -> None:
     paths = serve().client.get("/openapi.json").json()["paths"]
     assert paths["/v1/chat/completions"]["post"]["summary"] == "Answers a conversation."

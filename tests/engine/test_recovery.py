@@ -222,7 +222,7 @@ def test_a_failure_of_what_only_looks_and_counts_ends_no_answer(
             assert await tokens(chat) == wanted
         await chat.engine.check()
         assert (await chat.engine.snapshot()).stats.engine.engine_failures == 0
-        said = Counter(r.threadName for r in caplog.records if "it goes on" in r.message)
+        said = Counter(r.thread for r in caplog.records if "it goes on" in r.message)
         assert set(said.values()) == {1}, "each engine of this process says it once"
 
     run(scenario)

@@ -4,7 +4,7 @@ A generated key is 256 random bits, so the file stores plain SHA-256 digests: a 
 would only make guessing harder, and nothing can be guessed. A key's text is shown once.
 
     {"keys": [{"name": "laptop", "scope": "user", "created": "2026-01-31", "sha256": "…",
-               "max_requests": null, "requests_per_minute": null}]}
+               "max_requests": null, "requests_per_minute": null, "models": []}]}
 
 A running server reads the file again when it changes. While the file is unreadable or open to other
 users, none of its keys is accepted.
@@ -49,7 +49,7 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One key. None means the server's limit."""
+    """One key. None means the server's limit. `models`: names of those that it may use; () for all."""
 
     name: str
     sha256: str
@@ -57,6 +57,7 @@ class Key:
     created: str = ""
     max_requests: int | None = None
     requests_per_minute: int | None = None
+    models: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, secret: str, scope: Scope) -> Key:
@@ -112,6 +113,7 @@ class KeyFile:
         *,
         max_requests: int | None = None,
         requests_per_minute: int | None = None,
+        models: Sequence[str] = (),
     ) -> str:
         """Add a key and return its text, which is not stored. Raises InvalidConfig."""
         if not _NAME.fullmatch(name):
@@ -127,6 +129,7 @@ class KeyFile:
             created=datetime.datetime.now(datetime.UTC).date().isoformat(),
             max_requests=max_requests,
             requests_per_minute=requests_per_minute,
+            models=tuple(models),
         )
         with self._locked():
             keys = self.read()
@@ -181,7 +184,10 @@ class KeyFile:
 
 
 def _key(entry: dict[str, Any]) -> Key:
-    key = Key(**{**entry, "scope": Scope(entry["scope"])})
+    models = entry.get("models", [])
+    if not isinstance(models, list) or not all(isinstance(name, str) for name in models):
+        raise ValueError("the models of an entry are not a list of names")
+    key = Key(**{**entry, "scope": Scope(entry["scope"]), "models": tuple(models)})
     if not _NAME.fullmatch(key.name) or not _DIGEST.fullmatch(key.sha256):
         raise ValueError(f"an entry has an invalid name or digest: {key.name!r}")
     for limit in (key.max_requests, key.requests_per_minute):

@@ -86,6 +86,12 @@ def require_admin(request: Request) -> None:
         raise ApiError(403, "This needs an API key with the scope admin.", code="admin_required")
 
 
+def models_of_key(request: Request) -> tuple[str, ...]:
+    """Names of the models that its key may use; () for all."""
+    key = _key(request)
+    return () if key is None else key.models
+
+
 def _key(request: Request) -> Key | None:
     """The key the request sent; None if the server needs none."""
     key: Key | None = request.scope.get("mlxserve.key")

@@ -32,6 +32,22 @@ def test_a_key_is_shown_once_and_stored_as_a_digest(file: KeyFile) -> None:
     assert len(key.created) == len("2026-01-31")
 
 
+def test_a_key_may_be_for_some_models(file: KeyFile) -> None:
+    file.create("all", Scope.USER)
+    file.create("some", Scope.USER, models=["org/one", "two"])
+    assert [key.models for key in file.read()] == [(), ("org/one", "two")]
+    before = json.loads(file.path.read_text())
+    for entry in before["keys"]:
+        del entry["models"]  # as earlier versions wrote them
+    file.path.write_text(json.dumps(before))
+    assert [key.models for key in file.read()] == [(), ()]
+    for models in ("two", [2]):
+        before["keys"][0]["models"] = models
+        file.path.write_text(json.dumps(before))
+        with pytest.raises(InvalidConfig, match=r"is damaged: .* not a list of names"):
+            file.read()
+
+
 def test_only_the_owner_can_read_the_key_file_and_its_folder(file: KeyFile) -> None:
     file.create("laptop", Scope.USER)
     file.create("desk", Scope.ADMIN)
@@ -107,13 +123,12 @@ def test_a_damaged_file_is_refused(file: KeyFile, text: str) -> None:
 def test_a_file_is_never_longer_than_what_is_read(file: KeyFile) -> None:
     file.create("laptop", Scope.USER)
     [key] = json.loads(file.path.read_text())["keys"]
-    size = len(json.dumps({"keys": [key, key]}, indent=2)) - len(
-        json.dumps({"keys": [key]}, indent=2)
-    )
-    keys = [{**key, "name": f"{number:06}"} for number in range((1 << 20) // size)]
+    one, two = (len(json.dumps({"keys": [key] * count}, indent=2)) for count in (1, 2))
+    most = 1 + ((1 << 20) - one) // (two - one)
+    keys = [{**key, "name": f"{number:06}"} for number in range(most)]
     file.path.write_text(json.dumps({"keys": keys}, indent=2))
     with pytest.raises(InvalidConfig, match="no room for another key"):
-        file.create("desk", Scope.USER)
+        file.create("tablet", Scope.USER)
     assert len(file.read()) == len(keys) > 1_000
 
 

@@ -148,7 +148,8 @@ def test_every_route_but_health_and_the_page_needs_a_key(chat: FakeChat) -> None
     client = client_of(chat, api_keys=["first-key", "second-key"])
     for method, path in [*all_routes(chat), ("GET", "/nowhere")]:
         reply = client.request(method, path)
-        assert reply.status_code == (200 if path in ("/health", "/") else 401), path
+        expected = 200 if path in ("/health", "/") else 404 if path.startswith("/page/") else 401
+        assert reply.status_code == expected, path
 
 
 @pytest.mark.parametrize(

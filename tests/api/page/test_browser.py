@@ -71,6 +71,24 @@ def test_a_real_model_answers_on_the_page(smollm2: Path, visit: Open, tmp_path: 
         assert seen.errors == []
 
 
+def test_a_chat_chooses_one_of_several_models(smollm2: Path, visit: Open, tmp_path: Path) -> None:
+    flags = ("-m", "mlxserve-mini", "-m", str(smollm2), "--num-pages", "256")
+    with served(tmp_path / "log", *flags) as server, visit(server.url) as seen:
+        page = seen.page
+        seen.until("Ready")
+        options = page.locator("#models option").all_inner_texts()
+        assert options == ["mlxserve-mini", smollm2.stem]
+        page.select_option("#models", smollm2.stem)
+        seen.until("Ready")
+        seen.ask("What is the capital of France?")
+        seen.wait_for_answers(1)
+        assert "Paris" in page.inner_text(".assistant")
+        page.wait_for_function(
+            "() => document.getElementById('pages').textContent.includes('of 256')"
+        )
+        assert seen.errors == []
+
+
 def test_markup_in_an_answer_stays_text(server: Process, visit: Open) -> None:
     with visit(server.url) as seen:
         seen.until("Ready")

@@ -2,6 +2,7 @@
 
 import { ask, events } from "./api.js";
 import { ownRequest } from "./chat.js";
+import { ofModel } from "./models.js";
 import { $, count, element, wait } from "./show.js";
 
 const RANK = "fdcpsa"; // of several pages in one cell, the last in this order is shown
@@ -138,8 +139,8 @@ function drawStats(stats) {
   $("memory").textContent = `${(stats.bytes.kv_cache / 2 ** 30).toFixed(2)} GiB ${stats.kv_cache_dtype}`;
 }
 
-async function followMap() {
-  for await (const { event, data } of events(await ask("/api/v1/kv/map"))) {
+async function followMap(signal) {
+  for await (const { event, data } of events(await ask(ofModel("/api/v1/kv/map"), { signal }))) {
     if (event === "error") return;
     take(event, JSON.parse(data));
     requestAnimationFrame(drawMap);
@@ -149,20 +150,20 @@ async function followMap() {
 async function followNumbers(isOver) {
   while (!isOver()) {
     if (!document.hidden) {
-      drawRequests((await (await ask("/api/v1/requests")).json()).data);
-      drawStats(await (await ask("/api/v1/kv/stats")).json());
+      drawRequests((await (await ask(ofModel("/api/v1/requests"))).json()).data);
+      drawStats(await (await ask(ofModel("/api/v1/kv/stats"))).json());
     }
     await wait(1);
   }
 }
 
-// Until the server ends, or refuses.
-export async function follow() {
+// Until the server ends, or refuses, or another model is chosen.
+export async function follow(signal) {
   $("refused").hidden = true;
   let isOver = false;
   const numbers = followNumbers(() => isOver);
   try {
-    await Promise.race([followMap(), numbers]);
+    await Promise.race([followMap(signal), numbers]);
   } finally {
     isOver = true;
     numbers.catch(() => {}); // the other one has told it

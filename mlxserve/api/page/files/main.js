@@ -1,18 +1,26 @@
 // Ties the page together and follows the server, over its restarts.
 
-import { ask, Refused, useKey, whenKeyWanted } from "./api.js";
+import { Refused, useKey, whenKeyWanted } from "./api.js";
 import { serve, start } from "./chat.js";
 import { drawMap, follow } from "./engine.js";
+import { chosenModel, whenChosen } from "./models.js";
 import { $, say, wait } from "./show.js";
+
+let following = new AbortController(); // of the engine of one model
 
 async function followServer() {
   for (;;) {
     try {
-      serve((await (await ask("/v1/models")).json()).data[0]);
-      say("Ready");
-      await follow();
-      say("The server ended the connection", true);
+      const card = await chosenModel();
+      serve(card);
+      say(card.loaded ? "Ready" : "Ready; the first message loads the model");
+      if (card.loaded) {
+        following = new AbortController();
+        await follow(following.signal);
+        say("The server ended the connection", true);
+      }
     } catch (error) {
+      if (error.name === "AbortError") continue; // another model was chosen
       if (error instanceof Refused && error.status === 403) {
         $("refused").textContent = "The engine is shown to admin keys only.";
         $("refused").hidden = false;
@@ -39,6 +47,7 @@ $("key").addEventListener("submit", (event) => {
   useKey($("key-text").value.trim());
   $("key").hidden = true;
 });
+whenChosen(() => following.abort());
 whenKeyWanted((isWanted) => { $("key").hidden = !isWanted; });
 for (const swatch of document.querySelectorAll("[data-colour]"))
   swatch.style.background = `var(--${swatch.dataset.colour})`;
