@@ -186,6 +186,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/api/metrics mlxserve/api/answers mlxserve/api/prefix_names mlxserve/api/prompts "
         "mlxserve/api/turns"
     ),
+    "mlxserve/chats": "tui/chat",
     "mlxserve/api/openapi": "mlxserve/version mlxserve/api/errors mlxserve/api/bodies",
     "mlxserve/api/openai": (
         "mlxserve/version mlxserve/errors mlxserve/sampling_params mlxserve/request "
@@ -205,7 +206,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/api/page": "mlxserve/api/errors mlxserve/api/bodies mlxserve/api/turns",
     "mlxserve/api/native": (
-        "mlxserve/version mlxserve/errors mlxserve/config mlxserve/request mlxserve/text/costs "
+        "tui/chat mlxserve/chats mlxserve/version mlxserve/errors mlxserve/config mlxserve/request mlxserve/text/costs "
         "mlxserve/engine mlxserve/chat mlxserve/api/errors mlxserve/api/access "
         "mlxserve/api/bodies mlxserve/api/server mlxserve/api/metrics mlxserve/api/prefix_names "
         "mlxserve/api/service mlxserve/api/turns"
@@ -222,7 +223,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/api/models": ("mlxserve/chat mlxserve/api/errors mlxserve/api/dispatch"),
     "mlxserve/api": (
-        "mlxserve/errors mlxserve/door mlxserve/chat mlxserve/shelf mlxserve/api/errors mlxserve/api/config "
+        "mlxserve/errors mlxserve/config mlxserve/door mlxserve/chat mlxserve/chats mlxserve/shelf mlxserve/api/errors mlxserve/api/config "
         "mlxserve/api/access mlxserve/api/warnings mlxserve/api/server mlxserve/api/turns mlxserve/api/bodies "
         "mlxserve/api/openapi "
         "mlxserve/api/responses mlxserve/api/native mlxserve/api/page mlxserve/api/model_routes "

@@ -35,6 +35,7 @@ from mlxserve.api.errors import ApiError, error_response
 from mlxserve.api.loading import Loading
 from mlxserve.api.model_routes import SharedState
 from mlxserve.api.models import Models
+from mlxserve.api.native.chats import Chats
 from mlxserve.api.native.status import Status
 from mlxserve.api.openapi import OpenAPI
 from mlxserve.api.page.rendering import Rendering
@@ -44,6 +45,8 @@ from mlxserve.api.responses.stored import StoredResponses
 from mlxserve.api.server.drain import Drain, DrainCheck
 from mlxserve.api.server.open_requests import OpenRequests, RequestRegister
 from mlxserve.api.turns import AtTheDoor
+from mlxserve.chats.shelf import ChatShelf
+from mlxserve.config import data_home
 from mlxserve.shelf.shelf import ModelShelf
 
 if TYPE_CHECKING:
@@ -106,6 +109,7 @@ def create_app_of_shelf(
     dispatch = ModelDispatch(shelf, shared, is_strict=strict_model_names)
     keyring.on_revoked(dispatch.drop_prefixes)
     keyring.on_revoked(lambda key: open_requests.end(_revoked(), key.id))
+    chats = ChatShelf(data_home())
     of_models = dispatch.own_routes()
     of_server = [
         *StoredResponses(store).routes(),
@@ -113,6 +117,7 @@ def create_app_of_shelf(
         *Loading(shelf, dispatch).routes(),
         *Status(shelf.models[0].name, dispatch.loaded, drain).routes(),
         *Rendering().routes(),
+        *Chats(chats).routes(),
     ]
     app = Starlette(
         routes=[
@@ -135,7 +140,7 @@ def create_app_of_shelf(
             Middleware(LimitCheck, limits=limits),
             Middleware(AtTheDoor, door=door),
         ],
-        lifespan=partial(_beside, keyring, shelf, dispatch),
+        lifespan=partial(_beside, keyring, shelf, dispatch, chats),
         exception_handlers={
             ApiError: _api_error,
             HTTPException: _http_error,
@@ -149,7 +154,7 @@ def create_app_of_shelf(
 
 @contextlib.asynccontextmanager
 async def _beside(
-    keyring: Keyring, shelf: ModelShelf, dispatch: ModelDispatch, _app: Starlette
+    keyring: Keyring, shelf: ModelShelf, dispatch: ModelDispatch, chats: ChatShelf, _app: Starlette
 ) -> AsyncIterator[None]:
     """What is done beside the requests."""
     dispatch.start()
@@ -161,6 +166,7 @@ async def _beside(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await dispatch.stop()
+        await chats.close()
 
 
 async def _follow(keyring: Keyring) -> None:

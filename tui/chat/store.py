@@ -66,6 +66,11 @@ class Store:
     def close(self) -> None:
         self._db.close()
 
+    def limit(self, num_bytes: int) -> None:
+        """Refuse what would make the file larger; StoreError then says that it is full."""
+        [page_size] = self._db.execute("PRAGMA page_size").fetchone()
+        self._db.execute(f"PRAGMA max_page_count = {num_bytes // page_size}")
+
     # Chats
 
     def create_chat(self, first_words: str, system: str = "") -> ChatRecord:
@@ -136,6 +141,11 @@ class Store:
             )
         assert message_id is not None, "an insert has a rowid"
         return self.message(message_id)
+
+    def messages(self, chat_id: int) -> list[StoredMessage]:
+        """All messages of a chat, parents before their children."""
+        rows = self._db.execute("SELECT * FROM messages WHERE chat_id = ? ORDER BY id", (chat_id,))
+        return [_message(row) for row in rows]
 
     def message(self, message_id: int) -> StoredMessage:
         row = self._db.execute("SELECT * FROM messages WHERE id = ?", (message_id,)).fetchone()

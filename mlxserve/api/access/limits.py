@@ -18,7 +18,8 @@ from mlxserve.api.access.keys import Key
 from mlxserve.api.errors import ApiError, error_response
 
 _LIMITED_METHODS = ("POST", "PUT")  # the methods that give the engine work
-_WITHOUT_ENGINE = ("/api/v1/render",)  # the page asks while an answer runs
+# Not limited: the page asks for them while an answer runs, and they give the engine nothing to do.
+_WITHOUT_ENGINE = ("/api/v1/render", "/api/v1/chats")
 
 
 @dataclass(slots=True)
@@ -121,7 +122,7 @@ class LimitCheck:
 
 
 def _is_free(scope: Scope) -> bool:
-    return scope["method"] not in _LIMITED_METHODS or scope["path"] in _WITHOUT_ENGINE
+    return scope["method"] not in _LIMITED_METHODS or scope["path"].startswith(_WITHOUT_ENGINE)
 
 
 def claim(request: Request, num_answers: int) -> None:

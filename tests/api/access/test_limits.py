@@ -100,3 +100,12 @@ def test_without_keys_there_are_no_limits(chat: FakeChat) -> None:
     app = create_app(chat, access=AccessPolicy(max_requests_per_key=1))
     client = TestClient(app, base_url="http://127.0.0.1")
     assert client.post("/v1/completions", json={"prompt": ["x"] * 5}).status_code == 200
+
+
+def test_what_gives_the_engine_nothing_to_do_is_not_limited(chat: FakeChat) -> None:
+    access = AccessPolicy(api_keys=["key"], requests_per_minute_per_key=1)
+    app = create_app(chat, access=access)  # type: ignore[arg-type]
+    headers = {"authorization": "Bearer key"}
+    with TestClient(app, base_url="http://127.0.0.1:8000", headers=headers) as client:
+        for _ in range(3):
+            assert client.post("/api/v1/render", json={"texts": ["a"]}).status_code == 200

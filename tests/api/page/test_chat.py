@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from mlxserve.engine.snapshot import Phase, RequestView
@@ -236,4 +238,71 @@ def test_an_answer_is_shown_with_its_marks_and_no_markup(
         seen.page.click("text=Copy >> nth=-2")
         seen.until_text(".code .head button", "Copied")
         assert seen.page.evaluate("navigator.clipboard.readText()") == "def f(): ..."
+        assert seen.errors == []
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of its own for the chats of this test."""
+    monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path))
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_reload_loses_nothing_and_chats_are_found_renamed_and_deleted(
+    chat: FakeChat, start_server: StartServer, visit: Open
+) -> None:
+    with visit(start_server().url) as seen:
+        page = seen.page
+        seen.until("Ready")
+        seen.ask("About walruses")
+        seen.wait_for_answers(1)
+        page.wait_for_function("() => location.hash")
+        seen.until_text("#chat-list .open", "About walruses")
+        page.fill("#text", "a draft")
+        page.reload()
+        page.wait_for_selector(".assistant")
+        assert seen.texts == ["About walruses", "Hello"]
+        assert page.input_value("#text") == "a draft"
+        seen.ask("more")
+        seen.wait_for_answers(2)
+        assert sent(chat)[1][:2] == [("user", "About walruses"), ("assistant", "Hello")]
+        page.click("#new")
+        page.fill("#search", "WALRUS")
+        page.locator("#chat-list .open").click()
+        page.wait_for_selector(".assistant")
+        assert len(seen.texts) == 4
+        page.on("dialog", lambda dialog: dialog.accept("Renamed"))
+        page.get_by_label("Rename").click()
+        seen.until_text("#chat-list .title", "Renamed")
+        page.get_by_label("Delete").click()
+        seen.until_text("#chat-list", "No chat has these words.")
+        assert seen.texts == []
+        assert seen.errors == []
+
+
+@pytest.mark.usefixtures("kept")
+def test_files_the_system_prompt_and_sampling_are_sent(
+    chat: FakeChat, start_server: StartServer, visit: Open
+) -> None:
+    with visit(start_server().url) as seen:
+        page = seen.page
+        seen.until("Ready")
+        page.click("#settings-open")
+        page.fill("#system", "Be kind.")
+        page.fill("#temperature", "0.5")
+        page.click("dialog .main")
+        page.set_input_files(
+            "#files",
+            [
+                {"name": "a.py", "mimeType": "text/plain", "buffer": b"print('```')\n"},
+                {"name": "b.bin", "mimeType": "text/plain", "buffer": b"\xff\x00"},
+            ],
+        )
+        seen.until_text("#attached .problem", "b.bin is not a UTF-8 text file.")
+        seen.ask("Look")
+        seen.wait_for_answers(1)
+        assert sent(chat) == [
+            [("system", "Be kind."), ("user", "Look\n\na.py:\n````py\nprint('```')\n````")]
+        ]
+        assert chat.submitted[0].params.temperature == 0.5
         assert seen.errors == []

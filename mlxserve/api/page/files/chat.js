@@ -1,10 +1,15 @@
 // The open chat on the screen: asking, answering, the queue, versions, and an empty page's words.
 
 import { fill } from "./answer.js";
+import { withFiles } from "./attachments.js";
 import { draw, drawText } from "./message.js";
-import { $, button, count, element } from "./show.js";
+import { $, button, count, element, say } from "./show.js";
+import { sampling } from "./settings.js";
+import { read, save, saveAnswer, saveLast, saveLeaf, saveSystem } from "./store.js";
 import { Chat } from "./tree.js";
 
+const CHECKPOINT_MILLISECONDS = 1000;
+const DRAFT = "mlxserve-draft";
 const BUNDLED = "mlxserve-mini";
 const DEMO_IDEAS = [
   "What can you do?", "What is a page?", "Remember the code word plum-42. What is the code word?",
@@ -18,6 +23,8 @@ let chat = new Chat();
 let model = null; // its card
 let running = null; // { chat, message, stop: AbortController } of the answer that is being written
 let queue = []; // texts, for the chat that is being answered
+let opening = 0;
+let onSaved = () => {};
 let edited = null; // the question that the composer replaces
 
 export let ownRequest = ""; // id of the last request of this page
@@ -30,11 +37,52 @@ export function serve(card) {
   if (isNew) drawChat();
 }
 
+export const currentId = () => chat.id;
+export const system = () => chat.system;
+export const whenSaved = (tell) => { onSaved = tell; };
+
+export function setSystem(text) {
+  if (text === chat.system) return;
+  chat.system = text;
+  saveSystem(chat);
+}
+
+// ---- chats of the server
+
+async function saved() { // the address keeps the chat over a reload
+  if (chat.id !== null) history.replaceState(null, "", "#" + chat.id);
+  await onSaved();
+}
+
+export async function open(id) {
+  const number = ++opening;
+  let found;
+  try {
+    found = await read(id);
+  } catch (error) {
+    if (number === opening) say(error.message, true);
+    return;
+  }
+  if (number !== opening) return;
+  leave();
+  chat = found;
+  history.replaceState(null, "", "#" + id);
+  drawChat();
+  drawQueue();
+  onSaved();
+  if (!matchMedia("(min-width: 56rem)").matches) document.body.classList.remove("with-chats");
+  $("text").focus();
+}
+
+export function forget(id) { // it was deleted
+  if (chat.id === id) newChat();
+}
+
 // ---- the screen
 
 function drawChat() {
   const path = chat.path();
-  const acts = { choose, edit, regenerate };
+  const acts = { choose: show, edit, regenerate };
   $("log").replaceChildren(...(path.length
     ? path.map((message) => draw(message, chat.versions(message), acts))
     : [welcome()]));
@@ -82,6 +130,7 @@ function submit(text) {
   const replaced = edited;
   cancelEdit();
   const question = chat.add(replaced ? replaced.parent : chat.leaf, "user", text);
+  save(chat, question);
   answer(question);
 }
 
@@ -94,16 +143,24 @@ async function answer(question) {
   message.state = "writing";
   drawChat();
   drawQueue();
-  await fill(message, { model: model.id, messages: mine.wire(question) }, stop.signal,
+  save(mine, message).then(() => { if (mine === chat) saved(); });
+  const checkpoints = setInterval(() => saveAnswer(mine, message), CHECKPOINT_MILLISECONDS);
+  await fill(message, { model: model.id, messages: mine.wire(question), ...sampling() }, stop.signal,
     () => { if (mine === chat) { drawText(message); scroll(); } },
     (id) => { ownRequest = id; });
-  if (running?.message === message) running = null;
-  if (mine === chat) ended(question, message);
+  clearInterval(checkpoints);
+  const isLast = running?.message === message;
+  if (isLast) running = null;
+  saveAnswer(mine, message).then(onSaved);
+  if (mine === chat && isLast) ended(question, message);
 }
 
 function ended(question, message) {
   const isEmptyFailure = message.state === "failed" && !message.text;
-  if (isEmptyFailure) chat.leaf = question.parent; // the question goes back to the composer
+  if (isEmptyFailure) { // the question goes back to the composer
+    chat.leaf = question.parent;
+    saveLeaf(chat);
+  }
   drawChat();
   if (isEmptyFailure) {
     const failed = draw(message, [message], { regenerate: () => { chat.leaf = question; answer(question); } });
@@ -136,9 +193,10 @@ function stop() {
 
 // ---- versions
 
-function choose(message) {
+function show(message) {
   if (running?.chat === chat) return;
   chat.showBranch(message);
+  saveLeaf(chat);
   drawChat();
 }
 
@@ -162,12 +220,19 @@ function cancelEdit() {
   fit();
 }
 
-function newChat() {
+function leave() { // a running answer ends, in its own chat
   stop();
   running = null;
   returnQueue();
   cancelEdit();
+}
+
+function newChat() {
+  opening++;
+  leave();
   chat = new Chat();
+  history.replaceState(null, "", location.pathname);
+  onSaved();
   drawChat();
   drawQueue();
   $("text").focus();
@@ -177,13 +242,15 @@ function fit() { // the composer grows with its text
   const text = $("text");
   text.style.height = "auto";
   text.style.height = `${text.scrollHeight + 2}px`;
+  sessionStorage.setItem(DRAFT, text.value);
 }
 
 export function start() {
   $("composer").addEventListener("submit", (event) => {
     event.preventDefault();
-    const text = $("text").value.trim();
-    if (!text || !model) return;
+    if (!model) return;
+    const text = withFiles($("text").value.trim());
+    if (!text) return;
     $("text").value = "";
     fit();
     submit(text);
@@ -195,12 +262,20 @@ export function start() {
     $("composer").requestSubmit();
   });
   document.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || event.defaultPrevented) return;
+    if (event.key !== "Escape" || event.defaultPrevented || $("settings").open) return;
     if (running) stop(); else cancelEdit();
   });
   $("stop").addEventListener("click", stop);
   $("edit-cancel").addEventListener("click", cancelEdit);
   $("new").addEventListener("click", newChat);
+  addEventListener("pagehide", () => { if (running) saveLast(running.chat, running.message); });
+  $("text").value = sessionStorage.getItem(DRAFT) || "";
+  fit();
   drawChat();
   $("text").focus();
+}
+
+export async function reopen() { // after a reload
+  const id = Number(location.hash.slice(1));
+  if (id && chat.id === null && !chat.messages.length) await open(id);
 }

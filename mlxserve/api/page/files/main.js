@@ -1,19 +1,28 @@
 // Ties the page together and follows the server, over its restarts.
 
 import { Refused, useKey, whenKeyWanted } from "./api.js";
-import { serve, start } from "./chat.js";
+import * as attachments from "./attachments.js";
+import { reopen, serve, start } from "./chat.js";
 import { drawMap, follow } from "./engine.js";
+import * as history from "./history.js";
 import { chosenModel, whenChosen } from "./models.js";
+import * as settings from "./settings.js";
 import { $, say, wait } from "./show.js";
 
 let following = new AbortController(); // of the engine of one model
 
 async function followServer() {
+  let isListed = false; // whether the chats were asked for since the server answers
   for (;;) {
     try {
       const card = await chosenModel();
       serve(card);
       say(card.loaded ? "Ready" : "Ready; the first message loads the model");
+      if (!isListed) {
+        isListed = true;
+        await reopen();
+        history.refresh();
+      }
       if (card.loaded) {
         following = new AbortController();
         await follow(following.signal);
@@ -26,8 +35,10 @@ async function followServer() {
         $("refused").hidden = false;
         await wait(30);
       } else if (error instanceof Refused) {
+        isListed = false;
         say(error.message, true);
       } else {
+        isListed = false;
         say("The server does not answer; trying again", true);
       }
     }
@@ -35,13 +46,18 @@ async function followServer() {
   }
 }
 
-function showEngine(isShown) {
-  document.body.classList.toggle("with-engine", isShown);
-  $("engine-toggle").setAttribute("aria-expanded", String(isShown));
+// On a narrow window a side covers the chat, so only one is shown.
+function showSide(name, isShown) {
+  const others = { engine: "chats", chats: "engine" };
+  const isNarrow = !matchMedia("(min-width: 56rem)").matches;
+  document.body.classList.toggle("with-" + name, isShown);
+  $(name + "-toggle").setAttribute("aria-expanded", String(isShown));
+  if (isShown && isNarrow) showSide(others[name], false);
   drawMap();
 }
 
-$("engine-toggle").addEventListener("click", () => showEngine(!document.body.classList.contains("with-engine")));
+for (const name of ["engine", "chats"])
+  $(name + "-toggle").addEventListener("click", () => showSide(name, !document.body.classList.contains("with-" + name)));
 $("key").addEventListener("submit", (event) => {
   event.preventDefault();
   useKey($("key-text").value.trim());
@@ -53,6 +69,10 @@ for (const swatch of document.querySelectorAll("[data-colour]"))
   swatch.style.background = `var(--${swatch.dataset.colour})`;
 addEventListener("resize", drawMap);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawMap);
-showEngine(matchMedia("(min-width: 56rem)").matches);
+showSide("engine", matchMedia("(min-width: 56rem)").matches);
+showSide("chats", matchMedia("(min-width: 72rem)").matches);
+attachments.start();
+settings.start();
+history.start();
 start();
 followServer();

@@ -3,13 +3,17 @@
 
 export class Chat {
   constructor() {
+    this.id = null; // the server's, once it is saved
+    this.title = "";
     this.system = "";
+    this.leftOut = null; // the start that the model gets no more, and its summary
+    this.writes = Promise.resolve();
     this.messages = [];
     this.leaf = null;
   }
 
   add(parent, role, text = "") {
-    const message = { parent, role, text, thinking: "", state: "done", error: "", model: "", stats: {} };
+    const message = { id: null, parent, role, text, thinking: "", state: "done", error: "", model: "", stats: {} };
     this.messages.push(message);
     this.leaf = message;
     return message;
@@ -37,8 +41,12 @@ export class Chat {
 
   // What the model gets: alternating roles, as some chat templates require.
   wire(last) {
-    const sent = this.system ? [{ role: "system", content: this.system }] : [];
-    for (const { role, text } of this.path(last)) {
+    const path = this.path(last);
+    const gone = this.leftOut ? path.findIndex((one) => one.id === this.leftOut.last_id) + 1 : 0;
+    const summary = gone && this.leftOut.summary ? "Summary of the conversation so far:\n" + this.leftOut.summary : "";
+    const system = [this.system, summary].filter(Boolean).join("\n\n");
+    const sent = system ? [{ role: "system", content: system }] : [];
+    for (const { role, text } of path.slice(gone)) {
       if (!text) continue;
       const before = sent.at(-1);
       if (before?.role === role) before.content += "\n\n" + text;

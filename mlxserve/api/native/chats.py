@@ -1,0 +1,289 @@
+"""`/api/v1/chats`: the chats of the page, which are those of the terminal.
+
+Without API keys they belong to the user who runs the server, and only programs of that user on this
+machine may read them. With keys every key has chats of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mlxserve.api.access.same_user import is_same_user
+from mlxserve.api.access.security import key_id
+from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, StrictModel, read_request
+from mlxserve.api.errors import ApiError, invalid_value, json_response
+from mlxserve.chats.shelf import ChatShelf
+from tui.chat.chat_file import StoreError
+from tui.chat.export import as_json, as_markdown
+from tui.chat.messages import ChatRecord, Role, State, StoredMessage
+from tui.chat.store import SearchHit, Store
+
+T = TypeVar("T")
+
+MAX_TEXT = 4 << 20  # characters
+MAX_TITLE = 1_000
+_MAX_ID = 2**63 - 1
+
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+StateName = Literal["writing", "done", "cut", "repeated", "stopped", "failed"]
+Count = Annotated[int, Field(ge=0, le=_MAX_ID)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+
+
+class NewChatRequest(RequestBody):
+    """The body of `POST /api/v1/chats`."""
+
+    title: Annotated[str, Field(max_length=MAX_TITLE)]
+    system: Text = ""
+
+
+class ChatChange(RequestBody):
+    """The body of `PATCH /api/v1/chats/{id}`. `leaf_id`: the message that ends the shown branch."""
+
+    title: Annotated[str, Field(max_length=MAX_TITLE)] | None = None
+    system: Text | None = None
+    leaf_id: Count | None = None
+
+
+class NewMessageRequest(RequestBody):
+    """The body of `POST /api/v1/chats/{id}/messages`. Messages of one parent are versions."""
+
+    role: Literal["user", "assistant"]
+    parent_id: Count | None = None
+    text: Text = ""
+    state: StateName = "done"
+    model: Annotated[str, Field(max_length=MAX_TITLE)] | None = None
+
+
+class StatsFields(StrictModel):
+    """What an answer took, as far as it is known."""
+
+    prompt_tokens: Count | None = None
+    cached_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    first_token_seconds: Seconds | None = None
+    decode_seconds: Seconds | None = None
+
+    def sent(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in type(self).model_fields}
+
+
+class MessageChange(RequestBody):
+    """The body of `PATCH /api/v1/chats/{id}/messages/{message}`, an answer as far as it is written."""
+
+    text: Text
+    thinking: Text = ""
+    state: StateName
+    error: Annotated[str, Field(max_length=10_000)] = ""
+    stats: StatsFields = Field(default_factory=StatsFields)
+
+
+class Chats:
+    """The endpoints over one shelf."""
+
+    def __init__(self, shelf: ChatShelf) -> None:
+        self._shelf = shelf
+
+    def routes(self) -> list[Route]:
+        chat, message = "/api/v1/chats/{id}", "/api/v1/chats/{id}/messages/{message}"
+        return [
+            Route("/api/v1/chats", self.index, methods=["GET"]),
+            BodyRoute("/api/v1/chats", self.create, body=NewChatRequest),
+            Route(chat, self.get, methods=["GET"]),
+            BodyRoute(chat, self.change, body=ChatChange, method="PATCH"),
+            Route(chat, self.delete, methods=["DELETE"]),
+            Route(f"{chat}/export", self.export, methods=["GET"]),
+            BodyRoute(f"{chat}/messages", self.add, body=NewMessageRequest),
+            BodyRoute(message, self.save, body=MessageChange, method="PATCH"),
+        ]
+
+    async def index(self, request: Request) -> Response:
+        """Lists chats, the most recent first, or those with messages that have the words of `search`."""
+        words = request.query_params.get("search", "")
+        if words.strip():
+            hits = await self._call(request, lambda store: store.search(words[:MAX_TITLE]))
+            return json_response({"object": "list", "data": _found(hits)})
+        chats = await self._call(request, lambda store: store.chats())
+        return json_response({"object": "list", "data": [_card(chat) for chat in chats]})
+
+    async def create(self, request: Request) -> Response:
+        """Begins a chat. Its title is the start of the given words."""
+        await self._owner(request)
+        asked = await read_request(NewChatRequest, request)
+        chat = await self._call(request, lambda store: store.create_chat(asked.title, asked.system))
+        return json_response(_card(chat))
+
+    async def get(self, request: Request) -> Response:
+        """Reads a chat: all of its messages, with their parents."""
+
+        def read(store: Store) -> dict[str, Any]:
+            store.recover()
+            chat = _chat(store, request)
+            return {**_card(chat), "messages": [_sent(one) for one in store.messages(chat.id)]}
+
+        return json_response(await self._call(request, read))
+
+    async def change(self, request: Request) -> Response:
+        """Renames a chat, changes its system prompt, or shows another branch."""
+        await self._owner(request)
+        asked = await read_request(ChatChange, request)
+
+        def change(store: Store) -> ChatRecord:
+            chat = _chat(store, request)
+            if asked.title is not None:
+                store.rename(chat.id, asked.title)
+            if asked.system is not None:
+                store.set_system(chat.id, asked.system)
+            if asked.leaf_id is not None:
+                store.show_leaf(chat.id, _message(store, chat, asked.leaf_id, "leaf_id").id)
+            return store.chat(chat.id)
+
+        return json_response(_card(await self._call(request, change)))
+
+    async def delete(self, request: Request) -> Response:
+        """Deletes a chat and its messages."""
+
+        def delete(store: Store) -> int:
+            chat = _chat(store, request)
+            store.delete(chat.id)
+            return chat.id
+
+        chat_id = await self._call(request, delete)
+        return json_response({"id": chat_id, "object": "chat", "deleted": True})
+
+    async def export(self, request: Request) -> Response:
+        """The shown branch as Markdown, or with `format=json` as the messages of a request."""
+        is_json = request.query_params.get("format") == "json"
+
+        def text(store: Store) -> str:
+            chat = _chat(store, request)
+            return (as_json if is_json else as_markdown)(chat, store.path(chat.leaf_id))
+
+        found = await self._call(request, text)
+        return Response(found, media_type="application/json" if is_json else "text/markdown")
+
+    async def add(self, request: Request) -> Response:
+        """Adds a message, which then ends the shown branch."""
+        await self._owner(request)
+        asked = await read_request(NewMessageRequest, request)
+
+        def add(store: Store) -> StoredMessage:
+            chat = _chat(store, request)
+            if asked.parent_id is not None:
+                _message(store, chat, asked.parent_id, "parent_id")
+            return store.add(
+                chat.id,
+                asked.parent_id,
+                Role(asked.role),
+                asked.text,
+                state=State(asked.state),
+                model=asked.model or "",
+            )
+
+        return json_response(_sent(await self._call(request, add)))
+
+    async def save(self, request: Request) -> Response:
+        """Writes an answer as far as it has come."""
+        await self._owner(request)
+        asked = await read_request(MessageChange, request)
+
+        def save(store: Store) -> StoredMessage:
+            chat = _chat(store, request)
+            number = _number(request.path_params["message"])
+            message = _message(store, chat, number, "message")
+            if message.role is not Role.ASSISTANT:
+                raise invalid_value("message", "questions do not change; add another version")
+            changed = replace(
+                message,
+                text=asked.text,
+                thinking=asked.thinking,
+                state=State(asked.state),
+                error=asked.error,
+                stats=replace(message.stats, **asked.stats.sent()),
+            )
+            store.save(changed)
+            return changed
+
+        return json_response(_sent(await self._call(request, save)))
+
+    async def _call(self, request: Request, work: Callable[[Store], T]) -> T:
+        """Raises ApiError 403, 404 and 503."""
+        owner = await self._owner(request)
+        try:
+            return await self._shelf.call(owner, work)
+        except StoreError as error:
+            raise ApiError(503, str(error), code="chats_unavailable") from error
+
+    async def _owner(self, request: Request) -> str:
+        """Raises ApiError 403."""
+        owner = key_id(request)
+        if not owner and not await asyncio.to_thread(_is_of_our_user, request):
+            raise ApiError(
+                403,
+                "Without an API key chats are read by programs of the server's own user on its own "
+                "machine only. Create a key: mlxserve key create NAME",
+                code="chats_not_allowed",
+            )
+        return owner
+
+
+def _is_of_our_user(request: Request) -> bool:
+    server = request.scope.get("server")
+    if request.client is None or not server:
+        return False
+    return is_same_user((request.client.host, request.client.port), server[1])
+
+
+def _number(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) < 19:
+        return int(text)
+    raise _unknown()
+
+
+def _unknown() -> ApiError:
+    return ApiError(404, "There is no such chat; it may have been deleted.", code="unknown_chat")
+
+
+def _chat(store: Store, request: Request) -> ChatRecord:
+    """The chat of the path. Raises ApiError 404."""
+    number = _number(request.path_params["id"])
+    try:
+        return store.chat(number)
+    except StoreError as error:
+        raise _unknown() from error
+
+
+def _message(store: Store, chat: ChatRecord, number: int, param: str) -> StoredMessage:
+    """A message of this chat. Raises ApiError 400."""
+    try:
+        message = store.message(number)
+    except StoreError:
+        message = None
+    if message is None or message.chat_id != chat.id:
+        raise invalid_value(param, "is no message of this chat")
+    return message
+
+
+def _card(chat: ChatRecord) -> dict[str, Any]:
+    return {**asdict(chat), "object": "chat"}
+
+
+def _found(hits: list[SearchHit]) -> list[dict[str, Any]]:
+    """Each chat once, with its newest hit."""
+    found: dict[int, dict[str, Any]] = {}
+    for hit in hits:
+        card = {**_card(hit.chat), "excerpt": hit.excerpt, "message_id": hit.message_id}
+        found.setdefault(hit.chat.id, card)
+    return list(found.values())
+
+
+def _sent(message: StoredMessage) -> dict[str, Any]:
+    return asdict(message)

@@ -1,0 +1,253 @@
+"""`/api/v1/chats`: one store with the terminal, and nobody else's chats."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from mlxserve.api.access import same_user
+from mlxserve.api.access.policy import AccessPolicy
+from mlxserve.api.app import create_app
+from mlxserve.chats import shelf
+from tests.api.fake_chat import FakeChat
+from tests.api.serving import StartServer
+from tui.chat.messages import LeftOut, Role, State
+from tui.chat.store import Store
+
+CHATS = "/api/v1/chats"
+KEYS = ("key-of-alice-0000", "key-of-bob-000000")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def page(home: Path, start_server: StartServer) -> Iterator[httpx.Client]:
+    """A client of the server's own user, without a key."""
+    with httpx.Client(base_url=start_server().url) as client:
+        yield client
+
+
+@pytest.fixture
+def terminal(home: Path) -> Iterator[Store]:
+    store = Store.open(home / "chat.sqlite")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def with_key(home: Path, chat: FakeChat) -> Iterator[TestClient]:
+    """Alice's client; Bob's key is the second one."""
+    app = create_app(chat, access=AccessPolicy(api_keys=KEYS))  # type: ignore[arg-type]
+    headers = {"authorization": f"Bearer {KEYS[0]}"}
+    with TestClient(app, base_url="http://127.0.0.1:8000", headers=headers) as client:
+        yield client
+
+
+BOB = {"authorization": f"Bearer {KEYS[1]}"}
+
+
+def made(client: httpx.Client, title: str = "One") -> int:
+    return int(client.post(CHATS, json={"title": title}).json()["id"])
+
+
+def added(client: httpx.Client, chat: int, **fields: Any) -> int:
+    reply = client.post(f"{CHATS}/{chat}/messages", json={"role": "user", **fields})
+    assert reply.status_code == 200, reply.text
+    return int(reply.json()["id"])
+
+
+def test_the_terminal_reads_what_the_page_writes(page: httpx.Client, terminal: Store) -> None:
+    chat = int(page.post(CHATS, json={"title": "Why?", "system": "Be short."}).json()["id"])
+    question = added(page, chat, text="Why?")
+    answer = added(page, chat, parent_id=question, role="assistant", state="writing", model="m")
+    change = {
+        "text": "Because.",
+        "thinking": "Hm.",
+        "state": "cut",
+        "stats": {"prompt_tokens": 5, "cached_tokens": 2, "decode_seconds": 0.5},
+    }
+    assert page.patch(f"{CHATS}/{chat}/messages/{answer}", json=change).status_code == 200
+    [record] = terminal.chats()
+    assert (record.id, record.title, record.system) == (chat, "Why?", "Be short.")
+    first, second = terminal.path(record.leaf_id)
+    assert (first.id, first.role, first.text) == (question, Role.USER, "Why?")
+    assert (second.id, second.text, second.thinking) == (answer, "Because.", "Hm.")
+    assert (second.state, second.model) == (State.CUT, "m")
+    assert (second.stats.prompt_tokens, second.stats.decode_seconds) == (5, 0.5)
+
+
+def test_the_page_reads_what_the_terminal_writes(page: httpx.Client, terminal: Store) -> None:
+    record = terminal.create_chat("A walrus question", "Be short.")
+    question = terminal.add(record.id, None, Role.USER, "A walrus question")
+    for text in ("One.", "Two."):
+        terminal.add(record.id, question.id, Role.ASSISTANT, text, model="m")
+    terminal.leave_out(record.id, LeftOut(question.id, question.id, "So far."))
+    [card] = page.get(CHATS).json()["data"]
+    assert (card["id"], card["title"], card["system"]) == (
+        record.id,
+        "A walrus question",
+        "Be short.",
+    )
+    found = page.get(f"{CHATS}/{record.id}").json()
+    assert [(one["parent_id"], one["text"]) for one in found["messages"]] == [
+        (None, "A walrus question"),
+        (question.id, "One."),
+        (question.id, "Two."),
+    ]
+    assert found["leaf_id"] == found["messages"][2]["id"]
+    assert found["left_out"] == {
+        "last_id": question.id,
+        "newest_id": question.id,
+        "summary": "So far.",
+    }
+    [hit] = page.get(CHATS, params={"search": "WALRUS"}).json()["data"]
+    assert hit["id"] == record.id
+    assert "walrus" in hit["excerpt"]
+    assert page.get(CHATS, params={"search": "narwhal"}).json()["data"] == []
+
+
+def test_writers_at_the_same_time_lose_nothing(page: httpx.Client, terminal: Store) -> None:
+    chat = made(page)
+    root = added(page, chat, text="root")
+
+    def write() -> None:
+        for number in range(20):
+            terminal.add(chat, root, Role.ASSISTANT, f"terminal {number}")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    for number in range(20):
+        added(page, chat, parent_id=root, role="assistant", text=f"page {number}")
+    writer.join()
+    texts = {one["text"] for one in page.get(f"{CHATS}/{chat}").json()["messages"]}
+    assert texts == {"root", *(f"{who} {n}" for who in ("page", "terminal") for n in range(20))}
+
+
+def test_a_chat_is_renamed_shown_elsewhere_exported_and_deleted(page: httpx.Client) -> None:
+    chat = made(page)
+    question = added(page, chat, text="Q")
+    first = added(page, chat, parent_id=question, role="assistant", text="A1", model="m")
+    added(page, chat, parent_id=question, role="assistant", text="A2")
+    change = {"title": "Named", "system": "S", "leaf_id": first}
+    card = page.patch(f"{CHATS}/{chat}", json=change).json()
+    assert {name: card[name] for name in change} == change
+    exported = page.get(f"{CHATS}/{chat}/export")
+    assert exported.text == "# Named\n\n## System\n\nS\n\n## You\n\nQ\n\n## m\n\nA1\n"
+    messages = page.get(f"{CHATS}/{chat}/export", params={"format": "json"}).json()["messages"]
+    assert [one["content"] for one in messages] == ["S", "Q", "A1"]
+    assert page.delete(f"{CHATS}/{chat}").json()["deleted"]
+    for reply in (
+        page.get(f"{CHATS}/{chat}"),
+        page.delete(f"{CHATS}/{chat}"),
+        page.post(f"{CHATS}/{chat}/messages", json={"role": "user", "text": "x"}),
+        page.patch(f"{CHATS}/{chat}", json={"title": "x"}),
+    ):
+        assert reply.status_code == 404
+        assert reply.json()["error"]["code"] == "unknown_chat"
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "x", "9" * 30, "1%2e0", "²"])
+def test_what_is_no_chat_is_not_found(page: httpx.Client, number: str) -> None:
+    assert page.get(f"{CHATS}/{number}").status_code == 404
+
+
+def test_messages_of_another_chat_are_none_of_this_one(page: httpx.Client) -> None:
+    one, two = made(page), made(page)
+    question = added(page, one, text="Q")
+    answer = added(page, one, parent_id=question, role="assistant", text="A")
+    body = {"role": "user", "parent_id": question, "text": "x"}
+    assert page.post(f"{CHATS}/{two}/messages", json=body).status_code == 400
+    assert page.patch(f"{CHATS}/{two}", json={"leaf_id": answer}).status_code == 400
+    change = {"text": "x", "state": "done"}
+    assert page.patch(f"{CHATS}/{two}/messages/{answer}", json=change).status_code == 400
+    refused = page.patch(f"{CHATS}/{one}/messages/{question}", json=change)
+    assert "add another version" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"role": "system", "text": "x"}, "role"),
+        ({"role": "user", "text": 1}, "text"),
+        ({"role": "user", "parent_id": -1}, "parent_id"),
+        ({"role": "user", "parent_id": 2**63}, "parent_id"),
+        ({"role": "assistant", "state": "lost"}, "state"),
+    ],
+)
+def test_a_bad_message_is_refused(page: httpx.Client, body: dict[str, Any], param: str) -> None:
+    reply = page.post(f"{CHATS}/{made(page)}/messages", json=body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == param
+
+
+# ---- whose chats
+
+
+def test_every_key_has_its_own(with_key: TestClient, home: Path, terminal: Store) -> None:
+    terminal.create_chat("The user's own")
+    chat = made(with_key, "Alice's")
+    assert [one["title"] for one in with_key.get(CHATS).json()["data"]] == ["Alice's"]
+    assert with_key.get(CHATS, headers=BOB).json()["data"] == []
+    assert with_key.get(f"{CHATS}/{chat}", headers=BOB).status_code == 404
+    assert with_key.delete(f"{CHATS}/{chat}", headers=BOB).status_code == 404
+    assert with_key.get(CHATS, headers={"authorization": ""}).status_code == 401
+    assert len(list((home / "chats").glob("*.sqlite"))) == 2
+    assert [one.title for one in terminal.chats()] == ["The user's own"]
+    for path in (home / "chats").iterdir():
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_key_may_not_fill_the_disk(with_key: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf, "MAX_KEY_BYTES", 1 << 20)
+    chat = made(with_key)
+    reply = with_key.post(
+        f"{CHATS}/{chat}/messages", json={"role": "user", "text": "some words " * 200_000}
+    )
+    assert reply.status_code == 503
+    assert "full" in reply.json()["error"]["message"]
+    assert with_key.get(f"{CHATS}/{chat}").json()["messages"] == []
+
+
+def test_without_a_key_another_machine_reads_nothing(client: TestClient, home: Path) -> None:
+    """The test client's address is not a loopback address."""
+    for reply in (client.get(CHATS), client.post(CHATS, json={"title": "x"})):
+        assert reply.status_code == 403
+        assert "mlxserve key create" in reply.json()["error"]["message"]
+    assert not (home / "chat.sqlite").exists()
+
+
+def test_another_user_of_the_machine_reads_nothing(
+    page: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert page.get(CHATS).status_code == 200
+    me = same_user.os.getuid()
+    monkeypatch.setattr(same_user.os, "getuid", lambda: me + 12_345)
+    monkeypatch.setattr(same_user, "ROOT", me + 12_345)
+    assert page.get(CHATS).status_code == 403
+
+
+def test_our_processes_are_found_where_proc_is_missing(
+    page: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(same_user.sys, "platform", "darwin")
+    assert page.get(CHATS).status_code == 200
+    me = same_user.os.getuid()
+    monkeypatch.setattr(same_user.os, "getuid", lambda: me + 12_345)
+    assert page.get(CHATS).status_code == 403
+
+
+def test_a_damaged_file_is_a_sentence(page: httpx.Client, home: Path) -> None:
+    (home / "chat.sqlite").write_bytes(b"no database " * 1_000)
+    reply = page.get(CHATS)
+    assert reply.status_code == 503
+    assert "MLXSERVE_HOME" in reply.json()["error"]["message"]
