@@ -21,6 +21,7 @@ from textual.containers import Horizontal
 from textual.driver import Driver
 from textual.events import Resize
 from textual.screen import Screen
+from textual.widgets import TextArea
 
 from tui.actions.answering import Answering
 from tui.actions.browsing import FIND, Browsing
@@ -220,9 +221,23 @@ class ChatApp(App[None]):
             self.browsing.end_find()
             self._revising.send(event.text)
 
+    @on(TextArea.Changed, "#composer")
+    def _typed(self) -> None:
+        self._esc.forget()
+
     @on(Composer.SentNothing)
     def _sent_nothing(self) -> None:
-        self.answering.continue_shorter()
+        if not self.window.focus_ideas():
+            self.answering.continue_shorter()
+
+    @on(Composer.WantsBelow)
+    def _wants_below(self) -> None:
+        self.window.focus_ideas()
+
+    @on(Welcome.Left)
+    def _welcome_left(self, event: Welcome.Left) -> None:
+        self.window.composer.focus()
+        self.window.composer.insert(event.typed)
 
     @on(Welcome.Opened)
     def _recent_opened(self, event: Welcome.Opened) -> None:
@@ -259,6 +274,8 @@ class ChatApp(App[None]):
         await self._run(command_named(name))
 
     async def _run(self, command: Command, argument: str = "") -> None:
+        if command.name != "stop":
+            self._esc.forget()
         handler = self.handlers[command.name]
         try:
             result = handler(argument) if command.argument else handler()

@@ -13,6 +13,10 @@ class SecondPress:
     def __init__(self) -> None:
         self._last: float | None = None
 
+    def forget(self) -> None:
+        """Something else was done: the next press is a first one."""
+        self._last = None
+
     def press(self) -> bool:
         """Note a press. Returns whether it follows another one."""
         now, last = time.monotonic(), self._last

@@ -41,6 +41,9 @@ class Composer(TextArea):
     class SentNothing(Event):
         """The user pressed Enter without a text."""
 
+    class WantsBelow(Event):
+        """The user pressed Down without a text, at the end of the history."""
+
     @dataclass
     class Suggest(Event):
         """A key for the open list of suggestions: up, down, tab, enter, escape."""
@@ -132,6 +135,9 @@ class Composer(TextArea):
             event.key == "down" and self.cursor_at_last_line and self._recall(1)
         ):
             self._consume(event)
+        elif event.key == "down" and not self.text:
+            self._consume(event)
+            self.post_message(self.WantsBelow())
 
     def _consume(self, event: Key | Paste) -> None:
         event.stop()

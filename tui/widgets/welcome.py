@@ -12,6 +12,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
+from textual.events import Key
 from textual.message import Message as Event
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
@@ -20,7 +21,7 @@ from tui.chat.messages import ChatRecord
 from tui.sanitise import one_line
 from tui.talk.models import BUNDLED, Model
 
-_DEMO = "mlxserve-mini is a demonstration: 6 MB that greet, count and answer about mlxserve."
+_DEMO = "mlxserve-mini is a demonstration: 6 MB that greet and answer about mlxserve."
 _DEMO_IDEAS = (
     "What can you do?",
     "What is a page?",
@@ -49,8 +50,24 @@ class WelcomeFacts:
         return _DEMO_IDEAS if self.model == BUNDLED else _IDEAS
 
 
+class Ideas(OptionList):
+    """The rows. Up from the first one leaves it, and so does a letter."""
+
+    def action_cursor_up(self) -> None:
+        if not self.highlighted:
+            self.post_message(Welcome.Left())
+        else:
+            super().action_cursor_up()
+
+    async def _on_key(self, event: Key) -> None:
+        if event.is_printable and event.character:
+            event.stop()
+            event.prevent_default()
+            self.post_message(Welcome.Left(event.character))
+
+
 class Welcome(Vertical):
-    """Tab goes to its list; Enter asks, opens a chat, or switches to the model."""
+    """Down, Enter or Tab goes to its list; Enter asks, opens a chat, or switches to the model."""
 
     TEXT = Content.assemble(
         ("mlxserve", "bold $primary"),
@@ -78,6 +95,12 @@ class Welcome(Vertical):
 
         model: Model
 
+    @dataclass
+    class Left(Event):
+        """The user went back to the composer, by this letter or by a key without one."""
+
+        typed: str = ""
+
     def __init__(self, facts: WelcomeFacts) -> None:
         super().__init__()
         self._facts = facts
@@ -86,7 +109,7 @@ class Welcome(Vertical):
     def compose(self) -> ComposeResult:
         yield Static(self.TEXT, id="greeting")
         yield Static(id="about", markup=False)
-        yield OptionList(compact=True, id="ideas")
+        yield Ideas(compact=True, id="ideas")
 
     def on_mount(self) -> None:
         self.show(self._facts)
@@ -99,19 +122,22 @@ class Welcome(Vertical):
         about.display = facts.model == BUNDLED
         about.update(Content.styled(_DEMO, "$text-quiet"))
         options: list[tuple[Content, Event]] = []
-        if facts.recommended is not None:
-            options.append(
-                (_line("Model", _advice(facts.recommended)), self.Wanted(facts.recommended))
-            )
         options += [(_line("Ask", idea), self.Asked(idea)) for idea in facts.ideas]
         options += [
             (_line("Go on", one_line(chat.title, 60)), self.Opened(chat.id))
             for chat in facts.recent[:MAX_RECENT]
         ]
+        if facts.recommended is not None:  # last: it comes later, and moves no row then
+            options.append(
+                (_line("Model", _advice(facts.recommended)), self.Wanted(facts.recommended))
+            )
         self._events = [event for _, event in options]
         shown = self.query_one("#ideas", OptionList)
         shown.display = bool(options)
+        at = shown.highlighted
         shown.set_options([Option(line) for line, _ in options])
+        if at is not None and shown.has_focus:
+            shown.highlighted = min(at, len(options) - 1) if options else None
 
     def focus_ideas(self) -> bool:
         """False if there is nothing to choose yet."""
@@ -131,7 +157,7 @@ class Welcome(Vertical):
 def _advice(model: Model) -> str:
     name = one_line(model.name.rpartition("/")[2], 40)
     size = "" if model.weight_size is None else f" ({model.weight_size / 1e9:.1f} GB)"
-    where = "is on this machine" if model.is_here else "suits this machine: Enter downloads it"
+    where = "is on this machine: use it" if model.is_here else "suits this machine: download it"
     return f"{name}{size} {where}"
 
 

@@ -149,11 +149,15 @@ class ChatWindow(Vertical):
         composer.border_subtitle = words
         composer.border_title = "Editing" if self._is_editing else ""
 
+    def focus_ideas(self) -> bool:
+        """Go to the rows of an empty chat; False if there are none."""
+        return not self.transcript.views and self.transcript.focus_ideas()
+
     def focus_message(self, step: int) -> None:
         """Focus the previous or next message; after the last, the composer."""
         views = self.transcript.views
         if not views and step < 0:
-            self.transcript.focus_ideas()
+            self.focus_ideas()
             return
         at = views.index(self.app.focused) if self.app.focused in views else len(views)
         at += step

@@ -64,20 +64,22 @@ def test_the_demonstration_says_what_it_is_and_recommends_a_model(
 
     async def story(t: Terminal) -> None:
         await t.until_shown("mlxserve-mini is a demonstration")
-        await t.until_shown("Good-4B-4bit (2.3 GB) suits this machine: Enter downloads it")
+        await t.until_shown("Good-4B-4bit (2.3 GB) suits this machine: download it")
         await t.until_shown("What is a page?")
         server.models = ["org/Good-4B-4bit"]
-        await t.press("tab", "enter")
+        assert t.screen.index("What is a page?") < t.screen.index("Good-4B")
+        await t.press("down", "end", "enter")
         await t.until(lambda: "Good-4B-4bit" in t.screen.split("\n")[0])
 
     play(story, connector, size=size, models=Machine())
     connector.stop_server()
 
 
-async def test_an_idea_is_asked_with_enter(t: Terminal, server: FakeServer) -> None:
+@pytest.mark.parametrize("way", ["tab", "down", "enter"])
+async def test_an_idea_is_asked_with_enter(t: Terminal, server: FakeServer, way: str) -> None:
     await t.until_shown("Explain how a paged KV cache works.")
     assert "demonstration" not in t.screen
-    await t.press("tab", "down", "enter")
+    await t.press(way, "down", "enter")
     await t.until(lambda: t.messages[-1:] == ["Yes."])
     assert t.messages[0] == "Write a Python function that parses an ISO date."
     assert t.composer.has_focus
@@ -103,3 +105,16 @@ async def test_a_new_chat_is_welcomed_as_well(t: Terminal) -> None:
     await t.until(lambda: t.messages[-1:] == ["Yes."])
     await t.press("ctrl+n")
     await t.until_shown("Go on why?")
+
+
+async def test_up_or_a_letter_goes_back_to_the_composer(t: Terminal) -> None:
+    await t.until_shown("Explain how a paged KV cache works.")
+    await t.press("down")
+    await t.until(lambda: not t.composer.has_focus)
+    await t.press("up")
+    await t.until(lambda: t.composer.has_focus)
+    await t.press("down")
+    await t.until(lambda: not t.composer.has_focus)
+    await t.press("h", "i")
+    await t.until(lambda: t.composer.text == "hi")
+    assert t.composer.has_focus
