@@ -1,7 +1,8 @@
 """What a model keeps for each token of a sequence, read off its config.json.
 
 For listing models without importing mlx. What is served is measured (`model/caches.py`), and a
-test compares the two for every architecture. A window changes nothing: older pages are kept.
+test compares the two for every architecture. Layers with a window count as all others, though
+they keep less (`cache/groups.py`): what is listed as the context that fits is the least.
 """
 
 from __future__ import annotations
