@@ -27,6 +27,7 @@ from mlxserve.engine.memory import MemoryWatch
 from mlxserve.engine.pace import Pace
 from mlxserve.engine.trace import Trace
 from mlxserve.errors import InvalidConfig
+from mlxserve.hub.facts import ModelFacts
 from mlxserve.hub.files import ModelFiles, find_model
 from mlxserve.hub.generation_config import for_vocabulary, read_generation_config
 from mlxserve.model.attention import backend_names, load_probed
@@ -115,6 +116,7 @@ def build_chat(
         vocab_size=vocab_size,
         default_params=for_vocabulary(generation.default_params, vocab_size),
         fingerprint=_salted_by(config, files),
+        facts=ModelFacts.of(files),
         tool_keep_seconds=config.tool_keep_seconds,
         prefix_file=disk_folder / PREFIX_FILES[0] if disk_folder else None,
         template_kwargs=_template_kwargs(config, tokenizer),

@@ -121,7 +121,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/cache/pages mlxserve/disk mlxserve/disk mlxserve/scheduler mlxserve/model"
     ),
     "mlxserve/chat": (
-        "mlxserve/errors mlxserve/files mlxserve/sampling_params mlxserve/request "
+        "mlxserve/errors mlxserve/files mlxserve/sampling_params mlxserve/request mlxserve/hub "
         "mlxserve/text/parsing mlxserve/text/costs mlxserve/text/conversation "
         "mlxserve/text/abilities mlxserve/text/fitting mlxserve/text/templates "
         "mlxserve/text/tokenizer mlxserve/text/deltas mlxserve/text/guidance "
@@ -179,12 +179,16 @@ ARROWS: dict[str, str] = {
         "mlxserve/text/costs mlxserve/text/conversation mlxserve/text/fitting mlxserve/chat "
         "mlxserve/api/errors mlxserve/api/bodies mlxserve/api/warnings mlxserve/api/turns"
     ),
+    "mlxserve/api/vectors": (
+        "mlxserve/errors mlxserve/request mlxserve/chat mlxserve/api/errors mlxserve/api/warnings "
+        "mlxserve/api/server mlxserve/api/turns mlxserve/api/bodies mlxserve/api/prompts"
+    ),
     "mlxserve/api/service": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/text/guidance mlxserve/text/parsing "
         "mlxserve/text/deltas mlxserve/chat mlxserve/api/errors mlxserve/api/usage "
         "mlxserve/api/access mlxserve/api/warnings mlxserve/api/model_names mlxserve/api/server "
         "mlxserve/api/metrics mlxserve/api/answers mlxserve/api/prefix_names mlxserve/api/prompts "
-        "mlxserve/api/turns"
+        "mlxserve/api/turns mlxserve/api/vectors"
     ),
     "mlxserve/chats": "tui/chat",
     "mlxserve/api/openapi": "mlxserve/version mlxserve/api/errors mlxserve/api/bodies",
@@ -192,7 +196,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/version mlxserve/errors mlxserve/sampling_params mlxserve/request "
         "mlxserve/text/parsing mlxserve/text/deltas mlxserve/chat mlxserve/api/errors "
         "mlxserve/api/usage mlxserve/api/access mlxserve/api/bodies mlxserve/api/server "
-        "mlxserve/api/answers mlxserve/api/service mlxserve/api/turns"
+        "mlxserve/api/answers mlxserve/api/service"
     ),
     "mlxserve/api/responses": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/request mlxserve/text/parsing "
@@ -204,6 +208,12 @@ ARROWS: dict[str, str] = {
         "mlxserve/text/conversation mlxserve/text/signature mlxserve/text/deltas mlxserve/api/errors mlxserve/api/usage mlxserve/api/access "
         "mlxserve/api/bodies mlxserve/api/server mlxserve/api/answers mlxserve/api/service"
     ),
+    "mlxserve/api/ollama": (
+        "mlxserve/errors mlxserve/sampling_params mlxserve/request "
+        "mlxserve/text/parsing mlxserve/text/conversation mlxserve/text/deltas "
+        "mlxserve/api/errors mlxserve/api/usage mlxserve/api/warnings mlxserve/api/server "
+        "mlxserve/api/bodies mlxserve/api/answers mlxserve/api/service"
+    ),
     "mlxserve/api/page": "mlxserve/api/errors mlxserve/api/bodies mlxserve/api/turns",
     "mlxserve/api/native": (
         "tui/chat mlxserve/chats mlxserve/version mlxserve/errors mlxserve/config mlxserve/request mlxserve/text/costs "
@@ -214,7 +224,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/api/model_routes": (
         "mlxserve/chat mlxserve/api/access mlxserve/api/model_names mlxserve/api/server "
         "mlxserve/api/metrics mlxserve/api/prefix_names mlxserve/api/service mlxserve/api/openai "
-        "mlxserve/api/responses mlxserve/api/anthropic mlxserve/api/native"
+        "mlxserve/api/responses mlxserve/api/anthropic mlxserve/api/ollama mlxserve/api/native"
     ),
     "mlxserve/api/dispatch": (
         "mlxserve/errors mlxserve/chat mlxserve/shelf mlxserve/api/errors mlxserve/api/access "
@@ -222,12 +232,16 @@ ARROWS: dict[str, str] = {
         "mlxserve/api/model_routes"
     ),
     "mlxserve/api/models": ("mlxserve/chat mlxserve/api/errors mlxserve/api/dispatch"),
+    "mlxserve/api/ollama_models": (
+        "mlxserve/version mlxserve/chat mlxserve/api/errors mlxserve/api/warnings mlxserve/api/bodies "
+        "mlxserve/api/ollama mlxserve/api/dispatch mlxserve/api/models"
+    ),
     "mlxserve/api": (
         "mlxserve/errors mlxserve/config mlxserve/door mlxserve/chat mlxserve/chats mlxserve/shelf mlxserve/api/errors mlxserve/api/config "
         "mlxserve/api/access mlxserve/api/warnings mlxserve/api/server mlxserve/api/turns mlxserve/api/bodies "
         "mlxserve/api/openapi "
         "mlxserve/api/responses mlxserve/api/native mlxserve/api/page mlxserve/api/model_routes "
-        "mlxserve/api/dispatch mlxserve/api/models"
+        "mlxserve/api/dispatch mlxserve/api/models mlxserve/api/ollama_models"
     ),
     "mlxserve/doctor": (
         "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/config mlxserve/request "

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
-from mlxserve.api.metrics import Metrics
+from mlxserve.api.metrics import AnswerTimer, Metrics
 from mlxserve.api.usage import Tokens
 from mlxserve.chat.request_options import RequestOptions
 from mlxserve.errors import EngineStopped
@@ -50,6 +50,11 @@ class Answers:
     def tokens(self) -> Tokens:
         """Counts of the answers that have begun; a prompt counts once for all its choices."""
         return Tokens.of(self._usages, self._num_choices)
+
+    @property
+    def timing(self) -> AnswerTimer:
+        """Of the first answer."""
+        return self._timers[0]
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         """The deltas of all answers as they come. Raises EngineStopped and GrammarFailed."""

@@ -37,6 +37,7 @@ from mlxserve.api.model_routes import SharedState
 from mlxserve.api.models import Models
 from mlxserve.api.native.chats import Chats
 from mlxserve.api.native.status import Status
+from mlxserve.api.ollama_models import OllamaModels
 from mlxserve.api.openapi import OpenAPI
 from mlxserve.api.page.rendering import Rendering
 from mlxserve.api.page.routes import WebPage
@@ -114,6 +115,7 @@ def create_app_of_shelf(
     of_server = [
         *StoredResponses(store).routes(),
         *Models(dispatch).routes(),
+        *OllamaModels(dispatch).routes(),
         *Loading(shelf, dispatch).routes(),
         *Status(shelf.models[0].name, dispatch.loaded, drain).routes(),
         *Rendering().routes(),

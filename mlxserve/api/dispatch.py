@@ -166,8 +166,7 @@ class ModelDispatch:
     def model(self, name: str, *, is_anthropic: bool = False) -> OfferedModel:
         """The one of this name. Raises ApiError 404."""
         names = self._names[self.named(name)]
-        if names.check(name, is_anthropic=is_anthropic) is not None:
-            raise names.unknown(name)
+        names.require(name, is_anthropic=is_anthropic)
         return next(one for one in self.models() if one.names is names)
 
     def _model(self, model: ShelfModel) -> OfferedModel:

@@ -1,7 +1,7 @@
-"""Errors as clients see them: a status with a body in OpenAI's or Anthropic's dialect.
+"""Errors as clients see them: a status with a body in OpenAI's, Anthropic's or Ollama's dialect.
 
 Messages say what the reader can do; details of the process stay in the log. Of the routes, this
-file only knows which ones are Anthropic's.
+file only knows which ones are Anthropic's and Ollama's.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ApiError(Exception):
     status: the HTTP status
     param: the invalid request field, as a path such as `messages[0].content`
     code: the error's name for programs
-    anthropic_message: where Anthropic's clients recognise other words
+    anthropic_message, ollama_message: where their clients recognise other words
     """
 
     def __init__(
@@ -62,9 +62,11 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
         anthropic_message: str | None = None,
+        ollama_message: str | None = None,
     ) -> None:
         super().__init__(message)
         self.anthropic_message = anthropic_message or message
+        self.ollama_message = ollama_message or message
         self.status = status
         self.message = message
         self.param = param
@@ -97,6 +99,9 @@ class ApiError(Exception):
             },
             "request_id": request_id,
         }
+
+    def ollama_body(self) -> dict[str, Any]:
+        return {"error": self.ollama_message}
 
 
 def invalid_value(param: str, reason: str) -> ApiError:
@@ -189,6 +194,8 @@ class _ErrorResponse(Response):
         error = self._error
         if speaks_anthropic(scope):
             reply = _for_anthropic(error, scope.get("mlxserve.request_id"))
+        elif speaks_ollama(scope["path"]):
+            reply = json_response(error.ollama_body(), error.status, error.headers)
         else:
             reply = json_response(error.body(), error.status, error.headers)
         await reply(scope, receive, send)
@@ -206,3 +213,8 @@ def speaks_anthropic(scope: Scope) -> bool:
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return True
     return any(name == b"anthropic-version" for name, _ in scope["headers"])
+
+
+def speaks_ollama(path: str) -> bool:
+    """Whether a route is one of Ollama's, which has ours below `/api/v1/`."""
+    return path.startswith("/api/") and not path.startswith("/api/v1/")

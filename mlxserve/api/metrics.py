@@ -76,6 +76,16 @@ class AnswerTimer:
         self._first: float | None = None
         self._last = self._submitted
 
+    @property
+    def to_first_token(self) -> float:
+        """Seconds; until now if there is none yet."""
+        return (self._clock() if self._first is None else self._first) - self._submitted
+
+    @property
+    def since_first_token(self) -> float:
+        """Seconds until now; 0 if there is none yet."""
+        return 0.0 if self._first is None else self._clock() - self._first
+
     def observe(self, delta: Delta) -> None:
         now = self._clock()
         if delta.token_ids:

@@ -44,13 +44,21 @@ class ModelNames:
         """Without its case, `:latest` and the organisation."""
         return _bare(name) in map(_bare, (self.own, *self.aliases))
 
+    def require(self, name: str, *, is_anthropic: bool = False) -> None:
+        """Raises ApiError 404 for a name that is not the model's, whether names are strict or not."""
+        if self.check(name, is_anthropic=is_anthropic) is not None:
+            raise self.unknown(name)
+
     def unknown(self, name: str) -> ApiError:
         known = (self.own, *self.aliases, *self.others)
+        served = ", ".join(map(repr, known))
         return ApiError(
             404,
-            f"The model {name[:100]!r} is not served here. Served: {', '.join(map(repr, known))}.",
+            f"The model {name[:100]!r} is not served here. Served: {served}.",
             param="model",
             code="model_not_found",
+            ollama_message=f"model '{name[:100]}' not found: this server has {served} and downloads "
+            "none; `mlxserve pull` on its machine does",
         )
 
 

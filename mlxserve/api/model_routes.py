@@ -17,6 +17,7 @@ from mlxserve.api.native.model import ModelCard
 from mlxserve.api.native.monitoring import Monitoring
 from mlxserve.api.native.prefixes import Prefixes
 from mlxserve.api.native.tokenization import Tokenization
+from mlxserve.api.ollama.routes import Ollama
 from mlxserve.api.openai.embeddings import Embeddings
 from mlxserve.api.openai.routes import OpenAI
 from mlxserve.api.prefix_names import PrefixNames
@@ -54,6 +55,7 @@ class ModelRoutes:
             *OpenAI(service).routes(),
             *Responses(service, shared.responses).routes(),
             *Anthropic(service).routes(),
+            *Ollama(service).routes(),
             *ModelCard(service).routes(),
             *Embeddings(service).routes(),
             *Prefixes(service).routes(),

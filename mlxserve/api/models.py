@@ -65,7 +65,7 @@ class Models:
             card |= {
                 "context_length": one.chat.max_model_len,
                 "max_model_len": one.chat.max_model_len,
-                "capabilities": list(_capabilities(one.chat)),
+                "capabilities": list(capabilities(one.chat)),
             }
         size = {"size": one.model.weight_size} if one.model.weight_size else {}
         return {**card, "loaded": one.chat is not None, **size}
@@ -89,7 +89,7 @@ class Models:
         return card
 
 
-def _capabilities(chat: Chat) -> Iterator[str]:
+def capabilities(chat: Chat) -> Iterator[str]:
     """In Ollama's words, which agents and editors read to choose what to send."""
     yield "completion"
     yield "embedding"

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.bodies.request_body import BodyRoute
-from mlxserve.api.errors import json_response
+from mlxserve.api.errors import json_response, speaks_ollama
 from mlxserve.version import __version__
 
 PATH = "/openapi.json"
@@ -49,13 +49,14 @@ _ANTHROPIC_ERROR = {
         },
     },
 }
+_OLLAMA_ERROR = {"type": "object", "required": ["error"], "properties": {"error": _TEXT}}
 
 
 class OpenAPI:
     """The endpoint. The document is built on the first request."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        self._routes = [*routes, *self.routes()]
+        self._routes = [route for route in (*routes, *self.routes()) if route.include_in_schema]
         self._document: dict[str, Any] | None = None
 
     def routes(self) -> list[Route]:
@@ -89,6 +90,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
                 **schemas["$defs"],
                 "OpenAIError": _OPENAI_ERROR,
                 "AnthropicError": _ANTHROPIC_ERROR,
+                "OllamaError": _OLLAMA_ERROR,
             },
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
@@ -114,7 +116,10 @@ def _operation(route: Route, path: str, method: str) -> dict[str, Any]:
 
 
 def _responses(path: str) -> dict[str, Any]:
-    error = "AnthropicError" if path.startswith(_ANTHROPIC) else "OpenAIError"
+    if path.startswith(_ANTHROPIC):
+        error = "AnthropicError"
+    else:
+        error = "OllamaError" if speaks_ollama(path) else "OpenAIError"
     refused = {"description": "Refused", "content": _json(_ref(error))}
     return {"200": {"description": "Done"}, "4XX": refused, "5XX": refused}
 

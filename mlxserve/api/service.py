@@ -23,9 +23,10 @@ from mlxserve.api.metrics import Metrics
 from mlxserve.api.model_names import ModelNames
 from mlxserve.api.prefix_names import PrefixNames
 from mlxserve.api.prompts import Prompts
-from mlxserve.api.server.sse import EventStream, Write
+from mlxserve.api.server.sse import EVENTS, EventStream, StreamFormat, Write
 from mlxserve.api.turns import forget_body, refusal, unless_left
 from mlxserve.api.usage import Tokens
+from mlxserve.api.vectors import Vectors
 from mlxserve.api.warnings import Warnings, warn
 from mlxserve.chat.request_options import RequestOptions
 from mlxserve.errors import MlxServeError, QueueFull, UnknownPrefix
@@ -62,13 +63,18 @@ class Reply(Protocol):
         """The reply as one object. Raises EngineStopped and GrammarFailed."""
 
 
-class Asked(Protocol):
-    """The fields that every body that asks for an answer has."""
+class Asking(Protocol):
+    """The fields by which every body says how to reply."""
 
     @property
     def stream(self) -> bool | None: ...
     @property
     def unknown_fields(self) -> list[str]: ...
+
+
+class Asked(Asking, Protocol):
+    """The fields by which every body says how its answer is computed."""
+
     @property
     def cache_salt(self) -> str | None: ...
     @property
@@ -87,6 +93,7 @@ class Service:
         self.names = names
         self.metrics = metrics
         self.prompts = Prompts(chat)
+        self.vectors = Vectors(chat, self.prompts)
         self.prefix_names = prefix_names
         self.warnings = Warnings()
 
@@ -137,7 +144,13 @@ class Service:
         return answers
 
     async def reply(
-        self, request: Request, asked: Asked, answers: Answers, reply: Reply
+        self,
+        request: Request,
+        asked: Asking,
+        answers: Answers,
+        reply: Reply,
+        *,
+        framing: StreamFormat = EVENTS,
     ) -> Response:
         """The answers as a stream or whole. They are closed when the client disconnects."""
         headers = self.warnings.header(request, asked.unknown_fields)
@@ -148,6 +161,7 @@ class Service:
                 headers=headers,
                 failure=reply.failure,
                 keepalive=reply.keepalive,
+                framing=framing,
             )
         try:
             whole = await unless_left(request, reply.whole(answers))

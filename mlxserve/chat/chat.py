@@ -28,6 +28,7 @@ from mlxserve.errors import (
     InvalidRequest,
     PromptTooLong,
 )
+from mlxserve.hub.facts import ModelFacts
 from mlxserve.request import FinishReason, Pooling, Request, TokenLogprob
 from mlxserve.sampling_params import MAX_BIAS, SamplingParams
 from mlxserve.text.abilities import Abilities
@@ -60,6 +61,7 @@ class Chat:
         vocab_size: int,
         default_params: SamplingParams,
         fingerprint: str = "",
+        facts: ModelFacts | None = None,
         tool_keep_seconds: float = 60.0,
         prefix_file: Path | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
@@ -71,6 +73,7 @@ class Chat:
         owns_door: closes it
         max_num_waiting: as in SchedulerConfig; None for no limit
         fingerprint: names the model's weights, as models never share pages
+        facts: what is known of the model, for clients that show it
         prefix_file: where named prefixes outlive the process; None for nowhere
         tool_keep_seconds: as in EngineConfig
         template_kwargs: variables of the chat template that a request does not set
@@ -78,10 +81,11 @@ class Chat:
         self.model_name = model_name
         self.default_params = default_params
         self.created = int(time.time())
+        self.facts = facts or ModelFacts()
         self.engine = engine
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._fingerprint = fingerprint
+        self.fingerprint = fingerprint
         self._tool_keep_seconds = tool_keep_seconds
         self._template_kwargs = dict(template_kwargs or {})
         self._max_num_waiting = max_num_waiting
@@ -107,6 +111,11 @@ class Chat:
     def can_think(self) -> bool:
         """Whether the model was trained to reason before it answers."""
         return self._tokenizer.markup.is_taught
+
+    @property
+    def chat_template(self) -> str:
+        """The text of the model's chat template; empty for none, or one written in Python."""
+        return self._tokenizer.chat_template
 
     # ---- text and tokens
 
@@ -394,7 +403,7 @@ class Chat:
     def _salt(self, cache_salt: str | None) -> bytes:
         """Of pages of this model. Another digest than of any other model with any salt."""
         # The fingerprint has no zero byte: no salt can pass for another model's.
-        text = f"{self._fingerprint}\0{cache_salt or ''}"
+        text = f"{self.fingerprint}\0{cache_salt or ''}"
         return blake2b(text.encode(), digest_size=16).digest()
 
     def close(self) -> None:

@@ -35,14 +35,20 @@ _BYTES = {  # per element
 @dataclass(frozen=True, slots=True)
 class _Tensor:
     name: str
+    shape: tuple[int, ...]
     start: int
     end: int
 
 
 def check_weights(file: Path, name: str) -> None:
     """Raises UnsupportedModel for a file whose header does not describe it."""
+    read_shapes(file, name)
+
+
+def read_shapes(file: Path, name: str) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor. Raises UnsupportedModel for a file whose header does not describe it."""
     try:
-        _check(file)
+        return {tensor.name: tensor.shape for tensor in _checked(file)}
     except OSError as error:
         raise UnsupportedModel(f"{name}: {file.name} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
@@ -52,7 +58,7 @@ def check_weights(file: Path, name: str) -> None:
         ) from error
 
 
-def _check(file: Path) -> None:
+def _checked(file: Path) -> list[_Tensor]:
     with open_regular(file) as opened:
         size = os.fstat(opened.fileno()).st_size
         first = opened.read(_LENGTH.size)
@@ -65,12 +71,16 @@ def _check(file: Path) -> None:
     if not isinstance(header, dict):
         raise ValueError("its header is not a JSON object")
     end = 0
-    for tensor in sorted(_tensors(header), key=lambda tensor: (tensor.start, tensor.end)):
+    tensors = sorted(_tensors(header), key=lambda tensor: (tensor.start, tensor.end))
+    for tensor in tensors:
         if tensor.start != end:
-            raise ValueError(f"{tensor.name!r} does not start where the tensor before it ends")
+            raise ValueError(
+                f"{tensor.name[:100]!r} does not start where the tensor before it ends"
+            )
         end = tensor.end
     if end != size - _LENGTH.size - length:
         raise ValueError(f"its tensors end at byte {end} of {size - _LENGTH.size - length}")
+    return tensors
 
 
 def _tensors(header: dict[str, Any]) -> Iterator[_Tensor]:
@@ -90,7 +100,7 @@ def _tensors(header: dict[str, Any]) -> Iterator[_Tensor]:
             raise ValueError(f"{name!r} has the unknown type {str(entry.get('dtype'))[:40]!r}")
         if offsets[1] - offsets[0] != prod(shape) * element:
             raise ValueError(f"the length of {name!r} does not match its shape and type")
-        yield _Tensor(name, *offsets)
+        yield _Tensor(key, tuple(shape), *offsets)
 
 
 def _are_sizes(value: object) -> TypeGuard[list[int]]:

@@ -9,9 +9,9 @@ server cannot read. Only `fitting` turns messages into what a chat template take
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import count, takewhile
 from typing import Any, Self
 
 from mlxserve.errors import InvalidParameter, InvalidRequest
@@ -147,7 +147,7 @@ class Conversation:
         without it would be about something else. Everywhere else, in earlier turns and in the
         results of tools, a text takes its place, as a refusal would end the session for good.
         """
-        messages = tuple(messages)
+        messages = tuple(_with_ids(tuple(messages)))
         _refuse_media(messages)
         names: dict[str, str] = {}
         whole: list[Message] = []
@@ -165,6 +165,33 @@ class Conversation:
     def left_out(self) -> list[str]:
         """What was left out, by kind."""
         return sorted({left.kind for message in self.messages for left in message.left_out})
+
+
+def _with_ids(messages: Sequence[Message]) -> Iterator[Message]:
+    """Give calls and results without ids, such as Ollama's, the ids by which templates pair them.
+
+    A result belongs to the first call of the last answer that has none yet, of its name if it has one.
+    The same conversation always gets the same ids.
+    """
+    taken = {call.id for message in messages for call in message.calls}
+    ids = (name for number in count() if (name := f"call_{number}") not in taken)
+    calls: list[Call] = []  # without a result
+    for message in messages:
+        if message.calls:
+            calls = [call if call.id else replace(call, id=next(ids)) for call in message.calls]
+            message = replace(message, calls=tuple(calls))
+        elif message.role == TOOL:
+            found = next((call for call in calls if _is_result_of(message, call)), None)
+            if found is not None:
+                calls.remove(found)
+                message = replace(message, call_id=found.id)
+        yield message
+
+
+def _is_result_of(result: Message, call: Call) -> bool:
+    if result.call_id is not None:
+        return result.call_id == call.id
+    return result.name in (None, call.name)
 
 
 def _refuse_media(messages: Sequence[Message]) -> None:

@@ -236,6 +236,11 @@ class Tokenizer:
         return bool(self._wrapper.has_chat_template)
 
     @property
+    def chat_template(self) -> str:
+        """Its text; empty for none, or one written in Python."""
+        return self._template(None) or "" if self.has_chat_template else ""
+
+    @property
     def supports_tools(self) -> bool:
         """Whether the chat template renders tool definitions."""
         return self.has_chat_template and self._mentions("tools")

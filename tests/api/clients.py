@@ -1,6 +1,6 @@
 """The official clients, imported by the first test that uses one.
 
-Both take 2.5 s of CPU, which each worker of each suite would spend to collect the tests.
+Those of Anthropic and OpenAI take 2.5 s of CPU, which each worker of each suite would spend to collect the tests.
 """
 
 from __future__ import annotations
@@ -20,4 +20,5 @@ class Deferred:
 
 
 anthropic = Deferred("anthropic")
+ollama = Deferred("ollama")
 openai = Deferred("openai")

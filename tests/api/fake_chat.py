@@ -21,6 +21,7 @@ from mlxserve.errors import (
     PromptTooLong,
     UnknownPrefix,
 )
+from mlxserve.hub.facts import ModelFacts
 from mlxserve.request import FinishReason, Pooling, Resized, TokenLogprob, check_num_pages
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.stats import DiskStats, MemoryUse, PoolStats, SchedulerStats, Stats
@@ -94,6 +95,18 @@ class FakeChat:
     created: int = 1_700_000_000
     can_call: bool = True
     can_think: bool = False
+    chat_template: str = "{{ messages }}"
+    fingerprint: str = "print"
+    facts: ModelFacts = field(
+        default_factory=lambda: ModelFacts(
+            architecture="llama",
+            format="safetensors",
+            quantisation="int4",
+            num_parameters=1_720_000_000,
+            weight_size=970_000_000,
+            hidden_size=2_048,
+        )
+    )
     script: list[Any] | None = None
     submit_error: MlxServeError | None = None
     default_params: SamplingParams = field(default_factory=SamplingParams)

@@ -27,6 +27,8 @@ LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 OPEN_PATHS = ("/health", "/")
 OPEN_FOLDER = "/page/"  # the page's scripts and its style
 POLLED_PATHS = ("/metrics", "/ready", "/version")  # all that a key of the scope metrics may read
+# Ollama's client for JavaScript names itself, which a browser asks about first.
+_ALLOWED_HEADERS = "authorization, content-type, user-agent"
 _HOST = re.compile(r"(?P<name>[a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.ASCII)
 
 
@@ -217,7 +219,7 @@ class OriginCheck:
                 headers.append("vary", "Origin")
                 if is_preflight:
                     headers["access-control-allow-methods"] = "GET, POST"
-                    headers["access-control-allow-headers"] = "authorization, content-type"
+                    headers["access-control-allow-headers"] = _ALLOWED_HEADERS
                     headers["access-control-max-age"] = "600"
             await send(message)
 

@@ -13,6 +13,7 @@ TemplateKwargs: TypeAlias = dict[str, bool | int | float | str]
 
 MAX_NAME_LENGTH = 256
 MAX_PROMPTS = 1_024
+MAX_DIMENSIONS = 65_536  # of a vector
 MAX_LOGIT_BIASES = 1_024
 
 

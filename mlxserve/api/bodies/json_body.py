@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from mlxserve.api.errors import ApiError
+from mlxserve.api.errors import ApiError, speaks_ollama
 from mlxserve.api.turns import body_hold, in_turn, refusal
 from mlxserve.door import BodyHold
 from mlxserve.errors import QueueFull
@@ -37,6 +37,8 @@ _QUOTE = ord('"')
 # To one kind of brackets and nothing else.
 _AS_BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+# The examples of Ollama's documentation send no content type, which `curl` then calls a form.
+_OF_CURL = ("", "application/x-www-form-urlencoded")
 _OBJECT = "mlxserve.object"  # in the scope of a request whose body was parsed, and not yet used
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -96,7 +98,8 @@ def parse_json(raw: bytes) -> dict[str, Any]:
 
 def _require_json(request: Request) -> None:
     media_type, _, parameters = request.headers.get("content-type", "").partition(";")
-    if media_type.strip().lower() != "application/json":
+    is_json = media_type.strip().lower() == "application/json"
+    if not (is_json or (speaks_ollama(request.url.path) and media_type.strip() in _OF_CURL)):
         raise ApiError(
             415, "The body must be JSON: send the header `Content-Type: application/json`."
         )

@@ -46,12 +46,14 @@ Arguments: TypeAlias = Annotated[  # an object in Ollama's API
 class ChatFunctionCall(StrictModel):
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
     arguments: Arguments | None = None
+    index: int | None = None
 
 
 class ChatToolCall(StrictModel):
     id: str | None = None
     type: Literal["function"] | None = None
     function: ChatFunctionCall
+    index: int | None = None  # as in the stream that it came from
 
 
 class ChatMessage(StrictModel):

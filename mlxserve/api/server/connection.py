@@ -22,7 +22,7 @@ from mlxserve.api.errors import ApiError, encode_json
 from mlxserve.api.server.bounded_http import MAX_HEAD, BoundedHttp
 from mlxserve.api.server.open_connections import OpenConnections
 from mlxserve.api.server.retry_after import RetryAfter
-from mlxserve.api.server.sse import KEEPALIVE
+from mlxserve.api.server.sse import skipped_by
 from mlxserve.errors import InvalidConfig
 
 logger = logging.getLogger(__name__)
@@ -188,8 +188,8 @@ class Connection(H11Protocol):
         if self.conn.our_state is h11.SEND_RESPONSE and self.cycle.scope["http_version"] == "1.1":
             going_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
             self.transport.write(self.conn.send(going_on) or b"")
-        elif self.conn.our_state is h11.SEND_BODY and self.cycle.scope.get("mlxserve.is_events"):
-            self.transport.write(self.conn.send(h11.Data(data=KEEPALIVE)) or b"")
+        elif self.conn.our_state is h11.SEND_BODY and (skipped := skipped_by(self.cycle.scope)):
+            self.transport.write(self.conn.send(h11.Data(data=skipped)) or b"")
         self._probe_timer = self.loop.call_later(seconds, self._probe, _PROBE_SECONDS)
 
     def _end_probes(self) -> None:

@@ -1,8 +1,9 @@
-"""Server-sent events: how one is encoded, and the response that sends them as they are written.
+"""Server-sent events, and lines of JSON: how one is encoded, and the response that sends them as they
+are written.
 
-Knows nothing of what the events say. An event is sent when it is written; while none is, a comment
-keeps proxies and impatient clients connected; when the client disconnects, the producer of the
-events is cancelled at once.
+Knows nothing of what the events say. An event is sent when it is written; while none is, one that
+means nothing keeps proxies and impatient clients connected; when the client disconnects, the producer
+of the events is cancelled at once.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from starlette.requests import ClientDisconnect
@@ -23,6 +25,7 @@ from mlxserve.api.server.open_requests import EarlyEnd, early_end
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive\n\n"  # a comment: named events without data break the official clients
 KEEPALIVE_INTERVAL = 10.0  # seconds of silence
+_SKIPPED = "mlxserve.skipped"  # in the scope of a stream
 _PLACE = "\0"  # a text that occurs in no other part of an event
 
 Write: TypeAlias = Callable[[bytes], Awaitable[None]]  # waits while the client does not read
@@ -34,6 +37,22 @@ EVENT_HEADERS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class StreamFormat:
+    """How a stream frames its events.
+
+    skipped: what may be sent between two events, as clients ignore it
+    """
+
+    media_type: str
+    skipped: bytes
+
+
+EVENTS = StreamFormat("text/event-stream; charset=utf-8", KEEPALIVE)
+# A space is part of the next line, whose JSON it precedes. An empty line would be one without JSON.
+JSON_LINES = StreamFormat("application/x-ndjson", b" ")
+
+
 def event(data: object) -> bytes:
     """One event. Its JSON contains no line break, so it is one `data:` line."""
     return b"data: " + encode_json(data) + b"\n\n"
@@ -42,6 +61,11 @@ def event(data: object) -> bytes:
 def named_event(name: str, data: object) -> bytes:
     """One event with a name. It always has data: without, the official clients fail."""
     return b"event: " + name.encode() + b"\n" + event(data)
+
+
+def json_line(data: object) -> bytes:
+    """One line of a stream in the format of JSON_LINES."""
+    return encode_json(data) + b"\n"
 
 
 class TextEvents:
@@ -74,10 +98,12 @@ class EventStream(Response):
         headers: Mapping[str, str] | None = None,
         keepalive: Callable[[], bytes] = lambda: KEEPALIVE,
         interval: float = KEEPALIVE_INTERVAL,
+        framing: StreamFormat = EVENTS,
     ) -> None:
         self.status_code = 200
         self.background = None
-        self.init_headers({**EVENT_HEADERS, **(headers or {})})
+        self.init_headers({**EVENT_HEADERS, "content-type": framing.media_type, **(headers or {})})
+        self._framing = framing
         self._produce = produce
         self._close = close
         self._failure = failure
@@ -85,7 +111,7 @@ class EventStream(Response):
         self._interval = interval
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["mlxserve.is_events"] = True  # a comment may be sent at any time
+        scope[_SKIPPED] = self._framing.skipped
         gone = asyncio.ensure_future(until_disconnect(receive))
         end = early_end(scope)
         producing: asyncio.Future[None] | None = None
@@ -160,6 +186,12 @@ class _Body:
         self.sent_at = time.monotonic()
         if self._gone.done():
             raise ClientDisconnect
+
+
+def skipped_by(scope: Mapping[str, Any]) -> bytes:
+    """What may be sent at any time to the client of a stream; empty while there is no stream."""
+    skipped: bytes = scope.get(_SKIPPED, b"")
+    return skipped
 
 
 async def until_disconnect(receive: Receive) -> None:

@@ -11,10 +11,10 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
+from mlxserve.api import vectors
 from mlxserve.api.access.policy import AccessPolicy
-from mlxserve.api.openai import embeddings
-from mlxserve.api.openai.embeddings import MAX_TOKENS
 from mlxserve.api.server.retry_after import RetryAfter
+from mlxserve.api.vectors import MAX_TOKENS
 from mlxserve.errors import EngineStopped, InvalidParameter, MlxServeError
 from mlxserve.request import ANONYMOUS, Pooling
 from tests.api.fake_chat import FakeChat
@@ -146,8 +146,8 @@ def test_a_full_queue_of_embeddings_says_when_to_retry(
     code: str,
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr(embeddings, "RetryAfter", lambda: RetryAfter(lambda: clock[0]))
-    monkeypatch.setattr(embeddings, limit, 1)
+    monkeypatch.setattr(vectors, "RetryAfter", lambda: RetryAfter(lambda: clock[0]))
+    monkeypatch.setattr(vectors, limit, 1)
     server = start_server(access=AccessPolicy(api_keys=(KEY,)))
     headers = {"authorization": f"Bearer {KEY}"}
     ask = partial(httpx.post, server.url + PATH, json={"input": "Hi"}, headers=headers, timeout=30)

@@ -351,7 +351,7 @@ def test_calls_may_have_objects_as_arguments_and_no_type() -> None:
 def test_calls_may_have_nulls_where_nothing_is_said() -> None:
     call = {"id": None, "type": None, "function": {"name": "f", "arguments": None}}
     request = ChatRequest.read({"messages": [*HELLO, {"role": "assistant", "tool_calls": [call]}]})
-    assert conversation_of(request.messages).messages[1].calls == (Call("", "f", ""),)
+    assert conversation_of(request.messages).messages[1].calls == (Call("call_0", "f", ""),)
 
 
 def test_only_an_image_in_the_newest_user_message_is_refused() -> None:

@@ -12,6 +12,7 @@ from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
 from tests.api.fake_chat import FakeChat
 
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 FILES = {
     file.name: file.read_text(encoding="utf-8")
     for file in files("mlxserve.api.page").joinpath("files").iterdir()
@@ -20,13 +21,13 @@ TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 
 
 def test_the_page_is_a_few_files_of_text(client: TestClient) -> None:
-    assert client.get("/").text == FILES["index.html"]
+    assert client.get("/", headers=BROWSER).text == FILES["index.html"]
     for name, text in FILES.items():
         reply = client.get(f"/page/{name}")
         assert reply.status_code == 200
         assert reply.headers["content-type"] == f"{TYPES[name.rpartition('.')[2]]}; charset=utf-8"
         assert reply.text == text
-    assert client.head("/").status_code == 200
+    assert client.head("/", headers=BROWSER).status_code == 200
     assert client.post("/").status_code == 405
 
 
@@ -74,14 +75,14 @@ def test_it_names_no_other_host_and_makes_no_markup_of_text(name: str) -> None:
 def test_other_pages_cannot_embed_or_read_it(
     client: TestClient, path: str, headers: dict[str, str]
 ) -> None:
-    assert client.get(path, headers=headers).status_code == 403
-    assert client.get(path).headers["x-frame-options"] == "DENY"
+    assert client.get(path, headers={**BROWSER, **headers}).status_code == 403
+    assert client.get(path, headers=BROWSER).headers["x-frame-options"] == "DENY"
 
 
 def test_it_needs_no_key_but_what_it_asks_for_does(chat: FakeChat) -> None:
     app = create_app(chat, access=AccessPolicy(api_keys=["a-key"]))  # type: ignore[arg-type]
     locked = TestClient(app, base_url="http://127.0.0.1:8000")
-    assert locked.get("/").status_code == 200
+    assert locked.get("/", headers=BROWSER).status_code == 200
     assert locked.get("/page/main.js").status_code == 200
     assert locked.get("/page/../v1/models").status_code == 401
     assert locked.get("/v1/models").status_code == 401

@@ -240,6 +240,24 @@ def test_a_stream_goes_on_after_its_client_closed_its_sending_side(
         assert b"data: [DONE]" in peer.read_to_end()
 
 
+def test_a_stream_of_lines_goes_on_as_well(start_server: StartServer, chat: FakeChat) -> None:
+    """What is written for a client that may have gone is a blank before the next line's JSON."""
+    usage = Usage(1, 1, 0)
+    chat.script = [Delta("one", (1,)), HOLD, Delta("two", (2,), (), FinishReason.STOP, usage)]
+    fields = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}]}
+    body = json.dumps(fields).encode()
+    head = CHAT.replace(b"/v1/chat/completions", b"/api/chat")
+    with Peer(start_server().port) as peer:
+        peer.send(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        peer.read_until(b'"one"')
+        peer.socket.shutdown(socket.SHUT_WR)
+        peer.read_until(b"\r\n1\r\n \r\n")
+        chat.release()
+        reply = peer.read_to_end()
+    assert b'"two"' in reply
+    assert b'"done":true' in reply
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_has_gone_is_noticed_although_it_only_sent_its_end(
     start_server: StartServer, chat: FakeChat, stream: bool

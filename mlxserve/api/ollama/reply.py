@@ -1,0 +1,156 @@
+"""Ollama's replies, whole or as lines of JSON.
+
+Each line is a piece of the answer; the last one says `done`, and how long what took. Arguments of calls
+are objects, so a call is sent when it is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from mlxserve.api.answers import Answers
+from mlxserve.api.errors import ApiError
+from mlxserve.api.server.sse import json_line
+from mlxserve.api.usage import Tokens, reports
+from mlxserve.request import FinishReason, TokenLogprob
+from mlxserve.text.conversation import Call
+from mlxserve.text.parsing.turn import ToolCall, ToolCallDelta
+
+if TYPE_CHECKING:
+    from mlxserve.text.deltas import Delta
+
+LOWEST_LOGPROB = -9999.0  # JSON has no infinity
+
+
+@dataclass(slots=True)
+class OllamaReply:
+    """One reply.
+
+    member: that holds the answer: "message" or "response"
+    started: when the request came, in seconds of `perf_counter`
+    load_seconds: for which it waited for its model
+    token_text: the text of one token alone, for log-probabilities; None if none are wanted
+    answers: once they are submitted
+    context: the prompt's tokens, to which the answer's are added for the next request; None for neither
+    """
+
+    member: str
+    model: str
+    started: float
+    load_seconds: float
+    token_text: Callable[[int], str] | None = None
+    answers: Answers | None = None
+    context: Sequence[int] | None = None
+    _reason: FinishReason | None = None
+    _token_ids: list[int] = field(default_factory=list)
+    _call: list[ToolCallDelta] = field(default_factory=list)  # pieces of the one that is open
+    _num_calls: int = 0
+
+    async def whole(self, answers: Answers) -> dict[str, Any]:
+        [output] = await answers.whole()
+        self._reason = output.finish_reason
+        self._token_ids += output.token_ids
+        answer = self.piece(output.text, output.reasoning, output.tool_calls, output.logprobs or ())
+        return {**answer, **self._end(answers.tokens)}
+
+    def opening(self) -> bytes:
+        return b""
+
+    def push(self, delta: Delta) -> bytes:
+        self._reason = delta.finish_reason
+        self._token_ids += delta.token_ids
+        return b"".join(map(json_line, self._pieces(delta)))
+
+    def ending(self, tokens: Tokens) -> bytes:
+        return json_line({**self.piece(), **self._end(tokens)})
+
+    def failure(self, error: ApiError) -> bytes:
+        return json_line(error.ollama_body())
+
+    def keepalive(self) -> bytes:
+        """An empty piece: clients parse every line."""
+        return json_line(self.piece())
+
+    def _pieces(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        logprobs = delta.logprobs if self.token_text else ()
+        if delta.text or delta.reasoning or logprobs:
+            yield self.piece(delta.text, delta.reasoning, logprobs=logprobs)
+        for call in self._completed(delta):
+            yield self.piece(calls=[call])
+
+    def _completed(self, delta: Delta) -> Iterator[ToolCall]:
+        """A call ends where the next one begins, or with the answer."""
+        for piece in delta.tool_calls:
+            if piece.id is not None:
+                yield from self._close_call()
+            self._call.append(piece)
+        if delta.finish_reason is not None:
+            yield from self._close_call()
+
+    def _close_call(self) -> Iterator[ToolCall]:
+        if self._call:
+            first, arguments = self._call[0], "".join(piece.arguments for piece in self._call)
+            self._call.clear()
+            yield ToolCall(first.id or "", first.name or "", arguments)
+
+    def piece(
+        self,
+        text: str = "",
+        thinking: str = "",
+        calls: Sequence[ToolCall] = (),
+        logprobs: Sequence[TokenLogprob] = (),
+    ) -> dict[str, Any]:
+        """A piece of the answer, or all of it."""
+        others = {"thinking": thinking, "tool_calls": [self._rendered(call) for call in calls]}
+        others = {name: value for name, value in others.items() if value}
+        message = {"role": "assistant", "content": text, **others}
+        said = {"message": message} if self.member == "message" else {"response": text, **others}
+        found = {"model": self.model, "created_at": timestamp(), **said, "done": False}
+        return {**found, "logprobs": list(map(self._logprob, logprobs))} if logprobs else found
+
+    def _rendered(self, call: ToolCall) -> dict[str, Any]:
+        arguments = Call(call.id, call.name, call.arguments).as_object()
+        function = {"index": self._num_calls, "name": call.name, "arguments": arguments}
+        self._num_calls += 1
+        return {"id": call.id, "function": function}
+
+    def _logprob(self, token: TokenLogprob) -> dict[str, Any]:
+        top = [self._candidate(*candidate) for candidate in token.top]
+        return {**self._candidate(token.token_id, token.logprob), "top_logprobs": top}
+
+    def _candidate(self, token_id: int, logprob: float) -> dict[str, Any]:
+        assert self.token_text is not None
+        return {"token": self.token_text(token_id), "logprob": max(logprob, LOWEST_LOGPROB)}
+
+    def _end(self, tokens: Tokens) -> dict[str, Any]:
+        """What only the last object has. Durations are in nanoseconds."""
+        assert self.answers is not None, "nothing was submitted"
+        timing = self.answers.timing
+        ended = {
+            "done": True,
+            "done_reason": "length" if self._reason is FinishReason.LENGTH else "stop",
+            "total_duration": nanoseconds(perf_counter() - self.started),
+            "load_duration": nanoseconds(self.load_seconds),
+            "prompt_eval_count": tokens.prompt,
+            "prompt_eval_duration": nanoseconds(timing.to_first_token),
+            "eval_count": tokens.completion,
+            "eval_duration": nanoseconds(timing.since_first_token),
+            **reports(tokens),
+        }
+        if self.context is not None:
+            ended["context"] = [*self.context, *self._token_ids]
+        return ended
+
+
+def timestamp(moment: datetime | None = None) -> str:
+    """As Go writes it, by default of now."""
+    moment = moment or datetime.now(UTC)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)

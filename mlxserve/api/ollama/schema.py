@@ -1,0 +1,225 @@
+"""The bodies of Ollama's routes. Options that change nothing here are named in the reply's warning."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Self, TypeAlias
+
+from pydantic import BeforeValidator, Field, PlainValidator, model_validator
+
+from mlxserve.api.bodies.fields import MAX_DIMENSIONS, Prompt, TemplateKwargs, prompts, stop_strings
+from mlxserve.api.bodies.generation import NO_LIMIT, SamplingFields, TopK
+from mlxserve.api.bodies.messages import MAX_MESSAGES, ChatMessage, conversation_of
+from mlxserve.api.bodies.request_body import NotYet, RequestBody
+from mlxserve.api.bodies.tools import Tools, thinking_budget, turn_of
+from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
+from mlxserve.text.conversation import PARAGRAPH, Conversation, Message, Unreadable
+from mlxserve.text.parsing.turn import AssistantTurn
+
+MAX_IMAGES = 1_000
+MAX_CONTEXT = 2**20
+_LEVELS = ("low", "medium", "high", "max")
+_DURATION = re.compile(r"[-+]?(0|((\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h))+)", re.ASCII)  # as in Go
+
+
+def _duration(value: object) -> float | str | None:
+    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+        return value
+    if isinstance(value, str) and _DURATION.fullmatch(value):
+        return value
+    raise ValueError('must be a number of seconds, or a duration such as "5m"')
+
+
+def _format(value: object) -> Structure | None:
+    if value is None or value == "":
+        return None
+    if value == "json":
+        return Structure(StructureKind.JSON_OBJECT, field="format")
+    if isinstance(value, dict):
+        return Structure(StructureKind.JSON_SCHEMA, json.dumps(value), "format")
+    raise ValueError('must be "json" or a JSON schema')
+
+
+def _thinking(value: object) -> bool | str | None:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value in _LEVELS:
+        return value
+    raise ValueError('must be true, false, "low", "medium", "high" or "max"')
+
+
+def _seed(value: object) -> object:
+    """A number below 0 is none."""
+    value = int(value) if isinstance(value, float) else value
+    return None if isinstance(value, int) and value < 0 else value
+
+
+# Ollama drops the fraction of a number that should be whole, and takes null for nothing.
+_whole = BeforeValidator(lambda value: int(value) if isinstance(value, float) else value)
+_or_nothing = BeforeValidator(lambda value: [] if value is None else value)
+_Int: TypeAlias = Annotated[int, _whole]
+_Images: TypeAlias = Annotated[list[str], Field(fail_fast=True, max_length=MAX_IMAGES), _or_nothing]
+_Texts: TypeAlias = Annotated[
+    tuple[Prompt, ...],
+    PlainValidator(lambda value: () if value in (None, "", []) else prompts(value)),
+]
+
+
+class OllamaOptions(SamplingFields):
+    """`options`, which holds our extensions as well: clients send any option, but no other field."""
+
+    num_predict: _Int | None = None
+    num_ctx: _Int | None = None
+    top_k: Annotated[TopK, _whole] | None = None
+    seed: Annotated[int | None, BeforeValidator(_seed)] = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    stop: Annotated[tuple[str, ...], PlainValidator(stop_strings)] = ()
+
+    def params(self, defaults: SamplingParams, **own: Any) -> SamplingParams:
+        """The model's defaults, overridden by the options and by `own`. Raises ApiError 400."""
+        limit = self.max_tokens if self.num_predict is None else self.num_predict
+        if limit is not None:
+            own["max_tokens"] = limit if 0 < limit < NO_LIMIT else NO_LIMIT
+        if self.repeat_penalty is not None:
+            own["repetition_penalty"] = self.repeat_penalty
+        return self.sampling_of(defaults, own)
+
+    def _field_named(self, name: str) -> str:
+        names = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
+        return f"options.{names.get(name, name)}"
+
+
+class OllamaRequest(RequestBody):
+    """What all bodies have in common. `name` is the older word for `model`."""
+
+    IGNORED: ClassVar[NotYet] = {"insecure": (None, False), "verbose": (None, False)}
+
+    name: str | None = None
+    stream: Annotated[bool, BeforeValidator(lambda value: value is None or value)] = True
+    keep_alive: Annotated[float | str | None, PlainValidator(_duration)] = None
+    options: Annotated[OllamaOptions, BeforeValidator(lambda value: value or {})] = Field(
+        default_factory=OllamaOptions
+    )
+
+    @property
+    def unloads(self) -> bool:
+        return self.keep_alive is not None and not re.search("[1-9]", str(self.keep_alive))
+
+
+class OllamaEmbedRequest(OllamaRequest):
+    """The body of `POST /api/embed`, and, with a `prompt`, of the older `POST /api/embeddings`."""
+
+    input: _Texts = ()
+    prompt: _Texts = ()
+    truncate: bool | None = None
+    dimensions: Annotated[int, Field(ge=0, le=MAX_DIMENSIONS)] | None = None
+
+
+class OllamaMessage(ChatMessage):
+    """A result of a tool names the tool."""
+
+    thinking: str | None = None
+    images: _Images = Field(default_factory=list)
+    tool_name: str | None = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        """It may be absent from any message."""
+        return self
+
+    def message(self, where: str) -> Message:
+        said = super().message(where)
+        place = f"{where}.images".lstrip(".")
+        images = [Unreadable("image", f"{place}[{n}]") for n in range(len(self.images))]
+        shown = Message.of(said.role, images, PARAGRAPH).after(said)
+        return replace(
+            said,
+            text=shown.text,
+            left_out=shown.left_out,
+            reasoning=self.thinking or said.reasoning,
+            name=self.tool_name or said.name,
+        )
+
+
+class OllamaGeneration(OllamaRequest):
+    """What `/api/chat` and `/api/generate` have in common. PROMPT: the field that holds the prompt."""
+
+    PROMPT: ClassVar[str] = "prompt"
+    NOT_YET: ClassVar[NotYet] = {"template": (None, "")}
+    IGNORED: ClassVar[NotYet] = {"shift": (None, False), "truncate": (None, False)}
+
+    tools: Tools | None = None
+    format: Annotated[Structure | None, PlainValidator(_format)] = None
+    think: Annotated[bool | str | None, PlainValidator(_thinking)] = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=SamplingParams.MAX_LOGPROBS)] | None = None
+
+    @property
+    def definitions(self) -> list[dict[str, Any]]:
+        """The tools as chat templates expect them."""
+        return [tool.definition() for tool in self.tools or ()]
+
+    @property
+    def template_kwargs(self) -> TemplateKwargs:
+        if self.think is None:
+            return {}
+        kwargs: TemplateKwargs = {"enable_thinking": bool(self.think)}
+        if isinstance(self.think, str):
+            kwargs["reasoning_effort"] = "high" if self.think == "max" else self.think
+        return kwargs
+
+    def sampling(self, defaults: SamplingParams) -> SamplingParams:
+        """Raises ApiError 400."""
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return self.options.params(defaults, structure=self.format, logprobs=logprobs)
+
+    def turn(self) -> AssistantTurn:
+        budget = thinking_budget(None, self.template_kwargs)
+        return turn_of(self.definitions, None, parallel=None, thinking_budget=budget)
+
+
+class OllamaChatRequest(OllamaGeneration):
+    """The body of `POST /api/chat`."""
+
+    PROMPT = "messages"
+
+    messages: Annotated[
+        list[OllamaMessage], Field(fail_fast=True, max_length=MAX_MESSAGES), _or_nothing
+    ] = Field(default_factory=list)
+
+    @property
+    def continues(self) -> bool:
+        """Whether the last message is the assistant's, which the answer then continues."""
+        last = self.messages[-1]
+        return last.role == "assistant" and bool(last.content) and not last.tool_calls
+
+    def conversation(self) -> Conversation:
+        """Raises InvalidParameter for an image in the newest user message."""
+        return conversation_of(self.messages)
+
+
+class OllamaGenerateRequest(OllamaGeneration):
+    """The body of `POST /api/generate`."""
+
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    context: Annotated[list[int], Field(fail_fast=True, max_length=MAX_CONTEXT)] | None = None
+    raw: bool | None = None
+    images: _Images = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _raw_is_alone(self) -> Self:
+        if self.raw and (self.system or self.context):
+            raise ValueError("raw: raw mode does not support template, system, or context")
+        return self
+
+    def conversation(self) -> Conversation:
+        """Raises InvalidParameter for images."""
+        system = [Message(role="system", text=self.system)] if self.system else []
+        said = {"role": "user", "content": self.prompt, "images": self.images}
+        return Conversation.of([*system, OllamaMessage.model_validate(said).message("")])

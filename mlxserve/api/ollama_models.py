@@ -1,0 +1,177 @@
+"""The models as Ollama's clients expect them: `/api/tags`, `/api/ps`, `/api/show`, `/api/pull`, and what
+tells that the server runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Match, Route
+from starlette.types import Scope
+
+from mlxserve.api.bodies.request_body import BodyRoute, read_request
+from mlxserve.api.dispatch import ModelDispatch, OfferedModel
+from mlxserve.api.errors import ApiError, json_response
+from mlxserve.api.models import capabilities
+from mlxserve.api.ollama.reply import timestamp
+from mlxserve.api.ollama.schema import OllamaRequest
+from mlxserve.api.warnings import Warnings
+from mlxserve.version import __version__
+
+if TYPE_CHECKING:
+    from mlxserve.chat.chat import Chat
+
+# Of the API that is spoken here: clients refuse servers that are older than what they need.
+OLLAMA_VERSION = "0.24.0"
+RUNNING = "Ollama is running"  # which some clients compare
+_NEVER = datetime(2318, 1, 1, tzinfo=UTC)  # as in Ollama, which adds 292 years to now
+
+
+class OllamaModels:
+    """The endpoints over all models."""
+
+    def __init__(self, dispatch: ModelDispatch) -> None:
+        self._dispatch = dispatch
+        self._created = int(time.time())
+        self._warnings = Warnings()
+
+    def routes(self) -> list[Route]:
+        return [
+            BodyRoute("/api/show", self.show, body=OllamaRequest),
+            BodyRoute("/api/pull", self.pull, body=OllamaRequest),
+            Route("/api/tags", self.tags, methods=["GET"]),
+            Route("/api/ps", self.ps, methods=["GET"]),
+            Route("/api/version", self.version, methods=["GET"]),
+            _ForPrograms("/", self.root, methods=["GET"], include_in_schema=False),
+        ]
+
+    async def show(self, request: Request) -> Response:
+        """Describes a model, more of it if it is loaded."""
+        asked, one = await self._asked(request)
+        details = self._details(one)
+        kind, chat = details["family"] or "unknown", one.chat
+        info: dict[str, Any] = {"general.architecture": kind, "general.basename": one.model.name}
+        context = one.model.context if chat is None else chat.max_model_len
+        info |= {f"{kind}.context_length": context} if context else {}
+        if chat is not None:
+            info["general.parameter_count"] = chat.facts.num_parameters
+            info[f"{kind}.embedding_length"] = chat.facts.hidden_size
+        shown = {
+            "modelfile": f"# Served by mlxserve\nFROM {one.model.name}\n",
+            "parameters": "" if chat is None else _parameters(chat),
+            "template": "" if chat is None else chat.chat_template,
+            "details": details,
+            "model_info": info,
+            "capabilities": _capabilities(one),
+            "modified_at": self._made(one),
+        }
+        headers = self._warnings.header(request, asked.unknown_fields)
+        return json_response(shown, headers=headers)
+
+    async def pull(self, request: Request) -> Response:
+        """Succeeds for a model that is served. Nothing is downloaded."""
+        asked, _ = await self._asked(request)
+        headers = self._warnings.header(request, asked.unknown_fields)
+        return json_response({"status": "success"}, headers=headers)
+
+    async def tags(self, _request: Request) -> Response:
+        """Lists the models, each under all of its names."""
+        models = self._dispatch.models()
+        return json_response({"models": [each for one in models for each in self._listed(one)]})
+
+    async def ps(self, _request: Request) -> Response:
+        """Lists the loaded models, each under all of its names."""
+        models = [
+            {
+                **each,
+                "size_vram": each["size"],
+                "expires_at": timestamp(_NEVER),
+                "context_length": one.chat.max_model_len,
+            }
+            for one in self._dispatch.models()
+            if one.chat is not None
+            for each in self._listed(one)
+        ]
+        return json_response({"models": models})
+
+    async def version(self, _request: Request) -> Response:
+        """Tells the version of Ollama whose API this is."""
+        return json_response({"version": OLLAMA_VERSION, "mlxserve": __version__})
+
+    async def root(self, _request: Request) -> Response:
+        """Tells programs that the server is running."""
+        return PlainTextResponse(RUNNING, headers={"vary": "Accept"})
+
+    async def _asked(self, request: Request) -> tuple[OllamaRequest, OfferedModel]:
+        """Raises ApiError 400 and 404."""
+        asked = await read_request(OllamaRequest, request)
+        name = asked.model or asked.name
+        if not name:
+            raise ApiError(400, "model is required", param="model")
+        return asked, self._dispatch.model(name)
+
+    def _listed(self, one: OfferedModel) -> list[dict[str, Any]]:
+        """Ollama's names always have a tag, and some clients look for it."""
+        print_of = one.model.name if one.chat is None else one.chat.fingerprint
+        card = {
+            "modified_at": self._made(one),
+            "size": one.model.weight_size if one.chat is None else one.chat.facts.weight_size,
+            "digest": hashlib.sha256(print_of.encode()).hexdigest(),
+            "details": self._details(one),
+            "capabilities": _capabilities(one),
+        }
+        names = [
+            name if ":" in name.rpartition("/")[2] else f"{name}:latest"
+            for name in (one.names.own, *one.names.aliases)
+        ]
+        return [{"name": name, "model": name, **card} for name in names]
+
+    def _made(self, one: OfferedModel) -> str:
+        seconds = self._created if one.chat is None else one.chat.created
+        return timestamp(datetime.fromtimestamp(seconds, UTC))
+
+    def _details(self, one: OfferedModel) -> dict[str, Any]:
+        facts = None if one.chat is None else one.chat.facts
+        return {
+            "parent_model": "",
+            "format": facts.format if facts else "",
+            "family": facts.architecture if facts else "",
+            "families": [facts.architecture] if facts else [],
+            "parameter_size": facts.parameters_in_words if facts else "",
+            "quantization_level": facts.quantisation if facts else "",
+        }
+
+
+def _capabilities(one: OfferedModel) -> list[str]:
+    """Without "embedding", which clients take for a model that they cannot chat with."""
+    if one.chat is None:
+        return ["completion"]
+    return [ability for ability in capabilities(one.chat) if ability != "embedding"]
+
+
+def _parameters(chat: Chat) -> str:
+    """What a request gets that leaves it out, one on a line."""
+    params = chat.default_params
+    found = {
+        "num_ctx": chat.max_model_len,
+        "num_predict": params.max_tokens or -1,
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "repeat_penalty": params.repetition_penalty,
+    }
+    return "\n".join(f"{name:30} {json.dumps(value)}" for name, value in found.items())
+
+
+class _ForPrograms(Route):
+    """A route that browsers do not see."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        accepted = b",".join(value for name, value in scope["headers"] if name == b"accept")
+        return (Match.NONE, {}) if b"text/html" in accepted else super().matches(scope)
