@@ -181,7 +181,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/api/vectors": (
         "mlxserve/errors mlxserve/request mlxserve/chat mlxserve/api/errors mlxserve/api/warnings "
-        "mlxserve/api/server mlxserve/api/turns mlxserve/api/bodies mlxserve/api/prompts"
+        "mlxserve/api/access mlxserve/api/server mlxserve/api/turns mlxserve/api/bodies mlxserve/api/prompts"
     ),
     "mlxserve/api/service": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/text/guidance mlxserve/text/parsing "
@@ -214,7 +214,9 @@ ARROWS: dict[str, str] = {
         "mlxserve/api/errors mlxserve/api/usage mlxserve/api/warnings mlxserve/api/server "
         "mlxserve/api/bodies mlxserve/api/answers mlxserve/api/service"
     ),
-    "mlxserve/api/page": "mlxserve/api/errors mlxserve/api/bodies mlxserve/api/turns",
+    "mlxserve/api/page": (
+        "mlxserve/api/errors mlxserve/api/bodies mlxserve/api/turns mlxserve/api/warnings"
+    ),
     "mlxserve/api/native": (
         "tui/chat mlxserve/chats mlxserve/version mlxserve/errors mlxserve/config mlxserve/request mlxserve/text/costs "
         "mlxserve/engine mlxserve/chat mlxserve/api/errors mlxserve/api/access "

@@ -14,6 +14,7 @@ from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, read_reques
 from mlxserve.api.errors import json_response
 from mlxserve.api.page.markdown import Markdown, Node
 from mlxserve.api.turns import in_turn
+from mlxserve.api.warnings import Warnings
 
 MAX_TEXTS = 1_000
 MAX_CHARACTERS = 500_000  # of all texts of one request
@@ -36,14 +37,20 @@ class RenderRequest(RequestBody):
 class Rendering:
     """The endpoint."""
 
+    def __init__(self) -> None:
+        self._warnings = Warnings()
+
     def routes(self) -> list[Route]:
         return [BodyRoute("/api/v1/render", self.render, body=RenderRequest)]
 
     async def render(self, request: Request) -> Response:
         """Parses Markdown for the page: each text as nested lists of [tag, attributes, child, …]."""
-        texts = (await read_request(RenderRequest, request)).texts
+        asked = await read_request(RenderRequest, request)
+        texts = asked.texts
         seconds = min(sum(map(len, texts)) / _CHARACTERS_PER_SECOND, MAX_SECONDS)
-        return json_response({"data": await in_turn(request, seconds, lambda: _nodes(texts))})
+        nodes = await in_turn(request, seconds, lambda: _nodes(texts))
+        headers = self._warnings.header(request, asked.unknown_fields)
+        return json_response({"data": nodes}, headers=headers)
 
 
 def _nodes(texts: list[str]) -> list[list[Node]]:

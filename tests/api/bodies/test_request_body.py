@@ -31,6 +31,7 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "/api/pull": {"model": "fake"},
     "/v1/prefixes/{name}": {"prompt": "x"},
     "/api/v1/cache/resize": {"num_pages": 64},
+    "/api/v1/render": {"texts": ["x"]},
 }
 ROUTES = {
     route.path: route for route in create_app(FakeChat()).routes if isinstance(route, BodyRoute)

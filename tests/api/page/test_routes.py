@@ -49,7 +49,7 @@ def test_every_file_that_a_file_names_is_there() -> None:
 def test_it_may_run_its_own_scripts_only_and_ask_this_server_only(
     client: TestClient, path: str
 ) -> None:
-    reply = client.get(path)
+    reply = client.get(path, headers=BROWSER)
     parts = reply.headers["content-security-policy"].split("; ")
     rules = {name: values for name, *values in (part.split() for part in parts)}
     assert rules["default-src"] == ["'none'"]
