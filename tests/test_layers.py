@@ -212,7 +212,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/errors mlxserve/sampling_params mlxserve/request "
         "mlxserve/text/parsing mlxserve/text/conversation mlxserve/text/deltas "
         "mlxserve/api/errors mlxserve/api/usage mlxserve/api/warnings mlxserve/api/server "
-        "mlxserve/api/bodies mlxserve/api/answers mlxserve/api/service"
+        "mlxserve/api/bodies mlxserve/api/answers mlxserve/api/service mlxserve/api/turns"
     ),
     "mlxserve/api/page": (
         "mlxserve/api/errors mlxserve/api/bodies mlxserve/api/turns mlxserve/api/warnings"

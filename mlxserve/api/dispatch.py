@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from time import perf_counter
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from mlxserve.api.errors import ApiError, error_response, from_engine
 from mlxserve.api.model_names import ModelNames
 from mlxserve.api.model_routes import ModelRoutes, SharedState
 from mlxserve.api.server.early_stream import EarlyStream
-from mlxserve.api.turns import unless_left
+from mlxserve.api.turns import WAITED, unless_left
 from mlxserve.errors import MlxServeError
 from mlxserve.shelf.places import ShelfModel
 from mlxserve.shelf.shelf import ModelShelf
@@ -94,6 +95,7 @@ class ModelDispatch:
             asked, has_stream = _asked(await read_object(request))
             name = self._first if asked is None else self.named(asked)
         self._refuse_others(request, name)
+        began = perf_counter()
         async with contextlib.AsyncExitStack() as stack:
             entering = stack.enter_async_context(self._shelf.use(name))
             if self._shelf.loaded(name) is None:
@@ -107,6 +109,7 @@ class ModelDispatch:
                 told = error if isinstance(error, ApiError) else not_loaded(error)
                 await error_response(told)(scope, receive, send)
                 return
+            scope[WAITED] = perf_counter() - began
             await self._of(chat).router(scope, receive, send)
 
     async def _by_query(self, scope: Scope, receive: Receive, send: Send) -> None:

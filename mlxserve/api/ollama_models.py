@@ -79,13 +79,13 @@ class OllamaModels:
         headers = self._warnings.header(request, asked.unknown_fields)
         return json_response({"status": "success"}, headers=headers)
 
-    async def tags(self, _request: Request) -> Response:
-        """Lists the models, each under all of its names."""
-        models = self._dispatch.models()
+    async def tags(self, request: Request) -> Response:
+        """Lists the models that the key may ask for, each under all of its names."""
+        models = self._models(request)
         return json_response({"models": [each for one in models for each in self._listed(one)]})
 
-    async def ps(self, _request: Request) -> Response:
-        """Lists the loaded models, each under all of its names."""
+    async def ps(self, request: Request) -> Response:
+        """Lists those of these models that are loaded, each under all of its names."""
         models = [
             {
                 **each,
@@ -93,7 +93,7 @@ class OllamaModels:
                 "expires_at": timestamp(_NEVER),
                 "context_length": one.chat.max_model_len,
             }
-            for one in self._dispatch.models()
+            for one in self._models(request)
             if one.chat is not None
             for each in self._listed(one)
         ]
@@ -106,6 +106,10 @@ class OllamaModels:
     async def root(self, _request: Request) -> Response:
         """Tells programs that the server is running."""
         return PlainTextResponse(RUNNING, headers={"vary": "Accept"})
+
+    def _models(self, request: Request) -> list[OfferedModel]:
+        every = self._dispatch.models()
+        return [one for one in every if self._dispatch.may_use(request, one.model.name)]
 
     async def _asked(self, request: Request) -> tuple[OllamaRequest, OfferedModel]:
         """Raises ApiError 400 and 404."""

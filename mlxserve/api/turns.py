@@ -19,6 +19,7 @@ from mlxserve.errors import ClientQueueFull, QueueFull
 
 T = TypeVar("T")
 
+WAITED = "mlxserve.waited"  # in the scope of a request: seconds for which it waited for its model
 _DOOR, _BODY = "mlxserve.door", "mlxserve.body"  # in the scope of a request
 
 

@@ -27,6 +27,7 @@ from mlxserve.api.ollama.schema import (
 )
 from mlxserve.api.server.sse import JSON_LINES
 from mlxserve.api.service import Service
+from mlxserve.api.turns import WAITED
 from mlxserve.api.warnings import warn
 from mlxserve.errors import MlxServeError
 from mlxserve.text.parsing.turn import AssistantTurn
@@ -81,9 +82,10 @@ class Ollama:
 
     async def embed(self, request: Request) -> Response:
         """Computes the vectors of texts."""
-        started = perf_counter()
+        load_seconds = request.scope[WAITED]
+        started = perf_counter() - load_seconds
         asked = await read_request(OllamaEmbedRequest, request)
-        name, load_seconds = self._model(asked)
+        name = self._model(asked)
         vectors, num_tokens = await self._vectors(request, asked, "input")
         reply = {
             "model": name,
@@ -101,26 +103,23 @@ class Ollama:
         vectors, _ = await self._vectors(request, asked, "prompt")
         return self._json(request, asked, {"embedding": vectors[0] if vectors else []})
 
-    def _model(self, asked: OllamaRequest) -> tuple[str, float]:
-        """(its name, which replies repeat, for how many seconds the request waited for it).
-
-        Raises ApiError 400 and 404.
-        """
-        began = perf_counter()
+    def _model(self, asked: OllamaRequest) -> str:
+        """Its name, which replies repeat. Raises ApiError 400 and 404."""
         name = asked.model or asked.name
         if not name:
             raise ApiError(400, "model is required", param="model")
         self._service.names.require(name)
-        return name, perf_counter() - began
+        return name
 
     async def _asked(
         self, kind: type[AskedT], member: str, request: Request
     ) -> tuple[AskedT, OllamaReply]:
         """What the model cannot do is refused in the words by which clients know that they have to go
         on without it. Raises ApiError."""
-        started = perf_counter()
+        load_seconds = request.scope[WAITED]
+        started = perf_counter() - load_seconds
         asked = await read_request(kind, request)
-        name, load_seconds = self._model(asked)
+        name = self._model(asked)
         if asked.think and not self._chat.can_think:
             raise ApiError(400, f'"{name}" does not support thinking', param="think")
         if asked.tools and not self._chat.can_call:
@@ -134,7 +133,7 @@ class Ollama:
     def _loaded(self, request: Request, asked: OllamaGeneration, reply: OllamaReply) -> Response:
         """The reply to a request without a prompt, by which Ollama loads or unloads a model."""
         if asked.unloads:
-            warn(request, "keep_alive: the model stays loaded")
+            warn(request, "keep_alive: the server decides how long the model stays loaded")
         ending = {"done": True, "done_reason": "unload" if asked.unloads else "load"}
         return self._json(request, asked, {**reply.piece(), **ending})
 

@@ -31,6 +31,8 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "/api/pull": {"model": "fake"},
     "/v1/prefixes/{name}": {"prompt": "x"},
     "/api/v1/cache/resize": {"num_pages": 64},
+    "/api/v1/models/load": {"model": "fake"},
+    "/api/v1/models/unload": {"model": "fake"},
     "/api/v1/render": {"texts": ["x"]},
 }
 ROUTES = {
