@@ -53,7 +53,7 @@ LEFT_OUT = {
         ),
         **dict.fromkeys(["florence2", "nemotron_parse"], "an encoder with a decoder"),
         **dict.fromkeys(
-            ["got", "molmo_point", "paddleocr_vl", "phi3_v"],
+            ["got", "limite", "molmo_point", "paddleocr_vl", "phi3_v"],
             "no small configuration of it is known here; probed when it is loaded",
         ),
     },
