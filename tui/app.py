@@ -24,7 +24,7 @@ from textual.screen import Screen
 from textual.widgets import TextArea
 
 from tui.actions.answering import Answering
-from tui.actions.browsing import FIND, Browsing
+from tui.actions.browsing import Browsing
 from tui.actions.copying import Copying
 from tui.actions.draft import Draft
 from tui.actions.model_switch import ModelSwitch
@@ -285,7 +285,8 @@ class ChatApp(App[None]):
             self.notify(str(error), severity="error", markup=False)
 
     def _stop(self) -> None:
-        """Esc: cancel editing, stop the answer, or focus the composer; twice: edit the last message."""
+        """Esc: cancel editing, stop the answer, focus the composer, or empty it of a command; twice: edit
+        the last message."""
         composer = self.window.composer
         if self._revising.end_edit():
             composer.load_text("")
@@ -293,7 +294,7 @@ class ChatApp(App[None]):
             self.answering.stop()
         elif not composer.has_focus:
             composer.focus()
-        elif composer.text.startswith(FIND):
+        elif parse(composer.text) is not None:  # a command that was begun
             composer.load_text("")
             self.browsing.end_find()
         elif not composer.text and self._esc.press():

@@ -288,6 +288,15 @@ async def test_esc_twice_edits_only_if_nothing_was_typed_between(
     await t.until(lambda: t.composer.text == "one")
 
 
+async def test_esc_drops_a_command_that_was_begun(t: Terminal) -> None:
+    await t.ask("/system Rhyme.")
+    await t.until_shown("with a system prompt")
+    await t.ask("/system")
+    await t.until(lambda: t.composer.text == "/system Rhyme.")
+    await t.press("escape")
+    await t.until(lambda: t.composer.text == "")
+
+
 async def test_esc_cancels_an_edit(t: Terminal, server: FakeServer) -> None:
     await t.ask("one")
     await t.until_shown("Yes.")
