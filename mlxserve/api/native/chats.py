@@ -20,6 +20,7 @@ from mlxserve.api.access.same_user import is_same_user
 from mlxserve.api.access.security import key_id
 from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, StrictModel, read_request
 from mlxserve.api.errors import ApiError, invalid_value, json_response
+from mlxserve.api.warnings import Warnings
 from mlxserve.chats.shelf import ChatShelf
 from tui.chat.chat_file import StoreError
 from tui.chat.export import as_json, as_markdown
@@ -91,6 +92,7 @@ class Chats:
 
     def __init__(self, shelf: ChatShelf) -> None:
         self._shelf = shelf
+        self._warnings = Warnings()
 
     def routes(self) -> list[Route]:
         chat, message = "/api/v1/chats/{id}", "/api/v1/chats/{id}/messages/{message}"
@@ -119,7 +121,7 @@ class Chats:
         await self._owner(request)
         asked = await read_request(NewChatRequest, request)
         chat = await self._call(request, lambda store: store.create_chat(asked.title, asked.system))
-        return json_response(_card(chat))
+        return self._reply(request, asked, _card(chat))
 
     async def get(self, request: Request) -> Response:
         """Reads a chat: all of its messages, with their parents."""
@@ -146,7 +148,7 @@ class Chats:
                 store.show_leaf(chat.id, _message(store, chat, asked.leaf_id, "leaf_id").id)
             return store.chat(chat.id)
 
-        return json_response(_card(await self._call(request, change)))
+        return self._reply(request, asked, _card(await self._call(request, change)))
 
     async def delete(self, request: Request) -> Response:
         """Deletes a chat and its messages."""
@@ -188,7 +190,7 @@ class Chats:
                 model=asked.model or "",
             )
 
-        return json_response(_sent(await self._call(request, add)))
+        return self._reply(request, asked, _sent(await self._call(request, add)))
 
     async def save(self, request: Request) -> Response:
         """Writes an answer as far as it has come."""
@@ -212,7 +214,11 @@ class Chats:
             store.save(changed)
             return changed
 
-        return json_response(_sent(await self._call(request, save)))
+        return self._reply(request, asked, _sent(await self._call(request, save)))
+
+    def _reply(self, request: Request, asked: RequestBody, content: dict[str, Any]) -> Response:
+        headers = self._warnings.header(request, asked.unknown_fields)
+        return json_response(content, headers=headers)
 
     async def _call(self, request: Request, work: Callable[[Store], T]) -> T:
         """Raises ApiError 403, 404 and 503."""

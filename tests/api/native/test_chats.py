@@ -156,6 +156,22 @@ def test_a_chat_is_renamed_shown_elsewhere_exported_and_deleted(page: httpx.Clie
         assert reply.json()["error"]["code"] == "unknown_chat"
 
 
+def test_an_unknown_field_is_named(page: httpx.Client) -> None:
+    chat = made(page)
+    answer = added(page, chat, role="assistant", text="Yes")
+    bodies: list[tuple[str, str, dict[str, Any]]] = [
+        ("POST", CHATS, {"title": "Two"}),
+        ("PATCH", f"{CHATS}/{chat}", {"title": "Three"}),
+        ("POST", f"{CHATS}/{chat}/messages", {"role": "user", "text": "x"}),
+        ("PATCH", f"{CHATS}/{chat}/messages/{answer}", {"text": "No", "state": "done"}),
+    ]
+    for method, path, body in bodies:
+        assert "x-mlxserve-warning" not in page.request(method, path, json=body).headers
+        reply = page.request(method, path, json={**body, "frobnicate": 1})
+        assert reply.status_code == 200, reply.text
+        assert reply.headers["x-mlxserve-warning"] == "ignored unknown fields: frobnicate"
+
+
 @pytest.mark.parametrize("number", ["0", "-1", "x", "9" * 30, "1%2e0", "²"])
 def test_what_is_no_chat_is_not_found(page: httpx.Client, number: str) -> None:
     assert page.get(f"{CHATS}/{number}").status_code == 404
