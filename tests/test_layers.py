@@ -221,7 +221,7 @@ ARROWS: dict[str, str] = {
         "tui/chat mlxserve/chats mlxserve/version mlxserve/errors mlxserve/config mlxserve/request mlxserve/text/costs "
         "mlxserve/engine mlxserve/chat mlxserve/api/errors mlxserve/api/access "
         "mlxserve/api/bodies mlxserve/api/server mlxserve/api/metrics mlxserve/api/prefix_names "
-        "mlxserve/api/service mlxserve/api/turns"
+        "mlxserve/api/service mlxserve/api/turns mlxserve/api/warnings"
     ),
     "mlxserve/api/model_routes": (
         "mlxserve/chat mlxserve/api/access mlxserve/api/model_names mlxserve/api/server "
