@@ -30,6 +30,7 @@ from mlxserve.service.unit import log_file
 
 _HOME = {
     "chats": ("chat.sqlite", "chat.sqlite-wal", "chat.sqlite-shm"),
+    "chats of API keys": ("chats",),
     "exported chats": ("exports",),
     "presets": ("presets.toml",),
     "logs": ("logs",),

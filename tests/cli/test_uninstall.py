@@ -30,6 +30,7 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 OURS = (
     ".mlxserve/chat.sqlite",
+    ".mlxserve/chats/key.sqlite",
     ".mlxserve/logs/serve.log",
     ".mlxserve/exports/chat.md",
     ".mlxserve/trials.json",

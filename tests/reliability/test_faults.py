@@ -181,6 +181,9 @@ def test_the_load_reaches_almost_every_point(num_calls: dict[Point, int]) -> Non
         *("Transfers.wait", "Transfers.write_idle"),  # when idle
         # of models with such states
         *("ModelRunner.read_state", "ModelRunner.write_state", "ModelRunner.drop_states"),
+        # of models with windows
+        *("ModelRunner.back_windows", "ModelRunner.back_windows_ahead"),
+        *("ModelRunner.read_window_pages", "ModelRunner.write_window_pages"),
         "ModelRunner.back_ahead",  # of a cache that still grows
         "Preemption.make_way",  # for a request of a higher priority
         # all is on disk already
