@@ -46,7 +46,7 @@ def completed(line: str) -> set[str]:
 
 
 def test_commands_and_flags_are_completed() -> None:
-    assert completed("mlxserve se") == {"serve", "service"}
+    assert completed("mlxserve ser") == {"serve", "service"}
     assert "--port" in completed("mlxserve serve --po")
     assert completed("mlxserve completion b") == {"bash"}
 
