@@ -231,8 +231,8 @@ class Engine:
             self._early += self._read(None)
 
     def _pop_early(self) -> list[Output]:
+        self._timeline.got(self._early)  # first: if it fails, they leave after the restart
         outputs, self._early = self._early, []
-        self._timeline.got(outputs)
         return outputs
 
     def keep_pages(self, request: Request, seconds: float) -> None:
