@@ -10,6 +10,7 @@ import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,7 +19,13 @@ from typing import Any
 from jinja2 import TemplateError
 
 from mlxserve.door import Lane, lane_of
-from mlxserve.errors import InvalidParameter, InvalidRequest, in_one_line
+from mlxserve.errors import (
+    EngineStopped,
+    HelperUnavailable,
+    InvalidParameter,
+    InvalidRequest,
+    in_one_line,
+)
 from mlxserve.text.abilities import ALWAYS_ALLOWED, Abilities, Probe, find_abilities
 from mlxserve.text.conversation import Call, Conversation, completed_tool
 from mlxserve.text.costs import encode_seconds, render_seconds
@@ -106,7 +113,11 @@ class Tokenizer:
 
     def prepare(self) -> None:
         """Look at the template beside what follows; its helper process takes a third of a second."""
-        threading.Thread(target=self.fitting, name="mlxserve-templates", daemon=True).start()
+        threading.Thread(target=self._look, name="mlxserve-templates", daemon=True).start()
+
+    def _look(self) -> None:
+        with suppress(HelperUnavailable, EngineStopped):  # the first one who needs it looks again
+            self.fitting()
 
     def close(self) -> None:
         """End the helper processes of large texts, if any were needed."""

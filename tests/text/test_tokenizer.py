@@ -19,10 +19,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers
 
-from mlxserve.errors import InvalidParameter, InvalidRequest, UnsupportedModel
+from mlxserve.errors import (
+    HelperUnavailable,
+    InvalidParameter,
+    InvalidRequest,
+    UnsupportedModel,
+)
 from mlxserve.hub.embedded import model_path
 from mlxserve.text.conversation import read_messages
 from mlxserve.text.stream_decoder import StreamDecoder
+from mlxserve.text.templates import HelperRenderer
 from mlxserve.text.tokenizer import Tokenizer
 from tests.text.template_rules import RULES
 
@@ -125,6 +131,26 @@ def test_a_template_sees_messages_tools_and_its_own_variables(folder: Path) -> N
     assert tokenizer.decode(ids) == "hi|clock|good|True"
     ids = tokenizer.render(USER, mood="bad", add_generation_prompt=False)
     assert tokenizer.decode(ids) == "hi||bad|False"
+
+
+def test_a_first_look_whose_helper_ended_is_taken_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, variables = with_template(folder, "{{ word }}"), HelperRenderer.variables
+    ended = [HelperUnavailable("it was ended twice")]
+
+    def ended_at_first(renderer: HelperRenderer, template: str) -> list[str]:
+        if ended:
+            raise ended.pop()
+        return variables(renderer, template)
+
+    monkeypatch.setattr(HelperRenderer, "variables", ended_at_first)
+    tokenizer.prepare()
+    for thread in threading.enumerate():
+        if thread.name == "mlxserve-templates":
+            thread.join()
+    assert not ended
+    assert "word" in tokenizer.abilities.variables
 
 
 def test_tools_that_a_template_does_not_show_are_refused(folder: Path) -> None:
