@@ -22,6 +22,7 @@ const IDEAS = [
 let chat = new Chat();
 let model = null; // its card
 let running = null; // { chat, message, stop: AbortController } of the answer that is being written
+let unsaved = null; // { chat, message } of the last answer, until the server has all of it
 let queue = []; // texts, for the chat that is being answered
 let opening = 0;
 let onSaved = () => {};
@@ -139,6 +140,7 @@ async function answer(question) {
   const message = mine.add(question, "assistant");
   const stop = new AbortController();
   running = { chat: mine, message, stop };
+  unsaved = running;
   message.model = model.id;
   message.state = "writing";
   drawChat();
@@ -151,7 +153,10 @@ async function answer(question) {
   clearInterval(checkpoints);
   const isLast = running?.message === message;
   if (isLast) running = null;
-  saveAnswer(mine, message).then(onSaved);
+  saveAnswer(mine, message).then(() => {
+    if (unsaved?.message === message) unsaved = null;
+    return onSaved();
+  });
   if (mine === chat && isLast) ended(question, message);
 }
 
@@ -268,7 +273,7 @@ export function start() {
   $("stop").addEventListener("click", stop);
   $("edit-cancel").addEventListener("click", cancelEdit);
   $("new").addEventListener("click", newChat);
-  addEventListener("pagehide", () => { if (running) saveLast(running.chat, running.message); });
+  addEventListener("pagehide", () => { if (unsaved) saveLast(unsaved.chat, unsaved.message); });
   $("text").value = sessionStorage.getItem(DRAFT) || "";
   fit();
   drawChat();

@@ -7,6 +7,7 @@ import { Chat } from "./tree.js";
 const CHATS = "/api/v1/chats";
 const KEEPALIVE_SIZE = 60_000; // the most that browsers send after the page is gone
 const MAX_TITLE = 200;
+const writing = new Set(); // of all chats: promises that never fail
 
 const json = async (reply) => (await reply).json();
 
@@ -17,6 +18,7 @@ export const remove = (id) => ask(`${CHATS}/${id}`, { method: "DELETE" });
 export const exported = async (id, format) => (await ask(`${CHATS}/${id}/export?format=${format}`)).text();
 
 export async function read(id) {
+  await Promise.all(writing); // it may be the chat that was left just now
   const found = await json(ask(`${CHATS}/${id}`));
   const chat = new Chat();
   Object.assign(chat, { id: found.id, title: found.title, system: found.system, leftOut: found.left_out });
@@ -32,8 +34,10 @@ export async function read(id) {
 
 // One after the other, so that a message is never written before its parent.
 function later(chat, work) {
-  chat.writes = chat.writes.then(work).then(() => tell(""), (error) => tell(error.message));
-  return chat.writes;
+  const write = chat.writes.then(work).then(() => tell(""), (error) => tell(error.message));
+  chat.writes = write;
+  writing.add(write);
+  return write.finally(() => writing.delete(write));
 }
 
 function tell(problem) {
@@ -79,5 +83,6 @@ export const saveLeaf = (chat) => later(chat, async () => {
 // While the page goes away. A longer text is there as it was at the last checkpoint.
 export function saveLast(chat, answer) {
   if (answer.id === null || answer.text.length + answer.thinking.length > KEEPALIVE_SIZE / 4) return;
-  send("PATCH", place(chat, answer), { ...content(answer), state: "stopped" }, { keepalive: true }).catch(() => {});
+  const state = answer.state === "writing" ? "stopped" : answer.state;
+  send("PATCH", place(chat, answer), { ...content(answer), state }, { keepalive: true }).catch(() => {});
 }
