@@ -5,6 +5,7 @@ The oracle is mlx-lm's dense path, greedy, in float32, as in `tests/test_equalit
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from metal_kernels.limits import PAGE_SIZES
 from metal_kernels.ops import Backend, LayerShape
 from metal_kernels.reference import ReferenceBackend
 from mlxserve import LLM, InvalidConfig
@@ -62,13 +64,13 @@ def fewest(window: int, page_size: int) -> int:
     return Window(window, page_size).num_held
 
 
+WINDOWS = (1, 2, 16, 17, 24, 32, 33, 47)
+# Ten seconds each: one in every run, a fifth with the slow ones, all of them with the long ones.
 CASES = [
     ("gpt_oss", 33, 16),
     *(
-        pytest.param(kind, window, page_size, marks=pytest.mark.slow)
-        for kind in KINDS
-        for window in (1, 2, 16, 17, 24, 32, 33, 47)
-        for page_size in (16, 32, 64)
+        pytest.param(*case, marks=pytest.mark.long if number % 5 else pytest.mark.slow)
+        for number, case in enumerate(itertools.product(KINDS, WINDOWS, PAGE_SIZES))
     ),
 ]
 
