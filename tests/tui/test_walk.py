@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -164,7 +164,8 @@ def test_the_first_five_minutes(
     look_when_answered(pane, home, asked + 2)
     logs = sorted(home.logs.iterdir(), key=lambda log: log.stat().st_mtime)
     [*_, url] = re.findall(r"mlxserve is ready at (\S+)", logs[-1].read_text(encoding="utf-8"))
-    with urlopen(url) as page:  # what a browser shows of it: tests/api/page/test_browser.py
+    # As a browser asks; what it shows: tests/api/page/test_browser.py.
+    with urlopen(Request(url, headers={"accept": "text/html"})) as page:
         assert b"<title>mlxserve" in page.read()
     pane.press("C-q")
     assert pane.until_ended() == "0"
