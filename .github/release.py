@@ -46,8 +46,12 @@ def formula(sdist: Path, url: str) -> str:
     found = re.fullmatch(r"mlxserve-(\d[^-]*)\.tar\.gz", sdist.name)
     if found is None or not url.startswith("https://") or '"' in url:
         raise ValueError(f"{sdist.name} at {url} is no source distribution of mlxserve")
-    values = {"URL": url, "SHA256": hashlib.sha256(sdist.read_bytes()).hexdigest()}
-    return re.sub("@(URL|SHA256)@", lambda name: values[name[1]], FORMULA.read_text("utf-8"))
+    values = {
+        "HOMEPAGE": url.partition("/releases/")[0],  # the repository that the release is of
+        "URL": url,
+        "SHA256": hashlib.sha256(sdist.read_bytes()).hexdigest(),
+    }
+    return re.sub("@([A-Z0-9]+)@", lambda name: values[name[1]], FORMULA.read_text("utf-8"))
 
 
 def main() -> None:

@@ -82,8 +82,9 @@ def test_a_release_that_does_not_fit_its_commit_is_refused(
 def test_the_formula_names_the_file_by_its_sum(tmp_path: Path) -> None:
     file = tmp_path / "mlxserve-1.2.3.tar.gz"
     file.write_bytes(b"source")
-    url = "https://example.com/mlxserve-1.2.3.tar.gz"
+    url = "https://example.com/us/mlxserve/releases/download/v1.2.3/mlxserve-1.2.3.tar.gz"
     text = release("formula", str(file), url).stdout
+    assert 'homepage "https://example.com/us/mlxserve"\n' in text
     assert f'url "{url}"' in text
     assert f'sha256 "{hashlib.sha256(b"source").hexdigest()}"' in text
     assert "@" not in text.replace("python@", "")
