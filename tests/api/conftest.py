@@ -81,6 +81,13 @@ def serve_real(real_chat: Chat) -> Serve:
     return lambda **options: serving(real_chat, stop_engine=lambda: None, **options)
 
 
+@pytest.fixture(scope="module")
+def real_url(serve_real: Serve) -> Iterator[str]:
+    """Of a server of it for everyone."""
+    with serve_real() as server:
+        yield server.url
+
+
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     """The embedded model's."""

@@ -47,14 +47,8 @@ def fake(start_server: Callable[..., Any]) -> Iterator[anthropic.Anthropic]:
 
 
 @pytest.fixture(scope="module")
-def url(serve_real: Callable[..., Any]) -> Iterator[str]:
-    with serve_real() as server:
-        yield server.url
-
-
-@pytest.fixture(scope="module")
-def real(url: str) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
+def real(real_url: str) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=real_url, api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -101,14 +95,14 @@ def test_a_stop_sequence_is_reported(real: anthropic.Anthropic) -> None:
     assert message.content[0].text == text[: text.index(stop)]
 
 
-def test_the_async_client_streams_many_at_once(url: str) -> None:
+def test_the_async_client_streams_many_at_once(real_url: str) -> None:
     async def ask(client: anthropic.AsyncAnthropic, number: int) -> str:
         messages = [{"role": "user", "content": f"Say {number}"}]
         async with client.messages.stream(**{**HELLO, "messages": messages}) as stream:
             return (await stream.get_final_message()).stop_reason
 
     async def ask_all() -> list[str]:
-        async with anthropic.AsyncAnthropic(base_url=url, api_key="none") as client:
+        async with anthropic.AsyncAnthropic(base_url=real_url, api_key="none") as client:
             return await asyncio.gather(*(ask(client, number) for number in range(8)))
 
     assert set(asyncio.run(ask_all())) <= {"end_turn", "max_tokens"}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
@@ -37,14 +37,8 @@ def fake(start_server: StartServer) -> Iterator[ollama.Client]:
 
 
 @pytest.fixture(scope="module")
-def url(serve_real: Callable[..., Any]) -> Iterator[str]:
-    with serve_real() as server:
-        yield server.url
-
-
-@pytest.fixture(scope="module")
-def real(url: str) -> Iterator[ollama.Client]:
-    with ollama.Client(host=url) as client:
+def real(real_url: str) -> Iterator[ollama.Client]:
+    with ollama.Client(host=real_url) as client:
         yield client
 
 
@@ -133,14 +127,14 @@ def test_the_model_is_listed_shown_and_running(
     assert real.pull(model).status == "success"
 
 
-def test_the_async_client_streams_many_at_once(url: str, model: str) -> None:
+def test_the_async_client_streams_many_at_once(real_url: str, model: str) -> None:
     async def ask(client: ollama.AsyncClient, number: int) -> int:
         messages = [{"role": "user", "content": f"Say {number}"}]
         stream = await client.chat(model, messages, options=GREEDY, stream=True)
         return [part.eval_count async for part in stream][-1]
 
     async def ask_all() -> list[int]:
-        async with ollama.AsyncClient(host=url) as client:
+        async with ollama.AsyncClient(host=real_url) as client:
             return await asyncio.gather(*(ask(client, number) for number in range(8)))
 
     assert all(0 < count <= GREEDY["num_predict"] for count in asyncio.run(ask_all()))
