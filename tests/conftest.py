@@ -394,6 +394,15 @@ def on_metal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def unhurried_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk cache of this process writes and reads everything, however slow the disk is."""
+    monkeypatch.setattr("mlxserve.engine.transfers.CLOSING_SECONDS", 300.0)
+    monkeypatch.setattr("mlxserve.disk.tier.STALL_SECONDS", 300.0)
+    monkeypatch.setattr("mlxserve.engine.disk_cache.DiskCache.pays", lambda *_: True)
+    monkeypatch.setattr("mlxserve.engine.disk_cache.DiskCache.patience", lambda *_: 300.0)
+
+
+@pytest.fixture
 def logging_restored() -> Iterator[None]:
     """Undo what `logs.configure` does to the root logger and uvicorn's."""
     root, access = logging.root, logging.getLogger("uvicorn.access")

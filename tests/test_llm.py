@@ -202,6 +202,7 @@ def answers(model_folder: Callable[[str], Path]) -> list[tuple[int, ...]]:
     return [output.token_ids for output in outputs]
 
 
+@pytest.mark.usefixtures("unhurried_disk")
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_three_times_more_demand_than_pages_is_served_in_both_modes(
     model_folder: Callable[[str], Path],
@@ -259,6 +260,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
         *(pytest.param(d, marks=pytest.mark.slow) for d in [*DAMAGES, "foreign"] if d != "changed"),
     ],
 )
+@pytest.mark.usefixtures("unhurried_disk")
 def test_damaged_pages_on_disk_change_no_answer(
     model_folder: Callable[[str], Path], tmp_path: Path, damage: str
 ) -> None:
@@ -283,6 +285,7 @@ def test_damaged_pages_on_disk_change_no_answer(
     assert found.usage.cached_tokens == 0
 
 
+@pytest.mark.usefixtures("unhurried_disk")
 def test_what_was_computed_is_read_from_disk_after_a_restart(
     model_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:

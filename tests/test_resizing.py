@@ -55,6 +55,7 @@ async def answers(llm: AsyncLLM, sizes: Sequence[int] = ()) -> list[tuple[int, .
     return [tuple(one) for one in tokens]
 
 
+@pytest.mark.usefixtures("unhurried_disk")
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_answers_are_the_same_while_the_cache_grows_and_shrinks(mode: str, tmp_path: Any) -> None:
     swap: dict[str, Any] = {"preemption_mode": mode, "disk_cache_dir": str(tmp_path)}

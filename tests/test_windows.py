@@ -193,6 +193,7 @@ def test_too_few_pages_for_a_window_are_refused(in_window: Callable[..., str]) -
         LLM(in_window("gpt_oss", 24), page_size=16, num_window_pages=3, **OPTIONS)
 
 
+@pytest.mark.usefixtures("unhurried_disk")
 def test_a_conversation_is_read_from_disk_after_a_restart(
     in_window: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -226,6 +227,7 @@ def test_a_conversation_is_read_from_disk_after_a_restart(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unhurried_disk")
 def test_preempted_answers_are_read_from_disk(
     in_window: Callable[..., str], tmp_path: Path
 ) -> None:

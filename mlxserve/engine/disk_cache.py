@@ -18,6 +18,7 @@ from mlxserve.disk.unwritten import Unwritten
 from mlxserve.engine.pace import Pace
 
 _LEAST_SECONDS = 0.5  # to wait for a read that is not longer than computing the pages
+_UNMEASURED_SECONDS = 5.0  # the same while it is unknown how long computing takes
 _STEP_SECONDS = 1e-6  # by which a page counts as used before the one that it follows
 
 
@@ -157,7 +158,8 @@ class DiskCache:
 
     def patience(self, num_pages: int) -> float:
         """Seconds to wait for a read of `num_pages` before computing them instead."""
-        return max(_LEAST_SECONDS, self._pace.prompt_seconds(num_pages * self._page_size) or 0.0)
+        seconds = self._pace.prompt_seconds(num_pages * self._page_size)
+        return _UNMEASURED_SECONDS if seconds is None else max(_LEAST_SECONDS, seconds)
 
     def give_up(self, ticket: int) -> None:
         """Note that this load is no longer waited for."""

@@ -80,7 +80,7 @@ def test_a_prefix_whose_caller_is_cancelled_is_not_kept(chat: Chat) -> None:
 
 @pytest.fixture
 def build_again(
-    model_folder: Callable[[str], Path], tmp_path: Path
+    model_folder: Callable[[str], Path], tmp_path: Path, unhurried_disk: None
 ) -> Iterator[Callable[..., Chat]]:
     """Chats that follow each other over one disk cache."""
     built: list[Chat] = []

@@ -429,7 +429,7 @@ def test_a_request_does_not_wait_for_pages_that_do_not_come(
     world.step()
     assert request.loading is not None
     assert world.transfers.is_reading
-    now = 1.0
+    now = 6.0
     world.drain()
     assert request.num_cached == 0
     assert not world.transfers.is_reading
@@ -483,7 +483,7 @@ def test_what_is_computed_faster_is_not_read(tier: DiskTier, seconds: float) -> 
     pace = Pace(None)
     disk = DiskCache(tier, pace, page_bytes=SIZE, page_size=PAGE)
     assert disk.pays(PAGE)  # nothing is known yet
-    assert disk.patience(1) > 0
+    assert disk.patience(1) > 2, "a long wait, as computing may take longer"
     on_disk(tier)
     world = World(tier, num_pages=32)
     request = world.add("a1", 200, 1)

@@ -122,6 +122,7 @@ def test_greedy_tokens_stay_when_drafted_preempted_and_cut_in_pages(
             assert (name == "preempted") == (stats.num_preemptions > 0)
 
 
+@pytest.mark.usefixtures("unhurried_disk")
 def test_a_restart_finds_the_pages_on_disk(
     smollm2: Path, expected: list[tuple[int, ...]], tmp_path: Path
 ) -> None:

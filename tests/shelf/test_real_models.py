@@ -22,7 +22,9 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
 @pytest.fixture
-def shelf(write_model: Callable[..., Path], tmp_path: Path) -> Iterator[ModelShelf]:
+def shelf(
+    write_model: Callable[..., Path], tmp_path: Path, unhurried_disk: None
+) -> Iterator[ModelShelf]:
     """Of two models, a and b, of which b is loaded on demand."""
     found = []
     for seed, name in enumerate("ab", 1):
