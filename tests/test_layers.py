@@ -60,7 +60,8 @@ ARROWS: dict[str, str] = {
     "mlxserve/text/parsing": "",
     "mlxserve/text/costs": "",
     "mlxserve/text/signature": "",
-    "mlxserve/text/conversation": "mlxserve/errors",
+    "mlxserve/images": "",
+    "mlxserve/text/conversation": "mlxserve/errors mlxserve/images",
     "mlxserve/text/abilities": "",
     "mlxserve/text/fitting": (
         "mlxserve/text/parsing mlxserve/text/abilities mlxserve/text/conversation"

@@ -32,7 +32,7 @@ from mlxserve.hub.facts import ModelFacts
 from mlxserve.request import FinishReason, Pooling, Request, TokenLogprob
 from mlxserve.sampling_params import MAX_BIAS, SamplingParams
 from mlxserve.text.abilities import Abilities
-from mlxserve.text.conversation import Conversation
+from mlxserve.text.conversation import NOT_SEEN, Conversation, images_in
 from mlxserve.text.costs import text_size
 from mlxserve.text.deltas import DeltaDecoder
 from mlxserve.text.fitting import Fitted
@@ -113,6 +113,11 @@ class Chat:
         return self._tokenizer.markup.is_taught
 
     @property
+    def sees_images(self) -> bool:
+        """Whether messages may hold images. No model's may yet."""
+        return False
+
+    @property
     def chat_template(self) -> str:
         """The text of the model's chat template; empty for none, or one written in Python."""
         return self._tokenizer.chat_template
@@ -134,7 +139,13 @@ class Chat:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **template_kwargs: Any,
     ) -> list[int]:
-        """A conversation as the token ids of a prompt. Raises InvalidRequest, PromptTooLong."""
+        """A conversation as the token ids of a prompt. Raises InvalidRequest, PromptTooLong.
+
+        A message's content is a text or a list of parts: {"type": "text", "text": str} and
+        {"type": "image", "image": Image}.
+        """
+        if not self.sees_images and any(images_in(message) for message in messages):
+            raise InvalidParameter("messages", NOT_SEEN.format("image"))
         self._refuse_huge(text_size(messages, tools))
         most = self._most_characters
         try:

@@ -12,9 +12,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
-from typing import Any, Self
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from mlxserve.errors import InvalidParameter, InvalidRequest
+from mlxserve.images.image import Image
 
 SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
 PARAGRAPH = "\n\n"  # between texts that become one
@@ -43,6 +44,7 @@ _TEXT_PARTS = {
     "summary_text": "text",
 }
 MAX_PARTS = 1_000
+NOT_SEEN = "{} parts are not supported: this model reads text only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,9 @@ class Unreadable:
         return f"[{self.kind} left out]"
 
 
+Part: TypeAlias = str | Image | Unreadable
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """A call in an earlier answer. `arguments` is JSON as the model wrote it, which keeps the prompt
@@ -82,6 +87,13 @@ class Call:
         return value if isinstance(value, dict) else {"INVALID_JSON": self.arguments}
 
 
+class PlacedImage(NamedTuple):
+    """An image before the character `at` of a message's text."""
+
+    at: int
+    image: Image
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """
@@ -91,6 +103,7 @@ class Message:
 
     role: str
     text: str = ""
+    images: tuple[PlacedImage, ...] = ()
     reasoning: str = ""
     calls: tuple[Call, ...] = ()
     call_id: str | None = None
@@ -102,17 +115,22 @@ class Message:
     def of(
         cls,
         role: str,
-        parts: Iterable[str | Unreadable],
+        parts: Iterable[Part],
         separator: str = "",
         *,
         where: str = "",
         **rest: Any,
     ) -> Self:
-        """where: the path of the parts, which know their own within it"""
+        """
+        separator: between texts with no image between them
+        where: the path of the parts, which know their own within it
+        """
         parts = tuple(parts)
+        text, images = _placed(parts, separator)
         return cls(
             role=role,
-            text=separator.join(part if isinstance(part, str) else part.text for part in parts),
+            text=text,
+            images=images,
             left_out=tuple(
                 Unreadable(part.kind, where + part.where)
                 for part in parts
@@ -121,16 +139,47 @@ class Message:
             **rest,
         )
 
+    def content(self) -> str | list[dict[str, Any]]:
+        """As templates take it: the text, or the parts of a message with images."""
+        if not self.images:
+            return self.text
+        parts: list[dict[str, Any]] = []
+        begin = 0
+        for at, image in (*self.images, (len(self.text), None)):
+            if at > begin:
+                parts.append({"type": "text", "text": self.text[begin:at]})
+            if image is not None:
+                parts.append({"type": "image", "image": image})
+            begin = at
+        return parts
+
     def after(self, earlier: Message) -> Message:
         """Both as one message."""
+        text = PARAGRAPH.join(filter(None, (earlier.text, self.text)))
+        shift = len(text) - len(self.text)
+        moved = (PlacedImage(at + shift, image) for at, image in self.images)
         return replace(
             self,
-            text=PARAGRAPH.join(filter(None, (earlier.text, self.text))),
+            text=text,
+            images=(*earlier.images, *moved),
             reasoning=PARAGRAPH.join(filter(None, (earlier.reasoning, self.reasoning))),
             calls=(*earlier.calls, *self.calls),
             left_out=(*earlier.left_out, *self.left_out),
             extra={**earlier.extra, **self.extra},
         )
+
+
+def _placed(parts: Sequence[Part], separator: str) -> tuple[str, tuple[PlacedImage, ...]]:
+    text, images, follows_text = "", [], False
+    for part in parts:
+        if isinstance(part, Image):
+            images.append(PlacedImage(len(text), part))
+            follows_text = False
+            continue
+        piece = part if isinstance(part, str) else part.text
+        text += separator + piece if follows_text else piece
+        follows_text = True
+    return text, tuple(images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +214,15 @@ class Conversation:
     def left_out(self) -> list[str]:
         """What was left out, by kind."""
         return sorted({left.kind for message in self.messages for left in message.left_out})
+
+
+def images_in(message: Mapping[str, Any]) -> list[Image]:
+    """Of a message as templates take it, in their order."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return []
+    images = [part.get("image") for part in content if isinstance(part, Mapping)]
+    return [image for image in images if isinstance(image, Image)]
 
 
 def _with_ids(messages: Sequence[Message]) -> Iterator[Message]:
@@ -203,12 +261,13 @@ def _refuse_media(messages: Sequence[Message]) -> None:
         if left.is_media:
             raise InvalidParameter(
                 left.where or "messages",
-                f"{left.kind} parts are not supported: this model reads text only",
+                NOT_SEEN.format(left.kind),
             )
 
 
-def parts_of(content: object) -> tuple[str | Unreadable, ...]:
-    """A text or a list of parts, as OpenAI's APIs have it. Raises ValueError for another shape."""
+def parts_of(content: object) -> tuple[Part, ...]:
+    """A text or a list of parts, as OpenAI's APIs have it, or with images that are decoded already:
+    {"type": "image", "image": Image}. Raises ValueError for another shape."""
     if isinstance(content, str):
         return (content,)
     if not isinstance(content, (list, tuple)):
@@ -218,10 +277,12 @@ def parts_of(content: object) -> tuple[str | Unreadable, ...]:
     return tuple(_part(part, f"[{number}]") for number, part in enumerate(content))
 
 
-def _part(part: object, where: str) -> str | Unreadable:
+def _part(part: object, where: str) -> Part:
     if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
         raise ValueError('each part must be an object such as {"type": "text", "text": "..."}')
     kind = part["type"]
+    if kind == "image" and isinstance(image := part.get("image"), Image):
+        return image
     if kind not in _TEXT_PARTS:
         return Unreadable(kind[:64], where)
     text = part.get(_TEXT_PARTS[kind])

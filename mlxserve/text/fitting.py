@@ -79,7 +79,11 @@ class Fitting:
         return Fitted([self._for_template(message) for message in messages], tuple(changes))
 
     def _for_template(self, message: Message) -> dict[str, Any]:
-        fields: dict[str, Any] = {"role": message.role, "content": message.text, **message.extra}
+        fields: dict[str, Any] = {
+            "role": message.role,
+            "content": message.content(),
+            **message.extra,
+        }
         if message.reasoning:
             fields[self.abilities.reasoning or "reasoning_content"] = message.reasoning
         if message.calls:
@@ -129,7 +133,9 @@ def late_systems_as_users(messages: Messages) -> Messages:
     for message in messages[end:]:
         if message.role == SYSTEM and fitted and fitted[-1].role == TOOL:
             both = message.after(fitted[-1])
-            fitted[-1] = replace(fitted[-1], text=both.text, left_out=both.left_out)
+            fitted[-1] = replace(
+                fitted[-1], text=both.text, images=both.images, left_out=both.left_out
+            )
         else:
             fitted.append(_as_user(message) if message.role == SYSTEM else message)
     return tuple(fitted)
@@ -196,7 +202,7 @@ def split_calls(messages: Messages) -> Messages:
 def texts_as_reasoning(messages: Messages) -> Messages:
     """Of answers that have both, and calls."""
     return tuple(
-        replace(m, reasoning=PARAGRAPH.join((m.reasoning, m.text)), text="")
+        replace(m, reasoning=PARAGRAPH.join((m.reasoning, m.text)), text="", images=())
         if m.calls and m.reasoning and m.text
         else m
         for m in messages
@@ -207,15 +213,15 @@ def texts_before_calls(messages: Messages) -> Messages:
     """A text as a message of its own, where it is dropped beside calls."""
     fitted: list[Message] = []
     for message in messages:
-        if message.calls and message.text:
+        if message.calls and (message.text or message.images):
             fitted.append(replace(message, calls=()))
-            message = replace(message, text="", reasoning="", left_out=())
+            message = replace(message, text="", images=(), reasoning="", left_out=())
         fitted.append(message)
     return tuple(fitted)
 
 
 def drop_empty_answers(messages: Messages) -> Messages:
-    return tuple(m for m in messages if m.role != ASSISTANT or m.text or m.calls)
+    return tuple(m for m in messages if m.role != ASSISTANT or m.text or m.images or m.calls)
 
 
 def begin_with_a_user(messages: Messages) -> Messages:

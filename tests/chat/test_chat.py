@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from mlxserve.errors import (
     PromptTooLong,
 )
 from mlxserve.hub.embedded import model_path
+from mlxserve.images.image import Image
 from mlxserve.request import CacheMiss, CacheReport, FinishReason, Output, Pooling, TokenLogprob
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.deltas import Delta, DeltaDecoder
@@ -429,3 +431,11 @@ def test_a_cancelled_embedding_leaves_the_engine_consistent(chat: Chat) -> None:
 
     run(give_up())
     assert run(chat.embed([5, 6], dimensions=4))
+
+
+def test_a_model_that_reads_text_only_refuses_images(chat: Chat) -> None:
+    image = Image.of(np.zeros((2, 2, 3), np.uint8))
+    said = {"role": "user", "content": [{"type": "image", "image": image}]}
+    assert not chat.sees_images
+    with pytest.raises(InvalidParameter, match="this model reads text only"):
+        chat.render([said])

@@ -1,0 +1,50 @@
+"""Image: decoded pixels, known by their content."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:  # a tenth of a second, which a start without images need not wait for
+    import numpy as np
+    import numpy.typing as npt
+
+DIGEST_SIZE = 32  # bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Image:
+    """Images are equal if their pixels are.
+
+    pixels  (height, width, 3), RGB, not written after this
+    digest  blake2b of shape and pixels
+    """
+
+    pixels: npt.NDArray[np.uint8]
+    digest: bytes
+
+    @classmethod
+    def of(cls, pixels: npt.NDArray[np.uint8]) -> Self:
+        """Raises ValueError for another shape or dtype, or no pixels."""
+        if pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
+            raise ValueError(f"pixels must be (height, width, 3), got {pixels.shape}")
+        if pixels.dtype.name != "uint8":
+            raise ValueError(f"pixels must be uint8, got {pixels.dtype}")
+        hashed = blake2b(repr(pixels.shape).encode(), digest_size=DIGEST_SIZE)
+        hashed.update(pixels.tobytes())
+        return cls(pixels, hashed.digest())
+
+    @property
+    def height(self) -> int:
+        return int(self.pixels.shape[0])
+
+    @property
+    def width(self) -> int:
+        return int(self.pixels.shape[1])
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, Image) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)

@@ -1,0 +1,61 @@
+"""Images among the texts of a conversation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mlxserve.images.image import Image
+from mlxserve.text.abilities import Abilities
+from mlxserve.text.conversation import Conversation, Message, images_in, read_messages
+from mlxserve.text.fitting import Fitting
+
+A, B = (Image.of(np.full((2, 2, 3), value, np.uint8)) for value in (1, 2))
+
+
+def shown(*texts_and_images: str | Image) -> list[dict[str, Any]]:
+    return [
+        {"type": "image", "image": part}
+        if isinstance(part, Image)
+        else {"type": "text", "text": part}
+        for part in texts_and_images
+    ]
+
+
+def content(message: Message, **abilities: bool) -> Any:
+    fitted = Fitting(Abilities(**abilities)).fit(Conversation.of([message]))
+    return fitted.messages[-1]["content"]
+
+
+def test_parts_keep_their_order() -> None:
+    said = ("What is ", A, B, " beside", " them?")
+    assert content(Message.of("user", said)) == shown("What is ", A, B, " beside them?")
+    assert content(Message.of("user", (A, "What?"))) == shown(A, "What?")
+    assert content(Message.of("user", (A,))) == shown(A)
+
+
+def test_a_text_without_images_stays_a_text() -> None:
+    assert content(Message.of("user", ("one", "two"), "\n")) == "one\ntwo"
+
+
+def test_a_separator_is_between_texts_only() -> None:
+    assert content(Message.of("user", ("one", "two", A, "three"), "\n")) == shown(
+        "one\ntwo", A, "three"
+    )
+
+
+def test_images_move_with_their_text_where_messages_become_one() -> None:
+    system, user = Message(role="system", text="Be brief."), Message.of("user", ("See ", A, "."))
+    both = Fitting(Abilities(system=False)).fit(Conversation.of([system, user])).messages
+    assert [message["content"] for message in both] == [shown("Be brief.\n\nSee ", A, ".")]
+    alone = Message.of("user", (B,))
+    pair = Fitting(Abilities(repeated_users=False)).fit(Conversation.of([user, alone])).messages
+    assert [message["content"] for message in pair] == [shown("See ", A, ".", B)]
+
+
+def test_the_library_s_messages_hold_images() -> None:
+    said = {"role": "user", "content": shown("Look: ", A)}
+    [message] = Fitting(Abilities()).fit(read_messages([said])).messages
+    assert message["content"] == shown("Look: ", A)
+    assert images_in(message) == [A]
