@@ -52,7 +52,8 @@ ARROWS: dict[str, str] = {
     "mlxserve/gguf": "metal_kernels mlxserve/errors mlxserve/files",
     "mlxserve/cache/groups": "",
     "mlxserve/hub": (
-        "mlxserve/errors mlxserve/files mlxserve/sampling_params mlxserve/config mlxserve/gguf"
+        "mlxserve/errors mlxserve/files mlxserve/sampling_params mlxserve/config mlxserve/gguf "
+        "mlxserve/cache/groups"
     ),
     "mlxserve/mini/__init__": "",
     "mlxserve/helpers": "mlxserve/errors mlxserve/pauses",

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 # Of the memory that the longest context leaves after its own window, the part that is for other windows:
 # running requests', and those that prompts are continued from.
-_SPARE = 16  # one in
+SPARE = 16  # one in
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def split(
     least = window.num_held
     left = nbytes - least * window_page_bytes
     beyond = left - -(-longest // window.page_size) * page_bytes
-    spare = max(left // _SPARE, beyond // 2)
+    spare = max(left // SPARE, beyond // 2)
     most = wanted(window, num_seqs, step_tokens)
     num_window_pages = min(most, least + max(0, spare) // window_page_bytes)
     return (nbytes - num_window_pages * window_page_bytes) // page_bytes, num_window_pages

@@ -142,11 +142,13 @@ def _estimate(config: EngineConfig, entry: Entry | None, num_pages: int) -> int:
         return 0
     is_metal = machine.is_metal()
     of_value = 2 if is_metal else 4
-    of_token = entry.kv_size(of_value, in_8_bits=config.kv_cache_dtype == "q8")
+    in_8_bits = config.kv_cache_dtype == "q8"
+    of_token = entry.kv_size(of_value, in_8_bits=in_8_bits)
+    of_windows = entry.window_size(of_value, in_8_bits=in_8_bits)
     step = 0
     if is_metal or config.num_pages is None:
         step = entry.step_size(of_value, has_scores=not is_metal)
-    return step + num_pages * config.page_size * of_token
+    return step + of_windows + num_pages * config.page_size * of_token
 
 
 def _build(

@@ -42,6 +42,8 @@ def show(name: Name, json: Json = False) -> None:
         "context": entry.context or None,
         "layers": text.get("num_hidden_layers"),
         "kv_bytes_per_token": entry.kv_size(2),
+        "window": entry.kv.window or None,
+        "window_kv_bytes": entry.window_size(2),
         "chat_template": _abilities(place),
     }
     if json:
@@ -54,8 +56,17 @@ def show(name: Name, json: Json = False) -> None:
         f"  Weights       {entry.weight_size / 1e9:.2f} GB, {_quantisation_in_words(quantised)}"
     )
     print_safe(f"  Context       {card['context'] or 'not said'} tokens")
-    print_safe(f"  KV cache      {entry.kv_size(2) / 1024:.1f} KiB per token")
+    print_safe(f"  KV cache      {_kv_in_words(entry)}")
     print_safe(f"  Template      {_template_in_words(card['chat_template'])}")
+
+
+def _kv_in_words(entry: "Entry") -> str:
+    """In 16 bits."""
+    words = f"{entry.kv_size(2) / 1024:.1f} KiB per token"
+    if entry.kv.window:
+        size = f"{entry.window_size(2) / 2**20:.1f} MiB"
+        words += f", and {size} for layers that see the last {entry.kv.window:,} tokens"
+    return words
 
 
 def _folder_card(folder: Path) -> tuple[Mapping[str, Any], dict[str, Any]]:

@@ -15,7 +15,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from mlxserve.config import data_home
+from mlxserve.cache.groups import SPARE, Window
+from mlxserve.config import EngineConfig, data_home
 from mlxserve.errors import UnsupportedModel
 from mlxserve.files import MAX_TEXT, read_json
 from mlxserve.gguf.config import model_config
@@ -33,7 +34,14 @@ from mlxserve.hub.gguf_places import (
     package_model,
 )
 from mlxserve.hub.hub_cache import hub_cache, repositories, snapshots
-from mlxserve.hub.known_models import BITS_PER_WEIGHT, KNOWN, KNOWN_MIXED, SMOLLM2, short_name
+from mlxserve.hub.known_models import (
+    BITS_PER_WEIGHT,
+    KNOWN,
+    KNOWN_MIXED,
+    KNOWN_WINDOWS,
+    SMOLLM2,
+    short_name,
+)
 from mlxserve.hub.kv_shapes import KVShape, head_sizes, kv_shape
 from mlxserve.hub.model_config import check_model_config
 
@@ -68,13 +76,24 @@ class Entry:
     format: WeightFormat = field(default=WeightFormat.MLX, kw_only=True)
 
     def kv_size(self, bytes_per_value: int, *, in_8_bits: bool = False) -> int:
-        """Bytes of keys and values per token.
+        """Bytes of keys and values for each token of a sequence, in the layers that keep them all.
 
         in_8_bits: with a float32 scale for each row; not for latents, which a server refuses to quantise
         """
-        if in_8_bits and self.kv.num_rows:
-            return self.kv.num_values + 4 * self.kv.num_rows
-        return self.kv.num_values * bytes_per_value
+        num_values = self.kv.num_values - self.kv.num_window_values
+        num_rows = self.kv.num_rows - self.kv.num_window_rows
+        return _kv_bytes(num_values, num_rows, bytes_per_value, in_8_bits)
+
+    def window_size(self, bytes_per_value: int, *, in_8_bits: bool = False) -> int:
+        """Bytes with which layers with a window serve a sequence of any length; 0 without such layers.
+
+        in_8_bits: as in `kv_size`
+        """
+        if not self.kv.window:
+            return 0
+        num_tokens = Window(self.kv.window, _PAGE_SIZE).num_held * _PAGE_SIZE
+        values, rows = self.kv.num_window_values, self.kv.num_window_rows
+        return num_tokens * _kv_bytes(values, rows, bytes_per_value, in_8_bits)
 
     def step_size(self, bytes_per_value: int, *, has_scores: bool) -> int:
         """Peak bytes of a step of 2,048 tokens, in addition to weights and cache.
@@ -103,6 +122,7 @@ class MemoryFit:
 
 
 _UNFIT = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
+_PAGE_SIZE = EngineConfig().page_size
 _STEP_TOKENS = 2048  # the default of `max_num_batched_tokens`
 _USUAL_CONTEXT = 8192  # tokens, for a model whose config does not say what it was trained for
 
@@ -120,13 +140,21 @@ def memory_fit(
     context = min(context or made_for, made_for)
     per_token = entry.kv_size(bytes_per_value, in_8_bits=in_8_bits)
     taken = entry.weight_size + entry.step_size(bytes_per_value, has_scores=not is_metal)
+    taken += entry.window_size(bytes_per_value, in_8_bits=in_8_bits)
     if per_token == 0:  # a sequence of any length keeps as much
         return MemoryFit(taken <= memory, context if taken <= memory else 0, taken, context)
     # A quarter of the cache is for recurrent states (model/sizing.py).
     of_cache = Fraction(3, 4) if entry.kv.has_states else Fraction(1)
+    if entry.kv.window:
+        of_cache = 1 - Fraction(1, SPARE)
     num_tokens = max(0, int((memory - taken) * of_cache) // per_token)
     needed = taken + math.ceil(context * per_token / of_cache)
     return MemoryFit(needed <= memory, num_tokens, needed, context)
+
+
+def _kv_bytes(num_values: int, num_rows: int, bytes_per_value: int, in_8_bits: bool) -> int:
+    """Bytes of keys and values, which are in so many rows."""
+    return num_values + 4 * num_rows if in_8_bits and num_rows else num_values * bytes_per_value
 
 
 def entries() -> list[Entry]:
@@ -240,9 +268,9 @@ def _suggestions() -> list[Entry]:
     for name, billions, layers, kv_heads, head_dim, *rest in KNOWN:
         size = int(billions * 1e9 * BITS_PER_WEIGHT / 8)
         num_rows = 2 * layers * kv_heads
-        kv = KVShape(num_rows * head_dim, has_states=False, num_rows=num_rows)
+        kv = KVShape(num_rows * head_dim, False, num_rows, *KNOWN_WINDOWS.get(name, ()))
         found.append(Entry(name, Origin.SUGGESTED, size, kv, *rest))
     for name, size_gb, num_values, num_rows, has_states, *rest in KNOWN_MIXED:
-        kv = KVShape(num_values, has_states, num_rows)
+        kv = KVShape(num_values, has_states, num_rows, *KNOWN_WINDOWS.get(name, ()))
         found.append(Entry(name, Origin.SUGGESTED, int(size_gb * 1e9), kv, *rest))
     return sorted(found, key=lambda entry: entry.weight_size)

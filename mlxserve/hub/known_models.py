@@ -203,6 +203,16 @@ KNOWN_MIXED = (
     ),
 )
 
+# Of both: the window that some of their layers have, and those layers' keys and values per token and rows.
+KNOWN_WINDOWS = {
+    "mlx-community/gemma-3-1b-it-qat-4bit": (512, 22 * 2 * 256, 22 * 2),
+    "mlx-community/gemma-3-4b-it-4bit": (1024, 29 * 4 * 2 * 256, 29 * 4 * 2),
+    "mlx-community/gemma-3-12b-it-4bit": (1024, 40 * 8 * 2 * 256, 40 * 8 * 2),
+    "mlx-community/gemma-3-27b-it-4bit": (1024, 52 * 16 * 2 * 128, 52 * 16 * 2),
+    "mlx-community/gpt-oss-20b-MXFP4-Q8": (128, 12 * 8 * 2 * 64, 12 * 8 * 2),
+    "mlx-community/gemma-4-e2b-it-4bit": (512, 12 * 2 * 256, 12 * 2),
+    "mlx-community/gemma-4-31b-it-4bit": (1024, 50 * 16 * 2 * 256, 50 * 16 * 2),
+}
 REPOSITORIES = tuple(row[0] for row in (*KNOWN, *KNOWN_MIXED))
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _ALIASES = {"smollm2": SMOLLM2, "smollm2:135m": SMOLLM2}

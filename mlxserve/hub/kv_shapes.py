@@ -1,8 +1,7 @@
 """What a model keeps for each token of a sequence, read off its config.json.
 
 For listing models without importing mlx. What is served is measured (`model/caches.py`), and a
-test compares the two for every architecture. Layers with a window count as all others, though
-they keep less (`cache/groups.py`): what is listed as the context that fits is the least.
+test compares the two for every architecture.
 """
 
 from __future__ import annotations
@@ -21,6 +20,10 @@ _KINDS = ("layer_types", "layers_block_type", "block_types", "hybrid_override_pa
 # What these lists call a layer with attention; every other kind keeps no keys.
 _ATTENTION = frozenset({"attention", "full_attention", "sliding_attention", "chunked_attention"})
 _ATTENTION |= {"*", "hybrid", "global", "local", "sliding"}
+# Of these, what lists call one that sees the last positions only.
+_WINDOWED = frozenset({"sliding_attention", "sliding", "local"})
+# One layer in so many sees everything, where a config leaves it to its class.
+_PATTERNS = {"cohere2": 4, "gemma3_text": 6, "gpt_oss": 2, "olmo3": 4}
 # Latent attention, of which mlx-lm keeps the expanded keys and values of all heads.
 _EXPANDED = frozenset({"deepseek_v2", "minicpm3", "youtu_llm"})
 
@@ -32,6 +35,11 @@ class KVShape:
     num_values: int  # of keys and values for each token, over all layers
     has_states: bool  # recurrent ones as well
     num_rows: int = 0  # what these values are in: a head's keys or values; 0 if they are latents
+    # Layers with a window beside others that see everything, which have pages of their own
+    # (`cache/groups.py`): positions that they see, and their part of the numbers above.
+    window: int = 0
+    num_window_values: int = 0
+    num_window_rows: int = 0
 
 
 def kv_shape(text: Config) -> KVShape:
@@ -51,7 +59,13 @@ def kv_shape(text: Config) -> KVShape:
     num_rows = sum(_rows(part, kind) for part, kind in parts) + 2 * num_chosen
     has_states = text.get("model_type") in _BOTH_IN_A_LAYER
     has_states = has_states or any(kind not in _ATTENTION for kind in kinds)
-    return KVShape(num_values, has_states, num_rows)
+    windowed = [(part, kind) for part, kind in parts if kind in _WINDOWED]
+    window = _window(text)
+    if has_states or not window or not 0 < len(windowed) < len(parts):
+        return KVShape(num_values, has_states, num_rows)
+    num_window_values = sum(_values(part, kind) for part, kind in windowed)
+    num_window_rows = sum(_rows(part, kind) for part, kind in windowed)
+    return KVShape(num_values, False, num_rows, window, num_window_values, num_window_rows)
 
 
 def num_layers(text: Config) -> int | None:
@@ -77,8 +91,29 @@ def _kinds(text: Config, num_layers: int) -> list[str]:
             return list(islice(cycle(map(str, listed)), num_layers))
     if windows := text.get("hybrid_layer_pattern"):
         return ["sliding_attention" if window else "full_attention" for window in windows]
+    pattern = text.get("sliding_window_pattern") or _PATTERNS.get(str(text.get("model_type")))
+    if pattern and _window(text):
+        return _by_pattern(pattern, num_layers)
     attending = _attending(text, num_layers)
     return ["full_attention" if i in attending else "recurrent" for i in range(num_layers)]
+
+
+def _by_pattern(pattern: int | str, num_layers: int) -> list[str]:
+    """pattern: one layer in so many sees everything, or a letter for each layer: L with a window, G without"""
+    if isinstance(pattern, str):
+        return [
+            "sliding_attention" if letter == "L" else "full_attention"
+            for letter in islice(cycle(pattern), num_layers)
+        ]
+    return [
+        "full_attention" if number % pattern == 0 else "sliding_attention"
+        for number in range(1, num_layers + 1)
+    ]
+
+
+def _window(text: Config) -> int:
+    """Positions that a layer with a window sees; 0 where the config does not say."""
+    return int(text.get("sliding_window") or text.get("sliding_window_size") or 0)
 
 
 def _of_kind(text: Config, kind: str) -> Config:

@@ -61,6 +61,20 @@ def test_a_model_is_shown_by_its_short_name(tmp_path: Path, downloaded: Path) ->
     assert "144.0 KiB per token" in shown
 
 
+def test_a_model_with_windows_is_shown_with_what_they_take(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "small"
+    folder.mkdir(parents=True)
+    windows = {"sliding_window": 1024, "sliding_window_pattern": 6}
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **windows}))
+    (folder / "model.safetensors").write_bytes(bytes(1000))
+    card = json.loads(offline(tmp_path, "show", str(folder), "--json").out)
+    of_layer = 2 * 2 * 8 * 128
+    assert (card["window"], card["kv_bytes_per_token"]) == (1024, 6 * of_layer)
+    assert card["window_kv_bytes"] == (32 + 2) * 32 * 30 * of_layer
+    shown = offline(tmp_path, "show", str(folder)).out
+    assert "24.0 KiB per token, and 127.5 MiB for layers that see the last 1,024 tokens" in shown
+
+
 def test_the_bundled_model_is_shown_with_what_its_template_takes(tmp_path: Path) -> None:
     shown = offline(tmp_path, "show", "mlxserve-mini").out
     assert "mlxserve-mini (bundled)" in shown

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from mlxserve.cache.groups import Window, split
 from mlxserve.config import EngineConfig
 from mlxserve.hub.catalog import Entry, Origin, entries, memory_fit
 from mlxserve.hub.embedded import MODEL_NAME
 from mlxserve.hub.files import find_model
+from mlxserve.hub.known_models import KNOWN_WINDOWS
 from mlxserve.hub.kv_shapes import KVShape
 
 CONFIG = {
@@ -153,6 +155,34 @@ def test_a_quarter_of_the_cache_is_for_recurrent_states() -> None:
     fit = memory_fit(entry, context=75, memory=5000, is_metal=True)
     assert (fit.fits, fit.num_tokens, fit.needed) == (True, 75, 5000)
     assert not memory_fit(entry, context=76, memory=5000, is_metal=True).fits
+
+
+@pytest.mark.parametrize("gigabytes", [22, 40, 90])
+@pytest.mark.parametrize("name", sorted(KNOWN_WINDOWS))
+@pytest.mark.parametrize("in_8_bits", [False, True])
+def test_layers_with_a_window_take_what_a_server_gives_them(
+    name: str, gigabytes: int, in_8_bits: bool
+) -> None:
+    entry = next(entry for entry in entries() if entry.name == name)
+    memory = int(gigabytes * 0.7e9)
+    fit = memory_fit(entry, context=None, memory=memory, is_metal=True, in_8_bits=in_8_bits)
+    page = EngineConfig().page_size
+    window = Window(entry.kv.window, page)
+    of_window = entry.window_size(2, in_8_bits=in_8_bits) // window.num_held
+    of_others = page * entry.kv_size(2, in_8_bits=in_8_bits)
+    left = memory - entry.weight_size - entry.step_size(2, has_scores=False)
+    context = min(entry.context, fit.num_tokens)
+    if left < 0:
+        assert not fit.fits
+        return
+    for num_seqs in (1, 8):
+        num_pages, num_windows = split(
+            left, of_others, of_window, window, longest=context, num_seqs=num_seqs, step_tokens=2048
+        )
+        assert num_windows >= window.num_held
+        assert num_pages * page >= context - page
+    if fit.num_tokens < entry.context:  # and it is hardly more
+        assert num_pages * page < 1.02 * context + 2 * page
 
 
 def test_a_model_without_attention_takes_any_context() -> None:
@@ -299,6 +329,7 @@ MIXED = {
         4.63,  # experts in MXFP4, the others in 8 bits
         {
             "model_type": "gpt_oss",
+            "sliding_window": 128,
             "num_hidden_layers": 24,
             "num_attention_heads": 64,
             "num_key_value_heads": 8,
@@ -384,6 +415,7 @@ MIXED = {
             "model_type": "gemma4_text",
             "num_hidden_layers": 35,
             "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+            "sliding_window": 512,
             "num_kv_shared_layers": 20,
             "num_attention_heads": 8,
             "num_key_value_heads": 1,
@@ -401,6 +433,7 @@ MIXED = {
             "model_type": "gemma4_text",
             "num_hidden_layers": 60,
             "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10,
+            "sliding_window": 1024,
             "num_attention_heads": 32,
             "num_key_value_heads": 16,
             "num_global_key_value_heads": 4,

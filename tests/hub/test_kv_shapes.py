@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from mlxserve.cache.groups import window_of
 from mlxserve.hub.files import text_config
 from mlxserve.hub.kv_shapes import KVShape, kv_shape, num_layers
-from mlxserve.model.load import prepare
+from mlxserve.model.load import LoadedModel, prepare
 from tests.model.test_every_architecture import ARCHITECTURES
 
 DIFFERENT = {
@@ -29,6 +30,9 @@ DIFFERENT = {
 # Their small configurations leave to mlx-lm's defaults what the published ones say.
 SILENT = ("deepseek_v32", "openelm", "phixtral", "youtu_llm")
 
+# The window of its published configuration, which is the default of mlx-lm as well.
+WINDOWS = {"afmoe": 2048}
+
 EXPANDED = ("deepseek_v2", "minicpm3")  # latent attention whose cache has the keys of all heads
 
 
@@ -44,6 +48,16 @@ def written(name: str, model: Any, layers: Any) -> dict[str, Any]:
     return config
 
 
+def windows_of(loaded: LoadedModel) -> tuple[int, int, int]:
+    """(positions, values, rows) of the layers that have pages of their own."""
+    size = window_of([layer.window for layer in loaded.layers])
+    if size is None or loaded.states:
+        return 0, 0, 0
+    layers = [layer for layer in loaded.layers if layer.window is not None]
+    values = sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
+    return size, values, sum(2 * layer.kv_heads for layer in layers)
+
+
 @pytest.mark.usefixtures("nothing_is_compiled")
 @pytest.mark.parametrize("name", sorted(set(ARCHITECTURES) - {*DIFFERENT, *SILENT}))
 def test_the_shape_is_what_the_model_keeps(name: str) -> None:
@@ -54,7 +68,9 @@ def test_the_shape_is_what_the_model_keeps(name: str) -> None:
     kept = sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in loaded.layers)
     rows = sum(0 if layer.is_latent else 2 * layer.kv_heads for layer in loaded.layers)
     text = written(name, module.ModelArgs, loaded.layers)
-    assert kv_shape(text) == KVShape(kept, bool(loaded.states), rows)
+    if name in WINDOWS:
+        text["sliding_window"] = WINDOWS[name]
+    assert kv_shape(text) == KVShape(kept, bool(loaded.states), rows, *windows_of(loaded))
 
 
 @pytest.mark.parametrize(
