@@ -58,10 +58,10 @@ ARROWS: dict[str, str] = {
     "mlxserve/mini/__init__": "",
     "mlxserve/helpers": "mlxserve/errors mlxserve/pauses",
     "mlxserve/door": "mlxserve/errors mlxserve/helpers",
+    "mlxserve/images": "mlxserve/errors mlxserve/helpers mlxserve/door",
     "mlxserve/text/parsing": "",
     "mlxserve/text/costs": "",
     "mlxserve/text/signature": "",
-    "mlxserve/images": "",
     "mlxserve/text/conversation": "mlxserve/errors mlxserve/images",
     "mlxserve/text/abilities": "",
     "mlxserve/text/fitting": (

@@ -1,0 +1,110 @@
+"""Images from the bytes of files that anybody may send, decoded in processes that can be ended.
+
+    image = await image_decoder().decode(data, partial(in_turn, request))
+
+A file says how many pixels it has, but not how much work they are: a JPEG file may draw each of them a
+thousand times. So it is tried at first beside other short work (`mlxserve.door`), with few pixels and
+little time, and what needs more waits for its turn among longer jobs, which have a process of their own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Awaitable, Callable
+from functools import cache, partial
+from typing import Protocol, TypeVar
+
+from mlxserve.door import MEDIUM_SECONDS, SHORT_SECONDS, Lane, lane_of
+from mlxserve.errors import InvalidRequest
+from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
+from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
+from mlxserve.images.image import Image
+
+T = TypeVar("T")
+
+MEMORY = 1 << 30  # bytes, for one image
+# The longest a job of a lane may take, and its most pixels.
+TRIES = {
+    Lane.SHORT: (2.0, 2 << 20),
+    Lane.MEDIUM: (10.0, 12 << 20),
+    Lane.LONG: (60.0, 1 << 30),
+}
+_BYTES_PER_SECOND = 10_000_000  # of files, decoded, on two cores of an x86 server
+_SECONDS = {Lane.SHORT: 0.02, Lane.MEDIUM: 1.01 * SHORT_SECONDS, Lane.LONG: 1.01 * MEDIUM_SECONDS}
+
+
+class InTurn(Protocol):
+    """Runs work that is expected to take some seconds in its client's turn, as `Door.run` does."""
+
+    def __call__(self, seconds: float, work: Callable[[], T]) -> Awaitable[T]: ...
+
+
+class ImageDecoder:
+    """A helper process for each lane of the door that decodes, started when first needed."""
+
+    def __init__(self) -> None:
+        self._helpers: dict[Lane, Helper] = {}
+        self._lock = threading.Lock()
+
+    async def decode(self, data: bytes, in_turn: InTurn) -> Image:
+        """The first frame, upright and on white.
+
+        Raises InvalidRequest, whose message is the end of a sentence about the image, HelperUnavailable,
+        EngineStopped, and what `in_turn` raises.
+        """
+        if importlib.util.find_spec("PIL") is None:
+            raise InvalidRequest('cannot be read without Pillow: pip install "mlxserve[vision]"')
+        expected = len(data) / _BYTES_PER_SECOND
+        for lane in Lane:
+            if lane < lane_of(expected):
+                continue
+            seconds = max(expected, _SECONDS[lane])
+            image = await in_turn(seconds, partial(self._try, data, lane))
+            if image is not None:
+                return image
+        raise AssertionError("the last try decides")
+
+    def close(self) -> None:
+        with self._lock:
+            for helper in self._helpers.values():
+                helper.close()
+
+    def _try(self, data: bytes, lane: Lane) -> Image | None:
+        """None for what may succeed in a lane of longer jobs."""
+        seconds, most = TRIES[lane]
+        try:
+            reply = self._helper(lane).call_twice("decode", data, most, seconds=seconds)
+        except JobFailed as error:
+            raise InvalidRequest(error.message) from error
+        except HelperKilled as error:
+            if error.reason is KillReason.TIME and lane is not Lane.LONG:
+                return None
+            blameless = error.without_blame("The process for images", was_tried_twice=True)
+            raise blameless or InvalidRequest(f"cannot be decoded: that {error}") from error
+        return _image(*reply)
+
+    def _helper(self, lane: Lane) -> Helper:
+        with self._lock:
+            if lane not in self._helpers:
+                self._helpers[lane] = Helper(
+                    "mlxserve.images.decode_worker:DecodeWorker",
+                    name="images",
+                    memory=MEMORY,
+                    niceness=BEHIND_THE_ENGINE,
+                )
+            return self._helpers[lane]
+
+
+def _image(width: int, height: int, pixels: bytes | None) -> Image | None:
+    if pixels is None:
+        return None
+    import numpy as np  # with the first image: a start need not wait for it
+
+    return Image.of(np.frombuffer(pixels, np.uint8).reshape(height, width, 3))
+
+
+@cache
+def image_decoder() -> ImageDecoder:
+    """One for the process."""
+    return ImageDecoder()

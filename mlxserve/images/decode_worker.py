@@ -1,0 +1,121 @@
+"""DecodeWorker: what a helper process does with the bytes of an image."""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from contextlib import suppress
+from typing import Any
+
+from PIL import Image, UnidentifiedImageError
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+MAX_SOURCE_PIXELS = 64 << 20  # of what is decoded; four bytes each, and as many again to convert it
+MAX_PIXELS = 4096 * 4096  # of what a model gets: more than any of them looks at
+_ORIENTATION = 0x0112  # of EXIF
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_WIDE_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")  # grey of 16 bits, read as one of these
+
+
+class DecodeWorker:
+    """Decodes images of `FORMATS`. Jobs raise ValueError with the end of a sentence about the image."""
+
+    def __init__(self) -> None:
+        Image.MAX_IMAGE_PIXELS = None  # a limit of our own says what to do
+
+    def decode(self, data: bytes, most: int) -> tuple[int, int, bytes | None]:
+        """(width, height, red, green and blue of each pixel), upright and on white, of the first frame.
+
+        The third is None, and nothing was decoded, for an image of more than `most` pixels.
+        """
+        with warnings.catch_warnings():  # of damage that does not matter
+            warnings.simplefilter("ignore")
+            return self._decode(data, most)
+
+    def _decode(self, data: bytes, most: int) -> tuple[int, int, bytes | None]:
+        image = _opened(data)
+        num_pixels = image.width * image.height
+        if num_pixels > MAX_SOURCE_PIXELS:
+            raise ValueError(
+                f"has {image.width} x {image.height} pixels, and at most {MAX_SOURCE_PIXELS >> 20} "
+                "million are read; make it smaller"
+            )
+        if num_pixels > most:
+            return image.width, image.height, None
+        try:
+            image.load()
+            whole = _upright(_smaller(_in_colour(image)), image)
+        except MemoryError:
+            raise
+        except Exception as error:  # the decoders raise anything
+            raise _damaged(error) from error
+        return whole.width, whole.height, whole.tobytes()
+
+
+def _opened(data: bytes) -> Any:
+    """With its size, and nothing decoded. A JPEG file that is larger than needed is opened smaller."""
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        if image.width * image.height > MAX_PIXELS:
+            image.draft(None, _fitting(image.width, image.height))
+    except MemoryError:
+        raise
+    except UnidentifiedImageError as error:
+        raise ValueError("is not a PNG, JPEG, WebP or GIF file") from error
+    except Exception as error:
+        raise _damaged(error) from error
+    return image
+
+
+def _damaged(error: Exception) -> ValueError:
+    return ValueError(f"is damaged or incomplete ({str(error)[:200] or type(error).__name__})")
+
+
+def _in_colour(image: Any) -> Any:
+    """As RGB, with what is transparent in white."""
+    if image.mode in _WIDE_MODES:
+        return _narrowed(image).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    image = _smaller(image.convert("RGBA"))
+    white = Image.new("RGBA", image.size, "white")
+    white.alpha_composite(image)
+    return white.convert("RGB")
+
+
+def _narrowed(image: Any) -> Any:
+    """Its upper 8 of 16 bits: converting it would cut off all above 255."""
+    return image.convert("I").point(lambda value: value * (1 / 257)).convert("L")
+
+
+def _smaller(image: Any) -> Any:
+    """With at most MAX_PIXELS."""
+    if image.width * image.height <= MAX_PIXELS:
+        return image
+    size = _fitting(image.width, image.height)
+    return image.resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0)
+
+
+def _fitting(width: int, height: int) -> tuple[int, int]:
+    """The size at which an image has at most MAX_PIXELS."""
+    share = math.sqrt(MAX_PIXELS / (width * height))
+    flat = max(1, int(height * share))
+    narrow = min(max(1, int(width * share)), MAX_PIXELS // flat)
+    return narrow, min(flat, MAX_PIXELS // narrow)
+
+
+def _upright(image: Any, source: Any) -> Any:
+    """As the camera says that it was held."""
+    turn = None
+    with suppress(Exception):  # what it says may be damaged as well
+        turn = _TURNS.get(source.getexif().get(_ORIENTATION))
+    return image if turn is None else image.transpose(turn)
