@@ -42,6 +42,7 @@ SHORT_SECONDS, MEDIUM_SECONDS = 0.25, 1.0  # the longest jobs of these lanes
 MAX_JOBS, MAX_SECONDS = 2048, 300.0
 MAX_CLIENT_JOBS, MAX_CLIENT_SECONDS = 1024, 60.0
 BODY_MEMORY = 256 << 20  # bytes of all bodies that are being read or waiting
+_PIXELS_PER_BODY = 6  # bytes of decoded images, for each of `body_memory`
 UNCOUNTED_BODY = 64 << 10  # bytes of each that are not counted, so that small ones always pass
 _MAX_DEBTORS = 4096  # clients whose use is known, before those that have no debt are forgotten
 
@@ -131,6 +132,7 @@ class Door:
 
     def __init__(self, body_memory: int = BODY_MEMORY) -> None:
         self.bodies = BodyMemory(body_memory)
+        self.pixels = BodyMemory(_PIXELS_PER_BODY * body_memory)
         self._lock = threading.Lock()
         self._orders = {lane: FairOrder[_Job]() for lane in Lane}
         self._num_free = dict(_NUM_THREADS)
@@ -264,7 +266,8 @@ class Door:
 
 
 class BodyMemory:
-    """Bytes for the bodies of requests that are being read, or whose text waits to be tokenised."""
+    """Bytes for the bodies of requests that are being read, or whose text waits to be tokenised; or for
+    their images."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -179,7 +179,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/api/prefix_names": "mlxserve/errors mlxserve/chat mlxserve/api/access",
     "mlxserve/api/prompts": (
         "mlxserve/text/costs mlxserve/text/conversation mlxserve/text/fitting mlxserve/chat "
-        "mlxserve/api/errors mlxserve/api/bodies mlxserve/api/warnings mlxserve/api/turns"
+        "mlxserve/api/errors mlxserve/api/bodies mlxserve/api/warnings mlxserve/api/turns mlxserve/images mlxserve/errors"
     ),
     "mlxserve/api/vectors": (
         "mlxserve/errors mlxserve/request mlxserve/chat mlxserve/api/errors mlxserve/api/warnings "
@@ -190,7 +190,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/text/deltas mlxserve/chat mlxserve/api/errors mlxserve/api/usage "
         "mlxserve/api/access mlxserve/api/warnings mlxserve/api/model_names mlxserve/api/server "
         "mlxserve/api/metrics mlxserve/api/answers mlxserve/api/prefix_names mlxserve/api/prompts "
-        "mlxserve/api/turns mlxserve/api/vectors"
+        "mlxserve/api/turns mlxserve/api/vectors mlxserve/images"
     ),
     "mlxserve/chats": "tui/chat",
     "mlxserve/api/openapi": "mlxserve/version mlxserve/api/errors mlxserve/api/bodies",
@@ -208,13 +208,13 @@ ARROWS: dict[str, str] = {
     "mlxserve/api/anthropic": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/request mlxserve/text/parsing "
         "mlxserve/text/conversation mlxserve/text/signature mlxserve/text/deltas mlxserve/api/errors mlxserve/api/usage mlxserve/api/access "
-        "mlxserve/api/bodies mlxserve/api/server mlxserve/api/answers mlxserve/api/service"
+        "mlxserve/api/bodies mlxserve/api/server mlxserve/api/answers mlxserve/api/service mlxserve/images"
     ),
     "mlxserve/api/ollama": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/request "
         "mlxserve/text/parsing mlxserve/text/conversation mlxserve/text/deltas "
         "mlxserve/api/errors mlxserve/api/usage mlxserve/api/warnings mlxserve/api/server "
-        "mlxserve/api/bodies mlxserve/api/answers mlxserve/api/service mlxserve/api/turns"
+        "mlxserve/api/bodies mlxserve/api/answers mlxserve/api/service mlxserve/api/turns mlxserve/images"
     ),
     "mlxserve/api/page": (
         "mlxserve/api/errors mlxserve/api/bodies mlxserve/api/turns mlxserve/api/warnings"
@@ -223,12 +223,12 @@ ARROWS: dict[str, str] = {
         "tui/chat mlxserve/chats mlxserve/version mlxserve/errors mlxserve/config mlxserve/request mlxserve/text/costs "
         "mlxserve/engine mlxserve/chat mlxserve/api/errors mlxserve/api/access "
         "mlxserve/api/bodies mlxserve/api/server mlxserve/api/metrics mlxserve/api/prefix_names "
-        "mlxserve/api/service mlxserve/api/turns mlxserve/api/warnings"
+        "mlxserve/api/service mlxserve/api/turns mlxserve/api/warnings mlxserve/text/conversation"
     ),
     "mlxserve/api/model_routes": (
         "mlxserve/chat mlxserve/api/access mlxserve/api/model_names mlxserve/api/server "
         "mlxserve/api/metrics mlxserve/api/prefix_names mlxserve/api/service mlxserve/api/openai "
-        "mlxserve/api/responses mlxserve/api/anthropic mlxserve/api/ollama mlxserve/api/native"
+        "mlxserve/api/responses mlxserve/api/anthropic mlxserve/api/ollama mlxserve/api/native mlxserve/images"
     ),
     "mlxserve/api/dispatch": (
         "mlxserve/errors mlxserve/chat mlxserve/shelf mlxserve/api/errors mlxserve/api/access "
@@ -245,7 +245,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/api/access mlxserve/api/warnings mlxserve/api/server mlxserve/api/turns mlxserve/api/bodies "
         "mlxserve/api/openapi "
         "mlxserve/api/responses mlxserve/api/native mlxserve/api/page mlxserve/api/model_routes "
-        "mlxserve/api/dispatch mlxserve/api/models mlxserve/api/ollama_models"
+        "mlxserve/api/dispatch mlxserve/api/models mlxserve/api/ollama_models mlxserve/images"
     ),
     "mlxserve/doctor": (
         "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/config mlxserve/request "

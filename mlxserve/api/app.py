@@ -48,6 +48,8 @@ from mlxserve.api.server.open_requests import OpenRequests, RequestRegister
 from mlxserve.api.turns import AtTheDoor
 from mlxserve.chats.shelf import ChatShelf
 from mlxserve.config import data_home
+from mlxserve.images.remote import RemoteFiles
+from mlxserve.images.sources import ImageSources
 from mlxserve.shelf.shelf import ModelShelf
 
 if TYPE_CHECKING:
@@ -106,6 +108,7 @@ def create_app_of_shelf(
         max_prefix_share=access.max_prefix_share_per_key,
         drain=drain,
         responses=store,
+        images=ImageSources(RemoteFiles() if access.allow_remote_images else None),
     )
     dispatch = ModelDispatch(shelf, shared, is_strict=strict_model_names)
     keyring.on_revoked(dispatch.drop_prefixes)

@@ -100,6 +100,13 @@ class ServerConfig(Options):
             "Security",
         ),
     ] = ()
+    allow_remote_images: Annotated[
+        bool,
+        Option(
+            "Fetch images that requests name by http and https URLs, from public addresses only.",
+            "Security",
+        ),
+    ] = False
     max_requests_per_key: Annotated[
         int,
         Option(

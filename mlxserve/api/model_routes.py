@@ -25,6 +25,7 @@ from mlxserve.api.responses.routes import Responses
 from mlxserve.api.responses.store import ResponseStore
 from mlxserve.api.server.drain import Drain
 from mlxserve.api.service import Service
+from mlxserve.images.sources import ImageSources
 
 if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat
@@ -40,6 +41,7 @@ class SharedState:
     max_prefix_share: float
     drain: Drain
     responses: ResponseStore
+    images: ImageSources
 
 
 class ModelRoutes:
@@ -50,7 +52,7 @@ class ModelRoutes:
         self.metrics = Metrics(chat.model_name, chat.engine.stats)
         self.prefix_names = PrefixNames(chat, shared.keyring, shared.max_prefix_share)
         self._keyring = shared.keyring
-        service = Service(chat, names, self.metrics, self.prefix_names)
+        service = Service(chat, names, self.metrics, self.prefix_names, shared.images)
         self.routes = [
             *OpenAI(service).routes(),
             *Responses(service, shared.responses).routes(),

@@ -7,15 +7,19 @@ turn, beside the event loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
 from mlxserve.api.bodies.fields import Prompt, TemplateKwargs
 from mlxserve.api.errors import invalid_value
-from mlxserve.api.turns import in_turn
+from mlxserve.api.turns import in_turn, pixel_hold, refusal
 from mlxserve.api.warnings import FITTED, warn
-from mlxserve.text.conversation import Conversation
+from mlxserve.errors import InvalidParameter, InvalidRequest, QueueFull
+from mlxserve.images.image import Image
+from mlxserve.images.sources import ImageSources
+from mlxserve.text.conversation import Conversation, SentImage
 from mlxserve.text.costs import MESSAGES_PER_SECOND, encode_seconds, render_seconds
 from mlxserve.text.fitting import Fitted
 
@@ -24,13 +28,15 @@ if TYPE_CHECKING:
 
 # Messages that are read in the event loop: leaving it takes as long.
 _READ_HERE = 20
+MAX_IMAGES, MAX_PIXELS = 256, 128 << 20  # of one request
 
 
 class Prompts:
     """Makes prompts for one `Chat`. Methods raise InvalidRequest and ApiError."""
 
-    def __init__(self, chat: Chat) -> None:
+    def __init__(self, chat: Chat, images: ImageSources) -> None:
         self._chat = chat
+        self._images = images
 
     async def of_texts(
         self, request: Request, texts: Sequence[Prompt], field: str = "prompt"
@@ -44,7 +50,7 @@ class Prompts:
     async def of_conversation(
         self,
         request: Request,
-        read: Callable[[], Conversation],
+        read: Callable[[bool], Conversation],
         num_messages: int,
         template_kwargs: TemplateKwargs,
         *,
@@ -54,7 +60,7 @@ class Prompts:
     ) -> list[int]:
         """A conversation in the model's template. The reply warns of what was changed for that.
 
-        read: makes the conversation from about `num_messages` of the body
+        read: makes the conversation from about `num_messages` of the body, with images or without
         continues: the answer continues the last message
         """
         variables: dict[str, Any] = {**template_kwargs}
@@ -62,10 +68,13 @@ class Prompts:
             add_generation_prompt = False
             variables["continue_final_message"] = True
 
+        sees = self._chat.sees_images
         if num_messages <= _READ_HERE:
-            conversation = read()
+            conversation = read(sees)
         else:
-            conversation = await in_turn(request, num_messages / MESSAGES_PER_SECOND, read)
+            seconds = num_messages / MESSAGES_PER_SECOND
+            conversation = await in_turn(request, seconds, partial(read, sees))
+        conversation = await self._with_images(request, conversation)
 
         def render() -> tuple[list[int], Fitted]:
             fitted = self._chat.fit(conversation)
@@ -84,6 +93,40 @@ class Prompts:
         if fitted.changes:
             warn(request, f"{FITTED}: {', '.join(fitted.changes)}")
         return token_ids
+
+    async def _with_images(self, request: Request, conversation: Conversation) -> Conversation:
+        """With the images that were sent, each fetched and decoded once."""
+        sent = conversation.sent_images
+        if len(sent) > MAX_IMAGES:
+            raise InvalidParameter(
+                sent[MAX_IMAGES].where, f"at most {MAX_IMAGES} images are allowed, got {len(sent)}"
+            )
+        hold = pixel_hold(request)
+        found: dict[str | None, Image] = {}
+        num_pixels = 0
+        for one in sent:
+            if one.source in found:
+                continue
+            image = await self._image(request, one)
+            num_pixels += image.width * image.height
+            if num_pixels > MAX_PIXELS:
+                raise InvalidParameter(
+                    one.where,
+                    f"the images have more than {MAX_PIXELS >> 20} million pixels together; send fewer, "
+                    "or smaller ones",
+                )
+            try:
+                hold.grow_to(3 * num_pixels)
+            except QueueFull as error:
+                raise refusal(error) from error
+            found[one.source] = image
+        return conversation.with_images({one: found[one.source] for one in sent})
+
+    async def _image(self, request: Request, sent: SentImage) -> Image:
+        try:
+            return await self._images.image(sent.source, partial(in_turn, request))
+        except InvalidRequest as error:
+            raise InvalidParameter(sent.where, f"the image {error}") from error
 
     def _encoded(self, prompt: Prompt, field: str) -> list[int]:
         token_ids = self._chat.encode(prompt) if isinstance(prompt, str) else list(prompt)

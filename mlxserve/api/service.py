@@ -30,6 +30,7 @@ from mlxserve.api.vectors import Vectors
 from mlxserve.api.warnings import Warnings, warn
 from mlxserve.chat.request_options import RequestOptions
 from mlxserve.errors import MlxServeError, QueueFull, UnknownPrefix
+from mlxserve.images.sources import ImageSources
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.guidance.structures import not_enforced
 from mlxserve.text.parsing.turn import AssistantTurn
@@ -87,12 +88,17 @@ class Service:
     """One for each app. Methods raise ApiError, and MlxServeError where they say so."""
 
     def __init__(
-        self, chat: Chat, names: ModelNames, metrics: Metrics, prefix_names: PrefixNames
+        self,
+        chat: Chat,
+        names: ModelNames,
+        metrics: Metrics,
+        prefix_names: PrefixNames,
+        images: ImageSources,
     ) -> None:
         self.chat = chat
         self.names = names
         self.metrics = metrics
-        self.prompts = Prompts(chat)
+        self.prompts = Prompts(chat, images)
         self.vectors = Vectors(chat, self.prompts)
         self.prefix_names = prefix_names
         self.warnings = Warnings()

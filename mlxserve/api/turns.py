@@ -14,17 +14,17 @@ from mlxserve.api.access.security import client_name, key_id
 from mlxserve.api.errors import ApiError
 from mlxserve.api.server.retry_after import MAX_SECONDS, MIN_SECONDS
 from mlxserve.api.server.sse import until_disconnect
-from mlxserve.door import BodyHold, Door
+from mlxserve.door import BodyHold, BodyMemory, Door
 from mlxserve.errors import ClientQueueFull, QueueFull
 
 T = TypeVar("T")
 
 WAITED = "mlxserve.waited"  # in the scope of a request: seconds for which it waited for its model
-_DOOR, _BODY = "mlxserve.door", "mlxserve.body"  # in the scope of a request
+_DOOR, _HOLDS = "mlxserve.door", "mlxserve.holds"  # in the scope of a request
 
 
 class AtTheDoor:
-    """Gives every request the door, and gives the memory of its body back."""
+    """Gives every request the door, and gives the memory of its body and images back."""
 
     def __init__(self, app: ASGIApp, door: Door) -> None:
         self._app = app
@@ -35,11 +35,11 @@ class AtTheDoor:
             await self._app(scope, receive, send)
             return
         scope[_DOOR] = self._door
+        scope[_HOLDS] = []
         try:
             await self._app(scope, receive, send)
         finally:
-            if _BODY in scope:
-                scope[_BODY].close()
+            _close_holds(scope)
 
 
 async def in_turn(request: Request, seconds: float, work: Callable[[], T]) -> T:
@@ -56,16 +56,28 @@ async def in_turn(request: Request, seconds: float, work: Callable[[], T]) -> T:
 
 def body_hold(request: Request) -> BodyHold:
     """The memory of its body: held until `forget_body`, or until the reply has been sent."""
-    door: Door = request.scope[_DOOR]
-    hold = door.bodies.hold(client_name(request), has_key=bool(key_id(request)))
-    request.scope[_BODY] = hold
+    return _hold(request, request.scope[_DOOR].bodies)
+
+
+def pixel_hold(request: Request) -> BodyHold:
+    """The memory of its decoded images: as that of its body."""
+    return _hold(request, request.scope[_DOOR].pixels)
+
+
+def _hold(request: Request, memory: BodyMemory) -> BodyHold:
+    hold = memory.hold(client_name(request), has_key=bool(key_id(request)))
+    request.scope[_HOLDS].append(hold)
     return hold
 
 
 def forget_body(request: Request) -> None:
-    """Its text has become tokens, which are few."""
-    if _BODY in request.scope:
-        request.scope[_BODY].close()
+    """Its text has become tokens, which are few, and its images are the engine's."""
+    _close_holds(request.scope)
+
+
+def _close_holds(scope: Scope) -> None:
+    for hold in scope[_HOLDS]:
+        hold.close()
 
 
 async def unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:

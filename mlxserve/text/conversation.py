@@ -43,6 +43,7 @@ _TEXT_PARTS = {
     "reasoning_text": "text",
     "summary_text": "text",
 }
+_IMAGE_PARTS = ("image_url", "input_image")  # of OpenAI's APIs
 MAX_PARTS = 1_000
 NOT_SEEN = "{} parts are not supported: this model reads text only"
 
@@ -66,7 +67,26 @@ class Unreadable:
         return f"[{self.kind} left out]"
 
 
-Part: TypeAlias = str | Image | Unreadable
+@dataclass(frozen=True, slots=True)
+class SentImage:
+    """An image as it was sent, before it is fetched and decoded.
+
+    source  a URL: data: with the file itself, http: or https:. None for what is none of them
+    kind    of the part, for the sentence of a model that does not see it
+    where   its path in the request
+    """
+
+    source: str | None
+    kind: str = "image"
+    where: str = ""
+
+    @property
+    def unseen(self) -> Unreadable:
+        return Unreadable(self.kind, self.where)
+
+
+SentPart: TypeAlias = str | SentImage | Unreadable
+Part: TypeAlias = SentPart | Image
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +108,12 @@ class Call:
 
 
 class PlacedImage(NamedTuple):
-    """An image before the character `at` of a message's text."""
+    """An image before the character `at` of a message's text. A text in its place is separated from those
+    around it by `separator`."""
 
     at: int
-    image: Image
+    image: Image | SentImage
+    separator: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,17 +147,16 @@ class Message:
         separator: between texts with no image between them
         where: the path of the parts, which know their own within it
         """
-        parts = tuple(parts)
+        parts = tuple(
+            part if isinstance(part, (str, Image)) else replace(part, where=where + part.where)
+            for part in parts
+        )
         text, images = _placed(parts, separator)
         return cls(
             role=role,
             text=text,
             images=images,
-            left_out=tuple(
-                Unreadable(part.kind, where + part.where)
-                for part in parts
-                if isinstance(part, Unreadable)
-            ),
+            left_out=tuple(part for part in parts if isinstance(part, Unreadable)),
             **rest,
         )
 
@@ -145,7 +166,7 @@ class Message:
             return self.text
         parts: list[dict[str, Any]] = []
         begin = 0
-        for at, image in (*self.images, (len(self.text), None)):
+        for at, image, _ in (*self.images, (len(self.text), None, "")):
             if at > begin:
                 parts.append({"type": "text", "text": self.text[begin:at]})
             if image is not None:
@@ -157,7 +178,7 @@ class Message:
         """Both as one message."""
         text = PARAGRAPH.join(filter(None, (earlier.text, self.text)))
         shift = len(text) - len(self.text)
-        moved = (PlacedImage(at + shift, image) for at, image in self.images)
+        moved = (image._replace(at=image.at + shift) for image in self.images)
         return replace(
             self,
             text=text,
@@ -168,12 +189,50 @@ class Message:
             extra={**earlier.extra, **self.extra},
         )
 
+    @property
+    def sent_images(self) -> list[SentImage]:
+        """Those that are not decoded yet."""
+        return [image for _, image, _ in self.images if isinstance(image, SentImage)]
+
+    def with_images(self, found: Mapping[SentImage, Image]) -> Message:
+        """With the images that were sent decoded."""
+        if not self.sent_images:
+            return self
+        images = (
+            placed._replace(image=found[placed.image])
+            if isinstance(placed.image, SentImage)
+            else placed
+            for placed in self.images
+        )
+        return replace(self, images=tuple(images))
+
+    def without_images(self) -> Message:
+        """With texts in the place of the images that were sent, as a model gets it that does not see."""
+        if not self.sent_images:
+            return self
+        text, begin, between = "", 0, ""
+        kept, unseen = [], []
+        for placed in self.images:
+            said, begin = self.text[begin : placed.at], placed.at
+            text += between + said if said else ""
+            between = ""
+            if isinstance(placed.image, SentImage):
+                left = placed.image.unseen
+                unseen.append(left)
+                between = placed.separator
+                text += between + left.text if text else left.text
+            else:
+                kept.append(placed._replace(at=len(text)))
+        if said := self.text[begin:]:
+            text += between + said
+        return replace(self, text=text, images=tuple(kept), left_out=(*self.left_out, *unseen))
+
 
 def _placed(parts: Sequence[Part], separator: str) -> tuple[str, tuple[PlacedImage, ...]]:
     text, images, follows_text = "", [], False
     for part in parts:
-        if isinstance(part, Image):
-            images.append(PlacedImage(len(text), part))
+        if isinstance(part, (Image, SentImage)):
+            images.append(PlacedImage(len(text), part, separator))
             follows_text = False
             continue
         piece = part if isinstance(part, str) else part.text
@@ -189,14 +248,20 @@ class Conversation:
     messages: tuple[Message, ...]
 
     @classmethod
-    def of(cls, messages: Iterable[Message], *, joins: Sequence[str] = ()) -> Self:
-        """joins: roles whose neighbours the dialect means as one message
+    def of(
+        cls, messages: Iterable[Message], *, joins: Sequence[str] = (), sees: bool = False
+    ) -> Self:
+        """
+        joins: roles whose neighbours the dialect means as one message
+        sees: images that were sent stay, to be decoded: the model sees them
 
         Raises InvalidParameter for an image, or another medium, in the newest user message: an answer
         without it would be about something else. Everywhere else, in earlier turns and in the
         results of tools, a text takes its place, as a refusal would end the session for good.
         """
         messages = tuple(_with_ids(tuple(messages)))
+        if not sees:
+            messages = tuple(message.without_images() for message in messages)
         _refuse_media(messages)
         names: dict[str, str] = {}
         whole: list[Message] = []
@@ -214,6 +279,15 @@ class Conversation:
     def left_out(self) -> list[str]:
         """What was left out, by kind."""
         return sorted({left.kind for message in self.messages for left in message.left_out})
+
+    @property
+    def sent_images(self) -> list[SentImage]:
+        """Those that are not decoded yet, in their order."""
+        return [image for message in self.messages for image in message.sent_images]
+
+    def with_images(self, found: Mapping[SentImage, Image]) -> Self:
+        """With the images that were sent decoded."""
+        return replace(self, messages=tuple(m.with_images(found) for m in self.messages))
 
 
 def images_in(message: Mapping[str, Any]) -> list[Image]:
@@ -283,12 +357,22 @@ def _part(part: object, where: str) -> Part:
     kind = part["type"]
     if kind == "image" and isinstance(image := part.get("image"), Image):
         return image
+    if kind in _IMAGE_PARTS:
+        return SentImage(_url_of(part), kind, where)
     if kind not in _TEXT_PARTS:
         return Unreadable(kind[:64], where)
     text = part.get(_TEXT_PARTS[kind])
     if not isinstance(text, str):
         raise ValueError(f"a {kind} part needs a string named {_TEXT_PARTS[kind]!r}")
     return text
+
+
+def _url_of(part: Mapping[str, Any]) -> str | None:
+    """Chat Completions has an object with it, Responses the URL itself."""
+    url = part.get("image_url")
+    if isinstance(url, Mapping):
+        url = url.get("url")
+    return url if isinstance(url, str) else None
 
 
 _READ = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning")

@@ -95,6 +95,7 @@ class FakeChat:
     created: int = 1_700_000_000
     can_call: bool = True
     can_think: bool = False
+    sees_images: bool = False
     chat_template: str = "{{ messages }}"
     fingerprint: str = "print"
     facts: ModelFacts = field(
@@ -143,7 +144,12 @@ class FakeChat:
         self.rendered.append(
             SimpleNamespace(messages=list(messages), tools=list(tools or ()), kwargs=kwargs)
         )
-        return self.encode("".join(str(message["content"]) for message in messages))
+        parts = [
+            part if isinstance(part, str) else part.get("text", "#")
+            for message in messages
+            for part in message["content"]
+        ]
+        return self.encode("".join(parts))
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())

@@ -35,6 +35,7 @@ class AccessPolicy:
     max_prefix_share_per_key: most of the names and pages of named prefixes that one user key may
         have, as a fraction, while there are several keys
     is_exposed: other machines reach the server, so it needs a key even once the last one was revoked
+    allow_remote_images: requests may name images on the web, which are then fetched
     """
 
     hosts: Sequence[str] = ()
@@ -47,6 +48,7 @@ class AccessPolicy:
     requests_per_minute_per_key: int = 0
     max_prefix_share_per_key: float = 0.5
     is_exposed: bool = False
+    allow_remote_images: bool = False
 
     def keyring(self) -> Keyring:
         """Raises InvalidConfig for a keys file that is damaged or open to other users."""
@@ -71,6 +73,7 @@ def read_access(config: ServerConfig, environment_key: str | None = None) -> Acc
         requests_per_minute_per_key=config.requests_per_minute_per_key,
         max_prefix_share_per_key=config.max_prefix_share_per_key,
         is_exposed=not is_loopback(host),
+        allow_remote_images=config.allow_remote_images,
     )
     if access.is_exposed and not access.keyring().is_locked:
         raise InvalidConfig(

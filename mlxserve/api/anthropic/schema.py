@@ -7,7 +7,6 @@ reply's warning header names them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -25,6 +24,7 @@ from mlxserve.api.bodies.tools import (
     thinking_budget,
     turn_of,
 )
+from mlxserve.images.sources import data_url
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.conversation import (
     ASSISTANT,
@@ -35,6 +35,8 @@ from mlxserve.text.conversation import (
     Call,
     Conversation,
     Message,
+    Part,
+    SentImage,
     Unreadable,
     arguments_text,
 )
@@ -67,6 +69,7 @@ class ContentBlock(KindedModel):
 
     NEEDS: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "text": ("text",),
+        "image": (),
         "document": ("source",),
         "thinking": ("thinking",),
         "tool_use": ("id", "name", "input"),
@@ -89,10 +92,12 @@ class ContentBlock(KindedModel):
     citations: object = None
     caller: object = None
 
-    def parts(self, where: str) -> Iterator[str | Unreadable]:
+    def parts(self, where: str) -> Iterator[Part]:
         """Its text, or what is left out; nothing for what is not part of a text."""
         if self.type == "text":
             yield self.text or ""
+        elif self.type == "image":
+            yield SentImage(self._image_url(), self.type, where)
         elif self.type == "document" and isinstance((self.source or {}).get("data"), str):
             source = self.source or {}
             is_text = source.get("type") == "text"
@@ -101,11 +106,20 @@ class ContentBlock(KindedModel):
         elif self.type not in _NOT_TEXT:
             yield Unreadable(self.type, where)
 
+    def _image_url(self) -> str | None:
+        source = self.source or {}
+        data, url = source.get("data"), source.get("url")
+        if source.get("type") == "base64" and isinstance(data, str):
+            return data_url(data, str(source.get("media_type") or ""))
+        return url if source.get("type") == "url" and isinstance(url, str) else None
+
     def result(self, where: str) -> Message:
         """Templates have no field for a failure, so the text states it."""
         parts = _parts(self.content, f"{where}.content")
-        result = Message.of(TOOL, parts, PARAGRAPH, call_id=self.tool_use_id)
-        return replace(result, text=f"Error: {result.text}") if self.is_error else result
+        if self.is_error:
+            first, *rest = parts if parts and isinstance(parts[0], str) else ("", *parts)
+            parts = [f"Error: {first}", *rest]
+        return Message.of(TOOL, parts, PARAGRAPH, call_id=self.tool_use_id)
 
     def call(self) -> Call:
         return Call(self.id or "", self.name or "", arguments_text(self.input))
@@ -116,7 +130,7 @@ _Blocks: TypeAlias = Annotated[
 ]
 
 
-def _parts(blocks: Sequence[ContentBlock], where: str) -> list[str | Unreadable]:
+def _parts(blocks: Sequence[ContentBlock], where: str) -> list[Part]:
     return [part for n, block in enumerate(blocks) for part in block.parts(f"{where}[{n}]")]
 
 
@@ -138,7 +152,7 @@ class AnthropicMessage(StrictModel):
         if self.role == "assistant":
             yield self._answer(where)
             return
-        said: list[str | Unreadable] = []
+        said: list[Part] = []
         for number, block in enumerate(self.content):
             place = f"{where}.content[{number}]"
             said += block.parts(place)
@@ -258,8 +272,8 @@ class CountTokensRequest(RequestBody):
     def shows_thinking(self) -> bool:
         return self.thinking is None or self.thinking.display != "omitted"
 
-    def conversation(self) -> Conversation:
-        """Consecutive messages of one role are one message. Raises InvalidParameter."""
+    def conversation(self, sees: bool) -> Conversation:
+        """As `conversation_of`. Consecutive messages of one role are one message."""
         system = _without_billing_line(PARAGRAPH.join(block.text for block in self.system))
         said = [
             one
@@ -267,7 +281,7 @@ class CountTokensRequest(RequestBody):
             for one in message.messages(f"messages[{number}]")
         ]
         first = [Message(role=SYSTEM, text=system)] if system else []
-        return Conversation.of([*first, *said], joins=(USER, SYSTEM))
+        return Conversation.of([*first, *said], joins=(USER, SYSTEM), sees=sees)
 
     @property
     def definitions(self) -> list[dict[str, Any]]:

@@ -13,7 +13,8 @@ from mlxserve.text.conversation import (
     Call,
     Conversation,
     Message,
-    Unreadable,
+    Part,
+    SentPart,
     arguments_text,
     parts_of,
 )
@@ -26,12 +27,13 @@ def _parts(value: object) -> object:
     return None if value is None else parts_of(value)
 
 
-def text_of(parts: Sequence[str | Unreadable] | None) -> str | None:
-    return None if parts is None else Message.of("", parts).text
+def text_of(parts: Sequence[Part] | None) -> str | None:
+    """With words in the place of images."""
+    return None if parts is None else Message.of("", parts).without_images().text
 
 
 Parts: TypeAlias = Annotated[
-    tuple[str | Unreadable, ...] | None, PlainValidator(_parts), PlainSerializer(text_of)
+    tuple[SentPart, ...] | None, PlainValidator(_parts), PlainSerializer(text_of)
 ]
 _Reasoning: TypeAlias = Annotated[
     str | None, BeforeValidator(lambda value: value if isinstance(value, str) else None)
@@ -95,8 +97,8 @@ ChatMessages: TypeAlias = Annotated[
 ]
 
 
-def conversation_of(messages: Sequence[ChatMessage]) -> Conversation:
-    """Raises InvalidParameter for an image in the newest user message."""
-    return Conversation.of(
-        message.message(f"messages[{number}]") for number, message in enumerate(messages)
-    )
+def conversation_of(messages: Sequence[ChatMessage], sees: bool = False) -> Conversation:
+    """sees: as in `Conversation.of`. Raises InvalidParameter for media in the newest user message that the
+    model cannot read."""
+    said = (message.message(f"messages[{number}]") for number, message in enumerate(messages))
+    return Conversation.of(said, sees=sees)

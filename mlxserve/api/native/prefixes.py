@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,13 +18,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.access.security import cache_namespace, is_admin, key_id
-from mlxserve.api.bodies.messages import conversation_of
+from mlxserve.api.bodies.messages import ChatMessage, conversation_of
 from mlxserve.api.bodies.request_body import BodyRoute, read_request
 from mlxserve.api.errors import ApiError, from_engine, invalid_value, json_response
 from mlxserve.api.native.schema import PrefixRequest
 from mlxserve.api.prefix_names import MAX_PREFIXES, OwnedPrefix
 from mlxserve.api.service import Service
-from mlxserve.errors import MlxServeError, UnknownPrefix
+from mlxserve.errors import InvalidParameter, MlxServeError, UnknownPrefix
+from mlxserve.text.conversation import Conversation
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
@@ -126,11 +128,19 @@ class Prefixes:
             return (await self._prompts.of_texts(request, asked.prompt))[0]
         return await self._prompts.of_conversation(
             request,
-            partial(conversation_of, asked.messages or ()),
+            partial(_texts_of, asked.messages or ()),
             len(asked.messages or ()),
             asked.chat_template_kwargs,
             add_generation_prompt=False,
         )
+
+
+def _texts_of(messages: Sequence[ChatMessage], sees: bool) -> Conversation:
+    """Raises InvalidParameter for an image."""
+    conversation = conversation_of(messages, sees)
+    for image in conversation.sent_images:
+        raise InvalidParameter(image.where, "a named prefix holds no images")
+    return conversation
 
 
 def _owner(request: Request) -> str:

@@ -138,12 +138,15 @@ class Ollama:
         return self._json(request, asked, {**reply.piece(), **ending})
 
     async def _prompt(self, request: Request, asked: OllamaGenerateRequest) -> list[int]:
-        conversation = asked.conversation()
         if asked.raw:
+            if asked.images and self._chat.sees_images:
+                message = "images: a raw prompt holds none; send it without `raw`"
+                raise ApiError(400, message, param="images")
+            asked.conversation(sees=False)  # which refuses images
             [prompt] = await self._service.prompts.of_texts(request, [asked.prompt or ""])
             return prompt
         prompt = await self._service.prompts.of_conversation(
-            request, lambda: conversation, 2, asked.template_kwargs, tools=asked.definitions
+            request, asked.conversation, 2, asked.template_kwargs, tools=asked.definitions
         )
         return [*(asked.context or ()), *prompt]
 

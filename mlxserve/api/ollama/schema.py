@@ -14,8 +14,9 @@ from mlxserve.api.bodies.generation import NO_LIMIT, SamplingFields, TopK
 from mlxserve.api.bodies.messages import MAX_MESSAGES, ChatMessage, conversation_of
 from mlxserve.api.bodies.request_body import NotYet, RequestBody
 from mlxserve.api.bodies.tools import Tools, thinking_budget, turn_of
+from mlxserve.images.sources import data_url
 from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
-from mlxserve.text.conversation import PARAGRAPH, Conversation, Message, Unreadable
+from mlxserve.text.conversation import PARAGRAPH, Conversation, Message, SentImage
 from mlxserve.text.parsing.turn import AssistantTurn
 
 MAX_IMAGES = 1_000
@@ -54,6 +55,11 @@ def _seed(value: object) -> object:
     """A number below 0 is none."""
     value = int(value) if isinstance(value, float) else value
     return None if isinstance(value, int) and value < 0 else value
+
+
+def _url(image: str) -> str:
+    """Ollama's clients send the file as base64."""
+    return image if image.startswith("data:") else data_url(image)
 
 
 # Ollama drops the fraction of a number that should be whole, and takes null for nothing.
@@ -134,12 +140,14 @@ class OllamaMessage(ChatMessage):
     def message(self, where: str) -> Message:
         said = super().message(where)
         place = f"{where}.images".lstrip(".")
-        images = [Unreadable("image", f"{place}[{n}]") for n in range(len(self.images))]
-        shown = Message.of(said.role, images, PARAGRAPH).after(said)
+        images = [
+            SentImage(_url(image), "image", f"{place}[{n}]") for n, image in enumerate(self.images)
+        ]
+        shown = said.after(Message.of(said.role, images, PARAGRAPH))
         return replace(
             said,
             text=shown.text,
-            left_out=shown.left_out,
+            images=shown.images,
             reasoning=self.thinking or said.reasoning,
             name=self.tool_name or said.name,
         )
@@ -197,9 +205,9 @@ class OllamaChatRequest(OllamaGeneration):
         last = self.messages[-1]
         return last.role == "assistant" and bool(last.content) and not last.tool_calls
 
-    def conversation(self) -> Conversation:
-        """Raises InvalidParameter for an image in the newest user message."""
-        return conversation_of(self.messages)
+    def conversation(self, sees: bool) -> Conversation:
+        """As `conversation_of`."""
+        return conversation_of(self.messages, sees)
 
 
 class OllamaGenerateRequest(OllamaGeneration):
@@ -218,8 +226,8 @@ class OllamaGenerateRequest(OllamaGeneration):
             raise ValueError("raw: raw mode does not support template, system, or context")
         return self
 
-    def conversation(self) -> Conversation:
-        """Raises InvalidParameter for images."""
+    def conversation(self, sees: bool) -> Conversation:
+        """Raises InvalidParameter for images that the model cannot see."""
         system = [Message(role="system", text=self.system)] if self.system else []
         said = {"role": "user", "content": self.prompt, "images": self.images}
-        return Conversation.of([*system, OllamaMessage.model_validate(said).message("")])
+        return Conversation.of([*system, OllamaMessage.model_validate(said).message("")], sees=sees)

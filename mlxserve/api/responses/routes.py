@@ -89,5 +89,5 @@ class Responses:
             return
         answered = ResponsesRequest.read({"input": response["output"]}).input
         items = [*asked.input, *answered]
-        size = sum(len(item.model_dump_json()) for item in items) + len(encode_json(response))
+        size = sum(item.size for item in items) + len(encode_json(response))
         self._store.put(StoredResponse(owner, response, items, size, asked.previous_response_id))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -25,6 +26,8 @@ from mlxserve.text.conversation import (
     Call,
     Conversation,
     Message,
+    Part,
+    SentImage,
     Unreadable,
     arguments_text,
 )
@@ -91,6 +94,13 @@ class InputItem(KindedModel):
         role = SYSTEM if self.role == "developer" else str(self.role)
         return Message.of(role, self.content or (), where=f"{where}.content")
 
+    @property
+    def size(self) -> int:
+        """Characters, with those of images."""
+        parts = (*(self.content or ()), *(self.output or ()))
+        images = sum(len(part.source or "") for part in parts if isinstance(part, SentImage))
+        return len(self.model_dump_json()) + images
+
     def listed(self, number: int) -> dict[str, Any]:
         """As listed among a response's inputs. An item without an id is named by its position."""
         item = self.model_dump(exclude_none=True, exclude=set(self.model_extra or ()))
@@ -100,11 +110,24 @@ class InputItem(KindedModel):
         if self.content is not None:
             of_message = "output_text" if self.role == "assistant" else "input_text"
             kind = "reasoning_text" if self.type == "reasoning" else of_message
-            item["content"] = [{"type": kind, "text": text_of(self.content)}]
-            if kind == "output_text":
-                item["content"][0]["annotations"] = []
+            item["content"] = _listed_parts(self.content, kind)
+        if any(isinstance(part, SentImage) for part in self.output or ()):
+            item["output"] = _listed_parts(self.output or (), "input_text")
         item.setdefault("status", "completed")
         return item
+
+
+def _listed_parts(parts: Sequence[Part], kind: str) -> list[dict[str, Any]]:
+    """Images as they were sent, and the texts between them as one part each, of this kind."""
+    listed: list[dict[str, Any]] = []
+    for is_image, run in groupby(parts, lambda part: isinstance(part, SentImage)):
+        if is_image:
+            urls = [part.source for part in run if isinstance(part, SentImage)]
+            listed += [{"type": "input_image", "detail": "auto", "image_url": url} for url in urls]
+        else:
+            annotated: dict[str, Any] = {"annotations": []} if kind == "output_text" else {}
+            listed.append({"type": kind, "text": text_of(tuple(run)), **annotated})
+    return listed or [{"type": kind, "text": ""}]
 
 
 _ID_PREFIXES = {
@@ -305,10 +328,10 @@ class ResponsesRequest(ToolGenerationFields):
             raise invalid_value("input", f"the conversation has more than {MAX_MESSAGES} items")
         return self.model_copy(update={"input": [*earlier, *self.input]})
 
-    def conversation(self) -> Conversation:
-        """Raises InvalidParameter for an image in the newest user message."""
+    def conversation(self, sees: bool) -> Conversation:
+        """As `conversation_of`."""
         first = [Message(role=SYSTEM, text=self.instructions)] if self.instructions else []
-        return Conversation.of([*first, *messages_of(self.input)])
+        return Conversation.of([*first, *messages_of(self.input)], sees=sees)
 
     def _own_format(self) -> Structure | None:
         return format_of(self.text.format, "text.format") if self.text is not None else None

@@ -471,7 +471,7 @@ def test_an_image_in_the_newest_message_is_refused_and_an_earlier_one_left_out(
     earlier = ask(client, messages=[image, {"role": "assistant", "content": "A dot."}, USER])
     assert warning(earlier) == "left out: image"
     first = chat.rendered[-1].messages[0]
-    assert first["content"] == "What?\n\n[image left out: this model reads text only]"
+    assert first["content"] == "[image left out: this model reads text only]\n\nWhat?"
 
 
 # Conversations of programs.

@@ -1,0 +1,132 @@
+"""Images that a client names by a URL, fetched from public addresses only.
+
+Whoever may send a request could otherwise read what only this machine can: other servers on it and in its
+network, and the addresses at which clouds hand out credentials. So a name is resolved here, once for each
+redirect, and the connection goes to the address that was looked at: a name that resolves otherwise a moment
+later changes nothing.
+
+    http(s)://name/path ──▶ addresses of the name ──▶ the first public one ──▶ at most MAX_SIZE bytes
+          ▲                                                    │
+          └──────────── redirect, at most MAX_REDIRECTS ───────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable
+
+import httpx
+
+from mlxserve.errors import InvalidRequest
+
+MAX_SIZE = 20 << 20  # bytes of a file
+MAX_REDIRECTS = 3
+SECONDS = 10.0  # for all of it
+MAX_AT_ONCE = 8
+_HEADERS = {"accept": "image/*", "accept-encoding": "identity", "user-agent": "mlxserve"}
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # which ends with an address of IPv4
+_LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")
+
+# The addresses of a host and a port, as texts.
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+
+
+def is_public(address: str) -> bool:
+    """Whether anybody could reach it, and not this machine or its network alone."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        if (inner := _ipv4_in(found)) is not None:
+            return is_public(str(inner))
+        if found in _LOCAL_NAT64 or found.teredo is not None:
+            return False
+    return found.is_global and not found.is_multicast and not found.is_reserved
+
+
+def _ipv4_in(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The address that a gateway, or the system, connects to for this one."""
+    if address in _NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour
+
+
+async def addresses_of(host: str, port: int) -> list[str]:
+    """By the system's resolver."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+class RemoteFiles:
+    """Fetches files. `resolve`, `transport` and `may_reach` are other ones in tests."""
+
+    def __init__(
+        self,
+        resolve: Resolve = addresses_of,
+        transport: httpx.AsyncBaseTransport | None = None,
+        may_reach: Callable[[str], bool] = is_public,
+    ) -> None:
+        self._resolve = resolve
+        self._transport = transport
+        self._may_reach = may_reach
+        self._turns = asyncio.Semaphore(MAX_AT_ONCE)
+
+    async def fetch(self, url: str) -> bytes:
+        """Raises InvalidRequest, whose message is the end of a sentence about the file."""
+        try:
+            async with self._turns, asyncio.timeout(SECONDS):
+                return await self._follow(httpx.URL(url))
+        except TimeoutError as error:
+            raise InvalidRequest(f"cannot be fetched within {SECONDS:g} s") from error
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
+            reason = type(error).__name__
+            raise InvalidRequest(f"cannot be fetched ({reason}); check its URL") from error
+
+    async def _follow(self, url: httpx.URL) -> bytes:
+        transport = self._transport or httpx.AsyncHTTPTransport(retries=0)
+        # No proxies and no .netrc of the environment: they would reach other addresses, or tell secrets.
+        async with httpx.AsyncClient(
+            transport=transport, trust_env=False, follow_redirects=False, timeout=SECONDS
+        ) as client:
+            for _ in range(MAX_REDIRECTS + 1):
+                request = await self._request(client, url)
+                reply = await client.send(request, stream=True)
+                try:
+                    if not reply.has_redirect_location:
+                        return await _content(reply)
+                    url = url.join(reply.headers["location"])
+                finally:
+                    await reply.aclose()
+        raise InvalidRequest(f"is redirected more than {MAX_REDIRECTS} times")
+
+    async def _request(self, client: httpx.AsyncClient, url: httpx.URL) -> httpx.Request:
+        """To an address that was looked at, for the name that was asked for."""
+        if url.scheme not in ("http", "https") or not url.host:
+            raise InvalidRequest("is at no http or https URL")
+        if url.userinfo:
+            raise InvalidRequest("is at a URL with a password in it, which is not sent")
+        port = url.port or (443 if url.scheme == "https" else 80)
+        addresses = await self._resolve(url.raw_host.decode("ascii"), port)
+        public = [address for address in addresses if self._may_reach(address)]
+        if not public:
+            raise InvalidRequest(
+                "is not at a public address, and no others are fetched from; send it as a data: URL"
+            )
+        request = client.build_request("GET", url.copy_with(host=public[0]), headers=_HEADERS)
+        request.headers["host"] = url.netloc.decode("ascii")
+        request.extensions["sni_hostname"] = url.raw_host.decode("ascii")
+        return request
+
+
+async def _content(reply: httpx.Response) -> bytes:
+    if reply.status_code != 200:
+        raise InvalidRequest(f"cannot be fetched: its server answers {reply.status_code}")
+    if reply.headers.get("content-encoding", "identity") != "identity":
+        raise InvalidRequest("is sent compressed, though that was not asked for")
+    content = bytearray()
+    async for piece in reply.aiter_raw():
+        content += piece
+        if len(content) > MAX_SIZE:
+            raise InvalidRequest(f"is larger than {MAX_SIZE >> 20} MiB")
+    return bytes(content)

@@ -1,0 +1,68 @@
+"""Where images come from: data URLs, and where the server's operator allows it, the web."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from functools import partial
+
+from mlxserve.errors import InvalidRequest
+from mlxserve.images.decode import ImageDecoder, InTurn, image_decoder
+from mlxserve.images.image import Image
+from mlxserve.images.remote import RemoteFiles
+
+OPTION = "--allow-remote-images"
+_BASE64_PER_SECOND = 50_000_000  # characters
+_URL_SAFE = str.maketrans("-_", "+/")
+
+
+class ImageSources:
+    """Images by their URLs."""
+
+    def __init__(
+        self, remote: RemoteFiles | None = None, decoder: ImageDecoder | None = None
+    ) -> None:
+        """remote: None where nothing is fetched from the web"""
+        self._remote = remote
+        self._decoder = decoder or image_decoder()
+
+    async def image(self, source: str | None, in_turn: InTurn) -> Image:
+        """
+        source: a data:, http: or https: URL; None for what was no URL at all
+        in_turn: does the work on it in its client's turn
+
+        Raises InvalidRequest, whose message is the end of a sentence about the image, and what
+        `ImageDecoder.decode` raises.
+        """
+        return await self._decoder.decode(await self._file(source, in_turn), in_turn)
+
+    async def _file(self, source: str | None, in_turn: InTurn) -> bytes:
+        scheme = (source or "")[:8].partition(":")[0].lower()
+        if source is None or scheme not in ("data", "http", "https"):
+            raise InvalidRequest('needs a URL that begins with "data:", "https:" or "http:"')
+        if scheme == "data":
+            seconds = len(source) / _BASE64_PER_SECOND
+            return await in_turn(seconds, partial(file_of_data_url, source))
+        if self._remote is None:
+            raise InvalidRequest(
+                f"is on the web, from where this server fetches nothing ({OPTION} allows it); send it "
+                "as a data: URL"
+            )
+        return await self._remote.fetch(source)
+
+
+def data_url(content: str, media_type: str = "") -> str:
+    """Of what a client sent as base64 alone."""
+    return f"data:{media_type};base64,{content}"
+
+
+def file_of_data_url(url: str) -> bytes:
+    """Raises InvalidRequest, whose message is the end of a sentence about the image."""
+    parameters, comma, text = url.partition(",")
+    if not comma or not parameters.rstrip().lower().endswith(";base64"):
+        raise InvalidRequest('is in a data: URL without ";base64," before its content')
+    text = "".join(text.split()).translate(_URL_SAFE).rstrip("=")
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest("is not valid base64") from error
