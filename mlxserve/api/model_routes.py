@@ -16,6 +16,7 @@ from mlxserve.api.native.cache import Cache
 from mlxserve.api.native.model import ModelCard
 from mlxserve.api.native.monitoring import Monitoring
 from mlxserve.api.native.prefixes import Prefixes
+from mlxserve.api.native.rerank import Rerank
 from mlxserve.api.native.tokenization import Tokenization
 from mlxserve.api.ollama.routes import Ollama
 from mlxserve.api.openai.embeddings import Embeddings
@@ -60,6 +61,7 @@ class ModelRoutes:
             *Ollama(service).routes(),
             *ModelCard(service).routes(),
             *Embeddings(service).routes(),
+            *Rerank(service).routes(),
             *Prefixes(service).routes(),
             *Tokenization(service).routes(),
             *Monitoring(chat, shared.drain).routes(),

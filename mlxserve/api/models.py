@@ -91,9 +91,13 @@ class Models:
 
 def capabilities(chat: Chat) -> Iterator[str]:
     """In Ollama's words, which agents and editors read to choose what to send."""
-    yield "completion"
-    yield "embedding"
-    if chat.can_call:
+    if chat.can_write:
+        yield "completion"
+    if chat.can_embed:
+        yield "embedding"
+    if chat.can_rank:
+        yield "rerank"
+    if chat.can_write and chat.can_call:
         yield "tools"
-    if chat.can_think:
+    if chat.can_write and chat.can_think:
         yield "thinking"

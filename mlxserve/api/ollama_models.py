@@ -152,10 +152,11 @@ class OllamaModels:
 
 
 def _capabilities(one: OfferedModel) -> list[str]:
-    """Without "embedding", which clients take for a model that they cannot chat with."""
+    """Without "embedding" of a model that answers: clients take it for one that they cannot chat with."""
     if one.chat is None:
-        return ["completion"]
-    return [ability for ability in capabilities(one.chat) if ability != "embedding"]
+        return ["completion" if one.model.can_write else "embedding"]
+    left_out = {"embedding"} if one.chat.can_write else {"rerank"}
+    return [ability for ability in capabilities(one.chat) if ability not in left_out]
 
 
 def _parameters(chat: Chat) -> str:

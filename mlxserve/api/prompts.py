@@ -39,9 +39,21 @@ class Prompts:
         self._images = images
 
     async def of_texts(
-        self, request: Request, texts: Sequence[Prompt], field: str = "prompt"
+        self,
+        request: Request,
+        texts: Sequence[Prompt],
+        field: str = "prompt",
+        *,
+        is_cut: bool = False,
     ) -> list[list[int]]:
-        """Texts, or lists of token ids, which stay as they are. `field`: for errors."""
+        """Texts, or lists of token ids, which stay as they are.
+
+        field: for errors
+        is_cut: of a text that can never fit, the beginning is encoded, instead of being refused
+        """
+        if is_cut:
+            most = self._chat.most_characters
+            texts = [text[:most] for text in texts]
         seconds = encode_seconds(sum(len(text) for text in texts if isinstance(text, str)))
         return await in_turn(
             request, seconds, lambda: [self._encoded(text, field) for text in texts]

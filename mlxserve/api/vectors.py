@@ -1,33 +1,45 @@
-"""Texts as vectors, from the hidden states of the served model: what the routes for embeddings share.
+"""Texts as vectors and ranks of documents: what the routes for embeddings and for reranking share.
 
-A text's vector is the mean of its tokens' last hidden states, or the last token's, scaled to length
-one. Texts of several clients are computed in turns (`mlxserve.engine.text_queue`), each in pieces
-between which running answers continue.
+Of a language model a text's vector is the mean of its tokens' last hidden states, or the last token's,
+scaled to length one; an embedding model's files say what it is. Texts of several clients are computed in
+turns (`mlxserve.engine.text_queue`), in pieces between which running answers continue.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Sequence, Sized
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from starlette.requests import Request
 
 from mlxserve.api.access.security import client_name
 from mlxserve.api.bodies.fields import Prompt
-from mlxserve.api.errors import from_engine, invalid_value
+from mlxserve.api.errors import ApiError, from_engine, invalid_value
 from mlxserve.api.prompts import Prompts
 from mlxserve.api.server.retry_after import RetryAfter
-from mlxserve.api.turns import refusal, unless_left
+from mlxserve.api.turns import in_turn, refusal, unless_left
 from mlxserve.api.warnings import warn
 from mlxserve.errors import ClientQueueFull, MlxServeError, PromptTooLong, QueueFull
 from mlxserve.request import Pooling
+from mlxserve.text.costs import encode_seconds
 
 if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat
 
+T = TypeVar("T")
+
 MAX_TOKENS = 300_000  # of all texts of a request, as in OpenAI's API
 MAX_WAITING, MAX_CLIENT_WAITING = 256, 64  # requests, of all clients and of one
+
+
+@runtime_checkable
+class Ranker(Protocol):
+    """A Chat that ranks documents (`mlxserve.embedders.embedder`)."""
+
+    def rank_texts(self, query: str, documents: Sequence[str]) -> tuple[Sequence[Any], int]: ...
+    async def rank(self, texts: Sequence[Any], *, client: str = "") -> list[float]: ...
 
 
 class Vectors:
@@ -44,53 +56,80 @@ class Vectors:
         request: Request,
         texts: Sequence[Prompt],
         *,
-        pooling: Pooling = Pooling.MEAN,
+        pooling: Pooling | None = None,
         dimensions: int | None = None,
+        input_type: str | None = None,
         field: str = "input",
         is_cut: bool = False,
     ) -> tuple[list[list[float]], int]:
         """(a vector of each text, their tokens). Raises ApiError, which names `field`, and
         ClientDisconnect.
 
+        pooling: None for the model's own, or the mean
+        input_type: names what the model wants before each text
         is_cut: what is longer than the context is cut with a warning, instead of being refused
         """
         if not texts:
             return [], 0
-        tokens = await self._prompts.of_texts(request, texts, field)
-        if is_cut and max(map(len, tokens)) > (context := self._chat.max_model_len):
-            warn(request, f"{field}: cut to {context} tokens")
-            tokens = [ids[:context] for ids in tokens]
-        client = client_name(request)
-        self._check(tokens, client, field)
         try:
-            vectors = await unless_left(
-                request, self._computed(tokens, pooling, dimensions, client)
+            before = self._chat.prompt_of(input_type)
+            if before:
+                texts = [before + text if isinstance(text, str) else text for text in texts]
+            tokens = await self._prompts.of_texts(request, texts, field, is_cut=is_cut)
+            if is_cut and max(map(len, tokens)) > (context := self._chat.max_model_len):
+                warn(request, f"{field}: cut to {context} tokens")
+                tokens = [self._chat.cut(ids) for ids in tokens]
+            client = client_name(request)
+            self._check(tokens, client, field)
+            computed = self._chat.embed_all(
+                tokens, pooling=pooling, dimensions=dimensions, client=client
             )
+            vectors = await unless_left(request, self._counted(client, computed))
         except MlxServeError as error:
             raise from_engine(error, prompt_param=field) from error
         return vectors, sum(map(len, tokens))
 
-    async def _computed(
-        self,
-        texts: Sequence[Sequence[int]],
-        pooling: Pooling,
-        dimensions: int | None,
-        client: str,
-    ) -> list[list[float]]:
-        """Text by text. Raises what `Chat.embed` raises."""
+    async def ranks(
+        self, request: Request, query: str, documents: Sequence[str]
+    ) -> tuple[list[float], int]:
+        """(how relevant each document is, tokens). Raises ApiError and ClientDisconnect.
+
+        A document that does not fit is cut with a warning.
+        """
+        chat = self._chat
+        if not isinstance(chat, Ranker):
+            raise ApiError(
+                400,
+                f"{chat.model_name} ranks no documents: /v1/rerank takes a reranker or an embedding model.",
+                param="model",
+            )
+        seconds = encode_seconds(len(documents) * len(query) + sum(map(len, documents)))
+        client = client_name(request)
+        try:
+            texts, num_cut = await in_turn(
+                request, seconds, partial(chat.rank_texts, query, documents)
+            )
+            self._check(texts, client, "documents")
+            computed = chat.rank(texts, client=client)
+            scores = await unless_left(request, self._counted(client, computed))
+        except MlxServeError as error:
+            raise from_engine(error, prompt_param="documents") from error
+        if num_cut:
+            warn(request, f"documents: {num_cut} cut to {chat.max_model_len} tokens")
+        return scores, sum(map(len, texts))
+
+    async def _counted(self, client: str, computed: Awaitable[T]) -> T:
+        """Among the requests that wait."""
         self._num_waiting[client] += 1
         try:
-            return [
-                await self._chat.embed(text, pooling=pooling, dimensions=dimensions, client=client)
-                for text in texts
-            ]
+            return await computed
         finally:
             self._num_waiting[client] -= 1
             if not self._num_waiting[client]:
                 del self._num_waiting[client]
             self._retry_after.ended()
 
-    def _check(self, texts: Sequence[Sequence[int]], client: str, field: str) -> None:
+    def _check(self, texts: Sequence[Sized], client: str, field: str) -> None:
         """Refuse what can be refused before anything is computed."""
         num_tokens = sum(map(len, texts))
         longest = max(map(len, texts))

@@ -50,7 +50,14 @@ _MARGIN = 4  # a text is refused unread if it has this many times more character
 
 
 class Chat:
-    """A loaded model, its engine and its named prefixes. Methods may be called from any event loop."""
+    """A loaded model, its engine and its named prefixes. Methods may be called from any event loop.
+
+    can_write  whether it answers; `mlxserve.embedders` has models that do not
+    can_embed  whether it makes vectors
+    can_rank   whether it ranks documents for a query
+    """
+
+    can_write, can_embed, can_rank = True, True, False
 
     def __init__(
         self,
@@ -97,6 +104,13 @@ class Chat:
             engine, PrefixStore(prefix_file), self._compute, salt_of=self._salt
         )
 
+    def _require_writer(self) -> None:
+        if not self.can_write:
+            does = "embeds and ranks texts" if self.can_embed else "ranks documents"
+            raise InvalidRequest(
+                f"{self.model_name} {does} and writes no answers. Name a language model for this request."
+            )
+
     @property
     def max_model_len(self) -> int:
         """Longest prompt plus answer."""
@@ -129,7 +143,8 @@ class Chat:
         return self._tokenizer.abilities if self._tokenizer.has_chat_template else None
 
     def fit(self, conversation: Conversation) -> Fitted:
-        """A conversation as the model's template takes it."""
+        """A conversation as the model's template takes it. Raises InvalidRequest."""
+        self._require_writer()
         return self._tokenizer.fit(conversation)
 
     def render(
@@ -144,10 +159,11 @@ class Chat:
         A message's content is a text or a list of parts: {"type": "text", "text": str} and
         {"type": "image", "image": Image}.
         """
+        self._require_writer()
         if not self.sees_images and any(images_in(message) for message in messages):
             raise InvalidParameter("messages", NOT_SEEN.format("image"))
         self._refuse_huge(text_size(messages, tools))
-        most = self._most_characters
+        most = self.most_characters
         try:
             return self._tokenizer.render(
                 messages,
@@ -159,7 +175,7 @@ class Chat:
             raise self._too_long(error.num_characters) from error
 
     @property
-    def _most_characters(self) -> int:
+    def most_characters(self) -> int:
         """Of a text that is tokenised: one with more can never fit, and tokenising takes seconds.
 
         The margin allows for tokenizers that drop or join characters first.
@@ -167,7 +183,7 @@ class Chat:
         return self.max_model_len * _MARGIN * self._tokenizer.max_token_size - 1
 
     def _refuse_huge(self, num_characters: int) -> None:
-        if num_characters > self._most_characters:
+        if num_characters > self.most_characters:
             raise self._too_long(num_characters)
 
     def _too_long(self, num_characters: int) -> PromptTooLong:
@@ -273,6 +289,7 @@ class Chat:
         pin_share: float = 1.0,
     ) -> Request:
         """Not yet queued."""
+        self._require_writer()
         self._check(prompt, params)
         if options.turn is not None:
             self._check_tools(options.turn)
@@ -373,6 +390,31 @@ class Chat:
         self._check_ids(token_ids, "input")
         return await self.engine.embed(token_ids, pooling, dimensions, client)
 
+    async def embed_all(
+        self,
+        texts: Sequence[Sequence[int]],
+        *,
+        pooling: Pooling | None = None,
+        dimensions: int | None = None,
+        client: str = "",
+    ) -> list[list[float]]:
+        """A vector of each text. Raises what `embed` raises."""
+        pooling = Pooling.MEAN if pooling is None else pooling
+        return [
+            await self.embed(text, pooling=pooling, dimensions=dimensions, client=client)
+            for text in texts
+        ]
+
+    def prompt_of(self, input_type: str | None) -> str:
+        """What to put before a text of a type. Raises InvalidParameter: language models have no such prompts."""
+        if input_type is not None:
+            raise InvalidParameter("input_type", "this model has no prompts; leave it out")
+        return ""
+
+    def cut(self, token_ids: Sequence[int]) -> list[int]:
+        """The first tokens of a text to embed, as many as the context has."""
+        return list(token_ids[: self.max_model_len])
+
     async def score(
         self, token_ids: Sequence[int], *, num_top: int = 0, client: str = ""
     ) -> list[TokenLogprob]:
@@ -381,6 +423,7 @@ class Chat:
         Computed in pieces as `embed` does, and not from the cache, which skips the computation.
         Raises InvalidRequest, InvalidParameter, PromptTooLong, EngineStopped.
         """
+        self._require_writer()
         self._check(token_ids, SamplingParams(logprobs=num_top))
         return await self.engine.score(token_ids, num_top, client)
 

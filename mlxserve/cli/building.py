@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mlxserve.door import Door
     from mlxserve.hub.catalog import Entry
     from mlxserve.hub.files import ModelFiles
+    from mlxserve.hub.text_encoders import TextEncoder
 
 _USEFUL_CONTEXT = 8192  # tokens that an idle model's pool keeps, unless max_model_len is given
 
@@ -47,6 +48,7 @@ def build_shelf(models: Sequence[ModelSettings], server: ServerConfig) -> tuple[
     from mlxserve import machine
     from mlxserve.hub.catalog import Origin, entry_of
     from mlxserve.hub.files import find_model
+    from mlxserve.hub.text_encoders import is_text_encoder
 
     found = []
     for one in models:
@@ -61,7 +63,9 @@ def build_shelf(models: Sequence[ModelSettings], server: ServerConfig) -> tuple[
         _shelved(
             one,
             files,
-            None if is_alone else entry_of(files.name, Origin.FOLDER, files.place),
+            None
+            if is_alone or is_text_encoder(files)
+            else entry_of(files.name, Origin.FOLDER, files.place),
             server,
             door,
         )
@@ -106,8 +110,11 @@ def _shelved(
     door: Door,
 ) -> ShelfModel:
     """`entry`: what the files tell of the model's memory; None where it has the memory alone."""
+    from mlxserve.hub.text_encoders import text_encoder
+
     config, stays = one.config, one.is_named or one.options.preload
     least_pages, most_pages = _pool_sizes(config, entry)
+    encoder = text_encoder(files)
     default = "-1" if stays else server.keep_alive
     return ShelfModel(
         name=files.name,
@@ -115,13 +122,21 @@ def _shelved(
         aliases=tuple(one.options.aliases),
         unlisted=() if config.model is None else (config.model,),
         weight_size=files.weight_size,
-        context=config.scheduler.max_model_len or (0 if entry is None else entry.context),
+        context=config.scheduler.max_model_len or _context(entry, encoder),
         least=files.weight_size + _estimate(config, entry, least_pages),
         least_pages=least_pages,
         most_pages=most_pages,
         keep_alive=keep_alive_seconds(one.options.keep_alive or default),
         preload=stays,
+        can_write=encoder is None,
     )
+
+
+def _context(entry: Entry | None, encoder: TextEncoder | None) -> int:
+    """Tokens, as the files tell; 0 where they are not known."""
+    if encoder is not None:
+        return encoder.max_length
+    return 0 if entry is None else entry.context
 
 
 def _pool_sizes(config: EngineConfig, entry: Entry | None) -> tuple[int, int]:

@@ -26,6 +26,11 @@ Name = Annotated[str, typer.Argument(help="As `mlxserve list` shows it, or a sho
 
 _IS_IN = {"Ollama": "is in Ollama's folder", "LM Studio": "is in LM Studio's folder"}
 
+_PURPOSES = {
+    "embedding": "vectors of texts (/v1/embeddings, /v1/rerank)",
+    "rerank": "ranking documents for a query (/v1/rerank)",
+}
+
 
 def show(name: Name, json: Json = False) -> None:
     """Show what a model on this machine is: its kind, size, context and memory."""
@@ -44,7 +49,8 @@ def show(name: Name, json: Json = False) -> None:
         "kv_bytes_per_token": entry.kv_size(2),
         "window": entry.kv.window or None,
         "window_kv_bytes": entry.window_size(2),
-        "chat_template": _abilities(place),
+        "purpose": entry.purpose or "completion",
+        "chat_template": None if entry.purpose else _abilities(place),
     }
     if json:
         print_safe(json_format.dumps(card))
@@ -56,6 +62,9 @@ def show(name: Name, json: Json = False) -> None:
         f"  Weights       {entry.weight_size / 1e9:.2f} GB, {_quantisation_in_words(quantised)}"
     )
     print_safe(f"  Context       {card['context'] or 'not said'} tokens")
+    if entry.purpose:
+        print_safe(f"  Made for      {_PURPOSES[entry.purpose]}")
+        return
     print_safe(f"  KV cache      {_kv_in_words(entry)}")
     print_safe(f"  Template      {_template_in_words(card['chat_template'])}")
 

@@ -45,9 +45,10 @@ def _print(title: str, rows: "Sequence[tuple[Entry, MemoryFit]]") -> None:
     print_safe(f"{title}:")
     for entry, fit in rows:
         size = f"{entry.weight_size / 1e9:.2f} GB"
+        purpose = f" ({entry.purpose})" if entry.purpose else ""
         short = _short_of(entry) or ""
         print_safe(
-            f"  {entry.name:48} {short:16} {entry.source:10} {entry.format:4} {size:>9}  {fit_text(fit)}"
+            f"  {entry.name:48} {short:16} {entry.source:10} {entry.format:4} {size:>9}  {fit_text(fit)}{purpose}"
         )
 
 
@@ -89,6 +90,7 @@ def card_of(entry: "Entry", fit: "MemoryFit") -> dict[str, Any]:
         "short_name": _short_of(entry),
         "source": str(entry.source),
         "format": str(entry.format),
+        "purpose": entry.purpose or "completion",
         "weight_size": entry.weight_size,
         "needed": fit.needed,
         "context": fit.context,

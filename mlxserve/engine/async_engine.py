@@ -33,7 +33,7 @@ from mlxserve.engine.text_queue import QueuedText, TextQueue
 from mlxserve.engine.threads import THREADS, result_of
 from mlxserve.engine.throughput_log import ThroughputLog
 from mlxserve.errors import EngineFailed, EngineStopped, MlxServeError
-from mlxserve.model.dense_text import DenseText, Result
+from mlxserve.model.dense_text import Result, TextWork
 from mlxserve.model.workers import Workers
 from mlxserve.pauses import RUNNING
 from mlxserve.request import (
@@ -188,7 +188,7 @@ class AsyncEngine:
 
         Raises InvalidRequest, InvalidParameter, EngineStopped.
         """
-        return await self._in_turn(
+        return await self.compute(
             client,
             len(token_ids),
             lambda engine: engine.embedding(token_ids, pooling, dimensions),
@@ -198,13 +198,14 @@ class AsyncEngine:
         self, token_ids: Sequence[int], num_top: int, client: str = ""
     ) -> list[TokenLogprob]:
         """Log-probabilities of a text's tokens but the first, computed as `embed` computes."""
-        return await self._in_turn(
+        return await self.compute(
             client, len(token_ids), lambda engine: engine.scoring(token_ids, num_top)
         )
 
-    async def _in_turn(
-        self, client: str, num_tokens: int, make: Callable[[Engine], DenseText[Result]]
+    async def compute(
+        self, client: str, num_tokens: int, make: Callable[[Engine], TextWork[Result]]
     ) -> Result:
+        """The result of other work on texts, computed as `embed` computes."""
         text = QueuedText(client, num_tokens, make)
         try:
             await asyncio.wrap_future(self._call(lambda _: self._texts.push(text)))

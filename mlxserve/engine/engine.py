@@ -22,6 +22,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import mlx.nn as nn
+
 from mlxserve import machine
 from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.memory import MemoryLevel, MemoryWatch
@@ -31,7 +33,7 @@ from mlxserve.engine.timeline import Timeline
 from mlxserve.engine.trace import Trace
 from mlxserve.engine.transfers import Transfers
 from mlxserve.errors import OutOfMemory
-from mlxserve.model.dense_text import DenseText, Result
+from mlxserve.model.dense_text import Result, TextWork
 from mlxserve.model.embedding import Embedding
 from mlxserve.model.runner import ModelRunner, Pending
 from mlxserve.model.scoring import Scoring
@@ -249,7 +251,12 @@ class Engine:
         """As `ModelRunner.scoring`."""
         return self._runner.scoring(token_ids, num_top)
 
-    def advance(self, text: DenseText[Result]) -> Result | None:
+    @property
+    def model(self) -> nn.Module:
+        """For work on texts that the engine has no name for. Its arrays belong to this thread."""
+        return self._runner.model
+
+    def advance(self, text: TextWork[Result]) -> Result | None:
         """Compute one piece, short while answers wait for their next token; the result at the end."""
         began, before = self._clock(), text.num_done
         pace = self._embedding_pace

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from mlxserve.door import FairOrder
 from mlxserve.errors import EngineStopped
-from mlxserve.model.dense_text import DenseText, Result
+from mlxserve.model.dense_text import Result, TextWork
 
 if TYPE_CHECKING:
     from mlxserve.engine.engine import Engine
@@ -25,10 +25,10 @@ SHORT_TOKENS = 1024
 
 
 class QueuedText(Generic[Result]):
-    """One text of a client, until its `result`. Lives on the engine's thread, but for `leave`."""
+    """Work on a text, or on several texts, of a client, until its `result`. Lives on the engine's thread, but for `leave`."""
 
     def __init__(
-        self, client: str, num_tokens: int, make: Callable[[Engine], DenseText[Result]]
+        self, client: str, num_tokens: int, make: Callable[[Engine], TextWork[Result]]
     ) -> None:
         self.client = client
         self.num_tokens = num_tokens
@@ -36,7 +36,7 @@ class QueuedText(Generic[Result]):
         self.has_left = False  # its caller
         self.is_done = False
         self._make = make
-        self._text: DenseText[Result] | None = None
+        self._text: TextWork[Result] | None = None
 
     def leave(self) -> None:
         """Compute no more of it. From any thread."""

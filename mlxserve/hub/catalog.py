@@ -25,7 +25,7 @@ from mlxserve.gguf.sizes import size_in_memory
 from mlxserve.hub.class_defaults import with_class_defaults
 from mlxserve.hub.context import context_of
 from mlxserve.hub.embedded import MODEL_NAME, model_path
-from mlxserve.hub.files import text_config
+from mlxserve.hub.files import ModelFiles, text_config
 from mlxserve.hub.gguf_places import (
     files_in,
     hub_models,
@@ -44,6 +44,7 @@ from mlxserve.hub.known_models import (
 )
 from mlxserve.hub.kv_shapes import KVShape, head_sizes, kv_shape
 from mlxserve.hub.model_config import check_model_config
+from mlxserve.hub.text_encoders import TextEncoder, text_encoder
 
 
 class Origin(StrEnum):
@@ -74,6 +75,7 @@ class Entry:
     width: int = 0  # hidden size
     inner: int = 0  # intermediate size; for experts, the sum over those active for a token
     format: WeightFormat = field(default=WeightFormat.MLX, kw_only=True)
+    purpose: str = field(default="", kw_only=True)  # "embedding" or "rerank" of what does not write
 
     def kv_size(self, bytes_per_value: int, *, in_8_bits: bool = False) -> int:
         """Bytes of keys and values for each token of a sequence, in the layers that keep them all.
@@ -216,7 +218,37 @@ def entry_of(name: str, source: Origin, folder: Path) -> Entry | None:
         size = sum(file.stat().st_size for file in weights)
     except OSError:
         return None
+    try:
+        encoder = text_encoder(ModelFiles(name, folder, config))
+    except UnsupportedModel:
+        return None
+    if encoder is not None:
+        return _encoder_entry(name, source, config, size, encoder)
     return _entry(name, source, config, size, WeightFormat.MLX)
+
+
+def _encoder_entry(
+    name: str, source: Origin, config: Mapping[str, Any], size: int, encoder: TextEncoder
+) -> Entry | None:
+    """It keeps nothing of a text. None for what cannot be loaded."""
+    try:
+        check_model_config(config, name)
+        width = int(config["hidden_size"])
+        inner = int(config.get("intermediate_size") or 4 * width)
+        heads = int(config["num_attention_heads"])
+    except (UnsupportedModel, *_UNFIT):
+        return None
+    return Entry(
+        name,
+        source,
+        size,
+        KVShape(0, has_states=False, num_rows=0),
+        encoder.max_length,
+        heads,
+        width,
+        inner,
+        purpose="rerank" if encoder.is_reranker else "embedding",
+    )
 
 
 def _gguf_entry(name: str, source: Origin, file: Path) -> Entry | None:

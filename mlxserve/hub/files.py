@@ -36,6 +36,7 @@ DATA_FILES = (
     "*.tiktoken",
     "tokenizer.model",
     "model*.safetensors",
+    "*_Dense/model.safetensors",  # layers of embedding models
 )
 _SHARD = re.compile(r"(model-)([0-9]+)-of-([0-9]+)(\.safetensors)")
 _MOST_SHARDS = 10_000

@@ -216,6 +216,20 @@ KNOWN_WINDOWS = {
 REPOSITORIES = tuple(row[0] for row in (*KNOWN, *KNOWN_MIXED))
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _ALIASES = {"smollm2": SMOLLM2, "smollm2:135m": SMOLLM2}
+# Models that embed or rank texts, by Ollama's names where it has them.
+_EMBEDDERS = {
+    "all-minilm": "sentence-transformers/all-MiniLM-L6-v2",
+    "mxbai-embed-large": "mixedbread-ai/mxbai-embed-large-v1",
+    "snowflake-arctic-embed": "Snowflake/snowflake-arctic-embed-l",
+    "bge-large": "BAAI/bge-large-en-v1.5",
+    "gte-modernbert": "Alibaba-NLP/gte-modernbert-base",
+    "qwen3-embedding": "Qwen/Qwen3-Embedding-0.6B",
+    "qwen3-embedding:0.6b": "Qwen/Qwen3-Embedding-0.6B",
+    "qwen3-embedding:4b": "Qwen/Qwen3-Embedding-4B",
+    "qwen3-embedding:8b": "Qwen/Qwen3-Embedding-8B",
+    "bge-reranker-base": "BAAI/bge-reranker-base",
+    "bge-reranker-v2-m3": "BAAI/bge-reranker-v2-m3",
+}
 _SIZE = re.compile(r"-(e?\d+(?:\.\d+)?b)(?:-|$)")  # -4b-, -0.6b- or -e2b-
 _VERSION = re.compile(
     r"^([a-z]+)-(?=\d+(?:\.\d+)?-)"
@@ -238,7 +252,8 @@ def short_name(repository: str) -> str:
 def repository_of(name: str) -> str | None:
     """The repository that a short name means, spelled in any way; None if there is none."""
     asked = _plain(name)
-    if (alias := {_plain(one): known for one, known in _ALIASES.items()}.get(asked)) is not None:
+    aliases = {_plain(one): known for one, known in (_ALIASES | _EMBEDDERS).items()}
+    if (alias := aliases.get(asked)) is not None:
         return alias
     for repository in REPOSITORIES:
         last = repository.rpartition("/")[2]
@@ -258,7 +273,7 @@ def families() -> frozenset[str]:
 
 def suggestions(name: str) -> list[str]:
     """Short names that may have been meant, most likely first; a family alone means its sizes."""
-    known = [short_name(repository) for repository in REPOSITORIES]
+    known = [*(short_name(repository) for repository in REPOSITORIES), *_EMBEDDERS]
     asked = _plain(name.rpartition("/")[2])
     family = [one for one in known if asked and asked == _plain(one.partition(":")[0])]
     plain = {_plain(one): one for one in known}

@@ -1,4 +1,5 @@
-"""DenseText: one text through mlx-lm's dense path, in pieces, beside the pages.
+"""TextWork: what is computed of texts beside answers, and DenseText: one text through mlx-lm's dense path,
+in pieces, beside the pages.
 
 Running answers get their steps between two pieces. Every piece continues where the one before it
 ended, over a dense cache of the text's own.
@@ -23,8 +24,25 @@ _MODEL_ERRORS = (ValueError, TypeError, AttributeError, LookupError, RuntimeErro
 Result = TypeVar("Result")
 
 
-class DenseText(ABC, Generic[Result]):
-    """A text under way to its `Result`. Lives on the engine's thread."""
+class TextWork(ABC, Generic[Result]):
+    """Texts under way to their `Result`. Lives on the engine's thread."""
+
+    num_done = 0  # tokens
+
+    @abstractmethod
+    def advance(self, num_tokens: int) -> Result | None:
+        """Compute about `num_tokens` more tokens; the result once all are computed.
+
+        Raises InvalidRequest where the model fails on a text, and DeviceError.
+        """
+
+    @abstractmethod
+    def release(self) -> None:
+        """Free the arrays, finished or not."""
+
+
+class DenseText(TextWork[Result]):
+    """One text. Computes at most the tokens that `advance` is asked for."""
 
     def __init__(
         self, model: nn.Module, token_ids: Sequence[int], workers: Workers | None = None
@@ -35,13 +53,8 @@ class DenseText(ABC, Generic[Result]):
         self._cache: list[Any] = make_prompt_cache(model)
         self._workers = workers
         self._number = 0 if workers is None else workers.begin_text()
-        self.num_done = 0
 
     def advance(self, num_tokens: int) -> Result | None:
-        """Compute up to `num_tokens` more tokens; the result once all are computed.
-
-        Raises InvalidRequest where the model fails on the text, and DeviceError.
-        """
         end = min(self.num_done + num_tokens, len(self._token_ids))
         try:
             self._compute(self.num_done, end)
@@ -53,7 +66,6 @@ class DenseText(ABC, Generic[Result]):
         return self._result() if end == len(self._token_ids) else None
 
     def release(self) -> None:
-        """Free the arrays, finished or not."""
         if self._workers is not None:
             self._workers.embed(self._number, ())
         self._cache = []

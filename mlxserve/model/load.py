@@ -37,7 +37,7 @@ from mlxserve.model.refusals import why_not_loaded
 from mlxserve.model.split_by_heads import drop_head, split_by_heads
 from mlxserve.model.split_by_layers import split_by_layers
 
-_READ_ERRORS = (
+READ_ERRORS = (
     OSError,
     ValueError,
     KeyError,
@@ -153,7 +153,7 @@ def load(
     Raises UnsupportedModel, OutOfMemory.
     """
     if group is None or files.gguf is not None:  # a GGUF file is read whole before it is divided
-        _refuse_too_large(files.weight_size, files.name, memory_limit)
+        refuse_too_large(files.weight_size, files.name, memory_limit)
     model, config = read_model(files, is_metal=is_metal)
     if group is not None and isinstance(model, TextModel):
         raise UnsupportedModel(
@@ -161,7 +161,7 @@ def load(
             "divided among ranks. It may work in one process."
         )
     if not is_metal:
-        model = _in_float32(model, files.name, memory_limit * (1 if group is None else group.size))
+        model = in_float32(model, files.name, memory_limit * (1 if group is None else group.size))
     if group is None:
         mx.eval(model.parameters())
     else:
@@ -183,13 +183,13 @@ def read_model(files: ModelFiles, *, is_metal: bool) -> tuple[nn.Module, Mapping
             model_config=dict(found.changes),
             get_model_classes=lambda **_: (found.model, found.arguments),
         )
-    except (*_READ_ERRORS, SystemExit) as error:  # mlx-lm's olmo exits where its package is missing
+    except (*READ_ERRORS, SystemExit) as error:  # mlx-lm's olmo exits where its package is missing
         raise UnsupportedModel(why_not_loaded(files, error)) from error
-    _refuse_packed(model, files)
+    refuse_packed(model, files)
     return model, config
 
 
-def _refuse_packed(model: nn.Module, files: ModelFiles) -> None:
+def refuse_packed(model: nn.Module, files: ModelFiles) -> None:
     """Raises UnsupportedModel for whole numbers where numbers should be: FP8 without scales, which mlx
     reads as bytes, and which would be computed with as such.
     """
@@ -218,13 +218,13 @@ def keep_part(model: nn.Module, group: RankGroup, name: str, kind: str, memory_l
     if not group.is_lead:
         drop_head(model)
     arrays = [array for _, array in tree_flatten(model.parameters())]
-    _refuse_too_large(sum(array.nbytes for array in arrays), name, memory_limit)
+    refuse_too_large(sum(array.nbytes for array in arrays), name, memory_limit)
     for array in arrays:  # one by one: a tensor is read whole, and cut
         mx.eval(array)
         mx.clear_cache()
 
 
-def _refuse_too_large(size: int, name: str, memory_limit: int) -> None:
+def refuse_too_large(size: int, name: str, memory_limit: int) -> None:
     """Raises OutOfMemory."""
     if size > memory_limit:
         raise OutOfMemory(
@@ -256,7 +256,7 @@ def _context(model: nn.Module, config: Mapping[str, Any]) -> Context:
     return found or Context(4096, 4096)
 
 
-def _in_float32(model: nn.Module, name: str, memory_limit: int) -> nn.Module:
+def in_float32(model: nn.Module, name: str, memory_limit: int) -> nn.Module:
     quantised = any(hasattr(module, "bits") for module in model.modules())
     needed = _float32_bytes(model)
     if needed > memory_limit:

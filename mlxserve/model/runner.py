@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from metal_kernels.reading import evaluate
 from mlxserve.cache.kv import KVPool
@@ -79,6 +80,10 @@ class ModelRunner:
         self._pools: tuple[KVPool, ...] = (kv,) if windows is None else (kv, windows.kv)
         self._writes_in_place = all(pool.writes_in_place for pool in self._pools)
         self._seed = seed
+
+    @property
+    def model(self) -> nn.Module:
+        return self._loaded.model
 
     def launch(self, chunks: Sequence[Chunk], previous: Pending | None = None) -> Pending:
         """Build the step's graph. If the pool's writes are in place, also start it."""

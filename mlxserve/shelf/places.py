@@ -28,6 +28,7 @@ class ShelfModel:
     most_pages   of its pool, where there is memory; 0 for as many as it was loaded with
     keep_alive   seconds from its last use until it is unloaded
     preload      load it at the start
+    can_write    whether it answers, and does not only embed or rank
     """
 
     name: str
@@ -41,6 +42,7 @@ class ShelfModel:
     most_pages: int = 0
     keep_alive: float = math.inf
     preload: bool = False
+    can_write: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

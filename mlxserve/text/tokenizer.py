@@ -267,6 +267,23 @@ class Tokenizer:
         with self._lock:
             return list(self._wrapper.encode(text))
 
+    def encode_plain(self, text: str) -> list[int]:
+        """As `encode_here`, without the marks that the tokenizer puts around a text."""
+        with self._lock:
+            return list(self._wrapper.encode(text, add_special_tokens=False))
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int], list[int]]:
+        """Two texts as one: (token ids, 0 or 1 for each as the model tells the texts apart, positions of the
+        second one's tokens without the marks around it). Raises InvalidRequest."""
+        _check_text(first)
+        _check_text(second)
+        with self._lock:
+            if self._fast is None:
+                raise InvalidRequest("This model's tokenizer does not take pairs of texts.")
+            found = self._fast.encode(first, second)
+        seconds = [number for number, text in enumerate(found.sequence_ids) if text == 1]
+        return list(found.ids), list(found.type_ids), seconds
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""
         if self._fast is not None:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from mlxserve.chat.answers import RequestOutput, fold
+from mlxserve.chat.chat import Chat
 from mlxserve.chat.request_options import RequestOptions
 from mlxserve.door import Door
 from mlxserve.engine.snapshot import RequestView, Snapshot
@@ -222,6 +223,17 @@ class FakeChat:
         if self.script is not None:
             await self.wait_for_release()
         return [float(number), 0.5, -0.5][:dimensions]
+
+    prompt_of, cut, embed_all = Chat.prompt_of, Chat.cut, Chat.embed_all
+    can_write, can_embed, can_rank = Chat.can_write, Chat.can_embed, Chat.can_rank
+    most_characters = 1_000_000
+
+    def rank_texts(self, query: str, documents: Sequence[str]) -> tuple[list[list[int]], int]:
+        return [self.encode(query + document) for document in documents], 0
+
+    async def rank(self, texts: Sequence[Sequence[int]], *, client: str = "") -> list[float]:
+        """The shortest document is the most relevant."""
+        return [1 / len(text) for text in texts]
 
     async def score(
         self, token_ids: Sequence[int], *, num_top: int = 0, client: str = ""

@@ -143,7 +143,7 @@ class ModelCatalog:
         try:
             found = json.loads(written)
             self.disk_free = found.get("disk_free")
-            return [_model(card) for card in found["models"]]
+            return [_model(card) for card in found["models"] if _writes(card)]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ChatError(
                 "Cannot list the models on this machine. "
@@ -212,6 +212,11 @@ def _pulled(said: Mapping[str, Any], name: str) -> Model:
     if "weight_size" not in said:
         return Model(name, ModelOrigin.DOWNLOADED)
     return replace(_model(said), name=name)
+
+
+def _writes(card: Mapping[str, Any]) -> bool:
+    """Whether it can be chatted with."""
+    return str(card.get("purpose", "completion")) == "completion"
 
 
 def _model(card: Mapping[str, Any]) -> Model:

@@ -120,6 +120,9 @@ class Ollama:
         started = perf_counter() - load_seconds
         asked = await read_request(kind, request)
         name = self._model(asked)
+        if not self._chat.can_write:
+            what = "chat" if member == "message" else "generate"
+            raise ApiError(400, f'"{name}" does not support {what}', param="model")
         if asked.think and not self._chat.can_think:
             raise ApiError(400, f'"{name}" does not support thinking', param="think")
         if asked.tools and not self._chat.can_call:

@@ -20,12 +20,13 @@ from mlxserve.request import Pooling
 
 
 class EmbeddingsRequest(RequestBody):
-    """The body of `POST /v1/embeddings`. `pooling` is an extension."""
+    """The body of `POST /v1/embeddings`. `pooling` and `input_type` are extensions."""
 
     input: Annotated[tuple[Prompt, ...], PlainValidator(prompts)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS)] | None = None
-    pooling: Literal["mean", "last"] = "mean"
+    pooling: Literal["mean", "last"] | None = None
+    input_type: Annotated[str, Field(max_length=100)] | None = None
 
 
 class Embeddings:
@@ -42,7 +43,11 @@ class Embeddings:
         asked = await read_request(EmbeddingsRequest, request)
         self._service.check_model(request, asked.model)
         vectors, num_tokens = await self._service.vectors.of_texts(
-            request, asked.input, pooling=Pooling(asked.pooling), dimensions=asked.dimensions
+            request,
+            asked.input,
+            pooling=None if asked.pooling is None else Pooling(asked.pooling),
+            dimensions=asked.dimensions,
+            input_type=asked.input_type,
         )
         reply = {
             "object": "list",

@@ -21,6 +21,7 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": [USER], "max_tokens": 4},
     "/v1/messages/count_tokens": {"messages": [USER]},
     "/v1/embeddings": {"input": "x"},
+    "/v1/rerank": {"query": "a", "documents": ["b"]},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
     "/api/chat": {"model": "fake", "messages": [USER]},

@@ -1,0 +1,76 @@
+"""`/v1/rerank`: documents in the order of their relevance to a query, in Jina's and Cohere's format."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, read_request
+from mlxserve.api.errors import json_response
+from mlxserve.api.service import Service
+
+MAX_DOCUMENTS = 2_048
+
+
+def _text(value: object) -> object:
+    """A document may be an object with its text."""
+    return value["text"] if isinstance(value, dict) and value.keys() == {"text"} else value
+
+
+def _not_empty(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must not be empty")
+    return text
+
+
+_Text = Annotated[str, AfterValidator(_not_empty)]
+_Document = Annotated[_Text, BeforeValidator(_text)]
+
+
+class RerankRequest(RequestBody):
+    """The body of `POST /v1/rerank`."""
+
+    query: _Text
+    documents: Annotated[
+        list[_Document], Field(fail_fast=True, min_length=1, max_length=MAX_DOCUMENTS)
+    ]
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool | None = None
+
+
+class Rerank:
+    """The endpoint over one service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> list[Route]:
+        return [BodyRoute("/v1/rerank", self.create, body=RerankRequest)]
+
+    async def create(self, request: Request) -> Response:
+        """Ranks documents by their relevance to a query."""
+        asked = await read_request(RerankRequest, request)
+        self._service.check_model(request, asked.model)
+        scores, num_tokens = await self._service.vectors.ranks(
+            request, asked.query, asked.documents
+        )
+        # The first of equals stays first: Python's sort is stable.
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
+        reply = {
+            "model": self._service.chat.model_name,
+            "results": [_item(index, scores[index], asked) for index in order],
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+        headers = self._service.warnings.header(request, asked.unknown_fields)
+        return json_response(reply, headers=headers)
+
+
+def _item(index: int, score: float, asked: RerankRequest) -> dict[str, Any]:
+    item: dict[str, Any] = {"index": index, "relevance_score": score}
+    if asked.return_documents:
+        item["document"] = {"text": asked.documents[index]}
+    return item
