@@ -323,3 +323,21 @@ def test_a_model_that_does_not_see_refuses_a_new_image_without_decoding_it(
         said = "content[0]: image_url parts are not supported: this model reads text only"
         assert said in reply.json()["error"]["message"]
     assert chat.rendered == []
+
+
+# What a model says of itself.
+
+
+def test_a_model_that_sees_says_so(client: TestClient, chat: FakeChat) -> None:
+    def told() -> list[bool]:
+        cards = client.get("/v1/models").json()["data"]
+        listed = client.get("/api/tags").json()["models"]
+        shown = client.post("/api/show", json={"model": "fake"}).json()
+        return [
+            *("vision" in card["capabilities"] for card in (*cards, *listed, shown)),
+            client.get("/api/v1/model").json()["vision"],
+        ]
+
+    assert set(told()) == {True}
+    chat.sees_images = False
+    assert set(told()) == {False}
