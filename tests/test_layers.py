@@ -25,6 +25,7 @@ ARROWS: dict[str, str] = {
     "tui/background": "",
     "tui/opening": "tui/background",
     "tui/talk": "tui/sanitise tui/home",
+    "tui/tools": "tui/sanitise",
     "tui/chat": "tui/sanitise tui/talk",
     "tui/paint": "tui/sanitise",
     "tui/widgets": "tui/sanitise tui/commands tui/opening tui/talk tui/chat tui/paint",
