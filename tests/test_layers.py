@@ -26,13 +26,13 @@ ARROWS: dict[str, str] = {
     "tui/opening": "tui/background",
     "tui/talk": "tui/sanitise tui/home",
     "tui/tools": "tui/sanitise",
-    "tui/chat": "tui/sanitise tui/talk",
+    "tui/chat": "tui/sanitise tui/talk tui/tools",
     "tui/paint": "tui/sanitise",
-    "tui/widgets": "tui/sanitise tui/commands tui/opening tui/talk tui/chat tui/paint",
+    "tui/widgets": ("tui/sanitise tui/commands tui/opening tui/talk tui/tools tui/chat tui/paint"),
     "tui/engine": "tui/sanitise tui/talk tui/chat",
-    "tui/actions": "tui/sanitise tui/talk tui/chat tui/paint tui/widgets",
+    "tui/actions": "tui/sanitise tui/talk tui/tools tui/chat tui/paint tui/widgets",
     "tui": (
-        "tui/home tui/commands tui/background tui/opening tui/talk tui/chat tui/paint "
+        "tui/home tui/commands tui/background tui/opening tui/talk tui/tools tui/chat tui/paint "
         "tui/widgets tui/engine tui/actions"
     ),
     "mlxserve/version": "",

@@ -32,6 +32,7 @@ from tui.actions.revising import Revising
 from tui.actions.sampling_choice import SamplingChoice
 from tui.actions.second_press import SECONDS, SecondPress
 from tui.actions.server_link import ServerLink
+from tui.actions.tool_use import ToolUse
 from tui.actions.welcoming import Welcoming
 from tui.chat.chat_file import StoreError
 from tui.chat.open_chat import OpenChat
@@ -44,6 +45,8 @@ from tui.leaving import EndingSignals
 from tui.paint.theme import DARK, LIGHT
 from tui.talk.connection import Connector
 from tui.talk.models import ModelCatalog
+from tui.tools.servers_file import usual_file
+from tui.tools.toolbox import Toolbox
 from tui.widgets.composer import Composer
 from tui.widgets.dialogs import ChatChoice, HelpDialog
 from tui.widgets.message import MessageAct, MessageView
@@ -89,7 +92,8 @@ class ChatApp(App[None]):
         self.window = window = ChatWindow()
         models = models or ModelCatalog()
         self.link = ServerLink(connector, window)
-        self.answering = Answering(chat, self.link, window)
+        self._tools = ToolUse(self, Toolbox(usual_file(), chat))
+        self.answering = Answering(chat, self.link, window, self._tools)
         self._draft = Draft(self, window, chat)
         self.browsing = Browsing(chat, self.answering, self._draft, window, home.exports)
         self._revising = Revising(chat, self.link, self.answering, self._draft, window)
@@ -121,6 +125,7 @@ class ChatApp(App[None]):
             "code": self._copying.code,
             "export": self.browsing.export,
             "model": self._model_switch.choose,
+            "tools": self._tools.show,
             "engine": self._panel_placement.toggle,
             "theme": self._toggle_theme,
             "help": self._show_help,
@@ -152,12 +157,17 @@ class ChatApp(App[None]):
         self.link.connect()
         self.run_worker(self.link.watch(), group="watch")
         self.run_worker(self._restore())
+        self.run_worker(self._start_tools())
         self.run_worker(self._panel_placement.watch.run(), group="pages")
         self.run_worker(_import_the_rest, thread=True)
 
     async def _restore(self) -> None:
         self.window.composer.use_history(await self._open_chat.history())
         await self._sampling.restore()
+
+    async def _start_tools(self) -> None:
+        await self._tools.start()
+        self.answering.show_header()
 
     @property
     def has_chat(self) -> bool:
@@ -343,6 +353,7 @@ class ChatApp(App[None]):
         self._is_quitting = True
         await self.answering.finish()
         await self.link.close()
+        await self._tools.close()
         with suppress(StoreError):  # there is no screen any more to report it on
             await self._draft.keep()
         for worker in self.workers:  # none may use the chats once they are closed

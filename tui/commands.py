@@ -48,6 +48,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("code", "Copy a code block, by default the last", (), "[NUMBER]"),
     Command("export", "Save this chat as Markdown or JSON", (), "[json] [FILE]"),
     Command("model", "Choose or download a model", (), "[NAME]"),
+    Command("tools", "Show, switch and allow tools (MCP)"),
     Command("engine", "Show cache pages, queue, speed and memory", ("f4",)),
     Command("theme", "Switch between light and dark", ("f2",)),
     Command("help", "Show all keys and commands", ("f1",)),

@@ -21,6 +21,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import httpx
 from textual.app import App, ComposeResult
@@ -74,12 +75,13 @@ class ScriptedClient(ChatClient):
 
     async def stream(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         model: str,
         continues: bool = False,
         stops_loops: bool = False,
         fields: Mapping[str, float | int | str] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> AsyncGenerator[Piece, None]:
         async with aclosing(pieces_of(self._text, self._seconds)) as pieces:
             async for piece in pieces:

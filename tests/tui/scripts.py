@@ -105,3 +105,13 @@ def request_card(name: str, state: str, **more: Any) -> dict[str, Any]:
 
 def refuse(status: int, message: str) -> list[Step]:
     return [Refuse(status, json.dumps({"error": {"message": message}}).encode())]
+
+
+def call(name: str, arguments: str = "{}", index: int = 0) -> list[Step]:
+    """A call of a tool, its arguments in two pieces."""
+    half = len(arguments) // 2
+    first = {"name": name, "arguments": arguments[:half]}
+    return [
+        chunk({"tool_calls": [{"index": index, "id": f"id-{index}", "function": first}]}),
+        chunk({"tool_calls": [{"index": index, "function": {"arguments": arguments[half:]}}]}),
+    ]

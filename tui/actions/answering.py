@@ -14,13 +14,15 @@ from functools import partial
 
 from tui.actions.server_link import ServerLink
 from tui.actions.shortening import FULL, Shortening
+from tui.actions.tool_use import ToolUse
+from tui.chat.calls import CallsPiece
 from tui.chat.chat_file import StoreError
 from tui.chat.context import ContextUse
 from tui.chat.live_answer import AnswerPhase, LiveAnswer
 from tui.chat.messages import CAN_CONTINUE, Role, State, StoredMessage
 from tui.chat.open_chat import OpenChat
 from tui.chat.operations import Operation, Operations
-from tui.chat.progress import stage_words, watch_progress
+from tui.chat.progress import calling_words, stage_words, watch_progress
 from tui.chat.sampling import Sampling
 from tui.chat.stats_text import seconds_words, stats_lines
 from tui.talk.connection import ServerConnection
@@ -40,7 +42,9 @@ class Answering:
         open_chat: OpenChat,
         link: ServerLink,
         window: ChatWindow,
+        tools: ToolUse,
     ) -> None:
+        self._tools = tools
         self._open_chat = open_chat
         self._link = link
         self._window = window
@@ -224,14 +228,9 @@ class Answering:
 
     def _pieces(
         self, connection: ServerConnection, *, continues: bool = False
-    ) -> AsyncGenerator[Piece, None]:
-        return connection.client.stream(
-            self._open_chat.wire(),
-            model=connection.model,
-            continues=continues,
-            stops_loops=connection.is_ours,
-            fields=self.sampling.fields,
-        )
+    ) -> AsyncGenerator[Piece | CallsPiece, None]:
+        messages, fields = self._open_chat.wire(), self.sampling.fields
+        return self._tools.pieces(connection, messages, fields, continues=continues)
 
     async def _show_not_connected(self) -> None:
         """The connection was lost while the operation waited."""
@@ -257,7 +256,7 @@ class Answering:
             ticker.stop()
             if answer.request_id is not None:
                 self._request_ids[answer.message.chat_id] = answer.request_id
-        if isinstance(answer.failure, ContextFull) and not message.text:
+        if isinstance(answer.failure, ContextFull) and not message.text and not message.rounds:
             await self._show_full(message, answer.failure)
             return
         await view.finish(message)
@@ -303,6 +302,7 @@ class Answering:
             AnswerPhase.WAITING: stage_words(answer.progress),
             AnswerPhase.THINKING: f"Thinking, {seconds_words(answer.seconds)}",
             AnswerPhase.WRITING: "Writing",
+            AnswerPhase.CALLING: calling_words(answer.rounds),
         }.get(answer.phase, "Done")
         progress = answer.progress if answer.phase is AnswerPhase.WAITING else None
         fraction = None if progress is None else progress.fraction
@@ -335,7 +335,7 @@ class Answering:
     def show_header(self) -> None:
         """Show the model, how much of its context the chat takes, and what was set."""
         system = ["with a system prompt"] if self._open_chat.system else []
-        settings = [*system, self.sampling.words]
+        settings = [*system, self._tools.words, self.sampling.words]
         self._window.show_header(self._link.model, self.context_use, self._link.address, settings)
 
     @property

@@ -72,6 +72,7 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE chats ADD COLUMN left_out_newest INTEGER;
     ALTER TABLE chats ADD COLUMN summary TEXT NOT NULL DEFAULT '';
     """,
+    "ALTER TABLE messages ADD COLUMN rounds TEXT NOT NULL DEFAULT '';",
 )
 
 

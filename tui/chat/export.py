@@ -10,6 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 
+from tui.chat.calls import rounds_markdown
 from tui.chat.messages import ChatRecord, Role, StoredMessage, wire_messages
 
 
@@ -29,7 +30,8 @@ def as_markdown(chat: ChatRecord, path: Sequence[StoredMessage]) -> str:
         sections.append(f"## System\n\n{chat.system}")
     for message in path:
         who = "You" if message.role is Role.USER else message.model or "Assistant"
-        sections.append(f"## {who}\n\n{message.text}")
+        parts = [rounds_markdown(message.rounds), message.text]
+        sections.append("\n\n".join(part for part in (f"## {who}", *parts) if part))
     return "\n\n".join(sections) + "\n"
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
+from tui.chat.calls import CallsPiece, ToolRound
 from tui.chat.messages import AnswerStats, State, StoredMessage
 from tui.chat.store import CHECKPOINT_SECONDS
 from tui.talk.engine_state import Progress
@@ -25,6 +26,7 @@ class AnswerPhase(Enum):
     WAITING = auto()  # for the first piece
     THINKING = auto()
     WRITING = auto()
+    CALLING = auto()  # a tool, or waiting for the user's word on it
     ENDED = auto()
 
 
@@ -67,7 +69,7 @@ class LiveAnswer:
     def __init__(
         self,
         message: StoredMessage,
-        pieces: AsyncGenerator[Piece, None],
+        pieces: AsyncGenerator[Piece | CallsPiece, None],
         save: Callable[[StoredMessage], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -82,6 +84,7 @@ class LiveAnswer:
         # A continued answer starts with its text so far.
         self._text, self._thinking = _GrowingText([message.text]), _GrowingText([message.thinking])
         self._tools: dict[int, _Tool] = {}
+        self._rounds = list(message.rounds)
         self._usage = UsagePiece(None, None, None)
         self._state = State.WRITING
         self._error = ""
@@ -102,6 +105,7 @@ class LiveAnswer:
             state=self._state,
             error=self._error,
             stats=self.stats,
+            rounds=tuple(self._rounds),
         )
 
     @property
@@ -123,6 +127,11 @@ class LiveAnswer:
     def seconds(self) -> float:
         """Seconds since the request."""
         return self._clock() - self._started
+
+    @property
+    def rounds(self) -> Sequence[ToolRound]:
+        """Those in which tools were called, the running one included."""
+        return self._rounds
 
     @property
     def has_thinking(self) -> bool:
@@ -165,8 +174,10 @@ class LiveAnswer:
             async for piece in pieces:
                 self._take_piece(piece)
 
-    def _take_piece(self, piece: Piece) -> None:
+    def _take_piece(self, piece: Piece | CallsPiece) -> None:
         match piece:
+            case CallsPiece():
+                self._take_calls(piece)
             case Began(request_id):
                 self.request_id = request_id
             case TextPiece(text):
@@ -186,6 +197,20 @@ class LiveAnswer:
                 self._state = _ENDS.get(reason, State.DONE)
                 self._text.pieces.extend(_shown(tool) for tool in self._tools.values())
 
+    def _take_calls(self, piece: CallsPiece) -> None:
+        """A new round takes the text so far; after the last call the next round is measured anew."""
+        if piece.is_new:
+            self._rounds.append(ToolRound(str(self._text), str(self._thinking), piece.calls))
+            self._text, self._thinking = _GrowingText(), _GrowingText()
+            self._tools.clear()
+        else:
+            self._rounds[-1] = replace(self._rounds[-1], calls=piece.calls)
+        self.phase = AnswerPhase.CALLING
+        if not any(call.is_open for call in piece.calls):
+            self.phase = AnswerPhase.WAITING
+            self._started, self._first, self._last = self._clock(), None, None
+            self._num_pieces = 0
+
     def _arrived(self, phase: AnswerPhase) -> None:
         self._last = self._clock()
         if self._first is None:
@@ -195,6 +220,7 @@ class LiveAnswer:
 
     def _note_end(self, reading: asyncio.Task[None]) -> None:
         self.phase = AnswerPhase.ENDED
+        self._rounds = [one.ended() for one in self._rounds]
         if reading.cancelled():
             self._state = State.STOPPED
             return
@@ -207,5 +233,5 @@ class LiveAnswer:
 
 
 def _shown(tool: _Tool) -> str:
-    """A tool call as Markdown: this terminal offers no tools, so calls are only shown."""
+    """A tool call as Markdown, of a model that was offered no tools or was cut off: only shown."""
     return f"\n\n```tool_call\n{tool.name}({tool.arguments})\n```\n"

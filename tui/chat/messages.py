@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
+
+from tui.chat.calls import ToolRound, round_messages
 
 
 class Role(StrEnum):
@@ -68,6 +71,7 @@ class StoredMessage:
     error: str = ""
     model: str = ""
     stats: AnswerStats = field(default_factory=AnswerStats)
+    rounds: tuple[ToolRound, ...] = ()  # in which the model called tools, before its text
     created_at: float = 0.0  # seconds since the epoch
 
 
@@ -103,13 +107,16 @@ class Version:
         return self.sibling_ids[at] if 0 <= at < len(self.sibling_ids) else None
 
 
-def wire_messages(path: Sequence[StoredMessage], system: str = "") -> list[dict[str, str]]:
+def wire_messages(path: Sequence[StoredMessage], system: str = "") -> list[dict[str, Any]]:
     """The conversation as messages of the API, with alternating roles, as some chat templates require.
 
-    Answers without text are left out; adjacent questions are merged into one.
+    Answers without text are left out; adjacent questions are merged into one. Calls of tools come with
+    their results.
     """
-    messages = [{"role": "system", "content": system}] if system else []
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     for message in path:
+        for one in message.rounds:
+            messages += round_messages(one)
         if not message.text:
             continue
         if messages and messages[-1]["role"] == message.role:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from tui.chat.context import last_to_go, num_left_out, used_tokens
 from tui.chat.messages import (
@@ -71,7 +71,7 @@ class OpenChat:
         """The answer up to which messages have to go so that at most `kept` tokens stay."""
         return last_to_go(self.path, self.left_out, kept)
 
-    def wire(self, last: StoredMessage | None = None) -> list[dict[str, str]]:
+    def wire(self, last: StoredMessage | None = None) -> list[dict[str, Any]]:
         """What the model gets: the system prompt, a summary of what was left out, and the messages
         after that, up to `last`."""
         messages = self.path[self.num_left_out :]

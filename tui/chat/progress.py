@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tui.chat.calls import CallState, ToolRound
 from tui.chat.live_answer import AnswerPhase, LiveAnswer
 from tui.chat.stats_text import seconds_words
+from tui.sanitise import one_line
 from tui.talk.engine_state import Progress, RequestStage
 from tui.talk.errors import ChatError
 
@@ -57,3 +60,13 @@ def waiting_words(progress: Progress | None, seconds: float) -> str:
         parts.append(f"{progress.num_computed:,} of {progress.num_to_compute:,} tokens")
     parts.append(seconds_words(seconds) if seconds >= 60 else f"{seconds:.0f} s")
     return ", ".join(parts)
+
+
+def calling_words(rounds: Sequence[ToolRound]) -> str:
+    """Which tool is called, or waits for the user's word."""
+    calls = rounds[-1].calls if rounds else ()
+    call = next((one for one in calls if one.is_open), None)
+    if call is None:
+        return "Calling"
+    words = "Calling" if call.state is CallState.RUNNING else "May it call"
+    return f"{words} {one_line(call.name, 50)}{'' if call.state is CallState.RUNNING else '?'}"

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from tui.chat.calls import rounds_of, rounds_text
 from tui.chat.chat_file import StoreError, open_file, open_memory
 from tui.chat.messages import (
     AnswerStats,
@@ -161,6 +162,7 @@ class Store:
             "state": message.state,
             "error": message.error,
             "model": message.model,
+            "rounds": rounds_text(message.rounds),
             "touched_at": time.time(),
             **asdict(message.stats),
         }
@@ -338,6 +340,7 @@ def _message(row: sqlite3.Row) -> StoredMessage:
         error=row["error"],
         model=row["model"],
         stats=AnswerStats(**{name: row[name] for name in _STATS}),
+        rounds=rounds_of(row["rounds"]),
         created_at=row["created_at"],
     )
 

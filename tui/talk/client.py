@@ -102,12 +102,13 @@ class ChatClient:
 
     async def stream(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         model: str,
         continues: bool = False,
         stops_loops: bool = False,
         fields: Mapping[str, float | int | str] = _NO_FIELDS,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> AsyncGenerator[Piece, None]:
         """The answer to the conversation, piece by piece. Raises ChatError.
 
@@ -116,6 +117,7 @@ class ChatClient:
         continues: the answer continues the last message, which is the assistant's
         stops_loops: end an answer that repeats itself; for servers that know the field
         fields: further fields of the request, such as temperature
+        tools: what the model may call, as the API describes functions
         """
         body: dict[str, object] = {
             "model": model,
@@ -124,6 +126,8 @@ class ChatClient:
             "stream_options": {"include_usage": True},
             **fields,
         }
+        if tools:
+            body["tools"] = list(tools)
         if continues:
             body["continue_final_message"] = True
         if stops_loops:
@@ -215,8 +219,9 @@ def _delta_pieces(delta: Mapping[str, Any]) -> list[Piece]:
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict):
             name, arguments = function.get("name") or "", function.get("arguments") or ""
-            index = call.get("index", 0)
-            pieces.append(ToolPiece(index, well_formed(str(name)), well_formed(str(arguments))))
+            index, call_id = call.get("index", 0), well_formed(str(call.get("id") or ""))
+            name, arguments = well_formed(str(name)), well_formed(str(arguments))
+            pieces.append(ToolPiece(index, name, arguments, call_id))
     return pieces
 
 

@@ -29,6 +29,7 @@ class ToolPiece:
     index: int
     name: str
     arguments: str
+    id: str = ""  # arrives with the name
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Messages on the screen, one widget each; every line of a message is a stored strip.
 
     question   the text as typed, and its version
-    answer     ▸ Thought for 4 s          (not even parsed while closed)
+    answer     ▸ time__now {} · 0.02 s    (calls of tools, after the text before them)
+               ▸ Thought for 4 s          (not even parsed while closed)
                Markdown
                the error, if there was one
                how it ended, and its version
@@ -26,6 +27,7 @@ from textual.message import Message as Event
 from textual.strip import Strip
 from textual.worker import Worker
 
+from tui.chat.calls import ToolRound
 from tui.chat.live_answer import AnswerPhase, LiveAnswer
 from tui.chat.messages import State, StoredMessage, Version
 from tui.chat.progress import waiting_words
@@ -33,6 +35,7 @@ from tui.chat.stats_text import ending_line, seconds_words
 from tui.paint.markdown import MarkdownStream
 from tui.paint.painter import LINK, Painter
 from tui.paint.theme import Palette
+from tui.widgets.round_lines import RoundLines
 from tui.widgets.strips import StripView
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -140,8 +143,11 @@ class AnswerView(MessageView):
         self._answer: LiveAnswer | None = None  # while it is running
         self._body: MarkdownStream | None = None
         self._thoughts: MarkdownStream | None = None  # None: closed
+        self._rounds = RoundLines()
         self._head: list[Strip] = []
         self._foot: list[Strip] = []
+        self._are_results_open = False
+        self._num_rounds = 0  # of the running answer, as far as they are painted
         self._unpainted = ""  # text that has arrived and is not painted yet
         self._painting: Worker[None] | None = None
         self._frame = 0
@@ -165,6 +171,7 @@ class AnswerView(MessageView):
         thoughts = 0 if self._thoughts is None else self._thoughts.num_lines
         has_head, has_body, has_foot = bool(self._head), bool(body[0]), bool(self._foot)
         return (
+            (len(self._rounds.lines), self._rounds.lines.__getitem__),
             (len(self._head), self._head.__getitem__),
             (thoughts, self._thought),
             (int(has_head and (has_body or has_foot)), _blank),
@@ -219,6 +226,7 @@ class AnswerView(MessageView):
     def follow(self, answer: LiveAnswer) -> None:
         """Show this answer while it is running: call `tick` often and `finish` at the end."""
         self._answer = answer
+        self._num_rounds = len(answer.rounds)
         self._body = MarkdownStream(self._painter)
         self._frame_lines()
         self.lines_changed()
@@ -233,6 +241,7 @@ class AnswerView(MessageView):
             self._thinking_seconds = answer.seconds - (answer.stats.first_token_seconds or 0)
         started = time.monotonic()
         if started >= self._next_flush:
+            self._begin_round(answer)
             new = answer.take()
             self._unpainted += new.text
             body.feed(self._unpainted[:_LONG_TEXT])
@@ -244,6 +253,15 @@ class AnswerView(MessageView):
             self._next_flush = started + (1 + _FLUSH_REST) * (time.monotonic() - started)
         self._frame_lines()
         self.lines_changed()
+
+    def _begin_round(self, answer: LiveAnswer) -> None:
+        """Calls of tools end the text before them, which is painted with them from then on."""
+        if len(answer.rounds) > self._num_rounds:
+            self._num_rounds = len(answer.rounds)
+            self._body, self._unpainted = MarkdownStream(self._painter), ""
+            self._thoughts = (
+                None if self._thoughts is None else MarkdownStream(self._thoughts_painter)
+            )
 
     async def finish(self, message: StoredMessage) -> None:
         """Show the final painting of the complete message."""
@@ -280,13 +298,17 @@ class AnswerView(MessageView):
     def has_thinking(self) -> bool:
         return bool(self.message.thinking) if self._answer is None else self._answer.has_thinking
 
+    @property
+    def _all_rounds(self) -> Sequence[ToolRound]:
+        return self.message.rounds if self._answer is None else self._answer.rounds
+
     def action_thinking(self) -> None:
-        """Open or close the thinking."""
-        if not self.has_thinking:
-            return
-        self.open_thinking(is_open=self._thoughts is None)
+        """Open or close the thinking and the results of tools."""
+        is_open = self._are_results_open if self._all_rounds else self._thoughts is not None
+        self.open_thinking(is_open=not is_open)
 
     def open_thinking(self, *, is_open: bool) -> None:
+        self._are_results_open = is_open
         if is_open and self._thoughts is None and self.has_thinking:
             self._thoughts = self._paint_thinking()
         elif not is_open:
@@ -298,12 +320,13 @@ class AnswerView(MessageView):
         if isinstance(address := event.style.meta.get(LINK), str):
             self.app.open_url(address)
             return
-        if self.has_thinking and event.get_content_offset(self) is not None and event.y == 0:
+        is_on_head = event.y <= len(self._rounds.lines) - (not self.has_thinking)
+        if event.get_content_offset(self) is not None and is_on_head:
             self.action_thinking()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "thinking":
-            return self.has_thinking
+            return self.has_thinking or bool(self._all_rounds)
         return super().check_action(action, parameters)
 
     def _paint_thinking(self) -> MarkdownStream:
@@ -317,6 +340,13 @@ class AnswerView(MessageView):
     # The lines around the text
 
     def _frame_lines(self) -> None:
+        self._rounds.paint(
+            self._all_rounds,
+            self._painter,
+            is_open=self._are_results_open,
+            marker=self._palette.marker,
+            error=self._error_style,
+        )
         self._head = self._thinking_lines()
         self._foot = self._foot_lines()
 

@@ -1,0 +1,101 @@
+"""RoundLines: the lines of an answer's rounds, in which the model called tools.
+
+I will look.                                       the text, as Markdown
+▸ git__git_log {"max_count": 1}  0.31 s            folded
+▾ git__git_log {"max_count": 1}  0.31 s            opened: what the model got
+│ Commit history: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+
+from tui.chat.calls import CallRecord, CallState, ToolRound
+from tui.chat.stats_text import seconds_words
+from tui.paint.markdown import MarkdownStream
+from tui.paint.painter import Painter
+from tui.sanitise import one_line
+
+_MAX_ARGUMENTS = 300  # characters in the line of a call
+_WORDS = {
+    CallState.ASKED: "waits for you",
+    CallState.RUNNING: "running …",
+    CallState.REFUSED: "not allowed",
+    CallState.STOPPED: "stopped",
+}
+
+
+class RoundLines:
+    """Painted once for each state of a round."""
+
+    def __init__(self) -> None:
+        self.lines: list[Strip] = []
+        self._painted: list[tuple[ToolRound, list[Strip]]] = []
+        self._how: tuple[Painter, bool] | None = None
+
+    def paint(
+        self,
+        rounds: Sequence[ToolRound],
+        painter: Painter,
+        *,
+        is_open: bool,
+        marker: Style,
+        error: Style,
+    ) -> None:
+        """Paint what has changed. `is_open`: with the thinking and the results."""
+        if self._how != (painter, is_open):
+            self._painted, self._how = [], (painter, is_open)
+        known = [one for one, _ in self._painted]
+        if known == list(rounds):
+            return
+        for at, one in enumerate(rounds):
+            if at < len(known) and known[at] == one:
+                continue
+            lines = _lines(one, painter, is_open=is_open, marker=marker, error=error)
+            self._painted[at:] = [(one, lines)]
+        self.lines = [line for _, lines in self._painted for line in lines]
+
+
+def _lines(
+    one: ToolRound, painter: Painter, *, is_open: bool, marker: Style, error: Style
+) -> list[Strip]:
+    narrow = Painter(painter.width - 2, painter.palette)
+    lines: list[Strip] = []
+    if is_open and one.thinking.strip():
+        lines += _quoted(narrow, one.thinking.strip(), marker)
+    if one.text.strip():
+        body = MarkdownStream.whole(one.text, painter)
+        lines += [body.line(y) for y in range(body.num_lines)]
+        lines.append(Strip.blank(0))
+    for call in one.calls:
+        is_bad = call.state is CallState.FAILED
+        head = painter.plain(_head(call, is_open=is_open))
+        lines += [strip.apply_style(error if is_bad else marker) for strip in head]
+        if is_open and call.result:
+            lines += _quoted(narrow, call.result, marker)
+    lines.append(Strip.blank(0))
+    return lines
+
+
+def _head(call: CallRecord, *, is_open: bool) -> str:
+    sign = "✗" if call.state is CallState.FAILED else "▾" if is_open else "▸"
+    words = _WORDS.get(call.state, "failed" if call.state is CallState.FAILED else "")
+    seconds = "" if call.seconds is None else seconds_words(call.seconds)
+    parts = [
+        f"{sign} {one_line(call.name, 70)} {one_line(call.arguments, _MAX_ARGUMENTS)}",
+        words,
+        seconds,
+    ]
+    return " · ".join(part.strip() for part in parts if part)
+
+
+def _quoted(painter: Painter, text: str, marker: Style) -> list[Strip]:
+    bar = Segment("│ ", marker)
+    return [
+        Strip([bar, *line.apply_style(marker)], 2 + line.cell_length)
+        for line in painter.plain(text)
+    ]

@@ -1,0 +1,132 @@
+"""ToolsDialog: the servers of tools and their tools, and what is switched off or allowed."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from tui.sanitise import one_line
+from tui.tools.servers_file import ToolsError
+from tui.tools.session import ServerState
+from tui.tools.toolbox import Permission, ServerCard, Tool, Toolbox
+from tui.widgets.dialogs import CLOSE
+
+_SIGNS = {
+    ServerState.READY: "●",
+    ServerState.STARTING: "◌",
+    ServerState.FAILED: "✗",
+    ServerState.OFF: "○",
+}
+_WORDS = {Permission.ASK: "asks first", Permission.ALWAYS: "always", Permission.NEVER: "never"}
+_NEXT = {
+    Permission.ASK: Permission.ALWAYS,
+    Permission.ALWAYS: Permission.NEVER,
+    Permission.NEVER: Permission.ASK,
+}
+_HOW = (
+    'Servers of tools (MCP) are named in {file}, as {{"mcpServers": {{"time": {{"command": "uvx", '
+    '"args": ["mcp-server-time"]}}}}}}. They start with the next chat window.'
+)
+_LOOK_SECONDS = 0.25
+
+
+class ToolsDialog(ModalScreen[None]):
+    """Enter on a server switches it, or starts it again; on a tool: asks first, always, never."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [*CLOSE]
+
+    def __init__(self, toolbox: Toolbox) -> None:
+        super().__init__()
+        self._toolbox = toolbox
+        self._rows: list[ServerCard | Tool] = []
+        self._shown: list[Content] = []
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog") as dialog:
+            dialog.border_title = "Tools"
+            dialog.border_subtitle = "Enter switches · Esc closes"
+            yield OptionList(compact=True)
+            yield Static(id="note", markup=False)
+
+    def on_mount(self) -> None:
+        self._show()
+        self.query_one(OptionList).focus()
+        self.set_interval(_LOOK_SECONDS, self._show)
+
+    def _show(self) -> None:
+        """The rows as they are now, if they have changed."""
+        cards = self._toolbox.cards
+        self._rows = []
+        for card in cards:
+            self._rows += [card, *card.tools]
+        lines = [_line(row) for row in self._rows]
+        options = self.query_one(OptionList)
+        if lines != self._shown:
+            at = options.highlighted or 0
+            self._shown = lines
+            options.set_options([Option(line) for line in lines])
+            options.highlighted = min(at, len(lines) - 1) if lines else None
+        options.display = bool(lines)
+        self._note()
+
+    @on(OptionList.OptionHighlighted)
+    def _note(self) -> None:
+        at = self.query_one(OptionList).highlighted
+        row = self._rows[at] if at is not None and at < len(self._rows) else None
+        words = self._toolbox.problem or _HOW.format(file=self._toolbox.file)
+        if row is not None:
+            words = row.problem if isinstance(row, ServerCard) else row.description
+        self.query_one("#note", Static).update(Content.styled(one_line(words, 600), "$text-quiet"))
+
+    @on(OptionList.OptionSelected)
+    def _switch(self, event: OptionList.OptionSelected) -> None:
+        row = self._rows[event.option_index]
+        if isinstance(row, ServerCard):
+            is_on = not row.is_on or row.state is ServerState.FAILED
+            self.run_worker(self._switch_server(row.name, is_on=is_on), group=row.name)
+        else:
+            self.run_worker(self._permit(row))
+
+    async def _switch_server(self, name: str, *, is_on: bool) -> None:
+        try:
+            await self._toolbox.switch(name, is_on=is_on)
+        except ToolsError as error:
+            self.notify(str(error), severity="error", markup=False)
+        self._show()
+
+    async def _permit(self, tool: Tool) -> None:
+        try:
+            await self._toolbox.permit(tool.name, _NEXT[tool.permission])
+        except ToolsError as error:
+            self.notify(str(error), severity="error", markup=False)
+        self._show()
+
+
+def _line(row: ServerCard | Tool) -> Content:
+    if isinstance(row, Tool):
+        what = one_line(row.description, 120)
+        return Content.assemble(
+            (f"    {_WORDS[row.permission]:10}  ", "$text-quiet"),
+            one_line(row.tool, 40),
+            (f"  {what}", "$text-quiet"),
+        )
+    count = len(row.tools)
+    words = {
+        ServerState.READY: f"{count} tool{'' if count == 1 else 's'}",
+        ServerState.STARTING: "starting …",
+        ServerState.FAILED: "failed; Enter starts it again",
+        ServerState.OFF: "off",
+    }[row.state]
+    return Content.assemble(
+        f"{_SIGNS[row.state]} ",
+        (one_line(row.name, 40), "bold"),
+        (f"  {words}  {row.address}", "$text-quiet"),
+    )
