@@ -14,6 +14,7 @@ from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
 from mlxserve.cache.window_kv import WindowKV, pools_of
 from mlxserve.chat.chat import Chat
+from mlxserve.chat.image_prompts import ImagePrompts
 from mlxserve.chat.prefix_store import PREFIX_FILES
 from mlxserve.config import EngineConfig, PreemptionMode
 from mlxserve.disk.folder import default_bytes
@@ -91,14 +92,16 @@ def build_chat(
     tokenizer = Tokenizer(files.path, generation.eos_token_ids)
     tokenizer.prepare()
     trace = Trace(config.trace) if config.trace else None
-    found: list[tuple[int, Path | None]] = []  # filled on the engine's thread
+    # Filled on the engine's thread.
+    found: list[tuple[int, Path | None, ImagePrompts]] = []
     workers = None if connect is None else connect(files)
 
     def build() -> Engine:
         engine, vocab_size = build_engine(
             config, files, trace, workers=workers, memory_limit=memory_limit
         )
-        found.append((vocab_size, engine.disk_folder))
+        images = ImagePrompts(engine.picture_reader, engine.blindness)
+        found.append((vocab_size, engine.disk_folder, images))
         return engine
 
     engine = AsyncEngine(
@@ -114,7 +117,7 @@ def build_chat(
         ),
         workers=workers,
     )
-    [(vocab_size, disk_folder)] = found
+    [(vocab_size, disk_folder, images)] = found
     return Chat(
         engine,
         trace.timed(tokenizer, *_TOKENIZER_SPANS) if trace else tokenizer,
@@ -129,6 +132,7 @@ def build_chat(
         max_num_waiting=config.scheduler.max_num_waiting,
         door=door or new_door(),
         owns_door=door is None,
+        images=images,
     )
 
 

@@ -13,6 +13,7 @@ from enum import Enum, StrEnum, auto
 from typing import NamedTuple, Protocol, TypeAlias
 
 from mlxserve.config import MAX_PAGES, MIN_PAGES
+from mlxserve.images.picture import Placed
 from mlxserve.sampling_params import SamplingParams, check_whole
 
 ANONYMOUS = "@"  # begins the name of a client that is known by its connection only
@@ -155,6 +156,7 @@ class Request:
     fork_of: str | None = None  # id of a request with the same prompt, which computes it for both
     guide: Guide | None = None  # limits which tokens may come next
     page_hashes: Sequence[bytes] = ()  # of its first pages, where the caller knows them
+    pictures: Placed = ()  # whose rows are in the prompt, in their order
 
     def __post_init__(self) -> None:
         if not isinstance(self.token_ids, array):

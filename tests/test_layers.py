@@ -43,7 +43,6 @@ ARROWS: dict[str, str] = {
     "mlxserve/stats": "",
     "mlxserve/option": "mlxserve/errors",
     "mlxserve/config": "metal_kernels mlxserve/errors mlxserve/option",
-    "mlxserve/request": "mlxserve/sampling_params mlxserve/config",
     "mlxserve/deferred_packages": "",
     "mlxserve/blas": "mlxserve/errors",
     "mlxserve/memory_groups": "",
@@ -60,6 +59,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/helpers": "mlxserve/errors mlxserve/pauses",
     "mlxserve/door": "mlxserve/errors mlxserve/helpers",
     "mlxserve/images": "mlxserve/errors mlxserve/helpers mlxserve/door",
+    "mlxserve/request": "mlxserve/sampling_params mlxserve/config mlxserve/images",
     "mlxserve/text/parsing": "",
     "mlxserve/text/costs": "",
     "mlxserve/text/signature": "",
@@ -105,14 +105,14 @@ ARROWS: dict[str, str] = {
     "mlxserve/disk": "mlxserve/errors mlxserve/files mlxserve/pauses",
     "mlxserve/scheduler": (
         "mlxserve/errors mlxserve/stats mlxserve/config mlxserve/request mlxserve/forward_work "
-        "mlxserve/cache/hashing mlxserve/cache/pages mlxserve/cache/groups"
+        "mlxserve/cache/hashing mlxserve/cache/pages mlxserve/cache/groups mlxserve/images"
     ),
     "mlxserve/model": (
         "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "
         "mlxserve/machine mlxserve/deferred_packages "
         "mlxserve/request mlxserve/forward_work mlxserve/gguf mlxserve/hub mlxserve/cache/layout "
         "mlxserve/cache/key_owners mlxserve/cache/kv mlxserve/cache/layer_kv "
-        "mlxserve/cache/window_kv mlxserve/cache/groups"
+        "mlxserve/cache/window_kv mlxserve/cache/groups mlxserve/images"
     ),
     "mlxserve/trial": (
         "mlxserve/version mlxserve/errors mlxserve/config mlxserve/files mlxserve/machine mlxserve/hub "
@@ -120,7 +120,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/engine": (
         "mlxserve/errors mlxserve/machine mlxserve/stats mlxserve/request mlxserve/forward_work "
-        "mlxserve/pauses mlxserve/door "
+        "mlxserve/pauses mlxserve/door mlxserve/images "
         "mlxserve/cache/pages mlxserve/disk mlxserve/disk mlxserve/scheduler mlxserve/model"
     ),
     "mlxserve/chat": (
@@ -128,7 +128,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/text/parsing mlxserve/text/costs mlxserve/text/conversation "
         "mlxserve/text/abilities mlxserve/text/fitting mlxserve/text/templates "
         "mlxserve/text/tokenizer mlxserve/text/deltas mlxserve/text/guidance "
-        "mlxserve/engine mlxserve/door"
+        "mlxserve/engine mlxserve/door mlxserve/images"
     ),
     "mlxserve/embedders": (
         "metal_kernels mlxserve/errors mlxserve/config mlxserve/stats mlxserve/hub mlxserve/request "

@@ -25,18 +25,36 @@ def token_bytes(token_ids: Sequence[int]) -> bytes:
     return tokens.tobytes()
 
 
-def page_hash(parent: bytes, token_ids: Sequence[int], salt: bytes = b"") -> bytes:
-    """The hash of a page. `parent` is empty for a first page; only then `salt` is used."""
-    return blake2b((parent or root(salt)) + token_bytes(token_ids), digest_size=HASH_SIZE).digest()
+def page_hash(
+    parent: bytes, token_ids: Sequence[int], salt: bytes = b"", keys: bytes = b""
+) -> bytes:
+    """The hash of a page.
+
+    parent: empty for a first page; only then `salt` is used
+    keys: of what ids alone do not tell apart, such as images
+    """
+    hashed = (parent or root(salt)) + token_bytes(token_ids) + keys
+    return blake2b(hashed, digest_size=HASH_SIZE).digest()
 
 
 def extend_hashes(
-    hashes: list[bytes], token_ids: Sequence[int], page_size: int, salt: bytes = b""
+    hashes: list[bytes],
+    token_ids: Sequence[int],
+    page_size: int,
+    salt: bytes = b"",
+    marks: Sequence[tuple[int, int, bytes]] = (),
 ) -> None:
-    """Append the hashes of those full pages of `token_ids` that have none yet."""
+    """Append the hashes of those full pages of `token_ids` that have none yet.
+
+    marks: (first position, the one after the last, key), for pages that have ids below zero between them
+    """
     parent = hashes[-1] if hashes else b""
     for start in range(len(hashes) * page_size, len(token_ids) - page_size + 1, page_size):
-        parent = page_hash(parent, token_ids[start : start + page_size], salt)
+        end = start + page_size
+        page, keys = token_ids[start:end], b""
+        if marks and min(page) < 0:
+            keys = b"".join(key for first, last, key in marks if first < end and last > start)
+        parent = page_hash(parent, page, salt, keys)
         hashes.append(parent)
 
 

@@ -510,7 +510,8 @@ class PagePool:
         for page, h in hashed.items():
             tokens = struct.unpack(f"<{len(self._tokens[page]) // 4}i", self._tokens[page])
             parent = self._parents[page]
-            assert not parent or page_hash(parent, tokens) == h, f"page {page} has a wrong hash"
+            is_known = parent and min(tokens) >= 0  # what images add to a hash is not kept here
+            assert not is_known or page_hash(parent, tokens) == h, f"page {page} has a wrong hash"
 
         self._children.check()
         self._tails.check()

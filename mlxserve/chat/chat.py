@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxserve.chat.answers import AnswerStream, Observe
+from mlxserve.chat.image_prompts import ImagePrompts, after_prefix, text_of
 from mlxserve.chat.named_prefixes import NamedPrefixes
 from mlxserve.chat.prefix_store import NamedPrefix, PrefixStore
 from mlxserve.chat.request_options import RequestOptions
@@ -29,10 +30,11 @@ from mlxserve.errors import (
     PromptTooLong,
 )
 from mlxserve.hub.facts import ModelFacts
+from mlxserve.images.picture import pictures_of
 from mlxserve.request import FinishReason, Pooling, Request, TokenLogprob
 from mlxserve.sampling_params import MAX_BIAS, SamplingParams
 from mlxserve.text.abilities import Abilities
-from mlxserve.text.conversation import NOT_SEEN, Conversation, images_in
+from mlxserve.text.conversation import Conversation
 from mlxserve.text.costs import text_size
 from mlxserve.text.deltas import DeltaDecoder
 from mlxserve.text.fitting import Fitted
@@ -75,10 +77,12 @@ class Chat:
         door: Door | None = None,
         owns_door: bool = True,
         max_num_waiting: int | None = None,
+        images: ImagePrompts | None = None,
     ) -> None:
         """door: of all work on its prompts; None for one of its own
         owns_door: closes it
         max_num_waiting: as in SchedulerConfig; None for no limit
+        images: puts those of messages into prompts; None for a model that reads text only
         fingerprint: names the model's weights, as models never share pages
         facts: what is known of the model, for clients that show it
         prefix_file: where named prefixes outlive the process; None for nowhere
@@ -96,6 +100,7 @@ class Chat:
         self._tool_keep_seconds = tool_keep_seconds
         self._template_kwargs = dict(template_kwargs or {})
         self._max_num_waiting = max_num_waiting
+        self._images = images or ImagePrompts(None)
         self.door = door or Door()
         self._owns_door = owns_door or door is None
         self._planner = Planner(tokenizer, vocab_size, self.door)
@@ -128,8 +133,8 @@ class Chat:
 
     @property
     def sees_images(self) -> bool:
-        """Whether messages may hold images. No model's may yet."""
-        return False
+        """Whether messages may hold images."""
+        return self._images.reader is not None
 
     @property
     def chat_template(self) -> str:
@@ -160,12 +165,11 @@ class Chat:
         {"type": "image", "image": Image}.
         """
         self._require_writer()
-        if not self.sees_images and any(images_in(message) for message in messages):
-            raise InvalidParameter("messages", NOT_SEEN.format("image"))
+        messages, images = self._images.split(messages)
         self._refuse_huge(text_size(messages, tools))
         most = self.most_characters
         try:
-            return self._tokenizer.render(
+            token_ids = self._tokenizer.render(
                 messages,
                 tools=tools,
                 most_characters=most,
@@ -173,6 +177,7 @@ class Chat:
             )
         except RenderedTooLong as error:
             raise self._too_long(error.num_characters) from error
+        return self._images.join(token_ids, images)
 
     @property
     def most_characters(self) -> int:
@@ -237,7 +242,7 @@ class Chat:
         salt = self._salt(options.cache_salt)
         if options.prefix_name is not None:
             prefix = self.prefixes.of_request(options.prefix_name, options.cache_salt)
-            prompts = [(*prefix.token_ids, *prompt) for prompt in prompts]
+            prompts = [after_prefix(prefix.token_ids, prompt) for prompt in prompts]
             salt = prefix.salt
         ids = self._request_ids(options.request_id, len(prompts) * params.n)
         answers: list[tuple[Request, DeltaDecoder]] = []
@@ -264,6 +269,9 @@ class Chat:
     async def _submit(
         self, answers: Sequence[tuple[Request, DeltaDecoder]], observe: Observe | None = None
     ) -> AnswerStream:
+        seen = {one.picture.key: one.picture for asked, _ in answers for one in asked.pictures}
+        for picture in seen.values():
+            await self.engine.see(picture, answers[0][0].client)
         outputs = await self.engine.submit([request for request, _ in answers])
         return AnswerStream(outputs, answers, keep=self._keep, observe=observe)
 
@@ -291,6 +299,7 @@ class Chat:
         """Not yet queued."""
         self._require_writer()
         self._check(prompt, params)
+        text = text_of(prompt)
         if options.turn is not None:
             self._check_tools(options.turn)
             params = self._with_calls_as_asked(params, options.turn)
@@ -306,7 +315,8 @@ class Chat:
             pins=pins,
             pin_share=pin_share,
             fork_of=fork_of,
-            guide=await self._planner.guide(prompt, params, options.turn, options.client),
+            guide=await self._planner.guide(text, params, options.turn, options.client),
+            pictures=pictures_of(prompt),
         )
 
     def _decoder(
@@ -320,10 +330,15 @@ class Chat:
         parser = None
         if turn is not None:
             markup = self._tokenizer.markup
-            is_thinking = markup.opens_thinking(prompt, self._tokenizer.decode)
+            is_thinking = markup.opens_thinking(text_of(prompt), self._tokenizer.decode)
             parser = TurnParser(markup, turn, is_thinking=is_thinking)
         return DeltaDecoder(
-            self._tokenizer, request.params, request.stop_ids, parser, answer_index=answer_index
+            self._tokenizer,
+            request.params,
+            request.stop_ids,
+            parser,
+            answer_index=answer_index,
+            image_tokens=sum(one.picture.num_rows for one in request.pictures),
         )
 
     def _with_calls_as_asked(self, params: SamplingParams, turn: AssistantTurn) -> SamplingParams:
@@ -350,7 +365,7 @@ class Chat:
             raise InvalidRequest("prompt: it is empty; at least one token is needed")
         if len(prompt) >= self.max_model_len:
             raise PromptTooLong.for_answer(len(prompt), self.max_model_len)
-        self._check_ids(prompt, "prompt")
+        self._check_ids(text_of(prompt), "prompt")
         for name, ids in (
             ("logit_bias", params.logit_bias),
             ("stop_token_ids", params.stop_token_ids),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from mlxserve.chat.prefix_store import NamedPrefix, PrefixStore
 from mlxserve.errors import EngineStopped, InvalidParameter, MlxServeError
+from mlxserve.images.picture import pictures_of
 
 if TYPE_CHECKING:  # it imports mlx, which waits for machine.prepare()
     from mlxserve.engine.async_engine import AsyncEngine
@@ -58,6 +59,8 @@ class NamedPrefixes:
         """
         if not name:
             raise InvalidParameter("prefix_name", "must not be empty")
+        if pictures_of(token_ids):
+            raise InvalidParameter("messages", "a named prefix cannot hold images; leave them out")
         prefix = NamedPrefix(tuple(token_ids), self._salt_of(cache_salt), client, max_share)
         prefix = replace(prefix, request_id=await self._compute(prefix, 0))
         self._forget(name, self._store.put(name, prefix))

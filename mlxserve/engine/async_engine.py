@@ -33,6 +33,7 @@ from mlxserve.engine.text_queue import QueuedText, TextQueue
 from mlxserve.engine.threads import THREADS, result_of
 from mlxserve.engine.throughput_log import ThroughputLog
 from mlxserve.errors import EngineFailed, EngineStopped, MlxServeError
+from mlxserve.images.picture import Picture
 from mlxserve.model.dense_text import Result, TextWork
 from mlxserve.model.workers import Workers
 from mlxserve.pauses import RUNNING
@@ -201,6 +202,13 @@ class AsyncEngine:
         return await self.compute(
             client, len(token_ids), lambda engine: engine.scoring(token_ids, num_top)
         )
+
+    async def see(self, picture: Picture, client: str = "") -> int:
+        """Compute a picture's features, unless they are kept, in the client's turn; its number of rows.
+
+        Raises InvalidRequest, EngineStopped.
+        """
+        return await self.compute(client, picture.num_rows, lambda engine: engine.seeing(picture))
 
     async def compute(
         self, client: str, num_tokens: int, make: Callable[[Engine], TextWork[Result]]

@@ -33,10 +33,12 @@ from mlxserve.engine.timeline import Timeline
 from mlxserve.engine.trace import Trace
 from mlxserve.engine.transfers import Transfers
 from mlxserve.errors import OutOfMemory
+from mlxserve.images.picture import Picture, PictureReader
 from mlxserve.model.dense_text import Result, TextWork
 from mlxserve.model.embedding import Embedding
 from mlxserve.model.runner import ModelRunner, Pending
 from mlxserve.model.scoring import Scoring
+from mlxserve.model.vision import Seeing
 from mlxserve.model.workers import Workers
 from mlxserve.pauses import RUNNING
 from mlxserve.request import Chunk, FinishReason, LiveRequest, Output, Pooling, Request, Resized
@@ -256,13 +258,28 @@ class Engine:
         """For work on texts that the engine has no name for. Its arrays belong to this thread."""
         return self._runner.model
 
+    @property
+    def picture_reader(self) -> PictureReader | None:
+        """What makes pictures of images for the model; None where it reads text only."""
+        return None if self._runner.vision is None else self._runner.vision.reader
+
+    @property
+    def blindness(self) -> str:
+        """As `ModelRunner.blindness`."""
+        return self._runner.blindness
+
+    def seeing(self, picture: Picture) -> Seeing:
+        """A picture to compute features of, in between steps."""
+        assert self._runner.vision is not None, "the model reads text only"
+        return Seeing(self._runner.vision, picture)
+
     def advance(self, text: TextWork[Result]) -> Result | None:
         """Compute one piece, short while answers wait for their next token; the result at the end."""
         began, before = self._clock(), text.num_done
         pace = self._embedding_pace
         result = text.advance(pace.size(is_busy=self._scheduler.has_work))
         seconds = self._clock() - began
-        if not RUNNING.was_paused(seconds):
+        if text.num_done > before and not RUNNING.was_paused(seconds):
             pace.observe(text.num_done - before, seconds)
         self._timer.disturb()
         return result

@@ -1,4 +1,4 @@
-"""TextQueue: texts that are embedded or scored between the engine's steps, in turns between clients.
+"""TextQueue: texts that are embedded or scored, and images that are looked at, between the engine's steps, in turns between clients.
 
     short texts ── FairOrder ──▶ one under way ─┐
     long texts  ── FairOrder ──▶ one under way ─┴─▶ between two steps, a piece of each in turn

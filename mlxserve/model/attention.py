@@ -17,6 +17,7 @@ from mlxserve.hub.files import ModelFiles
 from mlxserve.model.load import LoadedModel, load
 from mlxserve.model.probe import probe
 from mlxserve.model.rank_group import RankGroup, Split
+from mlxserve.model.sight import NoVision, vision_of
 
 log = logging.getLogger("mlxserve.attention")
 
@@ -42,7 +43,13 @@ def load_probed(
     loaded = load(files, is_metal=is_metal, memory_limit=memory_limit, group=group)
     if kv_cache_dtype == "q8":
         loaded = loaded.in_8_bits()
-    return choose_attention(attention_backend, loaded)
+    choice = choose_attention(attention_backend, loaded)
+    try:
+        vision = vision_of(files, choice.loaded, choice.backends, is_metal=is_metal)
+    except NoVision as error:
+        log.warning("%s: images are refused: %s", loaded.name, error)
+        return choice._replace(loaded=choice.loaded.that_sees(None, blindness=str(error)))
+    return choice._replace(loaded=choice.loaded.that_sees(vision))
 
 
 def choose_attention(name: str, loaded: LoadedModel) -> AttentionChoice:

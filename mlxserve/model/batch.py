@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from metal_kernels.tables import SequenceTables
+from mlxserve.model.picture_rows import PictureRows
 from mlxserve.request import Chunk
 
 IntArray = npt.NDArray[np.int32]
@@ -34,6 +35,7 @@ class Batch:
     lazy         the chunks of those rows
     plan         all chunks of the step, in the order of their rows
     windows      the same rows in the pages of layers with a window, if those have a pool of their own
+    pictures     of the requests of the step; None if no request has any
     """
 
     tokens: IntArray
@@ -48,6 +50,7 @@ class Batch:
     lazy: tuple[Chunk, ...]
     plan: tuple[Chunk, ...]
     windows: Batch | None
+    pictures: PictureRows | None
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk], page_size: int) -> Batch:
@@ -60,7 +63,9 @@ class Batch:
         positions = np.empty(num_rows, np.int32)
         slots = np.empty(num_rows, np.int32)
         tables = [np.frombuffer(chunk.page_table, np.int32) for chunk in chunks]
+        has_pictures = False
         for chunk, table, start, end in zip(chunks, tables, starts, ends, strict=True):
+            has_pictures = has_pictures or bool(chunk.request.asked.pictures)
             if chunk.length == 1:  # numbers, because numpy's calls would take ten times as long
                 page, offset = divmod(chunk.start, page_size)
                 positions[start] = chunk.start
@@ -108,6 +113,7 @@ class Batch:
             lazy=tuple(chunks[i] for i in lazy),
             plan=tuple(chunks),
             windows=cls.of(_in_windows(chunks), page_size) if has_windows else None,
+            pictures=PictureRows.of(chunks, tokens) if has_pictures else None,
         )
 
 

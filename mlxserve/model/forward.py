@@ -78,8 +78,11 @@ class Rows:
         self._graphs = StepGraphs(self._forward, kv, is_recorded=is_recorded)
 
     def logits(self, batch: Batch, tokens: mx.array, rows: list[int] | None) -> mx.array:
+        pictures, positions = batch.pictures, batch.positions
+        if pictures is not None and pictures.positions is not None:
+            positions = pictures.positions[0]  # what keys and queries are turned by
         layout = StepLayout(
-            positions=mx.array(batch.positions),
+            positions=mx.array(positions),
             slots=batch.slots,
             num_decodes=batch.num_decodes,
             decodes=batch.decodes,
@@ -93,7 +96,9 @@ class Rows:
         if rows == list(range(len(batch.tokens))):
             rows = None
         groups = self._states.groups(batch.plan, batch.num_decodes) if self._states.is_used else ()
-        if rows is None:
+        if rows is None and pictures is not None and pictures.parts:
+            logits = self._forward(groups, self._kv, layout, tokens)  # features are of this step
+        elif rows is None:
             logits = self._graphs.logits(groups, layout, tokens)
         else:
             logits = self._of_rows(rows, groups, layout, tokens)

@@ -36,6 +36,7 @@ from mlxserve.model.rank_group import RankGroup, Split
 from mlxserve.model.refusals import why_not_loaded
 from mlxserve.model.split_by_heads import drop_head, split_by_heads
 from mlxserve.model.split_by_layers import split_by_layers
+from mlxserve.model.vision import Vision
 
 READ_ERRORS = (
     OSError,
@@ -60,7 +61,9 @@ class LoadedModel:
     vocab_size   number of logits per row
     context      positions by default, and at most
     by_sequence  the model is called once for each sequence of a step, not once for all rows
-    group         the ranks that it is divided among; None if all of it is here
+    group        the ranks that it is divided among; None if all of it is here
+    vision       what lets it see images; None where it reads text only
+    blindness    why it does, though it was trained to see
     """
 
     name: str
@@ -72,6 +75,8 @@ class LoadedModel:
     context: Context
     by_sequence: bool = False
     group: RankGroup | None = None
+    vision: Vision | None = None
+    blindness: str = ""
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:
@@ -111,6 +116,10 @@ class LoadedModel:
         """Whether keys and values are stored in 8 bits."""
         return any(spec.is_quantised for spec in self.layers)
 
+    def that_sees(self, vision: Vision | None, *, blindness: str = "") -> LoadedModel:
+        """The same with its vision, or with why it has none."""
+        return replace(self, vision=vision, blindness=blindness)
+
     def in_8_bits(self) -> LoadedModel:
         """The same with quantised keys and values. Raises InvalidConfig where they are latents."""
         if any(spec.is_latent for spec in self.layers):
@@ -136,7 +145,9 @@ class LoadedModel:
 
     @property
     def weight_size(self) -> int:
-        return sum(array.nbytes for _, array in tree_flatten(self.model.parameters()))
+        """Bytes, with the vision's."""
+        text: int = sum(array.nbytes for _, array in tree_flatten(self.model.parameters()))
+        return text + (0 if self.vision is None else self.vision.nbytes)
 
 
 def load(

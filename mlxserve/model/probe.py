@@ -49,10 +49,10 @@ _LONGEST = 264
 # Relative to the largest dense logit. A wrong page, mask or position causes differences of the same
 # order as the logits. Rows-as-batch and dense differ by up to 2e-5 in float32 over some 60
 # architectures; half precisions round each layer's output differently for different shapes.
-_TOLERANCES = {mx.float32: 2e-3, mx.float16: 3e-2, mx.bfloat16: 1e-1}
+TOLERANCES = {mx.float32: 2e-3, mx.float16: 3e-2, mx.bfloat16: 1e-1}
 # In half precision: the share of rows that must agree, of decodes and of chunks, and the tolerance as
 # a multiple of the dense path's own noise. No noise allows what a wrong page would cause.
-_MOST_ROWS = 0.75
+MOST_ROWS = 0.75
 _NOISE_FACTOR = 2
 _HIGHEST_TOLERANCE = 0.25
 # With keys and values in 8 bits, for most rows. Rounding, by up to 1/254 of a row's largest number, makes
@@ -82,7 +82,7 @@ class Agreement:
 
     @property
     def is_close(self) -> bool:
-        return isfinite(self.largest) and self.share >= _MOST_ROWS
+        return isfinite(self.largest) and self.share >= MOST_ROWS
 
 
 def probe(loaded: LoadedModel, backends: Backends, page_size: int = 16) -> float:
@@ -113,7 +113,7 @@ def probe(loaded: LoadedModel, backends: Backends, page_size: int = 16) -> float
 
 def _compare(loaded: LoadedModel, backends: Backends, page_size: int) -> Agreement:
     dtype = loaded.dtype
-    tolerance = _TOLERANCES.get(dtype, 1e-1)
+    tolerance = TOLERANCES.get(dtype, 1e-1)
     sequences = _sequences(loaded)
     dense = [_dense(loaded, ids) for ids in sequences]
     kinds = _differences(loaded, backends, page_size, sequences, dense)
@@ -123,7 +123,7 @@ def _compare(loaded: LoadedModel, backends: Backends, page_size: int) -> Agreeme
     if dtype == mx.float32:
         return Agreement(largest, tolerance, 0.0)
     noise = [
-        _relative(_dense(loaded, ids, _OTHER_CHUNKS), expected)
+        relative(_dense(loaded, ids, _OTHER_CHUNKS), expected)
         for ids, expected in zip(sequences, dense, strict=True)
     ]
     tolerance = _beyond_noise(np.concatenate(noise), tolerance)
@@ -152,7 +152,7 @@ def _compare_8_bits(loaded: LoadedModel, backends: Backends, page_size: int) -> 
 
 def _beyond_noise(noise: np.ndarray, tolerance: float) -> float:
     """The tolerance, or more if two dense runs differ by that much in most rows."""
-    usual = float(np.quantile(noise, _MOST_ROWS))
+    usual = float(np.quantile(noise, MOST_ROWS))
     return max(tolerance, min(_HIGHEST_TOLERANCE, _NOISE_FACTOR * usual))
 
 
@@ -177,11 +177,11 @@ def _differences(
     chunks: list[np.ndarray] = []
     for sequence, start, paged in _paged(loaded, backends, page_size, sequences):
         expected = dense[sequence][start : start + len(paged)]
-        (decodes if len(paged) == 1 else chunks).append(_relative(paged, expected))
+        (decodes if len(paged) == 1 else chunks).append(relative(paged, expected))
     return np.concatenate(decodes), np.concatenate(chunks)
 
 
-def _relative(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
+def relative(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """The largest difference in each row, relative to the largest logit of all rows.
 
     A model may give tokens that it never chooses a logit of minus infinity (Phi 3 small).

@@ -26,6 +26,7 @@ from mlxserve.model.load import LoadedModel
 from mlxserve.model.sampler import Draw, PendingSample, sample
 from mlxserve.model.scoring import Scoring
 from mlxserve.model.states import StateStore
+from mlxserve.model.vision import Vision
 from mlxserve.model.workers import Workers
 from mlxserve.request import Chunk, Pooling, Sampled
 from mlxserve.stats import MemoryUse
@@ -132,6 +133,16 @@ class ModelRunner:
         return Embedding(
             loaded.model, loaded.selector, token_ids, pooling, dimensions, workers=self._workers
         )
+
+    @property
+    def vision(self) -> Vision | None:
+        """None where the model reads text only."""
+        return self._loaded.vision
+
+    @property
+    def blindness(self) -> str:
+        """Why the model does not see, though it was trained to; empty if it does, or was not."""
+        return self._loaded.blindness
 
     def scoring(self, token_ids: Sequence[int], num_top: int) -> Scoring:
         """A text whose tokens' log-probabilities are wanted, in between steps and without the pool."""
@@ -262,7 +273,12 @@ class ModelRunner:
         """(rows, vocabulary), not evaluated: the rows that sample (the last row if none does), or
         all rows."""
         rows = batch.sample_rows.tolist() or [len(batch.tokens) - 1]
-        return self._forward.logits(batch, tokens, None if all_rows else rows)
+        wanted = None if all_rows else rows
+        if batch.pictures is None:
+            return self._forward.logits(batch, tokens, wanted)
+        assert self._loaded.vision is not None, "a request has pictures, and the model does not see"
+        with self._loaded.vision.showing(batch.pictures):
+            return self._forward.logits(batch, tokens, wanted)
 
     def _begin(self, pending: Pending) -> None:
         self.compute([pending.done] if pending.sample is None else pending.sample.arrays())

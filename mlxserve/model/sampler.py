@@ -242,7 +242,8 @@ def _output_counts(request: LiveRequest, vocabulary: int) -> npt.NDArray[np.floa
 
 def _prompt_mask(request: LiveRequest, vocabulary: int) -> npt.NDArray[np.bool_]:
     mask = np.zeros(vocabulary, np.bool_)
-    mask[request.token_ids[: request.num_prompt]] = True
+    prompt = np.frombuffer(request.token_ids[: request.num_prompt], np.int32)
+    mask[prompt[prompt >= 0]] = True  # without rows of images
     return mask
 
 

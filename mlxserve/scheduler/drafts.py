@@ -11,6 +11,8 @@ Lookup Decoding" (2023).
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from mlxserve.request import LiveRequest, TokenIds
 
 # A forward of few rows waits for weights, so that more rows cost little. On a 2-core x86 machine with
@@ -95,7 +97,8 @@ class Lookup:
                 self._require_more()  # a step was read early for nothing
             return ()
         period = len(token_ids) - at
-        return tuple(token_ids[at + i % period] for i in range(min(self._size, max_tokens)))
+        drawn = (token_ids[at + i % period] for i in range(min(self._size, max_tokens)))
+        return tuple(takewhile(lambda token: token >= 0, drawn))  # no row of an image
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
         """As `Drafts.learn`."""

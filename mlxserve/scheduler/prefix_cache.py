@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from mlxserve.cache.hashing import extend_hashes, page_hash, root
 from mlxserve.cache.pages import PagePool
+from mlxserve.images.picture import marks_of, num_distinct
 from mlxserve.request import ANONYMOUS, CacheMiss, CacheReport, LiveRequest
 from mlxserve.scheduler.state_snapshots import StateSnapshots
 from mlxserve.scheduler.windows import Windows
@@ -85,7 +86,9 @@ class PrefixCache:
         token_ids, page_size = request.token_ids, self._pool.page_size
         if num_pages is not None:
             token_ids = token_ids[: num_pages * page_size]
-        extend_hashes(request.page_hashes, token_ids, page_size, request.asked.cache_salt)
+        asked = request.asked
+        marks = marks_of(asked.pictures) if asked.pictures else ()
+        extend_hashes(request.page_hashes, token_ids, page_size, asked.cache_salt, marks)
 
     def parent(self, request: LiveRequest, index: int) -> bytes:
         """The hash before page `index` in its chain."""
@@ -156,7 +159,11 @@ class PrefixCache:
             return Tail(whole[0], page_size - 1)
         parent = self.parent(request, len(cached))
         found = self._pool.find_tail(parent, token_ids[start : min(last, start + page_size)])
-        return Tail(*found) if found else None
+        if found is None:
+            return None
+        page, num_tokens = found
+        num_tokens = num_distinct(request.asked.pictures, start, num_tokens)
+        return Tail(page, num_tokens) if num_tokens else None
 
     def forget(self, request: LiveRequest) -> None:
         """Drop the match of a request that does not wait any more; no-op if there is none."""

@@ -299,6 +299,15 @@ def images_in(message: Mapping[str, Any]) -> list[Image]:
     return [image for image in images if isinstance(image, Image)]
 
 
+def without_images(message: Mapping[str, Any]) -> dict[str, Any]:
+    """For a template, which writes a marker in the place of each image."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return {**message}
+    parts = [{"type": "image"} if "image" in part else part for part in content]
+    return {**message, "content": parts}
+
+
 def _with_ids(messages: Sequence[Message]) -> Iterator[Message]:
     """Give calls and results without ids, such as Ollama's, the ids by which templates pair them.
 

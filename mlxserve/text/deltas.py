@@ -37,6 +37,7 @@ class Usage:
     cache: CacheReport | None = None  # why no more were; None if the request never started
     reasoning_tokens: int = 0  # of the completion's
     speculation: SpeculationReport | None = None  # None where it is off
+    image_tokens: int = 0  # of the prompt's
 
 
 class Delta(NamedTuple):
@@ -72,7 +73,9 @@ class DeltaDecoder:
         parser: TurnParser | None = None,
         *,
         answer_index: int = 0,
+        image_tokens: int = 0,
     ) -> None:
+        """image_tokens: of the prompt, for its usage"""
         self._decoder = tokenizer.stream(None if parser is None else parser.tokens)
         self._parser = parser
         self._stops = StopStrings(params.stop)
@@ -83,6 +86,7 @@ class DeltaDecoder:
         self._num_outputs = 0
         self._num_reasoning = 0
         self._is_first = True
+        self._image_tokens = image_tokens
 
     def push(self, output: Output) -> Delta:
         token_ids = output.token_ids
@@ -154,6 +158,7 @@ class DeltaDecoder:
             output.cache,
             self._num_reasoning,
             output.speculation,
+            self._image_tokens,
         )
 
 

@@ -355,8 +355,8 @@ class Tokenizer:
         for message in messages:
             if not isinstance(message, Mapping):
                 raise InvalidRequest(f"messages: each must be an object, got {message!r:.80}")
-            if isinstance(message.get("content"), str):
-                _check_text(message["content"])
+            for text in _texts_in(message):
+                _check_text(text)
 
     def render_here(
         self,
@@ -414,13 +414,24 @@ class Tokenizer:
         If none does, rendering without sanitising gives the same tokens, and templates that
         inspect earlier answers (to drop their thinking, for example) see them unchanged.
         """
-        said = [str(message.get("content")) for message in messages if _is_from_outside(message)]
+        outside = [message for message in messages if _is_from_outside(message)]
+        said = [text for message in outside for text in _texts_in(message)]
         said.append(json.dumps(list(tools or ()), ensure_ascii=False))
         return any(token in text for text in said for token in self._added_tokens)
 
 
 def _is_from_outside(message: Mapping[str, Any]) -> bool:
     return message.get("role") != "assistant"
+
+
+def _texts_in(message: Mapping[str, Any]) -> list[str]:
+    """Of a message's content: a text, or parts."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return [content]
+    parts = content if isinstance(content, (list, tuple)) else ()
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
+    return [text for text in texts if isinstance(text, str)]
 
 
 def _check_text(text: str) -> None:

@@ -1,0 +1,64 @@
+"""Images of a conversation in its prompt, or the sentence that refuses them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlxserve.errors import InvalidParameter
+from mlxserve.images.image import Image
+from mlxserve.images.picture import PicturePrompt, PictureReader, pictures_of, with_pictures
+from mlxserve.text.conversation import NOT_SEEN, images_in, without_images
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class ImagePrompts:
+    """For one model."""
+
+    def __init__(self, reader: PictureReader | None, blindness: str = "") -> None:
+        """
+        reader: None where the model reads text only
+        blindness: why it does, if it was trained to see
+        """
+        self.reader = reader
+        self._blindness = blindness
+
+    def split(self, messages: Messages) -> tuple[Messages, list[Image]]:
+        """Messages for the template, and their images in order. Raises InvalidParameter."""
+        images = [image for message in messages for image in images_in(message)]
+        if not images:
+            return messages, images
+        if self.reader is None:
+            said = NOT_SEEN.format("image")
+            if self._blindness:
+                said = f"image parts are not supported: {self._blindness}"
+            raise InvalidParameter("messages", said)
+        return [without_images(message) for message in messages], images
+
+    def join(self, token_ids: list[int], images: Sequence[Image]) -> list[int]:
+        """The prompt with images in the place of what the template wrote for them.
+
+        Raises InvalidParameter.
+        """
+        if self.reader is None or not images:
+            return token_ids
+        pictures = [self.reader.read(image) for image in images]
+        prompt = with_pictures(token_ids, self.reader.placeholder, pictures)
+        if prompt is None:
+            num_places = token_ids.count(self.reader.placeholder)
+            raise InvalidParameter(
+                "messages",
+                f"the model's chat template has places for {num_places} of {len(images)} images; leave "
+                "images out of roles for which it has none, and its marker of images out of texts",
+            )
+        return prompt
+
+
+def after_prefix(prefix: Sequence[int], prompt: Sequence[int]) -> Sequence[int]:
+    return prompt.after(prefix) if isinstance(prompt, PicturePrompt) else (*prefix, *prompt)
+
+
+def text_of(prompt: Sequence[int]) -> Sequence[int]:
+    """The ids of tokens, without the rows of images."""
+    return [token for token in prompt if token >= 0] if pictures_of(prompt) else prompt

@@ -1,0 +1,199 @@
+"""Picture: an image as one model takes it, and the prompt that it is part of.
+
+An image is rows of a prompt, beside those of text. Rows that the model's vision tower computes have ids of
+their own below zero, which follow from what the tower is given: so equal images have equal ids in any
+process, and pages of different ones never have the same hash.
+
+    ids of a prompt    5 17 | -812 -97 -3301 ... | 42 8
+                       text    a picture's rows    text
+
+An id has 31 bits of a hash, which is too few to tell images apart: hashes of pages have the whole of it
+(`marks`), and a part of a picture is found only from `FEWEST_ROWS` on.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import blake2b, shake_128
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from mlxserve.images.image import Image
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+KEY_SIZE = 32  # bytes
+FEWEST_ROWS = 4  # whose ids together have as many bits as a page's hash
+
+Grid: TypeAlias = tuple[int, int, int]
+Mark: TypeAlias = tuple[int, int, bytes]  # first position, the one after the last, key
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """
+    key     hash of all that the tower is given
+    ids     what the picture is in a prompt: text, such as separators, and rows of the tower (below zero)
+    inputs  arguments of the tower by name
+    grid    rows in time, height and width, where rows have a position of each; None where they have
+            one, as text has
+    """
+
+    key: bytes
+    ids: array[int]
+    inputs: Mapping[str, npt.NDArray[Any]] = field(repr=False)
+    grid: Grid | None = None
+
+    @classmethod
+    def of(
+        cls,
+        token_ids: Sequence[int],
+        image_token: int,
+        inputs: Mapping[str, npt.NDArray[Any]],
+        grid: Grid | None,
+    ) -> Picture:
+        """token_ids: the picture in a prompt, with `image_token` at each row of the tower"""
+        key = _key(token_ids, inputs)
+        num_rows = sum(token == image_token for token in token_ids)
+        own = iter(_row_ids(key, num_rows))
+        ids = array("i", [next(own) if token == image_token else token for token in token_ids])
+        return cls(key, ids, inputs, grid)
+
+    @cached_property
+    def num_rows(self) -> int:
+        """That the tower computes."""
+        return sum(token < 0 for token in self.ids)
+
+    @cached_property
+    def rows_before(self) -> npt.NDArray[np.int64]:
+        """How many of these are before each of its ids, and before the end."""
+        import numpy as np
+
+        found: npt.NDArray[np.int64] = np.cumsum([0, *(token < 0 for token in self.ids)])
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.inputs.values())
+
+    @property
+    def shift(self) -> int:
+        """What follows has a position that is its index plus this: it continues after the longest side."""
+        return 0 if self.grid is None else max(self.grid) - len(self.ids)
+
+
+def _key(token_ids: Sequence[int], inputs: Mapping[str, npt.NDArray[Any]]) -> bytes:
+    import numpy as np
+
+    hashed = blake2b(array("i", token_ids).tobytes(), digest_size=KEY_SIZE)
+    for name, value in sorted(inputs.items()):
+        hashed.update(f"\0{name}\0{value.shape}\0{value.dtype}\0".encode())
+        hashed.update(np.ascontiguousarray(value).tobytes())
+    return hashed.digest()
+
+
+def _row_ids(key: bytes, num_rows: int) -> list[int]:
+    drawn = array("i", shake_128(key).digest(4 * num_rows))
+    return [number | -(1 << 31) for number in drawn]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPicture:
+    """A picture whose first id is at `start` of a prompt."""
+
+    start: int
+    picture: Picture
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.picture.ids)
+
+
+Placed: TypeAlias = tuple[PlacedPicture, ...]
+
+
+class PicturePrompt(list[int]):
+    """A prompt's ids, and the pictures among them in their order."""
+
+    def __init__(self, token_ids: Iterable[int], pictures: Iterable[PlacedPicture]) -> None:
+        super().__init__(token_ids)
+        self.pictures: Placed = tuple(pictures)
+
+    def after(self, prefix: Sequence[int]) -> PicturePrompt:
+        """With other ids before it."""
+        moved = (replace(one, start=one.start + len(prefix)) for one in self.pictures)
+        return PicturePrompt((*prefix, *self), moved)
+
+
+def pictures_of(prompt: Sequence[int]) -> Placed:
+    return prompt.pictures if isinstance(prompt, PicturePrompt) else ()
+
+
+def marks_of(pictures: Placed) -> tuple[Mark, ...]:
+    """What hashes of the pages with these pictures are told apart by."""
+    return tuple((one.start, one.end, one.picture.key) for one in pictures)
+
+
+def num_distinct(pictures: Placed, start: int, length: int) -> int:
+    """How many of the `length` ids from `start` on, which another prompt has as well, show that the pictures
+    among them are the same: all of them, or those before a picture of which there are too few rows.
+    """
+    end = start + length
+    for one in pictures:
+        if one.start < end:
+            first, last = max(0, start - one.start), min(end, one.end) - one.start
+            rows = one.picture.rows_before
+            # What is before `start` is known to be the same: its page's hash has the key.
+            if first == 0 and 0 < rows[last] < FEWEST_ROWS:
+                return max(0, one.start - start)
+    return length
+
+
+def positions_of(pictures: Placed, start: int, end: int) -> npt.NDArray[np.int32]:
+    """(3, end - start): in time, height and width, of the prompt's rows from `start` to `end`."""
+    import numpy as np
+
+    found = np.empty((3, end - start), np.int32)
+    found[:] = np.arange(start, end)
+    shift = 0
+    for one in pictures:
+        if one.start >= end:
+            break
+        if one.picture.grid is not None and one.end > start:
+            inside = np.indices(one.picture.grid).reshape(3, -1) + one.start + shift
+            first, last = max(start, one.start), min(end, one.end)
+            found[:, first - start : last - start] = inside[:, first - one.start : last - one.start]
+        shift += one.picture.shift
+        if one.end < end:  # until the next picture, whose own shift is added then
+            found[:, max(0, one.end - start) :] += one.picture.shift
+    return found
+
+
+class PictureReader(Protocol):
+    """Makes pictures of images for one model. From any thread; no mlx on the device."""
+
+    placeholder: int  # the token that the chat template writes for an image
+
+    def read(self, image: Image) -> Picture:
+        """Raises InvalidRequest for an image that the model's processor refuses."""
+
+
+def with_pictures(
+    token_ids: Sequence[int], placeholder: int, pictures: Sequence[Picture]
+) -> PicturePrompt | None:
+    """The prompt with each placeholder replaced by its picture; None where their numbers differ."""
+    ids: list[int] = []
+    placed: list[PlacedPicture] = []
+    for token in token_ids:
+        if token != placeholder:
+            ids.append(token)
+            continue
+        if len(placed) == len(pictures):
+            return None
+        placed.append(PlacedPicture(len(ids), pictures[len(placed)]))
+        ids.extend(placed[-1].picture.ids)
+    return PicturePrompt(ids, placed) if len(placed) == len(pictures) else None

@@ -1,0 +1,116 @@
+"""ImageProcessor: decoded images to pictures, by the processor of one of mlx-vlm's models.
+
+A processor turns a placeholder and an image into token ids, in which the image's rows are, and into the arrays
+that the tower takes. They are numpy's and Pillow's work, done on the thread that renders the prompt; the
+newest pictures are kept, because a conversation sends its images again with each turn.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from mlxserve.errors import InvalidParameter, in_one_line
+from mlxserve.images.image import Image
+from mlxserve.images.picture import Grid, Picture
+
+_MOST_KEPT = 256 << 20  # bytes of pictures
+_TEXT_OUTPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
+_GRID = "image_grid_thw"
+_ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+
+
+class ImageProcessor:
+    """A `PictureReader`."""
+
+    def __init__(self, processor: Any, image_token: int, *, has_grid: bool) -> None:
+        """has_grid: whether rows have positions in time, height and width"""
+        self._processor = processor
+        self._image_token = image_token
+        self._has_grid = has_grid
+        self._mark = _placeholder_of(processor)
+        self.placeholder = int(processor.tokenizer.convert_tokens_to_ids(self._mark))
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[bytes, Picture] = OrderedDict()
+
+    def read(self, image: Image) -> Picture:
+        """Raises InvalidParameter for an image that the model's processor refuses."""
+        with self._lock:
+            picture = self._kept.pop(image.digest, None)
+            if picture is None:
+                try:
+                    picture = self._read(image)
+                except _ERRORS as error:
+                    raise InvalidParameter(
+                        "messages",
+                        f"an image of {image.width} x {image.height} pixels cannot be shown to this "
+                        f"model: {in_one_line(error)}",
+                    ) from error
+            self._kept[image.digest] = picture
+            while len(self._kept) > 1 and self._num_bytes() > _MOST_KEPT:
+                self._kept.popitem(last=False)
+            return picture
+
+    def _num_bytes(self) -> int:
+        return sum(picture.nbytes for picture in self._kept.values())
+
+    def _read(self, image: Image) -> Picture:
+        from PIL import Image as Pillow
+
+        made = self._processor(
+            text=[self._mark], images=[Pillow.fromarray(image.pixels)], add_special_tokens=False
+        )
+        inputs = {
+            name: np.array(value)
+            for name, value in made.items()
+            if name not in _TEXT_OUTPUTS and value is not None
+        }
+        token_ids = np.array(made["input_ids"])[0].tolist()
+        grid = self._grid(inputs, token_ids.count(self._image_token)) if self._has_grid else None
+        return Picture.of(token_ids, self._image_token, inputs, grid)
+
+    def _grid(self, inputs: dict[str, Any], num_rows: int) -> Grid:
+        """Rows in time, height and width: the tower merges patches of a square."""
+        time, height, width = (int(n) for n in inputs[_GRID][0])
+        merge = round((time * height * width / num_rows) ** 0.5)
+        return time, height // merge, width // merge
+
+
+def _placeholder_of(processor: Any) -> str:
+    """What stands for an image in a text that the processor takes."""
+    for name in ("boi_token", "image_token"):
+        token = getattr(processor, name, None)
+        if isinstance(token, str):
+            return token
+        if isinstance(content := getattr(token, "content", None), str):
+            return content
+    raise ValueError("its processor names no placeholder of images")
+
+
+def load_processor(module: ModuleType, folder: Path) -> Any:
+    """The processor that a package of mlx-vlm's models defines. Raises ValueError without one."""
+    for kind in _processors_of(module):
+        return kind.from_pretrained(str(folder))
+    raise ValueError("mlx-vlm has no processor of its images")
+
+
+def _processors_of(module: ModuleType) -> Iterator[Any]:
+    """Of the package's own files, or those that its model imports."""
+    [folder] = map(Path, module.__path__)
+    own = [f"{module.__name__}.{file.stem}" for file in sorted(folder.glob("process*.py"))]
+    model = sys.modules[module.Model.__module__]
+    others = [each for each in vars(model).values() if inspect.ismodule(each)]
+    for each in [*map(importlib.import_module, own), *others]:
+        for kind in vars(each).values():
+            is_processor = inspect.isclass(kind) and kind.__name__.endswith("Processor")
+            if is_processor and kind.__module__ == each.__name__ and hasattr(kind, "attributes"):
+                yield kind

@@ -1,0 +1,142 @@
+"""ShownPictures: lets a text model take rows of pictures, whatever calls it.
+
+Three kinds of its modules get a class of the same name that also reads what is shown: the embedding, whose
+output for a picture's row is the tower's; the first layers, where the tower adds to the hidden states after
+each (DeepStack); and the rotations, where a row has positions in time, height and width. While nothing is
+shown, each calls what it did before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What a tower computes for rows of pictures.
+
+    rows  (rows, hidden), in the place of a token's embedding
+    deep  (rows, hidden) each: added after the first layers
+    """
+
+    rows: mx.array
+    deep: tuple[mx.array, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.rows.nbytes + sum(array.nbytes for array in self.deep))
+
+
+class ShownPictures:
+    """What one forward is shown. Lives on the engine's thread."""
+
+    def __init__(self) -> None:
+        self.features: Features | None = None
+        self.positions: mx.array | None = None  # (3, T)
+        self._numbers = mx.array(0)  # of the tokens that the embedding was called with
+
+    @contextmanager
+    def showing(self, features: Features | None, positions: mx.array | None) -> Iterator[None]:
+        """Tokens below zero are rows of `features`: -1 the first, -2 the second."""
+        self.features, self.positions = features, positions
+        try:
+            yield
+        finally:
+            self.features = self.positions = None
+            self._numbers = mx.array(0)
+
+    def embed(self, numbers: mx.array, embedded: mx.array) -> mx.array:
+        assert self.features is not None
+        self._numbers = numbers
+        return self._at_rows(self.features.rows.astype(embedded.dtype), embedded)
+
+    def deepen(self, layer: int, hidden: mx.array) -> mx.array:
+        assert self.features is not None
+        added = self.features.deep[layer].astype(hidden.dtype)
+        return hidden + self._at_rows(added, mx.zeros_like(hidden))
+
+    def _at_rows(self, features: mx.array, others: mx.array) -> mx.array:
+        """`others`, and at rows of pictures their features."""
+        rows = features[mx.maximum(-1 - self._numbers, 0)]
+        return mx.where((self._numbers < 0)[..., None], rows, others)
+
+
+class _Embedding:
+    _shown: ShownPictures
+
+    def __call__(self, numbers: mx.array) -> mx.array:
+        call = super().__call__  # type: ignore[misc]
+        if self._shown.features is None:
+            text: mx.array = call(numbers)
+            return text
+        return self._shown.embed(numbers, call(mx.maximum(numbers, 0)))
+
+
+class _Layer:
+    _shown: ShownPictures
+    _number: int
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        hidden = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        features = self._shown.features
+        if features is None or self._number >= len(features.deep):
+            return hidden
+        return self._shown.deepen(self._number, hidden)
+
+
+class _Rotation:
+    """Each frequency is turned by the position in its own axis."""
+
+    _shown: ShownPictures
+    _axes: mx.array
+    base: float
+    dims: int
+
+    def __call__(self, x: mx.array, offset: Any = 0) -> mx.array:
+        positions = self._shown.positions
+        if positions is None:
+            as_text: mx.array = super().__call__(x, offset=offset)  # type: ignore[misc]
+            return as_text
+        inverse = self.base ** (-mx.arange(0, self.dims, 2, dtype=mx.float32) / self.dims)
+        angles = positions[self._axes].T * inverse  # (T, dims / 2)
+        cos, sin = mx.cos(angles)[:, None, None], mx.sin(angles)[:, None, None]
+        half = self.dims // 2
+        a, b = x[..., :half].astype(mx.float32), x[..., half : self.dims].astype(mx.float32)
+        turned = mx.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+        return mx.concatenate([turned, x[..., self.dims :]], axis=-1)
+
+
+def teach(model: nn.Module, shown: ShownPictures, *, num_deep: int, axes: Sequence[int]) -> None:
+    """Let the modules of a text model read `shown`.
+
+    num_deep: layers after which the tower adds something
+    axes: of each frequency; empty where rows have one position
+    Raises ValueError for a model whose modules are not known.
+    """
+    embeddings = [m for path, m in model.named_modules() if path.endswith("embed_tokens")]
+    if len(embeddings) != 1:
+        raise ValueError("it has no embedding of tokens that is known")
+    _teach(embeddings[0], _Embedding, shown)
+    for number, layer in enumerate(model.layers[:num_deep]):
+        _teach(layer, _Layer, shown, _number=number)
+    if axes:
+        ropes = [m for m in model.modules() if type(m) is nn.RoPE]
+        if not ropes or any(m.dims != 2 * len(axes) or m.traditional for m in ropes):
+            raise ValueError("its positions of three axes are not known")
+        if any(m.scale != 1 for m in ropes):
+            raise ValueError("its positions are scaled")
+        for rope in ropes:
+            _teach(rope, _Rotation, shown, _axes=mx.array(list(axes)))
+
+
+def _teach(module: Any, kind: type, shown: ShownPictures, **members: Any) -> None:
+    known = type(module)
+    module.__class__ = type(known.__name__, (kind, known), {"__module__": known.__module__})
+    for name, value in {"_shown": shown, **members}.items():
+        object.__setattr__(module, name, value)  # not a parameter

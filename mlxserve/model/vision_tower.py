@@ -1,0 +1,140 @@
+"""The part of one of mlx-vlm's models that sees: its towers and projectors, without the language model.
+
+mlx-vlm's model merges features into embeddings of text (`get_input_embeddings`). Called with the ids of a
+picture alone, over embeddings of zeros, what it returns at the picture's rows is what a text model needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.utils import dequantize_model
+
+from mlxserve.images.picture import Picture
+from mlxserve.model.definitions import ModelArguments
+from mlxserve.model.shown_pictures import Features
+
+_TEXT = "language_model."
+
+
+class _ZeroEmbedding(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
+    def __init__(self, hidden: int, dtype: mx.Dtype) -> None:
+        super().__init__()
+        self._hidden, self._dtype = hidden, dtype
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        return mx.zeros((*ids.shape, self._hidden), self._dtype)
+
+
+class _NoText(nn.Module):  # type: ignore[misc]
+    """Stands where the language model was."""
+
+    def __init__(self, hidden: int, dtype: mx.Dtype) -> None:
+        super().__init__()
+        self.embed_tokens = _ZeroEmbedding(hidden, dtype)
+
+    @property
+    def model(self) -> _NoText:
+        return self
+
+    def get_rope_index(self, *_: Any, **__: Any) -> tuple[None, None]:
+        return None, None
+
+
+class Tower:
+    """Lives on the engine's thread."""
+
+    def __init__(self, whole: nn.Module, image_token: int, hidden: int, dtype: mx.Dtype) -> None:
+        """`whole`: a model of mlx-vlm, whose language model it loses."""
+        self._whole = whole
+        self._image_token = image_token
+        whole.language_model = _NoText(hidden, dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for _, array in tree_flatten(self._whole.parameters()))
+
+    def features(self, picture: Picture) -> Features:
+        """Of all of the picture's rows, not evaluated."""
+        ids = np.array(picture.ids, np.int32)
+        is_row = ids < 0
+        ids[is_row] = self._image_token
+        found = self._whole.get_input_embeddings(mx.array(ids)[None], **arguments(picture))
+        rows = found.inputs_embeds[0][mx.array(np.flatnonzero(is_row))]
+        deep = getattr(found, "deepstack_visual_embeds", None)
+        return Features(rows, () if deep is None else tuple(deep))
+
+
+def arguments(picture: Picture) -> dict[str, Any]:
+    """Of `get_input_embeddings`, beside the ids."""
+    return {name: mx.array(value) for name, value in picture.inputs.items()}
+
+
+def load_whole(
+    module: ModuleType, config: Mapping[str, Any], folder: Path, text: Mapping[str, mx.array]
+) -> nn.Module:
+    """mlx-vlm's model, whose language model has the arrays of `text`; the others are not evaluated.
+
+    Raises ValueError for weights that are not the model's, and what mlx-vlm raises.
+    """
+    built = ModelArguments(module).from_dict(config)
+    whole = module.Model(built)
+    weights: dict[str, mx.array] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        weights.update(mx.load(str(file)))  # type: ignore[arg-type]
+    if hasattr(whole, "sanitize"):
+        weights = whole.sanitize(weights)
+    vision = getattr(module, "VisionModel", None)
+    if vision is not None and hasattr(vision, "sanitize"):  # in the order of mlx-vlm's `load_model`
+        weights = vision(built.vision_config).sanitize(weights)
+    weights = {name: array for name, array in weights.items() if not name.startswith(_TEXT)}
+    weights |= {_TEXT + name: array for name, array in text.items()}
+    _quantise(whole, config, weights)
+    names = {name for name, _ in tree_flatten(whole.parameters())}
+    if missing := sorted(names - weights.keys()):
+        raise ValueError(f"weights lack {', '.join(missing[:3])}")
+    if others := sorted(_TEXT + name for name in text if _TEXT + name not in names):
+        raise ValueError(f"mlx-vlm's language model has no {', '.join(others[:3])}")
+    whole.load_weights([(name, weights[name]) for name in names])
+    whole.eval()
+    return whole
+
+
+def _quantise(whole: nn.Module, config: Mapping[str, Any], weights: Mapping[str, mx.array]) -> None:
+    settings = config.get("quantization")
+    if not settings:
+        return
+
+    def chosen(path: str, module: nn.Module) -> bool | dict[str, Any]:
+        if not hasattr(module, "to_quantized") or f"{path}.scales" not in weights:
+            return False
+        own = settings.get(path)
+        return own if isinstance(own, dict) else True
+
+    nn.quantize(
+        whole,
+        group_size=settings["group_size"],
+        bits=settings["bits"],
+        mode=settings.get("mode", "affine"),
+        class_predicate=chosen,
+    )
+
+
+def in_float32(whole: nn.Module) -> nn.Module:
+    """On a CPU, as the text model (`load`)."""
+    if any(hasattr(module, "bits") for module in whole.modules()):
+        whole = dequantize_model(whole)
+    whole.update(
+        tree_map(
+            lambda a: a.astype(mx.float32) if mx.issubdtype(a.dtype, mx.floating) else a,
+            whole.parameters(),
+        )
+    )
+    return whole

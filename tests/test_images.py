@@ -1,0 +1,178 @@
+"""Answers about images are mlx-vlm's own, however they are scheduled, cached and cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from mlxserve import LLM, SamplingParams
+from mlxserve.chat.answers import RequestOutput
+from mlxserve.errors import InvalidParameter
+from mlxserve.images.image import Image
+from tests.model.small_vision import (
+    KINDS,
+    answer_of_mlx_vlm,
+    image,
+    read_whole,
+    write_vision_model,
+)
+
+NUM_TOKENS = 40
+PARAMS = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
+A, B, WIDE = image(1), image(2), image(3, 60, 200)
+Said: TypeAlias = tuple[str | Image, ...]
+TEXT: Said = ("Tell me about pages, prefixes and the cache.",)
+QUESTIONS: dict[str, Said] = {
+    "an image in a text": ("What is this? ", A, " Say it in a few words."),
+    "another image in the same text": ("What is this? ", B, " Say it in a few words."),
+    "two images": ("Compare ", WIDE, " and ", A, " now."),
+    "an image first": (B, "Describe it."),
+    "the same image twice": (A, A, "Which one?"),
+    "no image": TEXT,
+}
+
+
+class Model:
+    """A folder, and what mlx-vlm answers with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._known: dict[Said, tuple[int, ...]] = {}
+
+    @cached_property
+    def _whole(self) -> Any:
+        return read_whole(self.folder)
+
+    def answer(self, said: Said) -> tuple[int, ...]:
+        if said not in self._known:
+            self._known[said] = answer_of_mlx_vlm(
+                self.folder, self._whole, *said, num_tokens=NUM_TOKENS
+            )
+        return self._known[said]
+
+
+def conversation(said: Said) -> list[Mapping[str, Any]]:
+    parts = [
+        {"type": "image", "image": part}
+        if isinstance(part, Image)
+        else {"type": "text", "text": part}
+        for part in said
+    ]
+    return [{"role": "user", "content": parts}]
+
+
+def ask(llm: LLM, questions: Sequence[Said], **options: Any) -> list[RequestOutput]:
+    asked = [conversation(said) for said in questions]
+    return llm.chat(asked, PARAMS, use_tqdm=False, **options)
+
+
+def agree(model: Model, llm: LLM, questions: Sequence[Said]) -> list[RequestOutput]:
+    outputs = ask(llm, questions)
+    assert [o.token_ids for o in outputs] == [model.answer(said) for said in questions]
+    llm.check()
+    return outputs
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(kind, marks=() if kind == "qwen3_vl" else pytest.mark.slow) for kind in KINDS
+    ],
+)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    kind: str = request.param
+    return Model(write_vision_model(tmp_path_factory.mktemp(kind), kind))
+
+
+Serve: TypeAlias = Callable[..., LLM]
+
+
+@pytest.fixture
+def serve(model: Model) -> Iterator[Serve]:
+    opened: list[LLM] = []
+
+    def build(**options: Any) -> LLM:
+        sizes = {"num_pages": 96, "page_size": 16, "max_model_len": 512, "num_state_slots": 64}
+        opened.append(LLM(str(model.folder), disable_log_stats=True, **{**sizes, **options}))
+        return opened[-1]
+
+    yield build
+    for llm in opened:
+        llm.close()
+
+
+def test_images_alone_together_and_cached(model: Model, serve: Serve) -> None:
+    llm = serve()
+    for said in QUESTIONS.values():
+        agree(model, llm, [said])
+    llm.reset_prefix_cache()
+    agree(model, llm, list(QUESTIONS.values()))
+    outputs = agree(model, llm, list(QUESTIONS.values()))
+    assert sum(output.usage.cached_tokens for output in outputs) > 64
+
+
+def test_usage_counts_the_rows_of_images(serve: Serve) -> None:
+    llm = serve()
+    one, two, none = (output.usage for output in ask(llm, [("a", A), ("a", A, A), ("a",)]))
+    assert one.image_tokens > 0
+    assert two.image_tokens == 2 * one.image_tokens
+    assert none.image_tokens == 0
+    assert two.prompt_tokens > one.prompt_tokens > none.prompt_tokens + one.image_tokens
+
+
+def test_images_in_chunks_preempted_and_beside_drafts(model: Model, serve: Serve) -> None:
+    llm = serve(
+        num_pages=8,
+        max_model_len=128,
+        max_num_seqs=5,
+        num_state_slots=32,
+        max_num_batched_tokens=7,
+        page_aligned_scheduling=False,
+        speculative_tokens=3,
+    )
+    agree(model, llm, list(QUESTIONS.values()))
+    assert llm.stats().scheduler.num_preemptions > 0
+    agree(model, llm, [QUESTIONS["two images"]])
+
+
+def test_answers_to_one_prompt_share_its_image(model: Model, serve: Serve) -> None:
+    llm = serve()
+    said = QUESTIONS["two images"]
+    [output] = llm.chat(
+        conversation(said),
+        SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, n=3),
+        use_tqdm=False,
+    )
+    for each in (output, *output.alternatives):
+        assert each.token_ids == model.answer(said)
+
+
+def test_pages_of_an_image_are_found_on_disk_after_a_restart(
+    model: Model, serve: Serve, tmp_path: Path, unhurried_disk: None
+) -> None:
+    said = ("What is this? ", A, " Say it in a few words, and then say it once more, please.")
+    disk = {"disk_cache_dir": str(tmp_path), "disk_cache_size": 0.1}
+    with serve(**disk) as llm:
+        agree(model, llm, [said])
+    with serve(**disk) as llm:
+        [output] = agree(model, llm, [said])
+        assert output.usage.cache is not None
+        assert output.usage.cache.num_from_disk > 0
+        other = ("What is this? ", B, *said[2:])
+        [output] = agree(model, llm, [other])
+        assert output.usage.cached_tokens <= 16
+
+
+def test_a_marker_of_images_in_a_text_is_text(model: Model, serve: Serve) -> None:
+    llm = serve()
+    said = {"role": "assistant", "content": "<|image_pad|>"}
+    asked = [*conversation(("a", A)), said, *conversation(("b",))]
+    with pytest.raises(InvalidParameter, match="marker of images"):
+        llm.chat(asked, PARAMS, use_tqdm=False)
+    [typed] = ask(llm, [("a<|image_pad|>", A)])
+    [plain] = ask(llm, [("a", A)])
+    assert typed.usage.image_tokens == plain.usage.image_tokens
