@@ -157,7 +157,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/config mlxserve/request mlxserve/text/parsing mlxserve/text/deltas "
         "mlxserve/chat mlxserve/llm"
     ),
-    "mlxserve/shelf": "mlxserve/errors mlxserve/stats mlxserve/chat",
+    "mlxserve/shelf": "mlxserve/errors mlxserve/stats mlxserve/hub mlxserve/chat",
     "mlxserve/api/errors": "mlxserve/errors",
     "mlxserve/api/config": "mlxserve/option mlxserve/shelf",
     "mlxserve/api/usage": "mlxserve/request mlxserve/text/deltas",
@@ -217,7 +217,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/api/bodies mlxserve/api/server mlxserve/api/answers mlxserve/api/service mlxserve/images"
     ),
     "mlxserve/api/ollama": (
-        "mlxserve/errors mlxserve/sampling_params mlxserve/request "
+        "mlxserve/errors mlxserve/shelf mlxserve/sampling_params mlxserve/request "
         "mlxserve/text/parsing mlxserve/text/conversation mlxserve/text/deltas "
         "mlxserve/api/errors mlxserve/api/usage mlxserve/api/warnings mlxserve/api/server "
         "mlxserve/api/bodies mlxserve/api/answers mlxserve/api/service mlxserve/api/turns mlxserve/images"
@@ -243,7 +243,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/api/models": ("mlxserve/chat mlxserve/api/errors mlxserve/api/dispatch"),
     "mlxserve/api/ollama_models": (
-        "mlxserve/version mlxserve/chat mlxserve/api/errors mlxserve/api/warnings mlxserve/api/bodies "
+        "mlxserve/version mlxserve/hub mlxserve/chat mlxserve/api/errors mlxserve/api/warnings mlxserve/api/bodies "
         "mlxserve/api/ollama mlxserve/api/dispatch mlxserve/api/models"
     ),
     "mlxserve/api": (

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -21,14 +23,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mlxserve.api.access.keys import Key
-from mlxserve.api.access.security import models_of_key
+from mlxserve.api.access.security import is_admin, models_of_key
 from mlxserve.api.bodies.json_body import read_object
 from mlxserve.api.bodies.request_body import BodyRoute
 from mlxserve.api.errors import ApiError, error_response, from_engine
 from mlxserve.api.model_names import ModelNames
 from mlxserve.api.model_routes import ModelRoutes, SharedState
 from mlxserve.api.server.early_stream import EarlyStream
-from mlxserve.api.turns import WAITED, unless_left
+from mlxserve.api.turns import KEEP_ALIVE, WAITED, unless_left
 from mlxserve.errors import MlxServeError
 from mlxserve.shelf.places import ShelfModel
 from mlxserve.shelf.shelf import ModelShelf
@@ -110,6 +112,7 @@ class ModelDispatch:
                 await error_response(told)(scope, receive, send)
                 return
             scope[WAITED] = perf_counter() - began
+            scope[KEEP_ALIVE] = partial(self._keep, request, name)
             await self._of(chat).router(scope, receive, send)
 
     async def _by_query(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -125,6 +128,18 @@ class ModelDispatch:
                 409, f"The model {name!r} is not loaded.", param="model", code="model_not_loaded"
             )
         await self._of(chat).router(scope, receive, send)
+
+    def _keep(self, request: Request, name: str, seconds: float) -> bool:
+        """Models that stay loaded by the server's options do so whatever a request says."""
+        place = next(model for model in self._shelf.models if model.name == name)
+        if math.isinf(place.keep_alive) or not is_admin(request):
+            return False
+        self._shelf.keep(name, seconds)
+        return True
+
+    def seconds_left(self, name: str) -> float | None:
+        """Until a loaded model is unloaded, if nobody uses it meanwhile; None for no time."""
+        return self._shelf.state(name).seconds_left
 
     # ---- the models
 

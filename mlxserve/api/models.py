@@ -61,6 +61,7 @@ class Models:
         }
         if one.chat is None:
             card |= {"context_length": one.model.context} if one.model.context else {}
+            card["capabilities"] = [one.model.purpose]
         else:
             card |= {
                 "context_length": one.chat.max_model_len,

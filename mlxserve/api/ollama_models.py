@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -25,6 +25,7 @@ from mlxserve.version import __version__
 
 if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat
+    from mlxserve.hub.facts import ModelFacts
 
 # Of the API that is spoken here: clients refuse servers that are older than what they need.
 OLLAMA_VERSION = "0.24.0"
@@ -58,9 +59,9 @@ class OllamaModels:
         info: dict[str, Any] = {"general.architecture": kind, "general.basename": one.model.name}
         context = one.model.context if chat is None else chat.max_model_len
         info |= {f"{kind}.context_length": context} if context else {}
-        if chat is not None:
-            info["general.parameter_count"] = chat.facts.num_parameters
-            info[f"{kind}.embedding_length"] = chat.facts.hidden_size
+        if (facts := _facts(one)) is not None:
+            info["general.parameter_count"] = facts.num_parameters
+            info[f"{kind}.embedding_length"] = facts.hidden_size
         shown = {
             "modelfile": f"# Served by mlxserve\nFROM {one.model.name}\n",
             "parameters": "" if chat is None else _parameters(chat),
@@ -90,7 +91,7 @@ class OllamaModels:
             {
                 **each,
                 "size_vram": each["size"],
-                "expires_at": timestamp(_NEVER),
+                "expires_at": timestamp(self._expires_at(one)),
                 "context_length": one.chat.max_model_len,
             }
             for one in self._models(request)
@@ -135,12 +136,16 @@ class OllamaModels:
         ]
         return [{"name": name, "model": name, **card} for name in names]
 
+    def _expires_at(self, one: OfferedModel) -> datetime:
+        seconds = self._dispatch.seconds_left(one.model.name)
+        return _NEVER if seconds is None else datetime.now(UTC) + timedelta(seconds=seconds)
+
     def _made(self, one: OfferedModel) -> str:
         seconds = self._created if one.chat is None else one.chat.created
         return timestamp(datetime.fromtimestamp(seconds, UTC))
 
     def _details(self, one: OfferedModel) -> dict[str, Any]:
-        facts = None if one.chat is None else one.chat.facts
+        facts = _facts(one)
         return {
             "parent_model": "",
             "format": facts.format if facts else "",
@@ -151,10 +156,14 @@ class OllamaModels:
         }
 
 
+def _facts(one: OfferedModel) -> ModelFacts | None:
+    return one.model.facts if one.chat is None else one.chat.facts
+
+
 def _capabilities(one: OfferedModel) -> list[str]:
     """Without "embedding" of a model that answers: clients take it for one that they cannot chat with."""
     if one.chat is None:
-        return ["completion" if one.model.can_write else "embedding"]
+        return [one.model.purpose]
     left_out = {"embedding"} if one.chat.can_write else {"rerank"}
     return [ability for ability in capabilities(one.chat) if ability not in left_out]
 

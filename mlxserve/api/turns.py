@@ -19,6 +19,9 @@ from mlxserve.errors import ClientQueueFull, QueueFull
 
 T = TypeVar("T")
 
+# In the scope of a request to a model: `(seconds) -> bool`, which sets how long it stays loaded without a use,
+# and tells whether that is for the request to say.
+KEEP_ALIVE = "mlxserve.keep_alive"
 WAITED = "mlxserve.waited"  # in the scope of a request: seconds for which it waited for its model
 _DOOR, _HOLDS = "mlxserve.door", "mlxserve.holds"  # in the scope of a request
 

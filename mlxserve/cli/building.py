@@ -15,7 +15,7 @@ from mlxserve.api.config import ServerConfig
 from mlxserve.cli.settings import ModelSettings
 from mlxserve.cli.streams import print_error
 from mlxserve.config import MIN_PAGES, EngineConfig
-from mlxserve.errors import EngineStopped, InvalidConfig
+from mlxserve.errors import EngineStopped, InvalidConfig, UnsupportedModel
 from mlxserve.shelf.keep_alive import keep_alive_seconds
 from mlxserve.shelf.places import ShelfModel
 from mlxserve.shelf.shelf import ModelShelf
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat
     from mlxserve.door import Door
     from mlxserve.hub.catalog import Entry
+    from mlxserve.hub.facts import ModelFacts
     from mlxserve.hub.files import ModelFiles
     from mlxserve.hub.text_encoders import TextEncoder
 
@@ -128,8 +129,25 @@ def _shelved(
         most_pages=most_pages,
         keep_alive=keep_alive_seconds(one.options.keep_alive or default),
         preload=stays,
-        can_write=encoder is None,
+        purpose=_purpose(encoder),
+        facts=None if stays else _facts(files),
     )
+
+
+def _purpose(encoder: TextEncoder | None) -> str:
+    if encoder is None:
+        return "completion"
+    return "rerank" if encoder.is_reranker else "embedding"
+
+
+def _facts(files: ModelFiles) -> ModelFacts | None:
+    """Of a model that may be shown before it is loaded, which refuses damaged files."""
+    from mlxserve.hub.facts import ModelFacts
+
+    try:
+        return ModelFacts.of(files)
+    except UnsupportedModel:
+        return None
 
 
 def _context(entry: Entry | None, encoder: TextEncoder | None) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat
+    from mlxserve.hub.facts import ModelFacts
     from mlxserve.stats import PlannedMemory
 
 
@@ -28,7 +29,8 @@ class ShelfModel:
     most_pages   of its pool, where there is memory; 0 for as many as it was loaded with
     keep_alive   seconds from its last use until it is unloaded
     preload      load it at the start
-    can_write    whether it answers, and does not only embed or rank
+    purpose      "completion", "embedding" or "rerank"
+    facts        what its files say, for clients that show it before it is loaded; None if that is not known
     """
 
     name: str
@@ -42,7 +44,8 @@ class ShelfModel:
     most_pages: int = 0
     keep_alive: float = math.inf
     preload: bool = False
-    can_write: bool = True
+    purpose: str = "completion"
+    facts: ModelFacts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,9 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +19,11 @@ from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app_of_shelf
 from mlxserve.door import Door
 from mlxserve.errors import UnsupportedModel
+from mlxserve.hub.facts import ModelFacts
 from mlxserve.shelf.places import ShelfModel
 from mlxserve.shelf.shelf import ModelShelf
 from tests.api.fake_chat import FakeChat
+from tests.waiting import wait_until
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -191,6 +196,76 @@ def test_a_model_that_cannot_be_loaded_is_a_503_that_says_why(serve: Serve) -> N
     assert reply.json()["error"]["message"] == "broken is of no kind."
     assert reply.json()["error"]["code"] == "model_not_loaded"
     assert models.ask("one").status_code == 200
+
+
+def test_a_model_that_is_not_loaded_is_described_by_its_files(serve: Serve) -> None:
+    facts = ModelFacts("bert", "safetensors", "F32", 22_000_000, 90_000_000, 384)
+    other = ShelfModel(name="two", load=_never, purpose="embedding", context=256, facts=facts)
+    models = serve(_shelved("one", {}), other)
+    card = models.client.get("/v1/models/two").json()
+    assert (card["loaded"], card["capabilities"], card["context_length"]) == (
+        False,
+        ["embedding"],
+        256,
+    )
+    shown = models.client.post("/api/show", json={"model": "two"}).json()
+    assert shown["capabilities"] == ["embedding"]
+    assert shown["details"]["parameter_size"] == "22M"
+    assert shown["model_info"]["bert.embedding_length"] == 384
+    assert shown["model_info"]["bert.context_length"] == 256
+
+
+def _never(_room: int) -> Any:
+    raise AssertionError("it is not asked for")
+
+
+def ollama(models: Models, path: str, name: str, **fields: Any) -> Any:
+    said = {"input": "hi"} if path == "embed" else {"messages": MESSAGES}
+    body = {"model": name, "stream": False, **said, **fields}
+    return models.client.post(f"/api/{path}", json=body)
+
+
+@pytest.mark.parametrize("path", ["chat", "embed"])
+def test_a_request_of_ollamas_clients_says_how_long_its_model_stays(
+    serve: Serve, path: str
+) -> None:
+    chats: dict[str, list[FakeChat]] = {}
+    on_demand = replace(_shelved("two", chats), keep_alive=600.0)
+    models = serve(_shelved("one", chats), on_demand)
+
+    assert ollama(models, path, "two", keep_alive="1h30m").status_code == 200
+    seconds = models.shelf.state("two").seconds_left
+    assert seconds is not None
+    assert 5300 < seconds <= 5400
+    expires = {
+        one["name"]: one["expires_at"] for one in models.client.get("/api/ps").json()["models"]
+    }
+    assert expires["one:latest"].startswith("2318")
+    left = datetime.fromisoformat(expires["two:latest"]) - datetime.now(UTC)
+    assert 5300 < left.total_seconds() <= 5400
+
+    assert ollama(models, path, "two", keep_alive=-1).status_code == 200
+    assert models.shelf.state("two").seconds_left is None
+    unloaded = ollama(models, path, "two", keep_alive=0)
+    assert "x-mlxserve-warning" not in unloaded.headers
+    wait_until(lambda: models.shelf.state("two").state == "unloaded")
+
+    stays = ollama(models, "chat", "one", keep_alive=0, messages=[])
+    assert "the server decides how long" in stays.headers["x-mlxserve-warning"]
+    assert models.shelf.state("one").state == "loaded"
+
+
+def test_a_key_without_admin_rights_changes_nothing(serve: Serve, tmp_path: Path) -> None:
+    chats: dict[str, list[FakeChat]] = {}
+    on_demand = replace(_shelved("two", chats), keep_alive=600.0)
+    file = KeyFile(tmp_path / "keys.json")
+    user = file.create("user", Scope.USER)
+    access = AccessPolicy(keys_file=file.path)
+    models = serve(_shelved("one", chats), on_demand, access=access)
+    models.client.headers["authorization"] = f"Bearer {user}"
+    told = ollama(models, "chat", "two", keep_alive=0, messages=[])
+    assert "the server decides how long" in told.headers["x-mlxserve-warning"]
+    assert models.shelf.state("two").state == "loaded"
 
 
 def test_what_looks_at_a_model_does_not_load_it(serve: Serve) -> None:

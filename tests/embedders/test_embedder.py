@@ -321,7 +321,7 @@ def test_an_embedding_model_is_served_beside_a_language_model(
     shelf, _ = build_shelf(models, ServerConfig())
     try:
         language, encoder = shelf.models
-        assert (language.can_write, encoder.can_write) == (True, False)
+        assert (language.purpose, encoder.purpose) == ("completion", "embedding")
         assert encoder.context == 40
         assert shelf.state(encoder.name).memory > encoder.weight_size
     finally:

@@ -20,6 +20,12 @@ from mlxserve.shelf.keep_alive import keep_alive_seconds
         ("1.5h", 5400),
         ("250ms", 0.25),
         (" 10s ", 10),
+        ("1h30m", 5400),
+        ("1m.5s", 60.5),
+        ("+2s", 2),
+        ("0s", 0),
+        ("-0", 0),
+        ("9" * 400, math.inf),
         (0, 0),
         ("0", 0),
         (-1, math.inf),
@@ -32,7 +38,8 @@ def test_numbers_are_seconds_and_less_than_0_is_for_ever(value: object, seconds:
 
 
 @pytest.mark.parametrize(
-    "value", ["", "soon", "5 minutes", "5d", "1e3", True, None, [], math.nan, "٣"]
+    "value",
+    ["", "soon", "5 minutes", "5d", "1h 30m", "1h30", "-", "1e3", True, None, [], math.nan, "٣"],
 )
 def test_anything_else_is_refused_by_name(value: object) -> None:
     with pytest.raises(InvalidConfig, match=r"^keep_alive must be a number of seconds"):

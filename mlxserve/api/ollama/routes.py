@@ -27,7 +27,7 @@ from mlxserve.api.ollama.schema import (
 )
 from mlxserve.api.server.sse import JSON_LINES
 from mlxserve.api.service import Service
-from mlxserve.api.turns import WAITED
+from mlxserve.api.turns import KEEP_ALIVE, WAITED
 from mlxserve.api.warnings import warn
 from mlxserve.errors import MlxServeError
 from mlxserve.text.parsing.turn import AssistantTurn
@@ -85,7 +85,7 @@ class Ollama:
         load_seconds = request.scope[WAITED]
         started = perf_counter() - load_seconds
         asked = await read_request(OllamaEmbedRequest, request)
-        name = self._model(asked)
+        name = self._model(request, asked)
         vectors, num_tokens = await self._vectors(request, asked, "input")
         reply = {
             "model": name,
@@ -99,16 +99,18 @@ class Ollama:
     async def embeddings(self, request: Request) -> Response:
         """Computes the vector of one text."""
         asked = await read_request(OllamaEmbedRequest, request)
-        self._model(asked)
+        self._model(request, asked)
         vectors, _ = await self._vectors(request, asked, "prompt")
         return self._json(request, asked, {"embedding": vectors[0] if vectors else []})
 
-    def _model(self, asked: OllamaRequest) -> str:
-        """Its name, which replies repeat. Raises ApiError 400 and 404."""
+    def _model(self, request: Request, asked: OllamaRequest) -> str:
+        """Its name, which replies repeat; it stays loaded for as long as is asked. Raises ApiError 400 and 404."""
         name = asked.model or asked.name
         if not name:
             raise ApiError(400, "model is required", param="model")
         self._service.names.require(name)
+        if asked.keep_alive is not None:
+            request.scope[KEEP_ALIVE](asked.keep_alive)
         return name
 
     async def _asked(
@@ -119,7 +121,7 @@ class Ollama:
         load_seconds = request.scope[WAITED]
         started = perf_counter() - load_seconds
         asked = await read_request(kind, request)
-        name = self._model(asked)
+        name = self._model(request, asked)
         if not self._chat.can_write:
             what = "chat" if member == "message" else "generate"
             raise ApiError(400, f'"{name}" does not support {what}', param="model")
@@ -135,7 +137,7 @@ class Ollama:
 
     def _loaded(self, request: Request, asked: OllamaGeneration, reply: OllamaReply) -> Response:
         """The reply to a request without a prompt, by which Ollama loads or unloads a model."""
-        if asked.unloads:
+        if asked.unloads and not request.scope[KEEP_ALIVE](0.0):
             warn(request, "keep_alive: the server decides how long the model stays loaded")
         ending = {"done": True, "done_reason": "unload" if asked.unloads else "load"}
         return self._json(request, asked, {**reply.piece(), **ending})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
@@ -14,23 +13,24 @@ from mlxserve.api.bodies.generation import NO_LIMIT, SamplingFields, TopK
 from mlxserve.api.bodies.messages import MAX_MESSAGES, ChatMessage, conversation_of
 from mlxserve.api.bodies.request_body import NotYet, RequestBody
 from mlxserve.api.bodies.tools import Tools, thinking_budget, turn_of
+from mlxserve.errors import InvalidConfig
 from mlxserve.images.sources import data_url
 from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
+from mlxserve.shelf.keep_alive import keep_alive_seconds
 from mlxserve.text.conversation import PARAGRAPH, Conversation, Message, SentImage
 from mlxserve.text.parsing.turn import AssistantTurn
 
 MAX_IMAGES = 1_000
 MAX_CONTEXT = 2**20
 _LEVELS = ("low", "medium", "high", "max")
-_DURATION = re.compile(r"[-+]?(0|((\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h))+)", re.ASCII)  # as in Go
 
 
-def _duration(value: object) -> float | str | None:
-    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
-        return value
-    if isinstance(value, str) and _DURATION.fullmatch(value):
-        return value
-    raise ValueError('must be a number of seconds, or a duration such as "5m"')
+def _duration(value: object) -> float | None:
+    """Seconds; inf for ever."""
+    try:
+        return None if value is None else keep_alive_seconds(value)
+    except InvalidConfig as error:
+        raise ValueError(str(error).removeprefix("keep_alive ")) from error
 
 
 def _format(value: object) -> Structure | None:
@@ -106,14 +106,14 @@ class OllamaRequest(RequestBody):
 
     name: str | None = None
     stream: Annotated[bool, BeforeValidator(lambda value: value is None or value)] = True
-    keep_alive: Annotated[float | str | None, PlainValidator(_duration)] = None
+    keep_alive: Annotated[float | None, PlainValidator(_duration)] = None
     options: Annotated[OllamaOptions, BeforeValidator(lambda value: value or {})] = Field(
         default_factory=OllamaOptions
     )
 
     @property
     def unloads(self) -> bool:
-        return self.keep_alive is not None and not re.search("[1-9]", str(self.keep_alive))
+        return self.keep_alive == 0
 
 
 class OllamaEmbedRequest(OllamaRequest):
