@@ -94,7 +94,7 @@ class ChatApp(App[None]):
         self.link = ServerLink(connector, window)
         self._tools = ToolUse(self, Toolbox(usual_file(), chat))
         self.answering = Answering(chat, self.link, window, self._tools)
-        self._draft = Draft(self, window, chat)
+        self._draft = Draft(self, window, chat, self.link)
         self.browsing = Browsing(chat, self.answering, self._draft, window, home.exports)
         self._revising = Revising(chat, self.link, self.answering, self._draft, window)
         self._sampling = SamplingChoice(chat, self.answering, self._draft, window, home.presets)

@@ -29,6 +29,7 @@ from textual.containers import VerticalScroll
 from textual.widgets import Markdown, Static
 
 from tui.app import ChatApp
+from tui.chat.messages import NewQuestion
 from tui.chat.store import Store
 from tui.home import Home
 from tui.talk.client import ChatClient
@@ -228,7 +229,7 @@ async def stream_ours(text: str, seconds: float, *, has_panel: bool) -> Measurem
     async def measure(app: ChatApp) -> Measurement:
         if has_panel:
             await _show_panel(app)
-        app.answering.send("go")
+        app.answering.send(NewQuestion("go"))
         await _until(lambda: app.answering.is_answering)
         return await _stalls(lambda: app.answering.is_answering, seconds)
 

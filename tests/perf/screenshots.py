@@ -18,6 +18,7 @@ from textual.widgets import OptionList, Static
 
 from tests.waiting import until
 from tui.app import ChatApp
+from tui.chat.messages import NewQuestion
 from tui.chat.store import Store
 from tui.home import Home
 from tui.paint.theme import DARK, LIGHT
@@ -94,7 +95,7 @@ async def _with_the_models(app: ChatApp, pilot: Pilot[object]) -> None:
 
 
 async def _ask(app: ChatApp, question: str) -> None:
-    app.answering.send(question)
+    app.answering.send(NewQuestion(question))
     await until(lambda: not app.answering.is_busy and "Ready" in app.window.status.words)
 
 

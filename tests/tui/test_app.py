@@ -14,6 +14,7 @@ import pytest
 from textual.screen import Screen
 from textual.widgets import OptionList
 
+from tests.images.files import file_of, picture
 from tests.tui import scripts
 from tests.tui.fake_server import FakeServer
 from tests.tui.terminals import Terminal
@@ -913,6 +914,44 @@ async def test_a_file_is_mentioned_completed_and_sent(
     await t.until_shown("bad.bin is not a UTF-8 text file")
     assert t.composer.text == "and @bad.bin"
     assert len(server.requests) == 1
+
+
+async def test_a_picture_is_mentioned_shown_and_sent(
+    t: Terminal, server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.png").write_bytes(file_of(picture()))
+    await t.ask("/attach a.png")
+    await t.until(lambda: t.composer.text == "@a.png ")
+    await t.type("what is it?")
+    await t.press("enter")
+    await t.until_shown("Yes.")
+    await t.until_ready()
+    await t.until_shown("[a.png]")
+    await t.until_shown("▀▀▀")
+    image, text = server.requests[0]["messages"][0]["content"]
+    assert image["image_url"]["url"].startswith("data:image/png;base64,iVBOR")
+    assert text == {"type": "text", "text": "a.png what is it?"}
+    await t.ask("and its colour?")
+    await t.until(lambda: len(server.requests) == 2)
+    assert server.requests[1]["messages"][0]["content"][0] == image
+
+
+def test_a_model_that_reads_text_only_gets_no_picture(
+    terminal: Run, server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.png").write_bytes(file_of(picture()))
+    server.model_fields = {"capabilities": ["completion"]}
+
+    async def story(t: Terminal) -> None:
+        await t.until_ready()
+        await t.ask("what is @a.png")
+        await t.until_shown("small reads text only. Choose a model that sees images")
+        assert t.composer.text == "what is @a.png"
+        assert server.requests == []
+
+    terminal(story)
 
 
 async def test_code_blocks_are_copied_one_after_the_other(

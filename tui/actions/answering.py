@@ -19,7 +19,7 @@ from tui.chat.calls import CallsPiece
 from tui.chat.chat_file import StoreError
 from tui.chat.context import ContextUse
 from tui.chat.live_answer import AnswerPhase, LiveAnswer
-from tui.chat.messages import CAN_CONTINUE, Role, State, StoredMessage
+from tui.chat.messages import CAN_CONTINUE, NewQuestion, Role, State, StoredMessage
 from tui.chat.open_chat import OpenChat
 from tui.chat.operations import Operation, Operations
 from tui.chat.progress import calling_words, stage_words, watch_progress
@@ -49,7 +49,7 @@ class Answering:
         self._link = link
         self._window = window
         self._operations = Operations(partial(window.run_worker, group="operation"))
-        self._queue: list[str] = []
+        self._queue: list[NewQuestion] = []
         self._has_reported_unsaved = False
         self._shortening = Shortening(open_chat, link, window)
         self._full_chat: int | None = None  # the chat whose last question did not fit
@@ -145,37 +145,42 @@ class Answering:
 
     # The queue
 
-    def send(self, text: str) -> None:
+    def send(self, asked: NewQuestion) -> None:
         """Ask it now, or after the running operation."""
-        self._queue.append(text)
-        self._window.show_queue(self._queue)
+        self._queue.append(asked)
+        self._show_queue()
         self.send_next()
 
     def send_next(self) -> None:
         if self._queue and not self.is_busy:
-            text = self._queue.pop(0)
-            self._window.show_queue(self._queue)
-            self.run(partial(self.ask, text))
+            asked = self._queue.pop(0)
+            self._show_queue()
+            self.run(partial(self.ask, asked))
+
+    def _show_queue(self) -> None:
+        self._window.show_queue([asked.text for asked in self._queue])
 
     def return_queue(self) -> None:
         """Move queued messages back into the composer: after a failure the user decides about them."""
         if self._queue:
             composer = self._window.composer
-            texts = [*self._queue, composer.text]
+            # Images are read again from the files that the text mentions.
+            returned = [one.typed if one.images else one.text for one in self._queue]
+            texts = [*returned, composer.text]
             self._queue = []
-            self._window.show_queue(self._queue)
+            self._show_queue()
             composer.write("\n\n".join(text for text in texts if text))
 
     # Questions and answers
 
-    async def ask(self, text: str, instead_of: StoredMessage | None = None) -> None:
+    async def ask(self, asked: NewQuestion, instead_of: StoredMessage | None = None) -> None:
         try:
-            question = await self._open_chat.ask(text, instead_of=instead_of)
+            question = await self._open_chat.ask(asked, instead_of=instead_of)
         except StoreError:
-            self._queue.insert(0, text)
+            self._queue.insert(0, asked)
             self.return_queue()
             raise
-        self._window.composer.remember(text)
+        self._window.composer.remember(asked.text)
         await self.reply(question)
 
     async def reply(self, question: StoredMessage) -> None:

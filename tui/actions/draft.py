@@ -8,10 +8,14 @@ from pathlib import Path
 from textual.app import App, SuspendNotSupported
 
 from tui.actions.editor import EditorFailed, edit_in_editor
+from tui.actions.server_link import ServerLink
 from tui.chat.attachment import AttachmentRefused, as_markdown
 from tui.chat.chat_file import StoreError
-from tui.chat.mentions import missing_files, with_files
+from tui.chat.mentions import mention, missing_files, with_files
+from tui.chat.messages import NewQuestion
 from tui.chat.open_chat import OpenChat
+from tui.chat.picture import is_picture
+from tui.sanitise import one_line
 from tui.widgets.window import ChatWindow
 
 _SETTING = "draft"
@@ -20,7 +24,10 @@ _SETTING = "draft"
 class Draft:
     """Shows a notice if something cannot be put into the composer."""
 
-    def __init__(self, app: App[None], window: ChatWindow, open_chat: OpenChat) -> None:
+    def __init__(
+        self, app: App[None], window: ChatWindow, open_chat: OpenChat, link: ServerLink
+    ) -> None:
+        self._link = link
         self._app = app
         self._window = window
         self._open_chat = open_chat
@@ -53,15 +60,20 @@ class Draft:
         if not name:
             self.begin("/attach ")
             return
+        path = Path(os.path.expanduser(name))
+        if is_picture(path) and path.is_file():
+            self.begin(f"{self._window.composer.text}{mention(name)} ")
+            return
         try:
-            block = as_markdown(Path(os.path.expanduser(name)))
+            block = as_markdown(path)
         except AttachmentRefused as error:
             self._put_back(f"/attach {name}", error)
         else:
             self._window.composer.write(f"{block}\n")
 
-    def with_files(self, text: str) -> str | None:
-        """The text with the files it mentions. If one cannot be read: None, and the text is put back."""
+    def with_files(self, text: str) -> NewQuestion | None:
+        """The text with the files it mentions. If one cannot be read, or the model does not see images:
+        None, and the text is put back."""
         missing = missing_files(text, Path.cwd())
         if missing and text != self._asked_about:
             self._asked_about = text
@@ -72,10 +84,21 @@ class Draft:
             self._app.notify(words, severity="warning", markup=False)
             return None
         try:
-            return with_files(text, Path.cwd())
+            asked = with_files(text, Path.cwd())
+            if asked.images and self._is_blind():
+                raise AttachmentRefused(
+                    f"{one_line(self._link.model, 60)} reads text only. Choose a model that sees images "
+                    "with /model."
+                )
         except AttachmentRefused as error:
             self._put_back(text, error)
             return None
+        return asked
+
+    def _is_blind(self) -> bool:
+        """Whether the model is known to see no images."""
+        connection = self._link.connection
+        return connection is not None and connection.sees is False
 
     def in_editor(self) -> None:
         """Edit the composer's text in $VISUAL or $EDITOR."""

@@ -8,6 +8,8 @@ nearly   a warning in the status line; /compact works at any time
 
 from __future__ import annotations
 
+from typing import Any
+
 from tui.actions.server_link import ServerLink
 from tui.chat.messages import StoredMessage
 from tui.chat.open_chat import OpenChat
@@ -84,7 +86,7 @@ class Shortening:
                     raise
                 del messages[first : first + 2 * (exchanges // 2)]
 
-    async def _asked(self, connection: ServerConnection, messages: list[dict[str, str]]) -> str:
+    async def _asked(self, connection: ServerConnection, messages: list[dict[str, Any]]) -> str:
         summary = ""
         async for piece in connection.client.stream(
             messages,

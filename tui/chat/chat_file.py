@@ -73,6 +73,7 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE chats ADD COLUMN summary TEXT NOT NULL DEFAULT '';
     """,
     "ALTER TABLE messages ADD COLUMN rounds TEXT NOT NULL DEFAULT '';",
+    "ALTER TABLE messages ADD COLUMN images TEXT NOT NULL DEFAULT '';",
 )
 
 

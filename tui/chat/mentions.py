@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from tui.chat.attachment import as_markdown
+from tui.chat.messages import NewQuestion
+from tui.chat.picture import KeptImage, is_picture, read_picture
 
 MAX_COMPLETIONS = 50
-_MENTION = re.compile(r"(?<!\S)@(\S+)")
+_MENTION = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')
 _FILE_NAME = re.compile(
     r"[\w./~-]*(/[\w.-]+|[\w-]\.[a-z0-9]{1,4})"
 )  # and no code, such as @app.get("/")
@@ -44,28 +47,58 @@ def completions(typed: str, folder: Path) -> list[str]:
     return sorted(found, key=lambda path: (not path.endswith("/"), path.lower()))[:MAX_COMPLETIONS]
 
 
-def with_files(text: str, folder: Path) -> str:
-    """The text, followed by each mentioned file as a code block. Raises AttachmentRefused."""
+def with_files(typed: str, folder: Path) -> NewQuestion:
+    """The text, followed by each mentioned file as a code block, and the images. Raises AttachmentRefused."""
     blocks: dict[str, str] = {}
+    images: dict[str, KeptImage] = {}
 
     def attach(found: re.Match[str]) -> str:
-        path = folder / os.path.expanduser(found[1])
+        name = _path_in(found)
+        path = folder / os.path.expanduser(name)
         if not _is_file(path):
             return found[0]
-        blocks.setdefault(found[1], as_markdown(path, found[1]))
-        return found[1]  # without the @, so that editing and resending does not attach it twice
+        if is_picture(path):
+            images.setdefault(name, read_picture(path, name))
+        else:
+            blocks.setdefault(name, as_markdown(path, name))
+        return name  # without the @, so that editing and resending does not attach it twice
 
-    text = _MENTION.sub(attach, text)
-    return "\n\n".join([text, *blocks.values()]).rstrip() if blocks else text
+    text = _MENTION.sub(attach, typed)
+    text = "\n\n".join([text, *blocks.values()]).rstrip() if blocks else text
+    return NewQuestion(text, tuple(images.values()), typed)
+
+
+def mention(path: str) -> str:
+    """As it is typed."""
+    return f'@"{path}"' if any(sign.isspace() for sign in path) else f"@{path}"
+
+
+def pasted_picture(text: str) -> str | None:
+    """The path that was pasted, as terminals do for a file that is dropped on them; None for other text."""
+    words = text.strip()
+    if words.startswith("file://"):
+        words = unquote(urlsplit(words).path)
+    elif len(words) > 1 and words[0] == words[-1] and words[0] in "'\"":
+        words = words[1:-1]
+    else:
+        words = re.sub(r"\\(.)", r"\1", words)
+    path = Path(os.path.expanduser(words))
+    has_folder = "/" in words and "\n" not in words and '"' not in words
+    return words if has_folder and is_picture(path) and _is_file(path) else None
 
 
 def missing_files(text: str, folder: Path) -> list[str]:
     """Mentions that look like the path of a file, but of none that exists."""
     return [
-        found[1]
+        _path_in(found)
         for found in _MENTION.finditer(text)
-        if _FILE_NAME.fullmatch(found[1]) and not (folder / os.path.expanduser(found[1])).exists()
+        if _FILE_NAME.fullmatch(_path_in(found))
+        and not (folder / os.path.expanduser(_path_in(found))).exists()
     ]
+
+
+def _path_in(found: re.Match[str]) -> str:
+    return found[1] or found[2]
 
 
 def _fits(name: str, start: str) -> bool:

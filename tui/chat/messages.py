@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from tui.chat.calls import ToolRound, round_messages
+from tui.chat.picture import KeptImage
 
 
 class Role(StrEnum):
@@ -73,6 +74,16 @@ class StoredMessage:
     stats: AnswerStats = field(default_factory=AnswerStats)
     rounds: tuple[ToolRound, ...] = ()  # in which the model called tools, before its text
     created_at: float = 0.0  # seconds since the epoch
+    images: tuple[KeptImage, ...] = ()  # of a question
+
+
+@dataclass(frozen=True, slots=True)
+class NewQuestion:
+    """What is asked next. `typed`: as the user wrote it, with mentions of files."""
+
+    text: str
+    images: tuple[KeptImage, ...] = ()
+    typed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +128,33 @@ def wire_messages(path: Sequence[StoredMessage], system: str = "") -> list[dict[
     for message in path:
         for one in message.rounds:
             messages += round_messages(one)
-        if not message.text:
+        if not message.text and not message.images:
             continue
+        content = _content(message)
         if messages and messages[-1]["role"] == message.role:
-            messages[-1]["content"] += f"\n\n{message.text}"
+            messages[-1]["content"] = _joined(messages[-1]["content"], content)
         else:
-            messages.append({"role": message.role.value, "content": message.text})
+            messages.append({"role": message.role.value, "content": content})
     return messages
+
+
+def _content(message: StoredMessage) -> str | list[dict[str, Any]]:
+    """The text, or parts where there are images, which come first."""
+    if not message.images:
+        return message.text
+    images = [{"type": "image_url", "image_url": {"url": one.url}} for one in message.images]
+    return [*images, *_parts(message.text)]
+
+
+def _joined(
+    earlier: str | list[dict[str, Any]], later: str | list[dict[str, Any]]
+) -> str | list[dict[str, Any]]:
+    if isinstance(earlier, str) and isinstance(later, str):
+        return f"{earlier}\n\n{later}"
+    return [*_parts(earlier), *_parts(later)]
+
+
+def _parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return content

@@ -6,7 +6,7 @@ The store runs in a thread of its own, so that a locked file never holds up the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
@@ -14,12 +14,14 @@ from tui.chat.context import last_to_go, num_left_out, used_tokens
 from tui.chat.messages import (
     ChatRecord,
     LeftOut,
+    NewQuestion,
     Role,
     State,
     StoredMessage,
     Version,
     wire_messages,
 )
+from tui.chat.picture import KeptImage
 from tui.chat.store import SearchHit, Store
 
 _SUMMARY = "Summary of the conversation so far:"
@@ -120,12 +122,16 @@ class OpenChat:
         assert self.chat is not None, "every message on the screen is in a chat"
         await self._show(await self._call(self._store.show_branch, self.chat.id, message_id))
 
-    async def ask(self, text: str, *, instead_of: StoredMessage | None = None) -> StoredMessage:
-        """Write a question at the end, or as a new version of an earlier one."""
+    async def ask(
+        self, asked: NewQuestion, *, instead_of: StoredMessage | None = None
+    ) -> StoredMessage:
+        """Write a question at the end, or as a new version of an earlier one, whose images it keeps."""
         if self.chat is None:
-            self.chat = await self._call(self._store.create_chat, text, self._system)
+            self.chat = await self._call(self._store.create_chat, asked.text, self._system)
         parent_id = self.leaf_id if instead_of is None else instead_of.parent_id
-        return await self._add(parent_id, Role.USER, text, State.DONE, "")
+        kept = () if instead_of is None else instead_of.images
+        images = (*kept, *(one for one in asked.images if one not in kept))
+        return await self._add(parent_id, Role.USER, asked.text, State.DONE, "", images)
 
     async def begin_answer(self, question: StoredMessage, model: str) -> StoredMessage:
         """Write an empty answer to the question, next to those it already has."""
@@ -164,12 +170,20 @@ class OpenChat:
         await self._call(self._store.set_setting, name, value)
 
     async def _add(
-        self, parent_id: int | None, role: Role, text: str, state: State, model: str
+        self,
+        parent_id: int | None,
+        role: Role,
+        text: str,
+        state: State,
+        model: str,
+        images: Sequence[KeptImage] = (),
     ) -> StoredMessage:
         assert self.chat is not None, "a chat is created before its first message"
 
         def add(chat_id: int) -> StoredMessage:
-            return self._store.add(chat_id, parent_id, role, text, state=state, model=model)
+            return self._store.add(
+                chat_id, parent_id, role, text, state=state, model=model, images=images
+            )
 
         message = await self._call(add, self.chat.id)
         await self._show(message.id)

@@ -26,6 +26,7 @@ from tui.chat.messages import (
     StoredMessage,
     Version,
 )
+from tui.chat.picture import KeptImage, as_text, from_text
 from tui.sanitise import one_line
 
 CHECKPOINT_SECONDS = 1.0
@@ -127,14 +128,15 @@ class Store:
         *,
         state: State = State.DONE,
         model: str = "",
+        images: Sequence[KeptImage] = (),
     ) -> StoredMessage:
         """Append a message and make it the end of the shown branch. Raises StoreError."""
         now = time.time()
         with self._write() as db:
             message_id = db.execute(
-                "INSERT INTO messages(chat_id, parent_id, role, text, state, model, created_at,"
-                " touched_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (chat_id, parent_id, role, text, state, model, now, now),
+                "INSERT INTO messages(chat_id, parent_id, role, text, state, model, images, created_at,"
+                " touched_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (chat_id, parent_id, role, text, state, model, as_text(images), now, now),
             ).lastrowid
             db.execute(
                 "UPDATE chats SET leaf_id = ?, updated_at = ? WHERE id = ?",
@@ -342,6 +344,7 @@ def _message(row: sqlite3.Row) -> StoredMessage:
         stats=AnswerStats(**{name: row[name] for name in _STATS}),
         rounds=rounds_of(row["rounds"]),
         created_at=row["created_at"],
+        images=from_text(row["images"]),
     )
 
 

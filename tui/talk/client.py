@@ -239,7 +239,9 @@ def _usage(usage: Mapping[str, Any]) -> UsagePiece:
 
 def _served(entry: Mapping[str, Any]) -> ServedModel:
     context = _count(entry.get("max_model_len")) or _count(entry.get("context_length"))
-    return ServedModel(str(entry["id"]), context, entry.get("owned_by") == "mlxserve")
+    abilities = entry.get("capabilities")
+    sees = "vision" in abilities if isinstance(abilities, list) else None
+    return ServedModel(str(entry["id"]), context, entry.get("owned_by") == "mlxserve", sees)
 
 
 def _count(value: object) -> int | None:

@@ -84,6 +84,11 @@ class ServerConnection:
         return any(one.is_ours for one in self.served)
 
     @property
+    def sees(self) -> bool | None:
+        """Whether the model sees images; None if the server does not say."""
+        return next((one.sees for one in self.served if one.name == self.model), None)
+
+    @property
     def context(self) -> int | None:
         """Tokens of a prompt and its answer; None if the server does not say."""
         return next((one.context for one in self.served if one.name == self.model), None)

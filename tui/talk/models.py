@@ -110,6 +110,7 @@ class ServedModel:
     name: str
     context: int | None = None  # tokens of a prompt and its answer; None: the server does not say
     is_ours: bool = False  # served by mlxserve, which knows the fields that only mlxserve has
+    sees: bool | None = None  # images; None: the server does not say
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from textual.events import Key, Paste
 from textual.message import Message as Event
 from textual.widgets import TextArea
 
+from tui.chat.mentions import mention, pasted_picture
 from tui.opening import PLACEHOLDER
 from tui.sanitise import clean
 
@@ -111,9 +112,11 @@ class Composer(TextArea):
             self.app.action_help_quit()
 
     async def _on_paste(self, event: Paste) -> None:
-        """Pasted text is cleaned, because it is shown."""
+        """Pasted text is cleaned, because it is shown. The path of a picture attaches it."""
         self._blink()
-        await super()._on_paste(Paste(clean(event.text)))
+        picture = pasted_picture(event.text)
+        text = event.text if picture is None else f"{mention(picture)} "
+        await super()._on_paste(Paste(clean(text)))
         self._consume(event)
 
     async def _on_key(self, event: Key) -> None:

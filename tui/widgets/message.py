@@ -34,7 +34,9 @@ from tui.chat.progress import waiting_words
 from tui.chat.stats_text import ending_line, seconds_words
 from tui.paint.markdown import MarkdownStream
 from tui.paint.painter import LINK, Painter
+from tui.paint.preview import preview
 from tui.paint.theme import Palette
+from tui.sanitise import one_line
 from tui.widgets.round_lines import RoundLines
 from tui.widgets.strips import StripView
 
@@ -129,7 +131,11 @@ class QuestionView(MessageView):
 
     def paint(self, width: int, palette: Palette) -> None:
         painter = Painter(width, palette)
-        self._lines = [*painter.plain(self.message.text), *self._ending(painter)]
+        self._lines = []
+        for picture in self.message.images:
+            name = painter.plain(f"[{one_line(picture.name, 60)}]")
+            self._lines += [*preview(picture.content, width), *_styled(name, palette.marker)]
+        self._lines += [*painter.plain(self.message.text), *self._ending(painter)]
 
 
 class AnswerView(MessageView):

@@ -25,12 +25,14 @@ from mlxserve.chats.shelf import ChatShelf
 from tui.chat.chat_file import StoreError
 from tui.chat.export import as_json, as_markdown
 from tui.chat.messages import ChatRecord, Role, State, StoredMessage
+from tui.chat.picture import KeptImage
 from tui.chat.store import SearchHit, Store
 
 T = TypeVar("T")
 
 MAX_TEXT = 4 << 20  # characters
 MAX_TITLE = 1_000
+MAX_IMAGE, MAX_IMAGES = 2 << 20, 16  # characters; of one message
 _MAX_ID = 2**63 - 1
 
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
@@ -54,6 +56,22 @@ class ChatChange(RequestBody):
     leaf_id: Count | None = None
 
 
+class ImageFields(StrictModel):
+    """An image of a question: a name, and a data: URL with the file."""
+
+    name: Annotated[str, Field(max_length=MAX_TITLE)]
+    url: Annotated[
+        str,
+        Field(
+            max_length=MAX_IMAGE,
+            pattern=r"^data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/]+=*$",
+        ),
+    ]
+
+    def picture(self) -> KeptImage:
+        return KeptImage(self.name, self.url)
+
+
 class NewMessageRequest(RequestBody):
     """The body of `POST /api/v1/chats/{id}/messages`. Messages of one parent are versions."""
 
@@ -62,6 +80,7 @@ class NewMessageRequest(RequestBody):
     text: Text = ""
     state: StateName = "done"
     model: Annotated[str, Field(max_length=MAX_TITLE)] | None = None
+    images: Annotated[list[ImageFields], Field(max_length=MAX_IMAGES)] = Field(default_factory=list)
 
 
 class StatsFields(StrictModel):
@@ -188,6 +207,7 @@ class Chats:
                 asked.text,
                 state=State(asked.state),
                 model=asked.model or "",
+                images=[one.picture() for one in asked.images],
             )
 
         return self._reply(request, asked, _sent(await self._call(request, add)))

@@ -51,12 +51,12 @@ def test_a_large_folder_gives_a_limited_list(tmp_path: Path) -> None:
 
 
 def test_files_follow_the_text_once(folder: Path) -> None:
-    sent = with_files("compare @a.py with @src/b.py and @a.py", folder)
+    sent = with_files("compare @a.py with @src/b.py and @a.py", folder).text
     assert sent == (
         "compare a.py with src/b.py and a.py\n\n"
         "a.py:\n```py\nin a.py\n```\n\n\nb.py:\n```py\nin src/b.py\n```"
     )
-    assert with_files(sent, folder) == sent, "resending attaches nothing twice"
+    assert with_files(sent, folder).text == sent, "resending attaches nothing twice"
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ def test_mentions_of_files_that_do_not_exist_are_found(
 
 @pytest.mark.parametrize("text", ["hello @someone", "me@a.py", "@src", "@" + "x" * 5000, "no sign"])
 def test_anything_but_a_file_stays_text(folder: Path, text: str) -> None:
-    assert with_files(text, folder) == text
+    assert with_files(text, folder).text == text
 
 
 def test_a_binary_file_is_refused(folder: Path) -> None:
-    (folder / "image.png").write_bytes(b"\x89PNG\xff")
+    (folder / "image.bin").write_bytes(b"\x89PNG\xff")
     with pytest.raises(AttachmentRefused, match="not a UTF-8 text file"):
-        with_files("see @image.png", folder)
+        with_files("see @image.bin", folder)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tui.chat.chat_file import StoreError
-from tui.chat.messages import State, StoredMessage
+from tui.chat.messages import NewQuestion, State, StoredMessage
 from tui.chat.open_chat import OpenChat
 from tui.chat.store import Store
 
@@ -22,7 +22,7 @@ def tell(story: Callable[[OpenChat], Awaitable[None]]) -> None:
 
 
 async def answering(open_chat: OpenChat, text: str) -> tuple[StoredMessage, StoredMessage]:
-    question = await open_chat.ask(text)
+    question = await open_chat.ask(NewQuestion(text))
     answer = await open_chat.begin_answer(question, "m")
     await open_chat.save(replace(answer, text=f"re: {text}", state=State.DONE))
     return question, open_chat.path[-1]
@@ -47,7 +47,7 @@ def test_an_edited_question_starts_a_branch() -> None:
     async def story(open_chat: OpenChat) -> None:
         await answering(open_chat, "one")
         question, _ = await answering(open_chat, "two")
-        edited = await open_chat.ask("2", instead_of=question)
+        edited = await open_chat.ask(NewQuestion("2"), instead_of=question)
         assert texts(open_chat) == ["one", "re: one", "2"]
         assert open_chat.versions[-1].sibling_ids == (question.id, edited.id)
         await open_chat.show_branch(question.id)
@@ -84,7 +84,7 @@ def test_a_chat_opens_at_the_branch_shown_last() -> None:
 def test_a_search_result_opens_at_its_own_branch() -> None:
     async def story(open_chat: OpenChat) -> None:
         question, first = await answering(open_chat, "needle")
-        await open_chat.ask("else", instead_of=question)
+        await open_chat.ask(NewQuestion("else"), instead_of=question)
         (hit, *_) = await open_chat.search("re: needle")
         assert hit.message_id == first.id
         await open_chat.open(hit.chat.id, hit.message_id)
