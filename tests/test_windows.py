@@ -5,6 +5,7 @@ The oracle is mlx-lm's dense path, greedy, in float32, as in `tests/test_equalit
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 from collections.abc import Callable, Sequence
@@ -18,7 +19,11 @@ from metal_kernels.limits import PAGE_SIZES
 from metal_kernels.ops import Backend, LayerShape
 from metal_kernels.reference import ReferenceBackend
 from mlxserve import LLM, InvalidConfig
+from mlxserve.build import build_chat
 from mlxserve.cache.groups import Window
+from mlxserve.cache.pages import PageState
+from mlxserve.config import EngineConfig
+from mlxserve.engine.snapshot import Snapshot
 from mlxserve.model import attention
 from mlxserve.request import CacheMiss
 from tests.emulated import emulated_backend
@@ -186,6 +191,22 @@ def test_a_branch_beyond_the_window_is_computed_again_and_says_so(
         [output] = llm.generate([branch], GREEDY, use_tqdm=False)
         assert output.usage.cache is not None
         assert output.usage.cache.num_pages == 11, "the full pages but the last token's"
+
+
+def test_a_snapshot_has_the_pages_of_windows(in_window: Callable[..., str]) -> None:
+    async def found() -> tuple[Snapshot, Snapshot]:
+        options = {"num_window_pages": 8, "page_size": 16, **OPTIONS}
+        chat = build_chat(EngineConfig().with_options(model=in_window("gpt_oss", 24), **options))
+        before = await chat.engine.snapshot()
+        await (await chat.submit(list(range(100)), GREEDY)).whole()
+        after = await chat.engine.snapshot()
+        chat.close()
+        return before, after
+
+    before, after = asyncio.run(found())
+    assert before.window_pages == bytes(8)
+    assert len(after.window_pages) == 8
+    assert 0 < after.window_pages.count(PageState.CACHED) == after.stats.windows.num_cached
 
 
 def test_too_few_pages_for_a_window_are_refused(in_window: Callable[..., str]) -> None:

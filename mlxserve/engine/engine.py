@@ -25,6 +25,7 @@ from pathlib import Path
 import mlx.nn as nn
 
 from mlxserve import machine
+from mlxserve.cache.pages import PagePool
 from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.memory import MemoryLevel, MemoryWatch
 from mlxserve.engine.pace import MAX_METAL_PIECE, MAX_PIECE, EmbeddingPace, Pace, StepTimer
@@ -369,14 +370,16 @@ class Engine:
 
     def _page_states(self) -> bytes:
         """The pool's, with those of its cached pages that are on disk as well."""
-        pool = self._scheduler.pool
         if self._disk is None:
-            return pool.states()
-        states, cached = bytearray(pool.states()), pool.eviction_order()
-        for page in cached:
-            if (pool.hash_of(page) or b"") in self._disk.tier and states[page] == PageState.CACHED:
-                states[page] = PageState.STORED
-        return bytes(states)
+            return self._scheduler.pool.states()
+        return _stored_states(self._scheduler.pool, self._disk.tier.__contains__)
+
+    def _window_page_states(self) -> bytes:
+        """The same of layers with a window; empty where they have no pool of their own."""
+        windows = self._scheduler.page_tables.windows
+        if windows is None or self._disk is None:
+            return b"" if windows is None else windows.pool.states()
+        return _stored_states(windows.pool, self._disk.has_window)
 
     def snapshot(self) -> Snapshot:
         """Requests and pages as they are now. Takes time by their number, so not after every step."""
@@ -388,6 +391,7 @@ class Engine:
             memory=self._runner.memory(),
             page_size=self._scheduler.pool.page_size,
             pages=self._page_states(),
+            window_pages=self._window_page_states(),
             requests=(
                 *(view(r, age=age(r, now), position=None) for r in running),
                 *(view(r, age=age(r, now), position=n) for n, r in enumerate(waiting, 1)),
@@ -395,3 +399,12 @@ class Engine:
             prefill_rate=self._timeline.prefilled.per_second(now),
             generation_rate=self._timeline.generated.per_second(now),
         )
+
+
+def _stored_states(pool: PagePool, is_on_disk: Callable[[bytes], bool]) -> bytes:
+    """A byte per page, with those of the cached ones that are on disk as well."""
+    states = bytearray(pool.states())
+    for page in pool.eviction_order():
+        if states[page] == PageState.CACHED and is_on_disk(pool.hash_of(page) or b""):
+            states[page] = PageState.STORED
+    return bytes(states)

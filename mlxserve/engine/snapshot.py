@@ -45,7 +45,8 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The engine at one moment. `pages` has one byte per page, its `PageState`."""
+    """The engine at one moment. `pages` has one byte per page, its `PageState`; so has `window_pages`,
+    which is empty where layers with a window have no pages of their own."""
 
     stats: Stats
     memory: MemoryUse
@@ -54,6 +55,7 @@ class Snapshot:
     requests: tuple[RequestView, ...]  # running by admission, then waiting in order
     prefill_rate: float  # prompt tokens computed per second, over the last seconds
     generation_rate: float  # tokens of answers per second
+    window_pages: bytes = b""
 
     def num_pages(self, state: PageState) -> int:
         return self.pages.count(state)

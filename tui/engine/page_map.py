@@ -37,6 +37,7 @@ class PageMapReplica:
         self.page_size = 0
         self.num_applied = 0  # events; the map is the same as long as this is
         self._states = bytearray()
+        self._window_states = bytearray()  # of layers with a window, where they have their own
         self._tables: dict[str, list[int]] = {}  # of live requests
         self._past: OrderedDict[str, dict[int, int]] = OrderedDict()  # page -> index in its table
 
@@ -44,8 +45,15 @@ class PageMapReplica:
     def num_pages(self) -> int:
         return len(self._states)
 
+    @property
+    def num_window_pages(self) -> int:
+        return len(self._window_states)
+
     def count(self, state: str) -> int:
         return self._states.count(state.encode())
+
+    def count_windows(self, state: str) -> int:
+        return self._window_states.count(state.encode())
 
     def pages_of(self, request_id: str | None) -> Collection[int]:
         """The pages that a request holds, or held and that still contain its tokens."""
@@ -62,6 +70,8 @@ class PageMapReplica:
             elif kind == "delta":
                 for start, runs in data["pages"]:
                     self._set_states(start, _decoded(runs))
+                for start, runs in data.get("window_pages", ()):
+                    _replace(self._window_states, start, _decoded(runs))
             else:
                 return
             for name in data["gone"]:
@@ -80,14 +90,12 @@ class PageMapReplica:
             raise ValueError(f"{len(states)} pages instead of {data['num_pages']}")
         self.page_size = int(data["page_size"])
         self._states = bytearray(states)
+        self._window_states = bytearray(_decoded(data.get("window_pages", "")))
         self._tables = {}
         self._past.clear()
 
     def _set_states(self, start: int, states: bytes) -> None:
-        end = start + len(states)
-        if not 0 <= start <= end <= self.num_pages:
-            raise ValueError(f"pages {start} to {end} of {self.num_pages}")
-        self._states[start:end] = states
+        _replace(self._states, start, states)
         if b"f" in states:
             free = {start + at for at, state in enumerate(states) if state == ord("f")}
             for past in self._past.values():
@@ -117,15 +125,18 @@ class PageMapReplica:
         self, num_cells: int, own: Collection[int], colour: Callable[[str], int] = lambda _: 0
     ) -> FoldedMap:
         """Fold the map into at most `num_cells` cells. `colour`: of a request's own pages."""
-        per_cell = max(1, -(-self.num_pages // max(1, num_cells)))
-        ranks = bytes(self._states).translate(_RANKS)
-        strongest = [max(ranks[at : at + per_cell]) for at in range(0, len(ranks), per_cell)]
+        per_cell, cells = _fold(self._states, num_cells)
         return FoldedMap(
-            "".join(STATES[rank] for rank in strongest),
+            cells,
             frozenset(page // per_cell for page in own),
             per_cell,
             self._owners(per_cell, colour),
         )
+
+    def fold_windows(self, num_cells: int) -> FoldedMap:
+        """The same of the pages of layers with a window. Who holds them is not known."""
+        per_cell, cells = _fold(self._window_states, num_cells)
+        return FoldedMap(cells, frozenset(), per_cell)
 
     def _owners(self, per_cell: int, colour: Callable[[str], int]) -> dict[int, int]:
         active = ord("a")
@@ -145,6 +156,22 @@ class FoldedMap:
     own: frozenset[int]  # cells that contain a page of the open chat
     pages_per_cell: int
     owners: Mapping[int, int] = field(default_factory=dict)  # colour of cells that a request holds
+
+
+def _fold(states: bytearray, num_cells: int) -> tuple[int, str]:
+    """(pages of a cell, the strongest state in each)"""
+    per_cell = max(1, -(-len(states) // max(1, num_cells)))
+    ranks = bytes(states).translate(_RANKS)
+    strongest = [max(ranks[at : at + per_cell]) for at in range(0, len(ranks), per_cell)]
+    return per_cell, "".join(STATES[rank] for rank in strongest)
+
+
+def _replace(known: bytearray, start: int, states: bytes) -> None:
+    """From page `start` on. Raises ValueError beyond the end."""
+    end = start + len(states)
+    if not 0 <= start <= end <= len(known):
+        raise ValueError(f"pages {start} to {end} of {len(known)}")
+    known[start:end] = states
 
 
 def _decoded(runs: str) -> bytes:

@@ -35,6 +35,7 @@ from tui.engine.panel_text import (
     now_lines,
     owner_of,
     request_lines,
+    window_legend,
 )
 from tui.talk.engine_state import EngineStats
 from tui.talk.errors import ChatError, NoEngine
@@ -76,8 +77,8 @@ class PageGrid(Widget):
     class Resized(Message):
         """There is room for another number of signs."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, classes: str = "") -> None:
+        super().__init__(classes=classes)
         self._folded: FoldedMap | None = None
 
     def on_resize(self) -> None:
@@ -137,6 +138,9 @@ class EnginePanel(Vertical):
         yield Static("Pages", classes="heading", id="pages-heading", markup=False)
         yield PageGrid()
         yield Static(id="legend", markup=False)
+        yield Static("Pages of windows", classes="heading windows", markup=False)
+        yield PageGrid(classes="windows")
+        yield Static(id="window-legend", classes="windows", markup=False)
 
     def on_mount(self) -> None:
         self.show_missing("Not connected yet.")
@@ -222,15 +226,20 @@ class EnginePanel(Vertical):
     def _show_pages(self) -> None:
         if not (grids := self.query(PageGrid)):
             return  # while the panel closes, its children are removed first
-        pages, grid, is_strip = self._watch.pages, grids.first(), self.has_class(STRIP)
+        pages, is_strip = self._watch.pages, self.has_class(STRIP)
+        grid, of_windows = grids.first(), grids.last()
         request_id = self._panel_input().request_id
-        drawn = (pages, pages.num_applied, request_id, grid.num_cells, is_strip)
+        rooms = grid.num_cells, of_windows.num_cells
+        drawn = (pages, pages.num_applied, request_id, rooms, is_strip)
         if drawn == self._drawn_map:
             return
         self._drawn_map = drawn
         has_pages = pages.num_pages > 0
         self.query_one("#pages-heading").display = has_pages and not is_strip
         self.query_one("#legend").display = has_pages
+        self.query(".windows").set(display=pages.num_window_pages > 0 and not is_strip)
+        of_windows.show(pages.fold_windows(of_windows.num_cells))
+        self._update("#window-legend", window_legend(pages))
         if not has_pages or not grid.num_cells:
             grid.show(None)
             return

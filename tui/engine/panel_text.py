@@ -172,6 +172,17 @@ def legend(pages: PageMapReplica, num_own: int, folded: FoldedMap) -> Content:
     )
 
 
+def window_legend(pages: PageMapReplica) -> Content:
+    """Of layers with a window: the number of their pages in each state."""
+    found = {
+        name: pages.count_windows(state)
+        for state, (_, _, name) in PAGE_STATES.items()
+        if state not in "fd"
+    }
+    counted = [f"{name} {count:,}" for name, count in found.items() if count]
+    return _quiet(" · ".join([f"{pages.num_window_pages:,} pages", *counted]))
+
+
 def _sign(state: str, count: int) -> Content:
     sign, colour, name = PAGE_STATES[state]
     return Content.assemble((sign, colour), f" {name} {count:,}")

@@ -19,6 +19,9 @@ table on, the request holds these runs of [first page, length], which replace al
 there on. The requests in `gone` have ended or lost their pages. `id` is the `x-request-id` of the
 request's reply (with `-N` for the N-th of several answers).
 
+Where layers with a window have pages of their own, an event has them as `window_pages`, in the form of its
+`pages`. Who holds them is not told.
+
 `seq` rises by one. Another `snapshot` starts over, for example after the number of pages changed. An
 `error` ends the stream. While nothing changes, only a comment is sent every ten seconds. An event
 contains at most `MAX_RUNS` runs of requests; the next event contains the rest.
@@ -48,17 +51,22 @@ class PageMapFeed:
         self._sees = sees
         self._seq = 0
         self._states: States | None = None
+        self._window_states: States | None = None
         self._tables: dict[str, tuple[int, ...]] = {}  # as far as they were sent
 
     def next_event(self, snapshot: Snapshot) -> bytes | None:
         """The event that updates the listener to this snapshot; None if nothing changed for it."""
         states = np.frombuffer(snapshot.pages, dtype=np.uint8)
+        windows = np.frombuffer(snapshot.window_pages, dtype=np.uint8)
         old, self._states = self._states, states
+        old_windows, self._window_states = self._window_states, windows
         if old is not None and len(old) != len(states):
             old = None  # a resize also moves pages: start over
             self._tables.clear()
         told = self._requests(snapshot)
-        if old is None:
+        if old is None or old_windows is None:
+            if len(windows):
+                told["window_pages"] = encode_runs(windows)
             return self._event(
                 "snapshot",
                 page_size=snapshot.page_size,
@@ -66,6 +74,8 @@ class PageMapFeed:
                 pages=encode_runs(states),
                 **told,
             )
+        if window_changes := changed_runs(old_windows, windows):
+            told["window_pages"] = window_changes
         changes = changed_runs(old, states)
         if not changes and not any(told.values()):
             return None
@@ -76,7 +86,7 @@ class PageMapFeed:
         self._seq += 1
         return named_event(kind, {"seq": number, **data})
 
-    def _requests(self, snapshot: Snapshot) -> dict[str, list[Any]]:
+    def _requests(self, snapshot: Snapshot) -> dict[str, Any]:
         holders = {
             one.id: one.page_table
             for one in snapshot.requests

@@ -34,12 +34,13 @@ def holder(name: str, table: tuple[int, ...], client: str = "") -> RequestView:
     )
 
 
-def snapshot(pages: bytes, *requests: RequestView) -> Snapshot:
+def snapshot(pages: bytes, *requests: RequestView, windows: bytes = b"") -> Snapshot:
     return Snapshot(
         stats=Stats(),
         memory=MemoryUse(0, 0, 0, 0, "float32"),
         page_size=16,
         pages=pages,
+        window_pages=windows,
         requests=requests,
         prefill_rate=0,
         generation_rate=0,
@@ -50,7 +51,7 @@ class Reader:
     """The state of a client that applies the events."""
 
     def __init__(self) -> None:
-        self.pages = ""
+        self.pages = self.windows = ""
         self.tables: dict[str, list[int]] = {}
         self.seq = 0
 
@@ -62,12 +63,12 @@ class Reader:
         if first == "event: snapshot":
             self.pages = decoded(data["pages"])
             assert len(self.pages) == data["num_pages"]
+            self.windows = decoded(data.get("window_pages", ""))
             self.tables = {}
         else:
             assert first == "event: delta"
-            for start, runs in data["pages"]:
-                text = decoded(runs)
-                self.pages = self.pages[:start] + text + self.pages[start + len(text) :]
+            self.pages = changed(self.pages, data["pages"])
+            self.windows = changed(self.windows, data.get("window_pages", []))
         for gone in data["gone"]:
             del self.tables[gone]
         for one in data["requests"]:
@@ -75,6 +76,13 @@ class Reader:
             assert len(known) == one["from"]
             runs = [page for start, n in one["pages"] for page in range(start, start + n)]
             self.tables[one["id"]] = known + runs
+
+
+def changed(pages: str, changes: list[tuple[int, str]]) -> str:
+    for start, runs in changes:
+        text = decoded(runs)
+        pages = pages[:start] + text + pages[start + len(text) :]
+    return pages
 
 
 def decoded(runs: str) -> str:
@@ -87,9 +95,12 @@ def lettered(pages: bytes) -> str:
 
 tables = st.lists(st.integers(0, NUM_PAGES - 1), unique=True).map(tuple)
 snapshots = st.builds(
-    lambda pages, held: snapshot(bytes(pages), *(holder(n, t) for n, t in held.items())),
+    lambda pages, held, windows: snapshot(
+        bytes(pages), *(holder(n, t) for n, t in held.items()), windows=bytes(windows)
+    ),
     st.lists(st.integers(0, 4), min_size=NUM_PAGES, max_size=NUM_PAGES),
     st.dictionaries(st.sampled_from("abcd"), tables),
+    st.lists(st.integers(0, 5), min_size=5, max_size=5),
 )
 
 
@@ -102,6 +113,7 @@ def test_a_reader_of_the_events_has_the_state_of_the_engine(seen: Any) -> None:
         if event is not None:
             reader.read(event)
         assert reader.pages == lettered(one.pages)
+        assert reader.windows == lettered(one.window_pages)
         assert reader.tables == {r.id: [*r.page_table] for r in one.requests if r.page_table}
 
 

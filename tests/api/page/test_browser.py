@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -57,6 +57,24 @@ def test_an_answer_streams_and_the_map_moves(server: Process, visit: Open) -> No
         assert page.locator(".message").count() == 0
         assert seen.errors == []
         assert seen.hosts == {urlsplit(server.url).netloc}
+
+
+def test_pages_of_windows_have_a_map_of_their_own(
+    write_model: Callable[..., Path], tmp_path: Path, visit: Open
+) -> None:
+    model = write_model(tmp_path, "gpt_oss", max_position_embeddings=2048, sliding_window=24)
+    log = tmp_path / "stderr"
+    flags = ("-m", str(model), "--page-size", "16", "--num-pages", "64", "--num-window-pages", "32")
+    with served(log, *flags) as process, visit(process.url) as seen:
+        seen.until("Ready")
+        seen.page.wait_for_selector("#window-map")
+        before = seen.page.evaluate("document.getElementById('window-map').toDataURL()")
+        assert seen.page.inner_text("#window-pages") == "0 of 32 in use"
+        seen.ask("Hello")
+        seen.page.wait_for_function(
+            "before => document.getElementById('window-map').toDataURL() !== before", arg=before
+        )
+        assert seen.errors == []
 
 
 def test_a_real_model_answers_on_the_page(smollm2: Path, visit: Open, tmp_path: Path) -> None:

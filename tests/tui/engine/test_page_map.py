@@ -1,7 +1,6 @@
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,6 +40,20 @@ def test_a_snapshot_sets_and_a_delta_changes_page_states() -> None:
     page_map.apply("delta", delta(pages=[[2, "c1s2"], [7, "a1"]]))
     assert cells(page_map) == "ppcssffa"
     assert [page_map.count(state) for state in "fdcasp"] == [2, 0, 1, 1, 2, 2]
+
+
+def test_pages_of_windows_are_kept_beside_the_others() -> None:
+    page_map = begun("p2a1f5", 8, window_pages="a2f4")
+    assert (page_map.num_window_pages, page_map.fold_windows(6).cells) == (6, "aaffff")
+    page_map.apply("delta", delta(window_pages=[[1, "c1s2"]]))
+    assert page_map.fold_windows(3).cells == "asf"
+    assert page_map.fold_windows(3).pages_per_cell == 2
+    assert [page_map.count_windows(state) for state in "fcas"] == [2, 1, 1, 2]
+    assert cells(page_map) == "ppafffff"
+    with pytest.raises(UnreadableMap):
+        page_map.apply("delta", delta(window_pages=[[5, "c2"]]))
+    page_map.apply("snapshot", snapshot("f8", 8))
+    assert page_map.num_window_pages == 0
 
 
 def test_a_pool_of_another_size_starts_over() -> None:
@@ -116,17 +129,18 @@ tables = st.dictionaries(
 
 
 @settings(derandomize=True, database=None, deadline=None, max_examples=60)
-@given(st.lists(st.tuples(states, tables), min_size=1, max_size=6))
+@given(st.lists(st.tuples(states, tables, states), min_size=1, max_size=6))
 def test_the_replica_equals_the_server_s_map(
-    moments: list[tuple[list[int], dict[str, tuple[int, ...]]]],
+    moments: list[tuple[list[int], dict[str, tuple[int, ...]], list[int]]],
 ) -> None:
     import json
 
     theirs, ours = PageMapFeed(lambda _: True), PageMapReplica()
-    for pages, holders in moments:
+    for pages, holders, windows in moments:
         moment = SimpleNamespace(
             page_size=32,
-            pages=np.array(pages, dtype=np.uint8).tobytes(),
+            pages=bytes(pages),
+            window_pages=bytes(windows),
             requests=[SimpleNamespace(id=n, page_table=t) for n, t in holders.items()],
         )
         event = theirs.next_event(moment)  # type: ignore[arg-type]
@@ -134,6 +148,7 @@ def test_the_replica_equals_the_server_s_map(
             kind, data = event.decode().strip().split("\n")
             ours.apply(kind.removeprefix("event: "), json.loads(data.removeprefix("data: ")))
         assert cells(ours) == "".join("fascpd"[state] for state in pages)
+        assert ours.fold_windows(12).cells == "".join("fascpd"[state] for state in windows)
         for name, table in holders.items():
             if table:
                 assert list(ours.pages_of(name)) == list(table)

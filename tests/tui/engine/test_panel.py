@@ -71,6 +71,24 @@ def test_the_panel_shows_pages_statistics_and_reuse(
     terminal(story, size=size)
 
 
+def test_pages_of_windows_are_shown_below_the_others(terminal: Run, server: FakeServer) -> None:
+    shows_engine(server)
+    told = {"page_size": 32, "num_pages": 16, "pages": PAGES, "window_pages": "a3c4f5"}
+    change = scripts.page_event("delta", seq=1, pages=[], window_pages=[[0, "c1"]])
+    gate = scripts.Gate()
+    server.map = [scripts.page_event("snapshot", seq=0, **told), gate, change, scripts.Gate()]
+
+    async def story(t: Terminal) -> None:
+        await t.press("f4")
+        for words in ("▲▲■■■◆□□□□······", "Pages of windows", "■■■□□□□·····"):
+            await t.until_shown(words)
+        await t.until_shown("12 pages · cached 4 · active 3")
+        gate.open()
+        await t.until_shown("□■■□□□□·····")
+
+    terminal(story, size=(120, 44))
+
+
 def test_the_pages_of_the_open_chat_are_marked_also_after_its_answer(
     terminal: Run, server: FakeServer
 ) -> None:

@@ -12,6 +12,7 @@ from tui.engine.panel_text import (
     request_lines,
     size_words,
     sparkline,
+    window_legend,
 )
 from tui.talk.engine_state import EngineStats, Progress, RequestStage
 
@@ -139,6 +140,13 @@ def test_the_legend_distinguishes_the_states_without_colour() -> None:
         assert part in words
     assert "this chat 4" in words
     assert "9 pages of 32 tokens; each sign is 3 pages" in words
+
+
+def test_the_pages_of_windows_are_counted() -> None:
+    page_map = PageMapReplica()
+    told = {"page_size": 32, "num_pages": 1, "pages": "f1", "requests": [], "gone": []}
+    page_map.apply("snapshot", {**told, "window_pages": "a2c3f5"})
+    assert window_legend(page_map).plain == "10 pages · cached 3 · active 2"
 
 
 def test_sizes_have_binary_units() -> None:

@@ -13,6 +13,7 @@ const HUES = [215, 28, 335, 95, 50, 0, 300, 135];
 
 const speeds = { prefill: [], generation: [] };
 let pages = []; // a letter each
+let windowPages = []; // the same of layers with a window, where those have pages of their own
 let used = 0; // pages up to the last that was ever seen in use
 const owners = new Map(); // request -> its page table
 const colours = new Map(); // request -> the number of its colour
@@ -38,10 +39,21 @@ function expanded(runs) {
   return letters;
 }
 
+function change(letters, changes) {
+  for (const [first, runs] of changes)
+    expanded(runs).forEach((letter, n) => { letters[first + n] = letter; });
+}
+
 function take(kind, data) {
-  if (kind === "snapshot") { pages = expanded(data.pages); owners.clear(); used = 0; }
-  else for (const [first, runs] of data.pages)
-    expanded(runs).forEach((letter, n) => { pages[first + n] = letter; });
+  if (kind === "snapshot") {
+    pages = expanded(data.pages);
+    windowPages = expanded(data.window_pages || "");
+    owners.clear();
+    used = 0;
+  } else {
+    change(pages, data.pages);
+    change(windowPages, data.window_pages || []);
+  }
   used = Math.max(used, pages.findLastIndex((letter) => letter !== "f") + 1);
   for (const name of data.gone) { owners.delete(name); colours.delete(name); }
   for (const request of data.requests) {
@@ -69,32 +81,50 @@ function numShown() {
   return Math.min(shown, pages.length);
 }
 
-export function drawMap() {
-  const canvas = $("map"), width = canvas.clientWidth;
-  if (!pages.length || !width) return;
-  const shown = numShown();
+// The first `shown` of the pages as cells of at most `height` pixels together; the pages of a cell.
+function drawCells(canvas, letters, shown, height, fill) {
+  const width = canvas.clientWidth;
   let cell = 18;
-  while (cell > 4 && Math.ceil(shown / Math.floor(width / cell)) * cell > 260) cell--;
-  const columns = Math.floor(width / cell), most = columns * Math.floor(260 / cell);
+  while (cell > 4 && Math.ceil(shown / Math.floor(width / cell)) * cell > height) cell--;
+  const columns = Math.floor(width / cell), most = columns * Math.floor(height / cell);
   const each = Math.max(1, Math.ceil(shown / most));
   const cells = Math.ceil(shown / each);
   const [pen] = drawing(canvas, Math.ceil(cells / columns) * cell);
-  const holder = new Map();
-  for (const [name, table] of owners) for (const page of table) holder.set(page, name);
-  const named = { f: colour("free"), c: colour("cached"), d: colour("disk"), p: colour("pinned"), s: colour("shared") };
   for (let at = 0; at < cells; at++) {
     let best = at * each;
     for (let page = best; page < Math.min(shown, (at + 1) * each); page++)
-      if (RANK.indexOf(pages[page]) > RANK.indexOf(pages[best])) best = page;
-    pen.fillStyle = pages[best] === "a" ? colourOf(holder.get(best) || "") : named[pages[best]];
+      if (RANK.indexOf(letters[page]) > RANK.indexOf(letters[best])) best = page;
+    pen.fillStyle = fill(letters[best], best);
     pen.fillRect((at % columns) * cell, Math.floor(at / columns) * cell, cell - 1, cell - 1);
   }
-  const inUse = pages.filter((letter) => "aps".includes(letter)).length;
-  $("pages").textContent = `${count(inUse)} of ${count(pages.length)} in use`;
+  return each;
+}
+
+const inUse = (letters) => {
+  const held = letters.filter((letter) => "aps".includes(letter)).length;
+  return `${count(held)} of ${count(letters.length)} in use`;
+};
+
+export function drawMap() {
+  const canvas = $("map");
+  if (!pages.length || !canvas.clientWidth) return;
+  const shown = numShown();
+  const holder = new Map();
+  for (const [name, table] of owners) for (const page of table) holder.set(page, name);
+  const named = { f: colour("free"), c: colour("cached"), d: colour("disk"), p: colour("pinned"), s: colour("shared") };
+  const each = drawCells(canvas, pages, shown, 260, (letter, page) =>
+    letter === "a" ? colourOf(holder.get(page) || "") : named[letter]);
+  $("pages").textContent = inUse(pages);
   const notes = [];
   if (each > 1) notes.push(`a cell is ${each} pages`);
   if (shown < pages.length) notes.push(`${count(pages.length - shown)} more, never used yet, are not drawn`);
   $("map-scale").textContent = notes.join(" · ");
+  $("windows").hidden = !windowPages.length;
+  if (!windowPages.length) return;
+  const ofCell = drawCells($("window-map"), windowPages, windowPages.length, 60, (letter) =>
+    letter === "a" ? colour("primary") : named[letter]);
+  $("window-pages").textContent = inUse(windowPages);
+  $("window-scale").textContent = ofCell > 1 ? `a cell is ${ofCell} pages` : "";
 }
 
 function drawLine(canvas, values, top) {
