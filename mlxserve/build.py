@@ -15,7 +15,7 @@ from mlxserve.cache.pages import PagePool
 from mlxserve.cache.window_kv import WindowKV, pools_of
 from mlxserve.chat.chat import Chat
 from mlxserve.chat.image_prompts import ImagePrompts
-from mlxserve.chat.prefix_store import PREFIX_FILES
+from mlxserve.chat.prefix_store import PREFIX_FILE
 from mlxserve.config import EngineConfig, PreemptionMode
 from mlxserve.disk.folder import default_bytes
 from mlxserve.disk.folder import disk_folder as folder_of
@@ -30,6 +30,7 @@ from mlxserve.engine.memory import MemoryWatch
 from mlxserve.engine.pace import Pace
 from mlxserve.engine.trace import Trace
 from mlxserve.errors import InvalidConfig
+from mlxserve.hub.adapter_files import find_adapters
 from mlxserve.hub.facts import ModelFacts
 from mlxserve.hub.files import ModelFiles, find_model
 from mlxserve.hub.generation_config import for_vocabulary, read_generation_config
@@ -88,6 +89,7 @@ def build_chat(
     files = files or find_model(config.model, config.revision)
     if (rules := text_encoder(files)) is not None:
         return _build_embedder(config, files, rules, door=door, memory_limit=memory_limit)
+    adapters = find_adapters(config.adapters)
     generation = read_generation_config(files)
     tokenizer = Tokenizer(files.path, generation.eos_token_ids)
     tokenizer.prepare()
@@ -127,11 +129,12 @@ def build_chat(
         fingerprint=_salted_by(config, files),
         facts=ModelFacts.of(files),
         tool_keep_seconds=config.tool_keep_seconds,
-        prefix_file=disk_folder / PREFIX_FILES[0] if disk_folder else None,
+        prefix_file=disk_folder / PREFIX_FILE if disk_folder else None,
         template_kwargs=_template_kwargs(config, tokenizer),
         max_num_waiting=config.scheduler.max_num_waiting,
         door=door or new_door(),
         owns_door=door is None,
+        adapters={one.name: one.digest for one in adapters},
         images=images,
     )
 
@@ -245,6 +248,8 @@ def build_engine(
         backend_names(kv.backends),
         part.difference,
     )
+    if loaded.adapters is not None:
+        log.info("Adapters of %s: %s", files.name, ", ".join(loaded.adapters.names))
     runner = ModelRunner(
         loaded,
         kv,
@@ -320,6 +325,7 @@ def build_part(
         kv_cache_dtype=config.kv_cache_dtype,
         attention_backend=config.attention_backend,
         group=group,
+        adapters=find_adapters(config.adapters),
     )
     # A number of pages that is asked for, at the start or in a resize, is bounded by all memory, not
     # by gpu_memory_utilization.

@@ -8,6 +8,7 @@ Frozen, and standard library only. What depends on the model or on the machine (
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -19,6 +20,7 @@ from mlxserve.option import Option, Options
 
 MIN_PAGES, MAX_PAGES = 2, 1 << 24  # of the cache, with any amount of memory
 _STEP_BUDGET = 2048
+_ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
 def data_home() -> Path:
@@ -273,6 +275,15 @@ class EngineConfig(Options):
             default="none",
         ),
     ] = None
+    adapter: Annotated[
+        tuple[str, ...],
+        Option(
+            "A LoRA adapter to serve beside the model, as NAME=FOLDER: what `mlx_lm.lora` has written. "
+            "Requests ask for MODEL:NAME. May be repeated; with several models it is the first one's.",
+            "Model",
+            "NAME=FOLDER",
+        ),
+    ] = ()
     trial_process: Annotated[
         str | None,
         Option(
@@ -528,8 +539,14 @@ class EngineConfig(Options):
         value: dict[str, Any] = json.loads(self.chat_template_kwargs or "{}")
         return value
 
+    @property
+    def adapters(self) -> dict[str, str]:
+        """The folders of `adapter`, by their names."""
+        return dict(one.split("=", 1) for one in self.adapter)
+
     def check_together(self) -> None:
         self._check_template_kwargs()
+        self._check_adapters()
         if self.scheduler.preemption_mode is PreemptionMode.SWAP:
             self._check_swap()
         if self.num_ranks > 1:
@@ -552,6 +569,23 @@ class EngineConfig(Options):
                 option="chat_template_kwargs",
             )
 
+    def _check_adapters(self) -> None:
+        names = []
+        for one in self.adapter:
+            name, _, folder = one.partition("=")
+            if not _ADAPTER_NAME.fullmatch(name) or not folder:
+                raise InvalidConfig(
+                    f"adapter must be NAME=FOLDER, where NAME has up to 64 letters, digits, dots, dashes or "
+                    f"underscores, got {one!r:.80}",
+                    option="adapter",
+                )
+            names.append(name)
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise InvalidConfig(
+                f"adapter: two are called {twice[0]}. Give each a name of its own.",
+                option="adapter",
+            )
+
     def _check_swap(self) -> None:
         if not self.scheduler.enable_prefix_caching:
             raise InvalidConfig(
@@ -572,6 +606,12 @@ class EngineConfig(Options):
                 "tensor_parallel_size and pipeline_parallel_size cannot both be above 1: mlx's "
                 "groups cannot be divided. Choose one of them.",
                 option="pipeline_parallel_size",
+            )
+        if self.adapter:
+            raise InvalidConfig(
+                "adapter works with one rank only, because each rank has a part of every layer. Leave it "
+                "out, or make a model of the adapter with `mlx_lm.fuse`.",
+                option="adapter",
             )
         if self.disk_cache_size:
             raise InvalidConfig(

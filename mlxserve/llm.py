@@ -17,6 +17,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, wraps
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar
 
@@ -67,13 +68,13 @@ class _LoadedModel:
         """What the model's authors recommend."""
         return self._chat.default_params
 
-    def remove_prefix(self, name: str) -> None:
+    def remove_prefix(self, name: str, *, adapter: str | None = None) -> None:
         """Forget a named prefix. Raises UnknownPrefix."""
-        self._chat.prefixes.remove(name)
+        self._chat.adapted(adapter).prefixes.remove(name)
 
-    def list_prefixes(self) -> dict[str, int]:
+    def list_prefixes(self, *, adapter: str | None = None) -> dict[str, int]:
         """Each named prefix and its number of tokens. With a disk cache also those of before."""
-        return self._chat.prefixes.sizes()
+        return self._chat.adapted(adapter).prefixes.sizes()
 
     def stats(self) -> Stats:
         return self._chat.engine.stats()
@@ -83,10 +84,16 @@ class AsyncLLM(_LoadedModel):
     """A model and its engine, for use in an event loop. Only loading the model blocks."""
 
     def __init__(
-        self, model: str | None = None, *, config: EngineConfig | None = None, **options: Any
+        self,
+        model: str | None = None,
+        *,
+        config: EngineConfig | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
+        **options: Any,
     ) -> None:
         """Load a model: a folder, a Hugging Face repository id, or None for the embedded model.
 
+        adapters: LoRA adapters by name, as folders that `mlx_lm.lora` has written
         `options` are those of `mlxserve serve`, such as max_num_seqs=16; they change `config`.
         Raises InvalidConfig, ModelNotFound, UnsupportedModel, OutOfMemory, and EngineStopped if the
         other ranks of a model do not come. On a rank above 0 this follows rank 0, and then ends the
@@ -94,6 +101,8 @@ class AsyncLLM(_LoadedModel):
         """
         if model is not None:
             options["model"] = model
+        if adapters is not None:
+            options["adapter"] = tuple(f"{name}={folder}" for name, folder in adapters.items())
         self.config = (config or EngineConfig()).with_options(**options)
         machine.import_mlx_lm()
         from mlxserve.ranks.run import build_chat_of_ranks, run_worker  # imports mlx and mlx-lm
@@ -108,17 +117,20 @@ class AsyncLLM(_LoadedModel):
         params: SamplingParams | None = None,
         *,
         turn: AssistantTurn | None = None,
+        adapter: str | None = None,
         **options: Any,
     ) -> RequestOutput:
         """Answer one prompt: text or token ids as they are, messages in the chat template.
 
         turn: what an answer to messages may hold, such as tool calls
+        adapter: name of the adapter that answers; None for the model alone
         options: the fields of RequestOptions, such as `prefix_name`, `cache_salt` and `priority`
         Raises InvalidRequest and its subclasses, QueueFull, EngineStopped.
         """
         params = params or self.default_params
+        chat = self._chat.adapted(adapter)
         token_ids, request_options = await self._prepared(prompt, turn, options)
-        answers = await self._chat.submit_all([token_ids], params, request_options)
+        answers = await chat.submit_all([token_ids], params, request_options)
         try:
             first, *others = await answers.whole()
         finally:
@@ -148,28 +160,38 @@ class AsyncLLM(_LoadedModel):
         params: SamplingParams | None = None,
         *,
         turn: AssistantTurn | None = None,
+        adapter: str | None = None,
         **options: Any,
     ) -> AsyncIterator[Delta]:
         """The deltas of one answer as they come. Leaving the loop early aborts the request."""
         params = params or self.default_params
+        chat = self._chat.adapted(adapter)
         token_ids, request_options = await self._prepared(prompt, turn, options)
-        answer = await self._chat.submit(token_ids, params, request_options)
+        answer = await chat.submit(token_ids, params, request_options)
         try:
             async for delta in answer:
                 yield delta
         finally:
             await answer.aclose()
 
-    async def add_prefix(self, name: str, prefix: Prompt, *, cache_salt: str | None = None) -> None:
+    async def add_prefix(
+        self,
+        name: str,
+        prefix: Prompt,
+        *,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+    ) -> None:
         """Compute a text or the beginning of a conversation, and keep its pages under a name.
 
         A request with this `prefix_name` has the prefix prepended and finds its pages in the cache;
-        so does one that begins with the same tokens and has the same `cache_salt`. The pages stay
+        so does one that begins with the same tokens and has the same `cache_salt`. It is one of the
+        requests with this `adapter` only. The pages stay
         until the prefix is removed. Raises PrefixQuotaExceeded, PagesPromised if it would cut a
         running answer, and what `generate` raises.
         """
         token_ids = await self._token_ids(prefix, add_generation_prompt=False)
-        await self._chat.prefixes.add(name, token_ids, cache_salt=cache_salt)
+        await self._chat.adapted(adapter).prefixes.add(name, token_ids, cache_salt=cache_salt)
 
     async def add_prefixes(
         self, prefixes: Mapping[str, Prompt], *, cache_salt: str | None = None
@@ -192,7 +214,8 @@ class AsyncLLM(_LoadedModel):
 
         Their names are known without this, and their pages are found like any others.
         """
-        await self._chat.prefixes.restore()
+        for name in (None, *self._chat.adapters):
+            await self._chat.adapted(name).prefixes.restore()
 
     async def reset_prefix_cache(self, *, force: bool = False, disk: bool = False) -> bool:
         """Forget every cached page except those of named prefixes; with `disk` also those on disk,
@@ -273,13 +296,18 @@ class LLM(_LoadedModel):
     """
 
     def __init__(
-        self, model: str | None = None, *, config: EngineConfig | None = None, **options: Any
+        self,
+        model: str | None = None,
+        *,
+        config: EngineConfig | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
+        **options: Any,
     ) -> None:
         """Load a model: a folder, a Hugging Face repository id, or None for the embedded model.
 
-        `options` and errors are those of AsyncLLM.
+        `adapters`, `options` and errors are those of AsyncLLM.
         """
-        self._llm = AsyncLLM(model, config=config, **options)
+        self._llm = AsyncLLM(model, config=config, adapters=adapters, **options)
         self._chat = self._llm._chat
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(

@@ -157,6 +157,7 @@ class Request:
     guide: Guide | None = None  # limits which tokens may come next
     page_hashes: Sequence[bytes] = ()  # of its first pages, where the caller knows them
     pictures: Placed = ()  # whose rows are in the prompt, in their order
+    adapter: int | None = None  # its number among the model's; its pages have a salt of their own
 
     def __post_init__(self) -> None:
         if not isinstance(self.token_ids, array):

@@ -32,7 +32,7 @@ from mlxserve.api.model_routes import ModelRoutes, SharedState
 from mlxserve.api.server.early_stream import EarlyStream
 from mlxserve.api.turns import KEEP_ALIVE, WAITED, unless_left
 from mlxserve.errors import MlxServeError
-from mlxserve.shelf.places import ShelfModel
+from mlxserve.shelf.places import ShelfAdapter, ShelfModel
 from mlxserve.shelf.shelf import ModelShelf
 
 if TYPE_CHECKING:
@@ -44,11 +44,21 @@ _EVENTS = "/v1/"  # the beginning of the paths whose streams are server-sent eve
 
 @dataclass(frozen=True, slots=True)
 class OfferedModel:
-    """A model that can be asked for; `chat` is None unless it is loaded."""
+    """A model that can be asked for, or it with an adapter; `chat` is None unless it is loaded."""
 
     model: ShelfModel
     names: ModelNames
     chat: Chat | None
+    adapter: ShelfAdapter | None = None
+
+    @property
+    def name(self) -> str:
+        return self.names.own
+
+    @property
+    def size(self) -> int:
+        """Bytes of what it does not share with others."""
+        return self.model.weight_size if self.adapter is None else self.adapter.size
 
 
 class ModelDispatch:
@@ -58,15 +68,21 @@ class ModelDispatch:
         """is_strict: a name that no model has is refused; otherwise the first model answers"""
         self._shelf = shelf
         self._shared = shared
-        self._names = {
-            model.name: ModelNames(
-                model.name,
-                model.aliases,
-                model.unlisted,
-                is_strict,
-                tuple(other.name for other in shelf.models if other is not model),
-            )
+        self._offered = {
+            _named(model.name, adapter): (model, adapter)
             for model in shelf.models
+            for adapter in (None, *model.adapters)
+        }
+        self._names = {
+            name: ModelNames(
+                name,
+                tuple(_named(alias, adapter) for alias in model.aliases),
+                tuple(_named(alias, adapter) for alias in model.unlisted),
+                is_strict,
+                tuple(other for other in self._offered if other != name),
+                has_adapters=adapter is None and bool(model.adapters),
+            )
+            for name, (model, adapter) in self._offered.items()
         }
         self._first = shelf.models[0].name
         self._served: dict[str, ModelRoutes] = {}
@@ -97,10 +113,11 @@ class ModelDispatch:
             asked, has_stream = _asked(await read_object(request))
             name = self._first if asked is None else self.named(asked)
         self._refuse_others(request, name)
+        model, adapter = self._offered[name]
         began = perf_counter()
         async with contextlib.AsyncExitStack() as stack:
-            entering = stack.enter_async_context(self._shelf.use(name))
-            if self._shelf.loaded(name) is None:
+            entering = stack.enter_async_context(self._shelf.use(model.name))
+            if self._shelf.loaded(model.name) is None:
                 early = EarlyStream(scope, send)
                 entering = unless_left(request, entering)
                 if has_stream and scope["path"].startswith(_EVENTS):
@@ -112,8 +129,8 @@ class ModelDispatch:
                 await error_response(told)(scope, receive, send)
                 return
             scope[WAITED] = perf_counter() - began
-            scope[KEEP_ALIVE] = partial(self._keep, request, name)
-            await self._of(chat).router(scope, receive, send)
+            scope[KEEP_ALIVE] = partial(self._keep, request, model.name)
+            await self._of(chat, adapter).router(scope, receive, send)
 
     async def _by_query(self, scope: Scope, receive: Receive, send: Send) -> None:
         """What looks at a model, or changes what is loaded of it."""
@@ -122,12 +139,13 @@ class ModelDispatch:
         if asked is not None and len(self._names) > 1:
             name = self._known(asked)
         self._refuse_others(request, name)
-        chat = self._shelf.loaded(name)
+        model, adapter = self._offered[name]
+        chat = self._shelf.loaded(model.name)
         if chat is None:
             raise ApiError(
                 409, f"The model {name!r} is not loaded.", param="model", code="model_not_loaded"
             )
-        await self._of(chat).router(scope, receive, send)
+        await self._of(chat, adapter).router(scope, receive, send)
 
     def _keep(self, request: Request, name: str, seconds: float) -> bool:
         """Models that stay loaded by the server's options do so whatever a request says."""
@@ -162,7 +180,12 @@ class ModelDispatch:
     def named(self, name: str) -> str:
         """The model that has this name, or one that differs in case, `:latest` and the organisation;
         else the first one, whose routes refuse the name or warn of it."""
-        return self._found(name) or self._first
+        return self._found(name) or self._base_of(name) or self._first
+
+    def _base_of(self, name: str) -> str | None:
+        """The model whose adapter it would be, if it had one of this name; its routes refuse it."""
+        means = (own for own, names in self._names.items() if names.may_mean_adapter(name))
+        return next(means, None)
 
     def _found(self, name: str) -> str | None:
         for fits in (ModelNames.has, ModelNames.has_nearly):
@@ -178,37 +201,46 @@ class ModelDispatch:
         return found
 
     def models(self) -> list[OfferedModel]:
-        """All of them, in their order."""
-        return [self._model(model) for model in self._shelf.models]
+        """All of them, in their order, each before its adapters."""
+        return [self._model(name) for name in self._offered]
 
     def model(self, name: str, *, is_anthropic: bool = False) -> OfferedModel:
         """The one of this name. Raises ApiError 404."""
-        names = self._names[self.named(name)]
-        names.require(name, is_anthropic=is_anthropic)
-        return next(one for one in self.models() if one.names is names)
+        own = self.named(name)
+        self._names[own].require(name, is_anthropic=is_anthropic)
+        return self._model(own)
 
-    def _model(self, model: ShelfModel) -> OfferedModel:
-        return OfferedModel(model, self._names[model.name], self._shelf.loaded(model.name))
+    def _model(self, name: str) -> OfferedModel:
+        model, adapter = self._offered[name]
+        chat = self._shelf.loaded(model.name)
+        adapted = None if chat is None else _adapted(chat, adapter)
+        return OfferedModel(model, self._names[name], adapted, adapter)
 
     def loaded(self) -> list[ModelRoutes]:
-        """The routes of the models that are loaded."""
+        """The routes of the models that are loaded, which their adapters belong to."""
         chats = [self._shelf.loaded(model.name) for model in self._shelf.models]
         return [self._of(chat) for chat in chats if chat is not None]
 
-    def _of(self, chat: Chat) -> ModelRoutes:
-        name = chat.model_name
+    def _of(self, chat: Chat, adapter: ShelfAdapter | None = None) -> ModelRoutes:
+        """Over a model's Chat; those of its adapters are made with its own, and count in its metrics."""
+        name, metrics = chat.model_name, None
         if name not in self._served or self._served[name].chat is not chat:
             self._forget(name)
-            self._served[name] = ModelRoutes(chat, self._names[name], self._shared)
-            if self._is_running:
-                self._restore(name)
-        return self._served[name]
+            for each in (None, *self._offered[name][0].adapters):
+                own = _named(name, each)
+                routes = ModelRoutes(_adapted(chat, each), self._names[own], self._shared, metrics)
+                self._served[own], metrics = routes, routes.metrics
+                if self._is_running:
+                    self._restore(own)
+        return self._served[_named(name, adapter)]
 
     def _forget(self, name: str) -> None:
-        """It was unloaded."""
-        self._served.pop(name, None)
-        if (restoring := self._restoring.pop(name, None)) is not None:
-            restoring.cancel()
+        """It was unloaded, and its adapters with it."""
+        for adapter in (None, *self._offered[name][0].adapters):
+            own = _named(name, adapter)
+            self._served.pop(own, None)
+            if (restoring := self._restoring.pop(own, None)) is not None:
+                restoring.cancel()
 
     def _restore(self, name: str) -> None:
         self._restoring[name] = asyncio.ensure_future(self._served[name].restore())
@@ -216,8 +248,9 @@ class ModelDispatch:
     def start(self) -> None:
         """In the server's event loop: have the named prefixes of loaded models ready."""
         self._is_running = True
-        for one in self.loaded():
-            self._restore(one.chat.model_name)
+        self.loaded()
+        for name in self._served:
+            self._restore(name)
 
     async def stop(self) -> None:
         self._is_running = False
@@ -239,6 +272,15 @@ class _Asgi:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._call(scope, receive, send)
+
+
+def _named(name: str, adapter: ShelfAdapter | None) -> str:
+    """The name of a model with an adapter."""
+    return name if adapter is None else f"{name}:{adapter.name}"
+
+
+def _adapted(chat: Chat, adapter: ShelfAdapter | None) -> Chat:
+    return chat if adapter is None else chat.adapted(adapter.name)
 
 
 def _asked(body: Mapping[str, Any]) -> tuple[str | None, bool]:

@@ -56,7 +56,7 @@ class Loading:
     async def index(self, request: Request) -> Response:
         """Lists what is loaded, its memory and its requests."""
         require_admin(request)
-        cards = [self._card(one) for one in self._dispatch.models()]
+        cards = [self._card(one) for one in self._dispatch.models() if one.adapter is None]
         budget = self._shelf.budget
         return json_response({"object": "list", "data": cards, "memory_limit": budget})
 
@@ -105,9 +105,10 @@ class Loading:
         use = self._shelf.state(one.model.name)
         left = use.seconds_left
         return {
-            "id": one.model.name,
+            "id": one.name,
             "object": "model",
             "aliases": list(one.names.aliases),
+            "adapters": [adapter.name for adapter in one.model.adapters],
             "state": use.state,
             "size": one.model.weight_size,
             "memory": use.memory,

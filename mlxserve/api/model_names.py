@@ -20,9 +20,11 @@ class ModelNames:
     unlisted: Sequence[str] = ()  # accepted, but not shown, such as a path on this machine
     is_strict: bool = False  # any other name is refused
     others: Sequence[str] = ()  # what is served beside it
+    has_adapters: bool = False  # those of others, MODEL:NAME, are refused
 
     def check(self, name: str | None, *, is_anthropic: bool = False) -> str | None:
-        """A warning for a name that is not the model's. Raises ApiError 404 if names are strict.
+        """A warning for a name that is not the model's. Raises ApiError 404 if names are strict, and
+        for an adapter that the model does not have.
 
         Case, `:latest` and the organisation do not matter. Anthropic's clients only know the names of
         Anthropic's models: any of them means this one.
@@ -35,6 +37,8 @@ class ModelNames:
             raise self.unknown(name)
         if self.has_nearly(name):
             return None
+        if self.may_mean_adapter(name):
+            raise self.unknown(name)
         return f"the model {name[:100]!r} is not served here; {self.own} is"
 
     def has(self, name: str) -> bool:
@@ -43,6 +47,11 @@ class ModelNames:
     def has_nearly(self, name: str) -> bool:
         """Without its case, `:latest` and the organisation."""
         return _bare(name) in map(_bare, (self.own, *self.aliases))
+
+    def may_mean_adapter(self, name: str) -> bool:
+        """Whether it looks like the name of one of this model's adapters."""
+        base, colon, _ = name.rpartition(":")
+        return bool(self.has_adapters and colon) and (self.has(base) or self.has_nearly(base))
 
     def require(self, name: str, *, is_anthropic: bool = False) -> None:
         """Raises ApiError 404 for a name that is not the model's, whether names are strict or not."""

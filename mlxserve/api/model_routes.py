@@ -48,9 +48,16 @@ class SharedState:
 class ModelRoutes:
     """The routes of one loaded model, as an application without middleware: `router`."""
 
-    def __init__(self, chat: Chat, names: ModelNames, shared: SharedState) -> None:
+    def __init__(
+        self,
+        chat: Chat,
+        names: ModelNames,
+        shared: SharedState,
+        metrics: Metrics | None = None,
+    ) -> None:
+        """metrics: of the engine, where other routes over it have some"""
         self.chat = chat
-        self.metrics = Metrics(chat.model_name, chat.engine.stats)
+        self.metrics = metrics or Metrics(chat.model_name, chat.engine.stats)
         self.prefix_names = PrefixNames(chat, shared.keyring, shared.max_prefix_share)
         self._keyring = shared.keyring
         service = Service(chat, names, self.metrics, self.prefix_names, shared.images)

@@ -34,7 +34,7 @@ class Models:
     async def index(self, request: Request) -> Response:
         """Lists the models that the key may ask for."""
         every = self._dispatch.models()
-        models = [one for one in every if self._dispatch.may_use(request, one.model.name)]
+        models = [one for one in every if self._dispatch.may_use(request, one.name)]
         if speaks_anthropic(request.scope):
             cards = [self._anthropic_model(one) for one in models]
             ids = [card["id"] for card in cards] or [None]
@@ -53,7 +53,7 @@ class Models:
 
     def _openai_model(self, one: OfferedModel) -> dict[str, Any]:
         card: dict[str, Any] = {
-            "id": one.model.name,
+            "id": one.name,
             "object": "model",
             "created": self._created if one.chat is None else one.chat.created,
             "owned_by": "mlxserve",
@@ -68,7 +68,9 @@ class Models:
                 "max_model_len": one.chat.max_model_len,
                 "capabilities": list(capabilities(one.chat)),
             }
-        size = {"size": one.model.weight_size} if one.model.weight_size else {}
+        if one.adapter is not None:
+            card["parent"] = one.model.name
+        size = {"size": one.size} if one.size else {}
         return {**card, "loaded": one.chat is not None, **size}
 
     def _anthropic_model(self, one: OfferedModel) -> dict[str, Any]:
@@ -77,8 +79,8 @@ class Models:
         )
         card: dict[str, Any] = {
             "type": "model",
-            "id": one.model.name,
-            "display_name": one.model.name,
+            "id": one.name,
+            "display_name": one.name,
             "created_at": created.isoformat().replace("+00:00", "Z"),
             "lifecycle": "active",
         }

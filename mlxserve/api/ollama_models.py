@@ -63,7 +63,7 @@ class OllamaModels:
             info["general.parameter_count"] = facts.num_parameters
             info[f"{kind}.embedding_length"] = facts.hidden_size
         shown = {
-            "modelfile": f"# Served by mlxserve\nFROM {one.model.name}\n",
+            "modelfile": _modelfile(one),
             "parameters": "" if chat is None else _parameters(chat),
             "template": "" if chat is None else chat.chat_template,
             "details": details,
@@ -110,7 +110,7 @@ class OllamaModels:
 
     def _models(self, request: Request) -> list[OfferedModel]:
         every = self._dispatch.models()
-        return [one for one in every if self._dispatch.may_use(request, one.model.name)]
+        return [one for one in every if self._dispatch.may_use(request, one.name)]
 
     async def _asked(self, request: Request) -> tuple[OllamaRequest, OfferedModel]:
         """Raises ApiError 400 and 404."""
@@ -122,10 +122,10 @@ class OllamaModels:
 
     def _listed(self, one: OfferedModel) -> list[dict[str, Any]]:
         """Ollama's names always have a tag, and some clients look for it."""
-        print_of = one.model.name if one.chat is None else one.chat.fingerprint
+        print_of = one.name if one.chat is None else one.chat.fingerprint
         card = {
             "modified_at": self._made(one),
-            "size": one.model.weight_size if one.chat is None else one.chat.facts.weight_size,
+            "size": one.size if one.chat is None or one.adapter else one.chat.facts.weight_size,
             "digest": hashlib.sha256(print_of.encode()).hexdigest(),
             "details": self._details(one),
             "capabilities": _capabilities(one),
@@ -147,7 +147,7 @@ class OllamaModels:
     def _details(self, one: OfferedModel) -> dict[str, Any]:
         facts = _facts(one)
         return {
-            "parent_model": "",
+            "parent_model": "" if one.adapter is None else one.model.name,
             "format": facts.format if facts else "",
             "family": facts.architecture if facts else "",
             "families": [facts.architecture] if facts else [],
@@ -158,6 +158,11 @@ class OllamaModels:
 
 def _facts(one: OfferedModel) -> ModelFacts | None:
     return one.model.facts if one.chat is None else one.chat.facts
+
+
+def _modelfile(one: OfferedModel) -> str:
+    adapter = "" if one.adapter is None else f"ADAPTER {one.adapter.name}\n"
+    return f"# Served by mlxserve\nFROM {one.model.name}\n{adapter}"
 
 
 def _capabilities(one: OfferedModel) -> list[str]:

@@ -28,3 +28,4 @@ class StepLayout:
         None  # called with the keys that a layer writes
     )
     windows: StepLayout | None = None  # the same rows in the pool of layers with a window
+    adapters: tuple[mx.array, mx.array] | None = None  # `RowAdapters` of the rows, if any has one

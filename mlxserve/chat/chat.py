@@ -9,6 +9,7 @@ AsyncEngine ── OutputStream ── AnswerStream ──> library, terminal, H
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -78,6 +79,7 @@ class Chat:
         owns_door: bool = True,
         max_num_waiting: int | None = None,
         images: ImagePrompts | None = None,
+        adapters: Mapping[str, str] | None = None,
     ) -> None:
         """door: of all work on its prompts; None for one of its own
         owns_door: closes it
@@ -86,6 +88,7 @@ class Chat:
         fingerprint: names the model's weights, as models never share pages
         facts: what is known of the model, for clients that show it
         prefix_file: where named prefixes outlive the process; None for nowhere
+        adapters: the engine's, by name in the order of their numbers, and the digest of each
         tool_keep_seconds: as in EngineConfig
         template_kwargs: variables of the chat template that a request does not set
         """
@@ -105,9 +108,44 @@ class Chat:
         self._owns_door = owns_door or door is None
         self._planner = Planner(tokenizer, vocab_size, self.door)
         self._numbers = itertools.count()
-        self.prefixes = NamedPrefixes(
-            engine, PrefixStore(prefix_file), self._compute, salt_of=self._salt
+        self._adapter: int | None = None
+        self.prefixes = self._named_prefixes(prefix_file)
+        self._adapted = {
+            name: self._with_adapter(number, name, digest, prefix_file)
+            for number, (name, digest) in enumerate((adapters or {}).items())
+        }
+
+    def _named_prefixes(self, file: Path | None) -> NamedPrefixes:
+        return NamedPrefixes(self.engine, PrefixStore(file), self._compute, salt_of=self._salt)
+
+    def _with_adapter(self, number: int, name: str, digest: str, prefix_file: Path | None) -> Chat:
+        """The same engine, tokenizer and door; pages and named prefixes are those of the adapter."""
+        chat = copy.copy(self)
+        chat.model_name = f"{self.model_name}:{name}"
+        chat.fingerprint = f"{self.fingerprint}/{digest}"
+        chat._adapter = number
+        chat._adapted = {}
+        chat.prefixes = chat._named_prefixes(
+            prefix_file and prefix_file.with_stem(f"{prefix_file.stem}-{digest}")
         )
+        return chat
+
+    def adapted(self, name: str | None) -> Chat:
+        """The same with an adapter; itself for None. Raises InvalidParameter for an unknown name.
+
+        It is closed with this one.
+        """
+        if name is None:
+            return self
+        if name not in self._adapted:
+            known = ", ".join(self._adapted) or "none"
+            raise InvalidParameter("adapter", f"{name!r:.80} is not loaded. Loaded: {known}")
+        return self._adapted[name]
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(self._adapted)
 
     def _require_writer(self) -> None:
         if not self.can_write:
@@ -317,6 +355,7 @@ class Chat:
             fork_of=fork_of,
             guide=await self._planner.guide(text, params, options.turn, options.client),
             pictures=pictures_of(prompt),
+            adapter=self._adapter,
         )
 
     def _decoder(
@@ -403,7 +442,7 @@ class Chat:
         if len(token_ids) > self.max_model_len:
             raise PromptTooLong.for_embedding(len(token_ids), self.max_model_len)
         self._check_ids(token_ids, "input")
-        return await self.engine.embed(token_ids, pooling, dimensions, client)
+        return await self.engine.embed(token_ids, pooling, dimensions, client, self._adapter)
 
     async def embed_all(
         self,
@@ -440,7 +479,7 @@ class Chat:
         """
         self._require_writer()
         self._check(token_ids, SamplingParams(logprobs=num_top))
-        return await self.engine.score(token_ids, num_top, client)
+        return await self.engine.score(token_ids, num_top, client, self._adapter)
 
     # ---- named prefixes
 

@@ -25,8 +25,8 @@ from mlxserve.files import read_own_json, replace_file
 
 log = logging.getLogger("mlxserve.prefixes")
 
-# In the folder of a model's pages: the file, and a damaged one that was kept aside.
-PREFIX_FILES = ("prefixes.json", "prefixes.json.damaged")
+PREFIX_FILE = "prefixes.json"  # in the folder of a model's pages
+_FILES = "prefixes*.json*"  # also those of adapters, and damaged ones that were kept aside
 _VERSION = 1
 _MAX_BYTES = 64 << 20  # of the file, about ten million tokens
 
@@ -40,6 +40,11 @@ class NamedPrefix:
     client: str = ""  # who added it
     max_share: float = 1.0  # of the pages that prefixes may have, for this client
     request_id: str | None = None  # None if its pages were not computed since the start
+
+
+def prefix_files(folder: Path) -> list[Path]:
+    """All in the folder of a model's pages."""
+    return sorted(file for file in folder.glob(_FILES) if file.is_file())
 
 
 class PrefixStore:

@@ -17,7 +17,7 @@ from mlxserve.cli.streams import print_error
 from mlxserve.config import MIN_PAGES, EngineConfig
 from mlxserve.errors import EngineStopped, InvalidConfig, UnsupportedModel
 from mlxserve.shelf.keep_alive import keep_alive_seconds
-from mlxserve.shelf.places import ShelfModel
+from mlxserve.shelf.places import ShelfAdapter, ShelfModel
 from mlxserve.shelf.shelf import ModelShelf
 
 if TYPE_CHECKING:
@@ -34,9 +34,11 @@ _USEFUL_CONTEXT = 8192  # tokens that an idle model's pool keeps, unless max_mod
 def build(config: EngineConfig) -> Chat:
     """Import mlx and load the model. Raises MlxServeError; a missing model fails before mlx loads."""
     from mlxserve import machine
+    from mlxserve.hub.adapter_files import find_adapters
     from mlxserve.hub.files import find_model
 
     files = find_model(config.model, config.revision)
+    find_adapters(config.adapters)
     machine.import_mlx_lm()
     return _build(config, files)
 
@@ -47,6 +49,7 @@ def build_shelf(models: Sequence[ModelSettings], server: ServerConfig) -> tuple[
     Raises MlxServeError; a missing model fails before mlx loads.
     """
     from mlxserve import machine
+    from mlxserve.hub.adapter_files import find_adapters
     from mlxserve.hub.catalog import Origin, entry_of
     from mlxserve.hub.files import find_model
     from mlxserve.hub.text_encoders import is_text_encoder
@@ -54,7 +57,12 @@ def build_shelf(models: Sequence[ModelSettings], server: ServerConfig) -> tuple[
     found = []
     for one in models:
         files = find_model(one.config.model, one.config.revision)
-        found.append((one, files if one.name is None else replace(files, name=one.name)))
+        named = files if one.name is None else replace(files, name=one.name)
+        adapters = tuple(
+            ShelfAdapter(name=each.name, size=each.size)
+            for each in find_adapters(one.config.adapters)
+        )
+        found.append((one, named, adapters))
     machine.import_mlx_lm()
     from mlxserve.build import new_door
 
@@ -69,8 +77,9 @@ def build_shelf(models: Sequence[ModelSettings], server: ServerConfig) -> tuple[
             else entry_of(files.name, Origin.FOLDER, files.place),
             server,
             door,
+            adapters,
         )
-        for one, files in found
+        for one, files, adapters in found
     ]
     shelved[0] = replace(shelved[0], aliases=(*shelved[0].aliases, *server.alias), preload=True)
     budget = math.inf  # the options of the only model bound it
@@ -109,6 +118,7 @@ def _shelved(
     entry: Entry | None,
     server: ServerConfig,
     door: Door,
+    adapters: tuple[ShelfAdapter, ...],
 ) -> ShelfModel:
     """`entry`: what the files tell of the model's memory; None where it has the memory alone."""
     from mlxserve.hub.text_encoders import text_encoder
@@ -124,13 +134,16 @@ def _shelved(
         unlisted=() if config.model is None else (config.model,),
         weight_size=files.weight_size,
         context=config.scheduler.max_model_len or _context(entry, encoder),
-        least=files.weight_size + _estimate(config, entry, least_pages),
+        least=files.weight_size
+        + sum(each.size for each in adapters)
+        + _estimate(config, entry, least_pages),
         least_pages=least_pages,
         most_pages=most_pages,
         keep_alive=keep_alive_seconds(one.options.keep_alive or default),
         preload=stays,
         purpose=_purpose(encoder),
         facts=None if stays else _facts(files),
+        adapters=adapters,
     )
 
 

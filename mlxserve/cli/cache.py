@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from mlxserve.chat.prefix_store import PREFIX_FILES
+from mlxserve.chat.prefix_store import prefix_files
 from mlxserve.cli.streams import print_safe
 from mlxserve.disk.files import FoundFile, model_folders, model_of, scan
 from mlxserve.disk.folder import disk_folder
@@ -118,8 +118,7 @@ def _delete(files: list[FoundFile]) -> None:
 
 
 def _delete_prefixes(folders: list[Path]) -> None:
-    files = [folder / name for folder in folders for name in PREFIX_FILES]
-    found = [file for file in files if file.is_file()]
+    found = [file for folder in folders for file in prefix_files(folder)]
     for file in found:
         file.unlink(missing_ok=True)
     print_safe(f"{len(found)} files of named prefixes deleted")

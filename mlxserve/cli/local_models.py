@@ -19,6 +19,7 @@ from mlxserve.files import MAX_TEXT, read_json
 from mlxserve.terminal_text import escaped
 
 if TYPE_CHECKING:
+    from mlxserve.hub.adapter_files import AdapterFiles
     from mlxserve.hub.catalog import Entry
 
 Name = Annotated[str, typer.Argument(help="As `mlxserve list` shows it, or a short name.")]
@@ -33,7 +34,12 @@ _PURPOSES = {
 
 
 def show(name: Name, json: Json = False) -> None:
-    """Show what a model on this machine is: its kind, size, context and memory."""
+    """Show what a model on this machine is: its kind, size, context and memory; or an adapter's folder."""
+    from mlxserve.hub.adapter_files import is_adapter
+
+    if is_adapter(folder := Path(name).expanduser()):
+        _show_adapter(folder, json=json)
+        return
     entry, place = _found(name)
     text, quantised = _gguf_card(place) if place.is_file() else _folder_card(place)
     card: dict[str, Any] = {
@@ -76,6 +82,36 @@ def _kv_in_words(entry: "Entry") -> str:
         size = f"{entry.window_size(2) / 2**20:.1f} MiB"
         words += f", and {size} for layers that see the last {entry.kv.window:,} tokens"
     return words
+
+
+def _show_adapter(folder: Path, *, json: bool) -> None:
+    from mlxserve.hub.adapter_files import find_adapter
+
+    found = find_adapter(folder.resolve().name, folder)
+    card = adapter_card(found)
+    if json:
+        print_safe(json_format.dumps(card))
+        return
+    print_safe(f"{found.name} (an adapter of mlx_lm.lora)")
+    print_safe(f"  Folder        {found.path}")
+    print_safe(f"  Trained from  {found.base or 'not said'}")
+    print_safe(
+        f"  Matrices      of {len(found.layers)} layers, rank {found.rank}, scale {found.scale:g}"
+    )
+    print_safe(f"  Weights       {found.size / 1e6:.1f} MB")
+    print_safe(f"  Serve it      mlxserve serve -m MODEL --adapter {found.name}={folder}")
+
+
+def adapter_card(found: "AdapterFiles") -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "folder": str(found.path),
+        "base": found.base or None,
+        "layers": len(found.layers),
+        "rank": found.rank,
+        "scale": found.scale,
+        "weight_size": found.size,
+    }
 
 
 def _folder_card(folder: Path) -> tuple[Mapping[str, Any], dict[str, Any]]:

@@ -11,6 +11,7 @@ import typer
 from mlxserve.cli.settings import Settings
 from mlxserve.cli.streams import print_safe
 from mlxserve.config import EngineConfig
+from mlxserve.errors import MlxServeError
 
 if TYPE_CHECKING:
     from mlxserve.hub.catalog import Entry, MemoryFit
@@ -21,7 +22,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 def models(settings: Settings, json: Json = False) -> None:
     """List the models on this machine, also those of Ollama and LM Studio, and well-known ones.
 
-    `mlxserve search` finds others. A model fits if its weights and the
+    `mlxserve search` finds others. Adapters are listed where the options name some. A model fits if its weights and the
     context that it was trained for (or --max-model-len) fit in the memory that a server with these
     options would use.
     """
@@ -31,13 +32,18 @@ def models(settings: Settings, json: Json = False) -> None:
     memory = memory_for(engine)
     context = engine.scheduler.max_model_len
     rows = [(entry, fit_of(entry, engine)) for entry in catalog.entries()]
+    adapters = _adapters(settings)
     if json:
         cards = [card_of(entry, fit) for entry, fit in rows]
         found = {"memory": memory, "context": context, "disk_free": catalog.disk_free()}
-        print_safe(json_format.dumps({**found, "models": cards}))
+        print_safe(json_format.dumps({**found, "models": cards, "adapters": adapters}))
         return
     here = [(entry, fit) for entry, fit in rows if entry.source is not catalog.Origin.SUGGESTED]
     _print("On this machine", here)
+    if adapters:
+        print_safe("Adapters, as `serve` offers them:")
+    for one in adapters:
+        print_safe(f"  {one['name']:48} {one['refusal'] or one['folder']}")
     _print("To download with `mlxserve pull NAME`", [row for row in rows if row not in here])
 
 
@@ -50,6 +56,24 @@ def _print(title: str, rows: "Sequence[tuple[Entry, MemoryFit]]") -> None:
         print_safe(
             f"  {entry.name:48} {short:16} {entry.source:10} {entry.format:4} {size:>9}  {fit_text(fit)}{purpose}"
         )
+
+
+def _adapters(settings: Settings) -> list[dict[str, str | None]]:
+    """Those that the options name: each with its folder, and why it would be refused."""
+    from mlxserve.hub.adapter_files import find_adapter
+    from mlxserve.hub.embedded import MODEL_NAME
+
+    found: list[dict[str, str | None]] = []
+    for one in settings.models():
+        model = one.name or one.config.model or MODEL_NAME
+        for name, folder in one.config.adapters.items():
+            refusal = None
+            try:
+                find_adapter(name, folder)
+            except MlxServeError as error:
+                refusal = str(error)
+            found.append({"name": f"{model}:{name}", "folder": folder, "refusal": refusal})
+    return found
 
 
 def memory_for(engine: EngineConfig) -> int:

@@ -73,7 +73,7 @@ def run(
     server = None if own else _server(settings, config)
     try:
         report = (
-            _answer_here(config, messages, asked)
+            _answer_here(config, messages, asked, _adapter(settings, config))
             if server is None
             else _answer_there(server, config.model, messages, asked)
         )
@@ -130,6 +130,11 @@ def _server(settings: Settings, config: EngineConfig) -> RunningServer | None:
     return newest_server(config.model, has_key=has_key())
 
 
+def _adapter(settings: Settings, config: EngineConfig) -> str | None:
+    """The first one that the command names, which then answers; those of the file are for servers."""
+    return next(iter(config.adapters), None) if "adapter" in settings.flags else None
+
+
 def _answer_there(
     server: RunningServer,
     model: str | None,
@@ -161,12 +166,15 @@ def _answer_there(
 
 
 def _answer_here(
-    config: EngineConfig, messages: Sequence[Mapping[str, str]], asked: Mapping[str, Any]
+    config: EngineConfig,
+    messages: Sequence[Mapping[str, str]],
+    asked: Mapping[str, Any],
+    adapter: str | None,
 ) -> str:
     """Load the model and print its answer; returns a line about its speed."""
     chat = build(config)
     try:
-        return asyncio.run(_stream_answer(chat, messages, asked))
+        return asyncio.run(_stream_answer(chat.adapted(adapter), messages, asked))
     finally:
         chat.close()
 

@@ -97,7 +97,11 @@ def _serve(server: ServerConfig, models: Sequence[ModelSettings], *, is_private:
             with (
                 nullcontext()
                 if is_private
-                else registered(url, [one.name for one in shelf.models], needs_key=needs_key)
+                else registered(
+                    url,
+                    [name for one in shelf.models for name in one.names],
+                    needs_key=needs_key,
+                )
             ):
                 return running.run(listener)
         finally:

@@ -30,6 +30,7 @@ from mlxserve.option import NamedOption, Options, options_of, unknown_option
 
 PREFIX = "MLXSERVE_"
 _TABLES = "models"  # the name of the models' tables in the file
+_OF_FIRST = frozenset({"adapter"})  # options that are the first model's, unless a table has them
 # Variables of the same prefix that are not options: secrets, folders, what is read before options
 # are, and settings of our tests.
 OTHER_NAMES = frozenset(
@@ -134,14 +135,15 @@ class Settings:
         if not named and not self._tables:
             return [ModelSettings(self.build(EngineConfig), ModelOptions(), is_named=True)]
         return [
-            self._model(name, is_named=name in named)
-            for name in {**dict.fromkeys(named), **self._tables}
+            self._model(name, is_named=name in named, is_first=number == 0)
+            for number, name in enumerate({**dict.fromkeys(named), **self._tables})
         ]
 
-    def _model(self, name: str, *, is_named: bool) -> ModelSettings:
+    def _model(self, name: str, *, is_named: bool, is_first: bool) -> ModelSettings:
         table = self._tables.get(name, {})
-        over = {key: one for key, one in self._given.items() if not one.is_of_file}
-        given = {**self._given, **table, **over, "model": table.get("model", Given(name, ""))}
+        of_all = {key: one for key, one in self._given.items() if is_first or key not in _OF_FIRST}
+        over = {key: one for key, one in of_all.items() if not one.is_of_file}
+        given = {**of_all, **table, **over, "model": table.get("model", Given(name, ""))}
         return ModelSettings(
             _built(EngineConfig, given),
             _built(ModelOptions, table),

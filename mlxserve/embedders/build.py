@@ -52,6 +52,11 @@ def refuse_options(config: EngineConfig, name: str) -> None:
             f"{name} turns texts into vectors, and such models are not divided among ranks. Serve it in one "
             "process."
         )
+    if config.adapter:
+        raise InvalidConfig(
+            f"{name} turns texts into vectors, and such models have no adapters. Leave adapter out.",
+            option="adapter",
+        )
 
 
 def build_encoder_engine(

@@ -184,23 +184,29 @@ class AsyncEngine:
         pooling: Pooling,
         dimensions: int | None = None,
         client: str = "",
+        adapter: int | None = None,
     ) -> list[float]:
         """A text's vector, computed in pieces between the engine's steps, in the client's turn.
 
+        adapter: its number among the model's
         Raises InvalidRequest, InvalidParameter, EngineStopped.
         """
         return await self.compute(
             client,
             len(token_ids),
-            lambda engine: engine.embedding(token_ids, pooling, dimensions),
+            lambda engine: engine.embedding(token_ids, pooling, dimensions, adapter),
         )
 
     async def score(
-        self, token_ids: Sequence[int], num_top: int, client: str = ""
+        self,
+        token_ids: Sequence[int],
+        num_top: int,
+        client: str = "",
+        adapter: int | None = None,
     ) -> list[TokenLogprob]:
         """Log-probabilities of a text's tokens but the first, computed as `embed` computes."""
         return await self.compute(
-            client, len(token_ids), lambda engine: engine.scoring(token_ids, num_top)
+            client, len(token_ids), lambda engine: engine.scoring(token_ids, num_top, adapter)
         )
 
     async def see(self, picture: Picture, client: str = "") -> int:

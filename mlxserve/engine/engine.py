@@ -245,14 +245,20 @@ class Engine:
         self._scheduler.keep_pages(request, self._clock() + seconds)
 
     def embedding(
-        self, token_ids: Sequence[int], pooling: Pooling, dimensions: int | None
+        self,
+        token_ids: Sequence[int],
+        pooling: Pooling,
+        dimensions: int | None,
+        adapter: int | None = None,
     ) -> Embedding:
         """As `ModelRunner.embedding`."""
-        return self._runner.embedding(token_ids, pooling, dimensions)
+        return self._runner.embedding(token_ids, pooling, dimensions, adapter)
 
-    def scoring(self, token_ids: Sequence[int], num_top: int) -> Scoring:
+    def scoring(
+        self, token_ids: Sequence[int], num_top: int, adapter: int | None = None
+    ) -> Scoring:
         """As `ModelRunner.scoring`."""
-        return self._runner.scoring(token_ids, num_top)
+        return self._runner.scoring(token_ids, num_top, adapter)
 
     @property
     def model(self) -> nn.Module:

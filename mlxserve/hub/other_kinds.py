@@ -56,8 +56,9 @@ def folder_in_words(path: Path) -> str | None:
     """What a folder without a config.json is instead of a model's; None if nothing shows."""
     if (path / "adapter_config.json").exists():
         return (
-            "holds an adapter (adapter_config.json) and not a model. Join it with the model that it was "
-            "made for: `mlx_lm.fuse --model MODEL --adapter-path FOLDER`."
+            "holds an adapter (adapter_config.json) and not a model. Serve it beside the model that it was "
+            "made for, `mlxserve serve -m MODEL --adapter NAME=FOLDER`, or join them: "
+            "`mlx_lm.fuse --model MODEL --adapter-path FOLDER`."
         )
     if (path / "model_index.json").exists():
         return "holds a model that makes images (model_index.json), not a language model."

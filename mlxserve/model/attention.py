@@ -13,9 +13,10 @@ from metal_kernels.choice import select_backends
 from metal_kernels.ops import Backend, LayerShape
 from mlxserve.cache.kv import Backends
 from mlxserve.errors import InvalidConfig, UnsupportedModel
+from mlxserve.hub.adapter_files import AdapterFiles
 from mlxserve.hub.files import ModelFiles
 from mlxserve.model.load import LoadedModel, load
-from mlxserve.model.probe import probe
+from mlxserve.model.probe import probe, probe_adapters
 from mlxserve.model.rank_group import RankGroup, Split
 from mlxserve.model.sight import NoVision, vision_of
 
@@ -38,18 +39,30 @@ def load_probed(
     kv_cache_dtype: str,
     attention_backend: str,
     group: RankGroup | None = None,
+    adapters: Sequence[AdapterFiles] = (),
 ) -> AttentionChoice:
-    """Load a model, and choose its attention. Raises what `load` and `choose_attention` raise."""
+    """Load a model, and choose its attention. Raises what `load` and `choose_attention` raise, and
+    UnsupportedModel for adapters that are not the model's."""
     loaded = load(files, is_metal=is_metal, memory_limit=memory_limit, group=group)
     if kv_cache_dtype == "q8":
         loaded = loaded.in_8_bits()
     choice = choose_attention(attention_backend, loaded)
+    loaded = _with_vision(files, choice, is_metal=is_metal)
+    if adapters:
+        assert group is None, "ranks have no adapters"
+        loaded = loaded.with_adapters(adapters)
+        probe_adapters(loaded.in_own_dtype(), choice.backends)
+    return choice._replace(loaded=loaded)
+
+
+def _with_vision(files: ModelFiles, choice: AttentionChoice, *, is_metal: bool) -> LoadedModel:
+    """The chosen model with what lets it see, or with why it does not."""
+    loaded = choice.loaded
     try:
-        vision = vision_of(files, choice.loaded, choice.backends, is_metal=is_metal)
+        return loaded.that_sees(vision_of(files, loaded, choice.backends, is_metal=is_metal))
     except NoVision as error:
         log.warning("%s: images are refused: %s", loaded.name, error)
-        return choice._replace(loaded=choice.loaded.that_sees(None, blindness=str(error)))
-    return choice._replace(loaded=choice.loaded.that_sees(vision))
+        return loaded.that_sees(None, blindness=str(error))
 
 
 def choose_attention(name: str, loaded: LoadedModel) -> AttentionChoice:

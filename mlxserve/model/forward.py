@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import mlx.core as mx
 import numpy as np
@@ -27,6 +27,7 @@ from mlxserve.cache.kv import KVPool
 from mlxserve.cache.layer_kv import LayerKV
 from mlxserve.cache.layout import StepLayout
 from mlxserve.cache.window_kv import WindowKV
+from mlxserve.model.adapted_layers import RowAdapters
 from mlxserve.model.batch import Batch, IntArray, tables_alone
 from mlxserve.model.caches import ElsewhereLeaf
 from mlxserve.model.commits import Commits
@@ -69,11 +70,13 @@ class Rows:
         self._kv = kv
         self._states = states
         self._selector = loaded.selector
+        self._adapters = loaded.adapters
         self._commits = _commits()
         # A partial of a function: a bound method would be a ring, which keeps the pool alive.
         # Steps of several ranks are not recorded: a graph that is built again must not change the
         # order of its collectives, which nobody has tried.
-        self._forward = partial(_call, loaded, _activations_of(loaded, kv), windows)
+        call = _call if loaded.adapters is None else _call_with_adapters
+        self._forward = partial(call, loaded, _activations_of(loaded, kv), windows)
         is_recorded = loaded.group is None and windows is None
         self._graphs = StepGraphs(self._forward, kv, is_recorded=is_recorded)
 
@@ -93,6 +96,8 @@ class Rows:
         )
         if (windows := batch.windows) is not None:
             layout = replace(layout, windows=_in_windows(layout, windows))
+        if self._adapters is not None:
+            layout = replace(layout, adapters=self._adapters.of_chunks(batch.plan))
         if rows == list(range(len(batch.tokens))):
             rows = None
         groups = self._states.groups(batch.plan, batch.num_decodes) if self._states.is_used else ()
@@ -153,6 +158,22 @@ def _in_windows(layout: StepLayout, batch: Batch) -> StepLayout:
     return replace(layout, slots=batch.slots, decodes=batch.decodes, chunks=batch.chunks)
 
 
+def _call_with_adapters(
+    loaded: LoadedModel,
+    activations: Activations,
+    windows: WindowKV | None,
+    groups: Sequence[Group],
+    kv: KVPool,
+    layout: StepLayout,
+    tokens: mx.array,
+) -> mx.array:
+    """`_call` of a model with adapters."""
+    assert loaded.adapters is not None
+    chosen = None if layout.adapters is None else RowAdapters(*layout.adapters)
+    with loaded.adapters.rows.choosing(chosen):
+        return _call(loaded, activations, windows, groups, kv, layout, tokens)
+
+
 def _call(
     loaded: LoadedModel,
     activations: Activations,
@@ -163,6 +184,8 @@ def _call(
     tokens: mx.array,
 ) -> mx.array:
     """(rows, vocabulary)."""
+
+    adapters = None if loaded.adapters is None else loaded.adapters.rows
 
     def layer(index: int) -> LayerKV:
         if windows is None:
@@ -175,11 +198,13 @@ def _call(
 
     def state(index: int) -> LayerState:
         num_arrays = len(loaded.states[index].arrays)
-        return LayerState(index, num_arrays, groups, layout.positions, loaded.caches.state_class)
+        return LayerState(
+            index, num_arrays, groups, layout.positions, loaded.caches.state_class, adapters
+        )
 
     def elsewhere(leaf: ElsewhereLeaf) -> LayerState | LayerKV:
         if leaf.is_state:
-            return LayerState(-1, 0, groups, layout.positions, loaded.caches.state_class)
+            return LayerState(-1, 0, groups, layout.positions, loaded.caches.state_class, adapters)
         return LayerKV.elsewhere(kv, leaf.window, layout)
 
     with key_owners.one_forward(), activations():
@@ -222,7 +247,7 @@ class Sequences:
         )
         chosen = None if wanted is None else mx.array(wanted or [group.length - 1])
         with self._loaded.selector.choosing(chosen, group.length, axis=1), self._activations():
-            logits: mx.array = self._loaded.model(tokens[None], cache=caches)[0]
+            logits: mx.array = self._model_of(group)(tokens[None], cache=caches)[0]
         for index, cache in states.items():
             group.after[index] = cache.cache
         if wanted is None:
@@ -230,6 +255,13 @@ class Sequences:
         if wanted and logits.shape[0] != len(wanted):
             return logits[mx.array(wanted)]  # a head that is not wrapped computed every row
         return logits[: len(wanted)]
+
+    def _model_of(self, group: Group) -> Callable[..., mx.array]:
+        """The model, with the adapter of the group's sequence."""
+        number = group.chunks[0].request.asked.adapter
+        if self._loaded.adapters is None or number is None:
+            return cast(Callable[..., mx.array], self._loaded.model)
+        return self._loaded.adapters.applied(self._loaded.model, number)
 
     def _layout(self, group: Group, batch: Batch) -> StepLayout:
         [chunk] = group.chunks

@@ -16,6 +16,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlxserve.model.adapted_layers import AdapterRows
 from mlxserve.model.states import Arrays, Group
 
 
@@ -33,10 +34,13 @@ class LayerState:
         groups: Sequence[Group],
         positions: mx.array,
         state_class: type,
+        adapters: AdapterRows | None = None,
     ) -> None:
         """positions: (T,), as the attention layers of the step have them
         state_class: the model's own ArraysCache
+        adapters: those of the step's rows, where the model has some
         """
+        self._adapters = adapters
         self._layer = layer
         self._class = state_class
         self._num_arrays = num_arrays
@@ -58,6 +62,8 @@ class LayerState:
             before = self._before(group, changed)
             inner = self._class(self._num_arrays)
             inner.cache = list(before)
+            if self._adapters is not None:
+                self._adapters.narrow(group.first, group.end)
             outputs.append(
                 call(
                     *[self._of_group(value, group, inner) for value in args],
@@ -70,6 +76,8 @@ class LayerState:
                 for at, (new, old) in enumerate(zip(inner.cache, before, strict=True))
                 if new is not old
             }
+        if self._adapters is not None:
+            self._adapters.widen()
         return _as_rows(outputs, self._groups)
 
     def _before(self, group: Group, changed: dict[int, mx.array | None]) -> Arrays:

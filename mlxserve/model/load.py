@@ -11,7 +11,7 @@ identical bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,11 +23,13 @@ from mlx_lm.utils import dequantize_model, load_model
 from mlxserve.cache.kv import LayerSpec
 from mlxserve.errors import InvalidConfig, OutOfMemory, UnsupportedModel
 from mlxserve.gguf.weights import load_gguf
+from mlxserve.hub.adapter_files import AdapterFiles
 from mlxserve.hub.class_defaults import with_class_defaults
 from mlxserve.hub.context import CONTEXT_KEYS, Context, context_of
 from mlxserve.hub.files import ModelFiles, text_config
 from mlxserve.hub.headers import check_weights
 from mlxserve.hub.other_kinds import quantisation_in_words
+from mlxserve.model.adapters import Adapters, attach
 from mlxserve.model.caches import CacheTree, look_at
 from mlxserve.model.definitions import TextModel, definition_of
 from mlxserve.model.packed_states import StateSpec
@@ -64,6 +66,7 @@ class LoadedModel:
     group        the ranks that it is divided among; None if all of it is here
     vision       what lets it see images; None where it reads text only
     blindness    why it does, though it was trained to see
+    adapters     that its layers have; None if they are as they were loaded
     """
 
     name: str
@@ -77,6 +80,7 @@ class LoadedModel:
     group: RankGroup | None = None
     vision: Vision | None = None
     blindness: str = ""
+    adapters: Adapters | None = None
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:
@@ -133,6 +137,11 @@ class LoadedModel:
     def in_own_dtype(self) -> LoadedModel:
         """The same with keys and values as the model computes them."""
         return self._stored(is_quantised=False)
+
+    def with_adapters(self, found: Sequence[AdapterFiles]) -> LoadedModel:
+        """The same with adapters in its layers, which it has from now on. Raises UnsupportedModel."""
+        adapters = attach(self.model, self.selector, self.name, found, self.dtype)
+        return replace(self, adapters=adapters)
 
     def _stored(self, *, is_quantised: bool) -> LoadedModel:
         layers = tuple(replace(spec, is_quantised=is_quantised) for spec in self.layers)

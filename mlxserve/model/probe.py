@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import isfinite
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -66,6 +67,7 @@ _SHARED = 16  # tokens that the third sequence has from the first
 _STATE_DECODES = 3
 _SNAPSHOT = 1  # its id
 
+Numbers = Sequence[int | None]  # of the adapter of each sequence
 Step = tuple[tuple[int, int, int], ...]  # (sequence, start, end) of its chunks, decodes first
 
 
@@ -111,20 +113,47 @@ def probe(loaded: LoadedModel, backends: Backends, page_size: int = 16) -> float
     return found.largest
 
 
-def _compare(loaded: LoadedModel, backends: Backends, page_size: int) -> Agreement:
+def probe_adapters(loaded: LoadedModel, backends: Backends, page_size: int = 16) -> None:
+    """Two by two, as rows of the same steps, and the last beside none. Raises UnsupportedModel."""
+    assert loaded.adapters is not None
+    names = loaded.adapters.names
+    for first in range(0, len(names), 2):
+        pair = (first, first + 1 if first + 1 < len(names) else None)
+        who = " and ".join(names[number] for number in pair if number is not None)
+        try:
+            found = _compare(loaded, backends, page_size, pair)
+        except MODEL_ERRORS as error:
+            log.info("%s fails with adapters", loaded.name, exc_info=error)
+            raise UnsupportedModel(
+                f"{loaded.name}: the adapters {who} cannot be computed beside other rows in this "
+                f"{loaded.config.get('model_type')} model. `mlx_lm.fuse` makes a model of each."
+            ) from error
+        if not found.is_close:
+            raise UnsupportedModel(
+                f"{loaded.name}: the adapters {who} compute different logits beside other rows (by "
+                f"{found.largest:.1e} of the largest logit; {found.tolerance:.0e} is allowed), so they "
+                "cannot be served with it. `mlx_lm.fuse` makes a model of each."
+            )
+
+
+def _compare(
+    loaded: LoadedModel, backends: Backends, page_size: int, adapters: Numbers = (None, None)
+) -> Agreement:
     dtype = loaded.dtype
     tolerance = TOLERANCES.get(dtype, 1e-1)
     sequences = _sequences(loaded)
-    dense = [_dense(loaded, ids) for ids in sequences]
-    kinds = _differences(loaded, backends, page_size, sequences, dense)
+    numbers = (*adapters, adapters[0])[: len(sequences)]
+    models = [_with_adapter(loaded, number) for number in numbers]
+    dense = [_dense(model, ids) for model, ids in zip(models, sequences, strict=True)]
+    kinds = _differences(loaded, backends, page_size, sequences, dense, numbers)
     largest = float(np.max([rows.max() for rows in kinds]))  # NaN if any of them is NaN
     if largest <= tolerance:
         return Agreement(largest, tolerance, 1.0)
     if dtype == mx.float32:
         return Agreement(largest, tolerance, 0.0)
     noise = [
-        relative(_dense(loaded, ids, _OTHER_CHUNKS), expected)
-        for ids, expected in zip(sequences, dense, strict=True)
+        relative(_dense(model, ids, _OTHER_CHUNKS), expected)
+        for model, ids, expected in zip(models, sequences, dense, strict=True)
     ]
     tolerance = _beyond_noise(np.concatenate(noise), tolerance)
     share = min(float(np.mean(rows <= tolerance)) for rows in kinds)
@@ -142,8 +171,8 @@ def _compare(loaded: LoadedModel, backends: Backends, page_size: int) -> Agreeme
 
 def _compare_8_bits(loaded: LoadedModel, backends: Backends, page_size: int) -> Agreement:
     sequences = _sequences(loaded)
-    dense = [_dense(loaded, ids) for ids in sequences]
-    kinds = _differences(loaded, backends, page_size, sequences, dense)
+    dense = [_dense(loaded.model, ids) for ids in sequences]
+    kinds = _differences(loaded, backends, page_size, sequences, dense, (None,) * len(sequences))
     share = min(float(np.mean(rows <= _QUANTISED_TOLERANCE)) for rows in kinds)
     largest = float(np.max([rows.max() for rows in kinds]))
     log.info("%s: with keys and values in 8 bits, logits differ by %.1e", loaded.name, largest)
@@ -171,11 +200,12 @@ def _differences(
     page_size: int,
     sequences: Sequence[list[int]],
     dense: Sequence[np.ndarray],
+    adapters: Numbers,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Of the rows of decodes, and of those of chunks."""
     decodes: list[np.ndarray] = []
     chunks: list[np.ndarray] = []
-    for sequence, start, paged in _paged(loaded, backends, page_size, sequences):
+    for sequence, start, paged in _paged(loaded, backends, page_size, sequences, adapters):
         expected = dense[sequence][start : start + len(paged)]
         (decodes if len(paged) == 1 else chunks).append(relative(paged, expected))
     return np.concatenate(decodes), np.concatenate(chunks)
@@ -228,19 +258,31 @@ def _steps(length: int, num_decodes: int, num_sequences: int) -> list[Step]:
     return mixed + (decodes if num_sequences == 2 else [*decodes[:-1], decodes[-1][1:2]])
 
 
-def _dense(loaded: LoadedModel, token_ids: Sequence[int], chunks: Sequence[int] = ()) -> np.ndarray:
+def _with_adapter(loaded: LoadedModel, number: int | None) -> Any:
+    """The model as it is called with whole texts."""
+    if number is None:
+        return loaded.model
+    assert loaded.adapters is not None
+    return loaded.adapters.applied(loaded.model, number)
+
+
+def _dense(model: Any, token_ids: Sequence[int], chunks: Sequence[int] = ()) -> np.ndarray:
     """(rows, vocabulary), computed at once, or first in `chunks` of these lengths."""
-    cache = make_prompt_cache(loaded.model)
+    cache = make_prompt_cache(model)
     cuts = [0, *accumulate(chunks), len(token_ids)]
     pieces = [
-        loaded.model(mx.array([token_ids[start:end]]), cache=cache)[0].astype(mx.float32)
+        model(mx.array([token_ids[start:end]]), cache=cache)[0].astype(mx.float32)
         for start, end in pairwise(cuts)
     ]
     return read(mx.concatenate(pieces))
 
 
 def _paged(
-    loaded: LoadedModel, backends: Backends, page_size: int, sequences: Sequence[list[int]]
+    loaded: LoadedModel,
+    backends: Backends,
+    page_size: int,
+    sequences: Sequence[list[int]],
+    adapters: Numbers,
 ) -> Iterator[tuple[int, int, np.ndarray]]:
     """(sequence, first position, logits of its rows) of each chunk."""
     length = len(sequences[0])
@@ -251,7 +293,10 @@ def _paged(
     orders += [[orders[0][0], *range(2 * each + 1, 3 * each)]] * (len(sequences) - 2)
     pages = [as_page_table(order) for order in orders]
     params = SamplingParams(temperature=0)
-    requests = [LiveRequest(Request(str(i), ids, params)) for i, ids in enumerate(sequences)]
+    requests = [
+        LiveRequest(Request(str(i), ids, params, adapter=number))
+        for i, (ids, number) in enumerate(zip(sequences, adapters, strict=True))
+    ]
     for step in _steps(length, _num_decodes(loaded), len(sequences)):
         chunks = [
             Chunk(

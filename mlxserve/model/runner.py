@@ -11,6 +11,7 @@ import logging
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -126,13 +127,15 @@ class ModelRunner:
         return [_of_chunk(chunk, sampled) if chunk.samples else None for chunk in pending.chunks]
 
     def embedding(
-        self, token_ids: Sequence[int], pooling: Pooling, dimensions: int | None
+        self,
+        token_ids: Sequence[int],
+        pooling: Pooling,
+        dimensions: int | None,
+        adapter: int | None = None,
     ) -> Embedding:
         """A text to embed, in between steps and without the pool."""
-        loaded = self._loaded
-        return Embedding(
-            loaded.model, loaded.selector, token_ids, pooling, dimensions, workers=self._workers
-        )
+        model, selector = self._model_with(adapter), self._loaded.selector
+        return Embedding(model, selector, token_ids, pooling, dimensions, workers=self._workers)
 
     @property
     def vision(self) -> Vision | None:
@@ -144,9 +147,18 @@ class ModelRunner:
         """Why the model does not see, though it was trained to; empty if it does, or was not."""
         return self._loaded.blindness
 
-    def scoring(self, token_ids: Sequence[int], num_top: int) -> Scoring:
+    def scoring(
+        self, token_ids: Sequence[int], num_top: int, adapter: int | None = None
+    ) -> Scoring:
         """A text whose tokens' log-probabilities are wanted, in between steps and without the pool."""
-        return Scoring(self._loaded.model, token_ids, num_top, self._workers)
+        return Scoring(self._model_with(adapter), token_ids, num_top, self._workers)
+
+    def _model_with(self, adapter: int | None) -> Any:
+        loaded = self._loaded
+        if adapter is None:
+            return loaded.model
+        assert loaded.adapters is not None, "a number is that of an adapter"
+        return loaded.adapters.applied(loaded.model, adapter)
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """`KVPool.copy_pages`, ordered after the steps launched so far and before the next one."""

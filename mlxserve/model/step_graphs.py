@@ -4,7 +4,7 @@ Building the graph of a step in Python takes longer than a GPU needs to compute 
 layer on x86. The graph of two steps of as many decodes is the same, but for arrays. So it is recorded by
 mx.compile, which builds it again without Python (7 us a layer), where Metal kernels write in place:
 
-    recorded(tokens, positions, moves, page tables, partitions, first pages, fences, states)
+    recorded(tokens, positions, moves, page tables, partitions, first pages, fences, states, adapters)
         -> logits, fences, states
 
 Whatever else the forward reads is a constant of the recording: weights, and nothing else. Pools and
@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
 import mlx.core as mx
@@ -75,13 +76,14 @@ class StepGraphs:
         k_pools, bound = pools[: len(self._kv.specs)], first_pages(pools)
         moves = backend.moves_of(layout.slots, decodes.page_size)
         step = StepInputs.of(layout.slots, moves, decodes, self._makers, k_pools[0])
-        build = self._build_of(backend, step)
+        adapters = list(layout.adapters or ())
+        build = self._build_of(backend, step, adapters)
         if build is not None:
             waits = backend.fences.state(k_pools)
             try:
                 before = [group.before for group in groups]
                 logits, fences, after = build(
-                    tokens, layout.positions, step.arrays(), bound, waits, before
+                    tokens, layout.positions, step.arrays(), bound, waits, before, adapters
                 )
             except Exception as error:  # of any kind: a model's code, run in an unusual way
                 log.info("Steps are built anew each time: %s", in_one_line(error), exc_info=error)
@@ -95,9 +97,11 @@ class StepGraphs:
         self._makers.update((key, make) for key, (make, _) in decodes.uploads.items())
         return logits
 
-    def _build_of(self, backend: MetalBackend, step: StepInputs) -> Callable[..., Any] | None:
+    def _build_of(
+        self, backend: MetalBackend, step: StepInputs, adapters: Sequence[mx.array]
+    ) -> Callable[..., Any] | None:
         """What builds the graph of steps like this one; None if Python does."""
-        shapes = step.shapes
+        shapes = step.shapes if not adapters else (*step.shapes, adapters[0].size)
         build = self._recorded.pop(shapes, None)
         if build is None:
             if len(self._num_built) == _MOST_COUNTED:
@@ -124,11 +128,14 @@ def _recording(
         pools: list[mx.array],
         fences: list[list[mx.array]],
         states: list[Stack],
+        adapters: list[mx.array],
     ) -> tuple[mx.array, list[list[mx.array]], list[list[list[mx.array | None] | None]]]:
         inputs = like.over(arrays)
         k_pools = pools[: len(fences)]
         kernels = backend.recording(inputs, k_pools, fences)
         layout = StepLayout(positions, inputs.slots, like.num_rows, inputs.tables, None)
+        if adapters:
+            layout = replace(layout, adapters=(adapters[0], adapters[1]))
         groups = [Group.of_decodes(like.num_rows, before) for before in states]
         logits = forward(groups, kv.over(pools, kernels), layout, tokens)
         return logits, kernels.fences.state(k_pools), [group.after for group in groups]

@@ -15,6 +15,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShelfAdapter:
+    """An adapter of a model, which is loaded and unloaded with it.
+
+    name  in the API after the model's and a colon
+    size  bytes
+    """
+
+    name: str
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShelfModel:
     """A model that can be loaded.
 
@@ -31,6 +43,7 @@ class ShelfModel:
     preload      load it at the start
     purpose      "completion", "embedding" or "rerank"
     facts        what its files say, for clients that show it before it is loaded; None if that is not known
+    adapters     that it is served with
     """
 
     name: str
@@ -46,6 +59,12 @@ class ShelfModel:
     preload: bool = False
     purpose: str = "completion"
     facts: ModelFacts | None = None
+    adapters: tuple[ShelfAdapter, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its own, and those with its adapters."""
+        return (self.name, *(f"{self.name}:{adapter.name}" for adapter in self.adapters))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

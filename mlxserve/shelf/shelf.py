@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlxserve.errors import EngineStopped, OutOfMemory, QueueFull
 from mlxserve.shelf.memory import NO_LIMIT, SharedMemory
-from mlxserve.shelf.places import ModelUse, Place, ShelfModel, gib
+from mlxserve.shelf.places import ModelUse, Place, ShelfAdapter, ShelfModel, gib
 
 if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat
@@ -83,6 +83,7 @@ class ModelShelf:
             load=lambda _: chat,
             aliases=tuple(aliases),
             unlisted=tuple(unlisted),
+            adapters=tuple(ShelfAdapter(name=name) for name in chat.adapters),
         )
         shelf = cls([model])
         shelf._put(shelf._places[model.name], chat)

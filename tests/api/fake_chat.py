@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, count, product, zip_longest
 from types import SimpleNamespace
 from typing import Any
@@ -97,6 +97,7 @@ class FakeChat:
     can_call: bool = True
     can_think: bool = False
     sees_images: bool = False
+    adapters: tuple[str, ...] = ()
     chat_template: str = "{{ messages }}"
     fingerprint: str = "print"
     facts: ModelFacts = field(
@@ -132,6 +133,22 @@ class FakeChat:
     def __post_init__(self) -> None:
         self._is_released = False
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+        self._adapted = {
+            name: replace(
+                self,
+                model_name=f"{self.model_name}:{name}",
+                fingerprint=f"{self.fingerprint}/{name}",
+                adapters=(),
+                answers=[],
+                submitted=[],
+                embedded=[],
+                named={},
+            )
+            for name in self.adapters
+        }
+
+    def adapted(self, name: str) -> FakeChat:
+        return self._adapted[name]
 
     def template_abilities(self) -> Abilities:
         return Abilities(arguments=Arguments.TEXT)

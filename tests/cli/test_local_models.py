@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from mlxserve.hub.gguf_places import package_model
 from tests.cli.commands import error_line, offline
@@ -163,3 +165,18 @@ def test_other_programs_files_are_not_deleted(tmp_path: Path, gguf: Path) -> Non
     done = offline(tmp_path, "rm", "small:1b", "--yes", OLLAMA_MODELS=str(tmp_path / "ollama"))
     assert "small:1b is in Ollama's folder, not downloaded by mlxserve" in error_line(done)
     assert blob.exists()
+
+
+def test_an_adapters_folder_is_shown(tmp_path: Path) -> None:
+    config = {"model": "org/Base", "lora_parameters": {"scale": 20.0}}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    pair = {
+        "q_proj.lora_a": np.ones((6, 3), np.float32),
+        "q_proj.lora_b": np.ones((3, 4), np.float32),
+    }
+    save_file(pair, tmp_path / "adapters.safetensors")
+    shown = offline(tmp_path, "show", str(tmp_path)).out
+    assert "Trained from  org/Base" in shown
+    assert "of 1 layers, rank 3, scale 20" in shown
+    card = json.loads(offline(tmp_path, "show", str(tmp_path), "--json").out)
+    assert (card["rank"], card["base"]) == (3, "org/Base")

@@ -32,3 +32,13 @@ def test_models_uses_the_context_and_memory_of_a_server_with_the_same_options(
     half = json.loads(offline(tmp_path, "models", "--json", "--gpu-memory-utilization", "0.45").out)
     assert half["context"] == 2000
     assert half["memory"] == pytest.approx(listed["memory"] / 2, rel=0.01)
+
+
+def test_adapters_that_the_options_name_are_listed_with_what_is_wrong_with_them(
+    tmp_path: Path,
+) -> None:
+    given = ("--adapter", f"none={tmp_path}")
+    [adapter] = json.loads(offline(tmp_path, "models", "--json", *given).out)["adapters"]
+    assert (adapter["name"], adapter["folder"]) == ("mlxserve-mini:none", str(tmp_path))
+    assert "has no adapter_config.json" in adapter["refusal"]
+    assert "mlxserve-mini:none" in offline(tmp_path, "models", *given).out

@@ -192,6 +192,20 @@ def test_a_table_goes_before_the_file_and_flags_and_the_environment_before_a_tab
     assert (coder.config.scheduler.max_num_seqs, small.config.seed) == (2, 9)
 
 
+def test_adapters_are_those_of_the_first_model_or_of_a_table(home: Path) -> None:
+    first, second = models_of(home, {"adapter": ("a=b",)})
+    assert (first.config.adapters, second.config.adapters) == ({"a": "b"}, {})
+    (home / "config.toml").write_text(
+        'adapter = ["of-file=x"]\n[models.one]\n[models.two]\nadapter = ["c=d", "e=f=g"]\n'
+    )
+    first, second = read().models()
+    assert (first.config.adapters, second.config.adapters) == (
+        {"of-file": "x"},
+        {"c": "d", "e": "f=g"},
+    )
+    assert read({"adapter": ("a=b",)}).models()[1].config.adapters == {"c": "d", "e": "f=g"}
+
+
 def test_named_models_come_first_with_their_tables(home: Path) -> None:
     found = models_of(home, {"model": ("org/other", "small")})
     assert [(one.config.model, one.is_named) for one in found] == [

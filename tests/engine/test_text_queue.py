@@ -42,7 +42,9 @@ class Texts:
         self.error: BaseException | None = None
         self.is_sound = True
 
-    def embedding(self, token_ids: Sequence[int], _pooling: Pooling, _dimensions: None) -> Text:
+    def embedding(
+        self, token_ids: Sequence[int], _pooling: Pooling, _dimensions: None, _adapter: None
+    ) -> Text:
         return Text(self, token_ids[0], len(token_ids))
 
     def advance(self, text: Text) -> list[float] | None:

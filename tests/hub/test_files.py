@@ -157,7 +157,10 @@ def test_weights_that_are_not_read_are_named(folder: Path, name: str, kind: str)
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("adapter_config.json", "holds an adapter.*mlx_lm.fuse --model MODEL"),
+        (
+            "adapter_config.json",
+            "holds an adapter.*--adapter NAME=FOLDER.*mlx_lm.fuse --model MODEL",
+        ),
         ("model_index.json", "holds a model that makes images"),
         ("params.json", "in the format of their makers"),
     ],

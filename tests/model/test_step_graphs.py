@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -19,12 +20,15 @@ from metal_kernels.ops import Backend
 from metal_kernels.reading import read
 from metal_kernels.x86.backend import X86Backend
 from mlxserve.cache.kv import KVPool
+from mlxserve.hub.adapter_files import find_adapter
 from mlxserve.model import step_graphs
 from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, LiveRequest, PageTable, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
+from tests.adapters import write_adapter
+from tests.conftest import write_model
 from tests.emulated import emulated_backend
 
 PAGE = 16
@@ -103,14 +107,19 @@ class Steps:
     """Steps of three sequences over a pool."""
 
     def __init__(
-        self, loaded: LoadedModel, backend: Backend, num_backed: int | None = None
+        self,
+        loaded: LoadedModel,
+        backend: Backend,
+        num_backed: int | None = None,
+        adapters: Sequence[int | None] = (None, None, None),
     ) -> None:
         self.kv = KVPool(loaded.layers, 3 * PAGES_EACH, PAGE, backend, num_backed)
         self.runner = ModelRunner(loaded, self.kv)
         self._requests = []
         for at in range(3):
             ids = [(7 * position + at) % 200 for position in range(PAGE * PAGES_EACH)]
-            self._requests.append(LiveRequest(Request(str(at), ids, SamplingParams())))
+            request = Request(str(at), ids, SamplingParams(), adapter=adapters[at])
+            self._requests.append(LiveRequest(request))
 
     def logits(self, step: Step) -> np.ndarray:
         chunks = [
@@ -148,10 +157,16 @@ def from_the_beginning(num_steps: int) -> list[Step]:
     return steps
 
 
-def num_recorded(loaded: LoadedModel, steps: Sequence[Step]) -> int:
+def num_recorded(
+    loaded: LoadedModel,
+    steps: Sequence[Step],
+    adapters: Sequence[int | None] = (None, None, None),
+) -> int:
     """How many steps were not built in Python. All are compared with built ones."""
     built, recorded = HashingFactory(), HashingFactory()
-    expected, found = (Steps(loaded, MetalBackend(f), num_backed=60) for f in (built, recorded))
+    expected, found = (
+        Steps(loaded, MetalBackend(f), 60, adapters=adapters) for f in (built, recorded)
+    )
     count = 0
     for number, step in enumerate(steps):
         if number == 12:
@@ -178,6 +193,28 @@ def test_a_recorded_step_over_pools_in_8_bits_equals_a_built_one(loaded: LoadedM
 def test_a_recorded_step_with_states_equals_a_built_one_bit_by_bit(stateful: LoadedModel) -> None:
     """The logits of a step show the states that the one before has left."""
     assert num_recorded(stateful, from_the_beginning(26)) >= 12
+
+
+def test_a_recorded_step_has_the_adapters_of_its_own_rows(
+    build_model: BuildModel, tmp_path: Path
+) -> None:
+    """Two rows of different adapters, then one of each alone, and none: each time the same graph would be
+    built again if adapters were constants of a recording."""
+    base = write_model(tmp_path, "llama")
+    found = [
+        find_adapter(name, write_adapter(tmp_path / name, base, seed=seed, rank=2 * seed))
+        for seed, name in ((1, "a"), (2, "b"))
+    ]
+    model, config = build_model("llama")
+    loaded = prepare(model, config, "tiny").with_adapters(found)
+    steps = growing(56, 6)
+    alone: list[Step] = [[(at, 70 + n, 71 + n)] for n in range(8) for at in (0, 1, 2)]
+    assert num_recorded(loaded, [*steps, *alone], adapters=(0, 1, None)) >= 12
+    logits = {
+        numbers: Steps(loaded, MetalBackend(HashingFactory()), adapters=numbers).logits(steps[0])
+        for numbers in ((0, 1, None), (1, 0, None), (None, None, None))
+    }
+    assert len({rows.tobytes() for rows in logits.values()}) == 3
 
 
 @pytest.mark.parametrize("has_states", [False, True])

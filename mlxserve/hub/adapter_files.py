@@ -1,0 +1,175 @@
+"""Finds and checks the adapters of a model: folders that `mlx_lm.lora` has written. Never imports mlx.
+
+    adapter_config.json     {"fine_tune_type": "lora", "lora_parameters": {"rank": 8, "scale": 20.0}, ...}
+    adapters.safetensors    {"model.layers.0.self_attn.q_proj.lora_a": (input, rank), ....lora_b: (rank, output)}
+
+Only these two files are read. Whether a model has such layers is checked where it is loaded
+(`model/adapters.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from mlxserve.errors import ModelNotFound, UnsupportedModel
+from mlxserve.files import MAX_TEXT, open_regular, read_json
+from mlxserve.hub.headers import read_shapes
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapters.safetensors"
+_PEFT_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+_SIDES = ("lora_a", "lora_b")
+_PIECE = 1 << 20  # bytes that are hashed at once
+
+
+@dataclass(frozen=True)  # without slots, for what is cached
+class AdapterFiles:
+    """A checked folder.
+
+    name    in the API, after the model's and a colon
+    scale   of the product with both matrices
+    base    what it was trained from, as its configuration says; empty if it does not
+    layers  the paths of the model's layers that it changes, and the rank of each
+    """
+
+    name: str
+    path: Path
+    scale: float
+    base: str
+    layers: Mapping[str, int]
+
+    @property
+    def weights(self) -> Path:
+        return self.path / WEIGHTS
+
+    @property
+    def size(self) -> int:
+        """Bytes of its weights."""
+        return self.weights.stat().st_size
+
+    @property
+    def rank(self) -> int:
+        """The highest of its layers."""
+        return max(self.layers.values())
+
+    @cached_property
+    def digest(self) -> str:
+        """32 hex digits of the weights and the scale: pages of adapters with another one are others.
+
+        Reads the whole file. Raises OSError.
+        """
+        found = blake2b(repr(self.scale).encode(), digest_size=16)
+        with open_regular(self.weights) as content:
+            while piece := content.read(_PIECE):
+                found.update(piece)
+        return found.hexdigest()
+
+
+def find_adapters(places: Mapping[str, str]) -> tuple[AdapterFiles, ...]:
+    """The adapters in these folders, by their names. Raises ModelNotFound, UnsupportedModel."""
+    return tuple(find_adapter(name, folder) for name, folder in places.items())
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether it looks like one, of `mlx_lm.lora` or another program."""
+    return (folder / CONFIG).is_file()
+
+
+def find_adapter(name: str, folder: str | os.PathLike[str]) -> AdapterFiles:
+    """Raises ModelNotFound, or UnsupportedModel for a folder that is not served."""
+    path = Path(folder).expanduser().resolve()
+    if not is_adapter(path):
+        raise ModelNotFound(
+            f"The adapter {name}: {folder} has no {CONFIG}. Name the folder that `mlx_lm.lora` has "
+            "written (its --adapter-path)."
+        )
+    try:
+        config = read_json(path / CONFIG, MAX_TEXT)
+    except (OSError, ValueError) as error:
+        raise UnsupportedModel(f"The adapter {name}: {CONFIG} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise UnsupportedModel(f"The adapter {name}: {CONFIG} is not a JSON object.")
+    _refuse_other_kinds(name, path, config)
+    base = config.get("model")
+    return AdapterFiles(
+        name,
+        path,
+        _scale(name, config),
+        base if isinstance(base, str) else "",
+        _layers(name, path / WEIGHTS),
+    )
+
+
+def _refuse_other_kinds(name: str, path: Path, config: Mapping[str, Any]) -> None:
+    """Raises UnsupportedModel."""
+    if "peft_type" in config or any((path / file).exists() for file in _PEFT_WEIGHTS):
+        raise UnsupportedModel(
+            f"The adapter {name} is in PEFT's format. Adapters are served as `mlx_lm.lora` writes them: "
+            "train it with that, or merge it into its model with PEFT and serve that model."
+        )
+    kind = config.get("fine_tune_type", "lora")
+    if kind == "full":
+        raise UnsupportedModel(
+            f"The adapter {name} is a full fine-tune (fine_tune_type: full), which replaces whole weights. "
+            "`mlx_lm.fuse` makes a model of it, which is served as any other."
+        )
+    if kind == "dora":
+        raise UnsupportedModel(
+            f"The adapter {name} is a DoRA (fine_tune_type: dora), which is not served beside its model. "
+            "`mlx_lm.fuse` makes a model of it, or train it with `mlx_lm.lora --fine-tune-type lora`."
+        )
+    if kind != "lora":
+        raise UnsupportedModel(
+            f"The adapter {name} has the unknown fine_tune_type {str(kind)[:40]!r}; lora is served."
+        )
+    if not (path / WEIGHTS).is_file():
+        raise UnsupportedModel(
+            f"The adapter {name}: {path} has no {WEIGHTS}. `mlx_lm.lora --train` writes it beside "
+            f"{CONFIG}; one of its checkpoints can be copied to that name."
+        )
+
+
+def _scale(name: str, config: Mapping[str, Any]) -> float:
+    """Raises UnsupportedModel."""
+    parameters = config.get("lora_parameters")
+    scale = parameters.get("scale") if isinstance(parameters, dict) else None
+    if isinstance(scale, int | float) and not isinstance(scale, bool) and math.isfinite(scale):
+        return float(scale)
+    raise UnsupportedModel(
+        f"The adapter {name}: {CONFIG} has no number lora_parameters.scale, as `mlx_lm.lora` writes it."
+    )
+
+
+def _layers(name: str, file: Path) -> dict[str, int]:
+    """The rank of each layer. Raises UnsupportedModel."""
+    shapes = read_shapes(file, f"The adapter {name}")
+    found: dict[str, int] = {}
+    for tensor, shape in shapes.items():
+        layer, _, side = tensor.rpartition(".")
+        if not layer or side not in _SIDES or len(shape) not in (2, 3) or 0 in shape:
+            raise UnsupportedModel(
+                f"The adapter {name}: {tensor[:100]!r} in {file.name} is not a matrix of LoRA, which are "
+                "called lora_a and lora_b."
+            )
+        found[layer] = _rank(shape, side)
+    for layer in found:
+        a, b = (shapes.get(f"{layer}.{side}") for side in _SIDES)
+        if a is None or b is None or _rank(a, "lora_a") != _rank(b, "lora_b"):
+            raise UnsupportedModel(
+                f"The adapter {name}: lora_a and lora_b of {layer[:100]} do not belong together."
+            )
+    if not found:
+        raise UnsupportedModel(f"The adapter {name}: {file.name} is empty.")
+    return found
+
+
+def _rank(shape: Sequence[int], side: str) -> int:
+    """Of experts, which have three dimensions, the matrices are stored the other way round."""
+    is_last = (side == "lora_a") == (len(shape) == 2)
+    return shape[-1] if is_last else shape[-2]

@@ -1,0 +1,201 @@
+"""Layers with the matrices of several adapters beside their own weights, which stay as they are.
+
+    rows of a step        x  (T, 1, input)          of adapters 0, 2, none, 2 ...
+    the layer             y = layer(x)              one product for all rows
+    its adapters          z = ((x A[i]) scale) B[i]     i and scale of each row; scale 0 for none
+    the sum               y + z
+
+A and B are stacked: (adapters, input, rank) and (adapters, rank, output), of experts (adapters * experts,
+...). Ranks are padded to the highest with zeros, and an adapter that does not have a layer has zeros there.
+A step without a row of an adapter calls the layer alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxserve.model.paged import RowSelector
+
+
+class RowAdapters(NamedTuple):
+    """The adapters of N pieces of rows, which are alike long: of T rows, or of all of them as one."""
+
+    number: mx.array  # (N,) int32
+    scale: mx.array  # (N, 1, 1) float32; 0 for rows without an adapter
+
+
+class AdapterRows:
+    """Which adapters the rows of the current forward have; the adapted layers read them."""
+
+    def __init__(self, selector: RowSelector) -> None:
+        self.chosen: RowAdapters | None = None  # None if no row has one
+        self._selector = selector
+        self._all: RowAdapters | None = None
+        self._experts: mx.array | None = None
+        self._order: mx.array | None = None
+
+    @contextmanager
+    def choosing(self, chosen: RowAdapters | None) -> Iterator[None]:
+        """While the model is called."""
+        self.chosen = self._all = chosen
+        try:
+            yield
+        finally:
+            self.chosen = self._all = None
+
+    def narrow(self, first: int, end: int) -> None:
+        """Only these rows are computed, until `widen`."""
+        if self._all is not None and self._all.number.size > 1:
+            number, scale = self._all
+            self.chosen = RowAdapters(number[first:end], scale[first:end])
+
+    def widen(self) -> None:
+        self.chosen = self._all
+
+    @property
+    def of_head(self) -> RowAdapters | None:
+        """Of the rows that are turned into logits."""
+        rows = self._selector.rows
+        if self.chosen is None or rows is None or self.chosen.number.size == 1:
+            return self.chosen
+        return RowAdapters(self.chosen.number[rows], self.chosen.scale[rows])
+
+    @contextmanager
+    def routing(self, experts: mx.array) -> Iterator[None]:
+        """While experts are called: the choice of each row, (..., experts per row)."""
+        self._experts, self._order = experts, None
+        try:
+            yield
+        finally:
+            self._experts = self._order = None
+
+    def of_experts(self, experts: mx.array, *, is_sorted: bool) -> RowAdapters | None:
+        """For each of the choices `experts`, index and scale of its row; scale ends in (1, 1).
+
+        is_sorted: they are the choices of `routing` in the order of mx.argsort, as mlx-lm sorts them
+        """
+        if self.chosen is None:
+            return None
+        number, scale = self.chosen
+        num = number.size
+        if is_sorted and num > 1:
+            assert self._experts is not None, "experts are called by an AdaptedExperts"
+            if self._order is None:
+                rows = mx.argsort(self._experts.flatten()) // (self._experts.size // num)
+                self._order = rows
+            number, scale = number[self._order], scale[self._order]
+            num = number.size
+        shape = (num, *(1 for _ in experts.shape[1:]))
+        return RowAdapters(number.reshape(shape), scale.reshape(*shape, 1, 1))
+
+
+def low_rank(x: mx.array, a: mx.array, b: mx.array, chosen: RowAdapters) -> mx.array:
+    """What adapters add to a layer's output for `x`, (..., input): (..., output) in the dtype of x."""
+    number, scale = chosen
+    rows = x.reshape(number.size, -1, x.shape[-1])
+    z = mx.gather_mm(rows, a, rhs_indices=number) * scale
+    z = mx.gather_mm(z, b, rhs_indices=number)
+    return z.astype(x.dtype).reshape(*x.shape[:-1], z.shape[-1])
+
+
+class AdaptedLinear(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
+    """A Linear or QuantizedLinear."""
+
+    def __init__(
+        self, linear: nn.Module, a: mx.array, b: mx.array, rows: AdapterRows, *, is_head: bool
+    ) -> None:
+        super().__init__()
+        self.linear = linear
+        self.lora_a = a
+        self.lora_b = b
+        self._rows = rows
+        self._is_head = is_head
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y: mx.array = self.linear(x)
+        chosen = self._rows.of_head if self._is_head else self._rows.chosen
+        return y if chosen is None else y + low_rank(x, self.lora_a, self.lora_b, chosen)
+
+
+class AdaptedEmbedding(nn.Module):  # type: ignore[misc]
+    """An Embedding or QuantizedEmbedding, also as a tied head."""
+
+    def __init__(
+        self,
+        embedding: nn.Module,
+        a: mx.array,
+        b: mx.array,
+        rows: AdapterRows,
+        selector: RowSelector,
+    ) -> None:
+        """a: (adapters, tokens, rank), b: (adapters, rank, size)"""
+        super().__init__()
+        self.embedding = embedding
+        self.lora_a = a
+        self.lora_b = b
+        self._rows = rows
+        self._selector = selector
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        y: mx.array = self.embedding(ids)
+        if (chosen := self._rows.chosen) is None:
+            return y
+        number, scale = chosen
+        in_rows = mx.maximum(ids.reshape(number.size, -1), 0)
+        z = mx.gather_mm(
+            self.lora_a[number[:, None], in_rows] * scale, self.lora_b, rhs_indices=number
+        )
+        z = z.astype(y.dtype).reshape(y.shape)
+        return y + mx.where(ids[..., None] < 0, 0, z)  # rows of pictures are not of the embedding
+
+    def as_linear(self, hidden: mx.array) -> mx.array:
+        """Logits of the selected rows."""
+        hidden = self._selector.select(hidden)
+        # Not that of the object, which selects as well (`paged.select_rows`).
+        y: mx.array = type(self.embedding).as_linear(self.embedding, hidden)
+        if (chosen := self._rows.of_head) is None:
+            return y
+        b, a = self.lora_b.swapaxes(-1, -2), self.lora_a.swapaxes(-1, -2)
+        return y + low_rank(hidden, b, a, chosen)
+
+
+class AdaptedSwitchLinear(nn.Module):  # type: ignore[misc]
+    """A SwitchLinear or QuantizedSwitchLinear: a matrix for each expert."""
+
+    def __init__(self, linear: nn.Module, a: mx.array, b: mx.array, rows: AdapterRows) -> None:
+        """a: (adapters * experts, input, rank), b: (adapters * experts, rank, output)"""
+        super().__init__()
+        self.linear = linear
+        self.lora_a = a
+        self.lora_b = b
+        self._rows = rows
+        self._num_experts: int = linear.num_experts
+
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+        y: mx.array = self.linear(x, indices, sorted_indices=sorted_indices)
+        chosen = self._rows.of_experts(indices, is_sorted=sorted_indices)
+        if chosen is None:
+            return y
+        which = chosen.number * self._num_experts + indices
+        z = mx.gather_mm(x, self.lora_a, rhs_indices=which) * chosen.scale
+        z = mx.gather_mm(z, self.lora_b, rhs_indices=which)
+        return y + z.astype(x.dtype)
+
+
+class AdaptedExperts(nn.Module):  # type: ignore[misc]
+    """Experts whose matrices are adapted: it remembers which ones the rows have chosen."""
+
+    def __init__(self, experts: nn.Module, rows: AdapterRows) -> None:
+        super().__init__()
+        self.experts = experts
+        self._rows = rows
+
+    def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
+        with self._rows.routing(indices):
+            y: mx.array = self.experts(x, indices)
+        return y

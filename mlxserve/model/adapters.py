@@ -1,0 +1,222 @@
+"""Adapters: those of a loaded model, read from their folders and laid beside its layers.
+
+A row of a step has the number of an adapter, or none; see `adapted_layers.py` for what is computed. A
+model without adapters is not changed at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_unflatten
+from mlx_lm.models.switch_layers import (
+    QuantizedSwitchLinear,
+    SwitchGLU,
+    SwitchLinear,
+    SwitchMLP,
+)
+
+from mlxserve.errors import UnsupportedModel
+from mlxserve.hub.adapter_files import AdapterFiles
+from mlxserve.model.adapted_layers import (
+    AdaptedEmbedding,
+    AdaptedExperts,
+    AdaptedLinear,
+    AdaptedSwitchLinear,
+    AdapterRows,
+    RowAdapters,
+)
+from mlxserve.model.paged import RowSelector, SelectedRowsHead
+from mlxserve.request import Chunk
+
+Matrices = tuple[mx.array, mx.array]  # lora_a and lora_b of a layer, as they are stored
+
+_LINEAR = (nn.Linear, nn.QuantizedLinear)
+_EMBEDDING = (nn.Embedding, nn.QuantizedEmbedding)
+_SWITCH = (SwitchLinear, QuantizedSwitchLinear)
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """Those of one model, by their numbers."""
+
+    names: tuple[str, ...]
+    scales: tuple[float, ...]
+    rows: AdapterRows
+
+    def of_chunks(self, chunks: Sequence[Chunk]) -> RowAdapters | None:
+        """Of the rows of these chunks, in their order; None if none of them has an adapter."""
+        numbers = [chunk.request.asked.adapter for chunk in chunks]
+        if all(number is None for number in numbers):
+            return None
+        if len(set(numbers)) == 1:
+            return self._of(numbers[:1])
+        return self._of(
+            [
+                number
+                for number, chunk in zip(numbers, chunks, strict=True)
+                for _ in range(chunk.length)
+            ]
+        )
+
+    def applied(self, model: nn.Module, number: int) -> AppliedAdapter:
+        """The model as it is with one adapter for all rows."""
+        return AppliedAdapter(model, self.rows, self._of([number]))
+
+    def _of(self, numbers: Sequence[int | None]) -> RowAdapters:
+        index = np.array([number or 0 for number in numbers], np.int32)
+        scale = [0.0 if number is None else self.scales[number] for number in numbers]
+        return RowAdapters(mx.array(index), mx.array(scale, mx.float32)[:, None, None])
+
+
+class AppliedAdapter:
+    """A model with one adapter, for those who call it with whole texts."""
+
+    def __init__(self, model: nn.Module, rows: AdapterRows, chosen: RowAdapters) -> None:
+        self._model = model
+        self._rows = rows
+        self._chosen = chosen
+
+    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+        with self._rows.choosing(self._chosen):
+            logits: mx.array = self._model(*args, **kwargs)
+        return logits
+
+    def __getattr__(self, name: str) -> Any:
+        """Such as `make_cache` and `layers`."""
+        return getattr(self._model, name)
+
+
+def attach(
+    model: nn.Module,
+    selector: RowSelector,
+    name: str,
+    found: Sequence[AdapterFiles],
+    dtype: mx.Dtype,
+) -> Adapters:
+    """Lay adapters beside the layers of a prepared `model`, called `name`, and evaluate them.
+
+    They keep the dtype of their files, as mlx-lm computes them, but beside a float32 model they are
+    float32. Raises UnsupportedModel for one that does not belong to this model.
+    """
+    rows = AdapterRows(selector)
+    weights = [_read(one, is_float32=dtype == mx.float32) for one in found]
+    modules = dict(model.named_modules())
+    changed: dict[str, nn.Module] = {}
+    for path in dict.fromkeys(path for each in weights for path in each):
+        pairs = [each.get(path) for each in weights]
+        for one, pair in zip(found, pairs, strict=True):
+            if pair is not None:
+                _check(one.name, name, path, modules, pair)
+        changed[path] = _adapted(modules[path], *_stacked(pairs), selector, rows)
+    experts = {path.rpartition(".")[0] for path in changed if isinstance(modules[path], _SWITCH)}
+    for path, module in changed.items():
+        _put(model, path, module)
+    for path in experts:
+        _put(model, path, AdaptedExperts(modules[path], rows))
+    mx.eval(model.parameters())
+    return Adapters(tuple(one.name for one in found), tuple(one.scale for one in found), rows)
+
+
+def _read(files: AdapterFiles, *, is_float32: bool) -> dict[str, Matrices]:
+    """The matrices of each layer. Raises UnsupportedModel."""
+    arrays = mx.load(str(files.weights))
+    assert isinstance(arrays, dict)
+    for tensor, array in arrays.items():
+        if not mx.issubdtype(array.dtype, mx.floating):
+            raise UnsupportedModel(
+                f"The adapter {files.name}: {tensor[:100]} is in {array.dtype}, and not a floating-point "
+                "matrix."
+            )
+        if is_float32:
+            arrays[tensor] = array.astype(mx.float32)
+    return {path: _laid_out(arrays, path) for path in files.layers}
+
+
+def _laid_out(arrays: Mapping[str, mx.array], path: str) -> Matrices:
+    """A is (..., input, rank) and B is (..., rank, output): of experts they are stored transposed."""
+    a, b = arrays[f"{path}.lora_a"], arrays[f"{path}.lora_b"]
+    return (a.swapaxes(-1, -2), b.swapaxes(-1, -2)) if a.ndim == 3 else (a, b)
+
+
+def _check(
+    adapter: str, name: str, path: str, modules: Mapping[str, nn.Module], pair: Matrices
+) -> None:
+    """Raises UnsupportedModel for matrices that are not of this layer."""
+    module = modules.get(path)
+    layer = module.head if isinstance(module, SelectedRowsHead) else module
+    sizes = _sizes(layer)
+    if isinstance(layer, _SWITCH):
+        parent = modules.get(path.rpartition(".")[0])
+        sizes = sizes if isinstance(parent, (SwitchGLU, SwitchMLP)) else None
+    if sizes is None:
+        what = "no such layer" if layer is None else f"there it is a {type(layer).__name__}"
+        raise UnsupportedModel(
+            f"The adapter {adapter} changes {path[:100]}, which cannot be done in {name}: {what}. Serve it "
+            "with the model that it was trained from."
+        )
+    a, b = pair
+    if (*a.shape[:-1], b.shape[-1]) != sizes or a.shape[:-2] != b.shape[:-2]:
+        raise UnsupportedModel(
+            f"The adapter {adapter} was trained from another model than {name}: the sizes of {path[:100]} "
+            f"are {(*a.shape[:-1], b.shape[-1])}, and not {sizes}."
+        )
+
+
+def _sizes(layer: nn.Module | None) -> tuple[int, ...] | None:
+    """(input, output), of an embedding (tokens, size), of experts (experts, input, output); None for a
+    layer that cannot be adapted."""
+    if isinstance(layer, _SWITCH):
+        return layer.num_experts, layer.input_dims, layer.output_dims
+    if not isinstance(layer, (*_LINEAR, *_EMBEDDING)):
+        return None
+    rows, columns = layer.weight.shape
+    if isinstance(layer, (nn.QuantizedLinear, nn.QuantizedEmbedding)):
+        columns = columns * 32 // layer.bits
+    return (rows, columns) if isinstance(layer, _EMBEDDING) else (columns, rows)
+
+
+def _stacked(pairs: Sequence[Matrices | None]) -> Matrices:
+    """One after the other, in the highest of their ranks; zeros for None."""
+    present = [pair for pair in pairs if pair is not None]
+    rank = max(a.shape[-1] for a, _ in present)
+    kinds = {array.dtype for pair in present for array in pair}
+    dtype = kinds.pop() if len(kinds) == 1 else mx.float32
+    a, b = present[0]
+    nothing = (
+        mx.zeros((*a.shape[:-1], rank), dtype),
+        mx.zeros((*b.shape[:-2], rank, b.shape[-1]), dtype),
+    )
+    padded = [nothing if pair is None else _in_rank(pair, rank) for pair in pairs]
+    join = mx.stack if a.ndim == 2 else mx.concatenate
+    first, second = (join([pair[side].astype(dtype) for pair in padded]) for side in (0, 1))
+    return first, second
+
+
+def _in_rank(pair: Matrices, rank: int) -> Matrices:
+    a, b = pair
+    more = rank - a.shape[-1]
+    before = [(0, 0)] * (a.ndim - 2)
+    return mx.pad(a, [*before, (0, 0), (0, more)]), mx.pad(b, [*before, (0, more), (0, 0)])
+
+
+def _adapted(
+    layer: nn.Module, a: mx.array, b: mx.array, selector: RowSelector, rows: AdapterRows
+) -> nn.Module:
+    if isinstance(layer, SelectedRowsHead):
+        head = AdaptedLinear(layer.head, a, b, rows, is_head=True)
+        return SelectedRowsHead(head, selector)
+    if isinstance(layer, _EMBEDDING):
+        return AdaptedEmbedding(layer, a, b, rows, selector)
+    if isinstance(layer, _SWITCH):
+        return AdaptedSwitchLinear(layer, a, b, rows)
+    return AdaptedLinear(layer, a, b, rows, is_head=False)
+
+
+def _put(model: nn.Module, path: str, module: nn.Module) -> None:
+    model.update_modules(tree_unflatten([(path, module)]))
