@@ -226,7 +226,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/api/errors mlxserve/api/bodies mlxserve/api/turns mlxserve/api/warnings"
     ),
     "mlxserve/api/native": (
-        "tui/chat mlxserve/chats mlxserve/version mlxserve/errors mlxserve/config mlxserve/request mlxserve/text/costs "
+        "tui/tools tui/chat mlxserve/chats mlxserve/version mlxserve/errors mlxserve/config mlxserve/request mlxserve/text/costs "
         "mlxserve/engine mlxserve/chat mlxserve/api/errors mlxserve/api/access "
         "mlxserve/api/bodies mlxserve/api/server mlxserve/api/metrics mlxserve/api/prefix_names "
         "mlxserve/api/service mlxserve/api/turns mlxserve/api/warnings mlxserve/text/conversation"

@@ -37,6 +37,7 @@ from mlxserve.api.model_routes import SharedState
 from mlxserve.api.models import Models
 from mlxserve.api.native.chats import Chats
 from mlxserve.api.native.status import Status
+from mlxserve.api.native.tools import ToolRoutes
 from mlxserve.api.ollama_models import OllamaModels
 from mlxserve.api.openapi import OpenAPI
 from mlxserve.api.page.rendering import Rendering
@@ -114,6 +115,7 @@ def create_app_of_shelf(
     keyring.on_revoked(dispatch.drop_prefixes)
     keyring.on_revoked(lambda key: open_requests.end(_revoked(), key.id))
     chats = ChatShelf(data_home())
+    tools = ToolRoutes(chats)
     of_models = dispatch.own_routes()
     of_server = [
         *StoredResponses(store).routes(),
@@ -123,6 +125,7 @@ def create_app_of_shelf(
         *Status(shelf.models[0].name, dispatch.loaded, drain).routes(),
         *Rendering().routes(),
         *Chats(chats).routes(),
+        *tools.routes(),
     ]
     app = Starlette(
         routes=[
@@ -145,7 +148,7 @@ def create_app_of_shelf(
             Middleware(LimitCheck, limits=limits),
             Middleware(AtTheDoor, door=door),
         ],
-        lifespan=partial(_beside, keyring, shelf, dispatch, chats),
+        lifespan=partial(_beside, keyring, shelf, dispatch, chats, tools),
         exception_handlers={
             ApiError: _api_error,
             HTTPException: _http_error,
@@ -159,7 +162,12 @@ def create_app_of_shelf(
 
 @contextlib.asynccontextmanager
 async def _beside(
-    keyring: Keyring, shelf: ModelShelf, dispatch: ModelDispatch, chats: ChatShelf, _app: Starlette
+    keyring: Keyring,
+    shelf: ModelShelf,
+    dispatch: ModelDispatch,
+    chats: ChatShelf,
+    tools: ToolRoutes,
+    _app: Starlette,
 ) -> AsyncIterator[None]:
     """What is done beside the requests."""
     dispatch.start()
@@ -171,6 +179,7 @@ async def _beside(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await dispatch.stop()
+        await tools.close()
         await chats.close()
 
 

@@ -13,8 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+from starlette.requests import Request
 
 ROOT = 0  # may read every file anyway
+
+
+def is_from_same_user(request: Request) -> bool:
+    """Whether a program of the server's own user on its own machine sent it. Blocking."""
+    server = request.scope.get("server")
+    if request.client is None or not server:
+        return False
+    return is_same_user((request.client.host, request.client.port), server[1])
 
 
 def is_same_user(client: tuple[str, int], server_port: int) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
@@ -16,12 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxserve.api.access.same_user import is_same_user
+from mlxserve.api.access.same_user import is_from_same_user
 from mlxserve.api.access.security import key_id
 from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, StrictModel, read_request
 from mlxserve.api.errors import ApiError, invalid_value, json_response
 from mlxserve.api.warnings import Warnings
 from mlxserve.chats.shelf import ChatShelf
+from tui.chat.calls import CallRecord, CallState, ToolRound
 from tui.chat.chat_file import StoreError
 from tui.chat.export import as_json, as_markdown
 from tui.chat.messages import ChatRecord, Role, State, StoredMessage
@@ -33,7 +34,9 @@ T = TypeVar("T")
 MAX_TEXT = 4 << 20  # characters
 MAX_TITLE = 1_000
 MAX_IMAGE, MAX_IMAGES = 2 << 20, 16  # characters; of one message
+MAX_ROUNDS, MAX_CALLS = 100, 100  # of one answer, and in each of its rounds
 _MAX_ID = 2**63 - 1
+_CALL = {field.name for field in fields(CallRecord)}
 
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 StateName = Literal["writing", "done", "cut", "repeated", "stopped", "failed"]
@@ -96,6 +99,32 @@ class StatsFields(StrictModel):
         return {name: getattr(self, name) for name in type(self).model_fields}
 
 
+class CallFields(StrictModel):
+    """A call of a tool: `arguments` is JSON as the model wrote it."""
+
+    id: Annotated[str, Field(max_length=MAX_TITLE)]
+    name: Annotated[str, Field(max_length=MAX_TITLE)]
+    arguments: Text
+    state: Literal["asked", "running", "done", "failed", "refused", "stopped"]
+    result: Text = ""
+    seconds: Seconds | None = None
+
+
+class RoundFields(StrictModel):
+    """What the model wrote before it called tools, and the calls."""
+
+    text: Text
+    thinking: Text = ""
+    calls: Annotated[list[CallFields], Field(max_length=MAX_CALLS)]
+
+    def record(self) -> ToolRound:
+        calls = tuple(
+            CallRecord(**{**call.model_dump(include=_CALL), "state": CallState(call.state)})
+            for call in self.calls
+        )
+        return ToolRound(self.text, self.thinking, calls)
+
+
 class MessageChange(RequestBody):
     """The body of `PATCH /api/v1/chats/{id}/messages/{message}`, an answer as far as it is written."""
 
@@ -104,6 +133,7 @@ class MessageChange(RequestBody):
     state: StateName
     error: Annotated[str, Field(max_length=10_000)] = ""
     stats: StatsFields = Field(default_factory=StatsFields)
+    rounds: Annotated[list[RoundFields], Field(max_length=MAX_ROUNDS)] | None = None
 
 
 class Chats:
@@ -231,6 +261,9 @@ class Chats:
                 error=asked.error,
                 stats=replace(message.stats, **asked.stats.sent()),
             )
+            if asked.rounds is not None:
+                rounds = tuple(one.record() for one in asked.rounds)
+                changed = replace(changed, rounds=rounds)
             store.save(changed)
             return changed
 
@@ -251,7 +284,7 @@ class Chats:
     async def _owner(self, request: Request) -> str:
         """Raises ApiError 403."""
         owner = key_id(request)
-        if not owner and not await asyncio.to_thread(_is_of_our_user, request):
+        if not owner and not await asyncio.to_thread(is_from_same_user, request):
             raise ApiError(
                 403,
                 "Without an API key chats are read by programs of the server's own user on its own "
@@ -259,13 +292,6 @@ class Chats:
                 code="chats_not_allowed",
             )
         return owner
-
-
-def _is_of_our_user(request: Request) -> bool:
-    server = request.scope.get("server")
-    if request.client is None or not server:
-        return False
-    return is_same_user((request.client.host, request.client.port), server[1])
 
 
 def _number(text: str) -> int:

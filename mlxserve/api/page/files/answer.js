@@ -1,13 +1,49 @@
-// Asks the model for one answer and fills the message with it as it arrives.
+// Asks the model for one answer and fills the message with it as it arrives: in rounds, as long as it calls
+// tools that the user allows.
 
 import { events, send } from "./api.js";
+import { called, offered } from "./tools.js";
+import { roundMessages } from "./tree.js";
+
+const MAX_ROUNDS = 25;
+const MAX_CALLS = 16; // in one round
 
 // Raises nothing: how it ended is the message's state. `onChange` is called after each piece.
 export async function fill(message, body, signal, onChange, onRequest) {
-  const begun = performance.now();
-  let first = 0, last = 0, isWhole = false;
   message.state = "writing";
   let state = "done";
+  try {
+    for (let number = 0; ; number++) {
+      const tools = await offered(signal);
+      const heard = await hear(message, tools.length ? { ...body, tools } : body, signal, onChange, onRequest);
+      state = heard.state;
+      if (!tools.length || !heard.calls.length || state !== "done") break;
+      if (number === MAX_ROUNDS)
+        throw new Error(`The model called tools ${MAX_ROUNDS} times without answering, so it was stopped.`);
+      const round = { text: message.text, thinking: message.thinking, calls: heard.calls.slice(0, MAX_CALLS) };
+      message.rounds.push(round);
+      Object.assign(message, { text: "", thinking: "" });
+      for (const call of round.calls) {
+        onChange();
+        await called(call, signal, onChange);
+      }
+      onChange();
+      body = { ...body, messages: [...body.messages, ...roundMessages(round, true)] };
+    }
+  } catch (error) {
+    state = signal.aborted ? "stopped" : "failed";
+    message.error = state === "failed" ? error.message : "";
+  }
+  for (const { calls } of message.rounds)
+    for (const call of calls) if (call.state === "asked" || call.state === "running") call.state = "stopped";
+  message.state = state;
+}
+
+// One request: the text is added to the message. Returns how it ended, and the calls. Raises what fails.
+async function hear(message, body, signal, onChange, onRequest) {
+  const begun = performance.now();
+  let first = 0, last = 0, isWhole = false, state = "done";
+  const calls = [];
   try {
     const reply = await send("POST", "/v1/chat/completions",
       { ...body, stream: true, stop_on_repetition: true, stream_options: { include_usage: true } }, { signal });
@@ -22,21 +58,26 @@ export async function fill(message, body, signal, onChange, onRequest) {
         first ||= last;
         message.text += choice.delta.content || "";
         message.thinking += choice.delta.reasoning_content || "";
+        for (const part of choice.delta.tool_calls || []) take(calls, part);
         if (choice.finish_reason === "length") state = "cut";
         if (choice.stop_reason === "repetition") state = "repeated";
       }
       onChange();
     }
     if (!isWhole) throw new Error("The connection ended before the answer did.");
-  } catch (error) {
-    state = signal.aborted ? "stopped" : "failed";
-    message.error = state === "failed" ? error.message : "";
+  } finally {
+    if (first) {
+      message.stats.first_token_seconds = (first - begun) / 1000;
+      message.stats.decode_seconds = (last - first) / 1000;
+    }
   }
-  if (first) {
-    message.stats.first_token_seconds = (first - begun) / 1000;
-    message.stats.decode_seconds = (last - first) / 1000;
-  }
-  message.state = state;
+  return { state, calls };
+}
+
+function take(calls, { index, id, function: part }) {
+  calls[index] ||= { id: id || `call_${index}`, name: "", arguments: "", state: "asked", result: "", seconds: null };
+  calls[index].name += part?.name || "";
+  calls[index].arguments += part?.arguments || "";
 }
 
 function note(stats, usage) {

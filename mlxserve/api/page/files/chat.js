@@ -161,7 +161,7 @@ async function answer(question) {
 }
 
 function ended(question, message) {
-  const isEmptyFailure = message.state === "failed" && !message.text;
+  const isEmptyFailure = message.state === "failed" && !message.text && !message.rounds.length;
   if (isEmptyFailure) { // the question goes back to the composer
     chat.leaf = question.parent;
     saveLeaf(chat);
@@ -267,7 +267,7 @@ export function start() {
     $("composer").requestSubmit();
   });
   document.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || event.defaultPrevented || $("settings").open) return;
+    if (event.key !== "Escape" || event.defaultPrevented || $("settings").open || $("tools").open) return;
     if (running) stop(); else cancelEdit();
   });
   $("stop").addEventListener("click", stop);

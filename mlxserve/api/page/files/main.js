@@ -8,6 +8,7 @@ import * as history from "./history.js";
 import { chosenModel, whenChosen } from "./models.js";
 import * as settings from "./settings.js";
 import { $, say, wait } from "./show.js";
+import * as tools from "./tools.js";
 
 let following = new AbortController(); // of the engine of one model
 
@@ -73,6 +74,7 @@ showSide("engine", matchMedia("(min-width: 56rem)").matches);
 showSide("chats", matchMedia("(min-width: 72rem)").matches);
 attachments.start();
 settings.start();
+tools.start();
 history.start();
 start();
 followServer();

@@ -13,6 +13,7 @@ const parses = new WeakMap(); // message -> { text, nodes }: what of it was pars
 
 // The text with its marks as far as the server has parsed it; until then, and without it, plain.
 function drawBody(message, body) {
+  if (!message.text) parses.delete(message); // what it had went to a round
   const parsed = parses.get(message);
   if (parsed?.nodes && (parsed.text === message.text || message.state === "writing")) {
     if (parsed.drawn !== parsed.nodes) build(parsed.nodes, body);
@@ -48,10 +49,29 @@ function noteOf({ state, error, stats }) {
   return parts.join(" · ");
 }
 
+const CALLS = { asked: "waits for you", running: "running …", refused: "not allowed", stopped: "stopped", failed: "failed" };
+
+// The text and the calls of each round before the last text; what a tool returned is folded.
+function drawRounds({ rounds }, into) {
+  const state = JSON.stringify(rounds.map(({ calls }) => calls.map((call) => call.state)));
+  if (into.dataset.state === state) return;
+  into.dataset.state = state;
+  into.replaceChildren(...rounds.flatMap(({ text, calls }) => [
+    ...(text.trim() ? [element("div", "plain", visible(text.trim()))] : []), ...calls.map(drawCall)]));
+}
+
+function drawCall({ name, arguments: written, state, result, seconds }) {
+  const parts = [CALLS[state], seconds === null ? "" : seconds.toFixed(2) + " s"].filter(Boolean).join(" · ");
+  const head = element("summary", "", element("b", "", visible(name)), ` ${visible(written).slice(0, 300)} `, parts);
+  const shown = element("details", "call " + state, head, element("div", "", visible(result || "(nothing)")));
+  shown.lastChild.tabIndex = 0; // so that a keyboard can scroll it
+  return shown;
+}
+
 function made(message) {
   const body = element("div", "body");
   const thinking = element("details", "thinking", element("summary", "", "Thinking"), element("div"));
-  const shown = element("article", "message " + message.role, thinking, body, element("div", "note"), element("div", "actions"));
+  const shown = element("article", "message " + message.role, element("div", "rounds"), thinking, body, element("div", "note"), element("div", "actions"));
   shown.setAttribute("aria-label", message.role === "user" ? "You" : "Answer");
   return shown;
 }
@@ -83,7 +103,8 @@ export function draw(message, versions, acts) {
 
 export function drawText(message) {
   const shown = drawn.get(message);
-  const [thinking, body, note] = shown.children;
+  const [rounds, thinking, body, note] = shown.children;
+  drawRounds(message, rounds);
   thinking.hidden = !message.thinking;
   thinking.firstChild.textContent = message.state === "writing" && !message.text ? "Thinking…" : "Thinking";
   thinking.lastChild.textContent = visible(message.thinking);

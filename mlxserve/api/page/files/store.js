@@ -62,9 +62,9 @@ export const save = (chat, message) => later(chat, async () => {
 
 const place = (chat, answer) => `${CHATS}/${chat.id}/messages/${answer.id}`;
 
-function content({ text, thinking, state, error, stats }) {
+function content({ text, thinking, state, error, stats, rounds }) {
   const { prompt_tokens, cached_tokens, completion_tokens, first_token_seconds, decode_seconds } = stats;
-  return { text, thinking, state, error: error.slice(0, 1000),
+  return { text, thinking, state, error: error.slice(0, 1000), rounds,
     stats: { prompt_tokens, cached_tokens, completion_tokens, first_token_seconds, decode_seconds } };
 }
 
@@ -82,7 +82,7 @@ export const saveLeaf = (chat) => later(chat, async () => {
 
 // While the page goes away. A longer text is there as it was at the last checkpoint.
 export function saveLast(chat, answer) {
-  if (answer.id === null || answer.text.length + answer.thinking.length > KEEPALIVE_SIZE / 4) return;
+  if (answer.id === null || JSON.stringify(content(answer)).length > KEEPALIVE_SIZE / 4) return;
   const state = answer.state === "writing" ? "stopped" : answer.state;
   send("PATCH", place(chat, answer), { ...content(answer), state }, { keepalive: true }).catch(() => {});
 }

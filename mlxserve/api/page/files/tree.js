@@ -1,6 +1,18 @@
 // A chat is a tree of messages: those with one parent are versions of each other, and `leaf` ends the
 // branch that is shown. Nothing is overwritten by an edit or a new answer.
 
+const UNMADE = { refused: "The user did not allow this call.", done: "(no output)", failed: "(no output)" };
+
+// What the model gets of a round in which it called tools.
+export function roundMessages({ text, thinking, calls }, hasThinking = false) {
+  const tool_calls = calls.map((call) => ({ id: call.id, type: "function",
+    function: { name: call.name, arguments: call.arguments || "{}" } }));
+  const said = { role: "assistant", content: text, tool_calls };
+  if (hasThinking && thinking) said.reasoning_content = thinking;
+  return [said, ...calls.map(({ id, state, result }) => ({ role: "tool", tool_call_id: id,
+    content: result || UNMADE[state] || "The user stopped this call." }))];
+}
+
 export class Chat {
   constructor() {
     this.id = null; // the server's, once it is saved
@@ -13,7 +25,8 @@ export class Chat {
   }
 
   add(parent, role, text = "") {
-    const message = { id: null, parent, role, text, thinking: "", state: "done", error: "", model: "", stats: {} };
+    const message = { id: null, parent, role, text, thinking: "", state: "done", error: "", model: "", stats: {},
+      rounds: [] };
     this.messages.push(message);
     this.leaf = message;
     return message;
@@ -46,7 +59,8 @@ export class Chat {
     const summary = gone && this.leftOut.summary ? "Summary of the conversation so far:\n" + this.leftOut.summary : "";
     const system = [this.system, summary].filter(Boolean).join("\n\n");
     const sent = system ? [{ role: "system", content: system }] : [];
-    for (const { role, text } of path.slice(gone)) {
+    for (const { role, text, rounds } of path.slice(gone)) {
+      sent.push(...rounds.flatMap((one) => roundMessages(one)));
       if (!text) continue;
       const before = sent.at(-1);
       if (before?.role === role) before.content += "\n\n" + text;
