@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # Messages that are read in the event loop: leaving it takes as long.
 _READ_HERE = 20
+_PIXELS_PER_SECOND = 10_000_000  # resized and normalised for the model
 MAX_IMAGES, MAX_PIXELS = 256, 128 << 20  # of one request
 
 
@@ -99,6 +100,7 @@ class Prompts:
             return ids, fitted
 
         seconds = render_seconds([message.text for message in conversation.messages], tools)
+        seconds += conversation.num_pixels / _PIXELS_PER_SECOND
         token_ids, fitted = await in_turn(request, seconds, render)
         if left_out := conversation.left_out:
             warn(request, f"left out: {', '.join(left_out)}")

@@ -22,6 +22,7 @@ class Tokens:
     reasoning: int = 0  # of the completion's
     cache: CacheReport | None = None  # of the prompt, if there is only one
     speculation: SpeculationReport | None = None  # of all answers; None where it is off
+    images: int = 0  # of the prompt's
 
     @classmethod
     def of(cls, usages: Mapping[int, Usage], num_choices: int = 1) -> Tokens:
@@ -34,7 +35,14 @@ class Tokens:
             sum(usage.reasoning_tokens for usage in usages.values()),
             prompts[0].cache if len(prompts) == 1 else None,
             _together([usage.speculation for usage in usages.values()]),
+            sum(usage.image_tokens for usage in prompts),
         )
+
+    @property
+    def prompt_details(self) -> dict[str, int]:
+        """In OpenAI's words."""
+        images = {"image_tokens": self.images} if self.images else {}
+        return {"cached_tokens": self.cached, **images}
 
 
 def _together(reports: Sequence[SpeculationReport | None]) -> SpeculationReport | None:

@@ -285,6 +285,12 @@ class Conversation:
         """Those that are not decoded yet, in their order."""
         return [image for message in self.messages for image in message.sent_images]
 
+    @property
+    def num_pixels(self) -> int:
+        """Of decoded images."""
+        images = [one.image for message in self.messages for one in message.images]
+        return sum(one.width * one.height for one in images if isinstance(one, Image))
+
     def with_images(self, found: Mapping[SentImage, Image]) -> Self:
         """With the images that were sent decoded."""
         return replace(self, messages=tuple(m.with_images(found) for m in self.messages))

@@ -30,6 +30,7 @@ from mlxserve.api.service import Service
 from mlxserve.api.turns import KEEP_ALIVE, WAITED
 from mlxserve.api.warnings import warn
 from mlxserve.errors import MlxServeError
+from mlxserve.images.picture import PicturePrompt
 from mlxserve.text.parsing.turn import AssistantTurn
 
 AskedT = TypeVar("AskedT", bound=OllamaGeneration)
@@ -153,7 +154,10 @@ class Ollama:
         prompt = await self._service.prompts.of_conversation(
             request, asked.conversation, 2, asked.template_kwargs, tools=asked.definitions
         )
-        return [*(asked.context or ()), *prompt]
+        earlier = asked.context or ()
+        if isinstance(prompt, PicturePrompt):
+            return prompt.after(earlier)
+        return [*earlier, *prompt]
 
     async def _answer(
         self,
@@ -173,7 +177,8 @@ class Ollama:
             raise from_engine(error, prompt_param=asked.PROMPT) from error
         reply.answers = answers
         if reply.context is not None:
-            reply.context = prompt
+            # Without the rows of images, which are no tokens.
+            reply.context = [token for token in prompt if token >= 0]
         return await self._service.reply(request, asked, answers, reply, framing=JSON_LINES)
 
     async def _vectors(

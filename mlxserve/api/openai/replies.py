@@ -323,7 +323,7 @@ def usage(tokens: Tokens) -> dict[str, Any]:
         "prompt_tokens": tokens.prompt,
         "completion_tokens": tokens.completion,
         "total_tokens": tokens.prompt + tokens.completion,
-        "prompt_tokens_details": {"cached_tokens": tokens.cached},
+        "prompt_tokens_details": tokens.prompt_details,
         "completion_tokens_details": {"reasoning_tokens": tokens.reasoning},
         **reports(tokens),
     }

@@ -94,7 +94,7 @@ class ResponseReply:
         response["output"] = self._output.whole(status)
         response["usage"] = {
             "input_tokens": tokens.prompt,
-            "input_tokens_details": {"cached_tokens": tokens.cached},
+            "input_tokens_details": tokens.prompt_details,
             "output_tokens": tokens.completion,
             "output_tokens_details": {"reasoning_tokens": tokens.reasoning},
             "total_tokens": tokens.prompt + tokens.completion,
