@@ -23,6 +23,7 @@ from mlxserve.disk.tier import DiskTier
 from mlxserve.door import BODY_MEMORY, Door
 from mlxserve.embedders.build import build_encoder_engine, refuse_options
 from mlxserve.embedders.embedder import Embedder
+from mlxserve.embedders.judging import answers_of
 from mlxserve.engine.async_engine import AsyncEngine
 from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.engine import Engine
@@ -150,6 +151,7 @@ def _build_embedder(
     """As `build_chat`, of a model that embeds or ranks texts."""
     refuse_options(config, files.name)
     tokenizer = Tokenizer(files.path)
+    answers = answers_of(tokenizer, files.name) if rules.judges else (0, 0)
     found: list[int] = []  # filled on the engine's thread
     own_limit = int(machine.memory().working_set * config.gpu_memory_utilization)
 
@@ -158,6 +160,7 @@ def _build_embedder(
             config,
             files,
             rules,
+            answers,
             is_metal=machine.is_metal(),
             memory_limit=own_limit if memory_limit is None else min(memory_limit, own_limit),
         )

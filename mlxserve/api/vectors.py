@@ -38,7 +38,9 @@ MAX_WAITING, MAX_CLIENT_WAITING = 256, 64  # requests, of all clients and of one
 class Ranker(Protocol):
     """A Chat that ranks documents (`mlxserve.embedders.embedder`)."""
 
-    def rank_texts(self, query: str, documents: Sequence[str]) -> tuple[Sequence[Any], int]: ...
+    def rank_texts(
+        self, query: str, documents: Sequence[str], instruction: str | None = None
+    ) -> tuple[Sequence[Any], int]: ...
     async def rank(self, texts: Sequence[Any], *, client: str = "") -> list[float]: ...
 
 
@@ -90,7 +92,7 @@ class Vectors:
         return vectors, sum(map(len, tokens))
 
     async def ranks(
-        self, request: Request, query: str, documents: Sequence[str]
+        self, request: Request, query: str, documents: Sequence[str], instruction: str | None
     ) -> tuple[list[float], int]:
         """(how relevant each document is, tokens). Raises ApiError and ClientDisconnect.
 
@@ -107,7 +109,7 @@ class Vectors:
         client = client_name(request)
         try:
             texts, num_cut = await in_turn(
-                request, seconds, partial(chat.rank_texts, query, documents)
+                request, seconds, partial(chat.rank_texts, query, documents, instruction)
             )
             self._check(texts, client, "documents")
             computed = chat.rank(texts, client=client)

@@ -63,12 +63,16 @@ def build_encoder_engine(
     config: EngineConfig,
     files: ModelFiles,
     rules: TextEncoder,
+    answers: tuple[int, int] = (0, 0),
     *,
     is_metal: bool,
     memory_limit: int,
 ) -> tuple[Engine, int]:
-    """(engine, vocabulary size), on the thread that will run it. Raises MlxServeError."""
-    encoder = load_encoder(files, rules, is_metal=is_metal, memory_limit=memory_limit)
+    """(engine, vocabulary size), on the thread that will run it. Raises MlxServeError.
+
+    answers: as in Encoder
+    """
+    encoder = load_encoder(files, rules, answers, is_metal=is_metal, memory_limit=memory_limit)
     check(encoder, files.name)
     shape = _Shape.of(files.config, is_metal=is_metal)
     weights = sum(array.nbytes for _, array in tree_flatten(encoder.parameters()))
@@ -103,7 +107,12 @@ def build_encoder_engine(
 
 
 def load_encoder(
-    files: ModelFiles, rules: TextEncoder, *, is_metal: bool, memory_limit: int
+    files: ModelFiles,
+    rules: TextEncoder,
+    answers: tuple[int, int] = (0, 0),
+    *,
+    is_metal: bool,
+    memory_limit: int,
 ) -> Encoder:
     """With its weights in memory. Raises UnsupportedModel, OutOfMemory."""
     refuse_too_large(files.weight_size, files.name, memory_limit)
@@ -116,6 +125,7 @@ def load_encoder(
         rules,
         _dense(files, rules, network),
         padding if isinstance(padding, int) and padding >= 0 else 0,
+        answers,
     )
     encoder.eval()
     mx.eval(encoder.parameters())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mlxserve.chat.chat import Chat
 from mlxserve.embedders.encoder import Encoder, EncoderText
 from mlxserve.embedders.encoding import Encoding
+from mlxserve.embedders.judging import Judging
 from mlxserve.errors import InvalidParameter, InvalidRequest, PromptTooLong
 from mlxserve.hub.text_encoders import TextEncoder
 
@@ -33,7 +34,8 @@ class Embedder(Chat):
         super().__init__(engine, tokenizer, **options)
         self.can_embed = not rules.is_reranker
         self._rules = rules
-        self._start, self._end = _marks(tokenizer)
+        self._judging = Judging(tokenizer) if rules.judges else None
+        self._end = _marks_after(tokenizer)
 
     def prompt_of(self, input_type: str | None) -> str:
         """What the model wants before texts of a type: "query", "document" or another that its files name."""
@@ -49,12 +51,10 @@ class Embedder(Chat):
 
     def cut(self, token_ids: Sequence[int]) -> list[int]:
         """The first tokens that fit, with the marks at the end."""
-        return self._with_end(token_ids, self.max_model_len)
-
-    def _with_end(self, token_ids: Sequence[int], most: int) -> list[int]:
+        most = self.max_model_len
         if len(token_ids) <= most:
             return list(token_ids)
-        end = self._end if list(token_ids[-len(self._end) :]) == self._end else []
+        end = self._end if list(token_ids[len(token_ids) - len(self._end) :]) == self._end else []
         return [*token_ids[: most - len(end)], *end]
 
     # ---- vectors
@@ -114,9 +114,22 @@ class Embedder(Chat):
 
     # ---- ranks
 
-    def rank_texts(self, query: str, documents: Sequence[str]) -> tuple[list[EncoderText], int]:
+    def rank_texts(
+        self, query: str, documents: Sequence[str], instruction: str | None = None
+    ) -> tuple[list[EncoderText], int]:
         """What `rank` takes, and how many documents were cut to fit. Of an embedding model the query is the
-        first; of a cross-encoder each is a pair. Raises InvalidRequest."""
+        first; of a reranker each has the query and a document.
+
+        instruction: what makes a document relevant, for a model that reads one; None for its usual one
+        Raises InvalidRequest, InvalidParameter.
+        """
+        documents = [text[: self.most_characters] for text in documents]
+        if self._judging is not None:
+            most = self.max_model_len
+            asked = [self._judging.prompt(query, one, instruction, most) for one in documents]
+            return [EncoderText(ids) for ids, _ in asked], sum(is_cut for _, is_cut in asked)
+        if instruction is not None:
+            raise InvalidParameter("instruction", "this model reads none; leave it out")
         if self.can_embed:
             before = [self._rules.prompts.get(name, "") for name in _PAIR]
             every = [before[0] + query, *(before[1] + text for text in documents)]
@@ -128,7 +141,7 @@ class Embedder(Chat):
 
     def _pair(self, query: str, document: str) -> tuple[EncoderText, bool]:
         """The document is cut where both do not fit. Raises InvalidRequest where the query alone does not."""
-        ids, types, second = self._tokenizer.encode_pair(query, document[: self.most_characters])
+        ids, types, second = self._tokenizer.encode_pair(query, document)
         excess = len(ids) - self.max_model_len
         if excess > 0:
             if excess >= len(second):
@@ -150,13 +163,13 @@ class Embedder(Chat):
         return [sum(a * b for a, b in zip(query, one, strict=True)) for one in documents]
 
 
-def _marks(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """What the tokenizer puts before and after a text."""
+def _marks_after(tokenizer: Tokenizer) -> list[int]:
+    """What the tokenizer puts after a text."""
     whole, plain = tokenizer.encode("a"), tokenizer.encode_plain("a")
-    for start in range(len(whole) - len(plain) + 1):
-        if whole[start : start + len(plain)] == plain:
-            return whole[:start], whole[start + len(plain) :]
-    return [], []
+    for end in range(len(plain), len(whole) + 1):
+        if whole[end - len(plain) : end] == plain:
+            return whole[end:]
+    return []
 
 
 def _unit(vector: Iterable[float]) -> list[float]:

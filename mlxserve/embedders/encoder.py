@@ -42,16 +42,19 @@ class Encoder(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
         rules: TextEncoder,
         dense: Sequence[nn.Module] = (),
         padding: int = 0,
+        answers: tuple[int, int] = (0, 0),
     ) -> None:
         """
         dense: layers after the pooling
         padding: the token that short rows end with
+        answers: the tokens "no" and "yes" of a language model that judges
         """
         super().__init__()
         self.network = network
         self.dense = list(dense)
         self.rules = rules
         self._padding = padding
+        self.answers = answers
         activations = [spec.activation for spec in rules.dense] or ["identity"] * len(self.dense)
         self._activations = tuple(_ACTIVATIONS[name] for name in activations)
 
@@ -68,9 +71,14 @@ class Encoder(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
         return _unit(kept) if self.rules.normalizes or dimensions is not None else kept
 
     def scores(self, texts: Sequence[EncoderText]) -> mx.array:
-        """(texts,): from 0 to 1, of a cross-encoder; not evaluated."""
-        logits = self.network(*self._padded(texts)).astype(mx.float32)
-        return mx.sigmoid(logits[:, 0])
+        """(texts,): from 0 to 1, of a reranker; not evaluated."""
+        ids, mask, types = self._padded(texts)
+        found = self.network(ids, mask, types)
+        if not self.rules.judges:
+            return mx.sigmoid(found[:, 0].astype(mx.float32))
+        no, yes = self.answers
+        logits = self.network.logits(_last(found, mask)).astype(mx.float32)
+        return mx.sigmoid(logits[:, yes] - logits[:, no])  # the softmax of the two
 
     def _padded(self, texts: Sequence[EncoderText]) -> tuple[mx.array, mx.array, mx.array | None]:
         """(ids, mask, types), each (texts, tokens of the longest); no types where no text is a pair."""

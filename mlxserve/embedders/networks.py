@@ -68,6 +68,11 @@ class DecoderNetwork(nn.Module):  # type: ignore[misc]
         # A partial: as an attribute, the whole model would count as a part of this one.
         self._sanitized = partial(_sanitized, [whole])
 
+    def logits(self, hidden: mx.array) -> mx.array:
+        """(rows, hidden) -> (rows, vocabulary), of a model whose head is its embedding."""
+        logits: mx.array = self.model.embed_tokens.as_linear(hidden)
+        return logits
+
     def __call__(self, ids: mx.array, _mask: mx.array, _types: mx.array | None) -> mx.array:
         """As EncoderNetwork's. A row's padding comes after what is asked of it."""
         hidden: mx.array = self.model(ids)
@@ -75,6 +80,22 @@ class DecoderNetwork(nn.Module):  # type: ignore[misc]
 
     def sanitize(self, weights: Weights) -> Weights:
         return self._sanitized(weights)
+
+
+class JudgeNetwork(DecoderNetwork):
+    """With a head of its own."""
+
+    def __init__(self, definition: Any, dense: Sequence[tuple[int, int]], config: Any) -> None:
+        super().__init__(definition, dense, config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        logits: mx.array = self.lm_head(hidden)
+        return logits
+
+    def sanitize(self, weights: Weights) -> Weights:
+        head = {name: array for name, array in weights.items() if name.startswith("lm_head.")}
+        return super().sanitize(weights) | head
 
 
 class BidirectionalNetwork(DecoderNetwork):
@@ -161,6 +182,8 @@ def _classes(
         name = "SequenceClassificationModel" if encoder.is_reranker else "Model"
         return partial(EncoderNetwork, getattr(module, name)), module.ModelConfig
     found = definition_of(files.config)
+    if encoder.judges and files.config.get("tie_word_embeddings") is not True:
+        return partial(JudgeNetwork, found.model, dense), found.arguments
     if files.config.get("use_bidirectional_attention") is True:
         kind = files.config["model_type"]
         if kind != "gemma3_text":

@@ -227,6 +227,10 @@ _EMBEDDERS = {
     "qwen3-embedding:0.6b": "Qwen/Qwen3-Embedding-0.6B",
     "qwen3-embedding:4b": "Qwen/Qwen3-Embedding-4B",
     "qwen3-embedding:8b": "Qwen/Qwen3-Embedding-8B",
+    "qwen3-reranker": "Qwen/Qwen3-Reranker-0.6B",
+    "qwen3-reranker:0.6b": "Qwen/Qwen3-Reranker-0.6B",
+    "qwen3-reranker:4b": "Qwen/Qwen3-Reranker-4B",
+    "qwen3-reranker:8b": "Qwen/Qwen3-Reranker-8B",
     "bge-reranker-base": "BAAI/bge-reranker-base",
     "bge-reranker-v2-m3": "BAAI/bge-reranker-v2-m3",
 }

@@ -32,6 +32,9 @@ ENCODERS: Mapping[str, str] = {
     "modernbert": "modernbert",
 }
 _OFFSET = "xlm_roberta"  # its first position is the one after the padding's
+_JUDGE = (
+    "qwen3"  # the only kind of language models that are published as rerankers under their own head
+)
 _WITH_HEADS = "ForSequenceClassification"
 _MOST_PROMPTS, _MOST_MODULES = 1_000, 20
 _NO_LIMIT = 1_000_000  # tokenizers without a longest length write a number of thirty digits
@@ -82,6 +85,7 @@ class TextEncoder:
     prompts        by name: what is put before a text
     default_prompt the one of texts that ask for none
     is_reranker    scores a query and a document instead of making vectors
+    judges         a reranker that is a language model, whose next word is "yes" or "no" (Qwen3-Reranker)
     says_pooling   whether the files say how to pool; otherwise it is what their kind usually does
     """
 
@@ -93,6 +97,7 @@ class TextEncoder:
     prompts: Mapping[str, str]
     default_prompt: str | None
     is_reranker: bool
+    judges: bool
     says_pooling: bool
 
 
@@ -106,7 +111,10 @@ def text_encoder(files: ModelFiles) -> TextEncoder | None:
     model_type = str(files.config.get("model_type"))
     kind, is_listed = ENCODERS.get(model_type), (files.path / "modules.json").exists()
     is_classifier = _is_classifier(files.config)
-    if not _is_encoder(files, kind, is_listed=is_listed, is_classifier=is_classifier):
+    judges = not is_classifier and model_type == _JUDGE and "reranker" in files.name.lower()
+    if not judges and not _is_encoder(
+        files, kind, is_listed=is_listed, is_classifier=is_classifier
+    ):
         return None
     if is_classifier:
         _check_classifier(files, kind)
@@ -122,7 +130,8 @@ def text_encoder(files: ModelFiles) -> TextEncoder | None:
         default_prompt=name
         if isinstance(name := prompts.get("default_prompt_name"), str)
         else None,
-        is_reranker=is_classifier,
+        is_reranker=is_classifier or judges,
+        judges=judges,
         says_pooling=bool(modules.poolings),
     )
 

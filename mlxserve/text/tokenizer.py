@@ -267,10 +267,16 @@ class Tokenizer:
         with self._lock:
             return list(self._wrapper.encode(text))
 
-    def encode_plain(self, text: str) -> list[int]:
-        """As `encode_here`, without the marks that the tokenizer puts around a text."""
+    def encode_plain(self, text: str, *, as_text: bool = False) -> list[int]:
+        """As `encode_here`, without the marks that the tokenizer puts around a text. Raises InvalidRequest.
+
+        as_text: encode control tokens as the characters that they are written with
+        """
+        _check_text(text)
         with self._lock:
-            return list(self._wrapper.encode(text, add_special_tokens=False))
+            return list(
+                self._wrapper.encode(text, add_special_tokens=False, split_special_tokens=as_text)
+            )
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int], list[int]]:
         """Two texts as one: (token ids, 0 or 1 for each as the model tells the texts apart, positions of the

@@ -245,8 +245,10 @@ class FakeChat:
     can_write, can_embed, can_rank = Chat.can_write, Chat.can_embed, Chat.can_rank
     most_characters = 1_000_000
 
-    def rank_texts(self, query: str, documents: Sequence[str]) -> tuple[list[list[int]], int]:
-        return [self.encode(query + document) for document in documents], 0
+    def rank_texts(
+        self, query: str, documents: Sequence[str], instruction: str | None = None
+    ) -> tuple[list[list[int]], int]:
+        return [self.encode((instruction or "") + query + document) for document in documents], 0
 
     async def rank(self, texts: Sequence[Sequence[int]], *, client: str = "") -> list[float]:
         """The shortest document is the most relevant."""

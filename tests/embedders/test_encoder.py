@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,8 @@ from mlxserve.embedders.encoding import BATCH_TOKENS, Encoding, batches
 from mlxserve.errors import InvalidParameter, UnsupportedModel
 from mlxserve.hub.files import find_model
 from mlxserve.hub.text_encoders import text_encoder
-from tests.embedders.conftest import SIZES, write_modules
+from mlxserve.model.definitions import defer_mlx_vlm
+from tests.embedders.conftest import MEAN, SIZES, write_modules
 
 TEXTS = [[1, 5, 9, 4, 2], [1, 7, 2], [1, *range(4, 15), 2]]
 Weights = Mapping[str, np.ndarray]
@@ -229,6 +231,52 @@ def test_a_bidirectional_decoder_sees_both_ways_within_its_window(
     np.testing.assert_array_equal(first, far)
     beside = vectors(encoder, [text, list(range(5, 30))])
     np.testing.assert_allclose(beside[0], first, atol=1e-5)
+
+
+def test_embedding_gemma_s_layers_are_those_of_mlx_vlm(decoder_folder: Callable[..., Path]) -> None:
+    """For texts that are no longer than the window, as mlx-vlm has none."""
+    folder = decoder_folder(
+        "gemma3_text",
+        MEAN,
+        use_bidirectional_attention=True,
+        sliding_window=64,
+        rope_theta=1e6,  # mlx-vlm's, which does not read it
+    )
+    config = json.loads((folder / "config.json").read_text())
+    defer_mlx_vlm()
+    theirs = importlib.import_module("mlx_vlm.models.gemma3_embedding")
+    model = theirs.Model(theirs.ModelConfig.from_dict(config))
+    found = mx.load(str(folder / "model.safetensors"))
+    assert isinstance(found, dict)
+    weights = {name: array for name, array in found.items() if name.startswith("model.")}
+    model.load_weights(list(weights.items()), strict=False)  # but for its layers after the pooling
+    wanted = []
+    for text in TEXTS:
+        hidden = np.array(model(mx.array([text])).last_hidden_state)[0]
+        wanted.append(unit(hidden.mean(axis=0)))
+    np.testing.assert_allclose(vectors(encoder_of(folder), TEXTS), wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_language_model_that_judges_scores_by_its_yes_against_its_no(
+    write_model: Callable[..., Path],
+    build_model: Callable[..., Any],
+    tmp_path: Path,
+    tied: bool,
+) -> None:
+    folder = tmp_path / "Small-Reranker"
+    folder.mkdir()
+    write_model(folder, "qwen3", tie_word_embeddings=tied)
+    files = find_model(str(folder))
+    rules = text_encoder(files)
+    assert rules is not None
+    assert rules.judges
+    encoder = load_encoder(files, rules, (20, 30), is_metal=False, memory_limit=1 << 30)
+    model, _ = build_model("qwen3", tie_word_embeddings=tied)
+    found = np.array(encoder.scores([EncoderText(text) for text in TEXTS]))
+    for text, score in zip(TEXTS, found, strict=True):
+        logits = np.array(model(mx.array([text])))[0, -1]
+        assert score == pytest.approx(1 / (1 + np.exp(logits[20] - logits[30])), abs=1e-5)
 
 
 def test_layers_that_a_conversion_has_put_into_the_model_s_own_file(

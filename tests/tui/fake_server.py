@@ -23,6 +23,7 @@ class FakeServer:
     def __init__(self) -> None:
         self.models = ["small", "large"]
         self.model_fields: dict[str, Any] = {}  # of every model's card, beside its id
+        self.fields_of: dict[str, dict[str, Any]] = {}  # of one model's
         self.health: tuple[int, dict[str, Any]] = (200, {"status": "ok"})
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
@@ -78,7 +79,10 @@ class FakeServer:
                 if path == "/health":
                     self._reply(*fake.health)
                 elif path == "/v1/models":
-                    cards = [{"id": model, **fake.model_fields} for model in fake.models]
+                    cards = [
+                        {"id": model, **fake.model_fields, **fake.fields_of.get(model, {})}
+                        for model in fake.models
+                    ]
                     self._reply(200, {"data": cards})
                 elif path in fake.engine:
                     self._reply(200, fake.engine[path])

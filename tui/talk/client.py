@@ -98,7 +98,9 @@ class ChatClient:
             check(reply.status_code, reply.content, self.url)
         data = json_object(reply.content).get("data")
         entries = data if isinstance(data, list) else []
-        return [_served(entry) for entry in entries if isinstance(entry, dict) and "id" in entry]
+        models = [entry for entry in entries if isinstance(entry, dict) and "id" in entry]
+        writers = [entry for entry in models if _writes(entry)]
+        return [_served(entry) for entry in writers or models]
 
     async def stream(
         self,
@@ -235,6 +237,12 @@ def _usage(usage: Mapping[str, Any]) -> UsagePiece:
         differs_at=_count(cache.get("differs_at")),
         miss=one_line(well_formed(str(cache.get("reason", ""))), 40),
     )
+
+
+def _writes(entry: Mapping[str, Any]) -> bool:
+    """Whether it can be chatted with, as far as the server says."""
+    abilities = entry.get("capabilities")
+    return not isinstance(abilities, list) or not abilities or "completion" in abilities
 
 
 def _served(entry: Mapping[str, Any]) -> ServedModel:

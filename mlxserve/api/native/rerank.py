@@ -32,7 +32,7 @@ _Document = Annotated[_Text, BeforeValidator(_text)]
 
 
 class RerankRequest(RequestBody):
-    """The body of `POST /v1/rerank`."""
+    """The body of `POST /v1/rerank`. `instruction` is an extension."""
 
     query: _Text
     documents: Annotated[
@@ -40,6 +40,7 @@ class RerankRequest(RequestBody):
     ]
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool | None = None
+    instruction: Annotated[str, Field(max_length=10_000)] | None = None
 
 
 class Rerank:
@@ -56,7 +57,7 @@ class Rerank:
         asked = await read_request(RerankRequest, request)
         self._service.check_model(request, asked.model)
         scores, num_tokens = await self._service.vectors.ranks(
-            request, asked.query, asked.documents
+            request, asked.query, asked.documents, asked.instruction
         )
         # The first of equals stays first: Python's sort is stable.
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]

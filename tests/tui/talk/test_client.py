@@ -181,6 +181,22 @@ def test_our_server_says_how_long_its_context_is(
     assert model == ServedModel("small", 4096, is_ours=True)
 
 
+@pytest.mark.parametrize(
+    ("small", "listed"),
+    [
+        (["embedding", "rerank"], ["large"]),
+        (["completion", "embedding"], ["small", "large"]),
+        ([], ["small", "large"]),
+    ],
+)
+def test_models_that_only_embed_are_not_listed(
+    server: FakeServer, in_client: Callable[..., object], small: list[str], listed: list[str]
+) -> None:
+    server.fields_of["small"] = {"capabilities": small}
+    found = in_client(server.url, lambda client: client.models())
+    assert [one.name for one in found] == listed  # type: ignore[attr-defined]
+
+
 def test_an_answer_that_repeats_itself_is_stopped_where_the_server_can(
     server: FakeServer, in_client: Callable[..., object]
 ) -> None:

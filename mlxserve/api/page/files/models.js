@@ -12,7 +12,9 @@ export function whenChosen(tell) { onChosen = tell; }
 
 // The card of the chosen model, as the server describes it now.
 export async function chosenModel() {
-  const cards = (await (await ask("/v1/models")).json()).data;
+  const every = (await (await ask("/v1/models")).json()).data;
+  const writers = every.filter((one) => one.capabilities?.includes("completion") ?? true);
+  const cards = writers.length ? writers : every;
   const card = cards.find((one) => one.id === chosen) ?? cards[0];
   chosen = card.id;
   const choices = cards.map((one) => new Option(one.loaded ? one.id : `${one.id} (not loaded)`, one.id));
