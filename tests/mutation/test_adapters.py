@@ -1,0 +1,111 @@
+"""Adapters of other rows and pages of other adapters: each is found when the model is loaded, or by a test."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from mlxserve.chat.chat import Chat
+from mlxserve.errors import UnsupportedModel
+from mlxserve.model import step_graphs
+from mlxserve.model.adapted_layers import AdaptedEmbedding, AdapterRows
+from mlxserve.model.adapters import Adapters
+from tests import test_adapters
+from tests.model import test_step_graphs
+from tests.mutation.bug import Bug
+from tests.test_adapters import load as load
+from tests.test_adapters import tuned as tuned
+
+pytestmark = pytest.mark.mutation
+
+FOUND: dict[str, Bug] = {
+    "give rows the adapters of others": Bug(
+        Adapters,
+        "_of",
+        "mx.array(index)",
+        "mx.array(index[::-1])",
+        test_adapters.test_an_adapter_answers_as_mlx_lm_alone_cached_and_beside_others,
+    ),
+    "scale as another adapter": Bug(
+        Adapters,
+        "_of",
+        "self.scales[number]",
+        "self.scales[0]",
+        test_adapters.test_an_adapter_answers_as_mlx_lm_alone_cached_and_beside_others,
+    ),
+    "count a chunk as one row": Bug(
+        Adapters,
+        "of_chunks",
+        "range(chunk.length)",
+        "range(1)",
+        test_adapters.test_an_adapter_answers_as_mlx_lm_alone_cached_and_beside_others,
+    ),
+    "adapt a tied head as the embedding": Bug(
+        AdaptedEmbedding,
+        "as_linear",
+        "(chosen := self._rows.of_head) is None",
+        "True",
+        test_adapters.test_an_adapter_answers_as_mlx_lm_alone_cached_and_beside_others,
+    ),
+    "share a page across adapters": Bug(
+        Chat,
+        "_with_adapter",
+        'f"{self.fingerprint}/{digest}"',
+        "self.fingerprint",
+        test_adapters.test_pages_are_shared_within_an_adapter_and_not_across,
+    ),
+    "know an adapter by its name": Bug(
+        Chat,
+        "_with_adapter",
+        'f"{self.fingerprint}/{digest}"',
+        'f"{self.fingerprint}/{name}"',
+        test_adapters.test_pages_of_adapters_are_found_on_disk_after_a_restart,
+    ),
+    "name prefixes for all adapters": Bug(
+        Chat,
+        "_with_adapter",
+        'prefix_file.with_stem(f"{prefix_file.stem}-{digest}")',
+        "prefix_file",
+        test_adapters.test_a_named_prefix_belongs_to_its_adapter,
+    ),
+    "give recurrent layers the first rows' adapters": Bug(
+        AdapterRows,
+        "narrow",
+        "number[first:end], scale[first:end]",
+        "number[: end - first], scale[: end - first]",
+        test_adapters.test_adapters_of_every_kind_of_layer_answer_as_mlx_lm,
+        {"kind": "qwen3_next"},
+    ),
+    "forget that experts are sorted": Bug(
+        AdapterRows,
+        "of_experts",
+        "mx.argsort(self._experts.flatten())",
+        "mx.arange(self._experts.size)",
+        test_adapters.test_adapters_of_every_kind_of_layer_answer_as_mlx_lm,
+        {"kind": "qwen3_moe"},
+    ),
+    "record a step without adapters": Bug(
+        step_graphs,
+        "_recording",
+        "layout = replace(layout, adapters=(adapters[0], adapters[1]))",
+        "pass",
+        test_step_graphs.test_a_recorded_step_has_the_adapters_of_its_own_rows,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_the_load_or_a_test_finds_the_bug_of_adapters(
+    name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    bug = FOUND[name]
+    assert bug.claim is not None
+    fixtures = {
+        parameter: request.getfixturevalue(parameter)
+        for parameter in inspect.signature(bug.claim).parameters
+        if parameter not in bug.options
+    }
+    bug.plant(monkeypatch)
+    with pytest.raises((AssertionError, UnsupportedModel)):
+        bug.claim(**fixtures, **bug.options)
