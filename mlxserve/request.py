@@ -54,7 +54,9 @@ class CacheMiss(StrEnum):
 
     NEW_TEXT = "new_text"  # from some token on, it was never computed before
     EVICTED = "evicted"  # it was cached, but its pages were needed
-    OTHER_SALT = "other_salt"  # this client computed it under another cache_salt
+    OTHER_SALT = (
+        "other_salt"  # this client computed it under another cache_salt, or with another adapter
+    )
     BELOW_ONE_PAGE = "below_one_page"  # the rest does not fill a page, or is the last token
     LOST = "lost"  # it was on disk, but could not be read
     NO_SNAPSHOT = "no_snapshot"  # its pages are cached, but no recurrent state after them

@@ -96,3 +96,14 @@ def dense_tokens(
             ids = mx.array([answer[-1:]])
         answers.append(tuple(answer))
     return answers
+
+
+def fuse(model: Any, adapter: Path) -> None:
+    """Add an adapter to the weights of the linear layers that it changes."""
+    arrays = mx.load(str(adapter / "adapters.safetensors"))
+    assert isinstance(arrays, dict)
+    scale = json.loads((adapter / "adapter_config.json").read_text())["lora_parameters"]["scale"]
+    modules = dict(model.named_modules())
+    for path in {name.rpartition(".")[0] for name in arrays}:
+        change = arrays[f"{path}.lora_a"] @ arrays[f"{path}.lora_b"]
+        modules[path].weight += scale * change.T

@@ -13,6 +13,7 @@ from mlxserve import LLM, SamplingParams
 from mlxserve.chat.answers import RequestOutput
 from mlxserve.errors import InvalidParameter
 from mlxserve.images.image import Image
+from tests.adapters import fuse, write_adapter
 from tests.model.small_vision import (
     KINDS,
     answer_of_mlx_vlm,
@@ -113,6 +114,22 @@ def test_images_alone_together_and_cached(model: Model, serve: Serve) -> None:
     agree(model, llm, list(QUESTIONS.values()))
     outputs = agree(model, llm, list(QUESTIONS.values()))
     assert sum(output.usage.cached_tokens for output in outputs) > 64
+
+
+@pytest.mark.slow
+def test_an_adapter_of_the_text_answers_about_images(
+    model: Model, serve: Serve, tmp_path: Path
+) -> None:
+    """As mlx-vlm with the adapter in its weights, in one step with the model alone."""
+    adapter = write_adapter(tmp_path / "a", model.folder, seed=1)
+    whole = read_whole(model.folder)
+    fuse(whole, adapter)
+    llm = serve(adapters={"a": adapter})
+    for said in QUESTIONS.values():
+        [output] = ask(llm, [said], adapter="a")
+        expected = answer_of_mlx_vlm(model.folder, whole, *said, num_tokens=NUM_TOKENS)
+        assert output.token_ids == expected != model.answer(said)
+    agree(model, llm, list(QUESTIONS.values()))
 
 
 def test_usage_counts_the_rows_of_images(serve: Serve) -> None:
