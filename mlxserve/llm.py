@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from mlxserve import machine
 from mlxserve.chat.answers import RequestOutput
+from mlxserve.chat.given_messages import read_given
 from mlxserve.chat.request_options import RequestOptions
 from mlxserve.config import EngineConfig
 from mlxserve.engine.threads import result_of
@@ -33,7 +34,6 @@ from mlxserve.ranks.environment import own_rank
 from mlxserve.request import Resized
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.stats import Stats
-from mlxserve.text.conversation import read_messages
 from mlxserve.text.costs import encode_seconds, render_seconds
 from mlxserve.text.deltas import Delta
 from mlxserve.text.parsing.turn import AssistantTurn
@@ -263,7 +263,11 @@ class AsyncLLM(_LoadedModel):
             encode = partial(self._chat.encode, prompt)
             return await self._chat.door.run("", encode_seconds(len(prompt)), encode)
         if prompt and isinstance(prompt[0], Mapping):
-            conversation = read_messages(_conversation(prompt))
+            conversation = await read_given(
+                _conversation(prompt),
+                partial(self._chat.door.run, ""),
+                sees=self._chat.sees_images,
+            )
 
             def render() -> list[int]:
                 fitted = self._chat.fit(conversation)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+from PIL import Image as Pillow
 
 from mlxserve import LLM, SamplingParams
 from mlxserve.chat.answers import RequestOutput
@@ -15,14 +17,19 @@ from mlxserve.errors import InvalidParameter
 from mlxserve.images.image import Image
 from tests.adapters import fuse, write_adapter
 from tests.model.small_vision import (
-    KINDS,
+    VISION_MODELS,
     answer_of_mlx_vlm,
     image,
     read_whole,
     write_vision_model,
 )
 
-NUM_TOKENS = 40
+BLIND = ("gemma3",)
+_MARKS: dict[str, Any] = {
+    "qwen3_vl": (),
+    **dict.fromkeys(("qwen2_5_vl", "qwen3_5", "mistral3"), pytest.mark.slow),
+}
+NUM_TOKENS = 24
 PARAMS = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
 A, B, WIDE = image(1), image(2), image(3, 60, 200)
 Said: TypeAlias = tuple[str | Image, ...]
@@ -81,7 +88,9 @@ def agree(model: Model, llm: LLM, questions: Sequence[Said]) -> list[RequestOutp
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(kind, marks=() if kind == "qwen3_vl" else pytest.mark.slow) for kind in KINDS
+        pytest.param(kind, marks=_MARKS.get(kind, pytest.mark.long))
+        for kind in VISION_MODELS
+        if kind not in BLIND
     ],
 )
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
@@ -193,3 +202,50 @@ def test_a_marker_of_images_in_a_text_is_text(model: Model, serve: Serve) -> Non
     [typed] = ask(llm, [("a<|image_pad|>", A)])
     [plain] = ask(llm, [("a", A)])
     assert typed.usage.image_tokens == plain.usage.image_tokens
+
+
+def test_the_library_takes_files_bytes_and_pixels(serve: Serve, tmp_path: Path) -> None:
+    pillow = Pillow.fromarray(A.pixels)
+    path = tmp_path / "a.png"
+    pillow.save(path)
+    url = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+    parts: list[dict[str, Any]] = [
+        {"type": "image", "path": path},
+        {"type": "image", "path": str(path)},
+        {"type": "image", "bytes": path.read_bytes()},
+        {"type": "image", "image": pillow},
+        {"type": "image", "image": A.pixels},
+        {"type": "image_url", "image_url": {"url": url}},
+    ]
+    llm = serve()
+    text = {"type": "text", "text": "What?"}
+    [expected] = ask(llm, [("What?", A)])
+    asked = [[{"role": "user", "content": [text, part]}] for part in parts]
+    for output in llm.chat(asked, PARAMS, use_tqdm=False):
+        assert output.token_ids == expected.token_ids
+
+
+def test_an_image_that_cannot_be_read_is_refused(serve: Serve) -> None:
+    llm = serve()
+    for part, said in (
+        ({"type": "image"}, "needs one of path, bytes, image"),
+        ({"type": "image", "path": "/nowhere/cat.png"}, "cannot be read: .*/nowhere/cat.png"),
+        ({"type": "image", "bytes": b"GIF89a"}, "the image"),
+        ({"type": "image", "bytes": "cat"}, "must be bytes, got str"),
+        ({"type": "image", "image": "cat"}, "neither Pillow's nor an array of pixels"),
+        ({"type": "image_url", "image_url": {"url": "cat.png"}}, "needs a URL"),
+    ):
+        content = [{"type": "text", "text": "What?"}, part]
+        with pytest.raises(InvalidParameter, match=said) as caught:
+            llm.chat([{"role": "user", "content": content}], PARAMS, use_tqdm=False)
+        assert caught.value.name == "messages[0].content[1]"
+
+
+@pytest.mark.slow
+def test_attention_in_both_directions_is_refused_and_text_is_served(tmp_path: Path) -> None:
+    folder = write_vision_model(tmp_path, "gemma3")
+    with LLM(str(folder), disable_log_stats=True, num_pages=32, page_size=16) as llm:
+        with pytest.raises(InvalidParameter, match="not mlx-vlm's"):
+            ask(llm, [("What?", A)])
+        [output] = llm.chat([{"role": "user", "content": "What?"}], PARAMS, use_tqdm=False)
+        assert len(output.token_ids) == NUM_TOKENS

@@ -149,7 +149,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/llm": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config mlxserve/request "
-        "mlxserve/machine mlxserve/text/parsing mlxserve/text/costs mlxserve/text/conversation "
+        "mlxserve/machine mlxserve/text/parsing mlxserve/text/costs "
         "mlxserve/text/deltas mlxserve/engine mlxserve/chat mlxserve/ranks"
     ),
     "mlxserve/__init__": (

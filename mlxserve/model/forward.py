@@ -72,6 +72,7 @@ class Rows:
         self._selector = loaded.selector
         self._adapters = loaded.adapters
         self._commits = _commits()
+        self._is_told_positions = loaded.vision is not None and loaded.vision.is_told_positions
         # A partial of a function: a bound method would be a ring, which keeps the pool alive.
         # Steps of several ranks are not recorded: a graph that is built again must not change the
         # order of its collectives, which nobody has tried.
@@ -101,8 +102,9 @@ class Rows:
         if rows == list(range(len(batch.tokens))):
             rows = None
         groups = self._states.groups(batch.plan, batch.num_decodes) if self._states.is_used else ()
-        if rows is None and pictures is not None and pictures.parts:
-            logits = self._forward(groups, self._kv, layout, tokens)  # features are of this step
+        if rows is None and pictures is not None and (pictures.parts or self._is_told_positions):
+            # What is shown is of this step, and would be a constant of a recorded one.
+            logits = self._forward(groups, self._kv, layout, tokens)
         elif rows is None:
             logits = self._graphs.logits(groups, layout, tokens)
         else:

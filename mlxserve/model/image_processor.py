@@ -93,24 +93,34 @@ def _placeholder_of(processor: Any) -> str:
             return token
         if isinstance(content := getattr(token, "content", None), str):
             return content
+    if isinstance(token_id := getattr(processor, "img_context_token_id", None), int):  # InternVL
+        return str(processor.tokenizer.convert_ids_to_tokens(token_id))
     raise ValueError("its processor names no placeholder of images")
 
 
 def load_processor(module: ModuleType, folder: Path) -> Any:
     """The processor that a package of mlx-vlm's models defines. Raises ValueError without one."""
     for kind in _processors_of(module):
-        return kind.from_pretrained(str(folder))
+        # Code in the folder is never run, nor is the user asked about it.
+        return kind.from_pretrained(str(folder), trust_remote_code=False)
     raise ValueError("mlx-vlm has no processor of its images")
 
 
 def _processors_of(module: ModuleType) -> Iterator[Any]:
-    """Of the package's own files, or those that its model imports."""
+    """Defined in the package's own files or those that its model imports, or taken from transformers there."""
     [folder] = map(Path, module.__path__)
     own = [f"{module.__name__}.{file.stem}" for file in sorted(folder.glob("process*.py"))]
     model = sys.modules[module.Model.__module__]
     others = [each for each in vars(model).values() if inspect.ismodule(each)]
+    found = []
     for each in [*map(importlib.import_module, own), *others]:
-        for kind in vars(each).values():
-            is_processor = inspect.isclass(kind) and kind.__name__.endswith("Processor")
-            if is_processor and kind.__module__ == each.__name__ and hasattr(kind, "attributes"):
-                yield kind
+        kinds = [kind for kind in vars(each).values() if _is_processor(kind)]
+        yield from (kind for kind in kinds if kind.__module__ == each.__name__)
+        found += [kind for kind in kinds if kind.__module__.startswith("transformers.models.")]
+    yield from found
+
+
+def _is_processor(kind: Any) -> bool:
+    if not inspect.isclass(kind) or not kind.__name__.endswith("Processor"):
+        return False
+    return any(base.__name__ == "ProcessorMixin" for base in kind.__mro__[1:])

@@ -1,9 +1,10 @@
 """ShownPictures: lets a text model take rows of pictures, whatever calls it.
 
-Three kinds of its modules get a class of the same name that also reads what is shown: the embedding, whose
-output for a picture's row is the tower's; the first layers, where the tower adds to the hidden states after
-each (DeepStack); and the rotations, where a row has positions in time, height and width. While nothing is
-shown, each calls what it did before.
+Some of its modules get a class of the same name that also reads what is shown: the embedding, whose output
+for a picture's row is the tower's; the first layers, where the tower adds to the hidden states after each
+(DeepStack); and where a row has positions in time, height and width, the rotations of mlx-lm's models, or
+mlx-vlm's language model, which takes them as an argument. While nothing is shown, each calls what it did
+before.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+
+from mlxserve.model.definitions import TextModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class ShownPictures:
     def __init__(self) -> None:
         self.features: Features | None = None
         self.positions: mx.array | None = None  # (3, T)
+        self.is_told_positions = False  # of every step in which a request has pictures
         self._numbers = mx.array(0)  # of the tokens that the embedding was called with
 
     @contextmanager
@@ -112,11 +116,30 @@ class _Rotation:
         return mx.concatenate([turned, x[..., self.dims :]], axis=-1)
 
 
-def teach(model: nn.Module, shown: ShownPictures, *, num_deep: int, axes: Sequence[int]) -> None:
+class _Text:
+    """mlx-vlm's language model."""
+
+    _shown: ShownPictures
+    language_model: Any
+
+    def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
+        positions = self._shown.positions
+        if positions is None:
+            as_text: mx.array = super().__call__(inputs, cache)  # type: ignore[misc]
+            return as_text
+        logits: mx.array = self.language_model(
+            inputs, cache=cache, position_ids=positions[:, :, None]
+        ).logits
+        return logits
+
+
+def teach(
+    model: nn.Module, shown: ShownPictures, *, num_deep: int, axes: Sequence[int] | None
+) -> None:
     """Let the modules of a text model read `shown`.
 
     num_deep: layers after which the tower adds something
-    axes: of each frequency; empty where rows have one position
+    axes: of each frequency, empty where they are not known; None where rows have one position
     Raises ValueError for a model whose modules are not known.
     """
     embeddings = [m for path, m in model.named_modules() if path.endswith("embed_tokens")]
@@ -125,7 +148,10 @@ def teach(model: nn.Module, shown: ShownPictures, *, num_deep: int, axes: Sequen
     _teach(embeddings[0], _Embedding, shown)
     for number, layer in enumerate(model.layers[:num_deep]):
         _teach(layer, _Layer, shown, _number=number)
-    if axes:
+    if axes is not None and isinstance(model, TextModel):
+        _teach(model, _Text, shown)
+        shown.is_told_positions = True
+    elif axes is not None:
         ropes = [m for m in model.modules() if type(m) is nn.RoPE]
         if not ropes or any(m.dims != 2 * len(axes) or m.traditional for m in ropes):
             raise ValueError("its positions of three axes are not known")

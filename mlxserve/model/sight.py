@@ -91,7 +91,7 @@ def _vision_of(
     shown = ShownPictures()
     tower = Tower(whole, image_token, _hidden_size(loaded), loaded.dtype)
     vision = Vision(tower, shown, reader)
-    teach(loaded.model, shown, num_deep=len(vision.see(picture).deep), axes=axes or ())
+    teach(loaded.model, shown, num_deep=len(vision.see(picture).deep), axes=axes)
     seeing = loaded.in_own_dtype().that_sees(vision)
     _refuse_others(dense, _paged(seeing, backends, before, picture, after), loaded.dtype)
     mx.eval(whole.parameters())
@@ -107,15 +107,16 @@ def _text_arrays(model: nn.Module) -> dict[str, mx.array]:
 
 
 def _axes_of(text: nn.Module) -> Sequence[int] | None:
-    """The axis of each frequency of its rotations; None where rows have one position."""
+    """The axis of each frequency of its rotations; empty where that is not known, and None where rows have
+    one position."""
+    if not hasattr(text, "get_rope_index"):
+        return None
     for module in text.modules():
         selector = getattr(module, "position_selector", None)
         if isinstance(selector, mx.array):
             found: list[int] = np.array(selector).astype(int).ravel().tolist()
             return found
-        if getattr(module, "mrope_section", None):
-            raise ValueError("how its positions of three axes are laid out is not known")
-    return None
+    return []
 
 
 def _image_token(config: Any) -> int:
@@ -159,7 +160,7 @@ def _dense(
     """(rows, vocabulary), as mlx-vlm's `generate_step` computes a prompt at once."""
     middle = [image_token if token < 0 else token for token in picture.ids]
     ids = mx.array([[*before, *middle, *after]])
-    found = whole.get_input_embeddings(ids, **arguments(picture))
+    found = whole.get_input_embeddings(ids, mask=mx.ones_like(ids), **arguments(picture))
     others = {
         name: value
         for name, value in found.to_dict().items()

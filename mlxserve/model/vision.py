@@ -92,6 +92,11 @@ class Vision:
         """Of the tower's weights."""
         return self._tower.nbytes
 
+    @property
+    def is_told_positions(self) -> bool:
+        """Whether the text model is told positions of every step in which a request has pictures."""
+        return self._shown.is_told_positions
+
     def use(self) -> VisionUse:
         return VisionUse(self._num_computed, len(self._features), self._nbytes)
 
@@ -119,8 +124,11 @@ class Vision:
 
     def showing(self, pictures: PictureRows) -> AbstractContextManager[None]:
         """While the text model is called for a step."""
+        positions = None
+        if pictures.positions is not None and (pictures.parts or self.is_told_positions):
+            positions = mx.array(pictures.positions)
         if not pictures.parts:
-            return self._shown.showing(None, None)
+            return self._shown.showing(None, positions)
         parts = [(self.see(part.picture), part) for part in pictures.parts]
         rows = mx.concatenate([found.rows[part.first : part.end] for found, part in parts])
         num_deep = len(parts[0][0].deep)
@@ -128,5 +136,4 @@ class Vision:
             mx.concatenate([found.deep[layer][part.first : part.end] for found, part in parts])
             for layer in range(num_deep)
         )
-        positions = None if pictures.positions is None else mx.array(pictures.positions)
         return self._shown.showing(Features(rows, deep), positions)

@@ -66,7 +66,10 @@ class Tower:
         ids = np.array(picture.ids, np.int32)
         is_row = ids < 0
         ids[is_row] = self._image_token
-        found = self._whole.get_input_embeddings(mx.array(ids)[None], **arguments(picture))
+        whole = mx.array(ids)[None]
+        found = self._whole.get_input_embeddings(
+            whole, mask=mx.ones_like(whole), **arguments(picture)
+        )
         rows = found.inputs_embeds[0][mx.array(np.flatnonzero(is_row))]
         deep = getattr(found, "deepstack_visual_embeds", None)
         return Features(rows, () if deep is None else tuple(deep))

@@ -393,14 +393,15 @@ def _url_of(part: Mapping[str, Any]) -> str | None:
 _READ = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning")
 
 
-def read_messages(messages: Iterable[object]) -> Conversation:
+def read_messages(messages: Iterable[object], *, sees: bool = False) -> Conversation:
     """The library's messages: objects as in OpenAI's API, with any others that the template reads.
 
-    Raises InvalidRequest.
+    `sees`: as in `Conversation.of`. Raises InvalidRequest.
     """
-    return Conversation.of(
+    read = (
         _read_message(message, f"messages[{number}]") for number, message in enumerate(messages)
     )
+    return Conversation.of(read, sees=sees)
 
 
 def _read_message(message: object, where: str) -> Message:

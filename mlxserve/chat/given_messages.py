@@ -1,0 +1,29 @@
+"""The library's messages as a conversation, with their images decoded where the model sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlxserve.errors import InvalidParameter, InvalidRequest
+from mlxserve.images.decode import InTurn
+from mlxserve.images.given import decoded
+from mlxserve.images.image import Image
+from mlxserve.images.sources import ImageSources
+from mlxserve.text.conversation import Conversation, SentImage, read_messages
+
+
+async def read_given(
+    messages: Sequence[Mapping[str, Any]], in_turn: InTurn, *, sees: bool
+) -> Conversation:
+    """Raises InvalidRequest, and what `ImageDecoder.decode` raises."""
+    if not sees:
+        return read_messages(messages)
+    conversation = read_messages(await decoded(messages, in_turn), sees=True)
+    sources, found = ImageSources(), dict[SentImage, Image]()
+    for sent in conversation.sent_images:
+        try:
+            found[sent] = await sources.image(sent.source, in_turn)
+        except InvalidRequest as error:
+            raise InvalidParameter(sent.where, f"the image {error}") from error
+    return conversation.with_images(found)

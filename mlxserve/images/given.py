@@ -1,0 +1,74 @@
+"""Images as Python code gives them, in the parts of the library's messages.
+
+{"type": "image", "path": "cat.png"}      a file: PNG, JPEG, WebP, or the first frame of a GIF
+{"type": "image", "bytes": data}          its content
+{"type": "image", "image": picture}       a Pillow image, or (height, width, 3) uint8 of numpy
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mlxserve.errors import InvalidParameter, InvalidRequest
+from mlxserve.images.decode import InTurn, image_decoder
+from mlxserve.images.image import Image
+
+_GIVEN = ("path", "bytes", "image")
+_FILE_SECONDS = 0.01  # to read one
+
+
+async def decoded(
+    messages: Sequence[Mapping[str, Any]], in_turn: InTurn
+) -> list[Mapping[str, Any]]:
+    """The messages with an `Image` in the place of each that was given. Raises InvalidRequest."""
+    found = []
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        if isinstance(content, (list, tuple)):
+            places = (f"messages[{number}].content[{at}]" for at in range(len(content)))
+            parts = [await _part(*each, in_turn) for each in zip(content, places, strict=True)]
+            message = {**message, "content": parts}
+        found.append(message)
+    return found
+
+
+async def _part(part: Any, where: str, in_turn: InTurn) -> Any:
+    if not isinstance(part, Mapping) or part.get("type") != "image":
+        return part
+    given = [name for name in _GIVEN if name in part]
+    if len(given) != 1:
+        raise InvalidParameter(where, f"an image needs one of {', '.join(_GIVEN)}")
+    try:
+        image = await _image(given[0], part[given[0]], in_turn)
+    except InvalidRequest as error:
+        raise InvalidParameter(where, f"the image {error}") from error
+    return {"type": "image", "image": image}
+
+
+def _content(path: Any) -> bytes:
+    return Path(path).expanduser().read_bytes()
+
+
+async def _image(name: str, value: Any, in_turn: InTurn) -> Image:
+    if name == "path":
+        try:
+            data = await in_turn(_FILE_SECONDS, partial(_content, value))
+        except (OSError, TypeError) as error:
+            raise InvalidRequest(f"cannot be read: {error}") from error
+        return await image_decoder().decode(data, in_turn)
+    if name == "bytes":
+        if not isinstance(value, (bytes, bytearray)):
+            raise InvalidRequest(f"must be bytes, got {type(value).__name__}")
+        return await image_decoder().decode(bytes(value), in_turn)
+    if isinstance(value, Image):
+        return value
+    import numpy as np
+
+    try:
+        pixels = value.convert("RGB") if hasattr(value, "convert") else value
+        return Image.of(np.array(pixels))
+    except (ValueError, TypeError, AttributeError, OSError) as error:
+        raise InvalidRequest(f"is neither Pillow's nor an array of pixels: {error}") from error
