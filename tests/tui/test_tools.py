@@ -123,6 +123,18 @@ async def test_esc_stops_a_running_call_and_the_question(t: Terminal, server: Fa
     assert len(server.requests) == 2
 
 
+async def test_a_model_that_takes_no_tools_answers_without_them(
+    t: Terminal, server: FakeServer
+) -> None:
+    await t.until(lambda: "8 tools" in t.screen)
+    server.script(scripts.refuse(400, "tools: how this model writes tool calls is not known"))
+    await t.ask("one")
+    await until_answered(t, "Yes.")
+    assert "small does not take tools here" in t.screen
+    assert ["tools" in request for request in server.requests] == [True, False]
+    assert server.requests[0]["messages"] == server.requests[1]["messages"]
+
+
 async def test_hostile_results_reach_the_screen_as_visible_characters(
     t: Terminal, server: FakeServer
 ) -> None:

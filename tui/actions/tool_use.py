@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from textual.app import App
 
 from tui.chat.calls import CallsPiece
+from tui.chat.chat_file import StoreError
 from tui.chat.tool_loop import Decision, Messages, ToolLoop
+from tui.sanitise import one_line
 from tui.talk.connection import ServerConnection
+from tui.talk.errors import ToolsRefused
 from tui.talk.pieces import Piece
 from tui.tools.session import ServerState
 from tui.tools.toolbox import Tool, Toolbox
@@ -25,10 +30,15 @@ class ToolUse:
         self._app = app
         self._toolbox = toolbox
         self._loop = ToolLoop(toolbox, self._confirm)
+        self._without_tools: set[str] = set()  # models that were said to answer without
 
     async def start(self) -> None:
         """Start the servers, and say which of them did not."""
-        await self._toolbox.start()
+        try:
+            await self._toolbox.start()
+        except StoreError as error:
+            self._app.notify(str(error), title="Tools", severity="error", markup=False)
+            return
         failed = [card for card in self._toolbox.cards if card.state is ServerState.FAILED]
         words = self._toolbox.problem or " ".join(card.problem for card in failed)
         if words:
@@ -57,19 +67,44 @@ class ToolUse:
     ) -> AsyncGenerator[Piece | CallsPiece, None]:
         """The answer to these messages, with the calls that the user allows. Raises ChatError."""
 
-        def ask(messages: Messages, tools: Sequence[dict[str, Any]]) -> AsyncGenerator[Piece, None]:
-            return connection.client.stream(
-                messages,
-                model=connection.model,
-                continues=bool(messages) and messages[-1]["role"] == "assistant",
-                stops_loops=connection.is_ours,
-                fields=fields,
-                tools=tools,
-            )
+        ask = partial(self._ask, connection, fields)
+        has_thinking = connection.is_ours  # others may refuse the field
+        return self._loop.answer(ask, messages, continues=continues, has_thinking=has_thinking)
 
-        return self._loop.answer(
-            ask, messages, continues=continues, has_thinking=connection.is_ours
+    async def _ask(
+        self,
+        connection: ServerConnection,
+        fields: Mapping[str, float | int | str],
+        messages: Messages,
+        tools: Sequence[dict[str, Any]],
+    ) -> AsyncGenerator[Piece, None]:
+        """One request; again without tools if the server refuses them. Raises ChatError."""
+        stream = partial(
+            connection.client.stream,
+            messages,
+            model=connection.model,
+            continues=bool(messages) and messages[-1]["role"] == "assistant",
+            stops_loops=connection.is_ours,
+            fields=fields,
         )
+        try:
+            async with aclosing(stream(tools=tools)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except ToolsRefused:  # before any piece
+            if not tools:
+                raise
+            self._say_without_tools(connection.model)
+            async with aclosing(stream()) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    def _say_without_tools(self, model: str) -> None:
+        """Once for each model."""
+        if model not in self._without_tools:
+            self._without_tools.add(model)
+            words = f"{one_line(model, 60)} does not take tools here, so it answers without them."
+            self._app.notify(words, title="Tools", markup=False)
 
     async def _confirm(self, tool: Tool, arguments: str) -> Decision:
         """Ask the user. Esc stops the answer."""

@@ -11,5 +11,9 @@ class ContextFull(ChatError):
     """The conversation and its answer do not fit into the model's context."""
 
 
+class ToolsRefused(ChatError):
+    """The server refused a request in words about tools, which this model may not be able to call."""
+
+
 class NoEngine(ChatError):
     """The server does not report its engine: it is not mlxserve."""

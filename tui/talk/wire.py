@@ -9,10 +9,11 @@ from typing import Any
 import httpx
 
 from tui.sanitise import one_line, well_formed
-from tui.talk.errors import ChatError, ContextFull
+from tui.talk.errors import ChatError, ContextFull, ToolsRefused
 from tui.talk.sse import EventReader, EventTooLarge, ServerEvent
 
 _MAX_ERROR_SIZE = 64 * 1024
+_INVALID = (400, 422, 500, 501)  # by which servers refuse fields that they or the model cannot do
 
 
 class explained:
@@ -118,6 +119,8 @@ def _refusal(status: int, code: str, said: str, url: str) -> ChatError:
             return ChatError(
                 f"The server is not ready yet{words} Press Ctrl+R to retry in a moment."
             )
+        case _ if status in _INVALID and "tool" in said.lower():
+            return ToolsRefused(f"The server refused the request{words} Change it with /edit.")
         case _ if status < 500:
             return ChatError(f"The server refused the request{words} Change it with /edit.")
         case _:

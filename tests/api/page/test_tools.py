@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mlxserve.errors import InvalidParameter
 from mlxserve.request import FinishReason
 from mlxserve.text.deltas import Delta, Usage
 from mlxserve.text.parsing.turn import ToolCallDelta
@@ -119,6 +121,25 @@ def test_escape_stops_the_question_and_a_running_call(
         seen.page.wait_for_function("document.querySelectorAll('.call.stopped').length === 2")
         assert len(chat.rendered) == 2
         assert seen.errors == []
+
+
+def test_a_model_that_cannot_call_answers_without_tools(
+    chat: FakeChat, start_server: StartServer, visit: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit_all = chat.submit_all
+
+    async def refusing(*given: Any, **named: Any) -> Any:
+        if chat.rendered[-1].tools:
+            raise InvalidParameter("tools", "how this model writes tool calls is not known")
+        return await submit_all(*given, **named)
+
+    monkeypatch.setattr(chat, "submit_all", refusing)
+    with visit(start_server().url) as seen:
+        seen.until("Ready")
+        seen.is_alone = True  # the refusal is a line of the console
+        seen.ask("Well?")
+        seen.until_text(".assistant .body", "Hello")
+        assert [bool(each.tools) for each in chat.rendered] == [True, False]
 
 
 def test_hostile_tools_are_shown_as_text(

@@ -1,7 +1,7 @@
 // Asks the model for one answer and fills the message with it as it arrives: in rounds, as long as it calls
 // tools that the user allows.
 
-import { events, send } from "./api.js";
+import { Refused, events, send } from "./api.js";
 import { called, offered } from "./tools.js";
 import { roundMessages } from "./tree.js";
 
@@ -15,7 +15,7 @@ export async function fill(message, body, signal, onChange, onRequest) {
   try {
     for (let number = 0; ; number++) {
       const tools = await offered(signal);
-      const heard = await hear(message, tools.length ? { ...body, tools } : body, signal, onChange, onRequest);
+      const heard = await hear(message, body, tools, signal, onChange, onRequest);
       state = heard.state;
       if (!tools.length || !heard.calls.length || state !== "done") break;
       if (number === MAX_ROUNDS)
@@ -40,13 +40,13 @@ export async function fill(message, body, signal, onChange, onRequest) {
 }
 
 // One request: the text is added to the message. Returns how it ended, and the calls. Raises what fails.
-async function hear(message, body, signal, onChange, onRequest) {
+async function hear(message, body, tools, signal, onChange, onRequest) {
   const begun = performance.now();
   let first = 0, last = 0, isWhole = false, state = "done";
   const calls = [];
   try {
-    const reply = await send("POST", "/v1/chat/completions",
-      { ...body, stream: true, stop_on_repetition: true, stream_options: { include_usage: true } }, { signal });
+    const reply = await asked({ ...body, stream: true, stop_on_repetition: true,
+      stream_options: { include_usage: true } }, tools, signal);
     onRequest(reply.headers.get("x-request-id"));
     for await (const { data } of events(reply)) {
       if (data === "[DONE]") { isWhole = true; break; }
@@ -72,6 +72,18 @@ async function hear(message, body, signal, onChange, onRequest) {
     }
   }
   return { state, calls };
+}
+
+// A model that cannot call tools answers without them.
+async function asked(body, tools, signal) {
+  const ask = (content) => send("POST", "/v1/chat/completions", content, { signal });
+  if (!tools.length) return ask(body);
+  try {
+    return await ask({ ...body, tools });
+  } catch (error) {
+    if (!(error instanceof Refused) || error.status !== 400 || !/tool/i.test(error.message)) throw error;
+    return ask(body);
+  }
 }
 
 function take(calls, { index, id, function: part }) {
