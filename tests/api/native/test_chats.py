@@ -267,3 +267,23 @@ def test_a_damaged_file_is_a_sentence(page: httpx.Client, home: Path) -> None:
     reply = page.get(CHATS)
     assert reply.status_code == 503
     assert "MLXSERVE_HOME" in reply.json()["error"]["message"]
+
+
+def test_images_are_kept_with_their_question(page: httpx.Client, terminal: Store) -> None:
+    chat = made(page)
+    images = [{"name": "a.png", "url": "data:image/png;base64,AAAA"}]
+    question = added(page, chat, text="Look", images=images)
+    [kept] = page.get(f"{CHATS}/{chat}").json()["messages"]
+    assert kept["images"] == images
+    assert "[image: a.png]" in page.get(f"{CHATS}/{chat}/export").text
+    assert terminal.message(question).images[0].content == bytes(3)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://example.com/a.png", "data:text/html;base64,AAAA", 'data:image/png;base64,"><']
+)
+def test_only_images_in_base64_are_kept(page: httpx.Client, url: str) -> None:
+    body = {"role": "user", "text": "", "images": [{"name": "a", "url": url}]}
+    reply = page.post(f"{CHATS}/{made(page)}/messages", json=body)
+    assert reply.status_code == 400
+    assert "images[0].url" in reply.json()["error"]["message"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,18 @@ from mlxserve.text.deltas import Delta, Usage
 from tests.api.fake_chat import HOLD, FakeChat
 from tests.api.page.visits import Open
 from tests.api.serving import StartServer
+from tests.images.files import file_of, picture
 
 pytestmark = pytest.mark.slow
 
+# Into the composer: a file, as browsers do for a copied picture.
+PASTE = """(content) => {
+  const data = new DataTransfer();
+  const bytes = Uint8Array.from(atob(content), (one) => one.charCodeAt(0));
+  data.items.add(new File([bytes], "pasted.jpg", { type: "image/jpeg" }));
+  const event = new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true });
+  document.getElementById("text").dispatchEvent(event);
+}"""
 SLOW = [Delta("Begun ", (66,)), HOLD, Delta("ended", (69,), (), FinishReason.STOP, Usage(5, 2, 0))]
 
 
@@ -278,6 +288,61 @@ def test_a_reload_loses_nothing_and_chats_are_found_renamed_and_deleted(
         seen.until_text("#chat-list", "No chat has these words.")
         assert seen.texts == []
         assert seen.errors == []
+
+
+@pytest.mark.usefixtures("kept")
+def test_images_are_chosen_pasted_shown_sent_and_kept(
+    chat: FakeChat, start_server: StartServer, visit: Open
+) -> None:
+    chat.sees_images = True
+    url = start_server().url
+    with visit(url) as seen:
+        page = seen.page
+        seen.until("Ready")
+        large = file_of(picture(3_000, 500))
+        page.set_input_files(
+            "#files",
+            [
+                {"name": "a.png", "mimeType": "image/png", "buffer": file_of(picture())},
+                {"name": "b.png", "mimeType": "image/png", "buffer": b"no image"},
+                {"name": "large.png", "mimeType": "image/png", "buffer": large},
+            ],
+        )
+        seen.until_text("#attached .problem", "b.png is damaged or no image.")
+        page.evaluate(PASTE, base64.b64encode(file_of(picture(seed=1), "JPEG")).decode())
+        page.wait_for_function("document.querySelectorAll('#attached img').length === 3")
+        page.get_by_label("Remove pasted.jpg").click()
+        seen.ask("Look")
+        seen.wait_for_answers(1)
+        [message] = chat.rendered[0].messages
+        first, second, text = message["content"]
+        assert (first["image"].width, second["image"].width) == (24, 2_048)
+        assert text == {"type": "text", "text": "Look"}
+        assert page.locator(".user .images img").count() == 2
+        page.reload()
+        seen.wait_for_answers(1)
+        page.wait_for_function(
+            "[...document.querySelectorAll('.user img')].map((one) => one.naturalWidth).join() === '24,2048'"
+        )
+        page.get_by_role("button", name="Edit").click()
+        assert page.locator("#attached img").count() == 2
+        seen.ask("Look again")
+        seen.wait_for_answers(1)
+        page.wait_for_function("document.querySelector('.user .body').innerText === 'Look again'")
+        assert len(chat.rendered[1].messages[0]["content"]) == 3
+        assert seen.errors == []
+
+
+@pytest.mark.usefixtures("kept")
+def test_no_image_is_attached_for_a_model_that_reads_text_only(
+    chat: FakeChat, start_server: StartServer, visit: Open
+) -> None:
+    with visit(start_server().url) as seen:
+        seen.until("Ready")
+        image = {"name": "a.png", "mimeType": "image/png", "buffer": file_of(picture())}
+        seen.page.set_input_files("#files", [image])
+        seen.until_text("#attached .problem", "a.png is an image, and fake reads text only.")
+        assert chat.rendered == []
 
 
 @pytest.mark.usefixtures("kept")

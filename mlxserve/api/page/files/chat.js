@@ -1,7 +1,7 @@
 // The open chat on the screen: asking, answering, the queue, versions, and an empty page's words.
 
 import { fill } from "./answer.js";
-import { withFiles } from "./attachments.js";
+import * as attachments from "./attachments.js";
 import { draw, drawText } from "./message.js";
 import { $, button, count, element, say } from "./show.js";
 import { sampling } from "./settings.js";
@@ -23,7 +23,7 @@ let chat = new Chat();
 let model = null; // its card
 let running = null; // { chat, message, stop: AbortController } of the answer that is being written
 let unsaved = null; // { chat, message } of the last answer, until the server has all of it
-let queue = []; // texts, for the chat that is being answered
+let queue = []; // { text, images }, for the chat that is being answered
 let opening = 0;
 let onSaved = () => {};
 let edited = null; // the question that the composer replaces
@@ -33,6 +33,7 @@ export let ownRequest = ""; // id of the last request of this page
 export function serve(card) {
   const isNew = card.id !== model?.id || card.max_model_len !== model.max_model_len;
   model = card;
+  attachments.serve(card);
   $("model").textContent = card.id;
   $("model").title = card.id;
   if (isNew) drawChat();
@@ -107,7 +108,7 @@ function welcome() {
     shown.append(element("p", "quiet", `${model.id}, with a context of ${count(model.max_model_len)} tokens.`));
   }
   for (const idea of model.id === BUNDLED ? DEMO_IDEAS : IDEAS)
-    shown.append(button(idea, () => submit(idea)));
+    shown.append(button(idea, () => submit({ text: idea, images: [] })));
   return shown;
 }
 
@@ -118,7 +119,7 @@ function scroll(isForced) {
 
 function drawQueue() {
   $("queue").hidden = !queue.length;
-  $("queue").replaceChildren(...queue.map((text, number) => element("li", "", "Next: " + text.slice(0, 80) + " ",
+  $("queue").replaceChildren(...queue.map(({ text }, number) => element("li", "", "Next: " + text.slice(0, 80) + " ",
     button("Remove", () => { queue.splice(number, 1); drawQueue(); }, "Remove this message"))));
   $("stop").hidden = !running;
   $("send").textContent = running ? "Queue" : "Send";
@@ -126,11 +127,11 @@ function drawQueue() {
 
 // ---- asking
 
-function submit(text) {
-  if (running?.chat === chat) { queue.push(text); drawQueue(); return; }
+function submit(asked) {
+  if (running?.chat === chat) { queue.push(asked); drawQueue(); return; }
   const replaced = edited;
   cancelEdit();
-  const question = chat.add(replaced ? replaced.parent : chat.leaf, "user", text);
+  const question = chat.add(replaced ? replaced.parent : chat.leaf, "user", asked.text, asked.images);
   save(chat, question);
   answer(question);
 }
@@ -170,7 +171,7 @@ function ended(question, message) {
   if (isEmptyFailure) {
     const failed = draw(message, [message], { regenerate: () => { chat.leaf = question; answer(question); } });
     $("log").append(failed);
-    give(question.text);
+    give(question);
     scroll(true);
   }
   $("announce").textContent = message.state === "done" ? "Answer: " + message.text : "The answer ended: " + message.state;
@@ -182,12 +183,13 @@ function ended(question, message) {
 }
 
 function returnQueue() { // nothing is sent that was not meant for what is there now
-  give(queue.join("\n\n"));
+  give({ text: queue.map(({ text }) => text).join("\n\n"), images: queue.flatMap(({ images }) => images) });
   queue = [];
   drawQueue();
 }
 
-function give(text) {
+function give({ text, images }) {
+  attachments.hold(images);
   if (text) $("text").value = [$("text").value, text].filter(Boolean).join("\n\n");
   fit();
 }
@@ -213,13 +215,18 @@ function regenerate(message) {
 function edit(message) {
   edited = message;
   $("editing").hidden = false;
+  attachments.clear();
+  attachments.hold(message.images);
   $("text").value = message.text;
   fit();
   $("text").focus();
 }
 
 function cancelEdit() {
-  if (edited) $("text").value = "";
+  if (edited) {
+    $("text").value = "";
+    attachments.clear();
+  }
   edited = null;
   $("editing").hidden = true;
   fit();
@@ -254,11 +261,11 @@ export function start() {
   $("composer").addEventListener("submit", (event) => {
     event.preventDefault();
     if (!model) return;
-    const text = withFiles($("text").value.trim());
-    if (!text) return;
+    const asked = attachments.withFiles($("text").value.trim());
+    if (!asked.text && !asked.images.length) return;
     $("text").value = "";
     fit();
-    submit(text);
+    submit(asked);
   });
   $("text").addEventListener("input", fit);
   $("text").addEventListener("keydown", (event) => {

@@ -1,6 +1,7 @@
 // How one message is drawn: its text, thinking, what it took, and what can be done with it.
 
 import { build, copy, parse } from "./markdown.js";
+import { thumbnail } from "./pictures.js";
 import { button, count, element, visible, wait } from "./show.js";
 
 const MIN_SECONDS = 0.05; // shorter times would measure the browser
@@ -71,7 +72,9 @@ function drawCall({ name, arguments: written, state, result, seconds }) {
 function made(message) {
   const body = element("div", "body");
   const thinking = element("details", "thinking", element("summary", "", "Thinking"), element("div"));
-  const shown = element("article", "message " + message.role, element("div", "rounds"), thinking, body, element("div", "note"), element("div", "actions"));
+  const images = element("div", "images", ...message.images.map(thumbnail));
+  images.hidden = !message.images.length;
+  const shown = element("article", "message " + message.role, element("div", "rounds"), thinking, images, body, element("div", "note"), element("div", "actions"));
   shown.setAttribute("aria-label", message.role === "user" ? "You" : "Answer");
   return shown;
 }
@@ -103,7 +106,7 @@ export function draw(message, versions, acts) {
 
 export function drawText(message) {
   const shown = drawn.get(message);
-  const [rounds, thinking, body, note] = shown.children;
+  const [rounds, thinking, , body, note] = shown.children;
   drawRounds(message, rounds);
   thinking.hidden = !message.thinking;
   thinking.firstChild.textContent = message.state === "writing" && !message.text ? "Thinking…" : "Thinking";

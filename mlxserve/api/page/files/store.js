@@ -54,9 +54,9 @@ export const save = (chat, message) => later(chat, async () => {
   }
   for (const one of chat.path(message)) {
     if (one.id !== null) continue;
-    const { role, text, state, model } = one;
+    const { role, text, images, state, model } = one;
     const parent_id = one.parent ? one.parent.id : null;
-    one.id = (await json(send("POST", `${CHATS}/${chat.id}/messages`, { role, text, state, model, parent_id }))).id;
+    one.id = (await json(send("POST", `${CHATS}/${chat.id}/messages`, { role, text, images, state, model, parent_id }))).id;
   }
 });
 

@@ -24,8 +24,8 @@ export class Chat {
     this.leaf = null;
   }
 
-  add(parent, role, text = "") {
-    const message = { id: null, parent, role, text, thinking: "", state: "done", error: "", model: "", stats: {},
+  add(parent, role, text = "", images = []) {
+    const message = { id: null, parent, role, text, images, thinking: "", state: "done", error: "", model: "", stats: {},
       rounds: [] };
     this.messages.push(message);
     this.leaf = message;
@@ -59,13 +59,19 @@ export class Chat {
     const summary = gone && this.leftOut.summary ? "Summary of the conversation so far:\n" + this.leftOut.summary : "";
     const system = [this.system, summary].filter(Boolean).join("\n\n");
     const sent = system ? [{ role: "system", content: system }] : [];
-    for (const { role, text, rounds } of path.slice(gone)) {
+    for (const { role, text, images, rounds } of path.slice(gone)) {
       sent.push(...rounds.flatMap((one) => roundMessages(one)));
-      if (!text) continue;
+      if (!text && !images.length) continue;
+      const content = images.length ? [...images.map(shown), ...parts(text)] : text;
       const before = sent.at(-1);
-      if (before?.role === role) before.content += "\n\n" + text;
-      else sent.push({ role, content: text });
+      if (before?.role === role) before.content = joined(before.content, content);
+      else sent.push({ role, content });
     }
     return sent;
   }
 }
+
+const shown = ({ url }) => ({ type: "image_url", image_url: { url } });
+const parts = (content) => (typeof content !== "string" ? content : content ? [{ type: "text", text: content }] : []);
+const joined = (earlier, later) => (typeof earlier === "string" && typeof later === "string"
+  ? earlier + "\n\n" + later : [...parts(earlier), ...parts(later)]);
