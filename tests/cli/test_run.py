@@ -61,9 +61,14 @@ class ScriptedChat:
         self.params = self.default_params
         self.messages: Sequence[object] = ()
         self.is_closed = False
+        self.adapter: str | None = None
         *first, last = [Delta(text, (1,)) for text in texts]
         usage = Usage(10, len(texts), 4)
         self.deltas = [*first, Delta(last.text, (1,), (), FinishReason.STOP, usage)]
+
+    def adapted(self, name: str | None) -> ScriptedChat:
+        self.adapter = name
+        return self
 
     def render(self, messages: Sequence[object]) -> list[int]:
         self.messages = messages
@@ -107,6 +112,15 @@ def test_run_sends_system_prompt_and_parameters(
     ]
     assert (chat.params.max_tokens, chat.params.temperature) == (7, 0.3)
     assert chat.is_closed
+
+
+@pytest.mark.parametrize(("flags", "answers"), [((), None), (("--adapter", "a=b"), "a")])
+def test_run_answers_with_the_adapter_that_its_flag_names(
+    flags: tuple[str, ...], answers: str | None, scripted: Callable[..., ScriptedChat], run: Run
+) -> None:
+    chat = scripted("fine")
+    assert run("run", "--own", *flags, stdin="Hello\n") == (0, "fine\n", "")
+    assert chat.adapter == answers
 
 
 @pytest.mark.parametrize("arguments", [(), ("-",)])
