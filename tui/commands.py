@@ -43,7 +43,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("set", "Set temperature, seed …; `off` resets", (), "[NAME VALUE]"),
     Command("attach", "Add a text file or an image to the message", (), "FILE"),
     Command("editor", "Write the message in $EDITOR", ("ctrl+g",)),
-    Command("thinking", "Show or hide the model's thinking", ("ctrl+t",)),
+    Command("thinking", "Show or hide thinking and tools' results", ("ctrl+t",)),
     Command("copy", "Copy the last answer as Markdown", ("f3",)),
     Command("code", "Copy a code block, by default the last", (), "[NUMBER]"),
     Command("export", "Save this chat as Markdown or JSON", (), "[json] [FILE]"),
@@ -72,7 +72,7 @@ MESSAGE_KEYS: tuple[tuple[str, str], ...] = (
     ("Left, Right", "Other versions of this message"),
     ("y", "Copy the message as Markdown"),
     ("c", "Copy its last code block; repeat for the previous one"),
-    ("t", "Show or hide the thinking"),
+    ("t", "Show or hide thinking and tools' results"),
     ("Esc", "Back to the input"),
 )
 

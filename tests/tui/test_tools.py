@@ -123,6 +123,24 @@ async def test_esc_stops_a_running_call_and_the_question(t: Terminal, server: Fa
     assert len(server.requests) == 2
 
 
+async def test_an_answer_stopped_in_a_call_is_continued_with_what_it_has(
+    t: Terminal, server: FakeServer
+) -> None:
+    server.script(ADD, scripts.call("s__never", index=1), reason="tool_calls")
+    await t.ask("one")
+    await choose(t, 1)
+    await choose(t, 1)
+    await t.until(lambda: "Calling s__never" in t.status)
+    await t.press("escape")
+    await t.until(lambda: "Stopped" in t.status)
+    await t.ask("/continue")
+    await until_answered(t, "Yes.")
+    results = [m["content"] for m in server.requests[1]["messages"] if m["role"] == "tool"]
+    assert results == ["42", "The user stopped this call."]
+    assert "continue_final_message" not in server.requests[1]
+    assert [call.name for call in t.views[-1].message.rounds[0].calls] == ["s__add", "s__never"]
+
+
 async def test_a_model_that_takes_no_tools_answers_without_them(
     t: Terminal, server: FakeServer
 ) -> None:

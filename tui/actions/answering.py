@@ -105,7 +105,7 @@ class Answering:
 
     def continue_last(self) -> None:
         path = self._open_chat.path
-        if path and path[-1].state in CAN_CONTINUE and path[-1].text:
+        if path and path[-1].state in CAN_CONTINUE and (path[-1].text or path[-1].rounds):
             self.run_when_connected(partial(self.continue_answer, path[-1]))
         else:
             self._window.notify(
@@ -228,7 +228,7 @@ class Answering:
         self._window.composer.focus()
         continued = replace(answer, state=State.WRITING, error="")
         await self._open_chat.save(continued)
-        pieces = self._pieces(connection, continues=True)
+        pieces = self._pieces(connection, continues=bool(continued.text))
         await self._follow(LiveAnswer(continued, pieces, self._save), connection)
 
     def _pieces(

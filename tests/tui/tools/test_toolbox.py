@@ -58,6 +58,7 @@ def http_server() -> Iterator[str]:
     listening.close()
 
 
+@pytest.mark.slow  # the package takes seconds to import, here and in the process
 def test_servers_of_the_package_answer_over_stdio_and_http(file: Path, http_server: str) -> None:
     async def story(toolbox: Toolbox) -> None:
         assert [card.problem for card in toolbox.cards] == ["", ""]
