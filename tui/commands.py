@@ -41,7 +41,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("rename", "Rename this chat", (), "TITLE"),
     Command("system", "Set the system prompt; `off` removes it", (), "[TEXT|off]"),
     Command("set", "Set temperature, seed …; `off` resets", (), "[NAME VALUE]"),
-    Command("attach", "Add a text file or an image to the message", (), "FILE"),
+    Command("attach", "Add a text file or image to the message", (), "FILE"),
     Command("editor", "Write the message in $EDITOR", ("ctrl+g",)),
     Command("thinking", "Show or hide thinking and tools' results", ("ctrl+t",)),
     Command("copy", "Copy the last answer as Markdown", ("f3",)),
