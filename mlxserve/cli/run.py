@@ -3,12 +3,15 @@
 # Annotations are read by typer at run time, so this file does not postpone them.
 
 import asyncio
+import base64
 import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +25,7 @@ from mlxserve.cli.streams import print_safe
 from mlxserve.cli.terminal import run_terminal
 from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidRequest, ModelNotFound
+from mlxserve.images.sources import data_url
 
 if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat
@@ -38,6 +42,14 @@ def run(
             metavar="[MODEL] [PROMPT]",
             help="The prompt, after a model's name or without; piped input is appended. - reads stdin "
             "only.",
+        ),
+    ] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="An image before the prompt, for a model that sees: PNG, JPEG, WebP or GIF; may be "
+            "repeated.",
         ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
@@ -60,28 +72,65 @@ def run(
     model, prompt = model_and_prompt(words or ())
     if model is not None:
         settings = settings.with_model(model)
-    if prompt is None and sys.stdin.isatty() and (system, max_tokens, temperature) == (None,) * 3:
+    given_any = image or (system, max_tokens, temperature) != (None,) * 3
+    if prompt is None and sys.stdin.isatty() and not given_any:
         run_terminal(settings, None, None, own_server=own)
     config = settings.build(EngineConfig)
     from mlxserve.api.server import logs
 
     logs.configure("warning")
-    messages = [{"role": "system", "content": system}] if system is not None else []
+    files = [readable(file) for file in image or ()]
+    messages: list[dict[str, Any]] = []
+    if system is not None:
+        messages.append({"role": "system", "content": system})
     messages.append({"role": "user", "content": whole_prompt(prompt)})
     given = {"max_tokens": max_tokens, "temperature": temperature, "stop_on_repetition": True}
     asked = {name: value for name, value in given.items() if value is not None}
     server = None if own else _server(settings, config)
     try:
         report = (
-            _answer_here(config, messages, asked, _adapter(settings, config))
+            _answer_here(
+                config, with_images(messages, files, _as_path), asked, _adapter(settings, config)
+            )
             if server is None
-            else _answer_there(server, config.model, messages, asked)
+            else _answer_there(server, config.model, with_images(messages, files, _as_url), asked)
         )
     except BrokenPipeError:  # the reader (such as `head`) closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     if stats:
         print_safe(report, to=sys.stderr)
+
+
+def readable(file: Path) -> Path:
+    """Raises InvalidRequest."""
+    if not file.expanduser().is_file():
+        raise InvalidRequest(f"There is no image {str(file)!r}. Give --image the path of a file.")
+    return file.expanduser()
+
+
+def with_images(
+    messages: Sequence[Mapping[str, Any]],
+    files: Sequence[Path],
+    part: Callable[[Path], dict[str, Any]],
+) -> Sequence[Mapping[str, Any]]:
+    """The messages with images before the text of the last one."""
+    if not files:
+        return messages
+    *earlier, last = messages
+    parts = [*map(part, files), {"type": "text", "text": last["content"]}]
+    return [*earlier, {**last, "content": parts}]
+
+
+def _as_path(file: Path) -> dict[str, Any]:
+    """As the library takes it."""
+    return {"type": "image", "path": file}
+
+
+def _as_url(file: Path) -> dict[str, Any]:
+    """As a server takes it, whether or not it may read the file."""
+    content = base64.b64encode(file.read_bytes()).decode()
+    return {"type": "image_url", "image_url": {"url": data_url(content)}}
 
 
 def model_and_prompt(words: Sequence[str]) -> tuple[str | None, str | None]:
@@ -138,7 +187,7 @@ def _adapter(settings: Settings, config: EngineConfig) -> str | None:
 def _answer_there(
     server: RunningServer,
     model: str | None,
-    messages: Sequence[Mapping[str, str]],
+    messages: Sequence[Mapping[str, Any]],
     asked: Mapping[str, Any],
 ) -> str:
     """As `_answer_here`, by the server. The model's thinking is left out. Raises ServerError."""
@@ -167,7 +216,7 @@ def _answer_there(
 
 def _answer_here(
     config: EngineConfig,
-    messages: Sequence[Mapping[str, str]],
+    messages: Sequence[Mapping[str, Any]],
     asked: Mapping[str, Any],
     adapter: str | None,
 ) -> str:
@@ -190,9 +239,15 @@ def whole_prompt(prompt: str | None) -> str:
 
 
 async def _stream_answer(
-    chat: "Chat", messages: Sequence[Mapping[str, str]], asked: Mapping[str, Any]
+    chat: "Chat", messages: Sequence[Mapping[str, Any]], asked: Mapping[str, Any]
 ) -> str:
     params = replace(chat.default_params, **asked)
+    if isinstance(messages[-1]["content"], list):
+        from mlxserve.chat.given_messages import read_given
+
+        read = partial(chat.door.run, "")
+        given = await read_given(messages, read, sees=chat.sees_images)
+        messages = chat.fit(given).messages
     prompt = await asyncio.to_thread(chat.render, messages)
     started = time.perf_counter()
     first = started

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -13,11 +14,14 @@ import pytest
 from mlxserve.cli import run as run_command
 from mlxserve.cli.running_servers import registered
 from mlxserve.cli.settings import Settings
+from mlxserve.images.sources import data_url
 from mlxserve.request import FinishReason
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.deltas import Delta, Usage
 from tests.cli.commands import ROOT, CommandResult, Run, error_line, mlxserve
 from tests.cli.recording_server import RecordingServer
+from tests.images.files import file_of, picture
+from tests.model.small_vision import write_vision_model
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +234,41 @@ def test_run_asks_the_running_server(
         "max_tokens": 7,
         "stop_on_repetition": True,
     }
+
+
+def test_run_shows_images_to_the_running_server(
+    running: RecordingServer, run: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.png"
+    file.write_bytes(file_of(picture()))
+    assert run("run", "--image", str(file), "--image", str(file), "What?").code == 0
+    [(_, _, body, _)] = running.asked
+    [message] = body["messages"]
+    shown = {
+        "type": "image_url",
+        "image_url": {"url": data_url(b64encode(file.read_bytes()).decode())},
+    }
+    assert message["content"] == [shown, shown, {"type": "text", "text": "What?"}]
+    said = error_line(run("run", "--image", f"{tmp_path}/b.png", "What?"))
+    assert said.rstrip().endswith("b.png'. Give --image the path of a file.")
+
+
+def test_run_refuses_images_for_a_model_that_reads_text_only(model: str, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(file_of(picture()))
+    result = run_model(model, "--image", str(tmp_path / "a.png"), "What?")
+    assert (result.code, result.out) != (0, "")
+    assert "image parts are not supported: this model reads text only" in result.err
+
+
+@pytest.mark.slow
+def test_run_shows_an_image_to_the_model(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_vision_model(folder, "qwen2_5_vl")
+    (tmp_path / "a.png").write_bytes(file_of(picture(112, 84)))
+    result = run_model(str(folder), "--image", str(tmp_path / "a.png"), "What?", "--stats")
+    assert result.code == 0, result.err
+    assert re.search(r"prompt (\d+) tokens", result.err)
 
 
 @pytest.mark.parametrize(
