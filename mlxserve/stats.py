@@ -9,6 +9,7 @@ out copies; a copy is never changed. `Stats` is one copy of every group.
     engine ──── StepStats ──────┼─ Stats ── /metrics, the log line, `LLM.stats()`
     disk ────── DiskStats ──────┤
     workers ─── RankStats ──────┤
+    vision ──── VisionStats ────┤
     snapshots ─ StateStats ─────┘
 
 To add a number: add a field here and count it where it happens.
@@ -360,6 +361,18 @@ class DiskStats(StatsGroup):
 
 
 @dataclass(slots=True)
+class VisionStats(StatsGroup):
+    """Of the tower; zeros for models that read text only."""
+
+    num_computed: Annotated[
+        int,
+        counter("Images that the vision tower computed, some of them again.", "images_computed"),
+    ] = 0
+    num_kept: Annotated[int, gauge("Images whose features are kept.", "images_kept")] = 0
+    num_bytes: Annotated[int, gauge("Bytes of these features.", "images_kept_bytes")] = 0
+
+
+@dataclass(slots=True)
 class RankStats(StatsGroup):
     """Of the other ranks, by their numbers, as of their last signs of life."""
 
@@ -408,4 +421,5 @@ class Stats:
     states: StateStats = field(default_factory=StateStats)
     windows: WindowStats = field(default_factory=WindowStats)
     ranks: RankStats = field(default_factory=RankStats)
+    vision: VisionStats = field(default_factory=VisionStats)
     planned: PlannedMemory = field(default_factory=PlannedMemory)

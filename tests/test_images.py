@@ -14,7 +14,10 @@ from PIL import Image as Pillow
 from mlxserve import LLM, SamplingParams
 from mlxserve.chat.answers import RequestOutput
 from mlxserve.errors import InvalidParameter
+from mlxserve.hub.files import find_model
 from mlxserve.images.image import Image
+from mlxserve.model.attention import load_probed
+from mlxserve.model.vision import Seeing
 from tests.adapters import fuse, write_adapter
 from tests.model.small_vision import (
     VISION_MODELS,
@@ -163,6 +166,46 @@ def test_images_in_chunks_preempted_and_beside_drafts(model: Model, serve: Serve
     agree(model, llm, list(QUESTIONS.values()))
     assert llm.stats().scheduler.num_preemptions > 0
     agree(model, llm, [QUESTIONS["two images"]])
+
+
+def test_conversations_about_one_image_have_it_computed_once(model: Model, serve: Serve) -> None:
+    llm = serve()
+    agree(model, llm, [("What is this? ", A), ("Which one? ", A), ("A cat? ", B)])
+    agree(model, llm, [("And this? ", A)])
+    stats = llm.stats().vision
+    assert (stats.num_computed, stats.num_kept) == (2, 2)
+    assert stats.num_bytes > 0
+
+
+def test_a_tower_is_computed_layer_by_layer(model: Model) -> None:
+    choice = load_probed(
+        find_model(str(model.folder)),
+        is_metal=False,
+        memory_limit=1 << 32,
+        kv_cache_dtype="auto",
+        attention_backend="auto",
+    )
+    vision = choice.loaded.vision
+    assert vision is not None
+    seeing = Seeing(vision, picture := vision.reader.read(A))
+    assert [seeing.advance(1), seeing.advance(1), vision.stats().num_kept] == [None, None, 0]
+    while (result := seeing.advance(1)) is None:
+        pass
+    assert result == picture.num_rows
+    assert vision.stats().num_kept == 1
+    seeing.release()
+    assert Seeing(vision, picture).advance(1) == picture.num_rows
+
+
+def test_features_that_were_given_up_are_computed_again(
+    model: Model, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlxserve.model.vision.MOST_FEATURES", 1)
+    llm = serve(max_num_batched_tokens=64)
+    agree(model, llm, list(QUESTIONS.values()))
+    stats = llm.stats().vision
+    assert stats.num_computed > 3
+    assert stats.num_kept == 1
 
 
 def test_answers_to_one_prompt_share_its_image(model: Model, serve: Serve) -> None:

@@ -51,6 +51,7 @@ from mlxserve.stats import (
     RankStats,
     Stats,
     StepStats,
+    VisionStats,
     WindowStats,
 )
 
@@ -367,6 +368,7 @@ class Engine:
             states=self._scheduler.state_stats.copy(),
             windows=WindowStats() if windows is None else WindowStats.of(windows.pool),
             ranks=RankStats() if self._workers is None else self._workers.stats(),
+            vision=VisionStats() if self._runner.vision is None else self._runner.vision.stats(),
             planned=self._planned_now(),
         )
 

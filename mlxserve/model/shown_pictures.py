@@ -162,7 +162,12 @@ def teach(
 
 
 def _teach(module: Any, kind: type, shown: ShownPictures, **members: Any) -> None:
+    extend(module, kind, _shown=shown, **members)
+
+
+def extend(module: Any, kind: type, **members: Any) -> None:
+    """Give a module a class of the same name that is called as `kind`, whose `super()` is the module's own."""
     known = type(module)
     module.__class__ = type(known.__name__, (kind, known), {"__module__": known.__module__})
-    for name, value in {"_shown": shown, **members}.items():
+    for name, value in members.items():
         object.__setattr__(module, name, value)  # not a parameter

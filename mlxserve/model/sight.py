@@ -95,7 +95,7 @@ def _vision_of(
     seeing = loaded.in_own_dtype().that_sees(vision)
     _refuse_others(dense, _paged(seeing, backends, before, picture, after), loaded.dtype)
     mx.eval(whole.parameters())
-    return vision
+    return Vision(tower, shown, reader)  # without the probe's image
 
 
 def _text_arrays(model: nn.Module) -> dict[str, mx.array]:

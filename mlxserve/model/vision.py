@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Generator
 from contextlib import AbstractContextManager
-from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -23,6 +23,7 @@ from mlxserve.model.dense_text import TextWork
 from mlxserve.model.picture_rows import PictureRows
 from mlxserve.model.shown_pictures import Features, ShownPictures
 from mlxserve.model.vision_tower import Tower
+from mlxserve.stats import VisionStats
 
 log = logging.getLogger("mlxserve.vision")
 
@@ -34,16 +35,8 @@ MOST_FEATURES = (
 _TOWER_ERRORS = (ValueError, TypeError, AttributeError, LookupError, RuntimeError)
 
 
-class VisionUse(NamedTuple):
-    """Counts since the start."""
-
-    num_computed: int  # pictures
-    num_kept: int
-    nbytes: int  # of those that are kept
-
-
 class Seeing(TextWork[int]):
-    """A picture whose features are wanted: computed in one piece between two steps, unless they are kept.
+    """A picture whose features are wanted: computed layer by layer between steps, unless they are kept.
 
     Its result is the number of rows. None of them count as done: a tower has another pace than text has.
     """
@@ -51,11 +44,14 @@ class Seeing(TextWork[int]):
     def __init__(self, vision: Vision, picture: Picture) -> None:
         self._vision = vision
         self._picture = picture
+        self._pieces: Generator[None] | None = None
 
-    def advance(self, num_tokens: int) -> int:  # noqa: ARG002
-        """Raises InvalidRequest where the tower fails, and DeviceError."""
+    def advance(self, num_tokens: int) -> int | None:  # noqa: ARG002
+        """One layer of the tower. Raises InvalidRequest where the tower fails, and DeviceError."""
         try:
-            self._vision.see(self._picture)
+            self._pieces = self._pieces or self._vision.look(self._picture)
+            for _ in self._pieces:
+                return None
         except DeviceError:
             raise
         except _TOWER_ERRORS as error:
@@ -65,7 +61,8 @@ class Seeing(TextWork[int]):
         return self._picture.num_rows
 
     def release(self) -> None:
-        """Nothing is held."""
+        if self._pieces is not None:
+            self._pieces.close()
 
 
 class Vision:
@@ -77,15 +74,15 @@ class Vision:
         shown: ShownPictures,
         reader: PictureReader,
         *,
-        most_bytes: int = MOST_FEATURES,
+        most_bytes: int | None = None,
     ) -> None:
+        """most_bytes: of features that are kept; None for `MOST_FEATURES`"""
         self.reader = reader
         self._tower = tower
         self._shown = shown
-        self._most_bytes = most_bytes
+        self._most_bytes = MOST_FEATURES if most_bytes is None else most_bytes
         self._features: OrderedDict[bytes, Features] = OrderedDict()  # the last used is the last
-        self._nbytes = 0
-        self._num_computed = 0
+        self._stats = VisionStats()
 
     @property
     def nbytes(self) -> int:
@@ -97,30 +94,41 @@ class Vision:
         """Whether the text model is told positions of every step in which a request has pictures."""
         return self._shown.is_told_positions
 
-    def use(self) -> VisionUse:
-        return VisionUse(self._num_computed, len(self._features), self._nbytes)
+    def stats(self) -> VisionStats:
+        return self._stats.copy()
 
     def see(self, picture: Picture) -> Features:
         """The features of a picture, computed unless they are kept."""
-        found = self._features.get(picture.key)
-        if found is not None:
-            self._features.move_to_end(picture.key)
-            return found
-        found = self._tower.features(picture)
-        # Evaluated here: as a part of a step's graph it would be computed with each step that has rows of it.
-        evaluate(found.rows, *found.deep)
-        self._num_computed += 1
-        self._features[picture.key] = found
-        self._nbytes += found.nbytes
-        while self._nbytes > self._most_bytes and len(self._features) > 1:
-            _, oldest = self._features.popitem(last=False)
-            self._nbytes -= oldest.nbytes
+        for _ in self.look(picture):
+            pass
+        found = self._features[picture.key]
+        self._features.move_to_end(picture.key)
         return found
 
-    def forget(self) -> None:
-        """Free all features; they are computed again where they are needed."""
-        self._features.clear()
-        self._nbytes = 0
+    def look(self, picture: Picture) -> Generator[None]:
+        """Compute the features of a picture unless they are kept, in pieces of a layer of the tower.
+
+        The graph is built at once. Evaluated here: as a part of a step's graph, they would be computed with
+        each step that has rows of it.
+        """
+        if picture.key in self._features:
+            return
+        found, layers = self._tower.features(picture)
+        while layers:
+            evaluate(layers.pop(0))
+            yield
+        evaluate(found.rows, *found.deep)
+        self._keep(picture.key, found)
+
+    def _keep(self, key: bytes, found: Features) -> None:
+        self._features[key] = found
+        stats = self._stats
+        stats.num_computed += 1
+        stats.num_bytes += found.nbytes
+        while stats.num_bytes > self._most_bytes and len(self._features) > 1:
+            _, oldest = self._features.popitem(last=False)
+            stats.num_bytes -= oldest.nbytes
+        stats.num_kept = len(self._features)
 
     def showing(self, pictures: PictureRows) -> AbstractContextManager[None]:
         """While the text model is called for a step."""

@@ -6,6 +6,7 @@ picture alone, over embeddings of zeros, what it returns at the picture's rows i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -19,9 +20,10 @@ from mlx_lm.utils import dequantize_model
 
 from mlxserve.images.picture import Picture
 from mlxserve.model.definitions import ModelArguments
-from mlxserve.model.shown_pictures import Features
+from mlxserve.model.shown_pictures import Features, extend
 
 _TEXT = "language_model."
+_LAYER = re.compile(r"\D*\.\d+")  # the path of an element of a list, and of none within another
 
 
 class _ZeroEmbedding(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
@@ -48,6 +50,15 @@ class _NoText(nn.Module):  # type: ignore[misc]
         return None, None
 
 
+class _Layer:
+    _tower: Tower
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        self._tower.saw(output)
+        return output
+
+
 class Tower:
     """Lives on the engine's thread."""
 
@@ -55,14 +66,32 @@ class Tower:
         """`whole`: a model of mlx-vlm, whose language model it loses."""
         self._whole = whole
         self._image_token = image_token
+        self._outputs: list[mx.array] | None = None  # of its layers, while they are called
         whole.language_model = _NoText(hidden, dtype)
+        for path, module in whole.named_modules():
+            if _LAYER.fullmatch(path):
+                extend(module, _Layer, _tower=self)
 
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for _, array in tree_flatten(self._whole.parameters()))
 
-    def features(self, picture: Picture) -> Features:
-        """Of all of the picture's rows, not evaluated."""
+    def features(self, picture: Picture) -> tuple[Features, list[mx.array]]:
+        """Of all of the picture's rows, and what its layers leave, in their order; nothing is evaluated."""
+        outputs: list[mx.array] = []
+        self._outputs = outputs
+        try:
+            return self._features(picture), outputs
+        finally:
+            self._outputs = None
+
+    def saw(self, output: Any) -> None:
+        """One of its layers was called."""
+        first = output[0] if isinstance(output, (tuple, list)) else output
+        if self._outputs is not None and isinstance(first, mx.array):
+            self._outputs.append(first)
+
+    def _features(self, picture: Picture) -> Features:
         ids = np.array(picture.ids, np.int32)
         is_row = ids < 0
         ids[is_row] = self._image_token
