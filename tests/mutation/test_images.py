@@ -1,0 +1,106 @@
+"""Features of other images, positions of none and pages of two: each is found when the model is loaded, or by a test."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from mlxserve.errors import MlxServeError
+from mlxserve.images.picture import Picture
+from mlxserve.model import picture_rows
+from mlxserve.model.picture_rows import PictureRows
+from mlxserve.model.shown_pictures import ShownPictures
+from mlxserve.model.vision import Vision
+from tests import test_images
+from tests.images import test_picture
+from tests.model import test_picture_rows
+from tests.model.small_vision import write_vision_model
+from tests.mutation.bug import Bug
+from tests.test_images import Model
+from tests.test_images import serve as serve
+
+pytestmark = pytest.mark.mutation
+
+_ANSWERS = test_images.test_images_alone_together_and_cached
+_CHUNKS = test_images.test_images_in_chunks_preempted_and_beside_drafts
+FOUND: dict[str, Bug] = {
+    "show the features of another image": Bug(
+        Vision,
+        "see",
+        "found = self._features[picture.key]",
+        "found = next(reversed(self._features.values()))",
+        _ANSWERS,
+    ),
+    "begin each chunk with an image's first rows": Bug(
+        picture_rows,
+        "_parts",
+        "int(rows[first]), int(rows[last])",
+        "0, int(rows[last] - rows[first])",
+        _CHUNKS,
+    ),
+    "number the rows of each image from the first": Bug(
+        PictureRows,
+        "of",
+        "num_rows += count",
+        "num_rows = 0",
+        test_picture_rows.test_rows_of_all_chunks_are_numbered_in_their_order,
+    ),
+    "go on after an image as after its rows": Bug(
+        picture_rows, "positions_of", "] += one.picture.shift", "] += 0", _ANSWERS
+    ),
+    "turn an image's rows as text": Bug(
+        picture_rows, "positions_of", "inside = np.indices", "inside = 0 * np.indices", _ANSWERS
+    ),
+    "add what the first layer adds after each": Bug(
+        ShownPictures, "deepen", "self.features.deep[layer]", "self.features.deep[0]", _ANSWERS
+    ),
+    "give up features that were just computed": Bug(
+        Vision,
+        "_keep",
+        "popitem(last=False)",
+        "popitem(last=True)",
+        test_images.test_features_that_were_given_up_are_computed_again,
+    ),
+    "share a page of two images": Bug(
+        test_picture,
+        "extend_hashes",
+        "for first, last, key in marks if",
+        "for first, last, key in () if",
+        test_picture.test_pages_of_different_images_never_have_the_same_hash,
+    ),
+    "know an image by its shape": Bug(
+        Picture,
+        "of",
+        "_row_ids(key, num_rows)",
+        '_row_ids(b"", num_rows)',
+        test_picture.test_rows_have_ids_that_follow_from_what_the_tower_is_given,
+    ),
+    "share the beginning of an image by one row": Bug(
+        test_picture,
+        "num_distinct",
+        "FEWEST_ROWS",
+        "1",
+        test_picture.test_few_rows_of_an_image_do_not_show_that_it_is_the_same,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return Model(write_vision_model(tmp_path_factory.mktemp("qwen3_vl"), "qwen3_vl"))
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_the_load_or_a_test_finds_the_bug_of_images(
+    name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    bug = FOUND[name]
+    assert bug.claim is not None
+    fixtures = {
+        parameter: request.getfixturevalue(parameter)
+        for parameter in inspect.signature(bug.claim).parameters
+    }
+    bug.plant(monkeypatch)
+    with pytest.raises((AssertionError, MlxServeError)):
+        bug.claim(**fixtures)
