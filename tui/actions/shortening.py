@@ -20,8 +20,8 @@ from tui.widgets.window import ChatWindow
 
 FULL = "Enter: continue without the oldest messages · /compact: let the model summarise them first · Ctrl+N: new chat"
 _TOO_LONG = (
-    "This message alone does not fit into the model's context. Shorten it with /edit, or choose a "
-    "model with a longer context with /model."
+    "This message alone does not fit into the model's context. Shorten it with /edit, switch off tools "
+    "with /tools, or choose a model with a longer context with /model."
 )
 _NOTHING = "There is nothing to summarise yet."
 _ASK = (

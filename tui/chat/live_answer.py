@@ -210,6 +210,7 @@ class LiveAnswer:
             self.phase = AnswerPhase.WAITING
             self._started, self._first, self._last = self._clock(), None, None
             self._num_pieces = 0
+            self._usage = replace(self._usage, completion_tokens=None)
 
     def _arrived(self, phase: AnswerPhase) -> None:
         self._last = self._clock()

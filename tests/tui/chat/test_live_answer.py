@@ -1,9 +1,11 @@
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 import pytest
 
 from tui.chat import live_answer as answer_module
+from tui.chat.calls import CallRecord, CallsPiece, CallState, ToolRound
 from tui.chat.live_answer import AnswerPhase, LiveAnswer, NewText
 from tui.chat.messages import Role, State, StoredMessage
 from tui.talk.errors import ChatError
@@ -215,3 +217,49 @@ def test_a_tool_call_is_shown() -> None:
 def test_a_defect_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError):
         answer_of(ZeroDivisionError("a bug"))
+
+
+def test_a_round_of_calls_takes_the_text_and_the_next_one_is_measured_anew() -> None:
+    asked = CallRecord(id="1", name="t", arguments="{}")
+    done = replace(asked, state=CallState.DONE, result="42", seconds=0.1)
+    pieces: list[Piece | CallsPiece] = [
+        ThinkingPiece("hm"),
+        TextPiece("Look:"),
+        ToolPiece(0, "t", "{}", "1"),
+        UsagePiece(10, 90, 0),
+        CallsPiece((asked,), is_new=True),
+        CallsPiece((done,)),
+        TextPiece("It is 42."),
+        Finish("stop"),
+    ]
+
+    async def stream() -> AsyncGenerator[Piece | CallsPiece, None]:
+        for piece in pieces:
+            yield piece
+
+    async def save(_: StoredMessage) -> None:
+        """Nothing is kept."""
+
+    async def run() -> StoredMessage:
+        return await LiveAnswer(EMPTY, stream(), save).run()
+
+    message = asyncio.run(run())
+    assert message.rounds == (ToolRound("Look:", "hm", (done,)),)
+    assert (message.text, message.thinking, message.state) == ("It is 42.", "", State.DONE)
+    assert (message.stats.prompt_tokens, message.stats.completion_tokens) == (10, 1)
+
+
+def test_calls_of_an_answer_that_fails_are_stopped() -> None:
+    async def stream() -> AsyncGenerator[Piece | CallsPiece, None]:
+        yield CallsPiece((CallRecord(id="1", name="t", arguments="{}"),), is_new=True)
+        raise ChatError("The server failed.")
+
+    async def save(_: StoredMessage) -> None:
+        """Nothing is kept."""
+
+    async def run() -> StoredMessage:
+        return await LiveAnswer(EMPTY, stream(), save).run()
+
+    message = asyncio.run(run())
+    assert message.state is State.FAILED
+    assert message.rounds[0].calls[0].state is CallState.STOPPED

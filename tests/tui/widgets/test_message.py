@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 from textual.app import App, ComposeResult
@@ -8,6 +9,7 @@ from textual.geometry import Offset
 from textual.pilot import Pilot
 from textual.selection import Selection
 
+from tui.chat.calls import CallRecord, CallState, ToolRound
 from tui.chat.messages import Role, State, StoredMessage, Version
 from tui.paint.markdown import MarkdownStream
 from tui.paint.painter import Painter
@@ -115,3 +117,24 @@ def test_a_selection_is_highlighted_and_returns_its_text() -> None:
 
     view = AnswerView(message(Role.ASSISTANT, "one, two\n\nthree"), ALONE, PALETTE)
     look(view, select)
+
+
+def test_calls_of_tools_are_folded_until_they_are_opened() -> None:
+    done = CallRecord(
+        id="1", name="s__add", arguments="{}", state=CallState.DONE, result="42\x1b[2J", seconds=0.5
+    )
+    failed = replace(done, name="s__bad", state=CallState.FAILED, result="no luck", seconds=None)
+    rounds = (ToolRound("*Look*:", "hm", (done, failed)),)
+    view = view_of(message(Role.ASSISTANT, "It is 42.", rounds=rounds), ALONE, PALETTE)
+
+    async def unfold(pilot: Pilot[None]) -> None:
+        view.focus()
+        await pilot.press("t")
+
+    folded = "Look:\n\n▸ s__add {} · 0.50 s\n✗ s__bad {} · failed\n\nIt is 42."
+    assert look(view) == folded
+    again = view_of(view.message, ALONE, PALETTE)
+    view = again
+    assert look(again, unfold) == (
+        "│ hm\nLook:\n\n▾ s__add {} · 0.50 s\n│ 42␛[2J\n✗ s__bad {} · failed\n│ no luck\n\nIt is 42."
+    )
