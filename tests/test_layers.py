@@ -66,7 +66,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/text/conversation": "mlxserve/errors mlxserve/images",
     "mlxserve/text/abilities": "",
     "mlxserve/text/fitting": (
-        "mlxserve/text/parsing mlxserve/text/abilities mlxserve/text/conversation"
+        "mlxserve/text/parsing mlxserve/text/abilities mlxserve/text/conversation mlxserve/images"
     ),
     "mlxserve/text/templates": "mlxserve/helpers",
     "mlxserve/text/template_worker": "mlxserve/deferred_packages",

@@ -9,6 +9,7 @@ the front, which changes the beginning of the prompt with each new one.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -51,6 +52,7 @@ class Abilities:
     orphan_results: a tool's result without a call before it
     bare_tools: tools without a description
     loose_types: tools whose parameters have several types, or none; some templates recurse without end
+    result_images: an image in a tool's result; True where the template shows no images at all
     calls, results: earlier calls and the results of tools are in the prompt
     answer_first: an assistant's message before the first user's
     empty_answers: an assistant's message without a text
@@ -74,6 +76,7 @@ class Abilities:
     text_and_reasoning: bool = True
     late_results: bool = True
     orphan_results: bool = True
+    result_images: bool = True
     bare_tools: bool = True
     loose_types: bool = True
     developer: bool = True
@@ -129,6 +132,10 @@ def _result(text: str = "zqresult", call_id: str = _NINE) -> Message:
     return _said("tool", text, tool_call_id=call_id, name="zqtool")
 
 
+def _parts(text: str, *, has_image: bool) -> list[dict[str, Any]]:
+    return [*([{"type": "image"}] if has_image else ()), {"type": "text", "text": text}]
+
+
 _A, _B, _C = _said("user", "zqa"), _said("user", "zqb"), _said("user", "zqc")
 _ANSWER = _said("assistant", "zqanswer")
 _PLAIN: Mapping[str, tuple[list[Message], tuple[str, ...]]] = {
@@ -151,6 +158,11 @@ _PLAIN: Mapping[str, tuple[list[Message], tuple[str, ...]]] = {
 }
 
 
+_IMAGES = {"image": True, "no image": False}
+# A part as Python or JSON writes it, by a template that expects a text.
+_WRITTEN_PART = re.compile(r"""['"]type['"]:\s*['"]image""")
+
+
 def find_abilities(render_each: RenderEach, variables: frozenset[str]) -> Abilities:
     """The abilities of the template that `render_each` renders, all in one call.
 
@@ -158,6 +170,8 @@ def find_abilities(render_each: RenderEach, variables: frozenset[str]) -> Abilit
     that requests are told its own error.
     """
     probes: dict[str, Probe] = {name: (messages, None) for name, (messages, _) in _PLAIN.items()}
+    for name, has_image in _IMAGES.items():
+        probes[name] = [{"role": "user", "content": _parts("zqa", has_image=has_image)}], None
     for kind, arguments in (("object", _OBJECT), ("text", _TEXT)):
         probes |= {f"{kind}.{name}": probe for name, probe in _with_calls(arguments).items()}
     texts = dict(zip(probes, render_each(list(probes.values())), strict=True))
@@ -189,6 +203,10 @@ def _with_calls(arguments: object) -> dict[str, Probe]:
         "apart": [_A, _said("assistant", "zqsaid"), calls, _result(), _ANSWER, _B],
         "late": [_A, calls, _B, _result(), _ANSWER, _C],
         "orphan": [_A, _result(), _ANSWER, _B],
+        **{
+            name: [_A, calls, {**_result(), "content": _parts("zqresult", has_image=has_image)}]
+            for name, has_image in _IMAGES.items()
+        },
         **{name: [_A, {**calls, name: "zqthought"}, _result()] for name in REASONING_NAMES},
         **{
             f"said {name}": [_A, {**calls, "content": "zqsaid", name: "zqthought"}, _result()]
@@ -231,6 +249,9 @@ def _abilities_of_calls(texts: Mapping[str, str | None]) -> dict[str, Any]:
         "late_results": not results
         or _holds(texts[f"{kind}.late"], ("zqb", "zqresult", "zqanswer", "zqc")),
         "orphan_results": _holds(found["orphan"], ("zqa", "zqresult", "zqanswer", "zqb")),
+        "result_images": not results
+        or not _shows_image(texts["image"], texts["no image"], "zqa")
+        or _shows_image(texts[f"{kind}.image"], texts[f"{kind}.no image"], "zqresult"),
         "bare_tools": texts["object.bare"] is not None,
         "loose_types": texts["object.loose"] is not None or texts["object.tools"] is None,
         "call_ids": ids,
@@ -250,6 +271,13 @@ def _arguments(as_object: str | None, as_text: str | None) -> Arguments:
         return Arguments.OBJECT
     is_json = _TEXT.replace(" ", "") in as_object.replace(" ", "")
     return Arguments.TEXT if is_json or str(_OBJECT) in as_object else Arguments.OBJECT
+
+
+def _shows_image(text: str | None, without: str | None, mark: str) -> bool:
+    """Whether an image beside this mark is in the prompt, as something else than a written part."""
+    if text is None or not _holds(text, (mark,)):
+        return False
+    return text != without and _WRITTEN_PART.search(text) is None
 
 
 def _holds(text: str | None, marks: Sequence[str]) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from mlxserve.images.image import Image
 from mlxserve.text.abilities import Abilities, Arguments, CallIds
 from mlxserve.text.conversation import (
     ASSISTANT,
@@ -23,6 +24,7 @@ from mlxserve.text.conversation import (
     Call,
     Conversation,
     Message,
+    SentImage,
 )
 from mlxserve.text.parsing.values import kinds_of
 
@@ -161,6 +163,26 @@ def last_system_as_user(messages: Messages) -> Messages:
 
 def results_as_users(messages: Messages) -> Messages:
     return tuple(_as_user(message) if message.role == TOOL else message for message in messages)
+
+
+def images_after_results(messages: Messages) -> Messages:
+    """In a user message after the results, or before the text of the one that is there."""
+    fitted: list[Message] = []
+    images: list[Image | SentImage] = []
+    for message in messages:
+        if message.role == TOOL:
+            images += [placed.image for placed in message.images]
+            fitted.append(replace(message, images=()))
+            continue
+        if images:
+            shown = Message.of(USER, images)
+            if message.role == USER:
+                message = message.after(shown)
+            else:
+                fitted.append(shown)
+        images = []
+        fitted.append(message)
+    return (*fitted, Message.of(USER, images)) if images else tuple(fitted)
 
 
 def orphans_as_users(messages: Messages) -> Messages:
@@ -327,6 +349,11 @@ _STEPS: tuple[_Step, ...] = (
         lambda a: not a.orphan_results,
         orphans_as_users,
         "results without a call are user messages",
+    ),
+    _Step(
+        lambda a: not a.result_images,
+        images_after_results,
+        "images of results are in a user message after them",
     ),
     _Step(
         lambda a: not a.text_and_reasoning,

@@ -18,6 +18,8 @@ from tests.api.serving import serving
 from tests.images.files import file_of, picture
 from tests.model.small_vision import write_vision_model
 
+pytestmark = pytest.mark.slow
+
 TEXT = "What is it?"
 FILES = [file_of(picture(112, 84, seed)) for seed in (1, 2)]
 BASE64 = [base64.b64encode(file).decode() for file in FILES]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from mlxserve.images.image import Image
-from mlxserve.text.abilities import Abilities
-from mlxserve.text.conversation import Conversation, Message, images_in, read_messages
+from mlxserve.text.abilities import Abilities, Probe, find_abilities
+from mlxserve.text.conversation import Call, Conversation, Message, images_in, read_messages
 from mlxserve.text.fitting import Fitting
+from mlxserve.text.template_worker import TemplateWorker
 
 A, B = (Image.of(np.full((2, 2, 3), value, np.uint8)) for value in (1, 2))
 
@@ -59,3 +62,54 @@ def test_the_library_s_messages_hold_images() -> None:
     [message] = Fitting(Abilities()).fit(read_messages([said])).messages
     assert message["content"] == shown("Look: ", A)
     assert images_in(message) == [A]
+
+
+_TURN = "{% for m in messages %}<{{ m.role }}>"
+_USER = "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{% if p.type == 'image' %}[IMG]{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}"
+_CALLS = "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("content", "result_images"),
+    [
+        (_USER, True),
+        ("{{ m.content }}", True),  # a template that shows no images
+        ("{% if m.role == 'tool' %}{{ m.content }}{% else %}" + _USER + "{% endif %}", False),
+        ("{% if m.role == 'tool' %}{{ '' + m.content }}{% else %}" + _USER + "{% endif %}", False),
+    ],
+)
+def test_whether_a_template_shows_images_of_results_is_found(
+    content: str, result_images: bool
+) -> None:
+    template = f"{_TURN}{content}{_CALLS}{{% endfor %}}"
+    worker = TemplateWorker()
+
+    def render_each(probes: Sequence[Probe]) -> list[str | None]:
+        return worker.render_each(
+            [
+                {"conversations": [messages], "tools": tools, "chat_template": template}
+                for messages, tools in probes
+            ]
+        )
+
+    assert find_abilities(render_each, frozenset()).result_images is result_images
+
+
+def test_images_of_results_follow_them_where_the_template_has_no_place_in_results() -> None:
+    call, other = Call("a", "look", "{}"), Call("b", "look", "{}")
+    asked = Message(role="assistant", calls=(call, other))
+    results = [
+        Message.of("tool", ("seen ", A, "here"), call_id="a"),
+        Message.of("tool", (B,), call_id="b"),
+    ]
+    told = Message(role="user", text="And?")
+    fitting = Fitting(Abilities(result_images=False))
+    fitted = fitting.fit(Conversation.of([asked, *results]))
+    assert fitted.changes == ("images of results are in a user message after them",)
+    contents = [message["content"] for message in fitted.messages]
+    assert contents == ["", "seen here", "", shown(A, B)]
+    before = fitting.fit(Conversation.of([asked, *results, told])).messages
+    assert before[-1]["content"] == shown(A, B, "And?")
+    later = Message(role="assistant", text="A dot.")
+    after = fitting.fit(Conversation.of([asked, *results, later, told])).messages
+    assert [message["content"] for message in after[2:]] == ["", shown(A, B), "A dot.", "And?"]
