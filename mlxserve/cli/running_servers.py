@@ -31,10 +31,18 @@ class RunningServer:
     started: float  # seconds since the epoch
     needs_key: bool = False
     others: tuple[str, ...] = ()  # models beside it
+    adapters: tuple[str, ...] = ()  # MODEL:NAME, of any of them
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that requests may ask for."""
+        return (self.model, *self.others, *self.adapters)
 
 
 @contextmanager
-def registered(url: str, models: Sequence[str], *, needs_key: bool) -> Iterator[None]:
+def registered(
+    url: str, models: Sequence[str], adapters: Sequence[str] = (), *, needs_key: bool
+) -> Iterator[None]:
     """Have other commands find this process as a server. Without a writable folder they do not."""
     import psutil
 
@@ -46,6 +54,7 @@ def registered(url: str, models: Sequence[str], *, needs_key: bool) -> Iterator[
         started,
         needs_key,
         tuple(models[1:]),
+        tuple(adapters),
     )
     file = _folder() / f"{server.pid}.json"
     try:
@@ -116,7 +125,7 @@ def served_name(server: RunningServer, model: str | None) -> str | None:
     path = Path(model).expanduser()  # which the server calls by its last part
     parts = (path.resolve().name, path.stem) if path.exists() else ()
     wanted = (model, repository_of(model), *parts)
-    return next((one for one in (server.model, *server.others) if one in wanted), None)
+    return next((one for one in server.names if one in wanted), None)
 
 
 def _folder() -> Path:
@@ -127,10 +136,12 @@ def _read(file: Path) -> RunningServer | None:
     """None for a file that no server has written."""
     try:
         content = read_own_json(file, _MAX_BYTES)
-        server = RunningServer(**{**content, "others": tuple(content.get("others", ()))})
+        lists = {name: tuple(content.get(name, ())) for name in ("others", "adapters")}
+        server = RunningServer(**{**content, **lists})
     except (OSError, ValueError, TypeError, AttributeError):
         return None
-    are_words = all(isinstance(word, str) for word in (server.url, server.model, *server.others))
+    words = (server.url, *server.names)
+    are_words = all(isinstance(word, str) for word in words)
     are_numbers = isinstance(server.pid, int) and isinstance(server.started, int | float)
     return server if are_words and are_numbers and 0 < server.pid < _MAX_PID else None
 

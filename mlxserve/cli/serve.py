@@ -99,7 +99,8 @@ def _serve(server: ServerConfig, models: Sequence[ModelSettings], *, is_private:
                 if is_private
                 else registered(
                     url,
-                    [name for one in shelf.models for name in one.names],
+                    [one.name for one in shelf.models],
+                    [name for one in shelf.models for name in one.names[1:]],
                     needs_key=needs_key,
                 )
             ):

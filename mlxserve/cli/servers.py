@@ -52,7 +52,7 @@ def ps(json: Json = False) -> None:
         print_safe(
             f"{server.url:28} {server.model:40} pid {server.pid:<8} {age:>12}  {_words(activity)}"
         )
-        for one in activity.get("models", ()) if server.others else ():
+        for one in activity.get("models", ()):
             print_safe(f"  {one['id']:46} {_model_in_words(one)}")
 
 
@@ -136,7 +136,9 @@ def _model_in_words(one: dict[str, Any]) -> str:
     left = one["unloads_in_seconds"]
     use = f"{num_requests} request{'s' * (num_requests > 1)}" if num_requests else "idle"
     stays = "" if num_requests else ", stays" if left is None else f", {left:.0f} s left"
-    return f"{memory}  {use}{stays}" + (f" ({one['state']})" if one["state"] != "loaded" else "")
+    adapters = f", adapters: {', '.join(one['adapters'])}" if one.get("adapters") else ""
+    state = f" ({one['state']})" if one["state"] != "loaded" else ""
+    return f"{memory}  {use}{stays}{state}{adapters}"
 
 
 def _activity(server: RunningServer) -> dict[str, Any]:
@@ -147,7 +149,7 @@ def _activity(server: RunningServer) -> dict[str, Any]:
         return {}
     names = [name for name in ("num_requests_running", "num_requests_waiting") if name in reply]
     activity = {name: reply[name] for name in names}
-    if server.others:
+    if server.others or server.adapters:
         with suppress(ServerError):  # the key may not see them
             models = ask(server.url, "GET", "/api/v1/models", seconds=_ASK_SECONDS)
             activity["models"] = models["data"]

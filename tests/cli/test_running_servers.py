@@ -126,6 +126,11 @@ def test_a_server_is_known_by_every_way_to_name_its_model(tmp_path: Path) -> Non
     with registered("http://127.0.0.1:1", ["mine"], needs_key=False):
         assert newest_server(str(tmp_path / "mine")) is not None
         assert newest_server(str(tmp_path)) is None
+    with registered("http://127.0.0.1:1", ["mine"], ["mine:coder"], needs_key=False):
+        [server] = running_servers()
+        assert (server.others, server.adapters) == ((), ("mine:coder",))
+        assert served_name(server, "mine:coder") == "mine:coder"
+        assert not serves(server, "mine:poet")
     with registered("http://127.0.0.1:1", ["first", "mine", "other"], needs_key=False):
         [server] = running_servers()
         assert served_name(server, None) == "first"
