@@ -168,6 +168,17 @@ def test_images_in_chunks_preempted_and_beside_drafts(model: Model, serve: Serve
     agree(model, llm, [QUESTIONS["two images"]])
 
 
+@pytest.mark.slow
+def test_in_8_bits_an_answer_does_not_depend_on_what_is_beside_it(serve: Serve) -> None:
+    llm = serve(kv_cache_dtype="q8")
+    questions = list(QUESTIONS.values())
+    alone = [ask(llm, [said])[0].token_ids for said in questions]
+    assert len(set(alone)) > 3
+    llm.reset_prefix_cache()
+    assert [output.token_ids for output in ask(llm, questions)] == alone
+    assert [output.token_ids for output in ask(llm, questions)] == alone
+
+
 def test_conversations_about_one_image_have_it_computed_once(model: Model, serve: Serve) -> None:
     llm = serve()
     agree(model, llm, [("What is this? ", A), ("Which one? ", A), ("A cat? ", B)])
