@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import pytest
 from PIL import Image as Pillow
 
+from metal_kernels.metal import MetalBackend
 from mlxserve import LLM, SamplingParams
 from mlxserve.chat.answers import RequestOutput
 from mlxserve.errors import InvalidParameter
@@ -19,6 +20,7 @@ from mlxserve.images.image import Image
 from mlxserve.model.attention import load_probed
 from mlxserve.model.vision import Seeing
 from tests.adapters import fuse, write_adapter
+from tests.emulated import emulated_factory
 from tests.model.small_vision import (
     VISION_MODELS,
     answer_of_mlx_vlm,
@@ -26,6 +28,7 @@ from tests.model.small_vision import (
     read_whole,
     write_vision_model,
 )
+from tests.test_emulated_engine import give
 
 BLIND = ("gemma3",)
 _MARKS: dict[str, Any] = {
@@ -166,6 +169,16 @@ def test_images_in_chunks_preempted_and_beside_drafts(model: Model, serve: Serve
     agree(model, llm, list(QUESTIONS.values()))
     assert llm.stats().scheduler.num_preemptions > 0
     agree(model, llm, [QUESTIONS["two images"]])
+
+
+@pytest.mark.slow
+def test_images_with_the_emulated_kernels(
+    model: Model, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(monkeypatch, MetalBackend(emulated_factory()))
+    llm = serve(max_num_batched_tokens=24, max_num_seqs=4)
+    agree(model, llm, list(QUESTIONS.values()))
+    agree(model, llm, list(QUESTIONS.values()))
 
 
 @pytest.mark.slow
