@@ -272,7 +272,7 @@ class CountTokensRequest(RequestBody):
     def shows_thinking(self) -> bool:
         return self.thinking is None or self.thinking.display != "omitted"
 
-    def conversation(self, sees: bool) -> Conversation:
+    def conversation(self, sees: bool = False) -> Conversation:
         """As `conversation_of`. Consecutive messages of one role are one message."""
         system = _without_billing_line(PARAGRAPH.join(block.text for block in self.system))
         said = [

@@ -205,7 +205,7 @@ class OllamaChatRequest(OllamaGeneration):
         last = self.messages[-1]
         return last.role == "assistant" and bool(last.content) and not last.tool_calls
 
-    def conversation(self, sees: bool) -> Conversation:
+    def conversation(self, sees: bool = False) -> Conversation:
         """As `conversation_of`."""
         return conversation_of(self.messages, sees)
 
@@ -226,7 +226,7 @@ class OllamaGenerateRequest(OllamaGeneration):
             raise ValueError("raw: raw mode does not support template, system, or context")
         return self
 
-    def conversation(self, sees: bool) -> Conversation:
+    def conversation(self, sees: bool = False) -> Conversation:
         """Raises InvalidParameter for images that the model cannot see."""
         system = [Message(role="system", text=self.system)] if self.system else []
         said = {"role": "user", "content": self.prompt, "images": self.images}

@@ -328,7 +328,7 @@ class ResponsesRequest(ToolGenerationFields):
             raise invalid_value("input", f"the conversation has more than {MAX_MESSAGES} items")
         return self.model_copy(update={"input": [*earlier, *self.input]})
 
-    def conversation(self, sees: bool) -> Conversation:
+    def conversation(self, sees: bool = False) -> Conversation:
         """As `conversation_of`."""
         first = [Message(role=SYSTEM, text=self.instructions)] if self.instructions else []
         return Conversation.of([*first, *messages_of(self.input)], sees=sees)
