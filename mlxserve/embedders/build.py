@@ -38,11 +38,8 @@ log = logging.getLogger("mlxserve.build")
 _LENGTHS = (5, 12)  # tokens of the texts of the check
 # Of the largest number, in float32 and in half precision: other shapes round otherwise.
 _TOLERANCES = 1e-3, 3e-2
-_FUSED_HEADS = (
-    64,
-    80,
-    128,
-)  # head dimensions whose attention MLX's kernels compute without its scores
+# Head dimensions whose attention MLX's kernels compute without keeping its scores.
+_FUSED_HEADS = (64, 80, 128)
 
 
 def refuse_options(config: EngineConfig, name: str) -> None:
