@@ -190,15 +190,18 @@ def _refuse_long_context(config: EngineConfig, loaded: LoadedModel) -> None:
 
 
 def _refuse_context_beyond(config: EngineConfig, sizes: Sizes) -> None:
-    """Raises InvalidConfig."""
+    """Raises InvalidConfig, or OutOfMemory where the memory gave the cache its size: the shelf makes room
+    for a model that needs more."""
     asked = config.scheduler.max_model_len
-    if asked is not None and asked > sizes.num_pages * config.page_size:
-        raise InvalidConfig(
-            f"max_model_len={asked} needs {-(-asked // config.page_size)} pages of "
-            f"{config.page_size} tokens, and the cache has {sizes.num_pages}. Lower max_model_len, or "
-            "raise gpu_memory_utilization or num_pages.",
-            option="max_model_len",
-        )
+    if asked is None or asked <= sizes.num_pages * config.page_size:
+        return
+    words = (
+        f"max_model_len={asked} needs {-(-asked // config.page_size)} pages of {config.page_size} tokens, "
+        f"and the cache has {sizes.num_pages}. Lower max_model_len, or raise "
+    )
+    if config.num_pages is None:
+        raise OutOfMemory(words + "gpu_memory_utilization.")
+    raise InvalidConfig(words + "num_pages.", option="max_model_len")
 
 
 def fit_states(loaded: LoadedModel, cache_size: int) -> int:

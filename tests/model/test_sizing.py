@@ -126,6 +126,22 @@ def test_a_context_may_be_as_long_as_the_rotary_scaling_covers(loaded: LoadedMod
         with_sizes(config, scaled, None, 1 << 30)
 
 
+def test_a_context_for_which_there_is_no_memory_is_known_from_one_for_which_no_pages_were_asked(
+    loaded: LoadedModel,
+) -> None:
+    words = "max_model_len=512 needs 16 pages of 32 tokens, and the cache has {}. .* raise {}"
+    config = EngineConfig().with_options(page_size=32, max_model_len=512, max_num_batched_tokens=64)
+    config = config.with_options(max_num_seqs=2)
+    step = measured(loaded, 64)
+    page = 32 * sum(spec.bytes_per_token() for spec in loaded.layers)
+    limit = loaded.weight_size + step.planned + 15 * page
+    with pytest.raises(OutOfMemory, match=words.format(15, "gpu_memory_utilization")):
+        with_sizes(config, loaded, step, limit)
+    assert with_sizes(config, loaded, step, limit + page).num_pages == 16
+    with pytest.raises(InvalidConfig, match=words.format(15, "num_pages")):
+        with_sizes(config.with_options(num_pages=15), loaded, step, limit + page)
+
+
 def test_measuring_frees_its_memory(loaded: LoadedModel) -> None:
     pages(loaded, loaded.weight_size + 64 * MIB)
     before = mx.get_active_memory()
