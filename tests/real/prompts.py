@@ -29,6 +29,7 @@ LENGTHS = (
 )  # characters of the licence, each from another word
 LONG_LENGTHS = (6_000, 12_000, 18_000, 27_500)  # the licence over and over: up to 6,000 tokens
 
+BOS = "<bos>"  # every text that Gemma was trained with begins so
 NUM_TOKENS = 24  # of each greedy answer
 
 
@@ -45,3 +46,10 @@ def prompts() -> list[str]:
     pieces = [TEXT[start * 97 :][:length] for start, length in enumerate(LENGTHS)]
     text = " ".join([TEXT] * 3)
     return [chat_of(question) for question in QUESTIONS] + pieces + [text[:n] for n in LONG_LENGTHS]
+
+
+def texts() -> list[str]:
+    """Pieces of text for Gemma to go on with, the longest last."""
+    pieces = [TEXT[start * 97 :][:length] for start, length in enumerate(LENGTHS)]
+    text = " ".join([TEXT] * 3)
+    return [BOS + piece for piece in (*pieces, *(text[:n] for n in LONG_LENGTHS))]

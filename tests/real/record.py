@@ -14,12 +14,12 @@ import importlib.metadata
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from mlxserve.blas import load_blas
-from tests.real.prompts import NUM_TOKENS, TEXT, prompts
+from tests.real.prompts import BOS, NUM_TOKENS, TEXT, prompts, texts
 
 FIGURES = Path(__file__).parent / "figures"
 PERPLEXITY_TOKENS = 1024
@@ -44,73 +44,64 @@ def versions_of(*packages: str) -> dict[str, str]:
     return {package: importlib.metadata.version(package) for package in packages}
 
 
+_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_NAMES_OF_GEMMA = {
+    **_NAMES,
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
 class MlxLm:
-    """mlx-lm's definition of llama, with every weight dequantised to float32."""
+    """mlx-lm's definition of llama or of Gemma 3, with every weight dequantised to float32."""
 
     def __init__(self, path: str) -> None:
         load_blas()  # the reference BLAS of mlx's Linux wheel would take hours
         import mlx.core as mx
         from gguf import GGUFReader
         from gguf.quants import dequantize
-        from mlx_lm.models.llama import Model, ModelArgs
-        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
         self.versions = versions_of("mlx", "mlx-lm", "gguf", "tokenizers")
         reader = GGUFReader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
-        heads = fields["llama.attention.head_count"]
-        kv_heads = fields["llama.attention.head_count_kv"]
-        args = ModelArgs(
-            model_type="llama",
-            hidden_size=fields["llama.embedding_length"],
-            num_hidden_layers=fields["llama.block_count"],
-            intermediate_size=fields["llama.feed_forward_length"],
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            rms_norm_eps=fields["llama.attention.layer_norm_rms_epsilon"],
-            vocab_size=fields["llama.vocab_size"],
-            rope_theta=fields["llama.rope.freq_base"],
-            tie_word_embeddings=True,
-        )
-        names = {
-            "token_embd": "model.embed_tokens",
-            "output_norm": "model.norm",
-            "attn_norm": "input_layernorm",
-            "attn_q": "self_attn.q_proj",
-            "attn_k": "self_attn.k_proj",
-            "attn_v": "self_attn.v_proj",
-            "attn_output": "self_attn.o_proj",
-            "ffn_norm": "post_attention_layernorm",
-            "ffn_gate": "mlp.gate_proj",
-            "ffn_up": "mlp.up_proj",
-            "ffn_down": "mlp.down_proj",
-        }
+        self.mx = mx
+        is_gemma = fields["general.architecture"] == "gemma3"
+        self.model = _gemma(fields) if is_gemma else _llama(fields)
+        names = _NAMES_OF_GEMMA if is_gemma else _NAMES
         weights = []
         for tensor in reader.tensors:
             value = mx.array(dequantize(tensor.data, tensor.tensor_type)).astype(mx.float32)
             *block, name, leaf = tensor.name.split(".")
-            if name in ("attn_q", "attn_k"):  # the file has the two halves of each head interleaved
-                n = heads if name == "attn_q" else kv_heads
+            if is_gemma and name.endswith(
+                "_norm"
+            ):  # the file has the factors, the model what is added to 1
+                value = value - 1
+            if name in ("attn_q", "attn_k") and not is_gemma:
+                # The file has the two halves of each head interleaved.
+                n = fields["llama.attention.head_count" + ("" if name == "attn_q" else "_kv")]
                 value = value.reshape(n, -1, 2, value.shape[-1]).swapaxes(1, 2).reshape(value.shape)
             prefix = f"model.layers.{block[1]}." if block else ""
             weights.append((f"{prefix}{names[name]}.{leaf}", value))
-        self.mx = mx
-        self.model = Model(args)
-        self.model.load_weights(weights)
-        words = fields["tokenizer.ggml.tokens"]
-        merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
-        self.tokenizer = Tokenizer(models.BPE({word: n for n, word in enumerate(words)}, merges))
-        self.tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
-        self.tokenizer.decoder = decoders.ByteLevel()
-        kinds = zip(words, fields["tokenizer.ggml.token_type"], strict=True)
-        self.tokenizer.add_special_tokens(
-            [AddedToken(word, special=True, normalized=False) for word, kind in kinds if kind == 3]
-        )
+        self.model.load_weights(list(self.model.sanitize(dict(weights)).items()))
+        self.tokenizer = _sentencepiece(fields) if is_gemma else _bpe(fields)
 
     def encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text).ids)
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def greedy(self, ids: Sequence[int], num_tokens: int) -> tuple[list[int], list[float]]:
         from mlx_lm.models.cache import make_prompt_cache
@@ -137,6 +128,89 @@ class MlxLm:
             :, 0
         ].tolist()
         return values
+
+
+def _llama(fields: Mapping[str, Any]) -> Any:
+    from mlx_lm.models.llama import Model, ModelArgs
+
+    return Model(
+        ModelArgs(
+            model_type="llama",
+            hidden_size=fields["llama.embedding_length"],
+            num_hidden_layers=fields["llama.block_count"],
+            intermediate_size=fields["llama.feed_forward_length"],
+            num_attention_heads=fields["llama.attention.head_count"],
+            num_key_value_heads=fields["llama.attention.head_count_kv"],
+            rms_norm_eps=fields["llama.attention.layer_norm_rms_epsilon"],
+            vocab_size=fields["llama.vocab_size"],
+            rope_theta=fields["llama.rope.freq_base"],
+            tie_word_embeddings=True,
+        )
+    )
+
+
+def _gemma(fields: Mapping[str, Any]) -> Any:
+    """What a file does not say is as in Google's configuration of this size."""
+    from mlx_lm.models.gemma3_text import Model, ModelArgs
+
+    return Model(
+        ModelArgs(
+            model_type="gemma3_text",
+            hidden_size=fields["gemma3.embedding_length"],
+            num_hidden_layers=fields["gemma3.block_count"],
+            intermediate_size=fields["gemma3.feed_forward_length"],
+            num_attention_heads=fields["gemma3.attention.head_count"],
+            num_key_value_heads=fields["gemma3.attention.head_count_kv"],
+            head_dim=fields["gemma3.attention.key_length"],
+            rms_norm_eps=fields["gemma3.attention.layer_norm_rms_epsilon"],
+            vocab_size=len(fields["tokenizer.ggml.tokens"]),
+            rope_theta=fields["gemma3.rope.freq_base"],
+            rope_local_base_freq=10_000.0,
+            query_pre_attn_scalar=256,
+            sliding_window=fields["gemma3.attention.sliding_window"],
+            sliding_window_pattern=6,
+        )
+    )
+
+
+def _bpe(fields: Mapping[str, Any]) -> Any:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    words = fields["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+    tokenizer = Tokenizer(models.BPE({word: n for n, word in enumerate(words)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    kinds = zip(words, fields["tokenizer.ggml.token_type"], strict=True)
+    tokenizer.add_special_tokens(
+        [AddedToken(word, special=True, normalized=False) for word, kind in kinds if kind == 3]
+    )
+    return tokenizer
+
+
+def _sentencepiece(fields: Mapping[str, Any]) -> Any:
+    """Gemma's vocabulary: of two neighbours that make a piece, those of the best piece are joined first."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+
+    words, scores = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.scores"]
+    numbers = {word: number for number, word in enumerate(words)}
+    pairs = [
+        (-scores[number], numbers[word[:at]], numbers[word[at:]], word[:at], word[at:])
+        for word, number in numbers.items()
+        for at in range(1, len(word))
+        if word[:at] in numbers and word[at:] in numbers
+    ]
+    merges = [(left, right) for *_, left, right in sorted(pairs)]
+    tokenizer = Tokenizer(models.BPE(numbers, merges, byte_fallback=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.decoder = decoders.Replace("\u2581", " ")
+    kinds = zip(words, fields["tokenizer.ggml.token_type"], strict=True)
+    tokenizer.add_special_tokens(
+        [AddedToken(word, special=True, normalized=False) for word, kind in kinds if kind == 3]
+    )
+    return tokenizer
 
 
 class Transformers:
@@ -232,14 +306,20 @@ REFERENCES: dict[str, Any] = {"mlx-lm": MlxLm, "transformers": Transformers, "ll
 def record(name: str, path: str) -> dict[str, Any]:
     reference: Reference = REFERENCES[name](path)
     answers = []
-    for prompt in prompts():
+    for prompt in prompts() if "instruct" in path.lower() else texts():
         ids = reference.encode(prompt)
         tokens, leads = reference.greedy(ids, NUM_TOKENS)
         answers.append(
-            {"num_prompt_tokens": len(ids), "tokens": tokens, "lead": round(min(leads), 4)}
+            {
+                "num_prompt_tokens": len(ids),
+                "tokens": tokens,
+                "lead": round(min(leads), 4),
+                "leads": [round(lead, 3) for lead in leads],
+            }
         )
         print(len(ids), tokens[:8], min(leads), flush=True)
-    ids = reference.encode(TEXT)[:PERPLEXITY_TOKENS]
+    begin = "" if "instruct" in path.lower() else BOS
+    ids = reference.encode(begin + TEXT)[:PERPLEXITY_TOKENS]
     values = reference.log_likelihoods(ids)
     perplexity = math.exp(-sum(values) / len(values))
     return {
