@@ -36,11 +36,12 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "/api/v1/models/unload": {"model": "fake"},
     "/api/v1/render": {"texts": ["x"]},
 }
-# Those of chats need a chat: tests/api/native/test_chats.py.
+# Those of chats need a chat, and those of tools a server of tools: test_chats.py and test_tools.py in tests/api/native.
+_ELSEWHERE = ("/api/v1/chats", "/api/v1/tools")
 ROUTES = {
     route.path: route
     for route in create_app(FakeChat()).routes
-    if isinstance(route, BodyRoute) and not route.path.startswith("/api/v1/chats")
+    if isinstance(route, BodyRoute) and not route.path.startswith(_ELSEWHERE)
 }
 NOT_YET = [
     (path, name, harmless)

@@ -86,6 +86,20 @@ def test_choices_are_kept_and_a_tool_never_allowed_is_not_called(page: httpx.Cli
     assert asked(page, "call", name="s__huge")["is_error"]
 
 
+def test_an_unknown_field_is_named(page: httpx.Client) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "start": {},
+        "switch": {"server": "s", "is_on": True},
+        "permission": {"name": "s__add", "permission": "ask"},
+        "call": {"name": "s__add", "arguments": '{"a": 1, "b": 2}'},
+    }
+    for path, body in bodies.items():
+        plain = page.post(f"{TOOLS}/{path}", json=body)
+        assert (plain.status_code, "x-mlxserve-warning" in plain.headers) == (200, False)
+        warned = page.post(f"{TOOLS}/{path}", json={**body, "frobnicate": 1})
+        assert warned.headers["x-mlxserve-warning"] == "ignored unknown fields: frobnicate"
+
+
 def test_unknown_names_and_values_are_refused(page: httpx.Client) -> None:
     asked(page, "start")
     for path, body, status in (
