@@ -267,6 +267,7 @@ class AsyncLLM(_LoadedModel):
                 _conversation(prompt),
                 partial(self._chat.door.run, ""),
                 sees=self._chat.sees_images,
+                blindness=self._chat.blindness,
             )
 
             def render() -> list[int]:

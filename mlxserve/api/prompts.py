@@ -19,7 +19,7 @@ from mlxserve.api.warnings import FITTED, warn
 from mlxserve.errors import InvalidParameter, InvalidRequest, QueueFull
 from mlxserve.images.image import Image
 from mlxserve.images.sources import ImageSources
-from mlxserve.text.conversation import Conversation, SentImage
+from mlxserve.text.conversation import Conversation, SentImage, read_for
 from mlxserve.text.costs import MESSAGES_PER_SECOND, encode_seconds, render_seconds
 from mlxserve.text.fitting import Fitted
 
@@ -81,12 +81,12 @@ class Prompts:
             add_generation_prompt = False
             variables["continue_final_message"] = True
 
-        sees = self._chat.sees_images
+        sees, blindness = self._chat.sees_images, self._chat.blindness
+        made = partial(read_for, read, sees=sees, blindness=blindness)
         if num_messages <= _READ_HERE:
-            conversation = read(sees)
+            conversation = made()
         else:
-            seconds = num_messages / MESSAGES_PER_SECOND
-            conversation = await in_turn(request, seconds, partial(read, sees))
+            conversation = await in_turn(request, num_messages / MESSAGES_PER_SECOND, made)
         conversation = await self._with_images(request, conversation)
 
         def render() -> tuple[list[int], Fitted]:

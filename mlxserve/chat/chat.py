@@ -175,6 +175,11 @@ class Chat:
         return self._images.reader is not None
 
     @property
+    def blindness(self) -> str:
+        """Why it may not, though the model was trained to see; empty otherwise."""
+        return self._images.blindness
+
+    @property
     def chat_template(self) -> str:
         """The text of the model's chat template; empty for none, or one written in Python."""
         return self._tokenizer.chat_template

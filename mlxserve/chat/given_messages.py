@@ -10,15 +10,15 @@ from mlxserve.images.decode import InTurn
 from mlxserve.images.given import decoded
 from mlxserve.images.image import Image
 from mlxserve.images.sources import ImageSources
-from mlxserve.text.conversation import Conversation, SentImage, read_messages
+from mlxserve.text.conversation import Conversation, SentImage, read_for, read_messages
 
 
 async def read_given(
-    messages: Sequence[Mapping[str, Any]], in_turn: InTurn, *, sees: bool
+    messages: Sequence[Mapping[str, Any]], in_turn: InTurn, *, sees: bool, blindness: str = ""
 ) -> Conversation:
-    """Raises InvalidRequest, and what `ImageDecoder.decode` raises."""
+    """As `read_for`. Raises InvalidRequest, and what `ImageDecoder.decode` raises."""
     if not sees:
-        return read_messages(messages)
+        return read_for(lambda _: read_messages(messages), sees=False, blindness=blindness)
     conversation = read_messages(await decoded(messages, in_turn), sees=True)
     sources, found = ImageSources(), dict[SentImage, Image]()
     for sent in conversation.sent_images:

@@ -8,7 +8,7 @@ from typing import Any
 from mlxserve.errors import InvalidParameter
 from mlxserve.images.image import Image
 from mlxserve.images.picture import PicturePrompt, PictureReader, pictures_of, with_pictures
-from mlxserve.text.conversation import NOT_SEEN, images_in, without_images
+from mlxserve.text.conversation import UnseenMedia, images_in, without_images
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -22,7 +22,7 @@ class ImagePrompts:
         blindness: why it does, if it was trained to see
         """
         self.reader = reader
-        self._blindness = blindness
+        self.blindness = blindness
 
     def split(self, messages: Messages) -> tuple[Messages, list[Image]]:
         """Messages for the template, and their images in order. Raises InvalidParameter."""
@@ -30,10 +30,9 @@ class ImagePrompts:
         if not images:
             return messages, images
         if self.reader is None:
-            said = NOT_SEEN.format("image")
-            if self._blindness:
-                said = f"image parts are not supported: {self._blindness}"
-            raise InvalidParameter("messages", said)
+            raise (
+                UnseenMedia("image", why=self.blindness) if self.blindness else UnseenMedia("image")
+            )
         return [without_images(message) for message in messages], images
 
     def join(self, token_ids: list[int], images: Sequence[Image]) -> list[int]:

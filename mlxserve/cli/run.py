@@ -246,7 +246,7 @@ async def _stream_answer(
         from mlxserve.chat.given_messages import read_given
 
         read = partial(chat.door.run, "")
-        given = await read_given(messages, read, sees=chat.sees_images)
+        given = await read_given(messages, read, sees=chat.sees_images, blindness=chat.blindness)
         messages = chat.fit(given).messages
     prompt = await asyncio.to_thread(chat.render, messages)
     started = time.perf_counter()

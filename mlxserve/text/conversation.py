@@ -9,7 +9,7 @@ server cannot read. Only `fitting` turns messages into what a chat template take
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from typing import Any, NamedTuple, Self, TypeAlias
@@ -45,7 +45,20 @@ _TEXT_PARTS = {
 }
 _IMAGE_PARTS = ("image_url", "input_image")  # of OpenAI's APIs
 MAX_PARTS = 1_000
-NOT_SEEN = "{} parts are not supported: this model reads text only"
+_READS_TEXT = "this model reads text only"
+
+
+class UnseenMedia(InvalidParameter):
+    """An image, or another medium, in the newest user message."""
+
+    def __init__(self, kind: str, where: str = "", why: str = _READS_TEXT) -> None:
+        super().__init__(where or "messages", f"{kind} parts are not supported: {why}")
+        self.kind = kind
+        self.where = where
+
+    @property
+    def is_image(self) -> bool:
+        return _MEDIA.get(self.kind) == "image"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +76,7 @@ class Unreadable:
     def text(self) -> str:
         """What takes its place."""
         if self.is_media:
-            return f"[{_MEDIA[self.kind]} left out: this model reads text only]"
+            return f"[{_MEDIA[self.kind]} left out: {_READS_TEXT}]"
         return f"[{self.kind} left out]"
 
 
@@ -348,10 +361,7 @@ def _refuse_media(messages: Sequence[Message]) -> None:
     newest = next((message for message in since if message.role == USER), None)
     for left in newest.left_out if newest is not None else ():
         if left.is_media:
-            raise InvalidParameter(
-                left.where or "messages",
-                NOT_SEEN.format(left.kind),
-            )
+            raise UnseenMedia(left.kind, left.where)
 
 
 def parts_of(content: object) -> tuple[Part, ...]:
@@ -391,6 +401,21 @@ def _url_of(part: Mapping[str, Any]) -> str | None:
 
 
 _READ = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning")
+
+
+def read_for(
+    read: Callable[[bool], Conversation], *, sees: bool, blindness: str = ""
+) -> Conversation:
+    """What `read` makes, for a model that sees images or not.
+
+    blindness: why it does not, if it was trained to; the refusal of an image says so
+    """
+    try:
+        return read(sees)
+    except UnseenMedia as refused:
+        if blindness and refused.is_image:
+            raise UnseenMedia(refused.kind, refused.where, blindness) from refused
+        raise
 
 
 def read_messages(messages: Iterable[object], *, sees: bool = False) -> Conversation:

@@ -97,6 +97,7 @@ class FakeChat:
     can_call: bool = True
     can_think: bool = False
     sees_images: bool = False
+    blindness: str = ""
     adapters: tuple[str, ...] = ()
     chat_template: str = "{{ messages }}"
     fingerprint: str = "print"

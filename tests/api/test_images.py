@@ -292,6 +292,22 @@ def blind(chat: FakeChat) -> Iterator[TestClient]:
         yield client
 
 
+def test_a_model_that_was_trained_to_see_says_why_it_does_not(
+    blind: TestClient, chat: FakeChat
+) -> None:
+    chat.blindness = "install mlxserve[vision]"
+    for parts, why in (
+        ([IMAGE_URL], "image_url parts are not supported: install mlxserve[vision]"),
+        (
+            [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}],
+            "input_audio parts are not supported: this model reads text only",
+        ),
+    ):
+        body = {"messages": [{"role": "user", "content": parts}]}
+        reply = blind.post("/v1/chat/completions", json=body)
+        assert (reply.status_code, why in reply.json()["error"]["message"]) == (400, True)
+
+
 def test_a_model_that_does_not_see_gets_a_text_in_the_place_of_earlier_images(
     blind: TestClient, chat: FakeChat
 ) -> None:
