@@ -172,10 +172,19 @@ def _of_state(plan: StatePlan) -> list[int]:
     return [restore, len(plan.keeps), *(number for keep in plan.keeps for number in keep)]
 
 
+class _ToldAsk:
+    """A worker's stand-in for a Request: images and adapters are refused where there are ranks."""
+
+    pictures = ()
+    adapter = None
+
+
 class ToldRequest:
     """A worker's stand-in for a LiveRequest: what a forward needs of it."""
 
     __slots__ = ("arrival", "has_ended", "id", "token_ids")
+
+    asked = _ToldAsk()
 
     def __init__(self, number: int) -> None:
         self.arrival = number
