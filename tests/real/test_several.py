@@ -1,0 +1,126 @@
+"""One server with three models, two of them real, asked by the official clients of three makers.
+
+What they ask is what their own first pages show.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.api.clients import anthropic, ollama, openai
+from tests.api.server.process import Process, served
+
+pytestmark = pytest.mark.slow
+
+REAL, EMBEDDER, TINY = "smollm2-135m-instruct", "all-minilm", "tiny"
+QUESTION = "What is the capital of France?"
+
+
+@pytest.fixture(scope="module")
+def several(
+    smollm2: Path,
+    all_minilm: Path,
+    write_model: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Process]:
+    folder = tmp_path_factory.mktemp("several")
+    config = folder / "config.toml"
+    (folder / TINY).mkdir()
+    tiny = write_model(folder / TINY, "qwen3", max_position_embeddings=2048)
+    models = {REAL: smollm2, EMBEDDER: all_minilm, TINY: tiny}
+    config.write_text(
+        "num_pages = 128\n"
+        + "".join(
+            f"[models.{json.dumps(n)}]\nmodel = {json.dumps(str(p))}\n" for n, p in models.items()
+        )
+    )
+    with served(folder / "log", "--config", str(config)) as process:
+        yield process
+
+
+@pytest.fixture
+def of_openai(several: Process) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{several.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def of_ollama(several: Process) -> Iterator[Any]:
+    with ollama.Client(host=several.url) as client:
+        yield client
+
+
+def said(answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": answer}]
+
+
+def test_openais_client_finds_all_and_asks_each(of_openai: Any) -> None:
+    assert {model.id for model in of_openai.models.list()} == {REAL, EMBEDDER, TINY}
+    options: Any = {"temperature": 0, "max_tokens": 24}
+    reply = of_openai.chat.completions.create(model=REAL, messages=said(QUESTION), **options)
+    assert "Paris" in reply.choices[0].message.content
+    stream = of_openai.chat.completions.create(
+        model=REAL, messages=said(QUESTION), stream=True, **options
+    )
+    text = "".join(event.choices[0].delta.content or "" for event in stream if event.choices)
+    assert text == reply.choices[0].message.content
+    response = of_openai.responses.create(
+        model=REAL, input=QUESTION, temperature=0, max_output_tokens=24
+    )
+    assert "Paris" in response.output_text
+    other = of_openai.chat.completions.create(model=TINY, messages=said(QUESTION), **options)
+    assert (other.model, other.usage.completion_tokens) == (TINY, 24)
+    vectors = of_openai.embeddings.create(model=EMBEDDER, input=["a cat", "a kitten", "a train"])
+    cat, kitten, train = (np.array(one.embedding) for one in vectors.data)
+    assert cat @ kitten > cat @ train
+    with pytest.raises(openai.BadRequestError, match=EMBEDDER):
+        of_openai.chat.completions.create(model=EMBEDDER, messages=said(QUESTION), **options)
+
+
+def test_anthropics_client_asks_and_streams(several: Process) -> None:
+    with anthropic.Anthropic(base_url=several.url, api_key="none", max_retries=0) as client:
+        asked: Any = {"model": REAL, "max_tokens": 24, "messages": said(QUESTION)}
+        asked["extra_body"] = {"temperature": 0}
+        reply = client.messages.create(**asked)
+        assert "Paris" in reply.content[0].text
+        with client.messages.stream(**asked) as stream:
+            assert "".join(stream.text_stream) == reply.content[0].text
+        assert client.messages.count_tokens(model=REAL, messages=said(QUESTION)).input_tokens > 10
+
+
+def test_ollamas_client_lists_chats_generates_and_embeds(of_ollama: Any) -> None:
+    assert {model.model.partition(":")[0] for model in of_ollama.list().models} == {
+        REAL, EMBEDDER, TINY,
+    }  # fmt: skip
+    options = {"temperature": 0, "num_predict": 24}
+    reply = of_ollama.chat(model=REAL, messages=said(QUESTION), options=options)
+    assert "Paris" in reply.message.content
+    parts = list(of_ollama.chat(model=REAL, messages=said(QUESTION), options=options, stream=True))
+    assert "".join(part.message.content for part in parts) == reply.message.content
+    assert parts[-1].done
+    generated = of_ollama.generate(model=TINY, prompt="Why is the sky blue?", options=options)
+    assert generated.eval_count == 24
+    schema = {
+        "type": "object",
+        "properties": {"capital": {"type": "string"}},
+        "required": ["capital"],
+        "additionalProperties": False,
+    }
+    whole = of_ollama.chat(
+        model=REAL, messages=said(QUESTION), format=schema, options={"temperature": 0}
+    )
+    assert json.loads(whole.message.content)["capital"] == "Paris"
+    assert len(of_ollama.embed(model=EMBEDDER, input=["a", "b"]).embeddings[0]) == 384
+    assert of_ollama.show(REAL).modelinfo["general.architecture"] == "llama"
+    assert "embedding" in of_ollama.show(EMBEDDER).capabilities
+    assert {model.model.partition(":")[0] for model in of_ollama.ps().models} <= {
+        REAL, EMBEDDER, TINY,
+    }  # fmt: skip
+    with pytest.raises(ollama.ResponseError, match="nonesuch"):
+        of_ollama.chat(model="nonesuch", messages=said(QUESTION))
