@@ -198,9 +198,8 @@ class ModelShelf:
 
     def seconds_since_beat(self) -> float:
         """Of the engine that has been silent for the longest."""
-        chats = [place.chat for place in self._places.values()]
-        silences = (chat.engine.seconds_since_beat() for chat in chats if chat is not None)
-        return max(silences, default=0.0)
+        chats = (place.chat for place in self._places.values())
+        return max((chat.engine.seconds_since_beat() for chat in chats if chat), default=0.0)
 
     # ---- loading
 
@@ -327,10 +326,9 @@ class ModelShelf:
     def _close_next(self) -> None:
         """Have the model that has been in use for the longest take no more requests."""
         loaded = self._memory.loaded()
-        if not loaded or any(one.closes for one in loaded):
-            return
-        oldest = min(loaded, key=lambda one: one.loaded_at)
-        oldest.closes = self._clock() - oldest.loaded_at >= LEAST_SECONDS
+        if loaded and not any(one.closes for one in loaded):
+            oldest = min(loaded, key=lambda one: one.loaded_at)
+            oldest.closes = self._clock() - oldest.loaded_at >= LEAST_SECONDS
 
     # ---- unloading
 
