@@ -35,9 +35,15 @@ REVIEWED: dict[str, set[str]] = {
     "metal_kernels/tables.py": {"breaks", "self.query_starts"},
     "mlxserve/cache/kv.py": {"payload"},
     "mlxserve/model/batch.py": {"chunk.page_table"},
+    "mlxserve/model/image_processor.py": {"value"},  # not mlx's
     "mlxserve/model/packed_states.py": {"payload[begin:end]"},
     "mlxserve/model/runner.py": {"batch.sample_rows"},
-    "mlxserve/model/sampler.py": {"outputs", "b''.join(masks.values())"},
+    "mlxserve/model/vision_tower.py": {"picture.ids"},
+    "mlxserve/model/sampler.py": {
+        "outputs",
+        "request.token_ids[:request.num_prompt]",
+        "b''.join(masks.values())",
+    },
 }
 
 

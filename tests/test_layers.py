@@ -144,7 +144,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/ranks": (
         "metal_kernels mlxserve/version mlxserve/errors mlxserve/terminal_text mlxserve/stats mlxserve/option "
-        "mlxserve/config mlxserve/request mlxserve/machine mlxserve/hub mlxserve/cache/kv "
+        "mlxserve/config mlxserve/request mlxserve/machine mlxserve/hub mlxserve/cache/kv mlxserve/cache/window_kv "
         "mlxserve/model mlxserve/chat mlxserve/build mlxserve/door"
     ),
     "mlxserve/llm": (

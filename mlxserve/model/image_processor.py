@@ -17,8 +17,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
+from metal_kernels.reading import read
 from mlxserve.errors import InvalidParameter, in_one_line
 from mlxserve.images.image import Image
 from mlxserve.images.picture import Grid, Picture
@@ -70,11 +73,11 @@ class ImageProcessor:
             text=[self._mark], images=[Pillow.fromarray(image.pixels)], add_special_tokens=False
         )
         inputs = {
-            name: np.array(value)
+            name: _as_numpy(value)
             for name, value in made.items()
             if name not in _TEXT_OUTPUTS and value is not None
         }
-        token_ids = np.array(made["input_ids"])[0].tolist()
+        token_ids = [int(token) for token in _as_numpy(made["input_ids"])[0]]
         grid = self._grid(inputs, token_ids.count(self._image_token)) if self._has_grid else None
         return Picture.of(token_ids, self._image_token, inputs, grid)
 
@@ -83,6 +86,11 @@ class ImageProcessor:
         time, height, width = (int(n) for n in inputs[_GRID][0])
         merge = round((time * height * width / num_rows) ** 0.5)
         return time, height // merge, width // merge
+
+
+def _as_numpy(value: Any) -> npt.NDArray[Any]:
+    """Of what a processor made, with mlx or without."""
+    return read(value) if isinstance(value, mx.array) else np.array(value)
 
 
 def _placeholder_of(processor: Any) -> str:

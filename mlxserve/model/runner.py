@@ -72,7 +72,6 @@ class ModelRunner:
         workers: where this is rank 0 of several, which tells the others what it does before it does it
         windows: where layers with a window have a pool of their own, and `kv` is that of the others
         """
-        assert windows is None or workers is None, "ranks have one pool"
         self._memory_limit = memory_limit
         self._loaded = loaded
         self._kv = kv
@@ -199,11 +198,16 @@ class ModelRunner:
 
     def back_windows(self, num_pages: int) -> None:
         """`back`, of the pages of layers with a window."""
-        self._pools[1].back(num_pages)
+        pool = self._pools[1]
+        if num_pages > pool.num_backed:
+            if self._workers is not None:
+                self._workers.back_windows(num_pages)
+            pool.back(num_pages)
 
     def back_windows_ahead(self, num_pages: int) -> None:
         """`back_ahead`, of the pages of layers with a window."""
-        self._pools[1].back_ahead(num_pages)
+        if self._workers is None:
+            self._pools[1].back_ahead(num_pages)
 
     def restart(self, num_pages: int) -> None:
         """Empty arrays of `num_pages`, after a failure; no step may be used again.

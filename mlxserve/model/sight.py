@@ -114,8 +114,7 @@ def _axes_of(text: nn.Module) -> Sequence[int] | None:
     for module in text.modules():
         selector = getattr(module, "position_selector", None)
         if isinstance(selector, mx.array):
-            found: list[int] = np.array(selector).astype(int).ravel().tolist()
-            return found
+            return [int(axis) for axis in read(selector).ravel()]
     return []
 
 
@@ -145,8 +144,8 @@ def _text_around(
 ) -> tuple[list[int], list[int]]:
     """Tokens before and after the image, with those by which mlx-vlm finds it."""
     own = {image_token, *picture.ids}
-    drawn = np.random.RandomState(1).randint(0, min(vocab_size, 1 << 10), 64).tolist()
-    text = [token for token in drawn if token not in own]
+    drawn = np.random.RandomState(1).randint(0, min(vocab_size, 1 << 10), 64)
+    text = [token for token in map(int, drawn) if token not in own]
     before, after = text[:_NUM_BEFORE], text[_NUM_BEFORE : _NUM_BEFORE + _NUM_AFTER]
     for name, side, at in (("vision_start", before, len(before)), ("vision_end", after, 0)):
         if isinstance(token := getattr(config, f"{name}_token_id", None), int):

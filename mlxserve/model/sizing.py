@@ -169,13 +169,14 @@ def _fitted(
         memory_limit=memory_limit - (num_slots or 0) * loaded.state_nbytes,
         max_tokens=options.max_num_seqs * longest,
     )
+    num_pages = loaded.all_min(num_pages)
     if group is not None:
         left = memory_limit - loaded.weight_size - step.planned
-        num_others, num_window_pages = group.fitted(config, left, longest)
+        num_others, num_window_pages = map(loaded.all_min, group.fitted(config, left, longest))
         most = -(-options.max_num_seqs * longest // config.page_size)
         if (num_others := min(num_others, most)) > num_pages:
             return Sizes(num_others, None, num_window_pages)
-    return Sizes(loaded.all_min(num_pages), num_slots if loaded.has_states else None)
+    return Sizes(num_pages, num_slots if loaded.has_states else None)
 
 
 def _refuse_long_context(config: EngineConfig, loaded: LoadedModel) -> None:

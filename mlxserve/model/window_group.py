@@ -9,6 +9,7 @@ from mlxserve.cache.groups import Window, split, wanted, window_of
 from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidConfig
 from mlxserve.model.load import LoadedModel
+from mlxserve.model.rank_group import Split
 
 log = logging.getLogger("mlxserve.sizing")
 
@@ -88,8 +89,8 @@ def window_group(config: EngineConfig, loaded: LoadedModel) -> WindowGroup | Non
 
 def _why_not(config: EngineConfig, loaded: LoadedModel) -> str:
     """Why the layers share one pool, empty if they need not."""
-    if loaded.group is not None:
-        return "the model is divided among ranks"
+    if loaded.group is not None and loaded.group.split is Split.LAYERS:
+        return "the model's layers are divided among ranks"
     if loaded.has_states or loaded.by_sequence:
         return "other layers of this model keep a recurrent state, or need whole sequences"
     if not config.scheduler.enable_chunked_prefill:

@@ -48,6 +48,8 @@ class Workers(Protocol):
 
     def back(self, num_pages: int) -> None: ...
 
+    def back_windows(self, num_pages: int) -> None: ...
+
     def refuse_too_many(self, num_pages: int) -> None:
         """Raises OutOfMemory if a worker has no memory for that many pages."""
 

@@ -113,6 +113,9 @@ class Lead:
     def back(self, num_pages: int) -> None:
         self._tell(FrameKind.BACK, as_int32([num_pages]))
 
+    def back_windows(self, num_pages: int) -> None:
+        self._tell(FrameKind.BACK_WINDOWS, as_int32([num_pages]))
+
     def refuse_too_many(self, num_pages: int) -> None:
         """Raises OutOfMemory if a worker has no memory for that many pages."""
         self._tell(FrameKind.ASK_SIZE, as_int32([num_pages]))

@@ -130,7 +130,7 @@ def run_worker(config: EngineConfig) -> NoReturn:
         group = join_group(config)
         follower.join(group)
         part = build_part(config, files, group)
-        RankWorker(group, follower, part.loaded, part.kv, part.device_memory).run()
+        RankWorker(group, follower, part.loaded, part.kv, part.device_memory, part.windows).run()
     except BaseException as error:
         log.debug("Rank %d has failed", rank, exc_info=error)
         text = str(error)

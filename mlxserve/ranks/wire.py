@@ -5,14 +5,16 @@
 A STEP's body is int32. A page table is sent as the difference to the one that the request had in the
 step before; a request that was not in it sends its whole table.
 
-    [ chunks, requests of the step before, new pages, tokens, numbers about states ]
-    [ start, length, flags, source, request, kept, new ] of each chunk
-    [ new pages ] [ tokens of chunks that are not lazy ] [ restore, count, (position, id) x count ]
+    [ chunks, requests of the step before, new pages, those of windows, tokens, numbers about states ]
+    [ start, length, flags, source, request, kept, new, kept, new ] of each chunk
+    [ new pages ] [ those of windows ] [ tokens of chunks that are not lazy ]
+    [ restore, count, (position, id) x count ]
 
-    flags    1 samples, 2 is lazy, 4 has a plan for its recurrent state
+    flags    1 samples, 2 is lazy, 4 has a plan for its recurrent state, 8 has a table for windows
     source   row of the step before that samples the lazy token, else -1
     request  its number of arrival
-    kept     pages taken over from its table in the step before, which new ones follow
+    kept     pages taken over from its table in the step before, which new ones follow; then the same of
+             its table for layers with a window
 """
 
 from __future__ import annotations
@@ -25,16 +27,17 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from itertools import accumulate
 
 import numpy as np
 
 from mlxserve.request import Chunk, PageTable, RequestState, StatePlan
 
-VERSION = 1
+VERSION = 2
 MAX_BODY = 1 << 28  # bytes
 _HEADER = struct.Struct("<IBxxxI")
 _PIECE = 1 << 20  # bytes read at once
-_FIELDS, _COLUMNS = 5, 7  # of a plan's head, and of each chunk
+_FIELDS, _COLUMNS = 6, 9  # of a plan's head, and of each chunk
 
 
 class FrameKind(IntEnum):
@@ -54,6 +57,7 @@ class FrameKind(IntEnum):
     CLOSE = 12  # lead
     BEAT = 13  # worker, each second: BEAT_BODY
     ERROR = 14  # worker: UTF-8; it ends
+    BACK_WINDOWS = 15  # lead: int32 pages of layers with a window that need memory
 
 
 BEAT_BODY = struct.Struct("<IQQ")  # frame it has reached, bytes active, peak
@@ -135,36 +139,60 @@ class _Flags(IntFlag):
     SAMPLES = 1
     IS_LAZY = 2
     HAS_STATE = 4
+    HAS_WINDOWS = 8
+
+
+class _SentTables:
+    """Page tables of a step's requests, as differences to those of the step before."""
+
+    def __init__(self) -> None:
+        self.last: dict[int, PageTable] = {}
+        self._now: dict[int, PageTable] = {}
+        self._pages = array("i")
+
+    def add(self, number: int, table: PageTable) -> tuple[int, int]:
+        """(pages that the request's table had already, new ones)"""
+        old = self.last.get(number)
+        kept = 0 if old is None else len(table) if old is table else _num_common(old, table)
+        self._pages.extend(table[kept:])
+        self._now[number] = table
+        return kept, len(table) - kept
+
+    def end_step(self) -> array[int]:
+        """The new pages of all."""
+        self.last, self._now = self._now, {}
+        pages, self._pages = self._pages, array("i")
+        return pages
 
 
 class PlanEncoder:
     """Rank 0's side. Remembers the page tables of one step."""
 
     def __init__(self) -> None:
-        self._last: dict[int, PageTable] = {}
+        self._tables, self._windows = _SentTables(), _SentTables()
 
     def encode(self, chunks: Sequence[Chunk], sources: Mapping[Chunk, int]) -> bytes:
         """`sources`: for each lazy chunk, the row of the step before that samples its token."""
-        rows = array("i")
-        pages, tokens, states = array("i"), array("i"), array("i")
-        now: dict[int, PageTable] = {}
+        rows, tokens, states = array("i"), array("i"), array("i")
+        num_known = len(self._tables.last)
         for chunk in chunks:
-            table, number = chunk.page_table, chunk.request.arrival
-            old = self._last.get(number)
-            kept = 0 if old is None else len(table) if old is table else _num_common(old, table)
-            pages.extend(table[kept:])
+            number = chunk.request.arrival
             flags = chunk.samples * _Flags.SAMPLES | chunk.is_lazy * _Flags.IS_LAZY
             if not chunk.is_lazy:
                 tokens.extend(chunk.request.token_ids[chunk.start : chunk.end])
             if chunk.state is not None:
                 flags |= _Flags.HAS_STATE
                 states.extend(_of_state(chunk.state))
-            source = sources.get(chunk, -1)
-            rows.extend((chunk.start, chunk.length, flags, source, number, kept, len(table) - kept))
-            now[number] = table
-        head = (len(chunks), len(self._last), len(pages), len(tokens), len(states))
-        self._last = now
-        return as_int32(array("i", head) + rows + pages + tokens + states)
+            of_windows = 0, 0
+            if chunk.window_table is not None:
+                flags |= _Flags.HAS_WINDOWS
+                of_windows = self._windows.add(number, chunk.window_table)
+            rows.extend((chunk.start, chunk.length, flags, sources.get(chunk, -1), number))
+            rows.extend((*self._tables.add(number, chunk.page_table), *of_windows))
+        pages, window_pages = self._tables.end_step(), self._windows.end_step()
+        lengths = map(len, (pages, window_pages, tokens, states))
+        head = array("i", (len(chunks), num_known, *lengths))
+        return as_int32(head + rows + pages + window_pages + tokens + states)
 
 
 def _of_state(plan: StatePlan) -> list[int]:
@@ -212,6 +240,26 @@ class _Piece:
         return self.tokens[where.start - self.start : where.stop - self.start]
 
 
+class _ToldTables:
+    """Page tables as `_SentTables` told them."""
+
+    def __init__(self) -> None:
+        self.last: dict[int, PageTable] = {}
+        self._now: dict[int, PageTable] = {}
+
+    def add(self, number: int, kept: int, new: PageTable) -> PageTable:
+        """Raises KeyError or ValueError where that does not follow what was told before."""
+        old = self.last[number] if kept else array("i")
+        if kept > len(old):
+            raise ValueError("a table that is shorter")
+        table = old if kept == len(old) and not new else old[:kept] + new
+        self._now[number] = table
+        return table
+
+    def end_step(self) -> None:
+        self.last, self._now = self._now, {}
+
+
 class PlanDecoder:
     """A worker's side: chunks as `Batch.of` takes them."""
 
@@ -219,7 +267,7 @@ class PlanDecoder:
         """`has_states`: a recurrent state belongs to its request, so requests that are not in a step
         are kept until `forget`."""
         self._has_states = has_states
-        self._last: dict[int, PageTable] = {}
+        self._tables, self._windows = _ToldTables(), _ToldTables()
         self._requests: dict[int, ToldRequest] = {}
 
     def decode(self, body: bytes) -> tuple[list[Chunk], dict[Chunk, int]]:
@@ -238,24 +286,25 @@ class PlanDecoder:
                 request.has_ended = True
 
     def _decoded(self, numbers: array[int]) -> tuple[list[Chunk], dict[Chunk, int]]:
-        count, num_known, num_pages, num_tokens, num_states = numbers[:_FIELDS]
-        page = _FIELDS + count * _COLUMNS
-        token = page + num_pages
-        state = token + num_tokens
-        if num_known != len(self._last) or state + num_states != len(numbers):
+        count, num_known, *lengths = numbers[:_FIELDS]
+        begin = _FIELDS + count * _COLUMNS
+        page, window, token, state, end = accumulate(lengths, initial=begin)
+        if num_known != len(self._tables.last) or end != len(numbers):
             raise ValueError("other lengths")
         chunks: list[Chunk] = []
         sources: dict[Chunk, int] = {}
-        tables: dict[int, PageTable] = {}
-        for at in range(_FIELDS, page, _COLUMNS):
-            start, length, bits, source, number, kept, new = numbers[at : at + _COLUMNS]
+        for at in range(_FIELDS, begin, _COLUMNS):
+            start, length, bits, source, number, kept, new, kept_windows, new_windows = numbers[
+                at : at + _COLUMNS
+            ]
             flags = _Flags(bits)
-            old = self._last[number] if kept else array("i")
-            if kept > len(old):
-                raise ValueError("a table that is shorter")
-            fresh = numbers[page : page + new]
+            table = self._tables.add(number, kept, numbers[page : page + new])
             page += new
-            tables[number] = old if kept == len(old) and not new else old[:kept] + fresh
+            windows = None
+            if _Flags.HAS_WINDOWS in flags:
+                fresh = numbers[window : window + new_windows]
+                windows = self._windows.add(number, kept_windows, fresh)
+                window += new_windows
             request = self._request(number)
             if _Flags.IS_LAZY not in flags:
                 request.token_ids.start = start
@@ -268,17 +317,20 @@ class PlanDecoder:
                 request,  # type: ignore[arg-type]  # has what a forward needs
                 start,
                 length,
-                tables[number],
+                table,
                 _Flags.SAMPLES in flags,
                 _Flags.IS_LAZY in flags,
                 plan,
+                window_table=windows,
             )
             chunks.append(chunk)
             if chunk.is_lazy:
                 sources[chunk] = source
-        self._last = tables
+        self._tables.end_step()
+        self._windows.end_step()
         if not self._has_states:
-            self._requests = {number: self._requests[number] for number in tables}
+            known = self._tables.last
+            self._requests = {number: self._requests[number] for number in known}
         return chunks, sources
 
     def _request(self, number: int) -> ToldRequest:

@@ -14,6 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from metal_kernels.reading import evaluate
 from mlxserve.cache.kv import KVPool
+from mlxserve.cache.window_kv import WindowKV
 from mlxserve.errors import OutOfMemory
 from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel
@@ -35,12 +36,13 @@ class RankWorker:
         loaded: LoadedModel,
         kv: KVPool,
         memory_limit: int | None = None,
+        windows: WindowKV | None = None,
     ) -> None:
         self._group = group
         self._follower = follower
         self._model = loaded.model
         self._kv = kv
-        self._runner = ModelRunner(loaded, kv, memory_limit=memory_limit)
+        self._runner = ModelRunner(loaded, kv, memory_limit=memory_limit, windows=windows)
         self._decoder = PlanDecoder(has_states=loaded.has_states)
         self._ids: mx.array | None = None  # of the last step that sampled
         self._unread: list[mx.array] = []  # one small array of each step that may be under way
@@ -52,6 +54,7 @@ class RankWorker:
             FrameKind.STEP: self._step,
             FrameKind.COPY: self._copy,
             FrameKind.BACK: self._back,
+            FrameKind.BACK_WINDOWS: self._back_windows,
             FrameKind.ASK_SIZE: self._say_size,
             FrameKind.RESIZE: self._resize,
             FrameKind.DROP: self._drop,
@@ -90,6 +93,9 @@ class RankWorker:
 
     def _back(self, frame: RankFrame) -> None:
         self._runner.back(from_int32(frame.body)[0])
+
+    def _back_windows(self, frame: RankFrame) -> None:
+        self._runner.back_windows(from_int32(frame.body)[0])
 
     def _say_size(self, frame: RankFrame) -> None:
         refusal = ""

@@ -58,7 +58,7 @@ def same(found: Answers, wanted: Answers, size: int = 2) -> None:
         elif name == "logprobs":
             assert found[name][0][0] == wanted_part[0][0]
             assert found[name][0][1] == pytest.approx(wanted_part[0][1], abs=5e-3)
-        elif name not in {"ranks", "num_preemptions"}:
+        elif name not in {"ranks", "num_preemptions", "window_pages"}:
             assert found[name] == wanted_part, name
     assert found["num_preemptions"] > 0
 
@@ -111,6 +111,18 @@ def test_keys_and_values_in_8_bits_are_divided_as_others(
         answers_of_ranks(model_folder("qwen3"), **options, **{f"{split}_parallel_size": 2}),
         expected,
     )
+
+
+@pytest.mark.slow
+def test_layers_with_a_window_have_pages_of_their_own_by_heads(
+    write_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path, "gpt_oss", sliding_window=24)
+    found = answers_of_ranks(folder, tensor_parallel_size=2, num_window_pages=12)
+    assert found.pop("window_pages") == [12]
+    expected = answers(folder, num_window_pages=0)
+    assert expected.pop("window_pages") == [0]
+    same(found, expected)
 
 
 @pytest.mark.ranks

@@ -93,6 +93,7 @@ async def _answers(config: EngineConfig) -> Answers:
         stats = chat.engine.stats()
         found["num_preemptions"] = stats.scheduler.num_preemptions
         found["ranks"] = sorted(stats.ranks.num_frames)
+        found["window_pages"] = [stats.windows.num_pages]
     finally:
         chat.close()
     return found
