@@ -23,6 +23,7 @@ CONSTRAINTS = ROOT / ".github/constraints.txt"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 JOBS: dict[str, Any] = WORKFLOW["jobs"]
 MARKERS = {line.split(":")[0] for line in PROJECT["tool"]["pytest"]["ini_options"]["markers"]}
+GROUPS = PROJECT["dependency-groups"]
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 STEPS = [
     pytest.param(job, step, id=f"{job}-{number}")
@@ -63,8 +64,8 @@ def check(line: str) -> None:
         words = ["uv", "run", *words]
     assert words[:2] == ["uv", "run"], line
     words = words[2:]
-    if words[0] == "--extra":
-        assert words[1] in EXTRAS, line
+    if words[0] in ("--extra", "--group"):
+        assert words[1] in (EXTRAS if words[0] == "--extra" else GROUPS), line
         words = words[2:]
     if words[0] == "pytest":
         assert len(words) == 1 or (words[1] == "-m" and words[2] in MARKERS), line
@@ -83,6 +84,7 @@ def check(line: str) -> None:
         "uv run mlxserve bench everything",
         "uv run pytest -m gpu",
         "uv run --extra training pytest",
+        "uv run --group real-models pytest",
         "bash .ci/walk",
         "make",
     ],
@@ -117,7 +119,11 @@ def suites_by_place() -> dict[str, set[str]]:
     texts = {name: [step.get("run", "") for step in job["steps"]] for name, job in JOBS.items()}
     texts[".ci/run"] = [(ROOT / ".ci/run").read_text("utf-8")]
     return {
-        name: set(re.findall(r"uv run (?:--extra train )?pytest(?: -m (\w+))?", "\n".join(lines)))
+        name: set(
+            re.findall(
+                r"uv run (?:--extra train |--group gemma )?pytest(?: -m (\w+))?", "\n".join(lines)
+            )
+        )
         for name, lines in texts.items()
     }
 
@@ -128,7 +134,7 @@ def test_every_suite_runs_somewhere() -> None:
 
 def test_the_documentation_says_where_each_suite_runs() -> None:
     text = (ROOT / "docs/contributing.md").read_text("utf-8")
-    row = r"^\| .* \| `uv run (?:--extra train )?pytest(?: -m (\w+))?` \| (?:job )?`([^`]+)` \|"
+    row = r"^\| .* \| `uv run (?:--extra train |--group gemma )?pytest(?: -m (\w+))?` \| (?:job )?`([^`]+)` \|"
     documented = re.findall(row, text, re.MULTILINE)
     assert {suite for suite, _ in documented} == {"", *MARKERS}
     runs = suites_by_place()

@@ -38,6 +38,8 @@ class Step:
 class Recorder:
     """A runner whose every token is 7, and a clock that its steps move."""
 
+    vision = None
+
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.steps: list[Step] = []
