@@ -22,6 +22,7 @@ from dataclasses import dataclass
 # Of the memory that the longest context leaves after its own window, the part that is for other windows:
 # running requests', and those that prompts are continued from.
 SPARE = 16  # one in
+_MOST_PAGES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,11 @@ def wanted(window: Window, num_seqs: int, step_tokens: int) -> int:
     return 2 * num_seqs * window.num_held + 2 * -(-step_tokens // window.page_size)
 
 
+def num_in(nbytes: int, page_bytes: int) -> int:
+    """Pages in so many bytes; more than any other rank has where a page takes none here."""
+    return nbytes // page_bytes if page_bytes else _MOST_PAGES
+
+
 def split(
     nbytes: int,
     page_bytes: int,
@@ -87,5 +93,5 @@ def split(
     beyond = left - -(-longest // window.page_size) * page_bytes
     spare = max(left // SPARE, beyond // 2)
     most = wanted(window, num_seqs, step_tokens)
-    num_window_pages = min(most, least + max(0, spare) // window_page_bytes)
-    return (nbytes - num_window_pages * window_page_bytes) // page_bytes, num_window_pages
+    num_window_pages = min(most, least + num_in(max(0, spare), window_page_bytes))
+    return num_in(nbytes - num_window_pages * window_page_bytes, page_bytes), num_window_pages

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from mlxserve.cache.groups import Window, split, wanted, window_of
+from mlxserve.cache.groups import Window, num_in, split, wanted, window_of
 from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidConfig
 from mlxserve.model.load import LoadedModel
@@ -16,7 +16,8 @@ log = logging.getLogger("mlxserve.sizing")
 
 @dataclass(frozen=True, slots=True)
 class WindowGroup:
-    """The layers with a window, in bytes for a page of them and for one of the other layers."""
+    """The layers with a window, in bytes for a page of them and for one of the other layers: 0 where this
+    rank has none of them."""
 
     window: Window
     page_bytes: int
@@ -49,7 +50,8 @@ class WindowGroup:
         if config.num_window_pages is not None:
             self._refuse_too_few(config.num_window_pages)
             left = nbytes - config.num_window_pages * self.page_bytes
-            return max(0, left) // self.other_page_bytes, config.num_window_pages
+            num_pages = num_in(max(0, left), self.other_page_bytes)
+            return num_pages, config.num_window_pages
         num_pages, num_window_pages = split(
             nbytes,
             self.other_page_bytes,
@@ -74,11 +76,11 @@ class WindowGroup:
 
 def window_group(config: EngineConfig, loaded: LoadedModel) -> WindowGroup | None:
     """None where all layers share one pool, with a line in the log if some have a window."""
-    size = window_of([spec.window for spec in loaded.layers])
+    size = _window_of(loaded)
     if size is None or config.num_window_pages == 0:
         return None
     reason = _why_not(config, loaded)
-    if reason:
+    if loaded.all_max(int(bool(reason))):
         log.info("Layers with a window of %d keep all positions: %s", size, reason)
         return None
     sizes = {True: 0, False: 0}
@@ -87,10 +89,19 @@ def window_group(config: EngineConfig, loaded: LoadedModel) -> WindowGroup | Non
     return WindowGroup(Window(size, config.page_size), sizes[True], sizes[False])
 
 
+def _window_of(loaded: LoadedModel) -> int | None:
+    """`window_of` all layers, also those of other ranks."""
+    windows = [spec.window for spec in loaded.layers]
+    if loaded.group is None or loaded.group.split is Split.HEADS:
+        return window_of(windows)
+    widest = max((window for window in windows if window is not None), default=0)
+    ranks = loaded.group.all_of([widest, int(None in windows)])
+    size, num_seeing_all = max(row[0] for row in ranks), sum(row[1] for row in ranks)
+    return size if size and num_seeing_all else None
+
+
 def _why_not(config: EngineConfig, loaded: LoadedModel) -> str:
     """Why the layers share one pool, empty if they need not."""
-    if loaded.group is not None and loaded.group.split is Split.LAYERS:
-        return "the model's layers are divided among ranks"
     if loaded.has_states or loaded.by_sequence:
         return "other layers of this model keep a recurrent state, or need whole sequences"
     if not config.scheduler.enable_chunked_prefill:

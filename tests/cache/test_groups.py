@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxserve.cache.groups import Window, split, wanted, window_of
+from mlxserve.cache.groups import Window, num_in, split, wanted, window_of
 
 KIB, GB = 1 << 10, 1 << 30
 
@@ -79,3 +79,15 @@ def test_a_shorter_context_leaves_more_for_windows() -> None:
     ]
     assert [windows // window.num_held for _, windows in found] == [2, 6, 9]
     assert [pages * 32 for pages, _ in found] > [60_000, 32_768, 8192]
+
+
+def test_a_rank_without_layers_of_one_kind_does_not_limit_its_pages() -> None:
+    window = Window(1024, 32)
+    sizes = {"longest": 8192, "num_seqs": 8, "step_tokens": 512}
+    num_pages, num_window_pages = split(GB, 0, 32 * 416 * KIB, window, **sizes)
+    assert num_pages > 1_000_000
+    assert window.num_held <= num_window_pages <= wanted(window, 8, 512)
+    num_pages, num_window_pages = split(GB, 32 * 80 * KIB, 0, window, **sizes)
+    assert num_pages == GB // (32 * 80 * KIB)
+    assert num_window_pages == wanted(window, 8, 512)
+    assert num_in(100, 30) == 3

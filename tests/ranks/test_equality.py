@@ -114,11 +114,14 @@ def test_keys_and_values_in_8_bits_are_divided_as_others(
 
 
 @pytest.mark.slow
-def test_layers_with_a_window_have_pages_of_their_own_by_heads(
-    write_model: Callable[..., Path], tmp_path: Path
+@pytest.mark.parametrize("split", WAYS)
+def test_layers_with_a_window_have_pages_of_their_own(
+    split: str, write_model: Callable[..., Path], tmp_path: Path
 ) -> None:
+    """By layers, one of the ranks has a layer with a window only."""
     folder = write_model(tmp_path, "gpt_oss", sliding_window=24)
-    found = answers_of_ranks(folder, tensor_parallel_size=2, num_window_pages=12)
+    options: dict[str, Any] = {f"{split}_parallel_size": 2}
+    found = answers_of_ranks(folder, num_window_pages=12, **options)
     assert found.pop("window_pages") == [12]
     expected = answers(folder, num_window_pages=0)
     assert expected.pop("window_pages") == [0]
