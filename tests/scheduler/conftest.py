@@ -22,6 +22,7 @@ from mlxserve.cache.pages import PagePool
 from mlxserve.config import PageTail, SchedulerConfig
 from mlxserve.errors import MlxServeError
 from mlxserve.forward_work import WorkBudget
+from mlxserve.images.picture import Placed, marks_of
 from mlxserve.request import (
     CacheMiss,
     CacheReport,
@@ -66,9 +67,19 @@ def name_of(token_ids: Sequence[int]) -> int:
     return reduce(advance, token_ids, ROOT)
 
 
+def seen(request: LiveRequest) -> list[int]:
+    """Its tokens, and for a row of an image a number of the image as well: ids of two may be the same."""
+    tokens = list(request.token_ids)
+    for one in request.asked.pictures:
+        for position in range(one.start, one.end):
+            if tokens[position] < 0:
+                tokens[position] = hash((tokens[position], int.from_bytes(one.picture.key)))
+    return tokens
+
+
 def answer(request: LiveRequest, max_model_len: int) -> tuple[list[int], FinishReason]:
     """What the request would get alone, without cache, pages or steps."""
-    prefix, tokens = name_of(request.token_ids[: request.num_prompt]), []
+    prefix, tokens = name_of(seen(request)[: request.num_prompt]), []
     max_tokens = request.asked.params.max_tokens or max_model_len
     while True:
         tokens.append(next_token(prefix))
@@ -83,10 +94,10 @@ class GhostDrafts(Drafts):
     """Drafts whose first tokens are right: how many is a function of the text, from none to all."""
 
     def is_in_sight(self, request: LiveRequest) -> bool:
-        return name_of(request.token_ids) % 8 > 0
+        return name_of(seen(request)) % 8 > 0
 
     def draft(self, request: LiveRequest, most: int) -> tuple[int, ...]:
-        prefix = name_of(request.token_ids)
+        prefix = name_of(seen(request))
         length, num_right = min(most, 1 + prefix // 31 % 8), (0, 0, 1, 2, 4)[prefix // 1009 % 5]
         tokens: list[int] = []
         for index in range(length):
@@ -216,6 +227,7 @@ class GhostEngine:
         fork_of: LiveRequest | None = None,
         guide: Guide | None = None,
         skips_cache: bool = False,
+        pictures: Placed = (),
         now: float = 0.0,
     ) -> LiveRequest:
         asked = Request(
@@ -231,6 +243,7 @@ class GhostEngine:
             fork_of=fork_of.id if fork_of else None,
             guide=guide,
             skips_cache=skips_cache,
+            pictures=pictures,
         )
         request = self.scheduler.add(asked, now)
         self._know(request)
@@ -310,7 +323,7 @@ class GhostEngine:
         self.promises[request] = min(longest, self.scheduler.page_tables.capacity.of(request))
         self.requests[request.id] = request
         self.answers[request.id] = []
-        names = accumulate(request.token_ids, advance, initial=ROOT)
+        names = accumulate(seen(request), advance, initial=ROOT)
         self.prefixes[request] = list(names)[1:]
 
     def _is_refused(self, num_pages: int) -> bool:
@@ -343,7 +356,9 @@ class GhostEngine:
         """Of all its full pages, computed anew."""
         hashes: list[bytes] = []
         page_size = self.scheduler.pool.page_size
-        extend_hashes(hashes, request.token_ids, page_size, request.asked.cache_salt)
+        asked = request.asked
+        marks = marks_of(asked.pictures)
+        extend_hashes(hashes, request.token_ids, page_size, asked.cache_salt, marks)
         return hashes
 
     def _pinned_hashes(self, prefix: LiveRequest) -> list[bytes]:
@@ -458,10 +473,15 @@ class GhostEngine:
         if (windows := self.scheduler.page_tables.windows) is not None:
             assert windows.pool.num_used == 0, "pages of windows are lost"
 
-    def fork(self, token_ids: Sequence[int], max_tokens: int | None, n: int) -> list[LiveRequest]:
+    def fork(
+        self, token_ids: Sequence[int], max_tokens: int | None, n: int, pictures: Placed = ()
+    ) -> list[LiveRequest]:
         """n samples of one prompt; greedy, and so all the same."""
-        leader = self.add(token_ids, max_tokens)
-        return [leader, *(self.add(token_ids, max_tokens, fork_of=leader) for _ in range(n - 1))]
+        leader = self.add(token_ids, max_tokens, pictures=pictures)
+        others = (
+            self.add(token_ids, max_tokens, fork_of=leader, pictures=pictures) for _ in range(n - 1)
+        )
+        return [leader, *others]
 
     def _copy_pages(self) -> None:
         for copy in self.scheduler.moves.pop_copies():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -22,6 +23,7 @@ from hypothesis.stateful import (
 from mlxserve.cache.groups import Window
 from mlxserve.config import BudgetMode, PageTail, PreemptionMode
 from mlxserve.errors import InvalidRequest, PrefixQuotaExceeded, PromptTooLong, QueueFull
+from mlxserve.images.picture import Picture, Placed, PlacedPicture
 from mlxserve.request import STATE_SLOTS, FinishReason
 
 PAGE_SIZE = 4
@@ -43,6 +45,29 @@ prompts = st.builds(
     st.integers(0, len(PIECES) ** 9 - 1),
     st.integers(-PAGE_SIZE + 1, 0),
 )
+# Images: of one with three rows, and of two with six, whose first ids are the same by chance.
+PICTURES = [
+    Picture(key=bytes([number]) * 32, ids=array("i", [1, *rows, 2]), inputs={})
+    for number, rows in enumerate(
+        ([-9, -8, -7], [-9, -8, -7, -6, -5, -4], [-9, -8, -7, -3, -5, -4]), 1
+    )
+]
+
+
+def with_picture(
+    prompt: list[int], number: int | None, place: int, longest: int
+) -> tuple[list[int], Placed]:
+    """The prompt with an image at some place of it, or as it is; no longer than `longest`."""
+    if number is None or len(prompt) + len(PICTURES[number].ids) > longest:
+        return prompt[:longest], ()
+    start = place % (len(prompt) + 1)
+    picture = PICTURES[number]
+    placed = PlacedPicture(start, picture)
+    return [*prompt[:start], *picture.ids, *prompt[start:]], (placed,)
+
+
+numbers = st.sampled_from([None, None, None, 0, 1, 2])
+places = st.integers(0, 9 * PAGE_SIZE)
 configurations = st.fixed_dictionaries(
     {
         "num_pages": st.integers(2, 24),
@@ -119,19 +144,37 @@ class SchedulerMachine(RuleBasedStateMachine):
         client=st.sampled_from(["", "", "a", "b"]),
         ignore_eos=st.booleans(),
         skips_cache=st.sampled_from([False, False, False, True]),
+        picture=numbers,
+        place=places,
     )
-    def add(self, prompt: list, max_tokens: int | None, **options: object) -> None:
-        prompt = prompt[: self.engine.scheduler.max_model_len - 1]
+    def add(
+        self,
+        prompt: list,
+        max_tokens: int | None,
+        picture: int | None,
+        place: int,
+        **options: object,
+    ) -> None:
+        longest = self.engine.scheduler.max_model_len - 1
+        prompt, pictures = with_picture(prompt, picture, place, longest)
         try:
-            self.engine.add(prompt, max_tokens, now=self.now, **options)
+            self.engine.add(prompt, max_tokens, pictures=pictures, now=self.now, **options)
         except PromptTooLong:
             assert self.engine.scheduler.pool.num_pinned or self.engine.prefixes_under_way
         self.engine.audit()
 
-    @rule(prompt=prompts, max_tokens=st.integers(1, 6), n=st.integers(2, 4))
-    def fork(self, prompt: list, max_tokens: int, n: int) -> None:
+    @rule(
+        prompt=prompts,
+        max_tokens=st.integers(1, 6),
+        n=st.integers(2, 4),
+        picture=numbers,
+        place=places,
+    )
+    def fork(self, prompt: list, max_tokens: int, n: int, picture: int | None, place: int) -> None:
+        longest = self.engine.scheduler.max_model_len - 1
+        prompt, pictures = with_picture(prompt, picture, place, longest)
         with suppress(PromptTooLong):
-            self.engine.fork(prompt[: self.engine.scheduler.max_model_len - 1], max_tokens, n)
+            self.engine.fork(prompt, max_tokens, n, pictures)
         self.engine.audit()
 
     @rule(prompt=prompts, salt=st.sampled_from([b"", b"", b"a"]))
