@@ -14,6 +14,7 @@ from tests.api.fake_chat import HOLD, FakeChat
 from tests.api.page.visits import Open
 from tests.api.serving import StartServer
 from tests.images.files import file_of, picture
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -310,7 +311,7 @@ def test_images_are_chosen_pasted_shown_sent_and_kept(
         )
         seen.until_text("#attached .problem", "b.png is damaged or no image.")
         page.evaluate(PASTE, base64.b64encode(file_of(picture(seed=1), "JPEG")).decode())
-        page.wait_for_function("document.querySelectorAll('#attached img').length === 3")
+        page.wait_for_function("() => document.querySelectorAll('#attached img').length === 3")
         page.get_by_label("Remove pasted.jpg").click()
         seen.ask("Look")
         seen.wait_for_answers(1)
@@ -322,13 +323,16 @@ def test_images_are_chosen_pasted_shown_sent_and_kept(
         page.reload()
         seen.wait_for_answers(1)
         page.wait_for_function(
-            "[...document.querySelectorAll('.user img')].map((one) => one.naturalWidth).join() === '24,2048'"
+            "() => [...document.querySelectorAll('.user img')].map((one) => one.naturalWidth).join() === '24,2048'"
         )
         page.get_by_role("button", name="Edit").click()
         assert page.locator("#attached img").count() == 2
         seen.ask("Look again")
+        page.wait_for_function(
+            "() => document.querySelector('.user .body').innerText === 'Look again'"
+        )
+        wait_until(lambda: len(chat.rendered) == 2)  # the answer before it may still be shown
         seen.wait_for_answers(1)
-        page.wait_for_function("document.querySelector('.user .body').innerText === 'Look again'")
         assert len(chat.rendered[1].messages[0]["content"]) == 3
         assert seen.errors == []
 

@@ -118,7 +118,7 @@ def test_escape_stops_the_question_and_a_running_call(
         seen.page.click("#call-once")
         seen.until_text(".call.running summary", "running")
         seen.page.keyboard.press("Escape")
-        seen.page.wait_for_function("document.querySelectorAll('.call.stopped').length === 2")
+        seen.page.wait_for_function("() => document.querySelectorAll('.call.stopped').length === 2")
         assert len(chat.rendered) == 2
         assert seen.errors == []
 
