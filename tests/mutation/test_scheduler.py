@@ -122,7 +122,7 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         "has_windows=True",
     ),
     "release the head first": Bug(PagePool, "release", "reversed(pages)", "pages"),
-    "forget the salt": Bug(PrefixCache, "hash", ", request.asked.cache_salt", ""),
+    "forget the salt": Bug(PrefixCache, "hash", "asked.cache_salt, marks", "b'', marks"),
     "free pages in flight": Bug(
         PageTables,
         "release",
@@ -251,8 +251,8 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     "match a tail as if it were full": Bug(
         PrefixCache,
         "tail",
-        "return Tail(*found) if found else None",
-        "return Tail(found[0], page_size - 1) if found else None",
+        "return Tail(page, num_tokens) if num_tokens else None",
+        "return Tail(page, page_size - 1)",
     ),
     "match the last token": Bug(
         PrefixCache, "matchable", "(len(request.token_ids) - 1)", "len(request.token_ids)"
