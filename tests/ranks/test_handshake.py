@@ -14,7 +14,7 @@ import pytest
 from mlxserve.errors import EngineStopped, InvalidConfig
 from mlxserve.ranks.environment import lead_address, own_rank, ranks_on_this_machine
 from mlxserve.ranks.handshake import Hello, report_to_lead, wait_for_workers
-from mlxserve.ranks.wire import Channel, FrameKind
+from mlxserve.ranks.wire import VERSION, Channel, FrameKind
 from tests.ranks.ports import free_port
 
 HELLO = Hello(0, {"mlx": "1", "mlxserve": "2"}, "abc", {"page_size": "16"})
@@ -122,7 +122,9 @@ STRANGERS = {
     "rank 0": HELLO.encode(),
     "other versions": replace(HELLO, rank=1, versions={"mlx": "9"}).encode(),
     "another model": replace(HELLO, rank=1, model="x").encode(),
-    "another protocol": replace(HELLO, rank=1).encode().replace(b'"protocol": 1', b'"protocol": 2'),
+    "another protocol": replace(HELLO, rank=1)
+    .encode()
+    .replace(b'"protocol": %d' % VERSION, b'"protocol": %d' % (VERSION + 1)),
     "options": replace(HELLO, rank=1).encode().replace(b'{"page_size": "16"}', b"5"),
     "values": replace(HELLO, rank=1).encode().replace(b'"16"', b"[]"),
     "deep": b"[" * 100_000,
