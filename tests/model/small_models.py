@@ -48,7 +48,7 @@ def build(name: str, config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """(mlx-lm's model with random float32 weights, its config)."""
     module = importlib.import_module(f"mlx_lm.models.{name.split('.')[0]}")
     model = module.Model(module.ModelArgs.from_dict(config))
-    _randomise(model)
+    randomise(model)
     return model, {**config, "max_position_embeddings": 512}
 
 
@@ -63,7 +63,7 @@ def build_of_mlx_vlm(config: dict[str, Any]) -> tuple[Any, Dense]:
     except ImportError as error:
         raise NotBuilt(f"needs the package {error.name!r}") from error
     assert sum(array.size for _, array in tree_flatten(model.parameters())) < _MOST_PARAMETERS
-    _randomise(model)
+    randomise(model)
     text = whole.language_model
     text.update(model.language_model.parameters())
 
@@ -82,7 +82,8 @@ def build_of_mlx_vlm(config: dict[str, Any]) -> tuple[Any, Dense]:
     return model, answer
 
 
-def _randomise(model: Any) -> None:
+def randomise(model: Any) -> None:
+    """Give it weights that are the same in every run."""
     mx.random.seed(1)
 
     def drawn(array: mx.array) -> mx.array:

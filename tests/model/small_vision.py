@@ -9,13 +9,14 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlxserve.hub.embedded import model_path
 from mlxserve.images.image import Image
 from mlxserve.model.definitions import ModelArguments, defer_mlx_vlm, module_of
 from mlxserve.model.image_processor import load_processor
+from tests.model.small_models import randomise
 
 # By kind: what a template writes for an image, its tokens, which of them the configuration names, and files.
 VISION_MODELS: dict[str, dict[str, Any]] = json.loads(
@@ -40,7 +41,9 @@ def write_vision_model(folder: Path, kind: str) -> Path:
     for name in ("preprocessor", "processor"):
         (folder / f"{name}_config.json").write_text(json.dumps(files[name]))
     (folder / "config.json").write_text(json.dumps(config))
-    arrays = dict(tree_flatten(_random(whole_model(config)).parameters()))
+    whole = whole_model(config)
+    randomise(whole)
+    arrays = dict(tree_flatten(whole.parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), arrays, metadata={"format": "mlx"})
     return folder
 
@@ -79,20 +82,6 @@ def _write_tokenizer(folder: Path, files: dict[str, Any]) -> dict[str, int]:
     settings["chat_template"] = _TEMPLATE.replace("IMAGE", repr(files["image"]))
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return names
-
-
-def _random(model: Any) -> Any:
-    mx.random.seed(1)
-
-    def drawn(array: mx.array) -> mx.array:
-        if not mx.issubdtype(array.dtype, mx.floating):
-            return array
-        noise = mx.random.normal(array.shape)
-        return noise * 0.3 + 1.0 if array.ndim <= 1 else noise * array.shape[-1] ** -0.5
-
-    model.update(tree_map(drawn, model.parameters()))
-    mx.eval(model.parameters())
-    return model
 
 
 def rendered(kind: str, *said: str | Image) -> str:

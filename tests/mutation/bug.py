@@ -29,3 +29,17 @@ class Bug:
         namespace: dict[str, object] = {}
         exec(source.replace(self.line, self.mistake), function.__globals__, namespace)
         monkeypatch.setattr(self.owner, self.method, namespace[self.method])
+
+    def check_found(
+        self, request: pytest.FixtureRequest, errors: tuple[type[BaseException], ...]
+    ) -> None:
+        """Plant it and run the claim, with the fixtures that it names: it must fail with one of `errors`."""
+        assert self.claim is not None
+        fixtures = {
+            parameter: request.getfixturevalue(parameter)
+            for parameter in inspect.signature(self.claim).parameters
+            if parameter not in self.options
+        }
+        self.plant(request.getfixturevalue("monkeypatch"))
+        with pytest.raises(errors):
+            self.claim(**fixtures, **self.options)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 
 from mlxserve.chat.chat import Chat
@@ -97,15 +95,6 @@ FOUND: dict[str, Bug] = {
 
 @pytest.mark.parametrize("name", FOUND)
 def test_the_load_or_a_test_finds_the_bug_of_adapters(
-    name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    name: str, request: pytest.FixtureRequest
 ) -> None:
-    bug = FOUND[name]
-    assert bug.claim is not None
-    fixtures = {
-        parameter: request.getfixturevalue(parameter)
-        for parameter in inspect.signature(bug.claim).parameters
-        if parameter not in bug.options
-    }
-    bug.plant(monkeypatch)
-    with pytest.raises((AssertionError, UnsupportedModel)):
-        bug.claim(**fixtures, **bug.options)
+    FOUND[name].check_found(request, (AssertionError, UnsupportedModel))

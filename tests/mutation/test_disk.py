@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 
 from mlxserve.disk.files import DiskFiles
@@ -209,14 +207,5 @@ FOUND: dict[str, Bug] = {
 def test_the_test_that_claims_the_opposite_finds_the_bug_of_the_disk(
     name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    bug = FOUND[name]
-    assert bug.claim is not None
     monkeypatch.setattr(test_tier, "LONG", 2.0)  # a bug may make a test wait
-    fixtures = {
-        parameter: request.getfixturevalue(parameter)
-        for parameter in inspect.signature(bug.claim).parameters
-        if parameter not in bug.options
-    }
-    bug.plant(monkeypatch)
-    with pytest.raises((AssertionError, ValueError)):
-        bug.claim(**fixtures, **bug.options)
+    FOUND[name].check_found(request, (AssertionError, ValueError))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 
 from mlxserve.errors import MlxServeError
@@ -93,14 +91,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.mark.parametrize("name", FOUND)
 def test_the_load_or_a_test_finds_the_bug_of_images(
-    name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    name: str, request: pytest.FixtureRequest
 ) -> None:
-    bug = FOUND[name]
-    assert bug.claim is not None
-    fixtures = {
-        parameter: request.getfixturevalue(parameter)
-        for parameter in inspect.signature(bug.claim).parameters
-    }
-    bug.plant(monkeypatch)
-    with pytest.raises((AssertionError, MlxServeError)):
-        bug.claim(**fixtures)
+    FOUND[name].check_found(request, (AssertionError, MlxServeError))
