@@ -130,6 +130,17 @@ class Resized:
 
 
 @dataclass(frozen=True, slots=True)
+class Forgotten:
+    """Cached pages that were forgotten because their conversation is deleted."""
+
+    num_pages: int = 0  # in memory
+    num_on_disk: int = 0
+
+    def __add__(self, other: Forgotten) -> Forgotten:
+        return Forgotten(self.num_pages + other.num_pages, self.num_on_disk + other.num_on_disk)
+
+
+@dataclass(frozen=True, slots=True)
 class PageRun:
     """Consecutive pages of one request that are being read from disk."""
 

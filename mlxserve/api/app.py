@@ -33,9 +33,10 @@ from mlxserve.api.access.security import (
 from mlxserve.api.dispatch import ModelDispatch
 from mlxserve.api.errors import ApiError, error_response
 from mlxserve.api.loading import Loading
-from mlxserve.api.model_routes import SharedState
+from mlxserve.api.model_routes import ModelRoutes, SharedState
 from mlxserve.api.models import Models
 from mlxserve.api.native.chats import Chats
+from mlxserve.api.native.forgetting import Forgetting
 from mlxserve.api.native.status import Status
 from mlxserve.api.native.tools import ToolRoutes
 from mlxserve.api.ollama_models import OllamaModels
@@ -116,6 +117,7 @@ def create_app_of_shelf(
     keyring.on_revoked(lambda key: open_requests.end(_revoked(), key.id))
     chats = ChatShelf(data_home())
     tools = ToolRoutes(chats)
+    forgetting = Forgetting(partial(_usable, dispatch))
     of_models = dispatch.own_routes()
     of_server = [
         *StoredResponses(store).routes(),
@@ -124,7 +126,8 @@ def create_app_of_shelf(
         *Loading(shelf, dispatch).routes(),
         *Status(shelf.models[0].name, dispatch.loaded, drain).routes(),
         *Rendering().routes(),
-        *Chats(chats).routes(),
+        *Chats(chats, forgetting, tools.definitions).routes(),
+        *forgetting.routes(),
         *tools.routes(),
     ]
     app = Starlette(
@@ -158,6 +161,11 @@ def create_app_of_shelf(
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _usable(dispatch: ModelDispatch, request: Request) -> list[ModelRoutes]:
+    """The loaded models that the request's key may use."""
+    return [one for one in dispatch.loaded() if dispatch.may_use(request, one.chat.model_name)]
 
 
 @contextlib.asynccontextmanager

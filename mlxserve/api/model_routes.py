@@ -61,6 +61,7 @@ class ModelRoutes:
         self.prefix_names = PrefixNames(chat, shared.keyring, shared.max_prefix_share)
         self._keyring = shared.keyring
         service = Service(chat, names, self.metrics, self.prefix_names, shared.images)
+        self.prompts = service.prompts
         self.routes = [
             *OpenAI(service).routes(),
             *Responses(service, shared.responses).routes(),

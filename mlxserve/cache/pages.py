@@ -429,6 +429,25 @@ class PagePool:
             self._evict()
         return True
 
+    def forget(self, hashes: Iterable[bytes]) -> list[bytes]:
+        """Evict the cached pages with these hashes and all pages after them, the last ones first; the
+        hashes of those that were evicted. Pages that are held or pinned stay."""
+        seen: dict[bytes, None] = {}  # each after those before it
+        following = list(hashes)
+        while following:
+            hash_ = following.pop()
+            if hash_ not in seen:
+                seen[hash_] = None
+                following += filter(None, map(self.hash_of, self._children.children_of(hash_)))
+        found = [
+            h for h in reversed(seen) if h in self._page_of and self._is_free(self._page_of[h])
+        ]
+        for hash_ in found:
+            page = self._page_of[hash_]
+            self._unfile(page)
+            self._blank_out(page)
+        return found
+
     def renewed(self, num_pages: int | None = None) -> PagePool:
         """An empty pool, of the same size by default, whose counters go on."""
         num_pages = num_pages or self.num_pages
@@ -560,6 +579,10 @@ class PagePool:
 
     def _evict(self) -> None:
         page, _ = next(pages for pages in self._cached if pages).popitem(last=False)
+        self._blank_out(page)
+
+    def _blank_out(self, page: int) -> None:
+        """A cached page, which is filed in no class any more, becomes blank."""
         hash_ = self._hashes[page]
         assert hash_ is not None
         del self._page_of[hash_]

@@ -32,7 +32,7 @@ from mlxserve.errors import (
 )
 from mlxserve.hub.facts import ModelFacts
 from mlxserve.images.picture import pictures_of
-from mlxserve.request import FinishReason, Pooling, Request, TokenLogprob
+from mlxserve.request import FinishReason, Forgotten, Pooling, Request, TokenLogprob
 from mlxserve.sampling_params import MAX_BIAS, SamplingParams
 from mlxserve.text.abilities import Abilities
 from mlxserve.text.conversation import Conversation
@@ -426,6 +426,25 @@ class Chat:
             raise InvalidParameter(
                 field, f"token ids must be whole numbers from 0 to {self._vocab_size - 1}"
             )
+
+    async def forget(
+        self,
+        prompts: Sequence[Sequence[int]],
+        kept: Sequence[Sequence[int]] = (),
+        cache_salt: str | None = None,
+    ) -> Forgotten:
+        """Forget the cached pages of conversations that were deleted, in memory and on disk, also those
+        that adapters computed.
+
+        Those that a prompt of `kept` or a named prefix has as well stay, and those that a running
+        request holds. Raises EngineStopped.
+        """
+        found = Forgotten()
+        for chat in (self, *self._adapted.values()):
+            salt = chat._salt(cache_salt)
+            shared = [*kept, *chat.prefixes.of_salt(salt)]
+            found += await self.engine.forget_prompts(prompts, shared, salt)
+        return found
 
     # ---- vectors
 

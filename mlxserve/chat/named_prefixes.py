@@ -92,6 +92,10 @@ class NamedPrefixes:
             )
         return replace(prefix, salt=salt)
 
+    def of_salt(self, salt: bytes) -> list[tuple[int, ...]]:
+        """The tokens of all that were named under a salt."""
+        return self._store.of_salt(salt)
+
     async def restore(self, is_client: Callable[[str], bool] = lambda _: True) -> None:
         """Compute the prefixes that were named before the start, or read their pages from disk.
 

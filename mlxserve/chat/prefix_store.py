@@ -61,6 +61,11 @@ class PrefixStore:
         with self._lock:
             return {name: len(prefix.token_ids) for name, prefix in self._prefixes.items()}
 
+    def of_salt(self, salt: bytes) -> list[tuple[int, ...]]:
+        """The tokens of those whose pages have this salt."""
+        with self._lock:
+            return [each.token_ids for each in self._prefixes.values() if each.salt == salt]
+
     def find(self, name: str) -> NamedPrefix:
         """Raises UnknownPrefix."""
         with self._lock:

@@ -32,6 +32,7 @@ _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
 _DECAY = 0.95  # of what was read before in the rate, with every record
 _LISTED_FILES = 256  # in one operation
 _TOUCHED_FILES = 64  # in one operation
+_DELETED_FILES = 64  # in one operation
 _MOST_FAULTS, _FAULT_SECONDS = 5, 60.0  # more of them within this time end the thread
 _LISTED_SECONDS = 60.0  # after which files are listed again before one is deleted for room
 
@@ -57,6 +58,13 @@ class Touch:
     used: Mapping[bytes, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """A message: forget these own records, and delete their files."""
+
+    names: tuple[bytes, ...]
+
+
 class Order(Enum):
     """A message without content."""
 
@@ -65,7 +73,7 @@ class Order(Enum):
     CLOSE = auto()
 
 
-Message = DiskLoad | Record | Touch | Order
+Message = DiskLoad | Record | Touch | Delete | Order
 
 
 @dataclass(slots=True)
@@ -128,6 +136,7 @@ class DiskThread:
         self._payloads: list[bytes] = []  # that were read for the first of these
         self._saves: dict[bytes, Record] = {}  # written in this order
         self._touches: dict[bytes, float] = {}
+        self._deletes: dict[bytes, None] = {}
         self._listing: _Listing | None = _Listing(files.scan(), set())
         self._listed_at = 0.0
         self._day = today()
@@ -191,9 +200,13 @@ class DiskThread:
         if isinstance(message, DiskLoad):
             self._loads.append(message)
         elif isinstance(message, Record):
+            self._deletes.pop(message.name, None)  # its file is replaced
             self._saves[message.name] = message
         elif isinstance(message, Touch):
             self._touches |= message.used
+        elif isinstance(message, Delete):
+            self._deletes |= dict.fromkeys(message.names)
+            self._drop_saves(message.names)
         elif message is Order.GIVE_UP:
             self._loads.clear()
             self._payloads.clear()
@@ -209,6 +222,8 @@ class DiskThread:
         """The most urgent operation; None if nothing is to be done."""
         if self._loads:
             return partial(self._read, self._loads[0])
+        if self._deletes:
+            return self._delete_some
         if self._listing is not None:
             return partial(self._list, self._listing)
         if self._touches:
@@ -320,6 +335,18 @@ class DiskThread:
             for path in listing.unseen:
                 self._index.remove(path)
             self._listing, self._listed_at = None, self._clock()
+        self._tell()
+
+    def _drop_saves(self, names: Iterable[bytes]) -> None:
+        """These are not written any more."""
+        dropped = [name for name in names if self._saves.pop(name, None) is not None]
+        if dropped:
+            self._tell(dropped=dropped)
+
+    def _delete_some(self) -> None:
+        for name in list(islice(self._deletes, _DELETED_FILES)):
+            del self._deletes[name]
+            self._delete(self._files.path(name))
         self._tell()
 
     def _is_too_full(self) -> bool:

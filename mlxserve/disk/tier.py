@@ -31,7 +31,16 @@ from queue import Empty
 
 from mlxserve.disk.files import HEADER_SIZE, DiskFiles
 from mlxserve.disk.loads import DiskAnswer, DiskLoads
-from mlxserve.disk.thread import DiskNews, DiskThread, DiskUse, Message, Order, Record, Touch
+from mlxserve.disk.thread import (
+    Delete,
+    DiskNews,
+    DiskThread,
+    DiskUse,
+    Message,
+    Order,
+    Record,
+    Touch,
+)
 from mlxserve.disk.writes import DiskWrites
 from mlxserve.errors import InvalidConfig
 from mlxserve.pauses import RUNNING
@@ -172,6 +181,13 @@ class DiskTier:
             return not works or (news.is_idle and news.num_messages == self._num_messages)
 
         return self._wait_for(is_done, seconds)
+
+    def delete(self, names: Sequence[bytes]) -> int:
+        """Forget these records, and have their files deleted soon; how many of them were there."""
+        num_there = sum(map(self.__contains__, names))
+        self._send(Delete(tuple(names)))
+        self._names.difference_update(names)
+        return num_there
 
     def clear(self) -> None:
         """Forget this identity's records; their files are deleted soon."""

@@ -39,6 +39,7 @@ from mlxserve.model.workers import Workers
 from mlxserve.pauses import RUNNING
 from mlxserve.request import (
     FinishReason,
+    Forgotten,
     Output,
     Pooling,
     Request,
@@ -244,6 +245,14 @@ class AsyncEngine:
         call = self._call(lambda engine: engine.reset_prefix_cache(force=force, disk=disk))
         done: bool = await asyncio.wrap_future(call)
         return done
+
+    async def forget_prompts(
+        self, prompts: Sequence[Sequence[int]], kept: Sequence[Sequence[int]], salt: bytes
+    ) -> Forgotten:
+        """As `Engine.forget_prompts`, at the next step boundary."""
+        call = self._call(lambda engine: engine.forget_prompts(prompts, kept, salt))
+        forgotten: Forgotten = await asyncio.wrap_future(call)
+        return forgotten
 
     async def resize_cache(self, num_pages: int) -> Resized:
         """As `Engine.resize_cache`, at the next step boundary."""

@@ -120,6 +120,18 @@ class DiskCache:
         assert self._windows is not None, "there are no windows"
         self._windows.forget(map(window_name, hashes))
 
+    def delete(self, hashes: Iterable[bytes]) -> int:
+        """Delete these pages, with the states and windows there; how many of the pages were on disk."""
+        pages = list(hashes)
+        self.forget(pages)
+        num_deleted = self.tier.delete(pages)
+        for kind, name in ((self._states, state_name), (self._windows, window_name)):
+            if kind is not None:
+                names = list(map(name, pages))
+                kind.forget(names)
+                self.tier.delete(names)
+        return num_deleted
+
     def save(self, records: Sequence[tuple[bytes, bytes]]) -> int:
         """`DiskTier.save` of pages, states or windows, with the time when each was used last."""
         now = self._clock()

@@ -42,7 +42,16 @@ from mlxserve.model.scoring import Scoring
 from mlxserve.model.vision import Seeing
 from mlxserve.model.workers import Workers
 from mlxserve.pauses import RUNNING
-from mlxserve.request import Chunk, FinishReason, LiveRequest, Output, Pooling, Request, Resized
+from mlxserve.request import (
+    Chunk,
+    FinishReason,
+    Forgotten,
+    LiveRequest,
+    Output,
+    Pooling,
+    Request,
+    Resized,
+)
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.stats import (
     DiskStats,
@@ -305,6 +314,16 @@ class Engine:
         if is_done and disk and self._disk is not None:
             self._disk.tier.clear()
         return is_done
+
+    def forget_prompts(
+        self, prompts: Sequence[Sequence[int]], kept: Sequence[Sequence[int]], salt: bytes
+    ) -> Forgotten:
+        """As `Scheduler.forget_prompts`, in memory and on disk."""
+        num_before = self._scheduler.pool.num_evicted
+        hashes = self._scheduler.forget_prompts(prompts, kept, salt)
+        self._transfers.after_read()
+        num_on_disk = 0 if self._disk is None else self._disk.delete(hashes)
+        return Forgotten(self._scheduler.pool.num_evicted - num_before, num_on_disk)
 
     def resize_cache(self, num_pages: int) -> Resized:
         """Resize the cache to `num_pages`, which frees or takes memory of the machine.

@@ -17,7 +17,7 @@ Decides nothing: which requests run, and which one is preempted, is up to the sc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -404,6 +404,17 @@ class PageTables:
         if self.snapshots is not None:
             self.snapshots.drop_lost()
         return is_done
+
+    def forget(self, hashes: Iterable[bytes]) -> set[bytes]:
+        """Forget these pages and all after them, with the recurrent states and windows there; what may
+        be forgotten on disk as well. Pages that a request holds, or a named prefix has, stay."""
+        asked = {hash_ for hash_ in hashes if not self.pins.has(hash_)}
+        gone = asked.union(self.pool.forget(asked))
+        if self.windows is not None:
+            self.windows.forget(gone)
+        if self.snapshots is not None:
+            self.snapshots.drop_lost()
+        return {hash_ for hash_ in gone if not self.pool.is_known(hash_)}
 
     def grow_pool(self, num_pages: int) -> None:
         """Have `num_pages` pages from now on, no fewer than before."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from mlxserve.cache.hashing import extend_hashes, page_hash, root
 from mlxserve.cache.pages import PagePool
-from mlxserve.images.picture import marks_of, num_distinct
+from mlxserve.images.picture import marks_of, num_distinct, pictures_of
 from mlxserve.request import ANONYMOUS, CacheMiss, CacheReport, LiveRequest
 from mlxserve.scheduler.state_snapshots import StateSnapshots
 from mlxserve.scheduler.windows import Windows
@@ -89,6 +89,13 @@ class PrefixCache:
         asked = request.asked
         marks = marks_of(asked.pictures) if asked.pictures else ()
         extend_hashes(request.page_hashes, token_ids, page_size, asked.cache_salt, marks)
+
+    def hashes_of(self, prompt: Sequence[int], salt: bytes) -> list[bytes]:
+        """Of the full pages of a prompt that no request asks for."""
+        hashes: list[bytes] = []
+        marks = marks_of(pictures_of(prompt))
+        extend_hashes(hashes, prompt, self._pool.page_size, salt, marks)
+        return hashes
 
     def parent(self, request: LiveRequest, index: int) -> bytes:
         """The hash before page `index` in its chain."""

@@ -256,6 +256,17 @@ class Scheduler:
                 self.preemption.requeue(request)
         return self.page_tables.reset()
 
+    def forget_prompts(
+        self, prompts: Sequence[Sequence[int]], kept: Sequence[Sequence[int]], salt: bytes
+    ) -> set[bytes]:
+        """Forget the cached pages of these prompts and of what continues them, but for those that a
+        `kept` prompt has as well, and those that `PageTables.forget` leaves; what may be forgotten on
+        disk as well."""
+        hashes_of = self.page_tables.cache.hashes_of
+        shared = {hash_ for prompt in kept for hash_ in hashes_of(prompt, salt)}
+        doomed = {hash_: None for prompt in prompts for hash_ in hashes_of(prompt, salt)}
+        return self.page_tables.forget([hash_ for hash_ in doomed if hash_ not in shared])
+
     def resize(self, num_pages: int) -> Resized:
         """Change the number of pages. No step may be unread.
 

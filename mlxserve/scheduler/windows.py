@@ -219,6 +219,10 @@ class Windows:
         """As `PagePool.expire`."""
         self.pool.expire(now)
 
+    def forget(self, hashes: Iterable[bytes]) -> None:
+        """As `PagePool.forget`."""
+        self.pool.forget(hashes)
+
     def reset(self) -> None:
         """Forget every page but those of named prefixes. None may be held."""
         kept = self._known(frozenset[bytes]().union(*self._kept.values()))

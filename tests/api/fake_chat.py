@@ -23,7 +23,14 @@ from mlxserve.errors import (
     UnknownPrefix,
 )
 from mlxserve.hub.facts import ModelFacts
-from mlxserve.request import FinishReason, Pooling, Resized, TokenLogprob, check_num_pages
+from mlxserve.request import (
+    FinishReason,
+    Forgotten,
+    Pooling,
+    Resized,
+    TokenLogprob,
+    check_num_pages,
+)
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.stats import DiskStats, MemoryUse, PoolStats, SchedulerStats, Stats
 from mlxserve.text.abilities import Abilities, Arguments
@@ -118,6 +125,7 @@ class FakeChat:
     submitted: list[SimpleNamespace] = field(default_factory=list)
     rendered: list[SimpleNamespace] = field(default_factory=list)
     embedded: list[SimpleNamespace] = field(default_factory=list)
+    forgotten: list[SimpleNamespace] = field(default_factory=list)
     named: dict[str, tuple[int, ...]] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)  # of named prefixes
     holds_prefixes: bool = False  # until `release` is called
@@ -286,6 +294,19 @@ class FakeChat:
     async def reset_prefix_cache(self, *, force: bool = False, disk: bool = False) -> bool:
         self.are_files_deleted |= disk
         return force or self.stats().scheduler.num_running == 0
+
+    async def forget(
+        self,
+        prompts: Sequence[Sequence[int]],
+        kept: Sequence[Sequence[int]] = (),
+        cache_salt: str | None = None,
+    ) -> Forgotten:
+        if self.submit_error is not None:
+            raise self.submit_error
+        self.forgotten.append(
+            SimpleNamespace(prompts=list(prompts), kept=list(kept), cache_salt=cache_salt)
+        )
+        return Forgotten(2, 1)
 
     async def resize_cache(self, num_pages: int) -> Resized:
         if self.submit_error is not None:

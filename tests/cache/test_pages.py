@@ -613,3 +613,30 @@ def test_a_renewed_pool_opens_as_few_pages_as_at_first() -> None:
     assert pool.renewed(3).num_open == 3
     pool = PagePool(20, PAGE_SIZE)
     assert pool.renewed().num_open == 20
+
+
+def test_pages_that_are_forgotten_go_with_all_that_follow_them() -> None:
+    pool = PagePool(12, PAGE_SIZE)
+    cache(pool, 1, 2, 3)
+    cache(pool, 1, 2, 4)
+    cache(pool, 1, 5)
+    hashes, _ = chain(1, 2, 3)
+    assert set(pool.forget(hashes[1:2])) == {*hashes[1:], chain(1, 2, 4)[0][-1]}
+    assert len(pool.match(*chain(1, 5))) == 2
+    assert pool.num_cached == 2
+    assert not pool.forget(hashes[1:])
+    pool.check([])
+
+
+def test_pages_that_are_held_or_pinned_are_not_forgotten() -> None:
+    pool = PagePool(8, PAGE_SIZE)
+    cache(pool, 1, 2, 3)
+    hashes, _ = chain(1, 2, 3)
+    held = pool.match(*chain(1, 2))
+    pool.retain(held)
+    pool.pin(held[:1])
+    assert pool.forget(hashes) == hashes[2:]
+    pool.release(held)
+    assert pool.forget(hashes) == hashes[1:2]
+    assert pool.num_pinned == pool.num_cached == 1
+    pool.check([])

@@ -970,3 +970,49 @@ def test_whatever_happens_a_record_is_right_or_absent(tmp_path: Path) -> None:
     run_state_machine_as_test(
         Records, settings=settings(max_examples=30, stateful_step_count=15, deadline=None)
     )
+
+
+# ---- records that are deleted
+
+
+def test_deleted_records_are_gone_from_the_disk(make: Make, tmp_path: Path) -> None:
+    tier = make()
+    tier.save(records(*range(200)))
+    assert tier.flush(LONG)
+    assert tier.delete([name(number) for number in range(1, 300)]) == 199
+    assert there(tier) == {0}
+    assert tier.flush(LONG)
+    assert [file.stem for file in tmp_path.rglob("*.page")] == [name(0).hex()]
+    assert (tier.use().num_pages, tier.use().num_deleted) == (1, 0)
+    assert read(tier, 1) == []
+    tier.save(records(1))
+    assert tier.flush(LONG)
+    assert read(tier, 1) == [payload(1)]
+
+
+def test_a_record_that_waits_to_be_written_is_deleted_as_well(make: Make, tmp_path: Path) -> None:
+    files = Gated(tmp_path)
+    tier = make(files=files)
+    assert tier.flush(LONG)
+    files.gate.clear()
+    tier.save(records(0, 1, 2))
+    assert files.entered.wait(LONG)
+    assert tier.delete([name(0), name(2)]) == 2
+    files.gate.set()
+    assert tier.flush(LONG)
+    assert {file.stem for file in tmp_path.rglob("*.page")} == {name(1).hex()}
+    assert there(tier) == {1}
+
+
+def test_a_record_of_before_is_deleted_though_it_was_not_listed_yet(
+    make: Make, tmp_path: Path
+) -> None:
+    before = make()
+    before.save(records(0, 1))
+    before.close()
+    files = Gated(tmp_path)
+    tier = make(files=files)
+    tier.delete([name(0)])
+    assert tier.flush(LONG)
+    assert {file.stem for file in tmp_path.rglob("*.page")} == {name(1).hex()}
+    assert there(tier) == {1}

@@ -15,10 +15,12 @@ from mlxserve.disk.files import HEADER_SIZE, DiskFiles
 from mlxserve.disk.tier import DiskTier
 from mlxserve.engine import transfers
 from mlxserve.engine.disk_cache import DiskCache, state_name
+from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace
 from mlxserve.engine.transfers import Transfers
 from mlxserve.request import (
     Chunk,
+    Forgotten,
     LiveRequest,
     Request,
     RequestState,
@@ -96,12 +98,17 @@ class World:
             preemption_mode=PreemptionMode.SWAP,
         )
         disk = DiskCache(tier, Pace(None), page_bytes=SIZE, page_size=PAGE, state_bytes=STATE_SIZE)
+        self.disk = disk
         self.scheduler = Scheduler(config, PagePool(num_pages, PAGE), num_state_slots, disk)
         self.memory = Memory()
         self.tier = tier
         runner = cast("ModelRunner", self.memory)
         self.transfers = Transfers(self.scheduler.moves, runner, disk, clock)
         self.requests: list[LiveRequest] = []
+
+    def engine(self) -> Engine:
+        runner = cast("ModelRunner", self.memory)
+        return Engine(self.scheduler, runner, Pace(None), disk=self.disk)
 
     def add(self, name: str, length: int, max_tokens: int) -> LiveRequest:
         params = SamplingParams(max_tokens=max_tokens, temperature=0)
@@ -493,3 +500,24 @@ def test_what_is_computed_faster_is_not_read(tier: DiskTier, seconds: float) -> 
     pace.observe([Chunk(request, 0, 192, as_page_table(), samples=False)], seconds)
     assert disk.pays(192) == (seconds > 1)
     assert (disk.patience(12) > 1) == (seconds > 1)
+
+
+def test_forgotten_pages_and_states_leave_memory_and_disk(tier: DiskTier) -> None:
+    world = World(tier, num_pages=40, num_state_slots=20)
+    engine = world.engine()
+    for name in "ab":
+        world.add(name, 200, 1)
+    world.drain()
+    world.write_all()
+    assert tier.flush(60)
+    num_before = tier.use().num_pages
+    forgotten = engine.forget_prompts([[ord("a")] * 200], [], b"")
+    assert (forgotten.num_pages, forgotten.num_on_disk) == (12, 12)
+    world.write_all()
+    assert tier.flush(60)
+    assert tier.use().num_pages == num_before // 2, "pages and states, and not written again"
+    assert engine.forget_prompts([[ord("a")] * 200], [], b"") == Forgotten()
+    after = World(tier, num_pages=32, num_state_slots=20)
+    requests = [after.add(name, 200, 1) for name in ("a1", "b1")]
+    after.drain()
+    assert [request.num_cached for request in requests] == [0, 192]

@@ -66,6 +66,20 @@ FOUND: dict[str, Bug] = {
         test_tier.test_a_damaged_record_is_lost_with_those_after_it,
         {"damage": lambda content: content[:-1]},
     ),
+    "write what was deleted before it was written": Bug(
+        DiskThread,
+        "_take",
+        "self._drop_saves(message.names)",
+        "pass",
+        test_tier.test_a_record_that_waits_to_be_written_is_deleted_as_well,
+    ),
+    "write a forgotten page again": Bug(
+        DiskCache,
+        "delete",
+        "num_deleted = self.tier.delete(pages)",
+        "num_deleted = len(pages)",
+        test_transfers.test_forgotten_pages_and_states_leave_memory_and_disk,
+    ),
     "write before reading": Bug(
         DiskThread,
         "_next",

@@ -33,6 +33,7 @@ from mlxserve.scheduler.roster import Roster
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.state_snapshots import StateSnapshots
 from mlxserve.scheduler.windows import Windows
+from tests.cache import test_pages
 from tests.mutation.bug import Bug
 from tests.scheduler import (
     test_admission,
@@ -393,6 +394,27 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "_Worth.KEPT",
         "_Worth.PINNED",
         test_state_snapshots.test_a_passer_by_takes_no_state_of_a_named_prefix,
+    ),
+    "forget what another conversation has": Bug(
+        Scheduler,
+        "forget_prompts",
+        "if hash_ not in shared",
+        "",
+        test_prefix_cache.test_a_forgotten_prompt_is_computed_again_and_what_another_one_has_stays,
+    ),
+    "forget a named prefix on disk": Bug(
+        PageTables,
+        "forget",
+        "if not self.pool.is_known(hash_)",
+        "",
+        test_prefix_cache.test_a_prompt_that_runs_or_has_a_name_is_not_forgotten,
+    ),
+    "forget a page and not what follows it": Bug(
+        PagePool,
+        "forget",
+        "filter(None, map(self.hash_of, self._children.children_of(hash_)))",
+        "()",
+        test_pages.test_pages_that_are_forgotten_go_with_all_that_follow_them,
     ),
     # Of layers with a window.
     "evict the window of a named prefix": Bug(

@@ -311,3 +311,39 @@ def test_a_limited_number_of_salts_is_remembered(
     for number in range(3):
         report(engine, [number] * 8, salt=b"a")
     assert report(engine, [0] * 8, salt=b"b").reason is CacheMiss.NEW_TEXT
+
+
+# ---- what is forgotten
+
+
+def test_a_forgotten_prompt_is_computed_again_and_what_another_one_has_stays(
+    make_engine: Callable,
+) -> None:
+    engine = make_engine(num_pages=64, **LARGE)
+    engine.add(engine.pages(1, 2, 3), max_tokens=PAGE)
+    engine.add(engine.pages(1, 4), max_tokens=1)
+    engine.add(engine.pages(1, 2, 3), salt=b"of another key", max_tokens=1)
+    engine.drain()
+    forgotten = engine.scheduler.forget_prompts(
+        [engine.pages(1, 2, 3)], [[*engine.pages(1), 9]], b""
+    )
+    engine.audit()
+    assert len(forgotten) == 2
+    again = engine.add([*engine.pages(1, 2, 3), 9], max_tokens=1)
+    other = engine.add([*engine.pages(1, 4), 9], max_tokens=1)
+    of_key = engine.add([*engine.pages(1, 2, 3), 9], salt=b"of another key", max_tokens=1)
+    engine.drain()
+    assert [one.num_cached // PAGE for one in (again, other, of_key)] == [1, 2, 3]
+
+
+def test_a_prompt_that_runs_or_has_a_name_is_not_forgotten(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=64, max_pinned_fraction=0.5, **LARGE)
+    engine.add(engine.pages(1, 2), max_tokens=1, pins=True)
+    running = engine.add(engine.pages(3, 4), max_tokens=8)
+    while running.num_outputs < 2:
+        engine.step()
+    prompts = [engine.pages(1, 2), engine.pages(3, 4)]
+    assert engine.scheduler.forget_prompts(prompts, [], b"") == set()
+    engine.drain()
+    assert len(engine.scheduler.forget_prompts(prompts, [], b"")) == 2
+    engine.audit()

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
 
+from tui.actions.forgetting import forget_pages
 from tui.actions.server_link import ServerLink
 from tui.actions.shortening import FULL, Shortening
 from tui.actions.tool_use import ToolUse
@@ -25,6 +26,7 @@ from tui.chat.operations import Operation, Operations
 from tui.chat.progress import calling_words, stage_words, watch_progress
 from tui.chat.sampling import Sampling
 from tui.chat.stats_text import seconds_words, stats_lines
+from tui.chat.traces import Traces
 from tui.talk.connection import ServerConnection
 from tui.talk.errors import ContextFull
 from tui.talk.pieces import Piece
@@ -236,6 +238,12 @@ class Answering:
     ) -> AsyncGenerator[Piece | CallsPiece, None]:
         messages, fields = self._open_chat.wire(), self.sampling.fields
         return self._tools.pieces(connection, messages, fields, continues=continues)
+
+    async def forget(self, left: Traces) -> None:
+        """Have the server forget what it keeps of a chat that was deleted."""
+        connection, tools = self._link.connection, self._tools.definitions
+        if words := await forget_pages(connection, left, tools, self.sampling.fields):
+            self._window.notify(words, markup=False)
 
     async def _show_not_connected(self) -> None:
         """The connection was lost while the operation waited."""

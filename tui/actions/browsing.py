@@ -14,6 +14,7 @@ from tui.actions.answering import Answering
 from tui.actions.draft import Draft
 from tui.chat.export import export, file_name, target
 from tui.chat.open_chat import OpenChat
+from tui.chat.traces import Traces
 from tui.widgets.dialogs import ChatChoice, ChatsDialog
 from tui.widgets.window import ChatWindow
 
@@ -142,11 +143,14 @@ class Browsing:
 
     async def delete(self, chat_id: int) -> None:
         chat = self._open_chat.chat
-        await self._open_chat.delete(chat_id)
+        left = await self._open_chat.delete(chat_id)
         if chat is not None and chat.id == chat_id:
-            self.new()
+            self._answering.run(partial(self._new, left))  # first, a running answer is stopped
+        else:
+            await self._answering.forget(left)
 
-    async def _new(self) -> None:
+    async def _new(self, left: Traces | None = None) -> None:
+        """left: of a chat that was deleted"""
         self._open_chat.new()
         self._window.post_message(self.Opened())
         await self._window.show(self._open_chat)
@@ -154,6 +158,8 @@ class Browsing:
         self._answering.show_ready()
         # After the focus that Textual moves when the widget that had it is removed.
         self._window.call_after_refresh(self._window.composer.focus)
+        if left is not None:
+            await self._answering.forget(left)
 
     async def _open(self, choice: ChatChoice) -> None:
         window = self._window

@@ -57,6 +57,11 @@ class ToolUse:
         count = len(self._toolbox.offered())
         return "" if not count else "1 tool" if count == 1 else f"{count} tools"
 
+    @property
+    def definitions(self) -> list[dict[str, Any]]:
+        """Of the tools that the model is told of."""
+        return [tool.definition for tool in self._toolbox.offered()]
+
     def pieces(
         self,
         connection: ServerConnection,

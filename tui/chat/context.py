@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from tui.chat.messages import LeftOut, Role, StoredMessage
+from tui.chat.messages import LeftOut, Role, StoredMessage, wire_messages
 
 NEARLY_FULL = 0.8  # of the context
+_SUMMARY = "Summary of the conversation so far:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,17 @@ def num_left_out(path: Sequence[StoredMessage], left_out: LeftOut | None) -> int
     """How many messages at the start of this branch the model no longer gets."""
     ids = [message.id for message in path]
     return 0 if left_out is None or left_out.last_id not in ids else ids.index(left_out.last_id) + 1
+
+
+def sent_messages(
+    path: Sequence[StoredMessage], system: str, left_out: LeftOut | None
+) -> list[dict[str, Any]]:
+    """What the model gets of this branch: the system prompt, a summary of what was left out, and the
+    messages after that."""
+    first = num_left_out(path, left_out)
+    summary = left_out.summary if left_out is not None and first else ""
+    parts = [system, f"{_SUMMARY}\n{summary}" if summary else ""]
+    return wire_messages(path[first:], "\n\n".join(part for part in parts if part))
 
 
 def used_tokens(path: Sequence[StoredMessage], left_out: LeftOut | None) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
-from tui.chat.context import last_to_go, num_left_out, used_tokens
+from tui.chat.context import last_to_go, num_left_out, sent_messages, used_tokens
 from tui.chat.messages import (
     ChatRecord,
     LeftOut,
@@ -19,12 +19,10 @@ from tui.chat.messages import (
     State,
     StoredMessage,
     Version,
-    wire_messages,
 )
 from tui.chat.picture import KeptImage
 from tui.chat.store import SearchHit, Store
-
-_SUMMARY = "Summary of the conversation so far:"
+from tui.chat.traces import Traces, traces
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -76,12 +74,8 @@ class OpenChat:
     def wire(self, last: StoredMessage | None = None) -> list[dict[str, Any]]:
         """What the model gets: the system prompt, a summary of what was left out, and the messages
         after that, up to `last`."""
-        messages = self.path[self.num_left_out :]
-        if last is not None:
-            messages = messages[: messages.index(last) + 1]
-        summary = self.left_out.summary if self.left_out is not None and self.num_left_out else ""
-        parts = [self.system, f"{_SUMMARY}\n{summary}" if summary else ""]
-        return wire_messages(messages, "\n\n".join(part for part in parts if part))
+        path = self.path if last is None else self.path[: self.path.index(last) + 1]
+        return sent_messages(path, self.system, self.left_out)
 
     async def leave_out(self, last: StoredMessage, summary: str = "") -> None:
         """From now on the model gets only the messages after this one."""
@@ -149,10 +143,13 @@ class OpenChat:
             await self._call(self._store.rename, self.chat.id, title)
             self.chat = await self._call(self._store.chat, self.chat.id)
 
-    async def delete(self, chat_id: int) -> None:
+    async def delete(self, chat_id: int) -> Traces:
+        """What servers may have kept of the deleted chat. Raises StoreError."""
+        left = await self._call(traces, self._store, chat_id)
         await self._call(self._store.delete, chat_id)
         if self.chat is not None and self.chat.id == chat_id:
             self.new()
+        return left
 
     async def chats(self) -> list[ChatRecord]:
         return await self._call(self._store.chats)

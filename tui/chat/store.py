@@ -150,6 +150,14 @@ class Store:
         rows = self._db.execute("SELECT * FROM messages WHERE chat_id = ? ORDER BY id", (chat_id,))
         return [_message(row) for row in rows]
 
+    def beginnings(self, *, but: int) -> list[tuple[ChatRecord, StoredMessage]]:
+        """The first questions of all chats but this one, each with its chat."""
+        chats = {chat.id: chat for chat in self.chats(limit=-1)}
+        rows = self._db.execute(
+            "SELECT * FROM messages WHERE parent_id IS NULL AND chat_id != ? ORDER BY id", (but,)
+        )
+        return [(chats[row["chat_id"]], _message(row)) for row in rows]
+
     def message(self, message_id: int) -> StoredMessage:
         row = self._db.execute("SELECT * FROM messages WHERE id = ?", (message_id,)).fetchone()
         if row is None:

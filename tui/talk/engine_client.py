@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import httpx
@@ -16,6 +17,16 @@ T = TypeVar("T")
 
 # While nothing changes, the map sends only a comment every ten seconds.
 _MAP_TIMEOUT = httpx.Timeout(10.0, read=60.0)
+_LONG = httpx.Timeout(10.0, read=60.0)  # a long chat is tokenised once more
+
+
+@dataclass(frozen=True, slots=True)
+class ForgottenPages:
+    """Cached pages that a server has forgotten, and the models that it was asked about."""
+
+    num_in_memory: int
+    num_on_disk: int
+    models: tuple[str, ...]
 
 
 class EngineClient:
@@ -50,6 +61,18 @@ class EngineClient:
                         if event.name == "error":
                             raise ChatError(f"The server stopped with an error: {said(content)}")
                         yield event.name, content
+
+    async def forget(self, deleted: Mapping[str, Any]) -> ForgottenPages:
+        """Forget the pages of deleted conversations, as the route's body describes them. Raises ChatError."""
+        with explained(self._url):
+            reply = await self._http.post("/api/v1/cache/forget", json=deleted, timeout=_LONG)
+        self._check(reply, reply.content)
+        content = json_object(reply.content)
+        return self._read(
+            lambda: ForgottenPages(
+                int(content["pages"]), int(content["pages_on_disk"]), tuple(content["models"])
+            )
+        )
 
     @property
     def _params(self) -> dict[str, str]:

@@ -121,8 +121,7 @@ class ChatsDialog(ModalScreen[ChatChoice | None]):
         if self._marked != choice.chat_id:
             self._marked = choice.chat_id
             self.notify(
-                "Press Ctrl+D again to delete this chat for good. Cached pages of its prompts stay on disk "
-                "until `mlxserve cache clear`.",
+                "Press Ctrl+D again to delete this chat for good, with the cached pages of its prompts.",
                 markup=False,
             )
             return

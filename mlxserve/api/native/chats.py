@@ -7,7 +7,7 @@ machine may read them. With keys every key has chats of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -20,6 +20,7 @@ from mlxserve.api.access.same_user import is_from_same_user
 from mlxserve.api.access.security import key_id
 from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, StrictModel, read_request
 from mlxserve.api.errors import ApiError, invalid_value, json_response
+from mlxserve.api.native.forgetting import DeletedConversations, Forgetting, Settings
 from mlxserve.api.warnings import Warnings
 from mlxserve.chats.shelf import ChatShelf
 from tui.chat.calls import CallRecord, CallState, ToolRound
@@ -28,6 +29,7 @@ from tui.chat.export import as_json, as_markdown
 from tui.chat.messages import ChatRecord, Role, State, StoredMessage
 from tui.chat.picture import KeptImage
 from tui.chat.store import SearchHit, Store
+from tui.chat.traces import Traces, traces
 
 T = TypeVar("T")
 
@@ -139,8 +141,16 @@ class MessageChange(RequestBody):
 class Chats:
     """The endpoints over one shelf."""
 
-    def __init__(self, shelf: ChatShelf) -> None:
+    def __init__(
+        self,
+        shelf: ChatShelf,
+        forgetting: Forgetting,
+        tools: Callable[[], Sequence[Mapping[str, Any]]],
+    ) -> None:
+        """tools: that the page's models are told of"""
         self._shelf = shelf
+        self._forgetting = forgetting
+        self._tools = tools
         self._warnings = Warnings()
 
     def routes(self) -> list[Route]:
@@ -200,15 +210,25 @@ class Chats:
         return self._reply(request, asked, _card(await self._call(request, change)))
 
     async def delete(self, request: Request) -> Response:
-        """Deletes a chat and its messages."""
+        """Deletes a chat and its messages, and what loaded models have computed of them."""
 
-        def delete(store: Store) -> int:
+        def delete(store: Store) -> tuple[int, Traces]:
             chat = _chat(store, request)
+            left = traces(store, chat.id)
             store.delete(chat.id)
-            return chat.id
+            return chat.id, left
 
-        chat_id = await self._call(request, delete)
-        return json_response({"id": chat_id, "object": "chat", "deleted": True})
+        chat_id, left = await self._call(request, delete)
+        deleted = DeletedConversations.model_validate(
+            {"conversations": left.conversations, "kept": left.kept}
+        )
+        try:
+            forgotten = await self._forgetting.forget(request, deleted, Settings(self._tools()))
+        except ApiError as error:  # the chat is gone all the same
+            forgotten = {"models": [], "problem": str(error)}
+        others = [name for name in left.models if name not in forgotten["models"]]
+        cache = {**forgotten, "models_not_loaded": others}
+        return json_response({"id": chat_id, "object": "chat", "deleted": True, "cache": cache})
 
     async def export(self, request: Request) -> Response:
         """The shown branch as Markdown, or with `format=json` as the messages of a request."""

@@ -85,6 +85,10 @@ class ToolRoutes:
             BodyRoute(f"{tools}/call", self.call, body=CallRequest),
         ]
 
+    def definitions(self) -> list[dict[str, Any]]:
+        """Of the tools that the page's models are told of."""
+        return [tool.definition for tool in self._toolbox.offered()]
+
     async def close(self) -> None:
         """End the servers of tools and their processes."""
         await self._toolbox.close()

@@ -76,8 +76,12 @@ export async function open(id) {
   $("text").focus();
 }
 
-export function forget(id) { // it was deleted
-  if (chat.id === id) newChat();
+// The chat that is about to be deleted, if it is open; it is left, and its answer stopped.
+export function leaveFor(id) {
+  const left = chat;
+  if (left.id !== id) return {};
+  newChat();
+  return left;
 }
 
 // ---- the screen

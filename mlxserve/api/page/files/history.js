@@ -2,7 +2,7 @@
 
 import { Refused } from "./api.js";
 import * as chats from "./chat.js";
-import { $, button, element, visible } from "./show.js";
+import { $, button, count, element, visible } from "./show.js";
 import { list, remove, rename } from "./store.js";
 
 let asked = 0; // the last question to the server: an older reply comes too late
@@ -40,8 +40,20 @@ async function renamed(card) {
 }
 
 async function removed(card) {
-  if (!confirm(`Delete “${visible(card.title)}”? This cannot be undone.`)) return;
-  if (await attempt(() => remove(card.id))) chats.forget(card.id);
+  if (!confirm(`Delete “${visible(card.title)}”, with the cached pages of its prompts? This cannot be undone.`)) return;
+  const left = chats.leaveFor(card.id);
+  left.isGone = true; // nothing is written to it any more
+  let reply = null;
+  left.isGone = await attempt(async () => { reply = await remove(card.id); });
+  if (reply) $("chats-note").textContent = told(reply.cache);
+}
+
+function told({ pages, pages_on_disk, problem, models_not_loaded }) {
+  const stay = "stay on disk until they are the oldest there, or until `mlxserve cache clear`";
+  if (problem) return `Deleted, but its cached pages ${stay}: ${problem}`;
+  const words = `Deleted, with ${count(pages)} cached pages in memory and ${count(pages_on_disk)} on disk.`;
+  const others = models_not_loaded.map(visible).join(", ");
+  return others ? `${words} Pages of ${others}, which is not loaded, ${stay}.` : words;
 }
 
 async function attempt(work) {

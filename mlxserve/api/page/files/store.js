@@ -14,7 +14,7 @@ const json = async (reply) => (await reply).json();
 export const list = async (words) =>
   (await json(ask(CHATS + (words ? "?search=" + encodeURIComponent(words) : "")))).data;
 export const rename = (id, title) => send("PATCH", `${CHATS}/${id}`, { title: title.slice(0, MAX_TITLE) });
-export const remove = (id) => ask(`${CHATS}/${id}`, { method: "DELETE" });
+export const remove = (id) => json(ask(`${CHATS}/${id}`, { method: "DELETE" }));
 export const exported = async (id, format) => (await ask(`${CHATS}/${id}/export?format=${format}`)).text();
 
 export async function read(id) {
@@ -34,7 +34,7 @@ export async function read(id) {
 
 // One after the other, so that a message is never written before its parent.
 function later(chat, work) {
-  const write = chat.writes.then(work).then(() => tell(""), (error) => tell(error.message));
+  const write = chat.writes.then(() => (chat.isGone ? null : work())).then(() => tell(""), (error) => tell(error.message));
   chat.writes = write;
   writing.add(write);
   return write.finally(() => writing.delete(write));

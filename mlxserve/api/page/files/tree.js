@@ -19,6 +19,7 @@ export class Chat {
     this.title = "";
     this.system = "";
     this.leftOut = null; // the start that the model gets no more, and its summary
+    this.isGone = false; // it was deleted
     this.writes = Promise.resolve();
     this.messages = [];
     this.leaf = null;

@@ -1,0 +1,146 @@
+"""`POST /api/v1/cache/forget`: what models have computed of conversations that are deleted, in memory and on disk.
+
+A page is found by the hash of all tokens up to its end, so the conversations are rendered again as the prompts
+that they were. What that does not find stays until it is evicted: pages of models that are not loaded, and those
+after a place where a prompt had other tokens, because the template's variables or the tools have changed since, or
+because the model wrote its answer in other tokens than its text has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Protocol
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mlxserve.api.access.security import cache_namespace
+from mlxserve.api.bodies.fields import TemplateKwargs
+from mlxserve.api.bodies.generation import TemplateKwargsField
+from mlxserve.api.bodies.messages import ChatMessage, ChatMessages, conversation_of
+from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, StrictModel, read_request
+from mlxserve.api.bodies.tools import Effort, Tools, thinking_kwargs
+from mlxserve.api.errors import ApiError, from_engine, json_response
+from mlxserve.api.prompts import Prompts
+from mlxserve.api.warnings import Warnings
+from mlxserve.chat.chat import Chat
+from mlxserve.errors import InvalidRequest, MlxServeError
+from mlxserve.request import Forgotten
+
+MAX_CONVERSATIONS = 1_000
+
+
+class ServedModel(Protocol):
+    """What is asked of a loaded model."""
+
+    @property
+    def chat(self) -> Chat: ...
+    @property
+    def prompts(self) -> Prompts: ...
+
+
+class DeletedConversations(StrictModel):
+    """kept: conversations that stay, whose pages are left where they begin alike"""
+
+    conversations: Annotated[list[ChatMessages], Field(max_length=MAX_CONVERSATIONS)]
+    kept: Annotated[list[ChatMessages], Field(max_length=MAX_CONVERSATIONS)] = Field(
+        default_factory=list
+    )
+
+
+class ForgetRequest(RequestBody, DeletedConversations):
+    """The body: conversations, and what else their prompts may have been made of."""
+
+    tools: Tools | None = None
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: TemplateKwargsField = Field(default_factory=dict)
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a prompt is made of beside its conversation."""
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    template_kwargs: TemplateKwargs | None = None
+    cache_salt: str | None = None
+
+    def variants(self) -> Iterator[tuple[Sequence[Mapping[str, Any]], TemplateKwargs]]:
+        """(tools, template variables): an earlier prompt of the conversation may have had none."""
+        for tools in (self.tools, ()) if self.tools else ((),):
+            yield tools, {}
+            if self.template_kwargs:
+                yield tools, self.template_kwargs
+
+
+class Forgetting:
+    """Over the models that are loaded, as far as the request's key may use them."""
+
+    def __init__(self, loaded: Callable[[Request], Sequence[ServedModel]]) -> None:
+        self._loaded = loaded
+        self._warnings = Warnings()
+
+    def routes(self) -> list[BodyRoute]:
+        return [BodyRoute("/api/v1/cache/forget", self.reply, body=ForgetRequest)]
+
+    async def reply(self, request: Request) -> Response:
+        """Forgets the cached pages of conversations, of the request's own key, in memory and on disk."""
+        asked = await read_request(ForgetRequest, request)
+        settings = Settings(
+            [tool.definition() for tool in asked.tools or ()],
+            thinking_kwargs(asked.reasoning_effort, asked.chat_template_kwargs),
+            asked.cache_salt,
+        )
+        content = await self.forget(request, asked, settings)
+        headers = self._warnings.header(request, asked.unknown_fields)
+        return json_response(content, headers=headers)
+
+    async def forget(
+        self, request: Request, deleted: DeletedConversations, settings: Settings
+    ) -> dict[str, Any]:
+        """What was forgotten, and by which models. Raises ApiError 503 while the engine has failed."""
+        found, names = Forgotten(), []
+        salt = cache_namespace(request, settings.cache_salt)
+        for model in self._loaded(request):
+            prompts = await _prompts(request, model, deleted.conversations, settings)
+            kept = await _prompts(request, model, deleted.kept, settings)
+            try:
+                found += await model.chat.forget(prompts, kept, salt)
+            except MlxServeError as error:
+                raise from_engine(error) from error
+            names.append(model.chat.model_name)
+        return {
+            "object": "cache.forgotten",
+            "models": names,
+            "pages": found.num_pages,
+            "pages_on_disk": found.num_on_disk,
+        }
+
+
+async def _prompts(
+    request: Request,
+    model: ServedModel,
+    conversations: Sequence[Sequence[ChatMessage]],
+    settings: Settings,
+) -> list[list[int]]:
+    """Of those that the model's template takes: others it has never computed."""
+    found = []
+    for messages in conversations:
+        is_answered = messages[-1].role == "assistant"
+        for tools, variables in settings.variants():
+            try:
+                prompt = await model.prompts.of_conversation(
+                    request,
+                    partial(conversation_of, messages),
+                    len(messages),
+                    variables,
+                    tools=tools,
+                    continues=is_answered,
+                )
+            except (InvalidRequest, ApiError):
+                continue
+            found.append(prompt)
+    return found
