@@ -229,7 +229,7 @@ ARROWS: dict[str, str] = {
         "tui/tools tui/chat mlxserve/chats mlxserve/version mlxserve/errors mlxserve/config mlxserve/request mlxserve/text/costs "
         "mlxserve/engine mlxserve/chat mlxserve/api/errors mlxserve/api/access "
         "mlxserve/api/bodies mlxserve/api/server mlxserve/api/metrics mlxserve/api/prefix_names "
-        "mlxserve/api/service mlxserve/api/turns mlxserve/api/warnings mlxserve/text/conversation"
+        "mlxserve/api/prompts mlxserve/api/service mlxserve/api/turns mlxserve/api/warnings mlxserve/text/conversation"
     ),
     "mlxserve/api/model_routes": (
         "mlxserve/chat mlxserve/api/access mlxserve/api/model_names mlxserve/api/server "

@@ -93,29 +93,46 @@ class Toolbox:
         self._permissions: dict[str, Permission] = {}  # by the names of tools
         self._thread: _LoopThread | None = None
         self._starting: asyncio.Task[None] | None = None
+        self._version: tuple[int, ...] = ()  # of the file that was read
 
     # Servers
 
     def read(self) -> None:
         """Read the file, for what is shown before a start; `problem` says what is wrong with it."""
-        if self._servers:
-            return
+        if self._starting is None:
+            self._read()
+
+    def _read(self) -> list[ToolServer]:
+        """Servers that the file names as before go on. Those that it does not are returned, to be closed;
+        a damaged file changes nothing."""
+        self._version = _version(self.file)
         try:
             entries = read_servers(self.file)
         except ToolsError as error:
-            self.problem, entries = str(error), []
-        else:
-            self.problem = ""
-        self._servers = [ToolServer(entry) for entry in entries]
+            self.problem = str(error)
+            return []
+        self.problem = ""
+        known = {server.entry.name: server for server in self._servers}
+        before, self._servers = self._servers, []
+        for entry in entries:
+            same = known.get(entry.name)
+            is_same = same is not None and same.entry == entry
+            self._servers.append(same if same is not None and is_same else ToolServer(entry))
+        return [server for server in before if server not in self._servers]
 
     async def start(self) -> None:
-        """Start the servers that are on, all at once, and wait until each is ready or has failed."""
-        if self._starting is None:
-            self._starting = asyncio.create_task(self._start(), name="tools")
-        await asyncio.shield(self._starting)
+        """Start the servers that are on, all at once, and wait until each is ready or has failed; again
+        if the file has changed since."""
+        starting = self._starting
+        if starting is None or (starting.done() and self._version != _version(self.file)):
+            self._starting = starting = asyncio.create_task(self._start(), name="tools")
+        await asyncio.shield(starting)
 
     async def _start(self) -> None:
-        self.read()
+        gone = self._read()
+        if self._thread is not None:
+            await asyncio.gather(*(self._thread.run(server.close()) for server in gone))
+        self._off.clear()
         for server in self._servers:
             kept = await self._settings.setting(_server_key(server.entry))
             if (kept or ("off" if server.entry.is_disabled else "on")) == "off":
@@ -250,6 +267,15 @@ class _LoopThread:
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
+
+
+def _version(file: Path) -> tuple[int, ...]:
+    """Another one after every change of the file; empty without a file."""
+    try:
+        state = file.stat()
+    except OSError:
+        return ()
+    return state.st_ino, state.st_size, state.st_mtime_ns
 
 
 def unique_name(server: str, tool: str) -> str:

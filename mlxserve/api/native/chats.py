@@ -20,7 +20,7 @@ from mlxserve.api.access.same_user import is_from_same_user
 from mlxserve.api.access.security import key_id
 from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, StrictModel, read_request
 from mlxserve.api.errors import ApiError, invalid_value, json_response
-from mlxserve.api.native.forgetting import DeletedConversations, Forgetting, Settings
+from mlxserve.api.native.forgetting import DeletedConversations, Forgetting, PromptSettings
 from mlxserve.api.warnings import Warnings
 from mlxserve.chats.shelf import ChatShelf
 from tui.chat.calls import CallRecord, CallState, ToolRound
@@ -223,7 +223,9 @@ class Chats:
             {"conversations": left.conversations, "kept": left.kept}
         )
         try:
-            forgotten = await self._forgetting.forget(request, deleted, Settings(self._tools()))
+            forgotten = await self._forgetting.forget(
+                request, deleted, PromptSettings(self._tools())
+            )
         except ApiError as error:  # the chat is gone all the same
             forgotten = {"models": [], "problem": str(error)}
         others = [name for name in left.models if name not in forgotten["models"]]

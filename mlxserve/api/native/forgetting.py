@@ -33,7 +33,7 @@ from mlxserve.request import Forgotten
 MAX_CONVERSATIONS = 1_000
 
 
-class ServedModel(Protocol):
+class RenderingModel(Protocol):
     """What is asked of a loaded model."""
 
     @property
@@ -61,7 +61,7 @@ class ForgetRequest(RequestBody, DeletedConversations):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class PromptSettings:
     """What a prompt is made of beside its conversation."""
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -79,7 +79,7 @@ class Settings:
 class Forgetting:
     """Over the models that are loaded, as far as the request's key may use them."""
 
-    def __init__(self, loaded: Callable[[Request], Sequence[ServedModel]]) -> None:
+    def __init__(self, loaded: Callable[[Request], Sequence[RenderingModel]]) -> None:
         self._loaded = loaded
         self._warnings = Warnings()
 
@@ -89,7 +89,7 @@ class Forgetting:
     async def reply(self, request: Request) -> Response:
         """Forgets the cached pages of conversations, of the request's own key, in memory and on disk."""
         asked = await read_request(ForgetRequest, request)
-        settings = Settings(
+        settings = PromptSettings(
             [tool.definition() for tool in asked.tools or ()],
             thinking_kwargs(asked.reasoning_effort, asked.chat_template_kwargs),
             asked.cache_salt,
@@ -99,7 +99,7 @@ class Forgetting:
         return json_response(content, headers=headers)
 
     async def forget(
-        self, request: Request, deleted: DeletedConversations, settings: Settings
+        self, request: Request, deleted: DeletedConversations, settings: PromptSettings
     ) -> dict[str, Any]:
         """What was forgotten, and by which models. Raises ApiError 503 while the engine has failed."""
         found, names = Forgotten(), []
@@ -122,9 +122,9 @@ class Forgetting:
 
 async def _prompts(
     request: Request,
-    model: ServedModel,
+    model: RenderingModel,
     conversations: Sequence[Sequence[ChatMessage]],
-    settings: Settings,
+    settings: PromptSettings,
 ) -> list[list[int]]:
     """Of those that the model's template takes: others it has never computed."""
     found = []

@@ -123,6 +123,27 @@ def test_escape_stops_the_question_and_a_running_call(
         assert seen.errors == []
 
 
+def test_a_server_that_fails_is_told_and_one_that_was_added_is_used(
+    chat: FakeChat, start_server: StartServer, visit: Open, tmp_path: Path
+) -> None:
+    file = tmp_path / "config" / "mlxserve" / "mcp.json"
+    with visit(start_server().url) as seen:
+        seen.until("Ready")
+        seen.ask("One?")
+        seen.wait_for_answers(1)
+        write_servers(file, {"s": scripted(), "gone": {"command": "no-such-command"}})
+        seen.ask("Two?")
+        seen.wait_for_answers(2)
+        seen.until_text("#tools-problem", "there is no command 'no-such-command' here")
+        write_servers(file, {"other": scripted()})
+        seen.ask("Three?")
+        seen.wait_for_answers(3)
+        assert seen.page.locator("#tools-problem").is_hidden()
+        names = [{tool["function"]["name"][:3] for tool in each.tools} for each in chat.rendered]
+        assert names == [{"s__"}, {"s__"}, {"oth"}]
+        assert seen.errors == []
+
+
 def test_a_model_that_cannot_call_answers_without_tools(
     chat: FakeChat, start_server: StartServer, visit: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

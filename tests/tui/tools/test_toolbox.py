@@ -225,6 +225,40 @@ def test_a_server_is_switched_off_and_stays_off(file: Path) -> None:
     tell(on, file, {"s": scripted()}, settings)
 
 
+def damage(file: Path) -> None:
+    file.write_text("{")
+
+
+def test_a_file_that_has_changed_is_read_again_and_servers_that_stay_go_on(
+    file: Path, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"  # written by the server when it starts
+    same = scripted(str(notes))
+
+    async def story(toolbox: Toolbox) -> None:
+        process = json.loads(notes.read_text())["pid"]
+        notes.unlink()
+        write_servers(file, {"s": same, "t": scripted(), "u": {"command": "no-such-command"}})
+        await toolbox.start()
+        assert {tool.server for tool in toolbox.offered()} == {"s", "t"}
+        assert toolbox.cards[2].state is ServerState.FAILED
+        assert not notes.exists()
+        damage(file)
+        await toolbox.start()
+        assert "line 1" in toolbox.problem
+        assert {tool.server for tool in toolbox.offered()} == {"s", "t"}
+        assert psutil.pid_exists(process)
+        write_servers(file, {"t": scripted(env={"OTHER": "1"})})
+        await toolbox.start()
+        assert [card.name for card in toolbox.cards] == ["t"]
+        assert not psutil.pid_exists(process)
+        write_servers(file, {})
+        await toolbox.start()
+        assert toolbox.offered() == []
+
+    tell(story, file, {"s": same})
+
+
 def test_a_damaged_file_is_a_problem_and_no_failure(file: Path) -> None:
     file.write_text("{")
 

@@ -1,7 +1,7 @@
 // Tools of this server (MCP): which there are, what the user allows, and calls. Names, descriptions and
 // results are text of strangers.
 
-import { Refused, ask, send } from "./api.js";
+import { Refused, send } from "./api.js";
 import { $, button, element, visible } from "./show.js";
 
 const TOOLS = "/api/v1/tools";
@@ -21,7 +21,7 @@ async function change(path, body = {}, options = {}) {
   draw(reply);
 }
 
-// The servers of mcp.json start with the first question; without any there is nothing to wait for.
+// The servers of mcp.json start with the first question, and those that it names since then with the next.
 export async function offered(signal) {
   starting ||= begin();
   await Promise.race([starting, new Promise((_, reject) => {
@@ -34,11 +34,10 @@ export async function offered(signal) {
 
 async function begin() {
   try {
-    const found = await (await ask(TOOLS)).json();
-    servers = found.data;
-    if (servers.length) await change("start");
+    await change("start");
+    starting = null; // the file is looked at again with the next question
   } catch (error) {
-    if (!(error instanceof Refused)) starting = null; // asked again with the next question
+    if (!(error instanceof Refused)) starting = null;
   }
 }
 
@@ -88,9 +87,12 @@ function pretty(written) {
 // ---- the dialog that shows them
 
 function draw({ file, problem }) {
+  const failed = servers.filter((server) => server.is_on && server.state === "failed");
+  $("tools-problem").textContent = [problem, ...failed.map((server) => server.problem)].map(visible).join(" ").trim();
+  $("tools-problem").hidden = !$("tools-problem").textContent;
   $("tools-note").textContent = problem || (servers.length ? ""
     : `Servers of tools (MCP) are named in ${file}, as {"mcpServers": {"time": {"command": "uvx", "args": `
-      + `["mcp-server-time"]}}}. Start mlxserve again to read it.`);
+      + `["mcp-server-time"]}}}. It is read again with the next question.`);
   $("tools-list").replaceChildren(...servers.map((server) => {
     const state = STATES[server.state] || `${server.tools.length} tools`;
     const head = element("div", "server", element("b", "", visible(server.name)), ` ${state} `,
@@ -133,6 +135,5 @@ export function start() {
     $("tools").showModal();
     $("tools-note").textContent = "Starting …";
     await attempt("start", {});
-    starting = servers && Promise.resolve();
   });
 }
