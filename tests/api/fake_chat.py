@@ -368,6 +368,10 @@ class FakeChat:
             loop.call_soon_threadsafe(event.set)
         self._waiters.clear()
 
+    def hold_again(self) -> None:
+        """Let answers stop at HOLD until the next `release`."""
+        self._is_released = False
+
     def wait_until_closed(self) -> None:
         """Wait until every answer so far is closed; from the test's thread."""
         with self.changed:

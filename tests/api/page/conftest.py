@@ -40,9 +40,15 @@ def visit(browser: Browser) -> Open:
     """Opens the page of a server in a window of a given size and colour scheme."""
 
     @contextlib.contextmanager
-    def opened(url: str, scheme: str = "light", **viewport: int) -> Iterator[Visit]:
+    def opened(
+        url: str, scheme: str = "light", *, bypass_csp: bool = False, **viewport: int
+    ) -> Iterator[Visit]:
         size = {"width": 1280, "height": 800, **viewport}
-        context = browser.new_context(color_scheme=scheme, viewport=size)  # type: ignore[arg-type]
+        context = browser.new_context(
+            color_scheme=scheme,  # type: ignore[arg-type]
+            viewport=size,  # type: ignore[arg-type]
+            bypass_csp=bypass_csp,
+        )
         try:
             yield Visit(context.new_page(), url)
         finally:

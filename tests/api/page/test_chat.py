@@ -26,6 +26,18 @@ PASTE = """(content) => {
   const event = new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true });
   document.getElementById("text").dispatchEvent(event);
 }"""
+# On the messages: an image and a text.
+DROP = """(content) => {
+  const data = new DataTransfer();
+  const bytes = Uint8Array.from(atob(content), (one) => one.charCodeAt(0));
+  data.items.add(new File([bytes], "dropped.jpg", { type: "image/jpeg" }));
+  data.items.add(new File(["words\\n"], "dropped.txt", { type: "text/plain" }));
+  for (const kind of ["dragover", "drop"]) {
+    const event = new DragEvent(kind, { dataTransfer: data, bubbles: true, cancelable: true });
+    document.getElementById("log").dispatchEvent(event);
+    if (!event.defaultPrevented) throw new Error("the browser takes what is dropped");
+  }
+}"""
 SLOW = [Delta("Begun ", (66,)), HOLD, Delta("ended", (69,), (), FinishReason.STOP, Usage(5, 2, 0))]
 
 
@@ -138,7 +150,7 @@ def test_an_empty_page_says_what_it_is_and_asks(
     chat.model_name = "mlxserve-mini"
     with visit(start_server().url) as seen:
         seen.until_text("#welcome", "demonstration")
-        assert "mlxserve serve -m qwen3:4b" in seen.page.inner_text("#welcome")
+        seen.until_text("#welcome .offer", "mlxserve serve qwen3:4b")
         seen.page.click("text=What can you do?")
         seen.wait_for_answers(1)
         assert seen.texts == ["What can you do?", "Hello"]
@@ -334,6 +346,25 @@ def test_images_are_chosen_pasted_shown_sent_and_kept(
         wait_until(lambda: len(chat.rendered) == 2)  # the answer before it may still be shown
         seen.wait_for_answers(1)
         assert len(chat.rendered[1].messages[0]["content"]) == 3
+        assert seen.errors == []
+
+
+@pytest.mark.usefixtures("kept")
+def test_files_that_are_dropped_are_attached(
+    chat: FakeChat, start_server: StartServer, visit: Open
+) -> None:
+    chat.sees_images = True
+    with visit(start_server().url) as seen:
+        seen.until("Ready")
+        seen.page.evaluate(DROP, base64.b64encode(file_of(picture(), "JPEG")).decode())
+        seen.page.wait_for_selector("#attached img")
+        seen.until_text("#attached", "dropped.txt")
+        seen.ask("Look")
+        seen.wait_for_answers(1)
+        image, text = chat.rendered[0].messages[0]["content"]
+        assert (image["type"], image["image"].width) == ("image", 24)
+        assert text["text"] == "Look\n\ndropped.txt:\n```txt\nwords\n```"
+        assert seen.page.url.startswith("http"), "the browser does not open the file"
         assert seen.errors == []
 
 

@@ -33,7 +33,12 @@ function built(node) {
   if (tag === "a" && LINK.test(attributes.href)) {
     Object.assign(made, { href: attributes.href, rel: "noopener noreferrer", target: "_blank", title: attributes.href });
   }
-  return tag === "table" ? element("div", "table", made) : made;
+  if (tag !== "table") return made;
+  const scrolled = element("div", "table", made);
+  scrolled.tabIndex = 0; // so that a keyboard can scroll it
+  scrolled.setAttribute("role", "region");
+  scrolled.setAttribute("aria-label", "Table");
+  return scrolled;
 }
 
 function math(tag, attributes, children) {

@@ -1,0 +1,175 @@
+"""What axe-core finds on the page: nothing serious, in any of its states, sizes and colours.
+
+axe-core comes from npm (`npm install --global axe-core`; `.ci/run` and the workflow do that). Without it, or
+without a Chromium, this says so and is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxserve.api.access.policy import AccessPolicy
+from mlxserve.request import FinishReason
+from mlxserve.text.deltas import Delta, Usage
+from mlxserve.text.parsing.turn import ToolCallDelta
+from tests.api.fake_chat import HOLD, FakeChat
+from tests.api.page.test_chat import view
+from tests.api.page.visits import Open, Visit
+from tests.api.serving import StartServer, serving
+from tests.tui.tools.kept_settings import scripted, write_servers
+
+pytestmark = pytest.mark.slow
+
+WIDTHS = (320, 390, 1280, 1920)
+SCHEMES = ("light", "dark")
+FOUND = """async () => {
+  const { violations } = await axe.run(document, { resultTypes: ["violations"] });
+  return violations.filter((one) => ["serious", "critical"].includes(one.impact))
+    .map((one) => [one.id, one.impact, one.help, one.nodes.slice(0, 4).map((node) => node.html.slice(0, 160))]);
+}"""
+ANSWER = r"""# A title
+
+A [link](https://example.org), **strong**, `code` and $x^2$.
+
+1. one
+2. two
+
+> quoted
+
+```python
+def f(): return 'a' + 1  # b
+```
+
+| a | b | a long column of a table | another long column of it |
+|---|--:|---|---|
+| 1 | 2 | that-is-too-wide-for-a-narrow-window | that-is-too-wide-for-a-narrow-window |
+"""
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """The script's text."""
+    places = [Path(os.environ[name]) for name in ("NODE_PATH",) if os.environ.get(name)]
+    if shutil.which("npm"):
+        asked = subprocess.run(["npm", "root", "--global"], capture_output=True, text=True)
+        places.append(Path(asked.stdout.strip()))
+    for place in places:
+        file = place / "axe-core" / "axe.min.js"
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+    pytest.skip("axe-core is not here: npm install --global axe-core")
+
+
+Judge = Callable[[Visit, str], None]
+
+
+@pytest.fixture
+def judge(axe: str) -> Judge:
+    """Asserts that nothing serious is found at any width in either scheme."""
+
+    def judged(seen: Visit, state: str) -> None:
+        if not seen.page.evaluate("typeof axe === 'object'"):
+            seen.page.add_script_tag(content=axe)
+        found: dict[str, Any] = {}
+        for width in WIDTHS:
+            seen.page.set_viewport_size({"width": width, "height": 800})
+            for scheme in SCHEMES:
+                seen.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+                if problems := seen.page.evaluate(FOUND):
+                    found[f"{state}, {width} pixels, {scheme}"] = problems
+        assert found == {}
+        seen.page.set_viewport_size({"width": 1280, "height": 800})
+
+    return judged
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    write_servers(tmp_path / "config" / "mlxserve" / "mcp.json", {"s": scripted()})
+
+
+def test_an_empty_page_with_a_demonstration_of_a_model(
+    chat: FakeChat, start_server: StartServer, visit: Open, judge: Judge
+) -> None:
+    chat.model_name = "mlxserve-mini"
+    with visit(start_server().url, bypass_csp=True) as seen:
+        seen.until_text("#welcome", "demonstration")
+        judge(seen, "an empty page")
+
+
+def test_an_answer_the_sides_and_the_dialogs(
+    chat: FakeChat, start_server: StartServer, visit: Open, judge: Judge
+) -> None:
+    chat.views = [view(f"request-{number}", number) for number in range(4)]
+    chat.script = [
+        Delta("", (66,), reasoning="Let me see."),
+        Delta(ANSWER, (66,)),
+        HOLD,
+        Delta("", (69,), (), FinishReason.STOP, Usage(5, 2, 0)),
+    ]
+    with visit(start_server().url, bypass_csp=True) as seen:
+        page = seen.page
+        seen.until("Ready")
+        seen.ask("Show me")
+        page.wait_for_selector(".assistant .keyword")
+        seen.ask("A question that waits")
+        judge(seen, "an answer that is being written")
+        chat.release()
+        seen.wait_for_answers(2)
+        page.click(".assistant .thinking summary >> nth=0")
+        page.set_input_files(
+            "#files", [{"name": "b.bin", "mimeType": "text/plain", "buffer": b"\xff\x00"}]
+        )
+        judge(seen, "answers, and a file that is refused")
+        for side in ("chats", "engine"):
+            page.set_viewport_size({"width": 390, "height": 800})
+            if side not in page.evaluate("document.body.className"):
+                page.click(f"#{side}-toggle")
+            judge(seen, side)
+        page.click("#settings-open")
+        judge(seen, "settings")
+        page.click("#tools-open")
+        page.locator(".tool select").first.wait_for()
+        judge(seen, "tools")
+
+
+def test_a_call_that_waits_for_its_user_and_calls_that_were_made(
+    chat: FakeChat, start_server: StartServer, visit: Open, judge: Judge
+) -> None:
+    call = ToolCallDelta(0, id="call_1", name="s__fails", arguments="{}")
+    chat.script = [Delta("", (67,), (), FinishReason.STOP, Usage(5, 2, 0), tool_calls=(call,))]
+    with visit(start_server().url, bypass_csp=True) as seen:
+        seen.until("Ready")
+        seen.ask("Well?")
+        seen.page.locator("#call").wait_for()
+        judge(seen, "a call that waits")
+        chat.script = None
+        seen.page.click("#call-once")
+        seen.wait_for_answers(1)
+        seen.page.click(".call summary")
+        judge(seen, "a call that failed")
+
+
+def test_a_choice_of_models_and_a_page_without_its_key(
+    start_server: StartServer, visit: Open, judge: Judge
+) -> None:
+    with (
+        serving(FakeChat(adapters=("formal",))) as several,
+        visit(several.url, bypass_csp=True) as seen,
+    ):
+        seen.page.locator("#models").wait_for()
+        judge(seen, "a choice of models")
+    locked = start_server(access=AccessPolicy(api_keys=["a-key-of-this-test"]))
+    with visit(locked.url, bypass_csp=True) as seen:
+        seen.is_alone = True  # Chromium logs the 401
+        seen.page.locator("#key").wait_for()
+        judge(seen, "a page without its key")
