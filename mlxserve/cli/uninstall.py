@@ -36,7 +36,11 @@ _HOME = {
     "logs": ("logs",),
     "notes about servers and models": ("servers", "trials.json", "synthetic"),
 }
-_CONFIG = {"settings": ("config.toml",), "API keys": ("keys.json", "own-key.json")}
+_CONFIG = {
+    "settings": ("config.toml",),
+    "API keys": ("keys.json", "own-key.json"),
+    "servers of tools": ("mcp.json",),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ OURS = (
     ".config/mlxserve/config.toml",
     ".config/mlxserve/keys.json",
     ".config/mlxserve/own-key.json",
+    ".config/mlxserve/mcp.json",
     f".cache/mlxserve/pages/{'0a' * 16}/0a/00.page",
     ".cache/mlxserve/pages/writes.json",
     ".cache/mlxserve/gguf/x/config.json",

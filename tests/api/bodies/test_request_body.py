@@ -35,9 +35,11 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "/api/v1/models/load": {"model": "fake"},
     "/api/v1/models/unload": {"model": "fake"},
     "/api/v1/render": {"texts": ["x"]},
+    "/api/v1/cache/forget": {"conversations": [[USER]]},
 }
 # Those of chats need a chat, and those of tools a server of tools: test_chats.py and test_tools.py in tests/api/native.
-_ELSEWHERE = ("/api/v1/chats", "/api/v1/tools")
+# Those of downloads are for the server's own user: tests/api/test_downloads.py.
+_ELSEWHERE = ("/api/v1/chats", "/api/v1/tools", "/api/v1/downloads", "/api/v1/models/use")
 ROUTES = {
     route.path: route
     for route in create_app(FakeChat()).routes
