@@ -247,7 +247,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/api/ollama mlxserve/api/dispatch mlxserve/api/models"
     ),
     "mlxserve/api": (
-        "mlxserve/errors mlxserve/config mlxserve/door mlxserve/chat mlxserve/chats mlxserve/shelf mlxserve/api/errors mlxserve/api/config "
+        "tui/talk mlxserve/errors mlxserve/config mlxserve/door mlxserve/chat mlxserve/chats mlxserve/shelf mlxserve/api/errors mlxserve/api/config "
         "mlxserve/api/access mlxserve/api/warnings mlxserve/api/server mlxserve/api/turns mlxserve/api/bodies "
         "mlxserve/api/openapi "
         "mlxserve/api/responses mlxserve/api/native mlxserve/api/page mlxserve/api/model_routes "

@@ -31,6 +31,7 @@ from mlxserve.api.access.security import (
     request_id,
 )
 from mlxserve.api.dispatch import ModelDispatch
+from mlxserve.api.downloads import Downloads, Shelve
 from mlxserve.api.errors import ApiError, error_response
 from mlxserve.api.loading import Loading
 from mlxserve.api.model_routes import ModelRoutes, SharedState
@@ -93,10 +94,12 @@ def create_app_of_shelf(
     access: AccessPolicy | None = None,
     drain: Drain | None = None,
     open_requests: OpenRequests | None = None,
+    shelve: Shelve | None = None,
 ) -> Starlette:
     """The API over the models of a shelf, of which the first is loaded.
 
     door: of all work on prompts and bodies
+    shelve: makes what the shelf needs of a model that is downloaded; None where none can be added
     With `strict_model_names` a request for a model that is not on the shelf is refused.
     `drain` and `open_requests` are shared with the server."""
     access = access or AccessPolicy()
@@ -118,6 +121,7 @@ def create_app_of_shelf(
     chats = ChatShelf(data_home())
     tools = ToolRoutes(chats)
     forgetting = Forgetting(partial(_usable, dispatch))
+    downloads = Downloads(dispatch, shelve)
     of_models = dispatch.own_routes()
     of_server = [
         *StoredResponses(store).routes(),
@@ -129,6 +133,7 @@ def create_app_of_shelf(
         *Chats(chats, forgetting, tools.definitions).routes(),
         *forgetting.routes(),
         *tools.routes(),
+        *downloads.routes(),
     ]
     app = Starlette(
         routes=[
@@ -151,7 +156,7 @@ def create_app_of_shelf(
             Middleware(LimitCheck, limits=limits),
             Middleware(AtTheDoor, door=door),
         ],
-        lifespan=partial(_beside, keyring, shelf, dispatch, chats, tools),
+        lifespan=partial(_beside, keyring, shelf, dispatch, chats, (tools, downloads)),
         exception_handlers={
             ApiError: _api_error,
             HTTPException: _http_error,
@@ -174,7 +179,7 @@ async def _beside(
     shelf: ModelShelf,
     dispatch: ModelDispatch,
     chats: ChatShelf,
-    tools: ToolRoutes,
+    beside: Sequence[ToolRoutes | Downloads],
     _app: Starlette,
 ) -> AsyncIterator[None]:
     """What is done beside the requests."""
@@ -187,7 +192,8 @@ async def _beside(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await dispatch.stop()
-        await tools.close()
+        for one in beside:
+            await one.close()
         await chats.close()
 
 

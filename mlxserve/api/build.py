@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app_of_shelf
 from mlxserve.api.config import ServerConfig
+from mlxserve.api.downloads import Shelve
 from mlxserve.api.server.connection import Limits
 from mlxserve.api.server.drain import Drain
 from mlxserve.api.server.last_resort import LastResort
@@ -36,10 +37,12 @@ class ModelServer:
         *,
         limits: Limits,
         on_ready: Callable[[], None],
+        shelve: Shelve | None = None,
     ) -> None:
         """
         shelf: whose first model is loaded
         door: of all work on prompts and bodies
+        shelve: makes what the shelf needs of another model; None where none can be added
         on_ready: called once connections are accepted
         """
         drain, open_requests = Drain(), OpenRequests()
@@ -52,6 +55,7 @@ class ModelServer:
                 access=access,
                 drain=drain,
                 open_requests=open_requests,
+                shelve=shelve,
             ),
             on_ready=on_ready,
             stop_engine=shelf.close,

@@ -68,9 +68,18 @@ class ModelDispatch:
         """is_strict: a name that no model has is refused; otherwise the first model answers"""
         self._shelf = shelf
         self._shared = shared
+        self._is_strict = is_strict
+        self._name_all()
+        self._first = shelf.models[0].name
+        self._served: dict[str, ModelRoutes] = {}
+        self._restoring: dict[str, asyncio.Future[None]] = {}
+        self._is_running = False
+        shelf.on_unloaded = self._forget
+
+    def _name_all(self) -> None:
         self._offered = {
             _named(model.name, adapter): (model, adapter)
-            for model in shelf.models
+            for model in self._shelf.models
             for adapter in (None, *model.adapters)
         }
         self._names = {
@@ -78,17 +87,22 @@ class ModelDispatch:
                 name,
                 tuple(_named(alias, adapter) for alias in model.aliases),
                 tuple(_named(alias, adapter) for alias in model.unlisted),
-                is_strict,
+                self._is_strict,
                 tuple(other for other in self._offered if other != name),
                 has_adapters=adapter is None and bool(model.adapters),
             )
             for name, (model, adapter) in self._offered.items()
         }
-        self._first = shelf.models[0].name
-        self._served: dict[str, ModelRoutes] = {}
-        self._restoring: dict[str, asyncio.Future[None]] = {}
-        self._is_running = False
-        shelf.on_unloaded = self._forget
+
+    def add(self, model: ShelfModel) -> None:
+        """Serve another model from now on; it is loaded with its first request."""
+        self._shelf.add(model)
+        self._name_all()
+
+    @property
+    def names(self) -> list[str]:
+        """Of all models, and those of their adapters."""
+        return list(self._names)
 
     # ---- the routes
 

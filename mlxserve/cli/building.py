@@ -82,14 +82,30 @@ def build_shelf(models: Sequence[ModelSettings], server: ServerConfig) -> tuple[
         for one, files, adapters in found
     ]
     shelved[0] = replace(shelved[0], aliases=(*shelved[0].aliases, *server.alias), preload=True)
-    budget = math.inf  # the options of the only model bound it
+    share = max(one.config.gpu_memory_utilization for one in models)
+    budget = int(machine.memory().working_set * share)
     if len(shelved) > 1:
         _refuse_together(models, shelved)
-        share = max(one.config.gpu_memory_utilization for one in models)
-        budget = int(machine.memory().working_set * share)
-    shelf = ModelShelf(shelved, budget=budget, close=door.close)
+    shelf = ModelShelf(
+        shelved,
+        budget=math.inf if is_alone else budget,  # the options of the only model bound it
+        shared_budget=budget,
+        close=door.close,
+    )
     asyncio.run(shelf.preload())
     return shelf, door
+
+
+def shelve(one: ModelSettings, server: ServerConfig, door: Door) -> ShelfModel:
+    """A model that is added to a shelf. Raises MlxServeError."""
+    from mlxserve.hub.catalog import Origin, entry_of
+    from mlxserve.hub.files import find_model
+    from mlxserve.hub.text_encoders import is_text_encoder
+
+    files = find_model(one.config.model, one.config.revision)
+    is_encoder = is_text_encoder(files)
+    entry = None if is_encoder else entry_of(files.name, Origin.FOLDER, files.place)
+    return _shelved(one, files, entry, server, door, ())
 
 
 def _refuse_together(models: Sequence[ModelSettings], shelved: Sequence[ShelfModel]) -> None:

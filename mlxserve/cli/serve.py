@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from mlxserve.api.config import ServerConfig
-from mlxserve.cli.building import build_shelf
+from mlxserve.cli.building import build_shelf, shelve
 from mlxserve.cli.options import ModelName
 from mlxserve.cli.ranks import STOP, run_by_launcher
 from mlxserve.cli.running_servers import registered
@@ -24,6 +24,7 @@ from mlxserve.cli.settings import ModelSettings, Settings
 from mlxserve.cli.streams import forget_unwritten, open_closed_streams, print_error, say
 from mlxserve.config import EngineConfig
 from mlxserve.disk.folder import default_bytes, disk_folder
+from mlxserve.shelf.places import ShelfModel
 
 RANKS_ENDED = 70  # the exit code, so that a service manager starts them again
 
@@ -58,7 +59,7 @@ def serve(
         _join_ranks(config)
     else:
         models = [replace(one, config=_with_server_defaults(one.config)) for one in models]
-    exit_code = _serve(server, models, is_private=exit_with_parent)
+    exit_code = _serve(server, models, settings, is_private=exit_with_parent)
     if exit_code:
         print_error("the engine has failed; the log says why.")
         if config.num_ranks > 1:  # the engine's thread may wait for another rank for ever
@@ -66,8 +67,14 @@ def serve(
         sys.exit(exit_code)
 
 
-def _serve(server: ServerConfig, models: Sequence[ModelSettings], *, is_private: bool) -> int:
-    """Load models and serve them; the exit code. `is_private`: for the parent process alone."""
+def _serve(
+    server: ServerConfig, models: Sequence[ModelSettings], settings: Settings, *, is_private: bool
+) -> int:
+    """Load models and serve them; the exit code.
+
+    settings: of models that are added
+    is_private: for the parent process alone
+    """
     from mlxserve import machine
     from mlxserve.api.access.policy import read_access
     from mlxserve.api.build import ModelServer
@@ -83,6 +90,12 @@ def _serve(server: ServerConfig, models: Sequence[ModelSettings], *, is_private:
         if is_private or (config.num_ranks > 1 and config.hostfile is not None):
             stop_at_end_of_input(STOP)
         (shelf, door), url = build_shelf(models, server), url_of(listener)
+
+        def added(name: str) -> ShelfModel:
+            one = settings.other_model(name)
+            one = replace(one, config=_with_server_defaults(one.config).with_options(trace=None))
+            return shelve(one, server, door)
+
         running = ModelServer(
             shelf,
             door,
@@ -90,6 +103,7 @@ def _serve(server: ServerConfig, models: Sequence[ModelSettings], *, is_private:
             access,
             limits=limits,
             on_ready=lambda: say(f"mlxserve is ready at {url}"),
+            shelve=added if config.num_ranks == 1 else None,
         )
         _keep_what_is_loaded()
         needs_key = access.keyring().is_locked

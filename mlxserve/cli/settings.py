@@ -139,6 +139,10 @@ class Settings:
             for number, name in enumerate({**dict.fromkeys(named), **self._tables})
         ]
 
+    def other_model(self, name: str) -> ModelSettings:
+        """One that is served beside those of `models`. Raises InvalidConfig."""
+        return self._model(name, is_named=False, is_first=False)
+
     def _model(self, name: str, *, is_named: bool, is_first: bool) -> ModelSettings:
         table = self._tables.get(name, {})
         of_all = {key: one for key, one in self._given.items() if is_first or key not in _OF_FIRST}

@@ -23,13 +23,13 @@ import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlxserve.errors import EngineStopped, OutOfMemory, QueueFull
 from mlxserve.shelf.memory import NO_LIMIT, SharedMemory
 from mlxserve.shelf.places import ModelUse, Place, ShelfAdapter, ShelfModel, gib
+from mlxserve.shelf.threads import in_thread
 
 if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat
@@ -52,18 +52,21 @@ class ModelShelf:
         models: Sequence[ShelfModel],
         *,
         budget: float = math.inf,
+        shared_budget: int = NO_LIMIT,
         close: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """The first model is the one of requests that name none.
 
         budget: bytes of all loaded models together
+        shared_budget: the same once another model was added
         close: closes what the models share
         """
         self.models = tuple(models)
         self._places = {model.name: Place(model, clock()) for model in self.models}
         assert len(self._places) == len(self.models), "names of models are unique"
         self._memory = SharedMemory(self._places, budget)
+        self._shared_budget = shared_budget
         self._close = close
         self._clock = clock
         self._turn = asyncio.Lock()  # of loading
@@ -88,6 +91,12 @@ class ModelShelf:
         shelf = cls([model])
         shelf._put(shelf._places[model.name], chat)
         return shelf
+
+    def add(self, model: ShelfModel) -> None:
+        """Put another model on the shelf, to be loaded when it is asked for."""
+        self._places[model.name] = Place(model, self._clock())
+        self.models = (*self.models, model)
+        self._memory.budget = min(self._memory.budget, self._shared_budget)
 
     def loaded(self, name: str) -> Chat | None:
         """The model's Chat if it is loaded and not about to be unloaded. It is not counted as used."""
@@ -255,7 +264,7 @@ class ModelShelf:
             room = await self._room_for(place, least)
             place.is_read = True
             try:
-                await _in_thread(partial(self._read_and_put, place, room))
+                await in_thread(partial(self._read_and_put, place, room))
                 return
             except OutOfMemory:
                 if self.budget is None or room >= self.budget or not self._memory.loaded():
@@ -346,7 +355,7 @@ class ModelShelf:
         assert place.chat is not None
         began = self._clock()
         try:
-            await _in_thread(place.chat.close)
+            await in_thread(place.chat.close)
         finally:
             place.chat, place.closing, place.closes = None, None, False
             place.keep_alive = place.model.keep_alive
@@ -380,21 +389,3 @@ class ModelShelf:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.info("A model was not loaded or unloaded: %s", error)
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """The result of `work` on a thread of its own, which goes on if this is cancelled.
-
-    Not in the loop's executor, whose threads are waited for at the end.
-    """
-    done: Future[T] = Future()
-    done.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:  # noqa: BLE001  (raised again where it is awaited)
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="mlxserve-shelf", daemon=True).start()
-    return await asyncio.wrap_future(done)

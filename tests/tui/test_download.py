@@ -3,20 +3,17 @@
 import asyncio
 import hashlib
 import json
-import re
-import threading
 from collections.abc import Iterator
 from contextlib import aclosing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from tests.tui.hub import Hub
 from tui.talk.errors import ChatError
 from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
 
 REPOSITORY = "org/tiny-4bit"
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SIZE = 24 << 20  # huggingface_hub writes 10 MB at a time
 FILES = {
     "config.json": json.dumps(
@@ -33,91 +30,10 @@ FILES = {
 }
 
 
-class Hub:
-    """Serves the routes of a download. The large file stops half way until `resume` is set."""
-
-    def __init__(self) -> None:
-        self.ranges: list[str | None] = []
-        self.paths: list[str] = []
-        self.resume = threading.Event()
-        hub = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                """Log nothing."""
-
-            def do_HEAD(self) -> None:
-                self.do_GET()
-
-            def do_GET(self) -> None:
-                hub.paths.append(self.path)
-                if self.path.startswith(f"/api/models/{REPOSITORY}"):
-                    self._card()
-                elif found := re.fullmatch(rf"/{REPOSITORY}/resolve/[^/]+/([\w.]+)", self.path):
-                    self._file(found[1])
-                else:
-                    self.send_error(404)
-
-            def _card(self) -> None:
-                files = [{"rfilename": name, "size": len(data)} for name, data in FILES.items()]
-                tree = [
-                    {"type": "file", "path": name, "size": len(data), "oid": f"{at:040}"}
-                    for at, (name, data) in enumerate(FILES.items())
-                ]
-                card = {"id": REPOSITORY, "sha": COMMIT, "siblings": files}
-                body = json.dumps(tree if "/tree/" in self.path else card).encode()
-                self.send_response(200)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def _file(self, name: str) -> None:
-                data, wanted = FILES[name], self.headers["range"]
-                start = int(wanted.removeprefix("bytes=").split("-")[0]) if wanted else 0
-                self.send_response(206 if start else 200)
-                self.send_header("x-repo-commit", COMMIT)
-                self.send_header("etag", f'"{hashlib.sha256(data).hexdigest()}"')
-                self.send_header("accept-ranges", "bytes")
-                self.send_header("content-length", str(len(data) - start))
-                if start:
-                    self.send_header("content-range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-                self.end_headers()
-                if self.command == "GET":
-                    self._send(name, data[start:], wanted)
-
-            def _send(self, name: str, data: bytes, wanted: str | None) -> None:
-                half = len(data)
-                if name == "model.safetensors":
-                    hub.ranges.append(wanted)
-                    half = len(data) if hub.resume.is_set() else SIZE // 2
-                try:
-                    self.wfile.write(data[:half])
-                    self.wfile.flush()
-                    hub.resume.wait()
-                    self.wfile.write(data[half:])
-                except OSError:
-                    self.close_connection = True  # the download was paused
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self.http.serve_forever, args=(0.02,))
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self.resume.set()
-        self.http.shutdown()
-        self.http.server_close()
-        self._thread.join()
-
-
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    hub = Hub()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.http.server_address[1]}")
+    hub = Hub(FILES)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)

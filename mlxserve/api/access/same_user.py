@@ -6,6 +6,7 @@ owner of the other end in /proc/net/tcp; elsewhere the other end must belong to 
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import os
 import sys
@@ -15,7 +16,17 @@ from pathlib import Path
 import psutil
 from starlette.requests import Request
 
+from mlxserve.api.access.security import is_admin, key_id
+
 ROOT = 0  # may read every file anyway
+
+
+async def may_run_programs(request: Request) -> bool:
+    """Whether it may have the server do what its user can: one of that user's programs, or where there
+    are API keys one with the scope admin."""
+    if key_id(request):
+        return is_admin(request)
+    return await asyncio.to_thread(is_from_same_user, request)
 
 
 def is_from_same_user(request: Request) -> bool:

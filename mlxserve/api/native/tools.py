@@ -15,8 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxserve.api.access.same_user import is_from_same_user
-from mlxserve.api.access.security import is_admin, key_id
+from mlxserve.api.access.same_user import may_run_programs
 from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, read_request
 from mlxserve.api.errors import ApiError, json_response
 from mlxserve.api.turns import unless_left
@@ -156,11 +155,7 @@ class ToolRoutes:
 
 async def _check_allowed(request: Request) -> None:
     """Raises ApiError 403. Tools are programs that run as the server's user."""
-    if key_id(request):
-        is_allowed = is_admin(request)
-    else:
-        is_allowed = await asyncio.to_thread(is_from_same_user, request)
-    if not is_allowed:
+    if not await may_run_programs(request):
         raise ApiError(
             403,
             "Tools run programs as the user of the server. They are for programs of that user on its own "

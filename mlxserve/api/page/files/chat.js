@@ -2,6 +2,7 @@
 
 import { fill } from "./answer.js";
 import * as attachments from "./attachments.js";
+import { downloaded, offer } from "./download.js";
 import { draw, drawText } from "./message.js";
 import { $, button, count, element, say } from "./show.js";
 import { sampling } from "./settings.js";
@@ -105,11 +106,9 @@ function welcome() {
   if (!model) return shown;
   if (model.id === BUNDLED) {
     shown.append(element("p", "quiet",
-      "The model is a demonstration: 6 MB that greet and answer about mlxserve. For real work start "
-      + "the server with a real one, such as Qwen3 4B (2.3 GB, downloaded once):"),
-    element("pre", "", element("code", "", "mlxserve serve -m qwen3:4b")));
+      "The model is a demonstration: 6 MB that greet and answer about mlxserve."), offer());
   } else {
-    shown.append(element("p", "quiet", `${model.id}, with a context of ${count(model.max_model_len)} tokens.`));
+    shown.append(element("p", "quiet", `${model.id}, with a context of ${count(model.max_model_len)} tokens.`), ...downloaded());
   }
   for (const idea of model.id === BUNDLED ? DEMO_IDEAS : IDEAS)
     shown.append(button(idea, () => submit({ text: idea, images: [] })));

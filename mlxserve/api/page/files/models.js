@@ -1,7 +1,7 @@
 // Which of the server's models the chat uses, and whose engine is shown.
 
-import { ask } from "./api.js";
-import { $ } from "./show.js";
+import { ask, send } from "./api.js";
+import { $, tell } from "./show.js";
 
 let chosen = ""; // empty: the server's first
 let onChosen = () => {};
@@ -26,7 +26,16 @@ export async function chosenModel() {
   return { ...card, max_model_len: card.max_model_len ?? card.context_length ?? 0 };
 }
 
-$("models").addEventListener("change", () => {
-  chosen = $("models").value;
+export function choose(name) {
+  if (name === chosen) return;
+  chosen = name;
   onChosen();
+}
+
+$("models").addEventListener("change", async () => {
+  choose($("models").value);
+  try {
+    await send("POST", "/api/v1/models/use", { model: chosen });
+    tell(`${chosen} is what chat, run and serve use from now on; \`mlxserve use\` changes that.`);
+  } catch { /* the choice holds for this page, as that of a key that may not choose for others */ }
 });

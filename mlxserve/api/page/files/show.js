@@ -24,6 +24,16 @@ export const visible = (text) =>
   text.replace(/[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\u{e0000}-\u{e007f}]/gu,
     (char) => `⟨U+${char.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
 
+let told = 0;
+
+export async function tell(words) { // below the messages, for a while
+  const number = ++told;
+  $("note").textContent = words;
+  $("note").hidden = false;
+  await wait(10);
+  if (number === told) $("note").hidden = true;
+}
+
 export function say(words, isLost = false) {
   $("state").textContent = words;
   $("state").classList.toggle("lost", isLost);

@@ -1,0 +1,221 @@
+"""`/api/v1/downloads`: a model for this machine, downloaded while the others answer, and then served beside them.
+
+    offered ──▶ running ──▶ done: on the shelf, and what commands use from now on
+                 │  ▲
+                 ▼  │
+                paused, failed: what was fetched stays, and is not fetched again
+
+They are for those who may run programs as the server's user. The commands `mlxserve models`, `pull` and `use` do
+the work, in processes of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mlxserve.api.access.same_user import may_run_programs
+from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, read_request
+from mlxserve.api.dispatch import ModelDispatch
+from mlxserve.api.errors import ApiError, json_response
+from mlxserve.api.warnings import Warnings
+from mlxserve.errors import MlxServeError
+from mlxserve.shelf.places import ShelfModel
+from tui.talk.errors import ChatError
+from tui.talk.models import Downloaded, Model, ModelCatalog, best_of
+
+Shelve = Callable[[str], ShelfModel]  # a model on this machine, by its name. Raises MlxServeError
+
+_MAX_NAME = 200
+
+
+class DownloadRequest(RequestBody):
+    """The body of `POST /api/v1/downloads` and `…/pause`."""
+
+    model: Annotated[str, Field(min_length=1, max_length=_MAX_NAME)]
+
+
+class UseRequest(RequestBody):
+    """The body of `POST /api/v1/models/use`."""
+
+    model: Annotated[str, Field(min_length=1, max_length=_MAX_NAME)]
+
+
+@dataclass(slots=True)
+class Download:
+    """state: "running", "paused", "failed" or "done"; sizes in bytes"""
+
+    model: str
+    state: str = "running"
+    done: int = 0
+    total: int | None = None
+    problem: str = ""
+    task: asyncio.Task[None] | None = None
+
+    def card(self) -> dict[str, Any]:
+        return {
+            "object": "download",
+            "model": self.model,
+            "state": self.state,
+            "done": self.done,
+            "total": self.total,
+            "problem": self.problem,
+        }
+
+
+class Downloads:
+    """The endpoints. One model is downloaded at a time."""
+
+    def __init__(
+        self, dispatch: ModelDispatch, shelve: Shelve | None, catalog: ModelCatalog | None = None
+    ) -> None:
+        """shelve: None for a server whose models cannot be added to; it offers nothing"""
+        self._dispatch = dispatch
+        self._shelve = shelve
+        self._catalog = catalog or ModelCatalog()
+        self._warnings = Warnings()
+        self._found: dict[str, Download] = {}
+        self._looking: asyncio.Task[Model | None] | None = None  # for what suits this machine
+
+    def routes(self) -> list[Route]:
+        downloads = "/api/v1/downloads"
+        return [
+            Route(downloads, self.index, methods=["GET"]),
+            BodyRoute(downloads, self.start, body=DownloadRequest),
+            BodyRoute(f"{downloads}/pause", self.pause, body=DownloadRequest),
+            BodyRoute("/api/v1/models/use", self.use, body=UseRequest),
+        ]
+
+    async def close(self) -> None:
+        """Pause what is under way."""
+        tasks = [self._looking, *(one.task for one in self._found.values())]
+        for task in filter(None, tasks):
+            task.cancel()
+        await asyncio.gather(*filter(None, tasks), return_exceptions=True)
+
+    async def index(self, request: Request) -> Response:
+        """Lists downloads since the start, and the largest model that this machine runs well."""
+        await _require_owner(request)
+        offered = None if self._shelve is None else await self._suited()
+        return json_response(
+            {
+                "object": "list",
+                "data": [one.card() for one in self._found.values()],
+                "recommended": None if offered is None else _offer(offered),
+            }
+        )
+
+    async def start(self, request: Request) -> Response:
+        """Starts or resumes a download. The model is served, and chosen for later, once it is here."""
+        await _require_owner(request)
+        asked = await read_request(DownloadRequest, request)
+        if self._shelve is None:
+            raise ApiError(
+                409, "This server serves the models that it was started with.", code="fixed_models"
+            )
+        under_way = [one.model for one in self._found.values() if one.state == "running"]
+        if under_way and under_way != [asked.model]:
+            raise ApiError(409, f"{under_way[0]} is being downloaded. Pause it first.", code="busy")
+        if not under_way:
+            download = self._found[asked.model] = Download(asked.model)
+            download.task = asyncio.create_task(self._run(download, self._shelve))
+        return self._reply(request, asked)
+
+    async def pause(self, request: Request) -> Response:
+        """Pauses a download; what was fetched stays."""
+        await _require_owner(request)
+        asked = await read_request(DownloadRequest, request)
+        if asked.model not in self._found:
+            raise ApiError(
+                404, "There is no such download.", param="model", code="unknown_download"
+            )
+        download = self._found[asked.model]
+        if download.task is not None and download.state == "running":
+            download.task.cancel()
+            await asyncio.wait({download.task})
+        return self._reply(request, asked)
+
+    async def use(self, request: Request) -> Response:
+        """Keeps which of the served models commands take where none is named, as `mlxserve use` does."""
+        await _require_owner(request)
+        asked = await read_request(UseRequest, request)
+        model = self._dispatch.model(asked.model).model
+        name = model.unlisted[0] if model.unlisted else model.name  # as it was asked for
+        try:
+            await self._catalog.use(name)
+        except ChatError as error:
+            raise ApiError(409, str(error), param="model", code="not_remembered") from error
+        headers = self._warnings.header(request, asked.unknown_fields)
+        return json_response({"object": "model", "model": name}, headers=headers)
+
+    def _reply(self, request: Request, asked: DownloadRequest) -> Response:
+        headers = self._warnings.header(request, asked.unknown_fields)
+        return json_response(self._found[asked.model].card(), headers=headers)
+
+    async def _suited(self) -> Model | None:
+        """Looked for once, which takes seconds."""
+        if self._looking is None or (self._looking.done() and self._looking.exception()):
+            self._looking = asyncio.create_task(self._look())
+        try:
+            return await asyncio.shield(self._looking)
+        except ChatError as error:
+            raise ApiError(503, str(error), code="models_unknown") from error
+
+    async def _look(self) -> Model | None:
+        return best_of(await self._catalog.find())
+
+    async def _run(self, download: Download, shelve: Shelve) -> None:
+        try:
+            model = await self._fetch(download)
+            if model.refusal:
+                raise ChatError(model.refusal)
+            if model.name not in self._dispatch.names:
+                self._dispatch.add(await asyncio.to_thread(shelve, model.name))
+            await self._catalog.use(model.name)
+        except asyncio.CancelledError:
+            download.state = "paused"
+            raise
+        except (ChatError, MlxServeError) as error:
+            download.state, download.problem = "failed", str(error)
+        else:
+            download.state = "done"
+
+    async def _fetch(self, download: Download) -> Model:
+        """Raises ChatError."""
+        async with aclosing(self._catalog.download(download.model)) as steps:
+            async for step in steps:
+                if isinstance(step, Downloaded):
+                    download.done, download.total = step.done, step.total
+                else:
+                    return step
+        raise ChatError("The download stopped early. Try again.")
+
+
+def _offer(model: Model) -> dict[str, Any]:
+    return {
+        "model": model.name,
+        "short_name": model.short_name or None,
+        "size": model.weight_size,
+        "is_here": model.is_here,
+        "context": model.usable_context,
+        "good_for": model.good_for,
+    }
+
+
+async def _require_owner(request: Request) -> None:
+    """Raises ApiError 403. A download fills the disk of the server's user."""
+    if not await may_run_programs(request):
+        raise ApiError(
+            403,
+            "Models are downloaded for programs of the server's own user on its own machine, or with API "
+            "keys for those with the scope admin.",
+            code="downloads_not_allowed",
+        )
