@@ -11,7 +11,7 @@ _SCALES = 1.0  # bits for each value: a scale and a bias of 16 bits for each 32
 _BITS = {  # for each value
     **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K"), 4 + _SCALES),
     **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K"), 5 + _SCALES),
-    **dict.fromkeys(("Q8_0", "Q6_K", "Q3_K", "Q2_K"), 8 + _SCALES),
+    **dict.fromkeys(("Q8_0", "Q6_K", "Q3_K", "Q2_K", "IQ4_NL", "IQ4_XS"), 8 + _SCALES),
     "MXFP4": 4.25,
 }
 

@@ -7,6 +7,7 @@ knows for some families only, and the others are here, from llama.cpp's `llama_v
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,6 +78,8 @@ _READ_ERRORS = (ValueError, KeyError, IndexError, TypeError, AttributeError)
 
 def build_tokenizer(header: Header, architecture: str) -> Any:
     """A `tokenizers.Tokenizer`. Raises UnsupportedModel."""
+    # Its advice is to install PyTorch.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
     given = {

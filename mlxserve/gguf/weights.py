@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -24,10 +24,13 @@ from mlxserve.errors import UnsupportedModel
 from mlxserve.gguf.blocks import GROUP_SIZE, REPACKINGS
 from mlxserve.gguf.config import architecture, family
 from mlxserve.gguf.families import COMMON_MODULES, Family
+from mlxserve.gguf.lanes import Bytes
 from mlxserve.gguf.latents import computed, other_form
 from mlxserve.gguf.reader import Header, TensorInfo, block_size
 
-_PIECE = 1 << 19  # bytes read and repacked at a time, which stay in a core's cache
+_PIECE = 1 << 18  # bytes read and repacked at a time, which stay in a core's cache
+_LARGE_PIECE = 1 << 24  # bytes that are only read
+_KEPT_BY_MALLOC = 1 << 24  # bytes, more than a piece's arrays have together
 _PLAIN = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 _IN_THE_CONFIGURATION = frozenset(
     {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
@@ -169,8 +172,7 @@ def _read(tensor: TensorInfo, slot: _Slot, leaf: str, dtype: mx.Dtype, offset: f
 def dense(tensor: TensorInfo) -> mx.array:
     """The values of a tensor. Raises UnsupportedModel for a kind that cannot be converted."""
     if tensor.kind in _PLAIN:
-        raw = np.fromfile(tensor.file, np.uint8, tensor.nbytes, offset=tensor.offset)
-        return mx.array(raw).view(_PLAIN[tensor.kind]).reshape(tensor.shape)
+        return _raw(tensor).view(_PLAIN[tensor.kind]).reshape(tensor.shape)
     if tensor.kind not in REPACKINGS:
         raise UnsupportedModel(
             f"{tensor.name} is quantised as {tensor.kind}, which cannot be converted to mlx's "
@@ -187,42 +189,66 @@ def dense(tensor: TensorInfo) -> mx.array:
     )
 
 
+def _raw(tensor: TensorInfo) -> mx.array:
+    """The tensor's bytes."""
+    found = mx.empty((tensor.nbytes,), mx.uint8)
+    memory = view(found)
+
+    def read(start: int) -> None:
+        _read_into(tensor, start, memory[start : start + _LARGE_PIECE])
+
+    _for_each(read, range(0, tensor.nbytes, _LARGE_PIECE))
+    return found
+
+
 def repacked(tensor: TensorInfo, dtype: mx.Dtype) -> Arrays:
     """The codes, scales and biases of all rows."""
     how = REPACKINGS[tensor.kind]
-    num_values, num_bytes = block_size(tensor.kind)
+    _, num_bytes = block_size(tensor.kind)
     num_blocks = tensor.nbytes // num_bytes
-    rows = tensor.shape[:-1]
-    weight = mx.zeros((*rows, tensor.shape[-1] * how.bits // 32), mx.uint32)
+    *rows, width = tensor.shape
+    is_affine = how.mode == "affine"
+    weight = mx.empty((*rows, width * how.bits // 32), mx.uint32)
+    kept = mx.float32 if is_affine else mx.uint8
+    scales = [mx.empty((*rows, width // GROUP_SIZE), kept) for _ in range(1 + is_affine)]
     # numpy writes into mlx's memory.
-    codes = view(weight).view(np.uint8).reshape(num_blocks, -1)
-    has_biases = how.mode == "affine"
-    shape = (num_blocks, num_values // GROUP_SIZE)
-    scales = np.empty(shape, np.float32 if has_biases else np.uint8)
-    biases = np.empty_like(scales)
+    codes, *columns = (view(one).reshape(num_blocks, -1) for one in (weight, *scales))
+    codes = codes.view(np.uint8)
+    step = max(1, _PIECE // num_bytes)
 
     def repack(start: int) -> None:
-        count = min(step, num_blocks - start)
-        offset = tensor.offset + start * num_bytes
-        raw = np.fromfile(tensor.file, np.uint8, count * num_bytes, offset=offset)
-        piece = slice(start, start + count)
-        scales[piece], found = how.repack(raw.reshape(count, num_bytes), codes[piece])
-        if found is not None:
-            biases[piece] = found
+        piece = slice(start, min(start + step, num_blocks))
+        raw = np.empty((piece.stop - start, num_bytes), np.uint8)
+        _read_into(tensor, start * num_bytes, raw.reshape(-1))
+        for column, found in zip(columns, how.repack(raw, codes[piece]), strict=False):
+            column[piece] = found
 
-    step = max(1, _PIECE // num_bytes)
-    for _ in _threads().map(repack, range(0, num_blocks, step)):
+    _for_each(repack, range(0, num_blocks, step))
+    if is_affine:
+        scales = [one.astype(dtype) for one in scales]
+    return {"weight": weight, **dict(zip(("scales", "biases"), scales, strict=False))}
+
+
+def _read_into(tensor: TensorInfo, start: int, memory: Bytes) -> None:
+    """From this byte of the tensor on. Raises OSError."""
+    with open(tensor.file, "rb", buffering=0) as file:
+        file.seek(tensor.offset + start)
+        if file.readinto(memory) != memory.nbytes:
+            raise OSError(f"{tensor.file.name} has become shorter while it was read")
+
+
+def _for_each(work: Callable[[int], None], starts: Iterable[int]) -> None:
+    """By several threads: numpy computes, and files are read, without holding the interpreter."""
+    for _ in _threads().map(work, starts):
         pass
-    arrays = {"weight": weight, "scales": mx.array(scales.reshape(*rows, -1))}
-    if has_biases:
-        arrays["scales"] = arrays["scales"].astype(dtype)
-        arrays["biases"] = mx.array(biases.reshape(*rows, -1)).astype(dtype)
-    return arrays
 
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    """numpy computes without holding the interpreter."""
+    # glibc gives memory back to the system when it is freed, but for what is smaller than the largest block
+    # that was ever mapped and freed. Without this a piece's arrays are mapped and cleared for each piece anew,
+    # which takes two to four times as long as repacking.
+    np.empty(_KEPT_BY_MALLOC, np.uint8)
     return ThreadPoolExecutor(min(8, os.cpu_count() or 1), "mlxserve-gguf")
 
 

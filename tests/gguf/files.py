@@ -50,7 +50,7 @@ def write_gguf(
     kinds: Mapping[str, str] | None = None,
 ) -> Path:
     """metadata: keys without a dot before them are the architecture's
-    tensors: float32; those of one dimension are never quantised
+    tensors: float32, or bytes: blocks of their kind
     kinds: of blocks, by the ends of tensors' names; F32 for others
     """
     writer = gguf.GGUFWriter(file, architecture)
@@ -62,7 +62,8 @@ def write_gguf(
     for name, array in tensors.items():
         ends = [end for end in kinds or {} if name.endswith(end)]
         kind = gguf.GGMLQuantizationType[(kinds or {})[ends[0]] if ends else "F32"]
-        writer.add_tensor(name, quantize(np.ascontiguousarray(array), kind), raw_dtype=kind)
+        data = array if array.dtype == np.uint8 else quantize(np.ascontiguousarray(array), kind)
+        writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -17,12 +18,16 @@ from mlx_lm.utils import dequantize_model
 
 from mlxserve import LLM, SamplingParams
 from mlxserve.errors import UnsupportedModel
+from mlxserve.gguf.blocks import REPACKINGS
 from mlxserve.hub.files import find_model
 from mlxserve.model.load import load, read_model
 from mlxserve.text.tokenizer import Tokenizer
 from tests.gguf.architectures import ARCHITECTURES, METADATA, VOCAB, Architecture, build
 from tests.gguf.files import Array, byte_level_vocabulary, write_gguf
 
+OTHER_KINDS = sorted(
+    {kind.name for kind in gguf.GGML_QUANT_SIZES} - REPACKINGS.keys() - {"F32", "F16", "BF16"}
+)
 PROMPT = [5, 90, 17, 200, 31, 8, 8, 140, 77, 61, 5, 90]
 
 
@@ -227,6 +232,26 @@ def test_a_tensor_that_the_model_has_no_place_for_is_refused(tmp_path: Path) -> 
     file = tmp_path / "small.gguf"
     build(replace(LLAMA, extra=sinks), file)
     assert "has no place for: blk.0.attn_sinks.weight" in refusal(file)
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_blocks_that_cannot_be_converted_are_refused_by_name(tmp_path: Path, kind: str) -> None:
+    name, file = "blk.0.ffn_down.weight", tmp_path / "small.gguf"
+    # Rows of 256 values, which are whole blocks of every kind.
+    build(
+        replace(
+            LLAMA,
+            config={"intermediate_size": 256},
+            metadata={**LLAMA.metadata, "feed_forward_length": 256},
+        ),
+        file,
+    )
+    content = bytearray(file.read_bytes())
+    at = content.index(name.encode()) + len(name) + 4 + 2 * 8  # after its two dimensions
+    assert content[at : at + 4] == bytes(4)  # float32
+    content[at : at + 4] = gguf.GGMLQuantizationType[kind].to_bytes(4, "little")
+    file.write_bytes(content)
+    assert f"{name} is quantised as {kind}, which cannot be converted" in refusal(file)
 
 
 def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:

@@ -1,0 +1,42 @@
+"""What repacks GGUF's blocks eight bytes at a time.
+
+A lane is eight bytes in 64 bits. Arrays of lanes have the blocks last: numpy computes long rows several times
+as fast as many short ones, and copies eight bytes as fast as one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+Lanes = npt.NDArray[np.uint64]
+
+NIBBLES = np.uint64(0x0F0F0F0F0F0F0F0F)
+ONES = np.uint64(0x0101010101010101)
+
+
+def lanes(raw: Bytes, start: int, end: int) -> Lanes:
+    """(lanes, blocks): bytes `start` to `end` of each block."""
+    return np.ascontiguousarray(raw[:, start:end].view(np.uint64).T)
+
+
+def halves(raw: Bytes, at: int) -> Floats:
+    """(blocks,): the float16 at this byte of each block."""
+    return raw[:, at : at + 2].view(np.float16)[:, 0].astype(np.float32)
+
+
+def columns(raw: Bytes, start: int, end: int) -> Bytes:
+    """(bytes, blocks)."""
+    return np.ascontiguousarray(raw[:, start:end].T)
+
+
+def shifted(values: Lanes, places: int, mask: int) -> Lanes:
+    """Bits of each byte moved up by so many places (down, if negative), and cut by `mask`.
+
+    The mask must leave out what comes from a neighbouring byte.
+    """
+    moved = values << np.uint64(places) if places > 0 else values >> np.uint64(-places)
+    moved &= np.uint64(mask) * ONES
+    return moved
