@@ -6,7 +6,7 @@ import contextlib
 import json as json_format
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 Name = Annotated[str, typer.Argument(help="As `mlxserve list` shows it, or a short name.")]
 
 
-_IS_IN = {"Ollama": "is in Ollama's folder", "LM Studio": "is in LM Studio's folder"}
+_IS_IN = {
+    "Ollama": "is in Ollama's folder",
+    "LM Studio": "is in LM Studio's folder",
+    "package": "is in a Python package",
+}
 
 _PURPOSES = {
     "embedding": "vectors of texts (/v1/embeddings, /v1/rerank)",
@@ -138,7 +142,8 @@ def _gguf_card(file: Path) -> tuple[Mapping[str, Any], dict[str, Any]]:
 def _quantisation_in_words(quantised: Mapping[str, Any]) -> str:
     if "quantisation" in quantised:
         return ", ".join(
-            f"{kind} ({one['tensors']} tensors, {one['file_size'] / 1e9:.2f} GB in the file)"
+            f"{kind} ({one['tensors']} tensor{'s' if one['tensors'] > 1 else ''}, "
+            f"{one['file_size'] / 1e9:.2f} GB in the file)"
             for kind, one in quantised["quantisation"].items()
         )
     return "not quantised" if quantised["bits"] is None else f"{quantised['bits']} bits"
@@ -173,7 +178,7 @@ def rm(
 ) -> None:
     """Delete a downloaded model."""
     from mlxserve.cli.running_servers import running_servers
-    from mlxserve.hub.gguf_places import hub_reference
+    from mlxserve.hub.gguf_places import files_of_one, hub_reference
     from mlxserve.hub.hub_cache import hub_cache, repository_folder
     from mlxserve.hub.known_models import repository_of
 
@@ -181,23 +186,52 @@ def rm(
     repository = asked[0] if asked else name if "/" in name else repository_of(name) or name
     folder = repository_folder(repository)
     if "/" not in repository or not folder.is_dir() or folder.parent != hub_cache():
-        others = [one for one in _local() if one.name in (name, repository)]
-        reason = (
-            f"{_IS_IN.get(others[0].source, f'is {others[0].source}')}, not downloaded by mlxserve"
-            if others
-            else "is not here"
+        raise InvalidRequest(
+            f"{name} {_why_not_deleted(name, repository)}. `mlxserve list` shows what is downloaded."
         )
-        raise InvalidRequest(f"{name} {reason}. `mlxserve list` shows what is downloaded.")
     for server in running_servers():
-        if repository in (server.model, *server.others):
+        if repository in map(_repository_of_served, (server.model, *server.others)):
             raise InvalidRequest(f"{repository} is served at {server.url}. Stop that server first.")
-    size = sum(file.stat().st_size for file in folder.rglob("*") if not file.is_symlink())
+    links = files_of_one(repository, asked[1]) if asked and asked[1] else []
+    files = _stored(folder, links)
+    size = sum(file.stat().st_size for file in files)
+    what = name if links else repository
     if not yes:
         if not sys.stdin.isatty():
             raise InvalidRequest("rm asks before it deletes. Without a terminal, pass --yes.")
-        typer.confirm(f"Delete {escaped(repository)} ({size / 1e9:.2f} GB)?", abort=True)
-    shutil.rmtree(folder)
-    print_safe(f"Deleted {repository}, {size / 1e9:.2f} GB")
+        typer.confirm(f"Delete {escaped(what)} ({size / 1e9:.2f} GB)?", abort=True)
+    if links:
+        for file in (*links, *files):
+            file.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(folder)
+    print_safe(f"Deleted {what}, {size / 1e9:.2f} GB")
+
+
+def _stored(folder: Path, links: Sequence[Path]) -> set[Path]:
+    """The repository's files that these links of its snapshots lead to; without links all of its files."""
+    if not links:
+        return {file for file in folder.rglob("*") if file.is_file() and not file.is_symlink()}
+    found = {link.resolve() for link in links}
+    return {file for file in found if folder.resolve() in file.parents and file.is_file()}
+
+
+def _repository_of_served(name: str) -> str:
+    from mlxserve.hub.gguf_places import hub_reference
+
+    asked = hub_reference(name)
+    return asked[0] if asked else name
+
+
+def _why_not_deleted(name: str, repository: str) -> str:
+    others = [one for one in _local() if one.name in (name, repository)]
+    if others:
+        return (
+            f"{_IS_IN.get(others[0].source, f'is {others[0].source}')}, not downloaded by mlxserve"
+        )
+    if Path(name).expanduser().exists():
+        return "is a path of your own, not downloaded by mlxserve"
+    return "is not here"
 
 
 def _local() -> "list[Entry]":

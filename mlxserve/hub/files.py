@@ -249,7 +249,9 @@ def _download_gguf(repository: str, kind: str | None, revision: str | None) -> P
     from huggingface_hub import HfApi, snapshot_download
 
     with _as_model_not_found(repository, revision):
-        names = HfApi().list_repo_files(repository, revision=revision)
+        # Not list_repo_files, which asks six times where there is no network.
+        card = HfApi().model_info(repository, revision=revision)
+        names = [file.rfilename for file in card.siblings or ()]
         chosen = choose(names, kind, repository)
         wanted = with_its_shards(chosen, names)
         if revision is None:

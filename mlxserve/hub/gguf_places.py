@@ -10,6 +10,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from mlxserve.errors import ModelNotFound
@@ -42,14 +43,13 @@ def find_gguf(name: str) -> Path | None:
     """The file on this machine that a name means which is no path; None where there is none.
 
     A conversion for mlx in the Hugging Face cache goes before a file of Ollama's.
-    Raises ModelNotFound for a quantisation that a repository on this machine does not have.
     """
     if (asked := hub_reference(name)) is not None:
         repository, kind = asked
         studio = (root / repository for root in lm_studio_folders())
         for folder in (*snapshots(repository), *studio):
-            if files := files_in(folder):
-                return folder / choose([file.name for file in files], kind, repository)
+            with suppress(ModelNotFound):  # another quantisation is here
+                return folder / choose(_names_below(folder), kind, repository)
         return ollama_model(name)
     known = repository_of(name)
     if known is not None and snapshots(known):
@@ -112,6 +112,11 @@ def files_in(folder: Path) -> list[Path]:
     return [folder / name for name in models_among(names)]
 
 
+def _names_below(folder: Path) -> list[str]:
+    """Paths of the GGUF files in a repository's folder: parts of large models are in folders of their own."""
+    return [file.relative_to(folder).as_posix() for file in folder.rglob("*.gguf")]
+
+
 def lm_studio_folders() -> list[Path]:
     """Where LM Studio keeps models, as publisher/repository."""
     return [Path(one).expanduser() for one in ("~/.lmstudio/models", "~/.cache/lm-studio/models")]
@@ -128,9 +133,35 @@ def lm_studio_models() -> Iterator[tuple[str, Path]]:
 def hub_models() -> Iterator[tuple[str, Path]]:
     """Files in the Hugging Face cache, as hf.co/org/repository:quantisation."""
     for repository in repositories():
-        for folder in snapshots(repository)[:1]:
-            for file in files_in(folder):
-                yield f"hf.co/{repository}:{quantisation(file.name) or 'latest'}", file
+        found: dict[str, Path] = {}
+        for folder in snapshots(repository):  # each has what was asked for when it was the newest
+            for name in models_among(_names_below(folder)):
+                found.setdefault(quantisation(name) or "latest", folder / name)
+        for kind, file in found.items():
+            yield f"hf.co/{repository}:{kind}", file
+
+
+def files_of_one(repository: str, kind: str) -> list[Path]:
+    """In all versions of a repository in the Hugging Face cache, the files of one quantisation.
+
+    Empty where the repository has no other one here: then it is all of the repository.
+    """
+    shown = {
+        name.rpartition(":")[2].upper() for name, _ in hub_models() if _is_of(name, repository)
+    }
+    if shown <= {kind.upper()}:
+        return []
+    found = []
+    for folder in snapshots(repository):
+        with suppress(ModelNotFound):
+            names = _names_below(folder)
+            chosen = choose(names, kind, repository)
+            found += [folder / name for name in with_its_shards(chosen, names)]
+    return found
+
+
+def _is_of(name: str, repository: str) -> bool:
+    return name.rpartition(":")[0] == f"hf.co/{repository}"
 
 
 def ollama_models() -> Iterator[tuple[str, Path]]:

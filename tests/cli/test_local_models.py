@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from mlxserve.cli.running_servers import registered
 from mlxserve.hub.gguf_places import package_model
 from tests.cli.commands import error_line, offline
 from tests.gguf.architectures import ARCHITECTURES, build
@@ -107,7 +108,7 @@ def test_a_downloaded_model_is_deleted(tmp_path: Path, downloaded: Path) -> None
     [
         ("mlxserve-mini", "is bundled, not downloaded"),
         ("a/b", "is not here"),
-        ("../..", "is not here"),
+        ("../..", "is a path of your own"),
         ("qwen3:4b", "is not here"),
     ],
 )
@@ -152,6 +153,41 @@ def test_a_gguf_file_is_shown_with_its_kinds_of_blocks(tmp_path: Path, gguf: Pat
 def test_a_downloaded_gguf_file_is_deleted(tmp_path: Path, gguf: Path) -> None:
     assert "Deleted org/repo-GGUF" in offline(tmp_path, "rm", GGUF, "--yes").out
     assert not gguf.exists()
+
+
+def test_of_two_quantisations_one_is_deleted(tmp_path: Path, gguf: Path) -> None:
+    blobs = gguf.parents[2] / "blobs"
+    blobs.mkdir()
+    other = gguf.with_name("small-Q8_0.gguf")
+    for file, blob in ((gguf, blobs / "one"), (other, blobs / "two")):
+        blob.write_bytes(gguf.read_bytes())
+        file.unlink(missing_ok=True)
+        file.symlink_to(blob)
+    assert offline(tmp_path, "rm", GGUF, "--yes").out == f"Deleted {GGUF}, 0.00 GB\n"
+    assert [file.name for file in blobs.iterdir()] == ["two"]
+    assert list(gguf.parent.iterdir()) == [other]
+    assert offline(tmp_path, "rm", "hf.co/org/repo-GGUF:Q8_0", "--yes").out.startswith(
+        "Deleted org/repo-GGUF, "
+    )
+    assert not blobs.parent.exists()
+
+
+def test_a_repository_whose_file_is_served_is_not_deleted(
+    tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path))
+    with registered("http://127.0.0.1:1", [GGUF], needs_key=False):
+        for name in (GGUF, "org/repo-GGUF"):
+            assert "is served at http://127.0.0.1:1" in error_line(
+                offline(tmp_path, "rm", name, "--yes")
+            )
+    assert gguf.exists()
+
+
+def test_a_file_of_the_users_own_is_not_deleted(tmp_path: Path, gguf: Path) -> None:
+    own = gguf.rename(tmp_path / "own.gguf")
+    assert "is a path of your own" in error_line(offline(tmp_path, "rm", str(own), "--yes"))
+    assert own.exists()
 
 
 def test_other_programs_files_are_not_deleted(tmp_path: Path, gguf: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -144,8 +145,23 @@ def test_a_repository_that_is_here_is_not_asked_for(home: Path) -> None:
     assert find_gguf("https://huggingface.co/org/repo-GGUF:q8_0") == other
     assert find_gguf("hf.co/org/repo-GGUF") == file
     assert find_gguf("org/repo-GGUF:Q4_K_M") == file
-    with pytest.raises(ModelNotFound, match=r"no GGUF file in Q2_K\. It has Q4_K_M, Q8_0"):
-        find_gguf("org/repo-GGUF:Q2_K")
+    assert find_gguf("org/repo-GGUF:Q2_K") is None, "it may be downloaded"
+
+
+def test_parts_of_a_large_model_are_found_in_their_folder(home: Path) -> None:
+    file = in_hub(home, "Q8_0/big-Q8_0-00001-of-00002.gguf")
+    put(file.with_name("big-Q8_0-00002-of-00002.gguf"))
+    assert find_gguf("hf.co/org/repo-GGUF:Q8_0") == find_gguf("hf.co/org/repo-GGUF") == file
+    assert set(listed()) == {"hf.co/org/repo-GGUF:Q8_0"}
+
+
+def test_a_file_of_an_older_version_of_a_repository_is_still_there(home: Path) -> None:
+    old = in_hub(home, "small-Q8_0.gguf")
+    new = put(old.parents[1] / "2" / "small-Q4_K_M.gguf")
+    os.utime(old.parent, (1, 1))
+    assert set(listed()) == {"hf.co/org/repo-GGUF:Q4_K_M", "hf.co/org/repo-GGUF:Q8_0"}
+    assert find_gguf("hf.co/org/repo-GGUF:Q8_0") == old
+    assert find_gguf("hf.co/org/repo-GGUF") == new
 
 
 def test_a_conversion_for_mlx_goes_before_ollamas_file(home: Path) -> None:
@@ -212,7 +228,9 @@ def test_a_file_of_a_repository_is_downloaded_with_its_parts_and_no_others(
         asked.append((repository, revision, allow_patterns))
         return str(folder)
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda *_, **__: [*NAMES, *PARTS])
+    siblings = [SimpleNamespace(rfilename=name) for name in (*NAMES, *PARTS)]
+    card = SimpleNamespace(siblings=siblings)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: card)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     monkeypatch.setattr("mlxserve.hub.files.fetch_weights", lambda *given: asked.append(given))
     files = find_model("hf.co/org/repo:Q8_0")
@@ -226,6 +244,24 @@ def test_a_file_of_a_repository_is_downloaded_with_its_parts_and_no_others(
     assert asked[-1] == ("org/repo", None, PARTS)
 
 
+def test_another_quantisation_of_a_repository_that_is_here_is_downloaded(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    here = in_hub(home, "small-Q4_K_M.gguf")
+    card = SimpleNamespace(
+        siblings=[SimpleNamespace(rfilename=f"small-{one}.gguf") for one in ("Q4_K_M", "Q8_0")]
+    )
+    other = here.with_name("small-Q8_0.gguf")
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: card)
+    monkeypatch.setattr("mlxserve.hub.files.fetch_weights", lambda *_: put(other))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(here.parent))
+    assert find_model("hf.co/org/repo-GGUF:Q8_0").place == other
+    with pytest.raises(ModelNotFound, match=r"no GGUF file in Q2_K\. It has Q4_K_M, Q8_0"):
+        find_model("hf.co/org/repo-GGUF:Q2_K")
+
+
 def test_without_a_network_a_file_that_is_not_here_is_not_found(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,7 +270,7 @@ def test_without_a_network_a_file_that_is_not_here_is_not_found(
     def fail(*_: object, **__: object) -> list[str]:
         raise huggingface_hub.errors.OfflineModeIsEnabled("offline")
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", fail)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fail)
     with pytest.raises(ModelNotFound, match="org/repo cannot be downloaded now"):
         find_model("hf.co/org/repo:Q8_0")
 
