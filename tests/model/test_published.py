@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from mlxserve.hub.files import ModelFiles, find_model
 from mlxserve.hub.generation_config import read_generation_config
 from mlxserve.model import definitions, refusals
 from mlxserve.model.attention import load_probed
+from mlxserve.model.load import read_model
 from mlxserve.text.tokenizer_files import load_tokenizer
 
 PUBLISHED: dict[str, Any] = json.loads(Path(__file__).with_name("published.json").read_text())
@@ -88,11 +90,20 @@ def test_it_is_loaded_and_probed(name: str, tmp_path: Path) -> None:
     assert loaded.context.length == row["context"]
     assert loaded.by_sequence == (row.get("served") == "by sequence")
     assert loaded.dtype == mx.float32
+    assert most_common_dtype(files) == mx.bfloat16
     entry = entry_of(name, Origin.FOLDER, tmp_path)
     assert entry is not None
     kept = sum(spec.kv_heads * (spec.key_dim + spec.value_dim) for spec in loaded.layers)
     assert (entry.kv.num_values, entry.kv.has_states) == (kept, loaded.has_states)
     assert load_tokenizer(files.path, ()).encode("a text")
+
+
+def most_common_dtype(files: ModelFiles) -> mx.Dtype:
+    """Of the parameters as a Mac loads them, which are not read for this."""
+    model, _ = read_model(files, is_metal=True)
+    return Counter(array.dtype for _, array in tree_flatten(model.parameters())).most_common(1)[0][
+        0
+    ]
 
 
 @pytest.mark.parametrize("name", REFUSED)
