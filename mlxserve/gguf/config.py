@@ -38,6 +38,14 @@ _ENDS = frozenset(
 )
 _NOT_TEXT = (3, 4)  # kinds of tokens: control, user-defined
 _NEEDED = {"block_count": 2_000, "embedding_length": 1 << 24, "attention.head_count": 1 << 24}
+# Defaults of llama.cpp (common_params_sampling in common.h), by its keys.
+_SAMPLING: Mapping[str, tuple[str, float]] = {
+    "temp": ("temperature", 0.8),
+    "top_k": ("top_k", 40),
+    "top_p": ("top_p", 0.95),
+    "min_p": ("min_p", 0.05),
+    "penalty_repeat": ("repetition_penalty", 1.0),
+}
 _ODD = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 
 
@@ -137,7 +145,12 @@ def end_tokens(header: Header) -> list[int]:
 
 
 def generation_config(header: Header) -> Mapping[str, Any]:
-    return {"eos_token_id": end_tokens(header)}
+    """What ends an answer, and how requests are sampled that say nothing: as the file says, or as llama.cpp does."""
+    sampling = {
+        option: _plain(header.metadata.get(f"general.sampling.{key}", default))
+        for key, (option, default) in _SAMPLING.items()
+    }
+    return {"eos_token_id": end_tokens(header), **sampling}
 
 
 def _plain(value: Any) -> Any:

@@ -19,7 +19,7 @@ from mlxserve.gguf.config import architecture, generation_config, model_config
 from mlxserve.gguf.reader import Header
 from mlxserve.gguf.tokenizer import build_tokenizer, tokenizer_config
 
-_LAYOUT = "2"  # of what is written; another one makes every folder anew
+_LAYOUT = "3"  # of what is written; another one makes every folder anew
 
 
 def model_folder(header: Header) -> Path:

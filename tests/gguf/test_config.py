@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import gguf
+import numpy as np
 import pytest
 from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
 from mlxserve.errors import UnsupportedModel
 from mlxserve.gguf.completions import rope_scaling
-from mlxserve.gguf.config import model_config
+from mlxserve.gguf.config import generation_config, model_config
 from mlxserve.gguf.families import COMMON_KEYS, COMMON_MODULES, FAMILIES
 from mlxserve.gguf.reader import Header, TensorInfo
 from tests.gguf.architectures import ARCHITECTURES, METADATA, Architecture
@@ -60,6 +62,18 @@ def test_what_a_file_need_not_say_has_llama_cpps_defaults() -> None:
     assert (config["num_key_value_heads"], config["head_dim"]) == (4, 16)
     assert config["tie_word_embeddings"] is True
     assert config["vocab_size"] == 288
+
+
+def test_requests_are_sampled_as_the_file_says_and_else_as_llama_cpp_does() -> None:
+    silent = header()
+    found = generation_config(silent)
+    assert [found[name] for name in ("temperature", "top_k", "top_p", "min_p")] == [
+        0.8, 40, 0.95, 0.05,
+    ]  # fmt: skip
+    own = {"general.sampling.temp": float(np.float32(0.2)), "general.sampling.top_k": 20}
+    found = generation_config(replace(silent, metadata={**silent.metadata, **own}))
+    assert (found["temperature"], found["top_k"], found["top_p"]) == (0.2, 20, 0.95)
+    assert {"SAMPLING_TEMP", "SAMPLING_TOP_K", "SAMPLING_MIN_P"} < set(vars(gguf.Keys.General))
 
 
 def test_numbers_are_the_shortest_that_mean_the_same() -> None:
