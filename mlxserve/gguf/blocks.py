@@ -141,11 +141,11 @@ def _q4_k(raw: Bytes, codes: Bytes) -> Scales:
 
 def _q5_k(raw: Bytes, codes: Bytes) -> Scales:
     fifth, pairs = lanes(raw, 16, 48), lanes(raw, 48, 176).reshape(4, 4, -1)
-    found = np.empty((4, 2, 4, len(raw)), np.uint64)
-    np.bitwise_and(pairs, NIBBLES, out=found[:, 0])
+    low_and_high = np.empty((4, 2, 4, len(raw)), np.uint64)
+    np.bitwise_and(pairs, NIBBLES, out=low_and_high[:, 0])
     pairs >>= np.uint64(4)
-    np.bitwise_and(pairs, NIBBLES, out=found[:, 1])
-    found = found.reshape(8, 4, -1)
+    np.bitwise_and(pairs, NIBBLES, out=low_and_high[:, 1])
+    found = low_and_high.reshape(8, 4, -1)
     for group in range(8):
         found[group] |= shifted(fifth, 4 - group, 0x10)
     _pack_5_bits(found, codes)

@@ -233,7 +233,7 @@ def _read_into(tensor: TensorInfo, start: int, memory: Bytes) -> None:
     """From this byte of the tensor on. Raises OSError."""
     with open(tensor.file, "rb", buffering=0) as file:
         file.seek(tensor.offset + start)
-        if file.readinto(memory) != memory.nbytes:
+        if file.readinto(memory.data) != memory.nbytes:
             raise OSError(f"{tensor.file.name} has become shorter while it was read")
 
 
