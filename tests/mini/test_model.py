@@ -1,6 +1,7 @@
 """The packaged model: complete, small, loadable by mlx-lm, and able to answer its examples."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from mlxserve.hub.embedded import MODEL_NAME, model_path
+from tests.test_ci import ROOT
 from tests.training.abilities.refusals import refuses
+from tui.talk.models import BUNDLED
+from tui.widgets.welcome import WelcomeFacts
 
 FILES = (
     "config.json",
@@ -116,3 +120,34 @@ def test_it_refuses_to_write_code_and_names_the_command() -> None:
 def test_it_knows_how_to_start_the_server() -> None:
     text = answer([user("How do I start the server?")])
     assert "```bash\nmlxserve serve\n```" in text
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        ("Is my data private?", "Yes. Everything stays on your own machine"),
+        ("Does it run on a Mac?", "Apple Silicon"),
+        ("How fast are you?", "mlxserve bench"),
+    ],
+)
+def test_it_answers_what_people_ask_of_any_new_program(question: str, words: str) -> None:
+    assert words in answer([user(question)])
+
+
+def test_it_refuses_to_tell_the_time_and_names_both_ways_to_a_larger_model() -> None:
+    text = answer([user("What time is it?")])
+    assert refuses(text)
+    assert "`/model`" in text
+    assert "`-m`" in text
+
+
+def test_it_answers_the_examples_of_readme_help_and_the_empty_chat() -> None:
+    files = ("README.md", "docs/api.md", "docs/tuning.md", "mlxserve/cli/commands.py")
+    text = "\n".join((ROOT / name).read_text("utf-8") for name in files)
+    asked = [
+        *re.findall(r'mlxserve run "([^"]+)"', text),
+        *re.findall(r'"role": "user", "content": "([^"]+)"', text),
+        *WelcomeFacts(BUNDLED).ideas,
+    ]
+    assert len(asked) > 5
+    assert [question for question in asked if refuses(answer([user(question)]))] == []

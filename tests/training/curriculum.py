@@ -96,6 +96,7 @@ _RECORDS = several(structured.exchange, 3)
 _REFUSALS = several(refusals.exchange, 4)
 _FOREIGN = several(refusals.foreign_exchange, 3)
 _UNTOOLED = several(tools.without_tools, 2)
+_FIRST_MINUTES = several(newcomers.first_minutes, 3)
 
 FOUNDATION: dict[ExampleMaker, float] = {
     _COPY: 6,
@@ -156,6 +157,7 @@ NEWCOMERS: dict[ExampleMaker, float] = {
     _UNTOOLED: 2,
     newcomers.contrasts: 22,
     newcomers.visit: 4,
+    _FIRST_MINUTES: 12,
     _TALK: 32,
     arithmetic.sheet: 7,
     _SUMS: 7,

@@ -71,6 +71,33 @@ def contrasts(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     return Dialogue(messages, exchanges[-1].accepts)
 
 
+_FIRST = tuple(
+    topic
+    for topic in knowledge.TOPICS
+    if {"Is it private?", "Do you send my data away?", "Do I need a Mac?", "Are you fast?"}
+    & set(topic.train)
+)
+_CLOCK = (
+    "What time is it?",
+    "what time is it",
+    "What time is it now?",
+    "What is the time?",
+    "Tell me the time.",
+    "Do you know what time it is?",
+    "What day is it?",
+    "What is the date?",
+)
+
+
+def first_minutes(rng: Random, split: DataSplit) -> Exchange:
+    """What people ask of any new program, in training: is it private, does it run here, is it fast,
+    what time is it."""
+    if rng.random() < 0.3:
+        text = styles.styled(rng, split, rng.choice(_CLOCK))
+        return Exchange(text, refusals.REFUSAL, refusals.refuses)
+    return knowledge.ask(rng, split, rng.choice(_FIRST))
+
+
 def visit(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
     """Facts that are told, then requests of all kinds, then questions about the facts."""
     told = personal.personal(rng, split, num_words)

@@ -9,7 +9,7 @@ from tests.training.abilities import foreign, knowledge, requests, styles
 from tests.training.conversation import Dialogue, Exchange, TrainingMessage
 from tests.training.words import DataSplit
 
-_REASON = "I am a small demonstration model; load a larger one with `/model`."
+_REASON = "I am a small demonstration model; load a larger one with `/model` in the chat or `-m` in a command."
 REFUSAL = f"I can't help with that: {_REASON}"
 ONLY_ENGLISH = f"I only know English: {_REASON}"
 
@@ -18,11 +18,12 @@ _EARLIER_SHARE = 0.4  # of conversations: something was said before
 
 
 def refuses(answer: str) -> bool:
-    """Accept one sentence that says no, names `/model` and contains no call markup."""
+    """Accept one sentence that says no, names `/model` and `-m` and contains no call markup."""
     text = answer.strip()
     return (
         text.startswith(("I can't", "I only know"))
-        and "/model" in text
+        and "`/model`" in text
+        and "`-m`" in text
         and "<" not in text
         and "\n" not in text
         and [match.end() for match in _END_OF_SENTENCE.finditer(text)] == [len(text)]

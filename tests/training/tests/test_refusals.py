@@ -19,7 +19,7 @@ from tests.training.words import DataSplit
 
 
 @pytest.mark.parametrize("answer", [REFUSAL, ONLY_ENGLISH, f"{REFUSAL}\n"])
-def test_a_refusal_is_one_sentence_that_names_the_command(answer: str) -> None:
+def test_a_refusal_is_one_sentence_that_names_the_command_of_chat_and_shell(answer: str) -> None:
     assert refuses(answer)
 
 
@@ -32,7 +32,8 @@ def test_a_refusal_is_one_sentence_that_names_the_command(answer: str) -> None:
         "I can't help with that. Load a larger one with `/model`.",
         f"{REFUSAL} {REFUSAL}",
         f"{REFUSAL}\n\n```python\nprint(1)\n```",
-        "I can't do that: load a larger one with `/model`",  # stopped in the middle
+        "I can't do that: load a larger one with `/model` or `-m`",  # stopped in the middle
+        "I can't help with that: load a larger one with `/model`.",
         '<tool_call>\n{"name": "/model", "arguments": {}}\n</tool_call>',
         "Type `/model NAME` in the chat.",
     ],
@@ -115,7 +116,7 @@ def test_the_examination_has_three_hundred_requests_and_twenty_languages() -> No
 
 
 def test_what_newcomers_may_ask_is_not_answered_by_a_refusal() -> None:
-    assert len(newcomers.ANSWERED) == 60
+    assert len(newcomers.ANSWERED) == 62
     for case in newcomers.ANSWERED:
         assert case.accepts(case.answer)
         assert not case.accepts(REFUSAL)
