@@ -16,6 +16,8 @@ from mlxserve.errors import MlxServeError
 if TYPE_CHECKING:
     from mlxserve.hub.catalog import Entry, MemoryFit
 
+_USEFUL_CONTEXT = 8192  # tokens
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -39,23 +41,42 @@ def models(settings: Settings, json: Json = False) -> None:
         print_safe(json_format.dumps({**found, "models": cards, "adapters": adapters}))
         return
     here = [(entry, fit) for entry, fit in rows if entry.source is not catalog.Origin.SUGGESTED]
-    _print("On this machine", here)
+    best = best_of(rows)
+    _print("On this machine", here, best)
     if adapters:
         print_safe("Adapters, as `serve` offers them:")
     for one in adapters:
         print_safe(f"  {one['name']:48} {one['refusal'] or one['folder']}")
-    _print("To download with `mlxserve pull NAME`", [row for row in rows if row not in here])
+    _print("To download with `mlxserve pull NAME`", [row for row in rows if row not in here], best)
+    if best is not None:
+        print_safe("★ is the largest that this machine runs with a useful context.")
 
 
-def _print(title: str, rows: "Sequence[tuple[Entry, MemoryFit]]") -> None:
+def _print(title: str, rows: "Sequence[tuple[Entry, MemoryFit]]", best: "Entry | None") -> None:
     print_safe(f"{title}:")
+    print_safe(f"  {'Model':48} {'Short name':16} {'From':10} {'Kind':4} {'Size':>9}  Context")
     for entry, fit in rows:
+        sign = "★" if entry is best else " "
         size = f"{entry.weight_size / 1e9:.2f} GB"
         purpose = f" ({entry.purpose})" if entry.purpose else ""
         short = _short_of(entry) or ""
         print_safe(
-            f"  {entry.name:48} {short:16} {entry.source:10} {entry.format:4} {size:>9}  {fit_text(fit)}{purpose}"
+            f"{sign} {entry.name:48} {short:16} {entry.source:10} {entry.format:4} {size:>9}  {fit_text(fit)}{purpose}"
         )
+
+
+def best_of(rows: "Sequence[tuple[Entry, MemoryFit]]") -> "Entry | None":
+    """The largest that writes text and leaves room for a useful context, as the picker stars it."""
+    from mlxserve.hub.catalog import Origin
+
+    fitting = [
+        entry
+        for entry, fit in rows
+        if not entry.purpose
+        and entry.source is not Origin.BUNDLED
+        and (fit.fits or fit.num_tokens >= _USEFUL_CONTEXT)
+    ]
+    return max(fitting, key=lambda entry: entry.weight_size, default=None)
 
 
 def _adapters(settings: Settings) -> list[dict[str, str | None]]:

@@ -117,13 +117,13 @@ def _gguf_model(file: Path, name: str) -> ModelFiles:
 
 def repository_named(model: str) -> str:
     """The repository that a name means. Raises ModelNotFound."""
-    if _REPOSITORY.fullmatch(model):
-        return model
     if (repository := repository_of(model)) is not None:
         return repository
+    if _REPOSITORY.fullmatch(model):
+        return model
     raise ModelNotFound(
         f"{model!r} is neither an existing folder nor a Hugging Face repository id (such as "
-        f"mlx-community/Qwen3-4B-4bit).{did_you_mean(model)}"
+        f"mlx-community/Qwen3-4B-4bit).{did_you_mean(model) or ' `mlxserve search` looks on the hub.'}"
     )
 
 

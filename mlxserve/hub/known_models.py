@@ -4,7 +4,8 @@
     llama3.2:1b                   mlx-community/Llama-3.2-1B-Instruct-4bit
     gpt-oss:20b                   mlx-community/gpt-oss-20b-MXFP4-Q8
 
-Short names are family:size, as Ollama's. Data only; never uses the network.
+Short names are family:size, as Ollama's; LM Studio's publisher/family-size is understood as well. Data only;
+never uses the network.
 """
 
 from __future__ import annotations
@@ -215,7 +216,14 @@ KNOWN_WINDOWS = {
 }
 REPOSITORIES = tuple(row[0] for row in (*KNOWN, *KNOWN_MIXED))
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
-_ALIASES = {"smollm2": SMOLLM2, "smollm2:135m": SMOLLM2}
+_ALIASES = {
+    "smollm2": SMOLLM2,
+    "smollm2:135m": SMOLLM2,
+    "phi4:14b": "mlx-community/phi-4-4bit",
+    "phi4-mini:3.8b": "mlx-community/Phi-4-mini-instruct-4bit",
+}
+# Publishers in LM Studio's names. Not microsoft and openai, whose own repositories are called the same.
+_LM_STUDIO = frozenset({"qwen", "google", "mistralai", "meta-llama", "liquid", "deepseek"})
 # Models that embed or rank texts, by Ollama's names where it has them.
 _EMBEDDERS = {
     "all-minilm": "sentence-transformers/all-MiniLM-L6-v2",
@@ -244,8 +252,8 @@ _SUGGESTIONS = 3
 
 def short_name(repository: str) -> str:
     """What a well-known model is called for short."""
-    if repository in _ALIASES.values():
-        return next(alias for alias, known in _ALIASES.items() if known == repository)
+    if repository == SMOLLM2:
+        return "smollm2"
     name = repository.rpartition("/")[2].lower()
     name = _DISTILLED.sub("", _VERSION.sub(r"\1", name))
     if found := _SIZE.search(name):
@@ -255,7 +263,7 @@ def short_name(repository: str) -> str:
 
 def repository_of(name: str) -> str | None:
     """The repository that a short name means, spelled in any way; None if there is none."""
-    asked = _plain(name)
+    asked = _plain(_in_lm_studio(name) or name.removesuffix(":latest"))
     aliases = {_plain(one): known for one, known in (_ALIASES | _EMBEDDERS).items()}
     if (alias := aliases.get(asked)) is not None:
         return alias
@@ -267,7 +275,20 @@ def repository_of(name: str) -> str | None:
             _plain(last.removesuffix("-4bit")),
         ):
             return repository
-    return None
+    sizes = [one for one in REPOSITORIES if asked == _plain(short_name(one).partition(":")[0])]
+    return sizes[0] if asked and len(sizes) == 1 else None
+
+
+def _in_lm_studio(name: str) -> str | None:
+    """The short name that one of LM Studio's means, such as google/gemma-3-12b; None for other names.
+
+    A repository with the publisher's own weights differs: by capitals, or by an ending such as -it.
+    """
+    publisher, _, rest = name.partition("/")
+    if publisher not in _LM_STUDIO or rest != rest.lower():
+        return None
+    known = (short_name(repository) for repository in REPOSITORIES)
+    return next((short for short in known if _plain(short) == _plain(rest)), None)
 
 
 def families() -> frozenset[str]:

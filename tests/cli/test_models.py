@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from mlxserve.cli.models import best_of
+from mlxserve.hub.catalog import Entry, MemoryFit, Origin
+from mlxserve.hub.kv_shapes import KVShape
 from tests.cli.commands import offline
 
 
@@ -18,6 +21,36 @@ def test_models_are_listed_with_whether_they_fit(tmp_path: Path) -> None:
     assert listed["models"][0]["name"] == "mlxserve-mini"
     assert listed["models"][0]["fits"] is True
     assert {model["source"] for model in listed["models"]} >= {"bundled", "suggested"}
+
+
+def test_the_list_has_a_heading_and_stars_the_largest_that_is_of_use(tmp_path: Path) -> None:
+    listed = offline(tmp_path, "models", "--max-model-len", "8192").out.splitlines()
+    assert listed[0] == "On this machine:"
+    assert listed[1].split() == ["Model", "Short", "name", "From", "Kind", "Size", "Context"]
+    starred = [line for line in listed if line.startswith("★")]
+    assert len(starred) == 2, "a model, and what the sign means"
+    assert starred[0].endswith("fits")
+
+
+def entry(name: str, size: int, *, purpose: str = "", source: Origin = Origin.SUGGESTED) -> Entry:
+    return Entry(
+        name, source, size, KVShape(64, has_states=False, num_rows=2), 40_960, purpose=purpose
+    )
+
+
+def test_the_star_is_for_models_that_write_and_have_room_for_a_chat() -> None:
+    fits, tight = MemoryFit(True, 40_960, 5, 40_960), MemoryFit(False, 4_000, 9, 40_960)
+    rows = [
+        (entry("mlxserve-mini", 9, source=Origin.BUNDLED), fits),
+        (entry("small", 2), fits),
+        (entry("good", 4), MemoryFit(False, 9_000, 9, 40_960)),
+        (entry("tight", 8), tight),
+        (entry("embeds", 6, purpose="embedding"), fits),
+    ]
+    best = best_of(rows)
+    assert best is not None
+    assert best.name == "good"
+    assert best_of(rows[:1]) is None
 
 
 def test_models_uses_the_context_and_memory_of_a_server_with_the_same_options(

@@ -34,6 +34,15 @@ def test_every_known_model_has_a_short_name_of_its_own() -> None:
         ("mlx-community/phi-4-4bit", "phi4"),
         ("mlx-community/Phi-4-mini-instruct-4bit", "phi4-mini"),
         ("mlx-community/SmolLM3-3B-4bit", "smollm3:3b"),
+        ("mlx-community/phi-4-4bit", "phi4:14b"),
+        ("mlx-community/Phi-4-mini-instruct-4bit", "phi4-mini:3.8b"),
+        ("mlx-community/GLM-4.7-Flash-4bit", "glm-4.7-flash:latest"),
+        ("mlx-community/Mistral-7B-Instruct-v0.3-4bit", "mistral"),
+        ("mlx-community/gpt-oss-20b-MXFP4-Q8", "gpt-oss:latest"),
+        ("mlx-community/Qwen3-4B-4bit", "qwen/qwen3-4b"),
+        ("mlx-community/gemma-3-12b-it-4bit", "google/gemma-3-12b"),
+        ("mlx-community/Ministral-3-3B-Instruct-2512-4bit", "mistralai/ministral-3-3b"),
+        ("mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit", "qwen/qwen3-coder-30b"),
     ],
 )
 def test_short_names_are_spelled_as_people_spell_them(repository: str, name: str) -> None:
@@ -43,6 +52,13 @@ def test_short_names_are_spelled_as_people_spell_them(repository: str, name: str
 @pytest.mark.parametrize("spelling", ["Qwen3:4B", "qwen3-4b", "qwen3-4b-4bit", "QWEN3_4B"])
 def test_spelling_does_not_matter(spelling: str) -> None:
     assert repository_of(spelling) == "mlx-community/Qwen3-4B-4bit"
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen/Qwen3-4B", "google/gemma-3-12b-it", "microsoft/phi-4", "openai/gpt-oss-20b"]
+)
+def test_the_publishers_own_repositories_stay_themselves(name: str) -> None:
+    assert repository_of(name) is None
 
 
 @pytest.mark.parametrize("name", ["", "qwen3", "4b", "no-such-model", "a/b/c", "x" * 5000, "\0"])

@@ -10,7 +10,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -57,6 +57,8 @@ class Model:
     context: int | None = None  # tokens that are requested
     needed: int | None = None  # bytes of weights, a step and the requested context
     short_name: str = ""  # such as qwen3:4b; empty if it has none
+    downloads: int | None = None  # from the hub, of a model that a search found there
+    is_gguf: bool = False  # a repository of several GGUF files, of which a name chooses one
 
     def matches(self, words: str) -> bool:
         """Whether each of the words is in its name or its short name."""
@@ -84,7 +86,10 @@ class Model:
 
     @property
     def good_for(self) -> str:
-        """What its context is enough for, in words; empty if that is not known."""
+        """What its context is enough for, in words; empty if that is not known. Of a model on the
+        hub how popular it is."""
+        if self.downloads is not None:
+            return f"{'GGUF, ' * self.is_gguf}{self.downloads:,} downloads"
         tokens = self.usable_context
         if tokens is None:
             return ""
@@ -151,6 +156,27 @@ class ModelCatalog:
                 "Run `mlxserve models` in another window to see why."
             ) from error
 
+    async def search(self, words: str) -> list[Model]:
+        """Models of the hub with these words in their names, the most popular of each format first.
+
+        Raises ChatError.
+        """
+        arguments = ("search", "--json", "--", *words.split())
+        async with self._child(*arguments, errors=asyncio.subprocess.PIPE) as child:
+            written, said = await child.communicate()
+        try:
+            return [
+                Model(
+                    str(card["name"]),
+                    ModelOrigin.SUGGESTED,
+                    downloads=int(card["downloads"]),
+                    is_gguf=card["format"] == "gguf",
+                )
+                for card in json.loads(written)
+            ]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ChatError(_words_of(said) or "The hub cannot be searched now.") from error
+
     async def download(self, name: str) -> AsyncGenerator[Downloaded | Model, None]:
         """Download a model unless it is here, and yield the progress, last the model.
 
@@ -185,8 +211,7 @@ class ModelCatalog:
         async with self._child(*arguments, errors=asyncio.subprocess.PIPE) as child:
             _, said = await child.communicate()
         if child.returncode:
-            words = one_line(said.decode(errors="replace").strip().removeprefix("error: "), 400)
-            raise ChatError(words or failure)
+            raise ChatError(_words_of(said) or failure)
 
     @asynccontextmanager
     async def _child(
@@ -203,9 +228,29 @@ class ModelCatalog:
         try:
             yield child
         finally:
-            if child.returncode is None:
-                child.terminate()
-                await child.wait()
+            await _end(child)
+
+
+def _words_of(errors: bytes) -> str:
+    """What a command of ours said on stderr, as one line."""
+    return one_line(errors.decode(errors="replace").strip().removeprefix("error: "), 400)
+
+
+async def _end(child: asyncio.subprocess.Process) -> None:
+    """Wait for its end even where this is cancelled meanwhile: a loop that closes before leaves the
+    process to be warned of, anywhere later."""
+    if child.returncode is not None:
+        return
+    with suppress(ProcessLookupError):
+        child.terminate()
+    waiting = asyncio.ensure_future(child.wait())
+    try:
+        await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        with suppress(ProcessLookupError):
+            child.kill()
+        await waiting
+        raise
 
 
 def _pulled(said: Mapping[str, Any], name: str) -> Model:

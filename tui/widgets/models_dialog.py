@@ -1,11 +1,11 @@
-"""The model picker: the server's models, those on this machine, and well-known ones to download."""
+"""The model picker: the server's models, those on this machine, well-known ones, and those of the hub."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from textual import on
@@ -27,6 +27,14 @@ _BAR_WIDTH = 16
 _WIDE = 100  # columns from which a repository's owner is shown
 _NAME_WIDTH = 44
 _CURRENT, _BEST, _ABSENT = "●", "★", "↓"
+_USUAL_QUANTISATION = "Q4_K_M"
+
+
+@dataclass(frozen=True, slots=True)
+class HubSearch:
+    """A row that looks for these words on the hub."""
+
+    words: str
 
 
 class ModelsDialog(ModalScreen[Model | str | None]):
@@ -47,7 +55,8 @@ class ModelsDialog(ModalScreen[Model | str | None]):
         self._rows = [Model(name, ModelOrigin.SERVER) for name in served]
         self._current = current
         self._models = models
-        self._shown: list[Model | str] = []  # what the options stand for
+        self._shown: list[Model | str | HubSearch] = []  # what the options stand for
+        self._searched: set[str] = set()  # words that the hub was asked for
         self._progress: dict[str, Downloaded] = {}  # of running and paused downloads
         self._loading: str | None = None  # the name of the model being downloaded
         self._download: asyncio.Task[None] | None = None
@@ -58,7 +67,8 @@ class ModelsDialog(ModalScreen[Model | str | None]):
             dialog.border_title = "Models"
             dialog.border_subtitle = "Enter uses or downloads · Ctrl+D deletes · Esc closes"
             yield Input(
-                placeholder="Filter, or another name: qwen3:4b, owner/name, a folder", compact=True
+                placeholder="Filter, words to search for, or a name: qwen3:4b, owner/name, a folder",
+                compact=True,
             )
             yield Static(id="columns", markup=False)
             yield OptionList(compact=True)
@@ -117,6 +127,9 @@ class ModelsDialog(ModalScreen[Model | str | None]):
         if typed and self._models is not None and not is_known:
             self._shown.append(typed)
             lines.append(Content.assemble("  another model: ", (one_line(typed, 60), "bold")))
+        if typed and self._models is not None and typed not in self._searched:
+            self._shown.append(HubSearch(typed))
+            lines.append(Content.assemble("  search the hub for ", (one_line(typed, 60), "bold")))
         columns = self.query_one("#columns", Static)
         columns.display = any(row.num_tokens is not None for row in rows)
         columns.update(
@@ -128,7 +141,7 @@ class ModelsDialog(ModalScreen[Model | str | None]):
         options.highlighted = at if lines else None
 
     @property
-    def _chosen(self) -> Model | str | None:
+    def _chosen(self) -> Model | str | HubSearch | None:
         at = self.query_one(OptionList).highlighted
         return None if at is None or at >= len(self._shown) else self._shown[at]
 
@@ -159,6 +172,11 @@ class ModelsDialog(ModalScreen[Model | str | None]):
             return
         if isinstance(row, str):
             self.dismiss(row)
+        elif isinstance(row, HubSearch):
+            self.run_worker(self._search(row.words), group="search", exclusive=True)
+        elif row.is_gguf and not row.is_here:
+            self.query_one(Input).value = f"{row.name}:{_USUAL_QUANTISATION}"
+            self._say("Enter takes this quantisation of its files; another one may be named.")
         elif row.refusal:
             self._say(row.refusal)
         elif row.is_here:
@@ -216,6 +234,25 @@ class ModelsDialog(ModalScreen[Model | str | None]):
             self._say(f"Deleting {name} …")
             self.run_worker(self._remove(self._models, row), group="delete")
 
+    async def _search(self, words: str) -> None:
+        """Add what the hub has."""
+        assert self._models is not None, "without it there is no such row"
+        self._say(f"Searching the hub for {one_line(words, 60)} …")
+        try:
+            found = await self._models.search(words)
+        except ChatError as error:
+            self._say(str(error))
+            return
+        self._searched.add(words)
+        known = {row.name for row in self._rows}
+        new = [model for model in found if model.name not in known]
+        self._rows += new
+        if not found:
+            self._say("The hub has no such model for MLX or in GGUF. Try fewer words.")
+        else:
+            self._say(f"{_ABSENT} from the Hugging Face hub, by downloads. Enter downloads one.")
+        self._show(new[0].name if new else None)
+
     async def _remove(self, models: ModelCatalog, row: Model) -> None:
         try:
             await models.remove(row.name)
@@ -227,9 +264,10 @@ class ModelsDialog(ModalScreen[Model | str | None]):
         await self._find(models)  # a well-known one can be downloaded again
         self._say(f"{one_line(row.name, 60)} was deleted.")
 
-    def on_unmount(self) -> None:
+    async def on_unmount(self) -> None:
         if self._download is not None:
             self._download.cancel()
+            await asyncio.wait([self._download])  # it ends its process first
 
     async def _get(self, models: ModelCatalog, row: Model) -> None:
         name, speed = one_line(row.name, 60), DownloadSpeed()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlxserve.hub.catalog import Origin
+from tests.waiting import wait_until
 from tui.talk.errors import ChatError
 from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
 
@@ -56,6 +57,44 @@ def test_models_are_found(program: Program) -> None:
     found = Model("a/b", ModelOrigin.SUGGESTED, 2_260_000_000, True, 9000, 8192, 3)
     assert asyncio.run(models.find()) == [found]
     assert models.disk_free == 5_000
+
+
+def test_the_hub_is_searched_by_the_command_for_it(program: Program) -> None:
+    cards = [{"name": "a/b", "format": "gguf", "downloads": 7}]
+    models = program(
+        f"import sys\nassert sys.argv[1:] == ['search', '--json', '--', '-x', 'b']\nprint({json.dumps(cards)!r})"
+    )
+    found = Model("a/b", ModelOrigin.SUGGESTED, downloads=7, is_gguf=True)
+    assert asyncio.run(models.search("-x b")) == [found]
+    assert found.good_for == "GGUF, 7 downloads"
+
+
+def test_a_search_that_fails_says_why(program: Program) -> None:
+    models = program("raise SystemExit('error: The hub cannot be searched now: no network.')")
+    with pytest.raises(ChatError, match=r"^The hub cannot be searched now: no network\.$"):
+        asyncio.run(models.search("gemma"))
+
+
+def test_a_child_is_gone_when_its_task_is_cancelled_twice(program: Program, tmp_path: Path) -> None:
+    """As asyncio.run cancels what the app has cancelled before."""
+    pid = tmp_path / "pid"
+    models = program(
+        "import os, pathlib, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\ntime.sleep(600)"
+    )
+
+    async def play() -> None:
+        task = asyncio.ensure_future(models.find())
+        await asyncio.to_thread(wait_until, lambda: pid.exists() and bool(pid.read_text()), 20.0)
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(play())
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
 
 
 @pytest.mark.parametrize("said", ["", "nonsense", "[]", '{"models": [{}]}'])

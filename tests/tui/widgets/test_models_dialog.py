@@ -36,9 +36,21 @@ class Machine(ModelCatalog):
         self.holds = True  # the first download does not end by itself
         self.disk_free = 90_000_000_000
         self.removed: list[str] = []
+        self.used = ""
+        self.searches: list[str] = []
+        self.hub: list[Model] = []
 
     async def find(self) -> list[Model]:
         return self._found
+
+    async def use(self, name: str) -> None:
+        self.used = name
+
+    async def search(self, words: str) -> list[Model]:
+        self.searches.append(words)
+        if self.error:
+            raise ChatError(self.error)
+        return self.hub
 
     async def remove(self, name: str) -> None:
         if self.error:
@@ -170,6 +182,49 @@ def test_typing_filters_and_escape_clears_before_it_closes(host: Run) -> None:
         await t.until(lambda: t.app.results == [None])
 
     host(story, dialog(Machine(FOUND)))
+
+
+def test_the_hub_is_searched_and_what_it_has_is_downloaded(host: Run) -> None:
+    machine = Machine(FOUND)
+    machine.holds = False
+    machine.hub = [
+        Model("b/gemma-9-4bit", ModelOrigin.SUGGESTED, downloads=12_345),
+        Model("c/gemma-9-GGUF", ModelOrigin.SUGGESTED, downloads=99, is_gguf=True),
+        FOUND[1],
+    ]
+
+    async def story(t: Hosted) -> None:
+        await t.until_shown("here  ")
+        await t.type("gemma")
+        await t.until_shown("search the hub for gemma")
+        await t.press("down", "enter")
+        await t.until_shown("12,345 downloads")
+        await t.until_shown("GGUF, 99 downloads")
+        assert "search the hub" not in t.screen
+        assert machine.searches == ["gemma"]
+        await t.press("enter")
+        await t.until_shown("is downloaded; Enter selects it")
+        assert machine.downloads == ["b/gemma-9-4bit"]
+        await t.press("down", "enter")
+        await t.until_shown("another model: c/gemma-9-GGUF:Q4_K_M")
+        await t.press("enter")
+        await t.until(lambda: t.app.results == ["c/gemma-9-GGUF:Q4_K_M"])
+
+    host(story, dialog(machine))
+
+
+def test_a_hub_that_cannot_be_searched_says_why(host: Run) -> None:
+    machine = Machine(FOUND)
+    machine.error = "The hub cannot be searched now: no network."
+
+    async def story(t: Hosted) -> None:
+        await t.until_shown("here  ")
+        await t.type("gemma")
+        await t.press("down", "enter")
+        await t.until_shown("The hub cannot be searched now: no network.")
+        await t.until_shown("search the hub for gemma")
+
+    host(story, dialog(machine))
 
 
 def test_another_name_is_resolved_downloaded_and_used(play: Run, ours: OwnServer) -> None:
