@@ -97,7 +97,7 @@ mlxserve serve ./my-model --port 9000                a folder
 _RUN_EXAMPLES = """\
 mlxserve run "What is a page?"
 mlxserve run qwen3:4b "Why is the sky blue?"
-git diff | mlxserve run "Write a commit message"
+git diff | mlxserve run qwen3:4b "Write a commit message"
 mlxserve run                                         open the chat
 """
 _CHAT_EXAMPLES = """\

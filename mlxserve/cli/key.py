@@ -88,6 +88,8 @@ def list_(
     if as_json:
         print_safe(json.dumps([_public_fields(key) for key in keys], indent=2))
         return
+    if not keys:
+        _note("There are no keys. `mlxserve key create NAME` makes the first.")
     for key in keys:
         print_safe(f"{key.name:<24}{key.scope:<8}{key.created:<12}{_limits(key)}".rstrip())
 

@@ -56,6 +56,10 @@ def list_(
     if as_json:
         print_safe(json.dumps(found, indent=2))
         return
+    if not found:
+        print_safe(
+            "There are no prefixes. `mlxserve prefix add NAME FILE` keeps one.", to=sys.stderr
+        )
     for prefix in found:
         owner = prefix["key"]
         line = f"{prefix['id']:<32}{prefix['num_tokens']:>10} tokens"

@@ -26,6 +26,7 @@ from mlxserve.cli.terminal import run_terminal
 from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidRequest, ModelNotFound
 from mlxserve.images.sources import data_url
+from mlxserve.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat
@@ -40,8 +41,8 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="[MODEL] [PROMPT]",
-            help="The prompt, after a model's name or without; piped input is appended. - reads stdin "
-            "only.",
+            help="The prompt, after a model's name or without; piped input is appended (in a loop that "
+            "reads its own, give < /dev/null). - reads stdin only.",
         ),
     ] = None,
     image: Annotated[
@@ -84,8 +85,13 @@ def run(
     if system is not None:
         messages.append({"role": "system", "content": system})
     messages.append({"role": "user", "content": whole_prompt(prompt)})
-    given = {"max_tokens": max_tokens, "temperature": temperature, "stop_on_repetition": True}
+    given: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "stop_on_repetition": True,
+    }
     asked = {name: value for name, value in given.items() if value is not None}
+    replace(SamplingParams(), **asked)  # refuses what no model takes, before one is loaded
     server = None if own else _server(settings, config)
     try:
         report = (

@@ -38,6 +38,7 @@ def test_a_key_is_created_listed_and_revoked(run: Run, configuration: Path) -> N
     assert run("key", "revoke", "laptop")[:2] == (0, "")
     assert ring.find(secret.strip()) is None
     assert run("key", "list")[1] == ""
+    assert "There are no keys." in run("key", "list").err
 
 
 @pytest.mark.parametrize(

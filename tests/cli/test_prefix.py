@@ -44,8 +44,16 @@ def test_prefixes_are_listed_and_removed_with_the_key_from_the_environment(
     server.answer({"data": [card]})
     assert prefix("list")[1].split() == ["rules", "3", "tokens"]
     assert json.loads(prefix("list", "--json")[1]) == [card]
+    assert prefix("list").err == ""
     assert prefix("remove", "a/b", "--url", f"{server.url}/v1/") == (0, "", "")
     assert server.asked[-1] == ("DELETE", "/v1/prefixes/a%2Fb", None, "Bearer secret")
+
+
+def test_an_empty_list_of_prefixes_says_so(prefix: Run, server: RecordingServer) -> None:
+    server.answer({"data": []})
+    outcome = prefix("list")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert "There are no prefixes." in outcome.err
 
 
 def test_an_admin_sees_the_owner_of_a_prefix_and_removes_it(

@@ -339,6 +339,16 @@ def test_a_prompt_without_quotes_is_explained(words: tuple[str, ...], run: Run) 
     assert "Give the prompt as one argument, in quotes" in error_line(run("run", *words))
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--max-tokens", "0"), ("--temperature", "-1"), ("--temperature", "nan")]
+)
+def test_a_value_that_no_model_takes_is_refused_before_one_is_loaded(
+    flag: str, value: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_command, "build", lambda _: pytest.fail("a model was loaded"))
+    assert flag.removeprefix("--").replace("-", "_") in error_line(run("run", flag, value, "hi"))
+
+
 def test_a_family_alone_gets_its_sizes(run: Run) -> None:
     line = error_line(run("run", "llama3.2", "hi"))
     assert "Did you mean llama3.2:1b or llama3.2:3b?" in line
