@@ -8,6 +8,7 @@ Every object of tui/actions owns some of the commands; here they are put togethe
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -20,6 +21,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.driver import Driver
 from textual.events import Resize
+from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.widgets import TextArea
 
@@ -42,7 +44,9 @@ from tui.engine.panel import PanelInput
 from tui.engine.placement import PanelPlacement
 from tui.home import Home
 from tui.leaving import EndingSignals
+from tui.opening import WIDE
 from tui.paint.theme import DARK, LIGHT
+from tui.sanitise import clean
 from tui.talk.connection import Connector
 from tui.talk.models import ModelCatalog
 from tui.tools.servers_file import usual_file
@@ -54,6 +58,7 @@ from tui.widgets.welcome import Welcome
 from tui.widgets.window import ChatWindow
 
 Handler = Callable[..., Awaitable[None] | None]  # gets the argument, if the command takes one
+_ENDING_SECONDS = 5.0  # which workers have to end in when the window closes
 
 
 class ChatApp(App[None]):
@@ -62,6 +67,7 @@ class ChatApp(App[None]):
     TITLE = "mlxserve"
     CSS_PATH = "app.tcss"
     ENABLE_COMMAND_PALETTE = True
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (WIDE, "-wide")]  # noqa: RUF012 (as the base class)
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(",".join(command.keys), f"command('{command.name}')", command.help, show=False)
         for command in COMMANDS
@@ -194,6 +200,20 @@ class ChatApp(App[None]):
             request_id=self.answering.request_id,
         )
 
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = True,  # noqa: ARG002 (messages are shown as plain text)
+    ) -> None:
+        """Show a message below the composer, in place of a stack of toasts over the chat."""
+        words = f"{title}: {message}" if title else message
+        if self.window.status.is_mounted:
+            self.window.status.tell(clean(words), severity, timeout)
+
     # Messages
 
     @on(ServerLink.Connected)
@@ -218,6 +238,7 @@ class ChatApp(App[None]):
     @on(Composer.Sent)
     async def _sent(self, event: Composer.Sent | Welcome.Asked) -> None:
         self.window.composer.focus()
+        self.window.status.begin_cause()
         parsed = parse(event.text)
         if parsed is not None and parsed[1] and not parsed[0].argument:
             self.window.composer.write(event.text)
@@ -284,6 +305,7 @@ class ChatApp(App[None]):
         await self._run(command_named(name))
 
     async def _run(self, command: Command, argument: str = "") -> None:
+        self.window.status.begin_cause()
         if command.name != "stop":
             self._esc.forget()
         handler = self.handlers[command.name]
@@ -298,6 +320,11 @@ class ChatApp(App[None]):
         """Esc: cancel editing, stop the answer, focus the composer, or empty it of a command; twice: edit
         the last message."""
         composer = self.window.composer
+        if composer.has_focus and not composer.text and self._is_at_rest:
+            if self._esc.press():
+                self._revising.edit_last()
+            return
+        self._esc.forget()
         if self._revising.end_edit():
             composer.load_text("")
         elif self.answering.is_answering:
@@ -307,8 +334,10 @@ class ChatApp(App[None]):
         elif parse(composer.text) is not None:  # a command that was begun
             composer.load_text("")
             self.browsing.end_find()
-        elif not composer.text and self._esc.press():
-            self._revising.edit_last()
+
+    @property
+    def _is_at_rest(self) -> bool:
+        return not (self._revising.is_editing or self.answering.is_answering)
 
     async def _toggle_theme(self) -> None:
         self.theme = LIGHT.name if self.theme == DARK.name else DARK.name
@@ -356,9 +385,12 @@ class ChatApp(App[None]):
         await self._tools.close()
         with suppress(StoreError):  # there is no screen any more to report it on
             await self._draft.keep()
-        for worker in self.workers:  # none may use the chats once they are closed
-            if worker.group != "quit":
-                worker.cancel()
+        others = [worker for worker in self.workers if worker.group != "quit"]
+        for worker in others:  # none may use the chats once they are closed
+            worker.cancel()
+        with suppress(TimeoutError):  # each first ends the process that it has started
+            async with asyncio.timeout(_ENDING_SECONDS):
+                await asyncio.gather(*(one.wait() for one in others), return_exceptions=True)
         await self._open_chat.close()
         self.exit()
 

@@ -39,7 +39,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("chats", "Open or search earlier chats", ("ctrl+o",)),
     Command("find", "Find text; repeat for the previous match", ("f5",), "TEXT"),
     Command("rename", "Rename this chat", (), "TITLE"),
-    Command("system", "Set the system prompt; `off` removes it", (), "[TEXT|off]"),
+    Command("system", "Edit the system prompt; `off` removes it", (), "[TEXT|off]"),
     Command("set", "Set temperature, seed …; `off` resets", (), "[NAME VALUE]"),
     Command("attach", "Add a text file or image to the message", (), "FILE"),
     Command("editor", "Write the message in $EDITOR", ("ctrl+g",)),
@@ -59,6 +59,8 @@ COMPOSER_KEYS: tuple[tuple[str, str], ...] = (
     ("Enter", "Send; during an answer, the message is queued"),
     ("Shift+Enter, Ctrl+J", "New line"),
     ("Esc, Esc", "Edit your last message, if the input is empty"),
+    ("Ctrl+U", "Empty the input; Ctrl+Z brings it back"),
+    ("F6", "Unfold pasted text, or fold it again"),
     ("@", "Attach a text file or an image; Tab completes its path"),
     ("Up, Down", "Earlier messages, from the first or last line"),
     ("Tab, Shift+Tab", "Move to the messages and back"),
@@ -72,7 +74,7 @@ MESSAGE_KEYS: tuple[tuple[str, str], ...] = (
     ("Left, Right", "Other versions of this message"),
     ("y", "Copy the message as Markdown"),
     ("c", "Copy its last code block; repeat for the previous one"),
-    ("t", "Show or hide thinking and tools' results"),
+    ("t", "Show or hide thinking, tools' results, a long message"),
     ("Esc", "Back to the input"),
 )
 

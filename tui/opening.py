@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from textual.driver import Driver
 
 TITLE, PLACEHOLDER, STARTING = "New chat", "Ask anything", "Starting"
+COLUMN, WIDE_COLUMN, WIDE = 100, 132, 180  # columns of the chat, and from which window it is wide
 ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"  # the alternate screen, as Textual's driver writes it
 
 
@@ -32,7 +33,8 @@ class FirstFrame:
         modes[6][termios.VSUSP] = modes[6][termios.VQUIT] = bytes([os.fpathconf(0, "PC_VDISABLE")])
         termios.tcsetattr(0, termios.TCSANOW, modes)
         width, height = os.get_terminal_size(2)
-        x, y = max(0, width - 101) // 2 + 3, max(1, height - 2)  # the places that app.tcss gives
+        column = WIDE_COLUMN if width >= WIDE else COLUMN  # as app.tcss has it
+        x, y = max(0, width - column - 1) // 2 + 3, max(1, height - 2)
         texts = ((1, f"\x1b[1m{TITLE}\x1b[0m"), (height, STARTING), (y, PLACEHOLDER), (y, ""))
         drawn = "".join(f"\x1b[{row};{x}H{text}" for row, text in texts)
         self._asked = time.monotonic() if is_light_by_name() is None else None

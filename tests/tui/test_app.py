@@ -290,12 +290,61 @@ async def test_esc_twice_edits_only_if_nothing_was_typed_between(
 
 
 async def test_esc_drops_a_command_that_was_begun(t: Terminal) -> None:
-    await t.ask("/system Rhyme.")
-    await t.until_shown("with a system prompt")
-    await t.ask("/system")
-    await t.until(lambda: t.composer.text == "/system Rhyme.")
+    await t.ask("/find")
+    await t.until(lambda: t.composer.text == "/find ")
     await t.press("escape")
     await t.until(lambda: t.composer.text == "")
+
+
+async def test_esc_twice_with_another_key_between_edits_nothing(t: Terminal) -> None:
+    await t.ask("one")
+    await t.until(lambda: t.messages[-1:] == ["Yes."])
+    await t.until_ready()
+    await t.press("escape", "tab", "escape", "escape")
+    await t.pilot.pause()
+    assert t.composer.text == ""
+    await t.press("escape")
+    await t.until(lambda: t.composer.text == "one")
+
+
+async def test_one_message_at_a_time_is_shown_below_the_composer(t: Terminal) -> None:
+    await t.ask("/frobnicate")
+    await t.until_shown("Unknown command. F1 lists all commands.")
+    assert "Ready" not in t.screen
+    t.composer.load_text("")
+    await t.ask("/retry now")
+    await t.until_shown("/retry takes no argument.")
+    assert "Unknown command" not in t.screen
+    assert t.screen.rstrip().split("\n")[-1].strip() == "/retry takes no argument."
+    t.app.window.status.end_message()
+    await t.until_shown("Ready")
+
+
+async def test_messages_of_one_cause_are_shown_together(t: Terminal) -> None:
+    for words in ("First of three.", "Second of three.", "Third of three.", "Third of three."):
+        t.app.notify(words)
+    await t.until_shown("Third of three.")
+    assert [line.strip() for line in t.screen.rstrip().split("\n")[-2:]] == [
+        "Second of three.",
+        "Third of three.",
+    ]
+
+
+async def test_text_of_a_server_in_a_message_is_plain(t: Terminal) -> None:
+    t.app.notify("[bold]two\x1b[31m words[/]", title="Tools")
+    await t.until_shown("Tools: [bold]two␛[31m words[/]")
+
+
+@pytest.mark.parametrize(("size", "column"), [((100, 30), 100), ((200, 50), 132)])
+async def test_a_wide_window_has_a_wider_column(
+    t: Terminal, size: tuple[int, int], column: int
+) -> None:
+    assert t.composer.region.width == min(column, size[0] - 1)
+    await t.press("f4")
+    if size[0] == 200:
+        await t.until(lambda: bool(t.app.query("EnginePanel")))
+        await t.until(lambda: t.app.query_one("EnginePanel").region.width == 64)
+        await t.until(lambda: t.composer.region.width == column)
 
 
 async def test_esc_cancels_an_edit(t: Terminal, server: FakeServer) -> None:
@@ -361,8 +410,15 @@ async def test_a_system_prompt_is_set_changed_and_removed(t: Terminal, server: F
     await t.until_ready()
     assert server.requests[0]["messages"][0] == {"role": "system", "content": "Rhyme."}
     await t.ask("/system")
-    await t.until(lambda: t.composer.text == "/system Rhyme.")
-    await t.ask("/system off")
+    await t.until_shown("System prompt of this chat")
+    await t.until_shown("Rhyme.")
+    await t.press("escape")
+    await t.until(lambda: t.composer.has_focus)
+    assert t.composer.text == ""
+    await t.until_shown("with a system prompt")
+    await t.ask("/system")
+    await t.until_shown("System prompt of this chat")
+    await t.press("ctrl+u", "enter")
     await t.until(lambda: "with a system prompt" not in t.screen)
     await t.ask("two")
     await t.until(lambda: len(server.requests) == 2)

@@ -15,6 +15,7 @@ import os
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,6 +37,7 @@ from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
 from tui.widgets.dialogs import HelpDialog
 
 NUM_STILL = 3  # equal pictures in a row
+LOOK_SECONDS = 2.0  # for the accepted picture, before another one is accepted
 PICTURES = Path(__file__).parent / "pictures"
 ACCEPTED = os.environ.get("ACCEPT_PICTURES")
 MARKDOWN = """# Paged attention
@@ -114,6 +116,11 @@ class Album:
         file = file_of(state, self._size, self._theme)
         expected = gzip.decompress(file.read_bytes()).decode() if file.exists() else ""
         if ACCEPTED:
+            with suppress(TimeoutError):  # a cursor that blinks is no change
+                async with asyncio.timeout(LOOK_SECONDS):
+                    while not self._is(expected):
+                        await self._t.pilot.pause()
+                    return
             self._accept(file, expected, await self._still())
             return
         assert expected, f"{file.name} is missing: see the top of this file"
@@ -185,8 +192,9 @@ def standing_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("tui.talk.connection.time", SimpleNamespace(monotonic=lambda: 0.0))
     monkeypatch.setattr("tui.widgets.message.SPINNER", "⠹")
     monkeypatch.setattr("tui.engine.panel.HISTORY", 1)  # the sparklines grow with time
-    # The test removes notices: one that expired by itself was missing in its picture.
-    monkeypatch.setattr("textual.notifications.Notification.time_left", 3600.0)
+    # The test removes messages: one that expired by itself was missing in its picture.
+    monkeypatch.setattr("tui.widgets.status._LEAST_SECONDS", 3600.0)
+    monkeypatch.setattr("tui.app.SECONDS", 3600.0)
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     yield
@@ -288,7 +296,7 @@ async def writing_states(t: Terminal, album: Album) -> None:
     await t.press("escape")
     await t.press("ctrl+c")
     await album.take("notice", "Press Ctrl+C again to quit.")
-    t.app.clear_notifications()
+    t.app.window.status.end_message()
 
 
 async def dialog_states(t: Terminal, album: Album) -> None:

@@ -59,6 +59,7 @@ class Answering:
         self._lost: StoredMessage | None = None
         self._request_ids: dict[int, str] = {}  # chat id -> the server's id of its last answer
         self._is_thinking_open = False
+        self._ticked: tuple[str, float | None] = "", None  # what the last tick said
         self.sampling = Sampling()
 
     @property
@@ -257,6 +258,7 @@ class Answering:
         view = window.transcript.view(answer.message.id)
         assert isinstance(view, AnswerView), "the answer was just added"
         self._has_reported_unsaved = False
+        self._ticked = "", None
         view.follow(answer)
         view.open_thinking(is_open=self._is_thinking_open)
         window.transcript.follow()
@@ -319,7 +321,9 @@ class Answering:
         }.get(answer.phase, "Done")
         progress = answer.progress if answer.phase is AnswerPhase.WAITING else None
         fraction = None if progress is None else progress.fraction
-        self._window.status.say(f"{words} · Esc stops", progress=fraction)
+        if (words, fraction) != self._ticked:
+            self._ticked = words, fraction
+            self._window.status.say(f"{words} · Esc stops", progress=fraction)
         self._window.status.show_stats(stats_lines(answer.stats, is_live=True))
 
     def _show_end(self, message: StoredMessage) -> None:

@@ -16,6 +16,7 @@ from tui.chat.export import export, file_name, target
 from tui.chat.open_chat import OpenChat
 from tui.chat.traces import Traces
 from tui.widgets.dialogs import ChatChoice, ChatsDialog
+from tui.widgets.system_dialog import SystemDialog
 from tui.widgets.window import ChatWindow
 
 FIND = "/find "  # the start of the command that searches
@@ -79,11 +80,17 @@ class Browsing:
                 self._draft.begin("/rename ")
 
     def set_system(self, text: str = "") -> None:
-        """Set the system prompt; without a text, put the current one into the composer."""
+        """Set the system prompt; without a text, edit the current one."""
         if text:
-            self._answering.run(partial(self._set_system, "" if text == "off" else text))
+            self._take_system("" if text == "off" else text)
         else:
-            self._draft.begin(f"/system {self._open_chat.system}")
+            dialog = SystemDialog(self._open_chat.system)
+            self._window.app.push_screen(dialog, self._take_system)
+
+    def _take_system(self, text: str | None) -> None:
+        """None: it stays as it is."""
+        if text is not None and text != self._open_chat.system:
+            self._answering.run(partial(self._set_system, text))
 
     def export(self, argument: str = "") -> None:
         chat = self._open_chat.chat

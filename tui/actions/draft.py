@@ -47,8 +47,9 @@ class Draft:
 
     async def keep(self) -> None:
         """Save the composer's text for the next start. Raises StoreError."""
-        if self._window.composer.text.strip():
-            await self._open_chat.set_setting(_SETTING, self._window.composer.text)
+        text = self._window.composer.whole_text
+        if text.strip():
+            await self._open_chat.set_setting(_SETTING, text)
 
     def begin(self, text: str) -> None:
         """Put this into the composer, for the user to complete."""
@@ -104,7 +105,7 @@ class Draft:
         """Edit the composer's text in $VISUAL or $EDITOR."""
         try:
             with self._app.suspend():
-                text = edit_in_editor(self._window.composer.text)
+                text = edit_in_editor(self._window.composer.whole_text)
         except EditorFailed as error:
             self._app.notify(str(error), severity="error", markup=False)
         except SuspendNotSupported:

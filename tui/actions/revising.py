@@ -30,6 +30,10 @@ class Revising:
         self._window = window
         self._editing: StoredMessage | None = None
 
+    @property
+    def is_editing(self) -> bool:
+        return self._editing is not None
+
     def send(self, text: str) -> None:
         """Ask, or resend the question that is being edited."""
         message = self._draft.with_files(text)

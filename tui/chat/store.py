@@ -8,6 +8,7 @@ Blocking: the app calls it from a thread of its own.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,9 @@ CHECKPOINT_SECONDS = 1.0
 # An answer not saved for this long has lost its terminal.
 _ABANDONED_SECONDS = 15.0
 _TITLE_SIZE = 60
+_UNTITLED = "New chat"
+# Signs of Markdown before and in a line: headings, quotes, lists, fences, code, bold.
+_MARKS = re.compile(r"^\s*(?:```.*|~~~.*|#{1,6}\s+|>\s?|[-*+]\s+)|`+|\*\*")
 REQUESTED = "requested:"  # of a setting, before a served model's name: what it was asked for by
 _STATS = [field.name for field in fields(AnswerStats)]  # columns of a message
 _DELETED = "This chat was deleted. Start a new one with Ctrl+N."
@@ -100,7 +104,10 @@ class Store:
 
     def rename(self, chat_id: int, title: str) -> None:
         with self._write() as db:
-            db.execute("UPDATE chats SET title = ? WHERE id = ?", (title_of(title), chat_id))
+            db.execute(
+                "UPDATE chats SET title = ? WHERE id = ?",
+                (one_line(title, _TITLE_SIZE) or _UNTITLED, chat_id),
+            )
 
     def set_system(self, chat_id: int, system: str) -> None:
         with self._write() as db:
@@ -320,8 +327,12 @@ class Store:
 
 
 def title_of(words: str) -> str:
-    """A chat's title: the start of its first question."""
-    return one_line(words, _TITLE_SIZE) or "New chat"
+    """A chat's title: the start of its first question, without signs of Markdown and fences of code."""
+    lines = (_MARKS.sub("", line).strip() for line in words.strip().splitlines())
+    title = one_line(" ".join(line for line in lines if line), 2 * _TITLE_SIZE)
+    if len(title) > _TITLE_SIZE and " " in title[:_TITLE_SIZE]:
+        title = f"{title[:_TITLE_SIZE].rpartition(' ')[0]}…"
+    return one_line(title, _TITLE_SIZE) or _UNTITLED
 
 
 def _chat(row: sqlite3.Row) -> ChatRecord:

@@ -11,6 +11,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from tui.engine.page_map import PageMapReplica
+from tui.engine.panel_text import OwnerColours
 from tui.talk.errors import ChatError, NoEngine
 
 if TYPE_CHECKING:  # imports httpx, which takes longer than the first picture may
@@ -27,6 +28,7 @@ class PageWatch:
         self._engine = engine
         self._without: EngineClient | None = None  # a server without a page map is asked only once
         self.pages = PageMapReplica()
+        self.colour_of = OwnerColours()
         self.changed: Callable[[], None] = ignore_change
 
     def ask_again(self) -> None:

@@ -33,7 +33,6 @@ from tui.engine.panel_text import (
     answer_lines,
     legend,
     now_lines,
-    owner_of,
     request_lines,
     window_legend,
 )
@@ -203,7 +202,9 @@ class EnginePanel(Vertical):
             own = self._panel_input().request_id
             max_requests = max(0, min(_MAX_REQUESTS, self.size.height - _NEEDED_HEIGHT))
             live = await engine.requests() if max_requests and stats.has_requests else []
-            self._update("#requests", request_lines(live, own, width, max_requests))
+            self._update(
+                "#requests", request_lines(live, own, width, max_requests, self._watch.colour_of)
+            )
             for shown in self.query("#requests"):  # none while the panel closes
                 shown.display = bool(live) and not self.has_class(STRIP)
             history.extend([stats] * await self._until_next_poll(is_quiet))
@@ -244,7 +245,7 @@ class EnginePanel(Vertical):
             grid.show(None)
             return
         own = pages.pages_of(request_id)
-        folded = pages.fold(grid.num_cells, own, owner_of)
+        folded = pages.fold(grid.num_cells, own, self._watch.colour_of)
         grid.show(folded)
         self._update("#legend", legend(pages, len(own), folded))
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from zlib import crc32
+from collections.abc import Callable, Sequence
 
 from textual.content import Content
 
@@ -24,7 +23,9 @@ PAGE_STATES = {
     "p": ("▲", "$accent", "pinned"),
 }
 NUM_OWNERS = 4  # colours for requests
+_REMEMBERED = 256  # requests whose colours are kept
 _BARS = "▁▂▃▄▅▆▇█"
+_SCALE_WIDTH = 7  # of the speed beside the bars
 _DOING = {
     RequestStage.QUEUED: "waiting",
     RequestStage.LOADING: "loading",
@@ -96,19 +97,27 @@ def sparkline(values: Sequence[float]) -> str:
     )
 
 
+def _rate_line(words: str, rates: Sequence[float], width: int) -> Content:
+    """A speed, its bars, and the speed that the highest bar stands for."""
+    # Without the blanks before the first bar: what looks the same is the same, and not drawn again.
+    bars = sparkline(rates).lstrip()
+    scale = f" ≤{max(rates):,.0f}" if bars else ""
+    return Content.assemble(
+        words.ljust(width - len(bars) - len(scale)), (bars, "$primary"), (scale, "$text-quiet")
+    )
+
+
 def now_lines(stats: EngineStats, history: Sequence[EngineStats] = (), width: int = 0) -> Content:
     """The engine right now, and its speeds over the last seconds as far as there is room."""
     prefill = f"prefill {stats.prefill_rate:,.0f} tok/s"
     decode = f"decode {stats.decode_rate:,.1f} tok/s"
-    room = max(0, width - max(len(prefill), len(decode)) - 1)
+    room = max(0, width - max(len(prefill), len(decode)) - 1 - _SCALE_WIDTH)
     past = history[-room:] if room else ()
-    # Without the blanks before the first bar: what looks the same is the same, and not drawn again.
     rates = Content("\n").join(
-        Content.assemble(words.ljust(width - len(bars)), (bars, "$primary"))
-        for words, bars in (
-            (prefill, sparkline([one.prefill_rate for one in past]).lstrip()),
-            (decode, sparkline([one.decode_rate for one in past]).lstrip()),
-        )
+        [
+            _rate_line(prefill, [one.prefill_rate for one in past], width),
+            _rate_line(decode, [one.decode_rate for one in past], width),
+        ]
     )
     memory = f"memory {size_words(stats.active_size)}, peak {size_words(stats.peak_size)}"
     cache = f"KV cache {size_words(stats.kv_cache_size)} {one_line(stats.kv_cache_dtype, 20)}"
@@ -125,7 +134,11 @@ def now_lines(stats: EngineStats, history: Sequence[EngineStats] = (), width: in
 
 
 def request_lines(
-    requests: Sequence[Progress], own: str | None, width: int, max_requests: int
+    requests: Sequence[Progress],
+    own: str | None,
+    width: int,
+    max_requests: int,
+    colour_of: Callable[[str], int],
 ) -> Content:
     """A line for each of the first requests: whose it is, how far its prompt is, its answer."""
     lines = []
@@ -136,7 +149,8 @@ def request_lines(
             words += f" {one.position}"
         if one.stage is RequestStage.DECODING:
             words += f" {one.num_outputs:,} tokens, {one.num_pages:,} pages"
-        parts: list[Content | tuple[str, str]] = [("■", owner_style(one.request_id)), (words, "")]
+        colour = f"$owner-{colour_of(one.request_id)}"
+        parts: list[Content | tuple[str, str]] = [("■", colour), (words, "")]
         if (fraction := one.fraction) is not None:
             room = max(4, min(16, width - len(words) - 7))
             full = round(room * fraction)
@@ -148,13 +162,21 @@ def request_lines(
     return Content("\n").join(lines)
 
 
-def owner_style(request_id: str) -> str:
-    """The colour of a request and of its pages, always the same."""
-    return f"$owner-{owner_of(request_id)}"
+class OwnerColours:
+    """Numbers of the colours of requests and their pages: each keeps its own, and as many in a row as there
+    are colours have different ones."""
 
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._next = 0
 
-def owner_of(request_id: str) -> int:
-    return crc32(request_id.encode()) % NUM_OWNERS
+    def __call__(self, request_id: str) -> int:
+        if request_id not in self._numbers:
+            if len(self._numbers) >= _REMEMBERED:
+                del self._numbers[next(iter(self._numbers))]
+            self._numbers[request_id] = self._next
+            self._next = (self._next + 1) % NUM_OWNERS
+        return self._numbers[request_id]
 
 
 def legend(pages: PageMapReplica, num_own: int, folded: FoldedMap) -> Content:

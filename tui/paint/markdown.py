@@ -200,6 +200,11 @@ class MarkdownStream:
         return len(self._frozen_lines) + len(self._open_lines)
 
     @property
+    def num_frozen(self) -> int:
+        """Lines at the start that no further text changes."""
+        return len(self._frozen_lines)
+
+    @property
     def num_open_lines(self) -> int:
         """The number of lines that the next flush repaints."""
         return len(self._open_lines)

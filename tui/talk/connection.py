@@ -172,6 +172,7 @@ class Connector:
             raise ChatError(
                 f"Cannot write the server's log: {error}. Set MLXSERVE_HOME to a writable folder."
             ) from error
+        self.stop_server()  # the one before, whose pipe stays open although it has ended
         server.start()
         self.server = server
         return server

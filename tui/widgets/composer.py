@@ -12,17 +12,18 @@ from textual.message import Message as Event
 from textual.widgets import TextArea
 
 from tui.chat.mentions import mention, pasted_picture
+from tui.chat.pasted import Pastes
 from tui.opening import PLACEHOLDER
 from tui.sanitise import clean
 
-_NEW_LINE_KEYS = ("shift+enter", "ctrl+j", "alt+enter")
+NEW_LINE_KEYS = ("shift+enter", "ctrl+j", "alt+enter")
 # The cursor stops blinking this long after the last key, or up to twice as long. Blinking is most of the work
 # of an idle chat, and it distracts people who read.
 BLINK_SECONDS = 10.0
 
 
 class Composer(TextArea):
-    """Several lines of plain text."""
+    """Several lines of plain text. A long paste is shown as a mark, and sent whole."""
 
     MESSAGE_HINT = "E edit · R regenerate · Y copy · ←→ versions · Esc back"
     EDIT_HINT = "Enter resends · Esc cancels the edit"
@@ -62,6 +63,7 @@ class Composer(TextArea):
         self._history: list[str] = []
         self._at: int | None = None  # index into the history; None: the draft
         self._draft = ""
+        self._pastes = Pastes()
 
     def on_mount(self) -> None:
         self._still = self.set_interval(BLINK_SECONDS, self._stop_blinking)
@@ -88,9 +90,14 @@ class Composer(TextArea):
         self._at = None
 
     def write(self, text: str) -> None:
-        """Replace the text, with the cursor at its end."""
-        self.load_text(clean(text))
+        """Replace the text, with the cursor at its end. What was pasted here before is folded."""
+        self.load_text(self._pastes.folded(clean(text)))
         self.move_cursor(self.document.end)
+
+    @property
+    def whole_text(self) -> str:
+        """The text to send, with long pastes unfolded."""
+        return self._pastes.unfolded(self.text)
 
     @property
     def before_cursor(self) -> str:
@@ -112,12 +119,34 @@ class Composer(TextArea):
             self.app.action_help_quit()
 
     async def _on_paste(self, event: Paste) -> None:
-        """Pasted text is cleaned, because it is shown. The path of a picture attaches it."""
+        """Pasted text is cleaned, because it is shown; a long one is folded. The path of a picture
+        attaches it."""
         self._blink()
         picture = pasted_picture(event.text)
-        text = event.text if picture is None else f"{mention(picture)} "
-        await super()._on_paste(Paste(clean(text)))
+        text = self._pastes.fold(clean(event.text)) if picture is None else f"{mention(picture)} "
+        await super()._on_paste(Paste(text))
         self._consume(event)
+
+    def _show_pastes(self) -> None:
+        """Unfold what was pasted, or fold it again."""
+        whole = self.whole_text
+        text = whole if whole != self.text else self._pastes.folded(whole)
+        if text != self.text:
+            self.replace(text, (0, 0), self.document.end)
+
+    def _delete_mark(self, key: str) -> bool:
+        """Delete a folded paste beside the cursor as one; False if there is none."""
+        row, column = self.cursor_location
+        line = self.document.get_line(row)
+        if self.selected_text:
+            return False
+        if key == "backspace":
+            first, last = column - len(self._pastes.mark_before(line[:column])), column
+        else:
+            first, last = column, column + len(self._pastes.mark_after(line[column:]))
+        if first < last:
+            self.delete((row, first), (row, last))
+        return first < last
 
     async def _on_key(self, event: Key) -> None:
         """Handles the composer's keys; for all others TextArea's handler is called after this one."""
@@ -131,11 +160,19 @@ class Composer(TextArea):
         elif event.key == "tab":  # the last message: Textual would focus the first one
             self._consume(event)
             await self.app.run_action("app.focus_message(-1)")
-        elif event.key in _NEW_LINE_KEYS:
+        elif event.key in NEW_LINE_KEYS:
             self._consume(event)
             self.insert("\n")
-        elif (event.key == "up" and self.cursor_at_first_line and self._recall(-1)) or (
-            event.key == "down" and self.cursor_at_last_line and self._recall(1)
+        elif event.key == "ctrl+u":
+            self._consume(event)
+            self.clear()  # an edit: Ctrl+Z brings the text back
+        elif event.key == "f6":
+            self._consume(event)
+            self._show_pastes()
+        elif (
+            (event.key in ("backspace", "delete") and self._delete_mark(event.key))
+            or (event.key == "up" and self.cursor_at_first_line and self._recall(-1))
+            or (event.key == "down" and self.cursor_at_last_line and self._recall(1))
         ):
             self._consume(event)
         elif event.key == "down" and not self.text:
@@ -148,7 +185,7 @@ class Composer(TextArea):
 
     def send(self) -> None:
         """Send the text, as Enter does."""
-        text = clean(self.text).strip("\n")
+        text = clean(self.whole_text).strip("\n")
         if text.strip():
             self.load_text("")
             self._at = None

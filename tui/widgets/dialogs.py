@@ -75,10 +75,16 @@ class ChatsDialog(ModalScreen[ChatChoice | None]):
             dialog.border_subtitle = "Enter opens · Ctrl+D deletes · Esc closes"
             yield Input(placeholder="Search all chats", compact=True)
             yield OptionList(compact=True)
+            yield Static(id="note", markup=False)
 
     def on_mount(self) -> None:
         self.query_one(OptionList).can_focus = False
         self._show_chats()
+
+    def _say(self, words: str) -> None:
+        note = self.query_one("#note", Static)
+        note.display = bool(words)
+        note.update(Content.styled(words, "$text-quiet"))
 
     def _show_chats(self) -> None:
         self._show(
@@ -90,6 +96,7 @@ class ChatsDialog(ModalScreen[ChatChoice | None]):
     def _show(self, choices: list[ChatChoice], lines: Sequence[Content], when_empty: str) -> None:
         self._choices = choices
         self._marked = None
+        self._say("")
         options = self.query_one(OptionList)
         options.set_options(
             lines or [Option(Content.styled(when_empty, "$text-quiet"), disabled=True)]
@@ -111,6 +118,8 @@ class ChatsDialog(ModalScreen[ChatChoice | None]):
         )
 
     def action_move(self, step: int) -> None:
+        self._marked = None
+        self._say("")
         move_highlight(self.query_one(OptionList), step)
 
     async def action_delete(self) -> None:
@@ -120,9 +129,8 @@ class ChatsDialog(ModalScreen[ChatChoice | None]):
             return
         if self._marked != choice.chat_id:
             self._marked = choice.chat_id
-            self.notify(
-                "Press Ctrl+D again to delete this chat for good, with the cached pages of its prompts.",
-                markup=False,
+            self._say(
+                "Press Ctrl+D again to delete this chat for good, with the cached pages of its prompts."
             )
             return
         await self._delete(choice.chat_id)

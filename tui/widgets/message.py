@@ -34,9 +34,7 @@ from tui.chat.progress import waiting_words
 from tui.chat.stats_text import ending_line, seconds_words
 from tui.paint.markdown import MarkdownStream
 from tui.paint.painter import LINK, Painter
-from tui.paint.preview import preview
 from tui.paint.theme import Palette
-from tui.sanitise import one_line
 from tui.widgets.round_lines import RoundLines
 from tui.widgets.strips import StripView
 
@@ -45,7 +43,9 @@ SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _FLUSH_REST = 4
 # A longer text is painted in a thread: that takes some 10 ms per 4,000 characters. For the same
 # reason, at most this much of an answer that arrives in larger pieces is painted at once.
-_LONG_TEXT = 8_000
+LONG_TEXT = 8_000
+
+_THOUGHTS, _BODY = 2, 4  # places among the sections of an answer
 
 # A number of lines, and a function from the index of a line to the line.
 Section = tuple[int, Callable[[int], Strip]]
@@ -112,30 +112,7 @@ class MessageView(StripView, can_focus=True):
 
     def _ending(self, painter: Painter) -> list[Strip]:
         words = ending_line(self.message, self.version)
-        return _styled(painter.plain(words), self._palette.marker) if words else []
-
-
-class QuestionView(MessageView):
-    """A question of the user: shown as typed, not as Markdown."""
-
-    def __init__(self, message: StoredMessage, version: Version, palette: Palette) -> None:
-        super().__init__(message, version, palette)
-        self._lines: list[Strip] = []
-
-    @property
-    def num_lines(self) -> int:
-        return len(self._lines)
-
-    def line(self, y: int) -> Strip:
-        return self._lines[y]
-
-    def paint(self, width: int, palette: Palette) -> None:
-        painter = Painter(width, palette)
-        self._lines = []
-        for picture in self.message.images:
-            name = painter.plain(f"[{one_line(picture.name, 60)}]")
-            self._lines += [*preview(picture.content, width), *_styled(name, palette.marker)]
-        self._lines += [*painter.plain(self.message.text), *self._ending(painter)]
+        return styled(painter.plain(words), self._palette.marker) if words else []
 
 
 class AnswerView(MessageView):
@@ -194,7 +171,7 @@ class AnswerView(MessageView):
     def paint(self, width: int, palette: Palette) -> None:
         self._painter = Painter(width, palette)
         self._thoughts_painter = Painter(width - 2, palette)
-        if self._answer is None and len(self.message.text) > _LONG_TEXT:
+        if self._answer is None and len(self.message.text) > LONG_TEXT:
             self._body = self._at_a_glance()
         elif self._body is None:
             self._body = MarkdownStream.whole(self.message.text, self._painter)
@@ -242,6 +219,7 @@ class AnswerView(MessageView):
         answer, body = self._answer, self._body
         if answer is None or body is None:
             return
+        before, live = self._layout_of_parts, self._live_lines()
         self._frame += 1
         if answer.phase is AnswerPhase.THINKING:
             self._thinking_seconds = answer.seconds - (answer.stats.first_token_seconds or 0)
@@ -250,15 +228,32 @@ class AnswerView(MessageView):
             self._begin_round(answer)
             new = answer.take()
             self._unpainted += new.text
-            body.feed(self._unpainted[:_LONG_TEXT])
-            self._unpainted = self._unpainted[_LONG_TEXT:]
+            body.feed(self._unpainted[:LONG_TEXT])
+            self._unpainted = self._unpainted[LONG_TEXT:]
             body.flush()
             if self._thoughts is not None:
                 self._thoughts.feed(new.thinking)
                 self._thoughts.flush()
             self._next_flush = started + (1 + _FLUSH_REST) * (time.monotonic() - started)
         self._frame_lines()
-        self.lines_changed()
+        if self._layout_of_parts != before:
+            self.lines_changed()
+        else:
+            self.redraw(y for y, line in live.items() if self.line(y) != line)
+
+    @property
+    def _layout_of_parts(self) -> Sequence[int]:
+        return [count for count, _ in self._sections()]
+
+    def _live_lines(self) -> dict[int, Strip]:
+        """By their places, the lines that the next pieces may change: all but frozen ones."""
+        lines, start = dict[int, Strip](), 0
+        for part, (count, line) in enumerate(self._sections()):
+            stream = {_THOUGHTS: self._thoughts, _BODY: self._body}.get(part)
+            frozen = 0 if stream is None else stream.num_frozen
+            lines |= {start + y: line(y) for y in range(frozen, count)}
+            start += count
+        return lines
 
     def _begin_round(self, answer: LiveAnswer) -> None:
         """Calls of tools end the text before them, which is painted with them from then on."""
@@ -289,7 +284,7 @@ class AnswerView(MessageView):
         ):
             if stream is None:
                 continue
-            if len(stream.text) <= _LONG_TEXT:
+            if len(stream.text) <= LONG_TEXT:
                 stream.show_final(stream.final_painting(painter))
                 continue
             painting = await asyncio.to_thread(stream.final_painting, painter.twin())
@@ -364,14 +359,14 @@ class AnswerView(MessageView):
         if self._thinking_seconds:
             words += f" for {seconds_words(self._thinking_seconds)}"
         sign = "▸" if self._thoughts is None else "▾"
-        return _styled(self._painter.plain(f"{sign} {words}"), self._palette.marker)
+        return styled(self._painter.plain(f"{sign} {words}"), self._palette.marker)
 
     def _foot_lines(self) -> list[Strip]:
         if self._answer is not None:
             return self._waiting_lines(self._answer)
         lines = []
         if self.message.state is State.FAILED and self.message.error:
-            lines += _styled(self._painter.plain(f"✗ {self.message.error}"), self._error_style)
+            lines += styled(self._painter.plain(f"✗ {self.message.error}"), self._error_style)
         return lines + self._ending(self._painter)
 
     def _waiting_lines(self, answer: LiveAnswer) -> list[Strip]:
@@ -380,22 +375,16 @@ class AnswerView(MessageView):
             return []
         sign = SPINNER[self._frame // 2 % len(SPINNER)]
         words = f"{sign} {waiting_words(answer.progress, answer.seconds)}"
-        return _styled(self._painter.plain(words), self._palette.marker)
+        return styled(self._painter.plain(words), self._palette.marker)
 
     @property
     def _error_style(self) -> Style:
         return Style(color=self.app.current_theme.error)
 
 
-def view_of(message: StoredMessage, version: Version, palette: Palette) -> MessageView:
-    """The widget for a message."""
-    kind = QuestionView if message.role == "user" else AnswerView
-    return kind(message, version, palette)
-
-
 def _blank(_: int) -> Strip:
     return Strip.blank(0)
 
 
-def _styled(strips: tuple[Strip, ...], style: Style) -> list[Strip]:
+def styled(strips: Sequence[Strip], style: Style) -> list[Strip]:
     return [strip.apply_style(style) for strip in strips]

@@ -1,4 +1,6 @@
-"""The last line: the current activity at the left, the answer's statistics at the right."""
+"""The last line: the current activity at the left, the answer's statistics at the right; for some
+seconds a message in their place, instead of toasts that cover the chat.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,16 @@ from collections.abc import Sequence
 from textual.app import ComposeResult
 from textual.containers import Container, Horizontal
 from textual.content import Content
+from textual.timer import Timer
 from textual.widget import Widget
 from textual.widgets import Static
 
 from tui.opening import STARTING
 
 _BAR_WIDTH = 8
+# A message stays for as long as reading it takes, at this speed, but at least some seconds.
+_LEAST_SECONDS, _CHARACTERS_PER_SECOND = 5.0, 15
+_COLOURS = {"information": "$foreground", "warning": "$warning", "error": "$error"}
 
 
 class FittingLine(Widget):
@@ -23,8 +29,9 @@ class FittingLine(Widget):
         self._lines: Sequence[str] = ()
 
     def show(self, lines: Sequence[str]) -> None:
-        self._lines = lines
-        self.refresh()
+        before, self._lines = self.words, lines
+        if self.words != before:
+            self.refresh()
 
     def on_resize(self) -> None:
         self.refresh()
@@ -41,15 +48,49 @@ class FittingLine(Widget):
 class StatusLine(Container):
     """Two texts; without room for both, the right one is shortened."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._activity = Content(STARTING)
+        self._messages: list[Content] = []
+        self._is_new_cause = True
+        self._timer: Timer | None = None  # until the messages go
+
     def compose(self) -> ComposeResult:
         with Horizontal():
             yield Static(STARTING, id="activity")
             yield FittingLine(id="stats")
+        yield Static(id="message", markup=False)
 
     def say(self, words: str, *, style: str = "", progress: float | None = None) -> None:
         """Show the current activity."""
         bar = "" if progress is None else f"  {_bar(progress)} {progress:.0%}"
-        self.query_one("#activity", Static).update(Content.assemble((words + bar, style)))
+        self._activity = Content.assemble((words + bar, style))
+        self.query_one("#activity", Static).update(self._activity)
+
+    def tell(self, words: str, severity: str = "information", seconds: float | None = None) -> None:
+        """Show a message in place of everything else; below the one before, if that has the same cause.
+
+        seconds: for which it is shown; by default as long as reading it takes
+        """
+        message = Content.styled(words, _COLOURS[severity])
+        before = [] if self._is_new_cause else [one for one in self._messages if one != message]
+        self._messages, self._is_new_cause = [*before[-1:], message], False
+        self.query_one("#message", Static).update(Content("\n").join(self._messages))
+        self.set_class(True, "-message")
+        if self._timer is not None:
+            self._timer.stop()
+        length = sum(len(one) for one in self._messages)
+        reading = max(_LEAST_SECONDS, length / _CHARACTERS_PER_SECOND)
+        self._timer = self.set_timer(seconds or reading, self.end_message)
+
+    def begin_cause(self) -> None:
+        """The user did something: the next message takes the place of all before."""
+        self._is_new_cause = True
+
+    def end_message(self) -> None:
+        """Show the activity again."""
+        self._messages = []
+        self.set_class(False, "-message")
 
     def show_stats(self, lines: Sequence[str]) -> None:
         """Show one of these alternatives, given longest first."""
@@ -57,8 +98,8 @@ class StatusLine(Container):
 
     @property
     def words(self) -> str:
-        """Both texts, as shown."""
-        return f"{self.query_one('#activity', Static).content} {self.query_one(FittingLine).words}"
+        """Both texts, as shown without a message."""
+        return f"{self._activity} {self.query_one(FittingLine).words}"
 
 
 def _bar(progress: float) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from rich.style import Style
 from rich.text import Text
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.selection import Selection
 from textual.strip import Strip
 from textual.widget import Widget
@@ -55,6 +55,11 @@ class StripView(Widget):
         has_new_height = self.num_lines != self._shown_lines
         self._shown_lines = self.num_lines
         self.refresh(layout=has_new_height)
+
+    def redraw(self, lines: Iterable[int]) -> None:
+        """Redraw these lines, whose number is the same: each line costs a terminal some 100 bytes."""
+        for y in lines:
+            self.refresh(Region(0, y, self.size.width, 1))
 
     def get_content_height(
         self,

@@ -48,6 +48,7 @@ class ToolsDialog(ModalScreen[None]):
         self._toolbox = toolbox
         self._rows: list[ServerCard | Tool] = []
         self._shown: list[Content] = []
+        self._problem = ""  # with the last change
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as dialog:
@@ -78,13 +79,18 @@ class ToolsDialog(ModalScreen[None]):
         self._note()
 
     @on(OptionList.OptionHighlighted)
+    def _moved(self) -> None:
+        self._problem = ""
+        self._note()
+
     def _note(self) -> None:
         at = self.query_one(OptionList).highlighted
         row = self._rows[at] if at is not None and at < len(self._rows) else None
         words = self._toolbox.problem or _HOW.format(file=self._toolbox.file)
         if row is not None:
             words = row.problem if isinstance(row, ServerCard) else row.description
-        self.query_one("#note", Static).update(Content.styled(one_line(words, 600), "$text-quiet"))
+        note = Content.styled(one_line(self._problem or words, 600), "$text-quiet")
+        self.query_one("#note", Static).update(note)
 
     @on(OptionList.OptionSelected)
     def _switch(self, event: OptionList.OptionSelected) -> None:
@@ -99,14 +105,14 @@ class ToolsDialog(ModalScreen[None]):
         try:
             await self._toolbox.switch(name, is_on=is_on)
         except ToolsError as error:
-            self.notify(str(error), severity="error", markup=False)
+            self._problem = str(error)
         self._show()
 
     async def _permit(self, tool: Tool) -> None:
         try:
             await self._toolbox.permit(tool.name, _NEXT[tool.permission])
         except ToolsError as error:
-            self.notify(str(error), severity="error", markup=False)
+            self._problem = str(error)
         self._show()
 
 

@@ -13,7 +13,8 @@ from textual.widgets import Static
 
 from tui.chat.messages import StoredMessage, Version
 from tui.paint.theme import Palette
-from tui.widgets.message import AnswerView, MessageView, view_of
+from tui.widgets.message import AnswerView, MessageView
+from tui.widgets.question import QuestionView
 from tui.widgets.welcome import Welcome, WelcomeFacts
 
 
@@ -195,3 +196,9 @@ class Transcript(VerticalScroll, can_focus=False):
     def follow(self) -> None:
         """Scroll to the end and follow it."""
         self.anchor()
+
+
+def view_of(message: StoredMessage, version: Version, palette: Palette) -> MessageView:
+    """The widget for a message."""
+    kind = QuestionView if message.role == "user" else AnswerView
+    return kind(message, version, palette)

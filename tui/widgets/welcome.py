@@ -32,6 +32,7 @@ _IDEAS = (
     "Write a Python function that parses an ISO date.",
     "What are three good questions to ask a local model?",
 )
+_HOW = "   ↓ goes to these rows, Enter presses one"
 MAX_RECENT = 3
 
 
@@ -68,6 +69,8 @@ class Ideas(OptionList):
 
 class Welcome(Vertical):
     """Down, Enter or Tab goes to its list; Enter asks, opens a chat, or switches to the model."""
+
+    HINT = "↑↓ choose · Enter presses · Esc back"
 
     TEXT = Content.assemble(
         ("mlxserve", "bold $primary"),
@@ -128,9 +131,10 @@ class Welcome(Vertical):
             for chat in facts.recent[:MAX_RECENT]
         ]
         if facts.recommended is not None:  # last: it comes later, and moves no row then
-            options.append(
-                (_line("Model", _advice(facts.recommended)), self.Wanted(facts.recommended))
-            )
+            options.append((_button(facts.recommended), self.Wanted(facts.recommended)))
+        if options:
+            first, event = options[0]
+            options[0] = Content.assemble(first, (_HOW, "$text-quiet")), event
         self._events = [event for _, event in options]
         shown = self.query_one("#ideas", OptionList)
         shown.display = bool(options)
@@ -154,11 +158,17 @@ class Welcome(Vertical):
         self.post_message(self._events[event.option_index])
 
 
-def _advice(model: Model) -> str:
+def _button(model: Model) -> Content:
+    """The real model, with what pressing it costs."""
     name = one_line(model.name.rpartition("/")[2], 40)
-    size = "" if model.weight_size is None else f" ({model.weight_size / 1e9:.1f} GB)"
-    where = "is on this machine: use it" if model.is_here else "suits this machine: download it"
-    return f"{name}{size} {where}"
+    size = "" if model.weight_size is None else f", {model.weight_size / 1e9:.1f} GB"
+    verb = "Use" if model.is_here else "Download"
+    why = "it is on this machine" if model.is_here else "it suits this machine"
+    return Content.assemble(
+        (f"{'Model':6}", "$text-quiet"),
+        (f" {verb} {name}{size} ", "bold $background on $primary"),
+        (f"  {why}", "$text-quiet"),
+    )
 
 
 def _line(kind: str, words: str) -> Content:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from textual import on
 from textual.app import ComposeResult
-from textual.containers import Container, Horizontal, Vertical
+from textual.containers import Container, Vertical
 from textual.content import Content
 from textual.message import Message as Event
 from textual.widgets import Static, TextArea
@@ -24,13 +24,15 @@ from tui.opening import TITLE
 from tui.paint.theme import Palette, palette
 from tui.sanitise import one_line
 from tui.widgets.composer import Composer
+from tui.widgets.header import Header
 from tui.widgets.message import MessageView
 from tui.widgets.status import StatusLine
 from tui.widgets.suggestions import Suggestions
 from tui.widgets.transcript import Transcript
+from tui.widgets.welcome import Ideas, Welcome
 
 _FAR = 3  # lines below the visible part
-_WIDE = 90  # columns from which the whole hint and header fit
+_WIDE = 90  # columns from which the whole hint fits, and the header tells the address
 _HINT = "Enter sends · Shift+Enter or Ctrl+J new line · / commands · F1 keys"
 _SHORT_HINT = "Enter sends · / commands · F1 keys"
 
@@ -50,9 +52,8 @@ class ChatWindow(Vertical):
         self._header: tuple[str, ContextUse | None, str, Sequence[str]] = ("", None, "", ())
 
     def compose(self) -> ComposeResult:
-        with Container(id="top"), Horizontal():
-            yield Static(TITLE, id="title", markup=False)
-            yield Static(id="model", markup=False)
+        with Container(id="top"):
+            yield Header()
         yield Transcript()
         with Vertical(id="bottom"):
             yield Static(id="below", markup=False)
@@ -94,7 +95,7 @@ class ChatWindow(Vertical):
         )
         chat = open_chat.chat
         title = one_line(chat.title) if chat is not None else TITLE
-        self.query_one("#title", Static).update(Content(title))
+        self.query_one(Header).show_title(title)
 
     def show_header(
         self, model: str, use: ContextUse | None, address: str = "", settings: Sequence[str] = ()
@@ -111,11 +112,10 @@ class ChatWindow(Vertical):
         parts = [
             (one_line(model, 60), ""),
             (meter, "$warning" if use is not None and use.is_nearly_full else ""),
-            *((one_line(words, 60), "") for words in settings if is_wide),
+            *((one_line(words, 60), "") for words in settings),
             (address if is_wide else "", ""),
         ]
-        words = Content(" · ").join(Content.styled(*part) for part in parts if part[0])
-        self.query_one("#model", Static).update(words)
+        self.query_one(Header).show_parts([Content.styled(*part) for part in parts if part[0]])
 
     def show_queue(self, texts: Sequence[str]) -> None:
         queue = self.query_one("#queue", Static)
@@ -144,6 +144,8 @@ class ChatWindow(Vertical):
             words = Composer.EDIT_HINT
         elif self.is_on_message:
             words = Composer.MESSAGE_HINT
+        elif isinstance(self.app.focused, Ideas):
+            words = Welcome.HINT
         else:
             words = _HINT if self.size.width >= _WIDE else _SHORT_HINT
         composer.border_subtitle = words
@@ -163,8 +165,8 @@ class ChatWindow(Vertical):
         at += step
         if at >= len(views):
             self.composer.focus()
-        elif at >= 0:
-            views[at].focus()
+        elif at >= 0:  # of a long one that is in view already, the lines that are read stay
+            views[at].focus(scroll_visible=not views[at].region.overlaps(self.transcript.region))
 
     @on(Transcript.Moved)
     def _moved(self, event: Transcript.Moved) -> None:

@@ -51,6 +51,26 @@ def test_a_title_is_the_start_of_the_first_question(store: Store) -> None:
     assert store.create_chat("  \n ").title == "New chat"
 
 
+@pytest.mark.parametrize(
+    ("question", "title"),
+    [
+        ("# The **plan**\n\n- first `step`\n- second", "The plan first step second"),
+        ("```python\nprint(1)\n```\nWhat is wrong?", "print(1) What is wrong?"),
+        ("> quoted\nmy_name stays", "quoted my_name stays"),
+        ("word " * 20, "word " * 11 + "word…"),
+        ("x" * 80, "x" * 59 + "…"),
+        ("```\n```", "New chat"),
+    ],
+)
+def test_a_title_has_no_signs_of_markdown_and_ends_with_a_word(
+    store: Store, question: str, title: str
+) -> None:
+    assert store.create_chat(question).title == title
+    chat = store.create_chat("one")
+    store.rename(chat.id, "# mine")
+    assert store.chat(chat.id).title == "# mine"
+
+
 def test_chats_are_listed_by_their_last_change(store: Store) -> None:
     first, messages = talk(store, "one")
     second, _ = talk(store, "two")

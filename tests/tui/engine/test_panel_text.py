@@ -5,7 +5,9 @@ import pytest
 from tui.chat.messages import AnswerStats
 from tui.engine.page_map import PageMapReplica
 from tui.engine.panel_text import (
+    NUM_OWNERS,
     PAGE_STATES,
+    OwnerColours,
     answer_lines,
     legend,
     now_lines,
@@ -72,17 +74,31 @@ def test_a_sparkline_is_relative_to_its_largest_value(values: list[float], bars:
     assert sparkline(values) == bars
 
 
+def test_requests_in_a_row_have_different_colours_and_keep_them() -> None:
+    colour_of = OwnerColours()
+    names = [f"request-{number}" for number in range(1000)]
+    assert [colour_of(name) for name in names[:NUM_OWNERS]] == list(range(NUM_OWNERS))
+    assert colour_of(names[1]) == 1
+    for name in names:
+        colour_of(name)
+    assert colour_of(names[-1]) == colour_of(names[-1])
+
+
 def test_requests_are_listed_with_their_progress() -> None:
     reading = Progress("8f3a12bc99", RequestStage.PREFILLING, None, 620, 1000)
     writing = Progress("mine", RequestStage.DECODING, None, 0, 0, 212, 14)
     queued = Progress("77aa", RequestStage.QUEUED, 3, 0, 0)
-    lines = request_lines([reading, writing, queued], "mine", 42, 3).plain.split("\n")
+    lines = request_lines([reading, writing, queued], "mine", 42, 3, OwnerColours()).plain.split(
+        "\n"
+    )
     assert lines[0].startswith("■ 8f3a12bc9 reading ━━")
     assert lines[0].endswith(" 62%")
     assert lines[1] == "■ this chat writing 212 tokens, 14 pages"
     assert lines[2] == "■ 77aa      waiting 3"
-    assert request_lines([reading, writing, queued], None, 42, 2).plain.endswith("and 2 more")
-    assert request_lines([], None, 42, 3).plain == ""
+    assert request_lines([reading, writing, queued], None, 42, 2, OwnerColours()).plain.endswith(
+        "and 2 more"
+    )
+    assert request_lines([], None, 42, 3, OwnerColours()).plain == ""
 
 
 def test_the_engine_s_statistics_are_shown() -> None:
@@ -115,8 +131,8 @@ def test_the_engine_s_statistics_are_shown() -> None:
         assert part in words
     faster = replace(stats, decode_rate=84.2, prefill_rate=0.0)
     charts = now_lines(stats, (faster, stats), 42).plain.split("\n")
-    assert charts[1].endswith("tok/s" + " " * 22 + "█"), "0 is no bar"
-    assert charts[2].endswith("█▄")
+    assert charts[1].endswith("tok/s" + " " * 15 + "█ ≤1,234"), "0 is no bar"
+    assert charts[2].endswith("█▄ ≤84")
     assert len(charts[1]) == len(charts[2]) == 42
     assert "disk" not in words
     assert "states" not in words

@@ -90,6 +90,75 @@ def test_pasted_text_is_cleaned() -> None:
     write(story)
 
 
+LONG = "\n".join(f"line {number}" for number in range(120))
+
+
+def paste(desk: Desk, text: str) -> None:
+    desk.composer.post_message(Paste(text))
+
+
+def test_a_long_paste_is_folded_and_sent_whole() -> None:
+    async def story(desk: Desk, pilot: Pilot[None]) -> None:
+        await pilot.press("a")
+        paste(desk, LONG)
+        await pilot.pause()
+        assert desk.composer.text == "a[pasted 120 lines]"
+        await pilot.press("b", "enter")
+        assert desk.sent == [f"a{LONG}b"]
+        assert desk.composer.text == ""
+        desk.composer.write(f"again {LONG}")
+        assert desk.composer.text == "again [pasted 120 lines]"
+
+    write(story)
+
+
+def test_a_folded_paste_is_unfolded_edited_and_folded_by_a_key() -> None:
+    async def story(desk: Desk, pilot: Pilot[None]) -> None:
+        paste(desk, LONG)
+        await pilot.press("f6")
+        assert desk.composer.text == LONG
+        await pilot.press("f6")
+        assert desk.composer.text == "[pasted 120 lines]"
+        await pilot.press("f6", "x", "f6")
+        assert desk.composer.text == "[pasted 120 lines]x"
+
+    write(story)
+
+
+@pytest.mark.parametrize(("key", "at"), [("backspace", 19), ("delete", 1)])
+def test_a_folded_paste_is_deleted_as_one(key: str, at: int) -> None:
+    async def story(desk: Desk, pilot: Pilot[None]) -> None:
+        await pilot.press("a")
+        paste(desk, LONG)
+        await pilot.press("b")
+        desk.composer.move_cursor((0, at))
+        await pilot.press(key)
+        assert desk.composer.text == "ab"
+        await pilot.press("ctrl+z", "enter")
+        assert desk.sent == [f"a{LONG}b"]
+
+    write(story)
+
+
+def test_short_pastes_are_shown_as_they_are() -> None:
+    async def story(desk: Desk, pilot: Pilot[None]) -> None:
+        paste(desk, "one\ntwo")
+        await pilot.pause()
+        assert desk.composer.text == "one\ntwo"
+
+    write(story)
+
+
+def test_a_key_empties_a_draft_of_several_rows_and_another_brings_it_back() -> None:
+    async def story(desk: Desk, pilot: Pilot[None]) -> None:
+        await pilot.press("a", "ctrl+j", "b", "up", "ctrl+u")
+        assert desk.composer.text == ""
+        await pilot.press("ctrl+z")
+        assert desk.composer.text == "a\nb"
+
+    write(story)
+
+
 def test_history_keeps_the_draft_and_stops_at_its_ends() -> None:
     async def story(desk: Desk, pilot: Pilot[None]) -> None:
         desk.composer.use_history(["one", "two"])

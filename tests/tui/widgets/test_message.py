@@ -1,20 +1,25 @@
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
+from typing import Self
 
 import pytest
 from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
-from textual.geometry import Offset
+from textual.geometry import Offset, Region
 from textual.pilot import Pilot
 from textual.selection import Selection
 
 from tui.chat.calls import CallRecord, CallState, ToolRound
+from tui.chat.live_answer import LiveAnswer
 from tui.chat.messages import Role, State, StoredMessage, Version
 from tui.paint.markdown import MarkdownStream
 from tui.paint.painter import Painter
 from tui.paint.theme import DARK, palette
-from tui.widgets.message import AnswerView, MessageView, QuestionView, view_of
+from tui.talk.pieces import Piece, TextPiece
+from tui.widgets.message import AnswerView, MessageView
+from tui.widgets.question import QuestionView
+from tui.widgets.transcript import view_of
 
 ALONE = Version(0, (1,))
 PALETTE = palette(dark=True)
@@ -101,6 +106,82 @@ def test_a_new_width_wraps_the_text_again() -> None:
     lines = look(view, narrow).splitlines()
     assert len(lines) > 1
     assert " ".join(line.strip() for line in lines) == "four words in here"
+
+
+def test_a_long_question_is_folded_until_it_is_opened_or_searched() -> None:
+    text = "\n".join(f"line {number}" for number in range(100))
+    view = QuestionView(message(Role.USER, text), ALONE, PALETTE)
+
+    async def unfold(pilot: Pilot[None]) -> None:
+        view.focus()
+        await pilot.press("t")
+
+    folded = look(view).splitlines()
+    assert [line.strip() for line in folded[:2]] == ["line 0", "line 1"]
+    assert folded[11].strip() == "line 11"
+    assert folded[12].strip().startswith("… 100 lines, 789")
+    assert "line 12" not in folded
+    view = QuestionView(message(Role.USER, text), ALONE, PALETTE)
+    look(view, unfold)
+    assert view.num_lines == 100
+    view = QuestionView(message(Role.USER, text), ALONE, PALETTE)
+    view.mark("line 99")
+    look(view)
+    assert view.num_lines == 100
+
+
+class Redrawn(AnswerView):
+    """Keeps what its ticks ask the screen to draw again."""
+
+    def __init__(self, message: StoredMessage) -> None:
+        self.redrawn: list[tuple[Region, ...]] = []
+        self._is_ticking = False
+        super().__init__(message, ALONE, PALETTE)
+
+    def tick(self) -> None:
+        self._is_ticking = True
+        super().tick()
+        self._is_ticking = False
+
+    def refresh(self, *regions: Region, **how: bool) -> Self:
+        if self._is_ticking:
+            self.redrawn.append(regions)
+        return super().refresh(*regions, **how)
+
+
+def test_a_running_answer_redraws_only_the_lines_that_change() -> None:
+    view = Redrawn(message(Role.ASSISTANT, ""))
+    pieces = asyncio.Queue[Piece]()
+
+    async def stream() -> AsyncGenerator[Piece, None]:
+        while True:
+            yield await pieces.get()
+
+    async def save(_: StoredMessage) -> None:
+        pass
+
+    async def story(pilot: Pilot[None]) -> None:
+        async def until_shown(words: str) -> None:
+            while words not in view.line(view.num_lines - 1).text:
+                await pilot.pause()
+                view.tick()
+
+        answer = LiveAnswer(view.message, stream(), save)
+        reading = asyncio.create_task(answer.run())
+        view.follow(answer)
+        pieces.put_nowait(TextPiece("one two\n\nthree"))
+        await until_shown("three")
+        view.redrawn.clear()
+        for _ in range(5):
+            view.tick()
+        assert view.redrawn == [], "nothing has changed"
+        pieces.put_nowait(TextPiece(" four"))
+        await until_shown("four")
+        assert view.redrawn == [(Region(0, 2, view.size.width, 1),)]
+        answer.stop()
+        await reading
+
+    look(view, story)
 
 
 def test_a_selection_is_highlighted_and_returns_its_text() -> None:

@@ -35,6 +35,9 @@ class Machine(ModelCatalog):
     async def download(self, name: str) -> AsyncGenerator[Downloaded | Model, None]:
         yield next(model for model in FOUND if model.name == name)
 
+    async def use(self, name: str) -> None:
+        """Remembered by nobody."""
+
 
 def own(server: FakeServer, home: Home) -> Connector:
     """A server of the chat's own, which has the bundled model."""
@@ -64,11 +67,13 @@ def test_the_demonstration_says_what_it_is_and_recommends_a_model(
 
     async def story(t: Terminal) -> None:
         await t.until_shown("mlxserve-mini is a demonstration")
-        await t.until_shown("Good-4B-4bit (2.3 GB) suits this machine: download it")
+        await t.until_shown("Download Good-4B-4bit, 2.3 GB   it suits this machine")
         await t.until_shown("What is a page?")
         server.models = ["org/Good-4B-4bit"]
         assert t.screen.index("What is a page?") < t.screen.index("Good-4B")
-        await t.press("down", "end", "enter")
+        await t.press("down")
+        await t.until_shown("↑↓ choose · Enter presses")
+        await t.press("end", "enter")
         await t.until(lambda: "Good-4B-4bit" in t.screen.split("\n")[0])
 
     play(story, connector, size=size, models=Machine())

@@ -1,0 +1,36 @@
+"""The first line gives way from its end."""
+
+import pytest
+from textual.content import Content
+
+from tui.widgets.header import fitting
+
+PARTS = [
+    Content(words)
+    for words in ("mini", "41 / 4.1k", "temperature 0.7", "with a system prompt", "http://x:1")
+]
+
+
+@pytest.mark.parametrize(
+    ("room", "line"),
+    [
+        (100, "mini · 41 / 4.1k · temperature 0.7 · with a system prompt · http://x:1"),
+        (60, "mini · 41 / 4.1k · temperature 0.7 · with a system prompt"),
+        (40, "mini · 41 / 4.1k · temperature 0.7"),
+        (33, "mini · 41 / 4.1k"),
+        (4, "mini"),
+        (3, "mi…"),
+        (0, ""),
+    ],
+)
+def test_whole_parts_are_left_out_from_the_end(room: int, line: str) -> None:
+    assert fitting(PARTS, room).plain == line
+
+
+def test_columns_are_counted_not_characters() -> None:
+    assert fitting([Content("模型"), Content("b")], 7).plain == "模型"
+    assert fitting([Content("模型"), Content("b")], 8).plain == "模型 · b"
+
+
+def test_without_parts_there_is_nothing() -> None:
+    assert fitting([], 10).plain == ""
