@@ -32,7 +32,7 @@ _IDEAS = (
     "Write a Python function that parses an ISO date.",
     "What are three good questions to ask a local model?",
 )
-_HOW = "   ↓ goes to these rows, Enter presses one"
+_HOW = "   ↓ chooses, Enter presses"
 MAX_RECENT = 3
 
 
