@@ -46,7 +46,6 @@ from tui.home import Home
 from tui.leaving import EndingSignals
 from tui.opening import WIDE
 from tui.paint.theme import DARK, LIGHT
-from tui.sanitise import clean
 from tui.talk.connection import Connector
 from tui.talk.models import ModelCatalog
 from tui.tools.servers_file import usual_file
@@ -212,7 +211,7 @@ class ChatApp(App[None]):
         """Show a message below the composer, in place of a stack of toasts over the chat."""
         words = f"{title}: {message}" if title else message
         if self.window.status.is_mounted:
-            self.window.status.tell(clean(words), severity, timeout)
+            self.window.status.tell(words, severity, timeout)
 
     # Messages
 

@@ -14,10 +14,11 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from tui.opening import STARTING
+from tui.sanitise import clean
 
 _BAR_WIDTH = 8
 # A message stays for as long as reading it takes, at this speed, but at least some seconds.
-_LEAST_SECONDS, _CHARACTERS_PER_SECOND = 5.0, 15
+LEAST_SECONDS, _CHARACTERS_PER_SECOND = 5.0, 15
 _COLOURS = {"information": "$foreground", "warning": "$warning", "error": "$error"}
 
 
@@ -72,7 +73,7 @@ class StatusLine(Container):
 
         seconds: for which it is shown; by default as long as reading it takes
         """
-        message = Content.styled(words, _COLOURS[severity])
+        message = Content.styled(clean(words), _COLOURS[severity])
         before = [] if self._is_new_cause else [one for one in self._messages if one != message]
         self._messages, self._is_new_cause = [*before[-1:], message], False
         self.query_one("#message", Static).update(Content("\n").join(self._messages))
@@ -80,7 +81,7 @@ class StatusLine(Container):
         if self._timer is not None:
             self._timer.stop()
         length = sum(len(one) for one in self._messages)
-        reading = max(_LEAST_SECONDS, length / _CHARACTERS_PER_SECOND)
+        reading = max(LEAST_SECONDS, length / _CHARACTERS_PER_SECOND)
         self._timer = self.set_timer(seconds or reading, self.end_message)
 
     def begin_cause(self) -> None:

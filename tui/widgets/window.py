@@ -24,10 +24,10 @@ from tui.opening import TITLE
 from tui.paint.theme import Palette, palette
 from tui.sanitise import one_line
 from tui.widgets.composer import Composer
-from tui.widgets.header import Header
 from tui.widgets.message import MessageView
 from tui.widgets.status import StatusLine
 from tui.widgets.suggestions import Suggestions
+from tui.widgets.title_line import TitleLine
 from tui.widgets.transcript import Transcript
 from tui.widgets.welcome import Ideas, Welcome
 
@@ -53,7 +53,7 @@ class ChatWindow(Vertical):
 
     def compose(self) -> ComposeResult:
         with Container(id="top"):
-            yield Header()
+            yield TitleLine()
         yield Transcript()
         with Vertical(id="bottom"):
             yield Static(id="below", markup=False)
@@ -95,7 +95,7 @@ class ChatWindow(Vertical):
         )
         chat = open_chat.chat
         title = one_line(chat.title) if chat is not None else TITLE
-        self.query_one(Header).show_title(title)
+        self.query_one(TitleLine).show_title(title)
 
     def show_header(
         self, model: str, use: ContextUse | None, address: str = "", settings: Sequence[str] = ()
@@ -115,7 +115,7 @@ class ChatWindow(Vertical):
             *((one_line(words, 60), "") for words in settings),
             (address if is_wide else "", ""),
         ]
-        self.query_one(Header).show_parts([Content.styled(*part) for part in parts if part[0]])
+        self.query_one(TitleLine).show_parts([Content.styled(*part) for part in parts if part[0]])
 
     def show_queue(self, texts: Sequence[str]) -> None:
         queue = self.query_one("#queue", Static)

@@ -16,7 +16,7 @@ _LEAST_TITLE = 20  # columns that a longer title keeps
 _SEPARATOR = Content(" · ")
 
 
-class Header(Horizontal):
+class TitleLine(Horizontal):
     """Leaves out parts from the end where the window is narrow, whole ones, and the first never."""
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from textual.content import Content
 
-from tui.widgets.header import fitting
+from tui.widgets.title_line import fitting
 
 PARTS = [
     Content(words)
