@@ -10,8 +10,13 @@ import pytest
 from mlxserve.bench.restart import bench_restart
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["restart", "reload"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param("restart", marks=pytest.mark.long),
+        pytest.param("reload", marks=pytest.mark.slow),
+    ],
+)
 def test_the_second_server_finds_what_the_first_computed(
     write_model: Callable[..., Path], tmp_path: Path, what: str
 ) -> None:

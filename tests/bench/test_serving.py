@@ -140,7 +140,7 @@ def test_a_server_that_does_not_start_shows_why() -> None:
         failing.__enter__()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_workload_runs_on_real_servers(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     options = ["--model", "mlxserve-mini", "--pairs", "1", "--size", "0.2", "--num-pages", "256"]

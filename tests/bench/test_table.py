@@ -155,7 +155,7 @@ def test_starts_that_fail_are_a_sentence_in_their_row(monkeypatch: pytest.Monkey
     assert notes(report)[row_of(READY).name_at(0.01), OURS] == "failed: mlx-lm did not start"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_measures_every_row_of_a_real_server(tmp_path: Path) -> None:
     file = tmp_path / "table.json"
     options = ["--model", "mlxserve-mini", "--pairs", "1", "--size", "0.05", "--num-pages", "256"]

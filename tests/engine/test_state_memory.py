@@ -27,13 +27,8 @@ NUM_STEPS = 2_000  # with 20,000, memory was as flat
 NUM_PEOPLE, NUM_SNAPSHOTS, NUM_PAGES, PAGE_SIZE = 4, 12, 80, 16
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("qwen3_next", marks=pytest.mark.long),
-        pytest.param("rwkv7", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["qwen3_next", "rwkv7"])
 def test_many_conversations_take_no_more_memory_than_a_few(
     kind: str, build_model: Callable[..., tuple[nn.Module, dict[str, Any]]]
 ) -> None:

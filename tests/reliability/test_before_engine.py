@@ -20,7 +20,6 @@ from tests.reliability.before_engine import (
 )
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.slow
 MIB = 1 << 20
 
 
@@ -31,6 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
         yield found
 
 
+@pytest.mark.slow
 def test_others_pass_requests_of_many_tiny_messages(server: Process) -> None:
     with tiny_messages(server, 30, 6_000) as attack:
         wait_until(lambda: len(attack.statuses) >= 2)
@@ -41,6 +41,7 @@ def test_others_pass_requests_of_many_tiny_messages(server: Process) -> None:
     assert set(attack.statuses) <= {400, 503}  # 503 where memory for bodies is small
 
 
+@pytest.mark.long
 def test_others_pass_schemas_that_cannot_be_compiled(server: Process) -> None:
     with schema_bombs(server, 8) as attack:
         wait_until(lambda: len(attack.statuses) >= 1)
@@ -50,6 +51,7 @@ def test_others_pass_schemas_that_cannot_be_compiled(server: Process) -> None:
     assert attack.statuses == [400] * 8
 
 
+@pytest.mark.long
 def test_others_pass_requests_of_many_texts_to_embed(server: Process) -> None:
     with many_embeddings(server, 10, 60) as attack:
         for _ in range(2):
@@ -58,6 +60,7 @@ def test_others_pass_requests_of_many_texts_to_embed(server: Process) -> None:
     assert attack.statuses == [200] * 10
 
 
+@pytest.mark.slow
 def test_unfinished_bodies_take_a_bounded_memory_and_others_pass_them(server: Process) -> None:
     process = psutil.Process(server.popen.pid)
     before = process.memory_info().rss

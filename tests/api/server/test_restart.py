@@ -137,7 +137,7 @@ def test_pages_that_were_cut_off_are_computed(
     assert num_lost > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_page_size_finds_nothing(serve: Start, tmp_path: Path, wanted: Messages) -> None:
     messages, _ = begin(serve, tmp_path, terminate)
     usage, num_lost = goes_on(serve, tmp_path, messages, "--page-size", "16", "--num-pages", "600")

@@ -172,7 +172,7 @@ def test_closing_does_not_wait_for_a_grammar(chat: Chat) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_plain_stream_beside_hostile_grammars_has_no_long_gap(chat: Chat) -> None:
     """A source that blocked the stream would hold it for its 2 s."""
 

@@ -116,7 +116,7 @@ def test_answers_under_schemas_parse_and_validate(chat: Chat) -> None:
     asyncio.run(answers(chat, range(12), 8))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_answers_under_many_schemas_parse_and_validate(chat: Chat) -> None:
     asyncio.run(answers(chat, range(12, 212), 24))
 
