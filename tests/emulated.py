@@ -7,8 +7,8 @@ from metal_kernels.metal import MetalBackend
 from tests.emulator import metal_kernel
 
 
-def emulated_factory(*, check: bool = False) -> Factory:
-    """Compile kernels for the CPU; `check` runs them with every run-time check.
+def emulated_factory(*, check: bool = False, count: bool = False) -> Factory:
+    """Compile kernels for the CPU; `check` runs them with every run-time check, `count` counts instructions.
 
     Without the emulator's second front end: tests/strict reads every text by a stricter one.
     """
@@ -21,6 +21,7 @@ def emulated_factory(*, check: bool = False) -> Factory:
             source,
             writable_inputs=("k_pool", "v_pool") if spec.writes_pools else (),
             check=check,
+            count=count,
             strict=False,
         )
 

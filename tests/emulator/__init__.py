@@ -39,6 +39,9 @@ How it works
 It also compiles the text as C++ for OpenCL, whose rules are close to Metal's, and applies those of
 `rules.py`.
 
+`count=True` counts instructions instead, by what Apple's GPUs issue for them (`counting.py`). Two texts can be
+compared; nothing is said about speed.
+
 What it cannot show
   * Whether Apple's compiler accepts the text: names we declare and Metal lacks, or the reverse;
     which macOS has which feature; a compiler's own bugs. The library here was written from MLX's
@@ -55,7 +58,7 @@ Not supported, and refused when compiling: textures, matrices other than simdgro
 MetalPerformancePrimitives, structs copied between address spaces other than by
 `x = *(device T*)p` and `*(threadgroup T*)p = *(device T*)q`. `dialect="opencl"` copies structs
 anyhow, which MLX's complex numbers need. `uniform` is a plain number. Loops are not unrolled, also
-where the text asks for it. Stricter than Metal: every lane that has not returned must reach a
+where the text asks for it, unless instructions are counted. Stricter than Metal: every lane that has not returned must reach a
 simdgroup function, at the same place.
 
 Run on Linux x86-64 with ziglang 0.17 (clang 22) and with Debian's clang 19. For aarch64 the runtime

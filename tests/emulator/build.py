@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.emulator.cache import cache_folder, digest, publish, workspace
+from tests.emulator.counting import counted
 from tests.emulator.errors import MetalSourceError
 from tests.emulator.exports import ExportedKernel, Parameter
 from tests.emulator.frontend import Dialect, Translation, translate
@@ -21,6 +22,7 @@ from tests.emulator.toolchain import (
     INCLUDE,
     IS_MACOS,
     Compilation,
+    assemble,
     compile_flags,
     find_toolchain,
     link,
@@ -46,6 +48,7 @@ class BuildRequest:
     metal_version: int
     dialect: Dialect
     check: bool  # run-time checks compiled in
+    counted: bool  # instead: every block tells the runtime its instructions
     strict: bool  # the text must also pass the second front end and the rules of rules.py
 
 
@@ -119,10 +122,10 @@ def _compile(request: BuildRequest, text: str, translation: Translation, work: P
     if request.strict and (warnings := _own_warnings(request, translation)):
         raise MetalSourceError("\n".join(warnings))
     source = work / "kernel.cpp"
-    source.write_text(_UNROLL.sub("", translation.text))
-    jobs: list[tuple[Path, tuple[str, ...], Path | None]] = [
-        (source, compile_flags(request.dialect, request.check), work / "kernel.o")
-    ]
+    source.write_text(translation.text if request.counted else _UNROLL.sub("", translation.text))
+    flags = compile_flags(request.dialect, request.check, counted=request.counted)
+    output = work / ("kernel.ll" if request.counted else "kernel.o")
+    jobs: list[tuple[Path, tuple[str, ...], Path | None]] = [(source, flags, output)]
     if request.strict and request.dialect == "c++":
         other = translate(text, request.kernel, dict(request.constants), "opencl", lint=False)
         source = work / "kernel.clcpp"
@@ -135,6 +138,9 @@ def _compile(request: BuildRequest, text: str, translation: Translation, work: P
             errors = _without_warnings(outcome.diagnostics)
             raise MetalSourceError(f"the Metal source does not compile:\n{errors}")
     _refuse_conversions(outcomes[0].diagnostics)
+    if request.counted:
+        output.write_text(counted(output.read_text()))
+        assemble(output, work / "kernel.o")
 
 
 def _without_warnings(diagnostics: str) -> str:

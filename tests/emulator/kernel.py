@@ -35,6 +35,7 @@ class MetalKernel:
         include_dirs: Sequence[str | Path],
         check: bool,
         strict: bool,
+        count: bool,
         dialect: Dialect,
         workers: int,
     ) -> None:
@@ -43,6 +44,7 @@ class MetalKernel:
         self._writable = frozenset(writable_inputs)
         self._include_dirs = tuple(str(Path(path).resolve()) for path in include_dirs)
         self._check = check
+        self._count = count
         self._strict = strict
         self._dialect: Dialect = dialect
         self._workers = workers
@@ -154,6 +156,7 @@ class MetalKernel:
             metal_version=METAL_VERSION,
             dialect=self._dialect,
             check=self._check,
+            counted=self._count,
             strict=self._strict,
         )
         program = self._programs[generated.name] = Program(build(request), self._check)
@@ -174,6 +177,7 @@ def metal_kernel(
     include_dirs: Sequence[str | Path] = (),
     check: bool = False,
     strict: bool | None = None,
+    count: bool = False,
     dialect: Dialect = "c++",
     workers: int = 1,
 ) -> MetalKernel:
@@ -186,9 +190,12 @@ def metal_kernel(
     include_dirs:    searched for #include, after MLX's own headers.
     check:           run with every run-time check; about twice slower.
     strict:          hold the text to both front ends and to rules.py; None: the same as `check`.
+    count:           count instructions while it runs (counting.py); not together with `check`.
     dialect:         "opencl" compiles with C++ for OpenCL, which knows `f() const device`.
     workers:         threads that share the threadgroups; check mode always uses one.
     """
+    if check and count:
+        raise LaunchError(f"{name}: a run is checked or counted, not both")
     if unknown := set(writable_inputs) - set(input_names):
         raise LaunchError(f"{name}: writable inputs {sorted(unknown)} are not inputs")
     options = dict(compile_options or {})
@@ -203,6 +210,7 @@ def metal_kernel(
         include_dirs=include_dirs,
         check=check,
         strict=check if strict is None else strict,
+        count=count,
         dialect=dialect,
         workers=workers,
     )

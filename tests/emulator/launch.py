@@ -27,6 +27,7 @@ from tests.emulator.toolchain import runtime_library
 
 MAX_THREADS = 1024  # per threadgroup
 MAX_BUFFERS = 31
+SIMD_WIDTH = 32
 THREADGROUP_LIMIT = 32 << 10  # bytes
 
 # From here to the next mark: the structures of runtime/mslrt.h, same fields, same order.
@@ -95,6 +96,7 @@ class _Launch(ctypes.Structure):
         ("num_simd_operations", _U64),
         ("num_barriers", _U64),
         ("threadgroup_bytes", _U64),
+        ("num_instructions", _U64),
     )
 
 
@@ -121,6 +123,7 @@ class Statistics:
     num_simd_operations: int
     num_barriers: int
     threadgroup_bytes: int  # of threadgroup memory, the most any threadgroup declared
+    num_instructions: float  # of simdgroups, in a build that counts them (counting.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +298,7 @@ def _statistics(launch: _Launch) -> Statistics:
         launch.num_simd_operations,
         launch.num_barriers,
         launch.threadgroup_bytes,
+        launch.num_instructions / SIMD_WIDTH,
     )
 
 

@@ -145,6 +145,7 @@ class Library:
             defines=self._defines,
             metal_version=self._metal_version,
             dialect=self._dialect,
+            counted=False,
             check=self._check,
             strict=self._strict,
         )

@@ -76,6 +76,11 @@ _CHECK = (
     *("-mllvm", "-tsan-instrument-atomics=0"),
 )
 _FAST = ("-O2",)
+# For counting.py: numbers stay apart, as in the lanes of a GPU, and calls of the library stay calls.
+_COUNTED = (
+    *("-O2", "-fno-vectorize", "-fno-slp-vectorize", "-ffp-contract=on", "-D__MSL_COUNTED"),
+    "-fno-math-errno",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +186,13 @@ def preprocess(
 
 
 def compile_flags(
-    dialect: Dialect, check: bool, machine: str = platform.machine()
+    dialect: Dialect, check: bool, machine: str = platform.machine(), counted: bool = False
 ) -> tuple[str, ...]:
     extensions = ("-mf16c", "-mfma", "-mavx2") if machine == "x86_64" else ()
     # A frame larger than a stack must touch the guard page on its way over it.
     probes = () if IS_MACOS else ("-fstack-clash-protection",)
     warnings = ("-Werror=vla", *_WARNINGS) if dialect == "c++" else ()
-    mode = _CHECK if check else _FAST
+    mode = _COUNTED if counted else _CHECK if check else _FAST
     return (*_DIALECT[dialect], *_COMPILE, *extensions, *probes, *warnings, *mode)
 
 
@@ -201,8 +206,9 @@ class Compilation:
     """A compiler at work: started when constructed, so that two can run side by side."""
 
     def __init__(self, source: Path, flags: Sequence[str], output: Path | None) -> None:
-        """`output` None: only look for errors."""
-        action = ["-fsyntax-only"] if output is None else ["-c", "-o", str(output)]
+        """`output` None: only look for errors; a name that ends with ".ll" is written as LLVM IR."""
+        what = ["-S", "-emit-llvm"] if output is not None and output.suffix == ".ll" else ["-c"]
+        action = ["-fsyntax-only"] if output is None else [*what, "-o", str(output)]
         prelude = ["-include-pch", str(_prelude(flags))]
         command = [*find_toolchain().compiler, *flags, *prelude, *action, str(source)]
         self._process = subprocess.Popen(
@@ -213,6 +219,12 @@ class Compilation:
         """Wait for it."""
         _, diagnostics = self._process.communicate()
         return CompilerResult(self._process.returncode != 0, diagnostics)
+
+
+def assemble(ir: Path, output: Path) -> None:
+    """LLVM IR into an object file."""
+    command = [*find_toolchain().compiler, "-O1", "-fPIC", "-Wno-everything", "-c", str(ir)]
+    _run([*command, "-o", str(output)], "assembling")
 
 
 def _prelude(flags: Sequence[str]) -> Path:

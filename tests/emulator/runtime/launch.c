@@ -251,6 +251,7 @@ static void prepare_worker(Worker *w, Launch *launch) {
   w->last_buffer = 0;
   w->constant_page = 0;
   w->switches = w->simd_operations = w->barriers = w->threads = w->most_declared_bytes = 0;
+  w->instructions = 0;
   memcpy(w->arguments, launch->arguments, launch->num_arguments * sizeof *w->arguments);
 }
 
@@ -259,6 +260,7 @@ static void collect(Launch *launch, const Worker *w) {
   launch->num_switches += w->switches;
   launch->num_simd_operations += w->simd_operations;
   launch->num_barriers += w->barriers;
+  launch->num_instructions += w->instructions;
   if (w->most_declared_bytes > launch->threadgroup_bytes)
     launch->threadgroup_bytes = w->most_declared_bytes;
 }

@@ -98,6 +98,7 @@ typedef struct {
   uint32_t num_faults, num_kept; // all of them; the distinct ones that were kept
   uint64_t num_threads, num_switches, num_simd_operations, num_barriers;
   uint64_t threadgroup_bytes;    // the most any threadgroup declared
+  uint64_t num_instructions;     // of all threads, in a build that counts them
 } Launch;
 
 // ---- the kernel's view of a thread: must match __msl_tid in msl_prefix.h ----------------------
@@ -167,7 +168,7 @@ typedef struct {
   uint32_t arena_used, declared_bytes, num_variables;
   uint32_t last_buffer, last_variable; // where the previous access landed
   uintptr_t constant_page;             // a page known to hold the kernel's constants
-  uint64_t switches, simd_operations, barriers, threads;
+  uint64_t switches, simd_operations, barriers, threads, instructions;
   uint64_t most_declared_bytes;
   char *stacks, *arena;
   ThreadgroupCell *cells; // check mode: one per byte of the arena

@@ -116,6 +116,9 @@ void fiber_main(void) {
 
 // ---- called by the kernel (declared in msl_prefix.h) ------------------------------------------
 
+// What a block of a kernel costs, in a build that counts (../counting.py).
+void __msl_count(uint64_t instructions) { worker->instructions += instructions; }
+
 uint32_t __msl_lane(void) { return worker->fibers[worker->current].lane; }
 
 // Publish `size` bytes of this lane. Returns the slots of the rendezvous; `mask` says which lanes

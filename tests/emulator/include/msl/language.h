@@ -25,7 +25,11 @@ typedef _Float16 half;
 // the kernel's line, which is the line a fault report needs.
 #define __MSL_INLINE __attribute__((always_inline, nodebug)) inline
 // Functions of a whole simdgroup: clang must neither move nor duplicate a call of one.
+#ifdef __MSL_COUNTED  // ../../counting.py weighs the calls
+#define __MSL_CONVERGENT __attribute__((noinline, nodebug, convergent)) inline
+#else
 #define __MSL_CONVERGENT __attribute__((always_inline, nodebug, convergent)) inline
+#endif
 
 typedef unsigned char uchar;
 typedef unsigned short ushort;
