@@ -29,7 +29,8 @@ REFUSALS = (RuntimeError, ValueError)
 
 _PAGE_SIZE = 32
 _KV_HEADS = 2
-_GROUP = 4
+_GROUP = 3
+_LARGE_GROUP = 8  # whose decodes are another kernel's
 _LATENT_HEADS = 20
 # (tokens before the chunk, rows of the chunk)
 _DECODES = ((0, 1), (31, 1), (300, 1))
@@ -134,7 +135,7 @@ def _check(
         else:
             refusal = "not checked, because write_kv does not run"
         is_written = is_written and not (op == "write_kv" and refusal)
-        tolerance = _tolerance(backend, dtype) if op.startswith("paged") else 0.0
+        tolerance = 0.0 if op in ("write_kv", "copy_pages") else _tolerance(backend, dtype)
         if is_quantised and op == "write_kv":
             tolerance = _ROUNDING
         yield OpCheck(op, dtype, head_dim, error, tolerance, refusal, is_quantised)
@@ -196,16 +197,23 @@ def _decode_error(written: _Written) -> float:
     return _attention_error(written, _DECODES, written.backend.paged_decode)
 
 
+def _grouped_error(written: _Written) -> float:
+    return _attention_error(written, _DECODES, written.backend.paged_decode, _LARGE_GROUP)
+
+
 def _prefill_error(written: _Written) -> float:
     return _attention_error(written, _CHUNKS, written.backend.paged_prefill)
 
 
 def _attention_error(
-    written: _Written, sequences: Sequence[tuple[int, int]], op: Callable[..., mx.array]
+    written: _Written,
+    sequences: Sequence[tuple[int, int]],
+    op: Callable[..., mx.array],
+    group: int = _GROUP,
 ) -> float:
     head_dim = written.keys.shape[-1]
     tables = _tables(sequences)
-    queries = _draw((tables.num_rows, _KV_HEADS * _GROUP, head_dim), written.keys.dtype, 3)
+    queries = _draw((tables.num_rows, _KV_HEADS * group, head_dim), written.keys.dtype, 3)
     output = op(queries, *written.pools, tables, Attention(head_dim**-0.5))
     ours, asked = map(_floats, (output, queries))
     keys, values = written.held()
@@ -222,6 +230,7 @@ _ERRORS: dict[str, Callable[[_Written], float]] = {
     "write_kv": _write_error,
     "copy_pages": _copy_error,
     "paged_decode": _decode_error,
+    "grouped_decode": _grouped_error,
     "paged_prefill": _prefill_error,
 }
 

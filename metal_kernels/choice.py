@@ -16,7 +16,7 @@ from metal_kernels.metal import MetalBackend, refusal
 from metal_kernels.ops import Backend, LayerShape
 from metal_kernels.plain import PlainBackend
 from metal_kernels.reference import ReferenceBackend
-from metal_kernels.selftest import QUICK_Q8, why_not_in_place
+from metal_kernels.selftest import QUICK_GROUP, QUICK_Q8, why_not_in_place
 
 log = logging.getLogger("metal_kernels")
 
@@ -66,7 +66,10 @@ def select_backends(name: str, layers: Sequence[LayerShape]) -> tuple[Backend, .
         log.info(
             "attention%s by Metal kernels, pools written in place: the self-test passed", which
         )
-    metal, plain = MetalBackend(on_metal), _plain()
+    plain = _plain()
+    if len(refused) == len(layers):
+        return (plain,) * len(layers)
+    metal = MetalBackend(on_metal, uses_matrices=has_matrices())
     return tuple(metal if reason is None else plain for reason in reasons)
 
 
@@ -96,3 +99,16 @@ def why_not_metal(*, is_quantised: bool = False) -> str | None:
     if reason is not None or not is_quantised:
         return reason
     return why_not_in_place(MetalBackend(on_metal), QUICK_Q8)
+
+
+@functools.cache
+def has_matrices() -> bool:
+    """Whether the kernel for many query heads per kv head is right here. Others take such decodes, too, so
+    what the self-test finds is a warning."""
+    reason = why_not_in_place(MetalBackend(on_metal), QUICK_GROUP)
+    if reason is not None:
+        log.warning(
+            "decodes with many query heads per kv head without matrices, which is slower: %s",
+            reason,
+        )
+    return reason is None

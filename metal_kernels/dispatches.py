@@ -15,9 +15,12 @@ from metal_kernels.kernels import FENCE, SMALLEST_INPUT, Dispatch, Kernels, Kern
 from metal_kernels.ops import Attention
 from metal_kernels.plans import (
     DecodePlan,
+    GroupSplit,
     HeadSplit,
     PrefillPlan,
     dim_split,
+    is_large_group,
+    num_tiles,
     page_tables,
     partition_size,
     tile_side,
@@ -33,8 +36,10 @@ MERGE_THREADS = 128
 class Dispatches:
     """Of one backend's kernels."""
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: Kernels, *, uses_matrices: bool = True) -> None:
+        """uses_matrices: for decodes of large groups"""
         self._kernels = kernels
+        self._uses_matrices = uses_matrices
         self._numbers: dict[tuple[float, float | None, bool], mx.array] = {}
         self._no_sinks: dict[tuple[int, mx.Dtype], mx.array] = {}
 
@@ -49,16 +54,19 @@ class Dispatches:
         """The partitions of each sequence, and their merge."""
         sequences, heads, *_, head_dim = queries.shape
         kv_heads = k_pool.shape[1]
-        split = HeadSplit.of(heads // kv_heads, head_dim)
+        group, is_quantised = heads // kv_heads, k_pool.dtype == quantised.DTYPE
+        spec = kernels.PAGED_DECODE
+        split: HeadSplit | GroupSplit = HeadSplit.of(group, head_dim)
+        if self._uses_matrices and is_large_group(group, is_quantised=is_quantised):
+            spec, split = kernels.GROUPED_DECODE, GroupSplit.of(group, head_dim)
         window, size = attention.window, partition_size(kv_heads)
         partitions, starts = tables.upload(
             ("partitions", window, size), lambda tables: DecodePlan.of(tables, window, size).arrays
         )
         num_partitions = partitions.shape[0]
         numbers = self._numbers_of(attention, sinks is not None)
-        threads = split.threads
         attend = self._kernels.dispatch(
-            kernels.PAGED_DECODE,
+            spec,
             {
                 "page_tables": uploaded_pages(tables),
                 "partitions": partitions,
@@ -71,14 +79,14 @@ class Dispatches:
             [
                 ("T", queries.dtype),
                 ("D", head_dim),
-                ("GROUP", heads // kv_heads),
-                ("HEADS", split.heads),
+                ("GROUP", group),
+                *([("HEADS", split.heads)] if isinstance(split, HeadSplit) else []),
                 ("PARTS", split.parts),
                 ("BLOCKS", split.blocks),
-                ("IS_QUANTISED", int(k_pool.dtype == quantised.DTYPE)),
+                ("IS_QUANTISED", int(is_quantised)),
             ],
-            (threads, kv_heads * split.blocks, num_partitions),
-            (threads, 1, 1),
+            (split.threads, kv_heads * split.blocks, num_partitions),
+            (split.threads, 1, 1),
         )
         merge = self._kernels.dispatch(
             kernels.MERGE_PARTITIONS,
@@ -122,6 +130,7 @@ class Dispatches:
                 ("T", queries.dtype),
                 ("D", head_dim),
                 ("SIDE", side),
+                ("TILES", num_tiles(head_dim, queries.dtype.size, side)),
                 ("IS_QUANTISED", int(k_pool.dtype == quantised.DTYPE)),
             ],
             (threads, kv_heads, plan.num_tiles),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, cast
 
@@ -58,6 +58,7 @@ PAGED_DECODE = KernelSpec(
     ("queries", "k_pool", "v_pool", "page_tables", "partitions", "numbers", "after"),
     ("partials", "fence"),
 )
+GROUPED_DECODE = replace(PAGED_DECODE, name="grouped_decode")
 MERGE_PARTITIONS = KernelSpec(
     "merge_partitions", ("partials", "starts", "sinks", "numbers"), ("out",)
 )
@@ -78,6 +79,7 @@ ALL = (
     COPY_PAGES,
     GATHER_PAGES,
     PAGED_DECODE,
+    GROUPED_DECODE,
     MERGE_PARTITIONS,
     PAGED_PREFILL,
     PAGED_LATENT,

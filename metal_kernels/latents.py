@@ -156,19 +156,20 @@ def tile_lines(heads: int) -> int:
 
 
 def tile_keys(latent_dim: int, rope_dim: int, item_size: int) -> int:
-    """Keys of a tile: the most that fit in threadgroup memory."""
-    for keys in (32, 16, 8):
-        if tile_bytes(latent_dim, rope_dim, item_size, keys) <= 32 << 10:
-            return keys
+    """Keys of a tile: the most with which two threadgroups fit in a core's threadgroup memory, so that one
+    computes while the other stages; or the most with which one does."""
+    for groups in (2, 1):
+        for keys in (32, 16, 8):
+            if groups * tile_bytes(latent_dim, rope_dim, item_size, keys) <= 32 << 10:
+                return keys
     raise ValueError(f"no tile of latents of {latent_dim} dimensions fits in threadgroup memory")
 
 
 def tile_bytes(latent_dim: int, rope_dim: int, item_size: int, keys: int) -> int:
-    """Threadgroup memory of paged_latent: tile, scores, weights and diagonals."""
-    tile = keys * ((latent_dim + rope_dim) * item_size + 16)
-    scores = _dim_split(latent_dim) * _MOST_LINES * (keys + 4) * 4
-    weights = _MOST_LINES * (keys + 8) * item_size
-    return tile + scores + weights + _MOST_LINES // 8 * 256
+    """Threadgroup memory of paged_latent: the tile, and scores of split dimensions."""
+    split = _dim_split(latent_dim)
+    scores = split * _MOST_LINES * (keys + 4) * 4 if split > 1 else 16
+    return keys * ((latent_dim + rope_dim) * item_size + 16) + scores
 
 
 def _dim_split(latent_dim: int) -> int:

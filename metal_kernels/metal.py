@@ -56,9 +56,10 @@ class MetalBackend:
     writes_in_place = True
     takes_model_rows = True
 
-    def __init__(self, factory: Factory) -> None:
+    def __init__(self, factory: Factory, *, uses_matrices: bool = True) -> None:
+        """uses_matrices: for decodes with many query heads per kv head; False: by one kernel for all"""
         self._kernels = Kernels(factory)
-        self._dispatches = Dispatches(self._kernels)
+        self._dispatches = Dispatches(self._kernels, uses_matrices=uses_matrices)
         self._latents = LatentAttention(self._kernels)
         self.fences = Fences()
         self._copied = CopiedAttention(self._kernels, self.fences)

@@ -16,7 +16,8 @@ from metal_kernels.kernels import SMALLEST_INPUT
 from metal_kernels.tables import IntArray, SequenceTables
 
 NO_WINDOW = 2**31 - 1
-_MOST_PARTS = 4  # simdgroups side by side in paged_decode, or there would be more than 256 threads
+_MOST_PARTS = 4  # simdgroups side by side in a decode, or there would be more than 256 threads
+_THREADGROUP_MEMORY = 32 << 10  # bytes
 
 
 def upload(numbers: npt.ArrayLike, dtype: npt.DTypeLike = np.int32) -> mx.array:
@@ -185,16 +186,21 @@ class PrefillPlan:
 def tile_side(head_dim: int, item_size: int) -> int:
     """Lines and keys of a tile of paged_prefill: the most that fit in threadgroup memory."""
     for side in (32, 16, 8):
-        if tile_bytes(head_dim, item_size, side) <= 32 << 10:
+        if tile_bytes(head_dim, item_size, side, 1) <= _THREADGROUP_MEMORY:
             return side
     raise ValueError(f"no tile of head dimension {head_dim} fits in threadgroup memory")
 
 
-def tile_bytes(head_dim: int, item_size: int, side: int) -> int:
-    """Threadgroup memory of paged_prefill: tile, scores, weights and diagonals."""
-    tile = side * (head_dim * item_size + 16)
-    scores = dim_split(head_dim) * side * (side + 4) * 4
-    return tile + scores + side * (side + 8) * item_size + side // 8 * 256
+def num_tiles(head_dim: int, item_size: int, side: int) -> int:
+    """2 where the values' tile fits beside the keys' in threadgroup memory, or 1."""
+    return 2 if tile_bytes(head_dim, item_size, side, 2) <= _THREADGROUP_MEMORY else 1
+
+
+def tile_bytes(head_dim: int, item_size: int, side: int, tiles: int) -> int:
+    """Threadgroup memory of paged_prefill: tiles of keys and values, and scores of split dimensions."""
+    split = dim_split(head_dim)
+    scores = split * side * (side + 4) * 4 if split > 1 else 16  # Metal's smallest
+    return tiles * side * (head_dim * item_size + 16) + scores
 
 
 def dim_split(head_dim: int) -> int:
@@ -228,3 +234,34 @@ class HeadSplit:
         per_block = -(-group // blocks)
         parts = -(-per_block // most)
         return cls(-(-per_block // parts), parts, blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSplit:
+    """How grouped_decode distributes the query heads of a group: eight to a simdgroup."""
+
+    parts: int  # simdgroups side by side
+    blocks: int  # threadgroups side by side, for groups beyond 32 (16 with 512 dimensions)
+    split: int  # simdgroups that share the dimensions of the same heads
+
+    @property
+    def threads(self) -> int:
+        """Of a threadgroup, as grouped_decode.metal counts: at most 256."""
+        side_by_side = self.parts * self.split
+        return 32 * side_by_side * (2 if side_by_side > 2 else 4)
+
+    @classmethod
+    def of(cls, group: int, head_dim: int) -> GroupSplit:
+        split = dim_split(head_dim)
+        blocks = -(-group // (8 * _MOST_PARTS // split))
+        per_block = -(-group // blocks)
+        return cls(-(-per_block // 8), blocks, split)
+
+
+def is_large_group(group: int, *, is_quantised: bool) -> bool:
+    """Whether a decode multiplies a group's heads by 8x8 matrices, of which fewer heads leave columns unused.
+
+    One head after the other takes 30 instructions a key and head, so that arithmetic takes as long as
+    memory with 8 heads, or with 4 where keys and values are half as many bytes. Matrices take 10 to 20.
+    """
+    return group >= (4 if is_quantised else 8)

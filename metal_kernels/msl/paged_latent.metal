@@ -25,6 +25,8 @@
 //   line     0  1 .. H-1 | H .. 2H-1 | ...
 //   row      0           | 1         |
 //
+// A matrix is two neighbours of a row in each lane; MLX's own kernels rely on which. So scores become
+// weights in registers, and sums are only shrunk where a maximum grew.
 // A chunk sees keys 0 up to its own rows. A decode (a chunk of one row) is cut into partitions,
 // which merge_partitions puts together.
 
@@ -36,19 +38,18 @@ constexpr int LATENT_QUADS = LATENT / 4;
 constexpr int QUADS = LATENT_QUADS + ROPE / 4;
 constexpr int TILE_STRIDE = LATENT + ROPE + 16 / int(sizeof(T));  // 16 bytes more than a row
 constexpr int SCORE_STRIDE = KEYS + 4;
-constexpr int WEIGHT_STRIDE = KEYS + 8;
-constexpr int COLUMNS = KEYS / 4;  // of a lane: four lanes share a line
+constexpr int BLOCKS = KEYS / 8;  // of 8 keys
 constexpr int OUT_STRIDE = IS_PARTIAL ? LATENT + 4 : LATENT;
 constexpr float LOWEST = -1e30f;  // for minus infinity, which fast math may not support
 constexpr float LOG2_E = 1.44269504088896340736f;
 typedef vec<T, 4> Quad;
+typedef vec<T, 2> Pair;
+typedef vec<float, 2> FloatPair;
 typedef simdgroup_matrix<T, 8, 8> Matrix;
 typedef simdgroup_matrix<float, 8, 8> FloatMatrix;
 
 threadgroup Quad tile_quads[KEYS * TILE_STRIDE / 4];  // queries, then keys: latents | rotated
-threadgroup float scores[SPLIT * LINES * SCORE_STRIDE];  // the sums of each part of the dimensions
-threadgroup T weights[LINES * WEIGHT_STRIDE];
-threadgroup float diagonals[LINES / 8 * 64];
+threadgroup float scores[SPLIT > 1 ? SPLIT * LINES * SCORE_STRIDE : 1];  // of each part of the dimensions
 
 const int thread_index = int(thread_index_in_threadgroup);
 const int num_threads = int(threads_per_threadgroup.x);
@@ -103,18 +104,19 @@ for (int round = 0; round * KEYS < num_threads / (4 * SPLIT); round++) {
   threadgroup_barrier(mem_flags::mem_threadgroup);  // the next queries, or keys, replace these
 }
 
-// The softmax's state: four lanes hold a line's, and agree on it.
-const int my_line = lane / 4;
-const int my_column = lane % 4 * COLUMNS;
+// Of a matrix, this lane has (my_line, my_column) and (my_line, my_column + 1). Four lanes hold the state of
+// a line's softmax, and agree on it.
+const int my_line = ((lane >> 2) & 4) + ((lane >> 1) & 3);
+const int my_column = ((lane >> 1) & 4) + (lane & 1) * 2;
 const int line = first_line + simdgroup * 8 + my_line;
 const int my_position = position + line / heads;
-threadgroup float* my_sums = scores + (part * LINES + simdgroup * 8) * SCORE_STRIDE;
-threadgroup float* my_scores = scores + (simdgroup * 8 + my_line) * SCORE_STRIDE + my_column;
-threadgroup T* my_weights = weights + (simdgroup * 8 + my_line) * WEIGHT_STRIDE + my_column;
-threadgroup float* diagonal = diagonals + simdgroup * 64;
-const FloatMatrix scale = FloatMatrix(numbers[0]);  // on the diagonal
+// In `scores`, where two parts of the dimensions are added.
+const int my_scores = (part * LINES + simdgroup * 8) * SCORE_STRIDE;
+const int other_scores =
+    ((SPLIT - 1 - part) * LINES + simdgroup * 8 + my_line) * SCORE_STRIDE + my_column;
+const float scale = numbers[0];
 float highest = LOWEST;
-float total = 0.0f;
+float total = 0.0f;  // of this lane's columns
 
 for (int first_key = tile[5]; first_key < end_key; first_key += KEYS) {
   // Rows past the end hold anything, NaN included, and 0 * NaN is NaN: zeros replace them.
@@ -132,90 +134,89 @@ for (int first_key = tile[5]; first_key < end_key; first_key += KEYS) {
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
+  FloatPair score[BLOCKS];
   #pragma clang loop unroll(full)
-  for (int k = 0; k < KEYS; k += 8) {
-    FloatMatrix of_latents = FloatMatrix(0.0f);
-    FloatMatrix product;
+  for (int k = 0; k < BLOCKS; k++) {
+    FloatMatrix product = FloatMatrix(0.0f);
     Matrix keys;
     #pragma clang loop unroll(full)
     for (int c = 0; c < DIMS / 8; c++) {
-      simdgroup_load(keys, my_dims + k * TILE_STRIDE + c * 8, TILE_STRIDE, ulong2(0, 0), true);
-      simdgroup_multiply_accumulate(of_latents, query[c], keys, of_latents);
+      simdgroup_load(keys, my_dims + k * 8 * TILE_STRIDE + c * 8, TILE_STRIDE, ulong2(0, 0), true);
+      simdgroup_multiply_accumulate(product, query[c], keys, product);
     }
     // Scaled in float32. The rotated queries come scaled.
-    simdgroup_multiply(product, scale, of_latents);
+    reinterpret_cast<thread FloatPair&>(product.thread_elements()) *= scale;
     #pragma clang loop unroll(full)
     for (int c = 0; c < ROPE_DIMS / 8; c++) {
-      simdgroup_load(keys, my_rope_dims + k * TILE_STRIDE + c * 8, TILE_STRIDE, ulong2(0, 0), true);
+      simdgroup_load(
+          keys, my_rope_dims + k * 8 * TILE_STRIDE + c * 8, TILE_STRIDE, ulong2(0, 0), true);
       simdgroup_multiply_accumulate(product, rope_query[c], keys, product);
     }
-    simdgroup_store(product, my_sums + k, SCORE_STRIDE);
+    if (SPLIT > 1) simdgroup_store(product, scores + my_scores + k * 8, SCORE_STRIDE);
+    score[k] = reinterpret_cast<thread FloatPair&>(product.thread_elements());
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // the scores of all parts are complete
+  if (SPLIT > 1) threadgroup_barrier(mem_flags::mem_threadgroup);  // the scores of all parts are complete
 
-  float score[COLUMNS];
   float next = highest;
   #pragma clang loop unroll(full)
-  for (int c = 0; c < COLUMNS; c++) {
-    float product = my_scores[c];
-    if (SPLIT > 1) product += my_scores[LINES * SCORE_STRIDE + c];
-    score[c] = product * LOG2_E;
-    if (first_key + my_column + c > my_position) score[c] = LOWEST;
-    next = max(next, score[c]);
+  for (int k = 0; k < BLOCKS; k++) {
+    if (SPLIT > 1) {
+      score[k] += FloatPair(scores[other_scores + k * 8], scores[other_scores + k * 8 + 1]);
+    }
+    score[k] *= LOG2_E;
+    const int key = first_key + k * 8 + my_column;
+    if (key > my_position) score[k].x = LOWEST;
+    if (key + 1 > my_position) score[k].y = LOWEST;
+    next = max(next, max(score[k].x, score[k].y));
   }
   next = max(next, simd_shuffle_xor(next, ushort(1)));
-  next = max(next, simd_shuffle_xor(next, ushort(2)));
-  const float shrink = fast::exp2(highest - next);
-  highest = next;
-  float added = 0.0f;
+  next = max(next, simd_shuffle_xor(next, ushort(8)));
+  if (simd_any(next > highest)) {
+    const float shrink = fast::exp2(highest - next);
+    highest = next;
+    total *= shrink;
+    #pragma clang loop unroll(full)
+    for (int c = 0; c < DIMS / 8; c++) {
+      reinterpret_cast<thread FloatPair&>(sum[c].thread_elements()) *= shrink;
+    }
+  }
+  Matrix weights[BLOCKS];
   #pragma clang loop unroll(full)
-  for (int c = 0; c < COLUMNS; c++) {
-    const float weight = fast::exp2(score[c] - next);
-    if (part == 0) my_weights[c] = T(weight);
-    added += weight;
+  for (int k = 0; k < BLOCKS; k++) {
+    const FloatPair weight =
+        FloatPair(fast::exp2(score[k].x - next), fast::exp2(score[k].y - next));
+    total += weight.x + weight.y;
+    reinterpret_cast<thread Pair&>(weights[k].thread_elements()) = Pair(T(weight.x), T(weight.y));
   }
-  added += simd_shuffle_xor(added, ushort(1));
-  added += simd_shuffle_xor(added, ushort(2));
-  total = total * shrink + added;
-  for (int c = lane % 4 * 2; c < lane % 4 * 2 + 2 && part == 0; c++) {
-    diagonal[my_line * 8 + c] = c == my_line ? shrink : 0.0f;
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // weights and diagonals are complete
-
-  FloatMatrix shrinks;
-  simdgroup_load(shrinks, diagonal, 8);
   #pragma clang loop unroll(full)
   for (int c = 0; c < DIMS / 8; c++) {
-    FloatMatrix shrunk;
-    simdgroup_multiply(shrunk, shrinks, sum[c]);
     #pragma clang loop unroll(full)
-    for (int k = 0; k < KEYS; k += 8) {
-      Matrix weight, values;
-      simdgroup_load(weight, weights + simdgroup * 8 * WEIGHT_STRIDE + k, WEIGHT_STRIDE);
-      simdgroup_load(values, my_dims + k * TILE_STRIDE + c * 8, TILE_STRIDE);
-      simdgroup_multiply_accumulate(shrunk, weight, values, shrunk);
+    for (int k = 0; k < BLOCKS; k++) {
+      Matrix values;
+      simdgroup_load(values, my_dims + k * 8 * TILE_STRIDE + c * 8, TILE_STRIDE);
+      simdgroup_multiply_accumulate(sum[c], weights[k], values, sum[c]);
     }
-    sum[c] = shrunk;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);  // the next keys replace these
 }
 
-// Each line, divided by its total or partial, eight dimensions at a time through the scores' memory.
-const float divisor = IS_PARTIAL ? 1.0f : total;
-device O* my_out = out + (first_out + line) * OUT_STRIDE;
-#pragma clang loop unroll(full)
-for (int c = 0; c < DIMS / 8; c++) {
-  simdgroup_store(sum[c], my_sums, SCORE_STRIDE);
-  simdgroup_barrier(mem_flags::mem_threadgroup);
-  for (int i = lane % 4 * 2; i < lane % 4 * 2 + 2; i++) {
-    const float value = my_sums[my_line * SCORE_STRIDE + i] / divisor;
-    if (line < num_lines) my_out[part * DIMS + c * 8 + i] = O(value);
+// Each line, divided by its total or partial.
+total += simd_shuffle_xor(total, ushort(1));
+total += simd_shuffle_xor(total, ushort(8));
+if (line < num_lines) {
+  const float divisor = IS_PARTIAL ? 1.0f : total;
+  device O* my_out = out + (first_out + line) * OUT_STRIDE;
+  #pragma clang loop unroll(full)
+  for (int c = 0; c < DIMS / 8; c++) {
+    const FloatPair sums = reinterpret_cast<thread FloatPair&>(sum[c].thread_elements());
+    device O* mine = my_out + part * DIMS + c * 8 + my_column;
+    mine[0] = O(sums.x / divisor);
+    mine[1] = O(sums.y / divisor);
   }
-  simdgroup_barrier(mem_flags::mem_threadgroup);
-}
-if (IS_PARTIAL && part == 0 && line < num_lines) {
-  const int i = lane % 4;
-  my_out[LATENT + i] = O(i == 0 ? highest : i == 1 ? total : 0.0f);
+  if (IS_PARTIAL && part == 0) {
+    const int i = my_column / 2;
+    my_out[LATENT + i] = O(i == 0 ? highest : i == 1 ? total : 0.0f);
+  }
 }
 
 if (thread_index < 8 && threadgroup_position_in_grid.z == 0) fence[thread_index] = 0;

@@ -13,33 +13,38 @@
 // out          (T, H, D)                       of type T
 // fence        (8) int32                       out: bound by the next kernel that writes the pools
 //
-// template: T, D, SIDE (lines and keys of a tile: 8, 16 or 32), IS_QUANTISED. Grid (4 * SIDE * SPLIT, K, W): one
-// threadgroup per (kv head, tile), SPLIT simdgroups per 8 lines, each with its part of the dimensions
-// in registers. A line is one head of one query row, so that all heads of a group share the keys and
-// values they read:
+// template: T, D, SIDE (lines and keys of a tile: 8, 16 or 32), TILES (1, or 2 where keys and values have
+// memory of their own), IS_QUANTISED. Grid (4 * SIDE * SPLIT, K, W): one threadgroup per (kv head, tile),
+// SPLIT simdgroups per 8 lines, each with its part of the dimensions in registers. A line is one head of
+// one query row, so that all heads of a group share the keys and values they read:
 //
 //   line     0  1 .. G-1 | G .. 2G-1 | ...
 //   row      0           | 1         |          G = H / K heads of the group
+//
+// A matrix is two neighbours of a row in each lane; MLX's own kernels rely on which. So scores become
+// weights in registers, and sums are only shrunk where a maximum grew. With two tiles a simdgroup may
+// stage values while others still multiply keys, and the next keys while others multiply values:
+//
+//   stage keys |barrier| multiply, stage values |barrier| multiply, stage the next keys |barrier| ...
 
 constexpr int SPLIT = D > 256 ? 2 : 1;
 constexpr int DIMS = D / SPLIT;  // of a simdgroup
-constexpr int BLOCKS = SIDE / 8;  // of 8 lines
+constexpr int BLOCKS = SIDE / 8;  // of 8 keys
 constexpr int THREADS = SIDE * 4 * SPLIT;
 constexpr int QUADS = D / 4;
 constexpr int TILE_STRIDE = D + 16 / int(sizeof(T));  // in elements; 16 bytes more than a row
 constexpr int SCORE_STRIDE = SIDE + 4;
-constexpr int WEIGHT_STRIDE = SIDE + 8;
-constexpr int COLUMNS = SIDE / 4;  // of a lane: four lanes share a line
 constexpr float LOWEST = -1e30f;   // for minus infinity, which fast math may not support
 constexpr float LOG2_E = 1.44269504088896340736f;
 typedef vec<T, 4> Quad;
+typedef vec<T, 2> Pair;
+typedef vec<float, 2> FloatPair;
 typedef simdgroup_matrix<T, 8, 8> Matrix;
 typedef simdgroup_matrix<float, 8, 8> FloatMatrix;
 
-threadgroup Quad tile_quads[SIDE * TILE_STRIDE / 4];  // queries, then keys and values in turn
-threadgroup float scores[SPLIT * SIDE * SCORE_STRIDE];  // the sums of each part of the dimensions
-threadgroup T weights[SIDE * WEIGHT_STRIDE];
-threadgroup float diagonals[BLOCKS * 64];
+// Queries, then keys and values: in turn, or side by side.
+threadgroup Quad tile_quads[TILES * SIDE * TILE_STRIDE / 4];
+threadgroup float scores[SPLIT > 1 ? SPLIT * SIDE * SCORE_STRIDE : 1];  // of each part of the dimensions
 
 const int thread_index = int(thread_index_in_threadgroup);
 const int lane = int(thread_index_in_simdgroup);
@@ -62,7 +67,9 @@ const int window = tile[7];
 const float factor = numbers[0];
 const float cap = numbers[1];
 const device int* pages = page_tables + long(tile[0]) * page_tables_shape[1];
-threadgroup T* staged = (threadgroup T*)tile_quads;
+threadgroup T* my_keys = (threadgroup T*)tile_quads + part * DIMS;
+threadgroup Quad* value_quads = tile_quads + (TILES - 1) * SIDE * TILE_STRIDE / 4;
+threadgroup T* my_values = (threadgroup T*)value_quads + part * DIMS;
 
 for (int i = thread_index; i < SIDE * QUADS; i += THREADS) {
   const int line = first_line + i / QUADS;
@@ -77,28 +84,28 @@ for (int i = thread_index; i < SIDE * QUADS; i += THREADS) {
 threadgroup_barrier(mem_flags::mem_threadgroup);
 Matrix query[DIMS / 8];
 FloatMatrix sum[DIMS / 8];
-threadgroup T* my_dims = staged + part * DIMS;
-threadgroup float* my_sums = scores + (part * SIDE + simdgroup * 8) * SCORE_STRIDE;
 #pragma clang loop unroll(full)
 for (int c = 0; c < DIMS / 8; c++) {
-  simdgroup_load(query[c], my_dims + simdgroup * 8 * TILE_STRIDE + c * 8, TILE_STRIDE);
+  simdgroup_load(query[c], my_keys + simdgroup * 8 * TILE_STRIDE + c * 8, TILE_STRIDE);
   sum[c] = FloatMatrix(0.0f);
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);  // keys replace the queries
 
-// The softmax's state: four lanes hold a line's, and agree on it.
-const int my_line = lane / 4;
-const int my_column = lane % 4 * COLUMNS;
+// Of a matrix, this lane has (my_line, my_column) and (my_line, my_column + 1). Four lanes hold the state of
+// a line's softmax, and agree on it.
+const int my_line = ((lane >> 2) & 4) + ((lane >> 1) & 3);
+const int my_column = ((lane >> 1) & 4) + (lane & 1) * 2;
 const int line = first_line + simdgroup * 8 + my_line;
 const int my_position = position + line / group;
 const int my_head = kv_head * group + line % group;
-threadgroup float* my_scores = scores + (simdgroup * 8 + my_line) * SCORE_STRIDE + my_column;
-threadgroup T* my_weights = weights + (simdgroup * 8 + my_line) * WEIGHT_STRIDE + my_column;
-threadgroup float* diagonal = diagonals + simdgroup * 64;
+// In `scores`, where two parts of the dimensions are added.
+const int my_scores = (part * SIDE + simdgroup * 8) * SCORE_STRIDE;
+const int other_scores =
+    ((SPLIT - 1 - part) * SIDE + simdgroup * 8 + my_line) * SCORE_STRIDE + my_column;
 // A sink is the first score of a line. Without sinks its placeholder weighs nothing as soon as a key
 // is seen.
 float highest = numbers[2] > 0.0f ? float(sinks[my_head]) * LOG2_E : LOWEST;
-float total = 1.0f;
+float total = my_column == 0 ? 1.0f : 0.0f;  // of this lane's columns
 
 for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
   // Rows past the end hold anything, NaN included, and 0 * NaN is NaN: zeros replace them.
@@ -121,18 +128,20 @@ for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
+  FloatPair score[BLOCKS];
   #pragma clang loop unroll(full)
-  for (int k = 0; k < SIDE; k += 8) {
+  for (int k = 0; k < BLOCKS; k++) {
     FloatMatrix product = FloatMatrix(0.0f);
     #pragma clang loop unroll(full)
     for (int c = 0; c < DIMS / 8; c++) {
       Matrix keys;
-      simdgroup_load(keys, my_dims + k * TILE_STRIDE + c * 8, TILE_STRIDE, ulong2(0, 0), true);
+      simdgroup_load(keys, my_keys + k * 8 * TILE_STRIDE + c * 8, TILE_STRIDE, ulong2(0, 0), true);
       simdgroup_multiply_accumulate(product, query[c], keys, product);
     }
-    simdgroup_store(product, my_sums + k, SCORE_STRIDE);
+    if (SPLIT > 1) simdgroup_store(product, scores + my_scores + k * 8, SCORE_STRIDE);
+    score[k] = reinterpret_cast<thread FloatPair&>(product.thread_elements());
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // scores are complete; values replace the keys
+  if (TILES == 1) threadgroup_barrier(mem_flags::mem_threadgroup);  // values replace the keys
 
   for (int i = thread_index; i < SIDE * QUADS; i += THREADS) {
     const int key = first_key + i / QUADS;
@@ -149,71 +158,66 @@ for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
         quad = ((const device Quad*)(v_pool + slot * D))[i % QUADS];
       }
     }
-    tile_quads[i / QUADS * (TILE_STRIDE / 4) + i % QUADS] = quad;
+    value_quads[i / QUADS * (TILE_STRIDE / 4) + i % QUADS] = quad;
   }
-  float score[COLUMNS];
   float next = highest;
   #pragma clang loop unroll(full)
-  for (int c = 0; c < COLUMNS; c++) {
-    const int distance = my_position - (first_key + my_column + c);
-    float product = my_scores[c];
-    if (SPLIT > 1) product += my_scores[SIDE * SCORE_STRIDE + c];
-    score[c] = product * factor;
-    if (cap > 0.0f) score[c] = cap * precise::tanh(score[c]);
-    if (distance < 0 || distance >= window) score[c] = LOWEST;
-    next = max(next, score[c]);
+  for (int k = 0; k < BLOCKS; k++) {
+    if (SPLIT > 1) {
+      score[k] += FloatPair(scores[other_scores + k * 8], scores[other_scores + k * 8 + 1]);
+    }
+    score[k] *= factor;
+    if (cap > 0.0f) score[k] = FloatPair(precise::tanh(score[k].x), precise::tanh(score[k].y)) * cap;
+    const int distance = my_position - (first_key + k * 8 + my_column);
+    if (distance < 0 || distance >= window) score[k].x = LOWEST;
+    if (distance < 1 || distance > window) score[k].y = LOWEST;
+    next = max(next, max(score[k].x, score[k].y));
   }
   next = max(next, simd_shuffle_xor(next, ushort(1)));
-  next = max(next, simd_shuffle_xor(next, ushort(2)));
-  const float shrink = fast::exp2(highest - next);
-  highest = next;
-  float added = 0.0f;
+  next = max(next, simd_shuffle_xor(next, ushort(8)));
+  if (simd_any(next > highest)) {
+    const float shrink = fast::exp2(highest - next);
+    highest = next;
+    total *= shrink;
+    #pragma clang loop unroll(full)
+    for (int c = 0; c < DIMS / 8; c++) {
+      reinterpret_cast<thread FloatPair&>(sum[c].thread_elements()) *= shrink;
+    }
+  }
+  Matrix weights[BLOCKS];
   #pragma clang loop unroll(full)
-  for (int c = 0; c < COLUMNS; c++) {
+  for (int k = 0; k < BLOCKS; k++) {
     // A line that has seen no key yet gives all weights 1; the first key's shrink clears them.
-    const float weight = fast::exp2(score[c] - next);
-    if (part == 0) my_weights[c] = T(weight);
-    added += weight;
+    const FloatPair weight =
+        FloatPair(fast::exp2(score[k].x - next), fast::exp2(score[k].y - next));
+    total += weight.x + weight.y;
+    reinterpret_cast<thread Pair&>(weights[k].thread_elements()) = Pair(T(weight.x), T(weight.y));
   }
-  added += simd_shuffle_xor(added, ushort(1));
-  added += simd_shuffle_xor(added, ushort(2));
-  total = total * shrink + added;
-  for (int c = lane % 4 * 2; c < lane % 4 * 2 + 2 && part == 0; c++) {
-    diagonal[my_line * 8 + c] = c == my_line ? shrink : 0.0f;
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // values, weights and diagonals are complete
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // values are complete; the next keys may follow
 
-  FloatMatrix shrinks;
-  simdgroup_load(shrinks, diagonal, 8);
   #pragma clang loop unroll(full)
   for (int c = 0; c < DIMS / 8; c++) {
-    FloatMatrix shrunk;
-    simdgroup_multiply(shrunk, shrinks, sum[c]);
     #pragma clang loop unroll(full)
-    for (int k = 0; k < SIDE; k += 8) {
-      Matrix weight, values;
-      simdgroup_load(weight, weights + simdgroup * 8 * WEIGHT_STRIDE + k, WEIGHT_STRIDE);
-      simdgroup_load(values, my_dims + k * TILE_STRIDE + c * 8, TILE_STRIDE);
-      simdgroup_multiply_accumulate(shrunk, weight, values, shrunk);
+    for (int k = 0; k < BLOCKS; k++) {
+      Matrix values;
+      simdgroup_load(values, my_values + k * 8 * TILE_STRIDE + c * 8, TILE_STRIDE);
+      simdgroup_multiply_accumulate(sum[c], weights[k], values, sum[c]);
     }
-    sum[c] = shrunk;
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // the next keys replace the values
+  if (TILES == 1) threadgroup_barrier(mem_flags::mem_threadgroup);  // keys replace the values
 }
 
-// Each line divided by its total, eight dimensions at a time through the scores' memory.
-#pragma clang loop unroll(full)
-for (int c = 0; c < DIMS / 8; c++) {
-  simdgroup_store(sum[c], my_sums, SCORE_STRIDE);
-  simdgroup_barrier(mem_flags::mem_threadgroup);
-  for (int i = lane % 4 * 2; i < lane % 4 * 2 + 2; i++) {
-    const float value = my_sums[my_line * SCORE_STRIDE + i] / total;
-    if (line < num_lines) {
-      const long row = first_row + line / group;
-      out[(row * heads + my_head) * D + part * DIMS + c * 8 + i] = T(value);
-    }
+// Each line divided by its total.
+total += simd_shuffle_xor(total, ushort(1));
+total += simd_shuffle_xor(total, ushort(8));
+if (line < num_lines) {
+  const long row = first_row + line / group;
+  device Pair* my_out = (device Pair*)(out + (row * heads + my_head) * D + part * DIMS + my_column);
+  #pragma clang loop unroll(full)
+  for (int c = 0; c < DIMS / 8; c++) {
+    const FloatPair sums = reinterpret_cast<thread FloatPair&>(sum[c].thread_elements());
+    my_out[c * 4] = Pair(T(sums.x / total), T(sums.y / total));
   }
-  simdgroup_barrier(mem_flags::mem_threadgroup);
 }
 
 if (thread_index < 8 && kv_head == 0 && threadgroup_position_in_grid.z == 0) {

@@ -77,9 +77,10 @@ def test_all_of_it_fits_beside_contiguous_keys_on_a_machine_with_8_gb() -> None:
     [
         (TimedAttention(300, rows=260, kv_heads=1, head_dim=64), "gather_pages"),
         (TimedAttention(300, rows=260, kv_heads=1, head_dim=64, by_tiles=True), "paged_prefill"),
-        (TimedAttention(75, kv_heads=1, head_dim=64, is_quantised=True), "paged_decode"),
+        (TimedAttention(75, kv_heads=1, head_dim=64, group=2, is_quantised=True), "paged_decode"),
+        (TimedAttention(75, kv_heads=1, head_dim=64, group=8), "grouped_decode"),
     ],
-    ids=["copies", "tiles", "q8"],
+    ids=["copies", "tiles", "q8", "group"],
 )
 def test_the_kernel_that_is_named_is_the_one_that_is_timed(
     what: TimedAttention, kernel: str

@@ -9,7 +9,7 @@ import pytest
 
 from metal_kernels.kernels import on_metal
 from metal_kernels.metal import MetalBackend
-from tests.emulated import emulated_backend
+from tests.emulated import emulated_backend, emulated_factory
 
 MACHINES: list[Any] = ["emulator"]
 if mx.metal.is_available():
@@ -20,6 +20,13 @@ if mx.metal.is_available():
 def checked_backend(request: pytest.FixtureRequest) -> MetalBackend:
     """The kernels with every run-time check of the emulator, whose reports are exceptions."""
     return MetalBackend(on_metal) if request.param == "metal" else emulated_backend(check=True)
+
+
+@pytest.fixture(scope="session", params=MACHINES)
+def backend_without_matrices(request: pytest.FixtureRequest) -> MetalBackend:
+    """As `checked_backend`, whose decodes of large groups are those of small ones."""
+    factory = on_metal if request.param == "metal" else emulated_factory(check=True)
+    return MetalBackend(factory, uses_matrices=False)
 
 
 @pytest.fixture(scope="session", params=MACHINES)

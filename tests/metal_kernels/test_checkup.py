@@ -18,7 +18,7 @@ from metal_kernels.reference import ReferenceBackend
 from metal_kernels.x86.backend import X86Backend
 from tests.emulated import emulated_factory
 
-OPS = ["write_kv", "copy_pages", "paged_decode", "paged_prefill"]
+OPS = ["write_kv", "copy_pages", "paged_decode", "grouped_decode", "paged_prefill"]
 
 
 def failing(backend: MetalBackend) -> set[str]:
@@ -61,6 +61,7 @@ def test_every_op_of_every_dtype_is_right(fast_backend: MetalBackend) -> None:
     ("kernel", "op"),
     [
         ("paged_decode", "paged_decode"),
+        ("grouped_decode", "grouped_decode"),
         pytest.param("write_kv_pages", "write_kv", marks=pytest.mark.slow),
         pytest.param("write_kv_tokens", "write_kv", marks=pytest.mark.slow),
         pytest.param("copy_pages", "copy_pages", marks=pytest.mark.slow),
@@ -91,7 +92,7 @@ def test_a_long_row_that_is_slightly_wrong_is_found_beside_a_short_one() -> None
 
     wrong = [check for check in check_ops(MetalBackend(factory), [64], []) if not check.is_right]
     assert [(check.op, check.dtype) for check in wrong if not check.is_quantised] == [
-        ("paged_decode", dtype) for dtype in DTYPES
+        (op, dtype) for dtype in DTYPES for op in ("paged_decode", "grouped_decode")
     ]
 
 

@@ -9,10 +9,13 @@ import pytest
 
 from metal_kernels import choice
 from metal_kernels.choice import select_backend, select_backends
+from metal_kernels.kernels import Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import LayerShape
 from metal_kernels.plain import PlainBackend
 from metal_kernels.selftest import QUICK, FenceLoad
+from tests.emulated import emulated_factory
+from tests.metal_kernels.oracle import Case, Paged
 
 SUPPORTED = [LayerShape(128, 128, mx.float16)]
 UNSUPPORTED = [LayerShape(192, 128, mx.float16)]
@@ -22,13 +25,16 @@ UNSUPPORTED = [LayerShape(192, 128, mx.float16)]
 def mac(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with Metal whose self-test passes."""
     monkeypatch.setattr(choice, "has_metal", lambda: True)
-    monkeypatch.setattr(choice, "why_not_in_place", lambda _backend: None)
+    monkeypatch.setattr(choice, "why_not_in_place", lambda _backend, _load=QUICK: None)
     choice.why_not_metal.cache_clear()
+    choice.has_matrices.cache_clear()
 
 
 @pytest.fixture
 def broken_mac(mac: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "why_not_in_place", lambda _backend: "step 1 came late")
+    monkeypatch.setattr(
+        choice, "why_not_in_place", lambda _backend, _load=QUICK: "step 1 came late"
+    )
 
 
 @pytest.fixture
@@ -114,11 +120,41 @@ def test_after_a_failed_self_test_auto_is_cpu_and_the_log_says_why(
 
 @pytest.mark.usefixtures("mac")
 def test_the_self_test_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs: list[object] = []
-    monkeypatch.setattr(choice, "why_not_in_place", runs.append)
+    """And once more by the kernel for many query heads per kv head."""
+    runs: list[int] = []
+
+    def in_place(_backend: MetalBackend, load: FenceLoad = QUICK) -> None:
+        runs.append(load.group)
+
+    monkeypatch.setattr(choice, "why_not_in_place", in_place)
     for _ in range(3):
         select_backend("auto")
-    assert len(runs) == 1
+    assert runs == [2, 8]
+
+
+@pytest.mark.usefixtures("mac")
+def test_after_a_failed_self_test_by_matrices_the_other_kernel_takes_their_decodes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def in_place(_backend: MetalBackend, load: FenceLoad = QUICK) -> str | None:
+        return "step 1 is off by 3e-01" if load.group == 8 else None
+
+    built: list[str] = []
+    real = emulated_factory()
+
+    def building(spec: KernelSpec, source: str) -> Kernel:
+        built.append(spec.name)
+        return real(spec, source)
+
+    monkeypatch.setattr(choice, "why_not_in_place", in_place)
+    monkeypatch.setattr(choice, "on_metal", building)
+    backend = select_backend("auto")
+    assert isinstance(backend, MetalBackend)
+    found = Paged(backend, Case(((20, 1),), group=8))
+    assert found.error() <= found.tolerance
+    assert "paged_decode" in built
+    assert "grouped_decode" not in built
+    assert "without matrices, which is slower: step 1 is off by 3e-01" in caplog.text
 
 
 @pytest.mark.usefixtures("mac")

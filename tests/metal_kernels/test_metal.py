@@ -23,7 +23,7 @@ from mlxserve.cache.layer_kv import LayerKV
 from mlxserve.cache.layout import StepLayout
 
 PAGE_SIZE = 16
-READERS = ("paged_decode", "paged_prefill", "paged_latent", "gather_pages")
+READERS = ("paged_decode", "grouped_decode", "paged_prefill", "paged_latent", "gather_pages")
 WRITERS = ("write_kv_tokens", "write_kv_pages", "copy_pages")
 
 
@@ -384,6 +384,7 @@ def dispatch_every_kernel(backend: MetalBackend, num_pages: int) -> None:
     for sinks in (None, mx.zeros(1, mx.float16)):
         backend.paged_decode(row, *pools, one, Attention(1.0), sinks)
         backend.paged_prefill(row, *pools, one, Attention(1.0), sinks)
+    backend.paged_decode(mx.zeros((1, 8, 64), mx.float16), *pools, one, Attention(1.0))
     half = [backend.new_pool(16 + num_pages, 1, PAGE_SIZE, 64, mx.float16) for _ in range(2)]
     backend.paged_prefill(mx.zeros((256, 1, 64), mx.float16), *half, long_chunk(), Attention(1.0))
     in_8_bits = [backend.new_pool(num_pages, 1, PAGE_SIZE, 64, mx.int8) for _ in range(2)]

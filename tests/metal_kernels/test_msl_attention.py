@@ -161,13 +161,34 @@ def test_groups_of_any_size_are_right(
     assert found.error() <= found.tolerance
 
 
+@pytest.mark.parametrize("group", [9, 11, 16, 23])
+def test_groups_of_any_size_are_right_without_matrices(
+    group: int, backend_without_matrices: MetalBackend
+) -> None:
+    found = Paged(backend_without_matrices, Case(((40, 1), (2, 1)), group=group, has_sinks=True))
+    assert found.error() <= found.tolerance
+
+
 @pytest.mark.parametrize("head_dim", [192, 256, 512])
 def test_large_groups_of_large_heads_are_right(
-    head_dim: int, checked_backend: MetalBackend
+    head_dim: int, checked_backend: MetalBackend, backend_without_matrices: MetalBackend
 ) -> None:
     """Several simdgroups share the heads, and merge them in several rounds."""
     sizes = {"key_dim": head_dim, "value_dim": head_dim}
-    found = Paged(checked_backend, Case(((40, 1), (2, 1)), group=16, **sizes))
+    for backend in (checked_backend, backend_without_matrices):
+        found = Paged(backend, Case(((40, 1), (2, 1)), group=16, **sizes))
+        assert found.error() <= found.tolerance
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("group", [4, 5, 17])
+def test_groups_in_8_bits_are_right(
+    group: int, head_dim: int, checked_backend: MetalBackend
+) -> None:
+    """By matrices, whose columns are not all used; a window begins and ends inside pages."""
+    sizes = {"key_dim": head_dim, "value_dim": head_dim, "dtype": mx.float16}
+    case = Case(((40, 1), (2, 1)), group=group, window=21, is_quantised=True, **sizes)
+    found = Paged(checked_backend, case)
     assert found.error() <= found.tolerance
 
 

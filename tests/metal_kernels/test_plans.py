@@ -13,9 +13,11 @@ from metal_kernels.ops import Attention
 from metal_kernels.plans import (
     NO_WINDOW,
     DecodePlan,
+    GroupSplit,
     HeadSplit,
     PrefillPlan,
     WritePlan,
+    num_tiles,
     page_tables,
     partition_size,
     rounded,
@@ -154,7 +156,16 @@ def test_a_write_moves_every_row_once_and_whole_pages_as_pages(seed: int) -> Non
 @pytest.mark.parametrize("item_size", [2, 4])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_a_tile_fits_for_every_head_dimension(head_dim: int, item_size: int) -> None:
-    assert tile_bytes(head_dim, item_size, tile_side(head_dim, item_size)) <= 32 << 10
+    side = tile_side(head_dim, item_size)
+    assert tile_bytes(head_dim, item_size, side, num_tiles(head_dim, item_size, side)) <= 32 << 10
+
+
+def test_keys_and_values_have_tiles_of_their_own_where_both_fit() -> None:
+    """In half precision up to 192 dimensions: with a tile each, simdgroups wait for one another half as often."""
+    for item_size, most in ((2, 192), (4, 112)):
+        for dim in HEAD_DIMS:
+            tiles = num_tiles(dim, item_size, tile_side(dim, item_size))
+            assert tiles == (2 if dim <= most else 1), (item_size, dim)
 
 
 def test_a_head_that_fits_in_no_tile_is_refused() -> None:
@@ -173,7 +184,19 @@ def test_every_head_of_a_group_is_computed(head_dim: int) -> None:
             assert split.blocks == 1, "keys and values are read once"
 
 
-@pytest.mark.parametrize(("dtype", "head_dim"), [(mx.float32, 128), (mx.float16, 64)], ids=str)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_every_head_of_a_large_group_is_computed(head_dim: int) -> None:
+    for group in range(4, 130):
+        split = GroupSplit.of(group, head_dim)
+        assert 8 * split.parts * split.blocks >= group
+        assert split.threads <= 256, "an M1 has registers for no more"
+        if group <= (32 if head_dim <= 256 else 16):
+            assert split.blocks == 1, "keys and values are read once"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim"), [(mx.float32, 128), (mx.float16, 64), (mx.float16, 512)], ids=str
+)
 def test_a_tile_uses_as_much_memory_as_the_plan_says(dtype: mx.Dtype, head_dim: int) -> None:
     built: dict[str, Kernel] = {}
     make = emulated_factory()
@@ -189,4 +212,5 @@ def test_a_tile_uses_as_much_memory_as_the_plan_says(dtype: mx.Dtype, head_dim: 
     assert isinstance(kernel, MetalKernel)
     assert kernel.statistics is not None
     side = tile_side(head_dim, dtype.size)
-    assert kernel.statistics.threadgroup_bytes == tile_bytes(head_dim, dtype.size, side)
+    tiles = num_tiles(head_dim, dtype.size, side)
+    assert kernel.statistics.threadgroup_bytes == tile_bytes(head_dim, dtype.size, side, tiles)

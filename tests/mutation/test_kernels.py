@@ -107,6 +107,35 @@ GUARDS: dict[str, list[Guard]] = {
         Guard("if (lane < 4) partial", "partial"),
         *fence_guards("thread_index_in_threadgroup", "threadgroup_position_in_grid.y", "partition"),
     ],
+    "grouped_decode": [
+        Guard("IS_QUANTISED ? D + 4 : D", "D"),
+        Guard("SPLIT > 1 ? SPLIT * PARTS * TURNS * KEYS * 8 : 1", "1"),
+        Guard("min(first_head + column, GROUP - 1)", "(first_head + column)"),
+        Guard("min(first_head + column + 1, GROUP - 1)", "(first_head + column + 1)"),
+        Guard("if (SPLIT == 1 && key >= end_key) break;", "if (key >= end_key) break;"),
+        Guard("min(key, end_key - 1)", "key"),
+        Guard("if (SPLIT > 1) {", "if (false) {"),
+        Guard("mine >= first_key && ", ""),
+        Guard("&& mine < end_key", ""),
+        Guard("if (IS_QUANTISED) {", "if (false) {"),
+        Guard("if (cap > 0.0f) ", ""),
+        Guard("if (!is_seen) ", ""),
+        Guard("bit == 4 ? 16 : bit * 2", "bit * 2", 0),
+        Guard("bit == 4 ? 16 : bit * 2", "bit * 2", 1),
+        Guard("if (simd_any(next.x > highest.x || next.y > highest.y)) {", "if (false) {"),
+        Guard("if (IS_QUANTISED && key", "if (key"),
+        Guard("if (IS_QUANTISED && key", "if (false && key"),
+        Guard("&& key + 8 * k + line < end_key", ""),
+        Guard("if (one < end_key) ", ""),
+        Guard("if (one + 1 < end_key) ", ""),
+        Guard("if (line == 0 && split == 0) {", "if (split == 0) {"),
+        Guard("if (line == 0 && split == 0) {", "if (line == 0) {"),
+        Guard("if (first_head + i / BLOCK < GROUP) {", "{"),
+        Guard("if (turn == 0 && split == 0 && first", "if (split == 0 && first"),
+        Guard("if (turn == 0 && split == 0 && first", "if (turn == 0 && first"),
+        Guard("&& first_head + lane / 4 < GROUP", ""),
+        *fence_guards("thread_index_in_threadgroup", "threadgroup_position_in_grid.y", "partition"),
+    ],
     "merge_partitions": [
         Guard("numbers[2] > 0.0f ? float(sinks[head]) * LOG2_E : LOWEST", "float(sinks[head])"),
         Guard("if (d < D) sum[c]", "sum[c]"),
@@ -116,7 +145,9 @@ GUARDS: dict[str, list[Guard]] = {
     "paged_prefill": [
         Guard("if (line < num_lines) {", "{", 0),
         Guard("if (line < num_lines) {", "{", 1),
+        Guard("SPLIT > 1 ? SPLIT * SIDE * SCORE_STRIDE : 1", "1"),
         Guard("numbers[2] > 0.0f ? float(sinks[my_head]) * LOG2_E : LOWEST", "float(sinks[0])"),
+        Guard("my_column == 0 ? 1.0f : 0.0f", "1.0f"),
         Guard("if (key < end_key) {", "{", 0),
         Guard("if (key < end_key) {", "{", 1),
         Guard("if (IS_QUANTISED) {", "if (false) {", 0),
@@ -126,10 +157,13 @@ GUARDS: dict[str, list[Guard]] = {
         Guard("if (cap > 0.0f) ", ""),
         Guard("distance < 0 || ", ""),
         Guard("|| distance >= window", ""),
-        Guard("if (SPLIT > 1) ", ""),
-        Guard("if (part == 0) ", ""),
-        Guard("&& part == 0", ""),
-        Guard("c == my_line ? shrink : 0.0f", "shrink"),
+        Guard("distance < 1 || ", ""),
+        Guard("|| distance > window", ""),
+        Guard("if (SPLIT > 1) ", "", 0),
+        Guard("if (SPLIT > 1) {", "{"),
+        Guard("if (TILES == 1) ", "if (false) ", 0),
+        Guard("if (TILES == 1) ", "if (false) ", 1),
+        Guard("if (simd_any(next > highest)) {", "if (false) {"),
         *fence_guards("thread_index", "kv_head", "threadgroup_position_in_grid.z"),
     ],
     "paged_latent": [
@@ -139,16 +173,17 @@ GUARDS: dict[str, list[Guard]] = {
         Guard("if (simdgroup * 8 / KEYS == round) {", "{"),
         Guard("if (key < end_key) {", "{"),
         Guard("at < LATENT_QUADS ?", "true ?", 1),
-        Guard("if (SPLIT > 1) ", ""),
-        Guard("if (first_key + my_column + c > my_position) score[c] = LOWEST;", ""),
-        Guard("if (part == 0) ", ""),
-        Guard("&& part == 0", ""),
-        Guard("c == my_line ? shrink : 0.0f", "shrink"),
+        Guard("SPLIT > 1 ? SPLIT * LINES * SCORE_STRIDE : 1", "1"),
+        Guard("if (SPLIT > 1) ", "", 0),
+        Guard("if (SPLIT > 1) ", "if (false) ", 1),
+        Guard("if (SPLIT > 1) {", "{"),
+        Guard("if (key > my_position) ", ""),
+        Guard("if (key + 1 > my_position) ", ""),
+        Guard("if (simd_any(next > highest)) {", "if (false) {"),
+        Guard("if (line < num_lines) {", "{", 1),
         Guard("IS_PARTIAL ? 1.0f : total", "total"),
-        Guard("if (line < num_lines) my_out", "my_out"),
-        Guard("IS_PARTIAL && part == 0 && line", "part == 0 && line"),
-        Guard("part == 0 && line < num_lines", "line < num_lines"),
-        Guard("&& line < num_lines) {", ") {"),
+        Guard("if (IS_PARTIAL && part == 0) {", "if (part == 0) {"),
+        Guard("if (IS_PARTIAL && part == 0) {", "if (IS_PARTIAL) {"),
         Guard("if (thread_index < 8 && ", "if ("),
         Guard("&& threadgroup_position_in_grid.z == 0)", ")"),
     ],
@@ -162,10 +197,15 @@ CHOICES = {
         "D % 128 == 0 ? 4 : D % 64 == 0 ? 2 : 4",
         "lane == 0 ? most : lane == 1 ? weight : 0.0f",
     ],
-    "paged_prefill": ["D > 256 ? 2 : 1", "if (distance < 0 "],
+    "grouped_decode": [
+        "D > 256 ? 2 : 1",
+        "PARTS * SPLIT > 2 ? 2 : 4",
+        "DIMS % 32 == 0 ? 4 : 2",
+        "i == 0 ? highest_of_all : i == 1 ? weight : 0.0f",
+    ],
+    "paged_prefill": ["D > 256 ? 2 : 1", "if (distance < 0 ", "if (distance < 1 "],
     "paged_latent": [
         "LATENT > 256 ? 2 : 1",
-        "if (IS_PARTIAL ",
         "i == 0 ? highest : i == 1 ? total : 0.0f",
     ],
 }
@@ -224,12 +264,30 @@ def decodes() -> Iterator[Case]:
     yield Case(((20, 1), (18, 1)), window=7, is_quantised=True, **small)
 
 
+def grouped_decodes() -> Iterator[Case]:
+    """Heads that do not exist; two simdgroups that share dimensions, for two rounds of keys; windows."""
+    small = {"key_dim": 80, "value_dim": 80, "group": 9, "dtype": mx.float16}
+    yield Case(((0, 1), (18, 1), (16, 1), (70, 1)), **small)
+    yield Case(((70, 1), (18, 1)), window=7, softcap=2.0, **small)
+    yield Case(((20, 1), (18, 1)), window=7, is_quantised=True, **{**small, "group": 5})
+    large = {"key_dim": 512, "value_dim": 512, "group": 9, "dtype": mx.float16}
+    yield Case(((127, 1), (2, 1)), kv_heads=3, **large)
+
+
+def attends_by_short_page_tables(backend: MetalBackend) -> None:
+    """Where two simdgroups share dimensions, those without keys must read no page past the table's end."""
+    sizes = {"key_dim": 512, "value_dim": 512, "dtype": mx.float16}
+    found = Paged(backend, Case(((16, 1),) * 4, group=8, **sizes))
+    found.tables = replace(found.tables, page_tables=found.tables.page_tables[:, :2].copy())
+    assert found.error() <= found.tolerance
+
+
 def prefills() -> Iterator[Case]:
     """Chunks that fill no tile; keys that fill no page; a window; dimensions in two parts."""
     large = {"key_dim": 512, "value_dim": 512, "group": 2, "dtype": mx.float16}
     sizes = {"key_dim": 80, "value_dim": 80, "group": 2, "dtype": mx.float16}
     yield Case(((0, 5), (20, 30), (1, 2)), **sizes)
-    yield Case(((40, 20), (3, 1)), window=13, **sizes)
+    yield Case(((40, 20), (3, 1)), window=13, has_sinks=True, **sizes)
     yield Case(((40, 20), (3, 1)), is_quantised=True, **sizes)
     yield Case(((3, 6),), **large)
 
@@ -298,6 +356,9 @@ def exercise(kernel: str, backend: MetalBackend) -> None:
     """What a kernel has to do right. Raises AssertionError or KernelFault."""
     if kernel in ("paged_decode", "merge_partitions"):
         attends(backend, decodes())
+    elif kernel == "grouped_decode":
+        attends(backend, grouped_decodes())
+        attends_by_short_page_tables(backend)
     elif kernel == "paged_prefill":
         attends(backend, prefills())
     elif kernel == "gather_pages":

@@ -127,7 +127,9 @@ def every_text() -> tuple[KernelText, ...]:
         for key_dim, value_dim in head_dims(dtype):
             for group in GROUPS:
                 for pool in (dtype, quantised.DTYPE):
-                    _use(MetalBackend(recorder), dtype, key_dim, value_dim, pool, group=group)
+                    for uses_matrices in (True, False):
+                        backend = MetalBackend(recorder, uses_matrices=uses_matrices)
+                        _use(backend, dtype, key_dim, value_dim, pool, group=group)
             for page_size in PAGE_SIZES:
                 _use(MetalBackend(recorder), dtype, key_dim, value_dim, page_size=page_size)
             for kv_heads in KV_HEADS:

@@ -98,7 +98,7 @@ template <typename T, int C, int R> struct simdgroup_matrix {
     __elements[0] = diagonal;
     __elements[1] = diagonal;
   }
-  thread vec<T, 2> &thread_elements();
+  __ALWAYS thread vec<T, 2> &thread_elements() { return *(thread vec<T, 2> *)&__elements; }
 };
 typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
 typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;

@@ -1,0 +1,82 @@
+"""Which kernel runs, over what, and how it is judged: each wrong choice that still answers is found by a test.
+
+Those of the kernels' texts are in `test_kernels.py`, indices of 32 bits in `tests/strict/test_index_widths.py`.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from metal_kernels import long_chunks
+from metal_kernels.dispatches import Dispatches
+from metal_kernels.speeds import TimedAttention
+from tests import memory_table
+from tests.doctor import test_attention_speeds
+from tests.geometries import QWEN3_8B
+from tests.metal_kernels import test_long_chunks, test_msl_latents, test_plans, test_rounding
+from tests.model import test_step_memory
+from tests.mutation.bug import Bug
+
+pytestmark = pytest.mark.mutation
+
+FOUND: dict[str, Bug] = {
+    "bind whole pools": Bug(
+        memory_table,
+        "first_page",
+        "view = pool[:1]",
+        "view = pool",
+        test_step_memory.test_a_step_of_decodes_is_five_command_buffers_at_most_over_a_whole_pool,
+        {"chip": "M3 Ultra", "memory": 512, "model": QWEN3_8B},
+    ),
+    "copy as much on every machine": Bug(
+        test_long_chunks,
+        "longest_copied",
+        "(total_memory() if memory is None else memory)",
+        "(16 << 30)",
+        test_long_chunks.test_copies_take_a_share_of_the_machines_memory,
+    ),
+    "begin a window one position late": Bug(
+        long_chunks,
+        "_first_position",
+        "- window + 1",
+        "- window + 2",
+        test_long_chunks.test_a_long_chunk_sees_all_of_its_window_and_nothing_before_it,
+        {"options": {"window": 64}},
+    ),
+    "decode large groups one head after the other": Bug(
+        Dispatches,
+        "decode",
+        "if self._uses_matrices and",
+        "if False and",
+        test_attention_speeds.test_the_kernel_that_is_named_is_the_one_that_is_timed,
+        {"what": TimedAttention(75, kv_heads=1, head_dim=64, group=8), "kernel": "grouped_decode"},
+    ),
+    "share one tile where two fit": Bug(
+        test_plans,
+        "num_tiles",
+        "return 2 if",
+        "return 1 if",
+        test_plans.test_keys_and_values_have_tiles_of_their_own_where_both_fit,
+    ),
+    "fill a core with one threadgroup of latents": Bug(
+        test_msl_latents,
+        "tile_keys",
+        "(2, 1)",
+        "(1,)",
+        test_msl_latents.test_a_tile_fits_in_threadgroup_memory_and_partitions_are_whole_tiles,
+        {"dtype": mx.float16, "dims": (512, 64)},
+    ),
+    "divide errors by the largest number of all rows": Bug(
+        test_rounding,
+        "row_error",
+        "np.abs(right).max(axis=-1)",
+        "np.abs(right).max()",
+        test_rounding.test_an_error_is_measured_by_its_own_row,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_test_finds_the_wrong_choice(name: str, request: pytest.FixtureRequest) -> None:
+    FOUND[name].check_found(request, (AssertionError,))
