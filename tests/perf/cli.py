@@ -291,6 +291,15 @@ def memory() -> None:
 
 
 @app.command()
+def predict() -> None:
+    """Decode steps and chunks of real models on Macs, from bytes, instructions and dispatches; not measured."""
+    from tests.perf.prediction import tables
+
+    for line in tables():
+        typer.echo(line)
+
+
+@app.command()
 def targets(
     model: ModelOption = "synthetic:llama-100m",
     pairs: Annotated[int, typer.Option(min=1, help="Interleaved pairs of each.")] = 3,
