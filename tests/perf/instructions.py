@@ -96,21 +96,23 @@ class _Counting:
 
 def _attend(backend: MetalBackend, what: TimedAttention) -> mx.array:
     shape = what.num_pages, what.kv_heads, PAGE_SIZE, what.head_dim
-    pools = [backend.new_pool(*shape, what.pool_dtype) for _ in range(2)]
+    k_pool, v_pool = (backend.new_pool(*shape, what.pool_dtype) for _ in range(2))
     rows = [_draw((what.context, *shape[1::2]), what.dtype, seed) for seed in (1, 2)]
-    backend.write_kv(rows[0], rows[1], *pools, np.arange(what.context, dtype=np.int32))
+    backend.write_kv(rows[0], rows[1], k_pool, v_pool, np.arange(what.context, dtype=np.int32))
     op = backend.paged_decode if what.rows == 1 else backend.attend_tiles
-    return op(what.queries(), *pools, what.tables(), Attention(what.scale))
+    return op(what.queries(), k_pool, v_pool, what.tables(), Attention(what.scale))
 
 
 def _attend_latents(backend: MetalBackend, what: TimedAttention, dims: tuple[int, int]) -> mx.array:
-    pools = [backend.new_pool(what.num_pages, 1, PAGE_SIZE, dim, what.dtype) for dim in dims]
+    k_pool, v_pool = (
+        backend.new_pool(what.num_pages, 1, PAGE_SIZE, dim, what.dtype) for dim in dims
+    )
     rows = [_draw((what.context, 1, dim), what.dtype, dim) for dim in dims]
-    backend.write_kv(rows[0], rows[1], *pools, np.arange(what.context, dtype=np.int32))
+    backend.write_kv(rows[0], rows[1], k_pool, v_pool, np.arange(what.context, dtype=np.int32))
     scale = sum(dims) ** -0.5
     latent, rope = (_draw((what.rows, what.group, dim), what.dtype, 3) for dim in dims)
     rope = (rope * scale).astype(what.dtype)
-    return backend.paged_latent(latent, rope, *pools, what.tables(), scale=scale)
+    return backend.paged_latent(latent, rope, k_pool, v_pool, what.tables(), scale=scale)
 
 
 def _draw(shape: tuple[int, ...], dtype: mx.Dtype, seed: int) -> mx.array:
