@@ -5,21 +5,25 @@
 A file says how many pixels it has, but not how much work they are: a JPEG file may draw each of them a
 thousand times. So it is tried at first beside other short work (`mlxserve.door`), with few pixels and
 little time, and what needs more waits for its turn among longer jobs, which have a process of their own.
+
+The newest images are kept by their files' content, because a conversation sends its images with each turn.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import threading
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import cache, partial
+from hashlib import blake2b
 from typing import Protocol, TypeVar
 
 from mlxserve.door import MEDIUM_SECONDS, SHORT_SECONDS, Lane, lane_of
 from mlxserve.errors import InvalidRequest
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
 from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
-from mlxserve.images.image import Image
+from mlxserve.images.image import DIGEST_SIZE, Image
 
 T = TypeVar("T")
 
@@ -30,6 +34,8 @@ TRIES = {
     Lane.MEDIUM: (10.0, 12 << 20),
     Lane.LONG: (60.0, 1 << 30),
 }
+_MOST_KEPT = 128 << 20  # bytes of pixels
+_HASHED_PER_SECOND = 500_000_000  # bytes of files
 _BYTES_PER_SECOND = 10_000_000  # of files, decoded, on two cores of an x86 server
 _SECONDS = {Lane.SHORT: 0.02, Lane.MEDIUM: 1.01 * SHORT_SECONDS, Lane.LONG: 1.01 * MEDIUM_SECONDS}
 
@@ -43,8 +49,11 @@ class InTurn(Protocol):
 class ImageDecoder:
     """A helper process for each lane of the door that decodes, started when first needed."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_kept: int = _MOST_KEPT) -> None:
+        """`most_kept`: bytes of the newest images' pixels"""
         self._helpers: dict[Lane, Helper] = {}
+        self._kept: OrderedDict[bytes, Image] = OrderedDict()  # by a hash of the file
+        self._most_kept = most_kept
         self._lock = threading.Lock()
 
     async def decode(self, data: bytes, in_turn: InTurn) -> Image:
@@ -55,6 +64,14 @@ class ImageDecoder:
         """
         if importlib.util.find_spec("PIL") is None:
             raise InvalidRequest('cannot be read without Pillow: pip install "mlxserve[vision]"')
+        key = await in_turn(len(data) / _HASHED_PER_SECOND, partial(_key, data))
+        if (known := self._known(key)) is not None:
+            return known
+        image = await self._decoded(data, in_turn)
+        self._keep(key, image)
+        return image
+
+    async def _decoded(self, data: bytes, in_turn: InTurn) -> Image:
         expected = len(data) / _BYTES_PER_SECOND
         for lane in Lane:
             if lane < lane_of(expected):
@@ -67,8 +84,21 @@ class ImageDecoder:
 
     def close(self) -> None:
         with self._lock:
+            self._kept.clear()
             for helper in self._helpers.values():
                 helper.close()
+
+    def _known(self, key: bytes) -> Image | None:
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
+    def _keep(self, key: bytes, image: Image) -> None:
+        with self._lock:
+            self._kept[key] = image
+            while sum(one.pixels.nbytes for one in self._kept.values()) > self._most_kept:
+                self._kept.popitem(last=False)
 
     def _try(self, data: bytes, lane: Lane) -> Image | None:
         """None for what may succeed in a lane of longer jobs."""
@@ -94,6 +124,10 @@ class ImageDecoder:
                     niceness=BEHIND_THE_ENGINE,
                 )
             return self._helpers[lane]
+
+
+def _key(data: bytes) -> bytes:
+    return blake2b(data, digest_size=DIGEST_SIZE).digest()
 
 
 def _image(width: int, height: int, pixels: bytes | None) -> Image | None:

@@ -10,9 +10,10 @@ from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
+from mlxserve.images.image import MAX_PIXELS
+
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_SOURCE_PIXELS = 64 << 20  # of what is decoded; four bytes each, and as many again to convert it
-MAX_PIXELS = 4096 * 4096  # of what a model gets: more than any of them looks at
 _ORIENTATION = 0x0112  # of EXIF
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,

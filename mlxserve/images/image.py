@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # a tenth of a second, which a start without images need not 
     import numpy.typing as npt
 
 DIGEST_SIZE = 32  # bytes
+MAX_PIXELS = 4096 * 4096  # of what a model gets: more than any of them looks at
 
 
 @dataclass(frozen=True, slots=True, eq=False)

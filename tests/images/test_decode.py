@@ -58,7 +58,7 @@ def test_a_picture_is_decoded_in_its_turn_among_short_jobs(decoder: ImageDecoder
     assert image.pixels.shape == (16, 24, 3)
     assert image == decoded(decoder, file_of(picture(24, 16), "WEBP", lossless=True), turns)
     assert image != decoded(decoder, file_of(picture(24, 16, seed=1)), turns)
-    assert turns.lanes == [Lane.SHORT] * 3
+    assert turns.lanes == [Lane.SHORT] * 6  # to know the file by its content, and to decode it
 
 
 def test_the_digest_covers_the_shape(decoder: ImageDecoder) -> None:
@@ -71,14 +71,29 @@ def test_a_picture_of_many_pixels_waits_among_longer_jobs(decoder: ImageDecoder)
     assert (
         decoded(decoder, file_of(Pillow.new("L", (2_000, 1_500))), turns).pixels.size == 9_000_000
     )
-    assert turns.lanes == [Lane.SHORT, Lane.MEDIUM]
+    assert turns.lanes == [Lane.SHORT, Lane.SHORT, Lane.MEDIUM]
 
 
 def test_a_large_file_does_not_disturb_short_jobs(decoder: ImageDecoder) -> None:
     turns = Turns()
     data = file_of(picture(), "JPEG") + bytes(12_000_000)  # what follows is not read
     assert decoded(decoder, data, turns).pixels.shape == (16, 24, 3)
-    assert turns.lanes == [Lane.LONG]
+    assert turns.lanes == [Lane.SHORT, Lane.LONG]
+
+
+def test_a_picture_that_comes_again_is_not_decoded_again() -> None:
+    one, other, third = (file_of(picture(seed=seed)) for seed in range(3))
+    decoder, turns = ImageDecoder(most_kept=2 * 24 * 16 * 3), Turns()
+
+    def num_turns(data: bytes) -> int:
+        before = len(turns.lanes)
+        decoded(decoder, data, turns)
+        return len(turns.lanes) - before
+
+    assert [num_turns(data) for data in (one, other, one, third)] == [2, 2, 1, 2]
+    assert [num_turns(data) for data in (one, other)] == [1, 2]  # the one used last was kept
+    assert decoded(decoder, other) == decoded(decoder, file_of(picture(seed=1)))
+    decoder.close()
 
 
 def test_a_refused_picture_is_said_to_be_so(decoder: ImageDecoder) -> None:
@@ -94,7 +109,7 @@ def test_a_picture_that_takes_too_long_gets_more_time_among_longer_jobs(
     turns = Turns()
     with pytest.raises(InvalidRequest, match=r"^cannot be decoded: that took longer than 0\.02 s"):
         decoded(decoder, b"", turns)
-    assert turns.lanes == [Lane.SHORT, Lane.MEDIUM, Lane.LONG]
+    assert turns.lanes == [Lane.SHORT, Lane.SHORT, Lane.MEDIUM, Lane.LONG]
 
 
 def test_a_picture_that_needs_too_much_memory_is_refused(
