@@ -60,6 +60,7 @@ def show(name: Name, json: Json = False) -> None:
         "window": entry.kv.window or None,
         "window_kv_bytes": entry.window_size(2),
         "purpose": entry.purpose or "completion",
+        "vision": entry.has_vision,
         "chat_template": None if entry.purpose else _abilities(place),
     }
     if json:
@@ -77,6 +78,10 @@ def show(name: Name, json: Json = False) -> None:
         return
     print_safe(f"  KV cache      {_kv_in_words(entry)}")
     print_safe(f"  Template      {_template_in_words(card['chat_template'])}")
+    if entry.has_vision:
+        print_safe(
+            "  Images        seen with mlxserve[vision]; the log says so if its vision fails"
+        )
 
 
 def _kv_in_words(entry: "Entry") -> str:

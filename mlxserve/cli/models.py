@@ -58,7 +58,8 @@ def _print(title: str, rows: "Sequence[tuple[Entry, MemoryFit]]", best: "Entry |
     for entry, fit in rows:
         sign = "★" if entry is best else " "
         size = f"{entry.weight_size / 1e9:.2f} GB"
-        purpose = f" ({entry.purpose})" if entry.purpose else ""
+        made_for = entry.purpose or ("vision" if entry.has_vision else "")
+        purpose = f" ({made_for})" if made_for else ""
         short = _short_of(entry) or ""
         print_safe(
             f"{sign} {entry.name:48} {short:16} {entry.source:10} {entry.format:4} {size:>9}  {fit_text(fit)}{purpose}"
@@ -136,6 +137,7 @@ def card_of(entry: "Entry", fit: "MemoryFit") -> dict[str, Any]:
         "source": str(entry.source),
         "format": str(entry.format),
         "purpose": entry.purpose or "completion",
+        "vision": entry.has_vision,
         "weight_size": entry.weight_size,
         "needed": fit.needed,
         "context": fit.context,

@@ -76,6 +76,7 @@ class Entry:
     inner: int = 0  # intermediate size; for experts, the sum over those active for a token
     format: WeightFormat = field(default=WeightFormat.MLX, kw_only=True)
     purpose: str = field(default="", kw_only=True)  # "embedding" or "rerank" of what does not write
+    has_vision: bool = field(default=False, kw_only=True)  # was trained to see images
 
     def kv_size(self, bytes_per_value: int, *, in_8_bits: bool = False) -> int:
         """Bytes of keys and values for each token of a sequence, in the layers that keep them all.
@@ -275,7 +276,10 @@ def _entry(
     except (UnsupportedModel, *_UNFIT):
         return None
     length = context.length if context is not None else 0
-    return Entry(name, source, size, kv, length, num_heads, width, inner, format=kind)
+    sees = kind is WeightFormat.MLX and bool(config.get("vision_config"))
+    return Entry(
+        name, source, size, kv, length, num_heads, width, inner, format=kind, has_vision=sees
+    )
 
 
 def _inner(text: Mapping[str, Any], width: int) -> int:

@@ -64,6 +64,21 @@ def test_a_model_is_shown_by_its_short_name(tmp_path: Path, downloaded: Path) ->
     assert "144.0 KiB per token" in shown
 
 
+def test_a_model_that_was_trained_to_see_is_listed_and_shown_so(
+    tmp_path: Path, downloaded: Path
+) -> None:
+    assert "(vision)" not in offline(tmp_path, "list").out
+    folder = tmp_path / "models" / "seeing"
+    folder.mkdir(parents=True)
+    config = {"model_type": "qwen3_vl", "text_config": CONFIG, "vision_config": {"depth": 2}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(bytes(1000))
+    assert "(vision)" in offline(tmp_path, "list").out
+    assert json.loads(offline(tmp_path, "show", str(folder), "--json").out)["vision"] is True
+    assert "Images        seen with mlxserve[vision]" in offline(tmp_path, "show", str(folder)).out
+    assert "Images" not in offline(tmp_path, "show", NAME).out
+
+
 def test_a_model_with_windows_is_shown_with_what_they_take(tmp_path: Path) -> None:
     folder = tmp_path / "models" / "small"
     folder.mkdir(parents=True)
