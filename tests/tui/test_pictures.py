@@ -19,10 +19,13 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from PIL import Image
 from textual.command import CommandInput
 from textual.widgets import Input, OptionList
 
+from tests.images.files import file_of as image_file
 from tests.tui import scripts
 from tests.tui.fake_server import FakeServer
 from tests.tui.terminals import Terminal
@@ -71,6 +74,7 @@ STATES = {
     *("versions-and-hostile-text", "editing", "commands", "files", "message-chosen", "found"),
     *("notice", "help", "chats", "chats-searched", "palette"),
     *("models", "model-downloading", "model-paused", "engine-missing", "engine", "engine-strip"),
+    "image",
 }
 HOSTILE = "\x1b]52;c;x\x07[red]x[/] \u202eabc\u202c \x9b2J done"
 FOUND = [
@@ -339,6 +343,25 @@ async def engine_states(t: Terminal, album: Album, server: FakeServer) -> None:
     await t.until_shown("Ready")
 
 
+def write_lake() -> None:
+    """lake.png"""
+    sky, water = np.indices((40, 64))
+    lake = np.stack([4 * water, 6 * sky, 255 - 4 * sky], axis=-1).astype(np.uint8)
+    Path("lake.png").write_bytes(image_file(Image.fromarray(lake)))
+
+
+async def image_state(t: Terminal, album: Album, server: FakeServer) -> None:
+    """A question with a picture, which the screen shows in half blocks."""
+    write_lake()
+    server.script(scripts.say("A lake in the morning."))
+    await t.ask("/attach lake.png")
+    await t.until(lambda: t.composer.text == "@lake.png ")
+    await t.type("what is it?")
+    await t.press("enter")
+    await t.until_ready()
+    await album.take("image", "[lake.png]", "▀▀▀", "A lake in the morning.")
+
+
 @pytest.mark.parametrize(
     ("size", "theme"),
     [
@@ -393,6 +416,7 @@ def test_every_state_looks_as_accepted(
         server.map = [snapshot, scripts.Gate()]
         await t.ask("/model mini")
         await engine_states(t, album, server)
+        await image_state(t, album, server)
         assert album.taken == STATES
 
     play(story, connector, size=size, theme_name=theme, models=Machine())
