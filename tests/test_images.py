@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -10,7 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 from PIL import Image as Pillow
 from tokenizers import Tokenizer
 
@@ -33,7 +36,6 @@ from tests.model.small_vision import (
 )
 from tests.test_emulated_engine import give
 
-BLIND = ("gemma3",)
 _MARKS: dict[str, Any] = {
     "qwen3_vl": (),
     **dict.fromkeys(("qwen2_5_vl", "qwen3_5", "mistral3"), pytest.mark.slow),
@@ -72,9 +74,13 @@ class Model:
     @property
     def marker(self) -> str:
         """The token that its template writes for an image."""
+        tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
+        whole: str = VISION_MODELS[self.config["model_type"]]["image"]
+        if tokenizer.token_to_id(whole) is not None:
+            return whole
         names = ("image_token_id", "image_token_index")
         token = next(self.config[name] for name in names if name in self.config)
-        return str(Tokenizer.from_file(str(self.folder / "tokenizer.json")).id_to_token(token))
+        return str(tokenizer.id_to_token(token))
 
     def answer(self, said: Said) -> tuple[int, ...]:
         if said not in self._known:
@@ -108,11 +114,7 @@ def agree(model: Model, llm: LLM, questions: Sequence[Said]) -> list[RequestOutp
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(kind, marks=_MARKS.get(kind, pytest.mark.long))
-        for kind in VISION_MODELS
-        if kind not in BLIND
-    ],
+    params=[pytest.param(kind, marks=_MARKS.get(kind, pytest.mark.long)) for kind in VISION_MODELS],
 )
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     kind: str = request.param
@@ -218,7 +220,7 @@ def test_conversations_about_one_image_have_it_computed_once(model: Model, serve
     assert stats.num_bytes > 0
 
 
-def test_a_tower_is_computed_layer_by_layer(model: Model) -> None:
+def test_a_tower_is_computed_in_pieces_of_its_layers(model: Model) -> None:
     choice = load_probed(
         find_model(str(model.folder)),
         is_metal=False,
@@ -228,20 +230,70 @@ def test_a_tower_is_computed_layer_by_layer(model: Model) -> None:
     )
     vision = choice.loaded.vision
     assert vision is not None
-    seeing = Seeing(vision, picture := vision.reader.read(A))
+    seeing = Seeing(vision, [picture := vision.reader.read(A)])
     assert [seeing.advance(1), seeing.advance(1), vision.stats().num_kept] == [None, None, 0]
     while (result := seeing.advance(1)) is None:
         pass
     assert result == picture.num_rows
     assert vision.stats().num_kept == 1
     seeing.release()
-    assert Seeing(vision, picture).advance(1) == picture.num_rows
+    assert Seeing(vision, [picture]).advance(1) == picture.num_rows
+    first, second = (Seeing(vision, [vision.reader.read(B)]) for _ in range(2))
+    ticks = itertools.count()
+    third = Seeing(vision, [vision.reader.read(WIDE)], lambda: 10.0, lambda: float(next(ticks)))
+    while first.advance(1) is None:
+        assert second.advance(1) is None  # waits for what the first one computes
+    assert second.advance(1) is not None
+    assert vision.stats().num_computed == 2
+    assert third.advance(1) is None
+    assert (
+        next(ticks) == 11
+    )  # a piece for each second of ten, by a clock that tells one more each time
+
+
+def test_nothing_is_evaluated_while_the_graph_of_a_tower_is_built(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the piece between two steps would be many layers."""
+    choice = load_probed(
+        find_model(str(model.folder)),
+        is_metal=False,
+        memory_limit=1 << 32,
+        kv_cache_dtype="auto",
+        attention_backend="auto",
+    )
+    assert choice.loaded.vision is not None
+    evaluated: list[Any] = []
+    seeing = Seeing(choice.loaded.vision, [choice.loaded.vision.reader.read(A)])
+    plain = mx.eval
+
+    def watched(*arrays: Any) -> None:
+        evaluated.extend(each for _, each in tree_flatten(arrays) if isinstance(each, mx.array))
+        plain(*arrays)
+
+    monkeypatch.setattr(mx, "eval", watched)
+    while seeing.advance(1) is None:
+        assert len(evaluated) == 1  # a layer
+        evaluated.clear()
+
+
+def test_an_image_whose_rows_are_cached_is_not_computed_again(
+    model: Model, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlxserve.model.sight.MOST_FEATURES", 1)
+    said = ("What is this? ", A, " Say it in a few words, and then say it once more, please.")
+    other = ("And this? ", B, " Say it in a few words, and then say it once more, please.")
+    llm = serve()
+    agree(model, llm, [said])
+    agree(model, llm, [other])  # whose features are the only ones that are kept
+    assert agree(model, llm, [said])[0].usage.cached_tokens > 0
+    assert llm.stats().vision.num_computed == 2
 
 
 def test_features_that_were_given_up_are_computed_again(
     model: Model, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlxserve.model.vision.MOST_FEATURES", 1)
+    monkeypatch.setattr("mlxserve.model.sight.MOST_FEATURES", 1)
     llm = serve(max_num_batched_tokens=64)
     agree(model, llm, list(QUESTIONS.values()))
     stats = llm.stats().vision
@@ -272,9 +324,11 @@ def test_pages_of_an_image_are_found_on_disk_after_a_restart(
         [output] = agree(model, llm, [said])
         assert output.usage.cache is not None
         assert output.usage.cache.num_from_disk > 0
+        assert llm.stats().vision.num_computed == 0  # no row of the image is computed
         other = ("What is this? ", B, *said[2:])
         [output] = agree(model, llm, [other])
         assert output.usage.cached_tokens <= 16
+        assert llm.stats().vision.num_computed == 1
 
 
 def test_a_marker_of_images_in_a_text_is_text(model: Model, serve: Serve) -> None:
@@ -327,9 +381,12 @@ def test_an_image_that_cannot_be_read_is_refused(serve: Serve) -> None:
 
 @pytest.mark.slow
 def test_attention_in_both_directions_is_refused_and_text_is_served(tmp_path: Path) -> None:
-    folder = write_vision_model(tmp_path, "gemma3")
+    folder = write_vision_model(tmp_path, "gemma4")
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["use_bidirectional_attention"] = "vision"  # as the larger ones have it
+    (folder / "config.json").write_text(json.dumps(config))
     with LLM(str(folder), disable_log_stats=True, num_pages=32, page_size=16) as llm:
-        with pytest.raises(InvalidParameter, match="not mlx-vlm's"):
+        with pytest.raises(InvalidParameter, match="attend to one another in both directions"):
             ask(llm, [("What?", A)])
         [output] = llm.chat([{"role": "user", "content": "What?"}], PARAMS, use_tqdm=False)
         assert len(output.token_ids) == NUM_TOKENS

@@ -312,9 +312,9 @@ class Chat:
     async def _submit(
         self, answers: Sequence[tuple[Request, DeltaDecoder]], observe: Observe | None = None
     ) -> AnswerStream:
-        seen = {one.picture.key: one.picture for asked, _ in answers for one in asked.pictures}
-        for picture in seen.values():
-            await self.engine.see(picture, answers[0][0].client)
+        for request, _ in answers:
+            if request.pictures and request.fork_of is None:
+                await self.engine.see(request)
         outputs = await self.engine.submit([request for request, _ in answers])
         return AnswerStream(outputs, answers, keep=self._keep, observe=observe)
 

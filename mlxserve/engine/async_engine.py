@@ -210,12 +210,16 @@ class AsyncEngine:
             client, len(token_ids), lambda engine: engine.scoring(token_ids, num_top, adapter)
         )
 
-    async def see(self, picture: Picture, client: str = "") -> int:
-        """Compute a picture's features, unless they are kept, in the client's turn; its number of rows.
+    async def see(self, request: Request) -> None:
+        """Compute the features that a request's pictures lack, in its client's turn.
 
         Raises InvalidRequest, EngineStopped.
         """
-        return await self.compute(client, picture.num_rows, lambda engine: engine.seeing(picture))
+        call = self._call(lambda engine: engine.unseen(request))
+        pictures: list[Picture] = await asyncio.wrap_future(call)
+        if pictures:
+            num_rows = sum(picture.num_rows for picture in pictures)
+            await self.compute(request.client, num_rows, lambda engine: engine.seeing(pictures))
 
     async def compute(
         self, client: str, num_tokens: int, make: Callable[[Engine], TextWork[Result]]

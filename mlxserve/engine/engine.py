@@ -285,10 +285,23 @@ class Engine:
         """As `ModelRunner.blindness`."""
         return self._runner.blindness
 
-    def seeing(self, picture: Picture) -> Seeing:
-        """A picture to compute features of, in between steps."""
+    def unseen(self, request: Request) -> list[Picture]:
+        """Those of a request's pictures whose features are not kept, and whose rows are not all cached."""
         assert self._runner.vision is not None, "the model reads text only"
-        return Seeing(self._runner.vision, picture)
+        num_found = self._scheduler.num_found(request)
+        wanted = {one.picture.key: one.picture for one in request.pictures if one.end > num_found}
+        return [one for key, one in wanted.items() if not self._runner.vision.keeps(key)]
+
+    def seeing(self, pictures: Sequence[Picture]) -> Seeing:
+        """Pictures to compute features of, in between steps."""
+        assert self._runner.vision is not None, "the model reads text only"
+        pace, scheduler = self._embedding_pace, self._scheduler
+        return Seeing(
+            self._runner.vision,
+            pictures,
+            lambda: pace.seconds(is_busy=scheduler.has_work),
+            self._clock,
+        )
 
     def advance(self, text: TextWork[Result]) -> Result | None:
         """Compute one piece, short while answers wait for their next token; the result at the end."""

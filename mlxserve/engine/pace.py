@@ -35,6 +35,9 @@ MAX_PIECE = 256  # a request that arrives meanwhile waits for the piece
 # On Metal, where MLX keeps the activations of a third of the layers and more (machine.py): 0.5 GB of an 8B
 # model.
 MAX_METAL_PIECE = 64
+_IDLE_PIECE = (
+    0.1  # seconds of an image's piece, beside no answers: a request that arrives waits for it
+)
 
 
 class Pace:
@@ -123,6 +126,10 @@ class EmbeddingPace:
         if self._token_seconds is None:
             return min(_MIN_PIECE, self._max_piece)
         return max(_MIN_PIECE, min(self._max_piece, int(self._target / 2 / self._token_seconds)))
+
+    def seconds(self, *, is_busy: bool) -> float:
+        """Of the next piece of an image, whose tower has no tokens to count."""
+        return self._target / 2 if self._target is not None and is_busy else _IDLE_PIECE
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Learn from a piece of this size."""

@@ -47,7 +47,7 @@ def load_probed(
     if kv_cache_dtype == "q8":
         loaded = loaded.in_8_bits()
     choice = choose_attention(attention_backend, loaded)
-    loaded = _with_vision(files, choice, is_metal=is_metal)
+    loaded = _with_vision(files, choice, is_metal, memory_limit)
     if adapters:
         assert group is None, "ranks have no adapters"
         loaded = loaded.with_adapters(adapters)
@@ -55,11 +55,16 @@ def load_probed(
     return choice._replace(loaded=loaded)
 
 
-def _with_vision(files: ModelFiles, choice: AttentionChoice, *, is_metal: bool) -> LoadedModel:
+def _with_vision(
+    files: ModelFiles, choice: AttentionChoice, is_metal: bool, memory_limit: int
+) -> LoadedModel:
     """The chosen model with what lets it see, or with why it does not."""
     loaded = choice.loaded
     try:
-        return loaded.that_sees(vision_of(files, loaded, choice.backends, is_metal=is_metal))
+        vision = vision_of(
+            files, loaded, choice.backends, is_metal=is_metal, memory_limit=memory_limit
+        )
+        return loaded.that_sees(vision)
     except NoVision as error:
         log.warning("%s: images are refused: %s", loaded.name, error)
         return loaded.that_sees(None, blindness=str(error))

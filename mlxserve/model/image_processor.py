@@ -11,8 +11,10 @@ import importlib
 import inspect
 import sys
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -40,7 +42,8 @@ class ImageProcessor:
         self._processor = processor
         self._image_token = image_token
         self._has_grid = has_grid
-        self._mark = _placeholder_of(processor)
+        self.most_pixels: int | None = None  # of an image; larger ones are made smaller
+        self._mark = self._placeholder()
         self.placeholder = int(processor.tokenizer.convert_tokens_to_ids(self._mark))
         self._lock = threading.Lock()
         self._kept: OrderedDict[bytes, Picture] = OrderedDict()
@@ -51,7 +54,7 @@ class ImageProcessor:
             picture = self._kept.pop(image.digest, None)
             if picture is None:
                 try:
-                    picture = self._read(image)
+                    picture = self.make(image)
                 except _ERRORS as error:
                     raise InvalidParameter(
                         "messages",
@@ -66,12 +69,32 @@ class ImageProcessor:
     def _num_bytes(self) -> int:
         return sum(picture.nbytes for picture in self._kept.values())
 
-    def _read(self, image: Image) -> Picture:
+    def _placeholder(self) -> str:
+        """What stands for an image in a text that the processor takes. Raises ValueError."""
+        found = [*_placeholders_of(self._processor)]
+        for mark in found[:-1]:
+            # Gemma 3 replaces what begins an image by the image; Gemma 4 only puts it there.
+            with suppress(*_ERRORS):
+                made = self._made(mark, Image.of(np.zeros((64, 64, 3), np.uint8)))
+                if self._image_token in _as_numpy(made["input_ids"]):
+                    return mark
+        if not found:
+            raise ValueError("its processor names no placeholder of images")
+        return found[-1]
+
+    def _made(self, mark: str, image: Image) -> Any:
         from PIL import Image as Pillow
 
-        made = self._processor(
-            text=[self._mark], images=[Pillow.fromarray(image.pixels)], add_special_tokens=False
-        )
+        pixels = Pillow.fromarray(image.pixels)
+        if self.most_pixels is not None and (num := image.width * image.height) > self.most_pixels:
+            share = (self.most_pixels / num) ** 0.5
+            size = max(1, int(image.width * share)), max(1, int(image.height * share))
+            pixels = pixels.resize(size, Pillow.Resampling.BICUBIC, reducing_gap=2.0)
+        return self._processor(text=[mark], images=[pixels], add_special_tokens=False)
+
+    def make(self, image: Image) -> Picture:
+        """`read`, without keeping it. Raises what the processor raises."""
+        made = self._made(self._mark, image)
         inputs = {
             name: _as_numpy(value)
             for name, value in made.items()
@@ -93,24 +116,23 @@ def _as_numpy(value: Any) -> npt.NDArray[Any]:
     return read(value) if isinstance(value, mx.array) else np.array(value)
 
 
-def _placeholder_of(processor: Any) -> str:
-    """What stands for an image in a text that the processor takes."""
+def _placeholders_of(processor: Any) -> Iterator[str]:
+    """What may stand for an image in a text that the processor takes."""
     for name in ("boi_token", "image_token"):
         token = getattr(processor, name, None)
-        if isinstance(token, str):
-            return token
-        if isinstance(content := getattr(token, "content", None), str):
-            return content
+        if isinstance(token := getattr(token, "content", token), str) and token:
+            yield token
     if isinstance(token_id := getattr(processor, "img_context_token_id", None), int):  # InternVL
-        return str(processor.tokenizer.convert_ids_to_tokens(token_id))
-    raise ValueError("its processor names no placeholder of images")
+        yield str(processor.tokenizer.convert_ids_to_tokens(token_id))
 
 
 def load_processor(module: ModuleType, folder: Path) -> Any:
     """The processor that a package of mlx-vlm's models defines. Raises ValueError without one."""
     for kind in _processors_of(module):
-        # Code in the folder is never run, nor is the user asked about it.
-        return kind.from_pretrained(str(folder), trust_remote_code=False)
+        with warnings.catch_warnings():  # of the part for sound, which is not used
+            warnings.simplefilter("ignore")
+            # Code in the folder is never run, nor is the user asked about it.
+            return kind.from_pretrained(str(folder), trust_remote_code=False)
     raise ValueError("mlx-vlm has no processor of its images")
 
 

@@ -1,10 +1,10 @@
 """ShownPictures: lets a text model take rows of pictures, whatever calls it.
 
 Some of its modules get a class of the same name that also reads what is shown: the embedding, whose output
-for a picture's row is the tower's; the first layers, where the tower adds to the hidden states after each
-(DeepStack); and where a row has positions in time, height and width, the rotations of mlx-lm's models, or
-mlx-vlm's language model, which takes them as an argument. While nothing is shown, each calls what it did
-before.
+for a picture's row is the tower's; other embeddings of tokens, in which such a row is token 0; the first
+layers, where the tower adds to the hidden states after each (DeepStack); and where a row has positions in
+time, height and width, the rotations of mlx-lm's models, or mlx-vlm's language model, which takes them as an
+argument. While nothing is shown, each calls what it did before.
 """
 
 from __future__ import annotations
@@ -55,10 +55,14 @@ class ShownPictures:
             self.features = self.positions = None
             self._numbers = mx.array(0)
 
-    def embed(self, numbers: mx.array, embedded: mx.array) -> mx.array:
+    def embed(self, numbers: mx.array, embedded: mx.array, scale: float) -> mx.array:
+        """`scale`: what the model multiplies embeddings of text by, and not those of pictures."""
         assert self.features is not None
         self._numbers = numbers
-        return self._at_rows(self.features.rows.astype(embedded.dtype), embedded)
+        rows = self.features.rows
+        if scale != 1:
+            rows = rows.astype(mx.float32) / scale
+        return self._at_rows(rows.astype(embedded.dtype), embedded)
 
     def deepen(self, layer: int, hidden: mx.array) -> mx.array:
         assert self.features is not None
@@ -73,13 +77,26 @@ class ShownPictures:
 
 class _Embedding:
     _shown: ShownPictures
+    _scale: float
 
     def __call__(self, numbers: mx.array) -> mx.array:
         call = super().__call__  # type: ignore[misc]
         if self._shown.features is None:
             text: mx.array = call(numbers)
             return text
-        return self._shown.embed(numbers, call(mx.maximum(numbers, 0)))
+        return self._shown.embed(numbers, call(mx.maximum(numbers, 0)), self._scale)
+
+
+class _LayersEmbedding:
+    """What is added to the hidden states of each layer by token (Gemma 4)."""
+
+    _shown: ShownPictures
+
+    def __call__(self, numbers: mx.array) -> mx.array:
+        if self._shown.features is not None:
+            numbers = mx.maximum(numbers, 0)
+        embedded: mx.array = super().__call__(numbers)  # type: ignore[misc]
+        return embedded
 
 
 class _Layer:
@@ -142,10 +159,13 @@ def teach(
     axes: of each frequency, empty where they are not known; None where rows have one position
     Raises ValueError for a model whose modules are not known.
     """
-    embeddings = [m for path, m in model.named_modules() if path.endswith("embed_tokens")]
-    if len(embeddings) != 1:
+    owners = [m for m in model.modules() if "embed_tokens" in m]
+    if len(owners) != 1:
         raise ValueError("it has no embedding of tokens that is known")
-    _teach(embeddings[0], _Embedding, shown)
+    [owner] = owners
+    _teach(owner.embed_tokens, _Embedding, shown, _scale=getattr(owner, "embed_scale", 1.0))
+    if isinstance(of_layers := owner.get("embed_tokens_per_layer"), nn.Module):
+        _teach(of_layers, _LayersEmbedding, shown)
     for number, layer in enumerate(model.layers[:num_deep]):
         _teach(layer, _Layer, shown, _number=number)
     if axes is not None and isinstance(model, TextModel):

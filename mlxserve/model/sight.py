@@ -9,33 +9,25 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import make_prompt_cache
 
 from metal_kernels.reading import read
-from mlxserve.cache.kv import Backends, KVPool
+from mlxserve.cache.kv import Backends
 from mlxserve.errors import in_one_line
-from mlxserve.hub.files import ModelFiles
-from mlxserve.images.image import Image
-from mlxserve.images.picture import Picture, PlacedPicture
-from mlxserve.model.batch import Batch
+from mlxserve.hub.files import ModelFiles, text_config
 from mlxserve.model.caches import MODEL_ERRORS
 from mlxserve.model.definitions import is_installed, module_of
+from mlxserve.model.image_probe import Sample, dense_logits, paged_logits, refuse_others
 from mlxserve.model.image_processor import ImageProcessor, load_processor
 from mlxserve.model.load import LoadedModel
-from mlxserve.model.probe import MOST_ROWS, TOLERANCES, relative
-from mlxserve.model.runner import ModelRunner
 from mlxserve.model.shown_pictures import ShownPictures, teach
-from mlxserve.model.vision import Vision
-from mlxserve.model.vision_tower import Tower, arguments, in_float32, load_whole
-from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
-from mlxserve.sampling_params import SamplingParams
+from mlxserve.model.tower_memory import plan_tower
+from mlxserve.model.vision import MOST_FEATURES, Vision
+from mlxserve.model.vision_tower import Tower, in_float32, load_whole
 
 log = logging.getLogger("mlxserve.vision")
 
@@ -43,8 +35,7 @@ _TEXT = "language_model."
 _HEAD = ".head."  # `SelectedRowsHead`
 _INSTALL = "install mlxserve[vision] (mlx-vlm and Pillow), and restart"
 _ERRORS = (*MODEL_ERRORS, ImportError, AssertionError, OSError)
-_NUM_BEFORE, _NUM_AFTER = 5, 7  # tokens of text around the probe's image
-_PAGE_SIZE = 16
+_FEATURES_SHARE = 32  # of the memory: one part for features that are kept
 
 
 class NoVision(Exception):
@@ -52,9 +43,14 @@ class NoVision(Exception):
 
 
 def vision_of(
-    files: ModelFiles, loaded: LoadedModel, backends: Backends, *, is_metal: bool
+    files: ModelFiles,
+    loaded: LoadedModel,
+    backends: Backends,
+    *,
+    is_metal: bool,
+    memory_limit: int,
 ) -> Vision | None:
-    """None for a model of text only. Raises NoVision."""
+    """None for a model of text only. `memory_limit`: bytes. Raises NoVision."""
     if not loaded.config.get("vision_config") or files.gguf is not None:
         return None
     if not is_installed() or importlib.util.find_spec("PIL") is None:
@@ -62,7 +58,7 @@ def vision_of(
     if loaded.group is not None:
         raise NoVision("images are not shown to a model that is divided among ranks")
     try:
-        return _vision_of(files, loaded, backends, is_metal=is_metal)
+        return _vision_of(files, loaded, backends, is_metal, memory_limit)
     except _ERRORS as error:
         log.info("%s does not see", loaded.name, exc_info=error)
         raise NoVision(
@@ -72,8 +68,12 @@ def vision_of(
 
 
 def _vision_of(
-    files: ModelFiles, loaded: LoadedModel, backends: Backends, *, is_metal: bool
+    files: ModelFiles, loaded: LoadedModel, backends: Backends, is_metal: bool, memory_limit: int
 ) -> Vision:
+    if text_config(loaded.config).get("use_bidirectional_attention") == "vision":
+        raise ValueError(
+            "its rows of an image attend to one another in both directions, which pages have no mask for"
+        )
     module = module_of(loaded.config)
     if module is None:
         raise ValueError("mlx-vlm does not define it")
@@ -85,17 +85,22 @@ def _vision_of(
     reader = ImageProcessor(
         load_processor(module, files.path), image_token, has_grid=axes is not None
     )
-    picture = reader.read(_probe_image())
-    before, after = _text_around(loaded.vocab_size, picture, image_token, whole.config)
-    dense = _dense(whole, before, picture, after, image_token)
+    sample = Sample.of(reader, loaded.vocab_size, image_token, whole.config)
+    dense = dense_logits(whole, sample, image_token)
     shown = ShownPictures()
     tower = Tower(whole, image_token, _hidden_size(loaded), loaded.dtype)
     vision = Vision(tower, shown, reader)
-    teach(loaded.model, shown, num_deep=len(vision.see(picture).deep), axes=axes)
+    teach(loaded.model, shown, num_deep=len(vision.see(sample.picture).deep), axes=axes)
     seeing = loaded.in_own_dtype().that_sees(vision)
-    _refuse_others(dense, _paged(seeing, backends, before, picture, after), loaded.dtype)
+    refuse_others(dense, paged_logits(seeing, backends, sample), sample, loaded.dtype)
     mx.eval(whole.parameters())
-    return Vision(tower, shown, reader)  # without the probe's image
+    return Vision(  # another one, without the probe's image
+        tower,
+        shown,
+        reader,
+        most_bytes=min(MOST_FEATURES, memory_limit // _FEATURES_SHARE),
+        step_nbytes=plan_tower(tower, reader, memory_limit),
+    )
 
 
 def _text_arrays(model: nn.Module) -> dict[str, mx.array]:
@@ -129,82 +134,3 @@ def _hidden_size(loaded: LoadedModel) -> int:
     [embedding] = [m for p, m in loaded.model.named_modules() if p.endswith("embed_tokens")]
     embedded: mx.array = embedding(mx.array([0]))
     return int(embedded.shape[-1])
-
-
-# ---- the probe
-
-
-def _probe_image() -> Image:
-    pixels = np.random.RandomState(0).randint(0, 256, (48, 64, 3))
-    return Image.of(pixels.astype(np.uint8))
-
-
-def _text_around(
-    vocab_size: int, picture: Picture, image_token: int, config: Any
-) -> tuple[list[int], list[int]]:
-    """Tokens before and after the image, with those by which mlx-vlm finds it."""
-    own = {image_token, *picture.ids}
-    drawn = np.random.RandomState(1).randint(0, min(vocab_size, 1 << 10), 64)
-    text = [token for token in map(int, drawn) if token not in own]
-    before, after = text[:_NUM_BEFORE], text[_NUM_BEFORE : _NUM_BEFORE + _NUM_AFTER]
-    for name, side, at in (("vision_start", before, len(before)), ("vision_end", after, 0)):
-        if isinstance(token := getattr(config, f"{name}_token_id", None), int):
-            side.insert(at, token)
-    return before, after
-
-
-def _dense(
-    whole: nn.Module, before: list[int], picture: Picture, after: list[int], image_token: int
-) -> np.ndarray:
-    """(rows, vocabulary), as mlx-vlm's `generate_step` computes a prompt at once."""
-    middle = [image_token if token < 0 else token for token in picture.ids]
-    ids = mx.array([[*before, *middle, *after]])
-    found = whole.get_input_embeddings(ids, mask=mx.ones_like(ids), **arguments(picture))
-    others = {
-        name: value
-        for name, value in found.to_dict().items()
-        if name != "inputs_embeds" and value is not None
-    }
-    cache = make_prompt_cache(whole.language_model)
-    logits = whole.language_model(
-        ids, inputs_embeds=found.inputs_embeds, cache=cache, **others
-    ).logits
-    return read(logits[0].astype(mx.float32))
-
-
-def _paged(
-    loaded: LoadedModel, backends: Backends, before: list[int], picture: Picture, after: list[int]
-) -> np.ndarray:
-    """The same rows, in chunks that end inside the image, and the last token alone."""
-    ids = [*before, *picture.ids, *after]
-    num_pages = -(-len(ids) // _PAGE_SIZE)
-    runner = ModelRunner(loaded, KVPool(loaded.layers, num_pages, _PAGE_SIZE, backends))
-    asked = Request(
-        "image",
-        ids,
-        SamplingParams(temperature=0),
-        pictures=(PlacedPicture(len(before), picture),),
-    )
-    request, table = LiveRequest(asked), as_page_table(range(num_pages))
-    third = len(picture.ids) // 3
-    cuts = [0, len(before) + third, len(before) + 2 * third, len(ids) - 1, len(ids)]
-    rows = []
-    for start, end in pairwise(cuts):
-        chunk = Chunk(request, start, end - start, table, samples=end == len(ids))
-        batch = Batch.of([chunk], _PAGE_SIZE)
-        logits = runner.logits(batch, mx.array(batch.tokens), all_rows=True)
-        rows.append(read(logits.astype(mx.float32)))
-    return np.concatenate(rows)
-
-
-def _refuse_others(dense: np.ndarray, paged: np.ndarray, dtype: mx.Dtype) -> None:
-    """Raises ValueError where the rows differ by more than rounding does."""
-    rows = relative(paged, dense)
-    share = MOST_ROWS if dtype != mx.float32 else 1.0
-    tolerance = TOLERANCES.get(dtype, 1e-1)
-    if not (np.isfinite(rows).all() and np.mean(rows <= tolerance) >= share):
-        raise ValueError(
-            f"its logits beside an image are not mlx-vlm's (they differ by {rows.max():.1e} of the "
-            f"largest; {tolerance:.0e} is allowed)"
-        )
-    log.info("Beside an image, logits differ by %.1e of the largest", rows.max())

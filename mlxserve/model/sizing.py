@@ -311,7 +311,8 @@ def measure_step(
     memory_limit: int,
     group: WindowGroup | None = None,
 ) -> StepPeak:
-    """Run a step of `max_num_batched_tokens` rows, or on a CPU part of it, for its peak of memory.
+    """Run a step of `max_num_batched_tokens` rows, or on a CPU part of it, for its peak of memory. What images
+    need beside it is planned as well.
 
     memory_limit: bytes to plan with, which bound the positions that a chunk can see
     group: layers with a window, if they may have a pool of their own
@@ -342,6 +343,8 @@ def measure_step(
         # The measured chunk made one new state; each decode makes another.
         planned = measured * num_rows // rows
         planned += config.scheduler.max_num_seqs * loaded.state_nbytes
+    if loaded.vision is not None:  # the tower may begin while a step is under way
+        planned += loaded.vision.planned_nbytes
     log.info(
         "Step of %d tokens: %.2f GiB planned, %.2f GiB measured with %d tokens in %.2f s",
         num_rows,

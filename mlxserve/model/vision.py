@@ -10,55 +10,70 @@ computed again where they are missing: a running request whose pages were given 
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 
 import mlx.core as mx
 
-from metal_kernels.reading import DeviceError, evaluate
+from metal_kernels.reading import DeviceError
 from mlxserve.errors import InvalidRequest, in_one_line
 from mlxserve.images.picture import Picture, PictureReader
 from mlxserve.model.dense_text import TextWork
 from mlxserve.model.picture_rows import PictureRows
 from mlxserve.model.shown_pictures import Features, ShownPictures
-from mlxserve.model.vision_tower import Tower
+from mlxserve.model.vision_tower import Tower, compute
 from mlxserve.stats import VisionStats
 
 log = logging.getLogger("mlxserve.vision")
 
-MOST_FEATURES = (
-    512 << 20
-)  # bytes that are kept: 40 images of 1,024 rows with a hidden size of 3,584
+# Bytes that are kept: 40 images of 1,024 rows with a hidden size of 3,584.
+MOST_FEATURES = 512 << 20
 
 
 _TOWER_ERRORS = (ValueError, TypeError, AttributeError, LookupError, RuntimeError)
 
 
 class Seeing(TextWork[int]):
-    """A picture whose features are wanted: computed layer by layer between steps, unless they are kept.
+    """Pictures whose features are wanted: computed between steps, unless they are kept.
 
     Its result is the number of rows. None of them count as done: a tower has another pace than text has.
     """
 
-    def __init__(self, vision: Vision, picture: Picture) -> None:
+    def __init__(
+        self,
+        vision: Vision,
+        pictures: Sequence[Picture],
+        seconds: Callable[[], float] = lambda: 0.0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`seconds`: from which on `advance` begins no other piece of a layer; it computes one in any case"""
         self._vision = vision
-        self._picture = picture
-        self._pieces: Generator[None] | None = None
+        self._pictures = pictures
+        self._seconds = seconds
+        self._clock = clock
+        self._pieces: Generator[bool] | None = None
 
     def advance(self, num_tokens: int) -> int | None:  # noqa: ARG002
-        """One layer of the tower. Raises InvalidRequest where the tower fails, and DeviceError."""
+        """Pieces of a layer, for about `seconds`. Raises InvalidRequest where the tower fails, and DeviceError."""
+        end = self._clock() + self._seconds()
         try:
-            self._pieces = self._pieces or self._vision.look(self._picture)
-            for _ in self._pieces:
-                return None
+            self._pieces = self._pieces or self._look()
+            for was_computed in self._pieces:
+                if not was_computed or self._clock() >= end:
+                    return None
         except DeviceError:
             raise
         except _TOWER_ERRORS as error:
             raise InvalidRequest(
                 f"messages: the model's vision failed on an image: {in_one_line(error)}"
             ) from error
-        return self._picture.num_rows
+        return sum(picture.num_rows for picture in self._pictures)
+
+    def _look(self) -> Generator[bool]:
+        for picture in self._pictures:
+            yield from self._vision.look(picture)
 
     def release(self) -> None:
         if self._pieces is not None:
@@ -74,13 +89,19 @@ class Vision:
         shown: ShownPictures,
         reader: PictureReader,
         *,
-        most_bytes: int | None = None,
+        most_bytes: int = MOST_FEATURES,
+        step_nbytes: int = 0,
     ) -> None:
-        """most_bytes: of features that are kept; None for `MOST_FEATURES`"""
+        """
+        most_bytes: of features that are kept
+        step_nbytes: that the tower needs for any image, beside its weights
+        """
         self.reader = reader
         self._tower = tower
         self._shown = shown
-        self._most_bytes = MOST_FEATURES if most_bytes is None else most_bytes
+        self._most_bytes = most_bytes
+        self._step_nbytes = step_nbytes
+        self._under_way: set[bytes] = set()  # pictures that are looked at
         self._features: OrderedDict[bytes, Features] = OrderedDict()  # the last used is the last
         self._stats = VisionStats()
 
@@ -90,6 +111,11 @@ class Vision:
         return self._tower.nbytes
 
     @property
+    def planned_nbytes(self) -> int:
+        """That images need beside the weights: for the tower's step, and for features that are kept."""
+        return self._step_nbytes + self._most_bytes
+
+    @property
     def is_told_positions(self) -> bool:
         """Whether the text model is told positions of every step in which a request has pictures."""
         return self._shown.is_told_positions
@@ -97,33 +123,45 @@ class Vision:
     def stats(self) -> VisionStats:
         return self._stats.copy()
 
+    def keeps(self, key: bytes) -> bool:
+        """Whether it has the features of a picture; they count as used."""
+        if key not in self._features:
+            return False
+        self._features.move_to_end(key)
+        return True
+
     def see(self, picture: Picture) -> Features:
         """The features of a picture, computed unless they are kept."""
-        for _ in self.look(picture):
-            pass
-        found = self._features[picture.key]
-        self._features.move_to_end(picture.key)
-        return found
+        if not self.keeps(picture.key):
+            for _ in self._compute(picture):
+                pass
+        return self._features[picture.key]
 
-    def look(self, picture: Picture) -> Generator[None]:
-        """Compute the features of a picture unless they are kept, in pieces of a layer of the tower.
-
-        The graph is built at once. Evaluated here: as a part of a step's graph, they would be computed with
-        each step that has rows of it.
+    def look(self, picture: Picture) -> Generator[bool]:
+        """Compute the features of a picture unless they are kept. Yields after each piece of a layer whether it
+        was computed, or is waited for because they are computed for another request.
         """
-        if picture.key in self._features:
+        while picture.key in self._under_way:
+            yield False
+        if self.keeps(picture.key):
             return
-        found, layers = self._tower.features(picture)
-        while layers:
-            evaluate(layers.pop(0))
-            yield
-        evaluate(found.rows, *found.deep)
+        self._under_way.add(picture.key)
+        try:
+            for _ in self._compute(picture):
+                yield True
+        finally:
+            self._under_way.discard(picture.key)
+
+    def _compute(self, picture: Picture) -> Generator[None]:
+        found = yield from compute(self._tower, picture)
         self._keep(picture.key, found)
 
     def _keep(self, key: bytes, found: Features) -> None:
-        self._features[key] = found
         stats = self._stats
         stats.num_computed += 1
+        if key in self._features:
+            return  # a step needed them meanwhile
+        self._features[key] = found
         stats.num_bytes += found.nbytes
         while stats.num_bytes > self._most_bytes and len(self._features) > 1:
             _, oldest = self._features.popitem(last=False)

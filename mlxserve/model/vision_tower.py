@@ -7,7 +7,7 @@ picture alone, over embeddings of zeros, what it returns at the picture's rows i
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,12 +18,16 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.utils import dequantize_model
 
+from metal_kernels.reading import evaluate
 from mlxserve.images.picture import Picture
 from mlxserve.model.definitions import ModelArguments
 from mlxserve.model.shown_pictures import Features, extend
 
 _TEXT = "language_model."
-_LAYER = re.compile(r"\D*\.\d+")  # the path of an element of a list, and of none within another
+_SOUND = ("audio_tower", "embed_audio")  # parts that no image goes through, and are not loaded
+# The path of an element of a list, or of one of its own parts: a layer, its attention, its norms. Evaluated one by
+# one, as a layer of a large image takes longer than a step.
+_PIECE = re.compile(r"\D*\.\d+(\.\w+)?")
 
 
 class _ZeroEmbedding(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
@@ -38,6 +42,10 @@ class _ZeroEmbedding(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
 class _NoText(nn.Module):  # type: ignore[misc]
     """Stands where the language model was."""
 
+    # Gemma 4 multiplies the embeddings of text, and adds others in each layer.
+    embed_scale = 1.0
+    hidden_size_per_layer_input = 0
+
     def __init__(self, hidden: int, dtype: mx.Dtype) -> None:
         super().__init__()
         self.embed_tokens = _ZeroEmbedding(hidden, dtype)
@@ -50,13 +58,34 @@ class _NoText(nn.Module):  # type: ignore[misc]
         return None, None
 
 
-class _Layer:
+class _Piece:
     _tower: Tower
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         output = super().__call__(*args, **kwargs)  # type: ignore[misc]
         self._tower.saw(output)
         return output
+
+
+class _Unread(Sequence[mx.array]):
+    """Deep features, which mlx-vlm's Qwen3-VL evaluates as soon as they are there, and all layers before them.
+    mlx does so with lists, and not with sequences that it does not know.
+    """
+
+    def __init__(self, arrays: Sequence[mx.array]) -> None:
+        self._arrays = tuple(arrays)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._arrays[index]
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+
+class _DeepTower:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        rows, deep = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        return rows, _Unread(deep)
 
 
 class Tower:
@@ -66,18 +95,20 @@ class Tower:
         """`whole`: a model of mlx-vlm, whose language model it loses."""
         self._whole = whole
         self._image_token = image_token
-        self._outputs: list[mx.array] | None = None  # of its layers, while they are called
+        self._outputs: list[mx.array] | None = None  # of its pieces, while they are called
         whole.language_model = _NoText(hidden, dtype)
         for path, module in whole.named_modules():
-            if _LAYER.fullmatch(path):
-                extend(module, _Layer, _tower=self)
+            if _PIECE.fullmatch(path):
+                extend(module, _Piece, _tower=self)
+            elif "deepstack_merger_list" in module:
+                extend(module, _DeepTower)
 
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for _, array in tree_flatten(self._whole.parameters()))
 
     def features(self, picture: Picture) -> tuple[Features, list[mx.array]]:
-        """Of all of the picture's rows, and what its layers leave, in their order; nothing is evaluated."""
+        """Of all of the picture's rows, and what its pieces leave, in their order; nothing is evaluated."""
         outputs: list[mx.array] = []
         self._outputs = outputs
         try:
@@ -86,7 +117,7 @@ class Tower:
             self._outputs = None
 
     def saw(self, output: Any) -> None:
-        """One of its layers was called."""
+        """One of its pieces was called."""
         first = output[0] if isinstance(output, (tuple, list)) else output
         if self._outputs is not None and isinstance(first, mx.array):
             self._outputs.append(first)
@@ -104,6 +135,20 @@ class Tower:
         return Features(rows, () if deep is None else tuple(deep))
 
 
+def compute(tower: Tower, picture: Picture) -> Generator[None, None, Features]:
+    """The features of a picture, evaluated piece by piece: one before each `yield`, and one after the last.
+
+    The graph is built at once. As a part of a step's graph, they would be computed with each step that has
+    rows of it.
+    """
+    found, pieces = tower.features(picture)
+    while pieces:
+        evaluate(pieces.pop(0))
+        yield
+    evaluate(found.rows, *found.deep)
+    return found
+
+
 def arguments(picture: Picture) -> dict[str, Any]:
     """Of `get_input_embeddings`, beside the ids."""
     return {name: mx.array(value) for name, value in picture.inputs.items()}
@@ -118,6 +163,9 @@ def load_whole(
     """
     built = ModelArguments(module).from_dict(config)
     whole = module.Model(built)
+    for name in _SOUND:
+        if hasattr(whole, name):
+            setattr(whole, name, None)
     weights: dict[str, mx.array] = {}
     for file in sorted(folder.glob("*.safetensors")):
         weights.update(mx.load(str(file)))  # type: ignore[arg-type]

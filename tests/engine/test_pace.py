@@ -116,6 +116,8 @@ def test_a_piece_of_a_text_takes_at_most_half_of_the_target() -> None:
     assert pace.size(is_busy=True) == 512
     assert pace.size(is_busy=False) == 512
     assert EmbeddingPace(target=None, max_piece=512).size(is_busy=True) == 512
+    assert pace.seconds(is_busy=True) == 0.05
+    assert pace.seconds(is_busy=False) == EmbeddingPace(None).seconds(is_busy=True) == 0.1
 
 
 def test_a_step_is_measured_from_its_launch_or_from_the_read_of_the_one_before() -> None:

@@ -179,6 +179,38 @@ def test_an_error_of_a_text_reaches_its_caller_alone() -> None:
     assert stand_in.num_open == 0
 
 
+def test_answers_get_a_step_between_any_two_pieces() -> None:
+    """Also of an image, whose piece is a layer of the tower."""
+
+    class Busy(Texts):
+        has_work = True
+        events = ""
+
+        def advance(self, text: Text) -> list[float] | None:
+            self.events += "p"
+            return super().advance(text)
+
+        def step(self) -> list[Any]:
+            self.events += "s"
+            self.has_work = self.num_pieces < 6
+            return []
+
+        def start(self) -> None:
+            pass
+
+        def watch_memory(self, memory: Any) -> None:
+            pass
+
+    async def scenario(engine: AsyncEngine) -> None:
+        texts = [engine.embed([name] * 3 * PIECE, Pooling.MEAN) for name in (1, 2)]
+        await asyncio.gather(*texts)
+
+    engine = Busy()
+    run_with(engine, scenario)
+    assert engine.num_pieces == 6
+    assert "pp" not in engine.events
+
+
 def test_what_waits_is_refused_when_the_engine_ends() -> None:
     async def scenario(engine: AsyncEngine) -> None:
         waiting = [asyncio.ensure_future(engine.embed([1] * LONG, Pooling.MEAN)) for _ in range(3)]

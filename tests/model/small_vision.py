@@ -91,6 +91,13 @@ def rendered(kind: str, *said: str | Image) -> str:
     return f"<|im_start|>user\n{''.join(parts)}<|im_end|>\n<|im_start|>assistant\n"
 
 
+def _as_mlx(value: Any) -> Any:
+    """Gemma 4's images of several sizes are a list."""
+    if isinstance(value, list) and isinstance(value[0], np.ndarray):
+        return [mx.array(each) for each in value]
+    return mx.array(value)
+
+
 def answer_of_mlx_vlm(
     folder: Path, whole: Any, *said: str | Image, num_tokens: int
 ) -> tuple[int, ...]:
@@ -103,7 +110,7 @@ def answer_of_mlx_vlm(
     images = [Pillow.fromarray(part.pixels) for part in said if isinstance(part, Image)]
     text = rendered(config["model_type"], *said)
     made = load_processor(module, folder)(text=[text], images=images or None)
-    inputs = {name: mx.array(value) for name, value in made.items() if value is not None}
+    inputs = {name: _as_mlx(value) for name, value in made.items() if value is not None}
     ids = inputs.pop("input_ids")
     inputs.pop("attention_mask")
     language = whole.language_model
@@ -111,6 +118,8 @@ def answer_of_mlx_vlm(
         setattr(language, name, None)
     found = whole.get_input_embeddings(ids, mask=mx.ones_like(ids), **inputs).to_dict()
     given = {name: value for name, value in found.items() if value is not None}
+    if "mm_token_type_ids" in inputs:  # by which some models see both ways in an image
+        given["mm_token_type_ids"] = inputs["mm_token_type_ids"]
     rope_deltas = {name: given[name] for name in ("rope_deltas",) if name in given}
     cache, answer = make_prompt_cache(language), []
     logits = language(ids, cache=cache, **given).logits

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -89,6 +90,13 @@ def test_weights_a_step_and_the_pool_fit_in_the_limit(loaded: LoadedModel) -> No
     found = pages(loaded, limit)
     assert found * PAGE_BYTES + loaded.weight_size <= limit
     assert found * PAGE_BYTES > 32 * MIB, "a step of this model needs far less than half"
+
+
+def test_a_tower_and_its_step_take_memory_from_the_pages(loaded: LoadedModel) -> None:
+    vision: Any = SimpleNamespace(nbytes=8 * MIB, planned_nbytes=4 * MIB, is_told_positions=False)
+    limit = loaded.weight_size + 64 * MIB
+    few, many = (pages(model, limit) for model in (loaded.that_sees(vision), loaded))
+    assert (many - few) * PAGE_BYTES == pytest.approx(12 * MIB, abs=2 * PAGE_BYTES)
 
 
 def test_a_larger_step_leaves_fewer_pages(loaded: LoadedModel) -> None:

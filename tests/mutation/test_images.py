@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mlxserve.engine.engine import Engine
 from mlxserve.errors import MlxServeError
 from mlxserve.images.picture import Picture
 from mlxserve.model import picture_rows
@@ -12,8 +13,9 @@ from mlxserve.model.shown_pictures import ShownPictures
 from mlxserve.model.vision import Vision
 from tests import test_images
 from tests.images import test_picture
-from tests.model import test_picture_rows
+from tests.model import test_image_probe, test_picture_rows, test_shown_pictures
 from tests.model.small_vision import write_vision_model
+from tests.model.test_image_probe import in_16_bits as in_16_bits
 from tests.mutation.bug import Bug
 from tests.test_images import Model
 from tests.test_images import serve as serve
@@ -22,12 +24,13 @@ pytestmark = pytest.mark.mutation
 
 _ANSWERS = test_images.test_images_alone_together_and_cached
 _CHUNKS = test_images.test_images_in_chunks_preempted_and_beside_drafts
+_HALF = test_image_probe.test_a_model_in_16_bits_sees
 FOUND: dict[str, Bug] = {
     "show the features of another image": Bug(
         Vision,
         "see",
-        "found = self._features[picture.key]",
-        "found = next(reversed(self._features.values()))",
+        "return self._features[picture.key]",
+        "return next(iter(self._features.values()))",
         _ANSWERS,
     ),
     "begin each chunk with an image's first rows": Bug(
@@ -52,6 +55,36 @@ FOUND: dict[str, Bug] = {
     ),
     "add what the first layer adds after each": Bug(
         ShownPictures, "deepen", "self.features.deep[layer]", "self.features.deep[0]", _ANSWERS
+    ),
+    "in 16 bits, go on after an image as after its rows": Bug(
+        picture_rows, "positions_of", "] += one.picture.shift", "] += 0", _HALF
+    ),
+    "in 16 bits, turn an image's rows as text": Bug(
+        picture_rows, "positions_of", "inside = np.indices", "inside = 0 * np.indices", _HALF
+    ),
+    "in 16 bits, begin each chunk with an image's first rows": Bug(
+        picture_rows,
+        "_parts",
+        "int(rows[first]), int(rows[last])",
+        "0, int(rows[last] - rows[first])",
+        _HALF,
+    ),
+    "in 16 bits, add what the first layer adds after each": Bug(
+        ShownPictures, "deepen", "self.features.deep[layer]", "self.features.deep[0]", _HALF
+    ),
+    "multiply an image's features by what multiplies text": Bug(
+        ShownPictures,
+        "embed",
+        "if scale != 1:",
+        "if False:",
+        test_shown_pictures.test_features_are_not_multiplied_and_their_rows_are_token_0_for_layers,
+    ),
+    "look at an image whose rows are cached": Bug(
+        Engine,
+        "unseen",
+        "if one.end > num_found",
+        "if True",
+        test_images.test_an_image_whose_rows_are_cached_is_not_computed_again,
     ),
     "give up features that were just computed": Bug(
         Vision,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -488,3 +489,20 @@ def test_a_pool_without_a_disk_plans_no_moves(make_engine: Callable) -> None:
     assert disk.num_found(request.page_hashes, 0, 2) == 0
     assert disk.save(request) is None
     assert not disk.pop_plan()
+
+
+# ---- what will be found
+
+
+def test_what_a_prompt_will_find_is_known_before_it_waits(make_engine: Callable) -> None:
+    engine = make_engine()
+    scheduler = engine.scheduler
+    written(engine, [*range(8)])
+    on_disk = engine.add([*range(8), *range(20, 28), 1], 1)
+    assert scheduler.num_found(on_disk.asked) == 8
+    assert not on_disk.page_table
+    engine.drain()
+    assert scheduler.num_found(on_disk.asked) == 16
+    assert scheduler.num_found(replace(on_disk.asked, cache_salt=b"other")) == 0
+    assert scheduler.num_found(replace(on_disk.asked, skips_cache=True)) == 0
+    scheduler.check()

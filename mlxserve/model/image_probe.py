@@ -1,0 +1,135 @@
+"""The load-time probe of a model that sees: an image between two texts, over pages and by mlx-vlm at once.
+
+In float32 every row must agree. In half precisions both ways round differently, by an amount that depends on the
+model, and where two experts of a router score alike they may choose different ones. The text before the image,
+which the text model's own probe has found to be right, shows how much that is; most rows of the image, and most
+rows after it, must be as near.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.models.cache import make_prompt_cache
+
+from metal_kernels.reading import read
+from mlxserve.cache.kv import Backends, KVPool
+from mlxserve.images.image import Image
+from mlxserve.images.picture import Picture, PictureReader, PlacedPicture
+from mlxserve.model.batch import Batch
+from mlxserve.model.load import LoadedModel
+from mlxserve.model.probe import MOST_ROWS, TOLERANCES, relative
+from mlxserve.model.runner import ModelRunner
+from mlxserve.model.vision_tower import arguments
+from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
+from mlxserve.sampling_params import SamplingParams
+
+log = logging.getLogger("mlxserve.vision")
+
+_NUM_BEFORE, _NUM_AFTER = 12, 12  # tokens of text around the image
+_PAGE_SIZE = 16
+# In half precisions a row may be so many times as far from mlx-vlm's as rows of the text before are.
+_NOISE_FACTOR = 4
+_LEAST, _MOST = 0.02, 0.25  # and at least, and at most, so far: relative to the length of the row
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The tokens of an image, and of texts before and after it."""
+
+    before: list[int]
+    picture: Picture
+    after: list[int]
+
+    @classmethod
+    def of(cls, reader: PictureReader, vocab_size: int, image_token: int, config: Any) -> Sample:
+        """With the tokens by which mlx-vlm finds the image, as its `config` names them."""
+        pixels = np.random.RandomState(0).randint(0, 256, (48, 64, 3))
+        picture = reader.read(Image.of(pixels.astype(np.uint8)))
+        own = {image_token, *picture.ids}
+        drawn = np.random.RandomState(1).randint(1, min(vocab_size, 1 << 10), 128)
+        text = [token for token in map(int, drawn) if token not in own]
+        before, after = text[:_NUM_BEFORE], text[_NUM_BEFORE : _NUM_BEFORE + _NUM_AFTER]
+        for name, side, at in (("vision_start", before, len(before)), ("vision_end", after, 0)):
+            if isinstance(token := getattr(config, f"{name}_token_id", None), int):
+                side.insert(at, token)
+        return cls(before, picture, after)
+
+    @property
+    def ids(self) -> list[int]:
+        return [*self.before, *self.picture.ids, *self.after]
+
+
+def dense_logits(whole: nn.Module, sample: Sample, image_token: int) -> np.ndarray:
+    """(rows, vocabulary), as mlx-vlm's `generate_step` computes a prompt at once."""
+    ids = mx.array([[image_token if token < 0 else token for token in sample.ids]])
+    found = whole.get_input_embeddings(ids, mask=mx.ones_like(ids), **arguments(sample.picture))
+    others = {
+        name: value
+        for name, value in found.to_dict().items()
+        if name != "inputs_embeds" and value is not None
+    }
+    cache = make_prompt_cache(whole.language_model)
+    kinds = (ids == image_token).astype(mx.int32)  # by which some models see both ways in an image
+    logits = whole.language_model(
+        ids, inputs_embeds=found.inputs_embeds, cache=cache, mm_token_type_ids=kinds, **others
+    ).logits
+    return read(logits[0].astype(mx.float32))
+
+
+def paged_logits(loaded: LoadedModel, backends: Backends, sample: Sample) -> np.ndarray:
+    """The same rows, in chunks that end inside the image, and the last token alone."""
+    ids, start = sample.ids, len(sample.before)
+    num_pages = -(-len(ids) // _PAGE_SIZE)
+    runner = ModelRunner(loaded, KVPool(loaded.layers, num_pages, _PAGE_SIZE, backends))
+    asked = Request(
+        "image",
+        ids,
+        SamplingParams(temperature=0),
+        pictures=(PlacedPicture(start, sample.picture),),
+    )
+    request, table = LiveRequest(asked), as_page_table(range(num_pages))
+    third = len(sample.picture.ids) // 3
+    cuts = [0, start + third, start + 2 * third, len(ids) - 1, len(ids)]
+    rows = []
+    for first, end in pairwise(cuts):
+        chunk = Chunk(request, first, end - first, table, samples=end == len(ids))
+        batch = Batch.of([chunk], _PAGE_SIZE)
+        logits = runner.logits(batch, mx.array(batch.tokens), all_rows=True)
+        rows.append(read(logits.astype(mx.float32)))
+    return np.concatenate(rows)
+
+
+def refuse_others(dense: np.ndarray, paged: np.ndarray, sample: Sample, dtype: mx.Dtype) -> None:
+    """Raises ValueError where the rows differ by more than rounding does."""
+    if dtype == mx.float32:
+        rows, tolerance = relative(paged, dense), TOLERANCES[dtype]
+        is_close = bool(np.isfinite(rows).all() and rows.max() <= tolerance)
+    else:
+        rows = _apart(paged, dense)
+        start, end = len(sample.before), len(sample.before) + len(sample.picture.ids)
+        noise = float(np.median(rows[:start]))
+        tolerance = min(_MOST, max(_LEAST, _NOISE_FACTOR * noise))
+        shares = [float(np.mean(part <= tolerance)) for part in (rows[start:end], rows[end:])]
+        is_close = bool(np.isfinite(rows).all() and min(shares) >= MOST_ROWS)
+    if not is_close:
+        raise ValueError(
+            f"its logits beside an image are not mlx-vlm's (they differ by {rows.max():.1e}; "
+            f"{tolerance:.0e} is allowed)"
+        )
+    log.info("Beside an image, logits differ by %.1e (%.0e is allowed)", rows.max(), tolerance)
+
+
+def _apart(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """The distance of each row, relative to the row's own length around its mean."""
+    excluded = np.isneginf(found) & np.isneginf(expected)
+    found, expected = np.where(excluded, 0, found), np.where(excluded, 0, expected)
+    lengths = np.linalg.norm(expected - expected.mean(axis=1, keepdims=True), axis=1)
+    rows: np.ndarray = np.linalg.norm(found - expected, axis=1) / np.maximum(lengths, 1e-9)
+    return rows

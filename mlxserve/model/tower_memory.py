@@ -1,0 +1,99 @@
+"""TowerMemory: what a tower needs in memory for the largest image, from two small ones that were measured.
+
+A layer's activations grow with the image, and with the square of it where a model gives its attention a mask.
+The largest image would take seconds at each start, and gigabytes: so small ones are computed, large ones are
+only read by the processor, and images that would need more than a share of the memory are made smaller first.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from mlxserve.images.image import MAX_PIXELS, Image
+from mlxserve.images.picture import Picture
+from mlxserve.model.image_processor import ImageProcessor
+from mlxserve.model.vision_tower import Tower, compute
+
+log = logging.getLogger("mlxserve.vision")
+
+_SMALL, _LARGER = 64, 224  # sides of the images that are computed
+_MEDIUM, _LARGE = 1024, 2048  # and of those that are read
+_GROWS = 1.5  # a processor makes larger images smaller where the larger one has no more than this
+_SHARE = 8  # of the memory: one part for the tower's step
+_FEWEST_PIXELS = 1 << 20
+_MARGIN = 1.25  # as of a step (`sizing`)
+
+
+@dataclass(frozen=True, slots=True)
+class TowerMemory:
+    """Bytes by the numbers that the processor makes of an image: for each, and for each pair."""
+
+    each: float
+    pair: float
+
+    @classmethod
+    def of(cls, small: tuple[int, int], larger: tuple[int, int]) -> TowerMemory:
+        """From two measurements: (numbers, bytes)."""
+        (few, few_bytes), (many, many_bytes) = small, larger
+        if many <= few:
+            return cls(max(few_bytes / few, many_bytes / many), 0.0)
+        pair = max(0.0, (many_bytes / many - few_bytes / few) / (many - few))
+        return cls(many_bytes / many - pair * many, pair)
+
+    def nbytes(self, num_inputs: int) -> int:
+        return int(_MARGIN * num_inputs * (self.each + self.pair * num_inputs))
+
+    def most_inputs(self, nbytes: int) -> int:
+        """The most numbers for which so many bytes are enough."""
+        wanted = nbytes / _MARGIN
+        if self.pair == 0:
+            return int(wanted / max(self.each, 1e-9))
+        root = math.sqrt(self.each**2 + 4 * self.pair * wanted)
+        return int((root - self.each) / (2 * self.pair))
+
+
+def plan_tower(tower: Tower, reader: ImageProcessor, memory_limit: int) -> int:
+    """Bytes that the tower needs beside its weights, whatever image comes. Makes the reader shrink images
+    that would take more than a share of `memory_limit`.
+    """
+    small, larger = (_measured(tower, reader.make(_blank(side))) for side in (_SMALL, _LARGER))
+    memory = TowerMemory.of(small, larger)
+    medium, large = (_num_inputs(reader.make(_blank(side))) for side in (_MEDIUM, _LARGE))
+    most = large
+    if large > _GROWS * medium:
+        most = large * MAX_PIXELS // _LARGE**2
+        fewest = large * _FEWEST_PIXELS // _LARGE**2
+        affordable = max(fewest, memory.most_inputs(memory_limit // _SHARE))
+        if affordable < most:
+            reader.most_pixels = MAX_PIXELS * affordable // most
+            most = affordable
+    planned = memory.nbytes(most)
+    log.info(
+        "The vision tower needs up to %.2f GiB for an image of %.1f million pixels",
+        planned / (1 << 30),
+        (reader.most_pixels or MAX_PIXELS) / (1 << 20),
+    )
+    return planned
+
+
+def _blank(side: int) -> Image:
+    return Image.of(np.zeros((side, side, 3), np.uint8))
+
+
+def _num_inputs(picture: Picture) -> int:
+    return sum(value.size for value in picture.inputs.values() if value.dtype.kind == "f")
+
+
+def _measured(tower: Tower, picture: Picture) -> tuple[int, int]:
+    """(numbers that the tower is given, bytes in use at most while it computes)."""
+    mx.synchronize()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    for _ in compute(tower, picture):
+        pass
+    return max(1, _num_inputs(picture)), max(0, mx.get_peak_memory() - before)
