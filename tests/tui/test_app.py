@@ -402,6 +402,30 @@ async def test_a_chat_is_deleted_on_the_second_press(t: Terminal, home: Home) ->
     await t.until(lambda: t.messages == [])
 
 
+def test_a_deleted_chat_takes_its_cached_pages_with_it(terminal: Run, server: FakeServer) -> None:
+    server.model_fields = {"owned_by": "mlxserve"}
+    forgotten = {"models": ["large"], "pages": 3, "pages_on_disk": 2}
+    server.engine["/api/v1/cache/forget"] = forgotten
+
+    async def story(t: Terminal) -> None:
+        await t.until_ready()
+        await t.ask("one")
+        await t.until_shown("Yes.")
+        await t.until_ready()
+        await t.press("ctrl+o")
+        await t.until(lambda: isinstance(t.app.screen, ChatsDialog))
+        await t.press("ctrl+d", "ctrl+d")
+        await t.until_shown("No chats yet")
+        await t.until(lambda: len(server.requests) == 2)
+        answer = {"role": "assistant", "content": "Yes.", "reasoning_content": ""}
+        question = {"role": "user", "content": "one"}
+        assert server.requests[1] == {"conversations": [[question, answer]], "kept": []}
+        await t.press("escape")
+        await t.until_shown("The chat is deleted, with 3")
+
+    terminal(story)
+
+
 async def test_a_system_prompt_is_set_changed_and_removed(t: Terminal, server: FakeServer) -> None:
     await t.ask("/system Rhyme.")
     await t.until_shown("with a system prompt")
