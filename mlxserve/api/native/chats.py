@@ -219,9 +219,7 @@ class Chats:
             return chat.id, left
 
         chat_id, left = await self._call(request, delete)
-        deleted = DeletedConversations.model_validate(
-            {"conversations": left.conversations, "kept": left.kept}
-        )
+        deleted = DeletedConversations.of_chat(left.conversations, left.kept)
         try:
             forgotten = await self._forgetting.forget(
                 request, deleted, PromptSettings(self._tools())

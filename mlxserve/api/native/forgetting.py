@@ -8,12 +8,13 @@ because the model wrote its answer in other tokens than its text has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, Self
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -31,6 +32,7 @@ from mlxserve.errors import InvalidRequest, MlxServeError
 from mlxserve.request import Forgotten
 
 MAX_CONVERSATIONS = 1_000
+_MESSAGES = TypeAdapter(ChatMessages)
 
 
 class RenderingModel(Protocol):
@@ -49,6 +51,11 @@ class DeletedConversations(StrictModel):
     kept: Annotated[list[ChatMessages], Field(max_length=MAX_CONVERSATIONS)] = Field(
         default_factory=list
     )
+
+    @classmethod
+    def of_chat(cls, conversations: Iterable[object], kept: Iterable[object]) -> Self:
+        """Of a chat that is kept here, but for what no request could have been: that has no pages."""
+        return cls(conversations=_valid(conversations), kept=_valid(kept))
 
 
 class ForgetRequest(RequestBody, DeletedConversations):
@@ -118,6 +125,14 @@ class Forgetting:
             "pages": found.num_pages,
             "pages_on_disk": found.num_on_disk,
         }
+
+
+def _valid(conversations: Iterable[object]) -> list[list[ChatMessage]]:
+    found = []
+    for one in conversations:
+        with suppress(ValidationError):
+            found.append(_MESSAGES.validate_python(one, strict=True))
+    return found
 
 
 async def _prompts(

@@ -110,6 +110,20 @@ def test_a_deleted_chat_takes_its_pages_with_it(page: httpx.Client, chat: FakeCh
         assert forgotten.kept == [list(b"Hi you")]
 
 
+def test_a_chat_that_no_request_could_have_been_is_deleted(
+    page: httpx.Client, chat: FakeChat
+) -> None:
+    with page:
+        gone = chat_of(page, "Hi", "Yes.", "fake")
+        [_, answer] = page.get(f"/api/v1/chats/{gone}").json()["messages"]
+        call = {"id": "", "name": "", "arguments": "", "state": "failed"}
+        change = {"text": "Yes.", "state": "done", "rounds": [{"text": "", "calls": [call]}]}
+        url = f"/api/v1/chats/{gone}/messages/{answer['id']}"
+        assert page.patch(url, json=change).status_code == 200
+        assert page.delete(f"/api/v1/chats/{gone}").json()["deleted"]
+        assert chat.forgotten[0].prompts == []
+
+
 def test_a_chat_is_deleted_though_the_engine_has_stopped(
     page: httpx.Client, chat: FakeChat
 ) -> None:
