@@ -568,7 +568,9 @@ def test_mlx_itself_accepts_every_call(tmp_path: Path, monkeypatch: pytest.Monke
         capped, sinks = Attention(1.0, softcap=3.0), mx.zeros(4, mx.float16)
         long = mx.zeros((256, 4, 64), mx.float16)
         gathered = backend.paged_prefill(long, *pools, long_chunk(), Attention(1.0))
-        return [*over_latents, gathered] + [
+        large = mx.tile(queries, (1, 4, 1))
+        grouped = backend.paged_decode(large, *pools, tables([4], [1]), Attention(1.0))
+        return [*over_latents, gathered, grouped] + [
             op(queries, *both, tables([4], [1]), capped, sinks)
             for op in (backend.paged_decode, backend.paged_prefill)
             for both in (pools, in_8_bits)
