@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.api.server.process import Process, served
+from tests.real.prompts import EMBEDDER, REAL, SMOLLM2, TINY
+from tests.real.record import figures_of
 
 
-@pytest.fixture(scope="module")
-def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """`mlxserve serve -m` SmolLM2's file."""
-    log = tmp_path_factory.mktemp("real") / "log"
-    with served(log, "-m", str(smollm2), "--num-pages", "256") as process:
+@pytest.fixture(scope="session")
+def expected() -> list[tuple[int, ...]]:
+    """What mlx-lm answers to each prompt."""
+    return [tuple(answer["tokens"]) for answer in figures_of("mlx-lm", SMOLLM2)["answers"]]
+
+
+@pytest.fixture(scope="session")
+def server(
+    smollm2: Path,
+    all_minilm: Path,
+    write_model: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Process]:
+    """`mlxserve serve` with three models, two of them real, each loaded when it is first asked for."""
+    folder = tmp_path_factory.mktemp("real")
+    config = folder / "config.toml"
+    (folder / TINY).mkdir()
+    tiny = write_model(folder / TINY, "qwen3", max_position_embeddings=2048)
+    models = {REAL: smollm2, EMBEDDER: all_minilm, TINY: tiny}
+    config.write_text(
+        "num_pages = 128\n"
+        + "".join(
+            f"[models.{json.dumps(n)}]\nmodel = {json.dumps(str(p))}\n" for n, p in models.items()
+        )
+    )
+    with served(folder / "log", "--config", str(config)) as process:
         yield process

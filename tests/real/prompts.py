@@ -29,8 +29,13 @@ LENGTHS = (
 )  # characters of the licence, each from another word
 LONG_LENGTHS = (6_000, 12_000, 18_000, 27_500)  # the licence over and over: up to 6,000 tokens
 
+# Names of a server's models: SmolLM2, all-MiniLM-L6-v2 and one with random weights.
+REAL, EMBEDDER, TINY = "smollm2-135m-instruct", "all-minilm", "tiny"
+
+SMOLLM2 = "smollm2-135m-instruct.q4_1"  # in the names of recorded figures
 BOS = "<bos>"  # every text that Gemma was trained with begins so
 NUM_TOKENS = 24  # of each greedy answer
+NUM_LONG = 4  # the last prompts, of 1,200 to 6,000 tokens
 
 
 def chat_of(question: str) -> str:

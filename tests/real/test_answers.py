@@ -7,48 +7,32 @@ mlx-lm computes with every weight dequantised to float32, this product with the 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlxserve import LLM, SamplingParams
-from mlxserve.build import build_part
 from mlxserve.errors import InvalidParameter
 from mlxserve.hub.files import find_model
 from mlxserve.sampling_params import Structure, StructureKind
 from mlxserve.text.tokenizer import Tokenizer
-from tests.perf.kv_dtype import config_of, predict
-from tests.real.prompts import NUM_TOKENS, TEXT, prompts
-from tests.real.record import PERPLEXITY_TOKENS, figures_of
+from tests.real.asking import GREEDY, PAGE_SIZE, tokens_of
+from tests.real.prompts import NUM_LONG, SMOLLM2, TEXT, prompts
+from tests.real.record import figures_of
 
 pytestmark = pytest.mark.slow
 
-SMOLLM2 = "smollm2-135m-instruct.q4_1"
-GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
-PAGE_SIZE = 32
-REFERENCES = {"mlx-lm": 2e-4, "transformers": 2e-4}  # how close its perplexity must be
-NUM_LONG = 4  # the last prompts, of 1,200 to 6,000 tokens
-
-
-@pytest.fixture(scope="module")
-def expected() -> list[tuple[int, ...]]:
-    return [tuple(answer["tokens"]) for answer in figures_of("mlx-lm", SMOLLM2)["answers"]]
+REFERENCES = ("mlx-lm", "transformers", "llama.cpp")
+CLEAR = 0.3  # logits by which llama.cpp's choice was ahead
 
 
 @pytest.fixture(scope="module")
 def llm(smollm2: Path) -> Any:
     with LLM(str(smollm2), num_pages=400, page_size=PAGE_SIZE, disable_log_stats=True) as llm:
         yield llm
-
-
-def tokens_of(llm: LLM, asked: Sequence[str]) -> list[tuple[int, ...]]:
-    outputs = llm.generate(list(asked), GREEDY, use_tqdm=False)
-    llm.check()
-    return [output.token_ids for output in outputs]
 
 
 def test_the_tokenizer_is_the_files_own(smollm2: Path) -> None:
@@ -71,6 +55,19 @@ def test_greedy_tokens_are_mlx_lms_in_a_batch_and_from_the_cache(
     assert all(usage.cached_tokens for usage in long)
 
 
+def test_llama_cpp_answers_the_same_as_far_as_its_choices_are_clear(
+    expected: list[tuple[int, ...]],
+) -> None:
+    """It computes with activations in 8 bits, so a choice by a hair may be another one."""
+    num_clear = 0
+    for answer, wanted in zip(figures_of("llama.cpp", SMOLLM2)["answers"], expected, strict=True):
+        pairs = zip(answer["tokens"], answer["leads"], strict=True)
+        clear = [token for token, _ in takewhile(lambda pair: pair[1] > CLEAR, pairs)]
+        assert tuple(clear) == wanted[: len(clear)]
+        num_clear += len(clear)
+    assert num_clear > 100
+
+
 def test_greedy_tokens_are_mlx_lms_alone(llm: LLM, expected: list[tuple[int, ...]]) -> None:
     assert llm.reset_prefix_cache()
     params = replace(GREEDY, max_tokens=8)
@@ -84,7 +81,11 @@ def test_greedy_tokens_are_mlx_lms_after_up_to_6000_tokens(
 ) -> None:
     asked, wanted = prompts()[-NUM_LONG:], expected[-NUM_LONG:]
     assert [tokens_of(llm, [prompt])[0] for prompt in asked] == wanted, "each from those before it"
-    assert tokens_of(llm, asked) == wanted, "from the cache, in a batch"
+    outputs = llm.generate(asked, replace(GREEDY, max_tokens=8), use_tqdm=False)
+    assert [output.token_ids for output in outputs] == [tokens[:8] for tokens in wanted], (
+        "from the cache, in a batch"
+    )
+    assert all(output.usage.cached_tokens > 1_000 for output in outputs)
 
 
 def test_of_several_answers_each_is_the_same_and_seeds_differ(
@@ -99,63 +100,6 @@ def test_of_several_answers_each_is_the_same_and_seeds_differ(
     texts = [one.text for one in (first, *first.alternatives)]
     assert len(set(texts)) == 3
     assert [one.text for one in (again, *again.alternatives)] == texts
-
-
-def test_greedy_tokens_stay_when_drafted_preempted_and_cut_in_pages(
-    smollm2: Path, expected: list[tuple[int, ...]]
-) -> None:
-    # Eight, of which the last two have 242 and 508 tokens.
-    asked, wanted = prompts()[8:-NUM_LONG], expected[8:-NUM_LONG]
-    settings: dict[str, dict[str, Any]] = {
-        "drafted": {"num_pages": 400, "speculative_tokens": 4},
-        "in chunks of a page": {
-            "num_pages": 400,
-            "max_num_batched_tokens": PAGE_SIZE,
-            "max_num_seqs": PAGE_SIZE,
-        },
-        "preempted": {"num_pages": 24},
-    }
-    for name, options in settings.items():
-        with LLM(str(smollm2), page_size=PAGE_SIZE, disable_log_stats=True, **options) as llm:
-            assert tokens_of(llm, asked) == wanted, name
-            stats = llm.stats().scheduler
-            assert (name == "preempted") == (stats.num_preemptions > 0)
-
-
-@pytest.mark.usefixtures("unhurried_disk")
-def test_a_restart_finds_the_pages_on_disk(
-    smollm2: Path, expected: list[tuple[int, ...]], tmp_path: Path
-) -> None:
-    asked, wanted = prompts()[14:16], expected[14:16]
-    options: dict[str, Any] = {
-        "num_pages": 200,
-        "page_size": PAGE_SIZE,
-        "disk_cache_size": 1,
-        "disk_cache_dir": str(tmp_path),
-        "disable_log_stats": True,
-    }
-    with LLM(str(smollm2), **options) as llm:
-        assert tokens_of(llm, asked) == wanted
-    with LLM(str(smollm2), **options) as llm:
-        outputs = llm.generate(asked, GREEDY, use_tqdm=False)
-        assert [output.token_ids for output in outputs] == wanted
-        assert all(
-            output.usage.cached_tokens > output.usage.prompt_tokens // 2 for output in outputs
-        )
-        assert llm.stats().disk.num_read > 0
-
-
-def test_perplexity_is_the_references_and_in_8_bits_a_little_more(smollm2: Path) -> None:
-    ids = Tokenizer(find_model(str(smollm2)).path).encode(TEXT)[:PERPLEXITY_TOKENS]
-    found = {}
-    for dtype in ("auto", "q8"):
-        part = build_part(config_of(str(smollm2), dtype, len(ids)), find_model(str(smollm2)), None)
-        found[dtype] = math.exp(predict(part, ids).losses.mean())
-    for reference, tolerance in REFERENCES.items():
-        assert found["auto"] == pytest.approx(
-            figures_of(reference, SMOLLM2)["perplexity"], rel=tolerance
-        )
-    assert found["q8"] == pytest.approx(found["auto"], rel=0.005)
 
 
 def test_a_structure_is_filled_with_sense(llm: LLM) -> None:

@@ -6,40 +6,30 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.api.clients import openai
-from tests.api.server.process import Process, served
+from tests.api.server.process import Process
+from tests.real.prompts import EMBEDDER
 
 pytestmark = pytest.mark.slow
 
 # The example of sentence-transformers' first page (sbert.net, "Usage"), with its figures.
 SENTENCES = ["The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium."]
 SIMILARITIES = [[1.0000, 0.6660, 0.1046], [0.6660, 1.0000, 0.1411], [0.1046, 0.1411, 1.0000]]
-MODEL = "all-minilm"
 
 
 @pytest.fixture(scope="module")
-def embedding_server(
-    all_minilm: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Process]:
-    log = tmp_path_factory.mktemp("embeddings") / "log"
-    with served(log, "-m", str(all_minilm)) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def client(embedding_server: Process) -> Iterator[Any]:
-    with openai.OpenAI(base_url=f"{embedding_server.url}/v1", api_key="none") as client:
+def client(server: Process) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         yield client
 
 
 def vectors(client: Any, texts: list[str]) -> np.ndarray:
-    reply = client.embeddings.create(model=MODEL, input=texts)
+    reply = client.embeddings.create(model=EMBEDDER, input=texts)
     return np.array([one.embedding for one in reply.data])
 
 
@@ -70,13 +60,14 @@ def test_documents_are_ranked_by_what_they_are_about(client: Any) -> None:
         ("Why does dough grow?", 2),
         ("When was the tower in Paris built?", 0),
     ):
-        body = {"model": MODEL, "query": query, "documents": documents}
+        body = {"model": EMBEDDER, "query": query, "documents": documents}
         reply = client.post("/rerank", body=body, cast_to=object)
         assert reply["results"][0]["index"] == best
 
 
-def test_embed_prints_the_vectors(embedding_server: Process, client: Any) -> None:
-    command = [sys.executable, "-m", "mlxserve", "embed", "--url", embedding_server.url, *SENTENCES]
+def test_embed_prints_the_vectors(server: Process, client: Any) -> None:
+    command = [sys.executable, "-m", "mlxserve", "embed", "--url", server.url, "-m", EMBEDDER]
+    command += SENTENCES
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = [json.loads(line) for line in printed.splitlines()]
     np.testing.assert_allclose(found, vectors(client, SENTENCES), atol=1e-6)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.api.clients import anthropic, openai
 from tests.api.server.process import Process
-from tests.real.prompts import NUM_TOKENS, QUESTIONS, chat_of
+from tests.real.prompts import NUM_TOKENS, QUESTIONS, REAL, chat_of
 from tests.real.record import figures_of
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ def client(server: Process) -> Any:
 
 def test_chat_completions(client: Any) -> None:
     stream = client.chat.completions.create(
-        model="any", messages=MESSAGES, max_tokens=40, temperature=0, stream=True
+        model=REAL, messages=MESSAGES, max_tokens=40, temperature=0, stream=True
     )
     text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
     assert "Paris" in text
@@ -32,7 +32,7 @@ def test_chat_completions(client: Any) -> None:
 
 def test_completions_count_as_the_references(client: Any) -> None:
     reply = client.completions.create(
-        model="any", prompt=chat_of(QUESTION), max_tokens=NUM_TOKENS, temperature=0
+        model=REAL, prompt=chat_of(QUESTION), max_tokens=NUM_TOKENS, temperature=0
     )
     [answer] = [
         a
@@ -44,16 +44,14 @@ def test_completions_count_as_the_references(client: Any) -> None:
 
 
 def test_responses(client: Any) -> None:
-    reply = client.responses.create(
-        model="any", input=QUESTION, max_output_tokens=40, temperature=0
-    )
+    reply = client.responses.create(model=REAL, input=QUESTION, max_output_tokens=40, temperature=0)
     assert "Paris" in reply.output_text
 
 
 def test_messages(server: Process) -> None:
     client = anthropic.Anthropic(base_url=server.url, api_key="none")
     reply = client.messages.create(
-        model="any", messages=MESSAGES, max_tokens=40, extra_body={"temperature": 0}
+        model=REAL, messages=MESSAGES, max_tokens=40, extra_body={"temperature": 0}
     )
     assert "Paris" in reply.content[0].text
 
@@ -65,7 +63,7 @@ def test_similar_texts_lie_closer(client: Any) -> None:
         "Interest rates rose in March.",
     ]
     cat, kitten, rates = (
-        item.embedding for item in client.embeddings.create(model="any", input=texts).data
+        item.embedding for item in client.embeddings.create(model=REAL, input=texts).data
     )
 
     def similarity(one: list[float], other: list[float]) -> float:

@@ -6,53 +6,30 @@ What they ask is what their own first pages show.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.api.clients import anthropic, ollama, openai
-from tests.api.server.process import Process, served
+from tests.api.server.process import Process
+from tests.real.prompts import EMBEDDER, REAL, TINY
 
 pytestmark = pytest.mark.slow
 
-REAL, EMBEDDER, TINY = "smollm2-135m-instruct", "all-minilm", "tiny"
 QUESTION = "What is the capital of France?"
 
 
-@pytest.fixture(scope="module")
-def several(
-    smollm2: Path,
-    all_minilm: Path,
-    write_model: Callable[..., Path],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Process]:
-    folder = tmp_path_factory.mktemp("several")
-    config = folder / "config.toml"
-    (folder / TINY).mkdir()
-    tiny = write_model(folder / TINY, "qwen3", max_position_embeddings=2048)
-    models = {REAL: smollm2, EMBEDDER: all_minilm, TINY: tiny}
-    config.write_text(
-        "num_pages = 128\n"
-        + "".join(
-            f"[models.{json.dumps(n)}]\nmodel = {json.dumps(str(p))}\n" for n, p in models.items()
-        )
-    )
-    with served(folder / "log", "--config", str(config)) as process:
-        yield process
-
-
 @pytest.fixture
-def of_openai(several: Process) -> Iterator[Any]:
-    with openai.OpenAI(base_url=f"{several.url}/v1", api_key="none", max_retries=0) as client:
+def of_openai(server: Process) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
 @pytest.fixture
-def of_ollama(several: Process) -> Iterator[Any]:
-    with ollama.Client(host=several.url) as client:
+def of_ollama(server: Process) -> Iterator[Any]:
+    with ollama.Client(host=server.url) as client:
         yield client
 
 
@@ -83,8 +60,8 @@ def test_openais_client_finds_all_and_asks_each(of_openai: Any) -> None:
         of_openai.chat.completions.create(model=EMBEDDER, messages=said(QUESTION), **options)
 
 
-def test_anthropics_client_asks_and_streams(several: Process) -> None:
-    with anthropic.Anthropic(base_url=several.url, api_key="none", max_retries=0) as client:
+def test_anthropics_client_asks_and_streams(server: Process) -> None:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
         asked: Any = {"model": REAL, "max_tokens": 24, "messages": said(QUESTION)}
         asked["extra_body"] = {"temperature": 0}
         reply = client.messages.create(**asked)

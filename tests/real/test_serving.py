@@ -1,0 +1,79 @@
+"""SmolLM2's tokens stay mlx-lm's when they are drafted, preempted, cut and read from disk; its perplexity in 8 bits."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxserve import LLM
+from mlxserve.build import build_part
+from mlxserve.hub.files import find_model
+from mlxserve.text.tokenizer import Tokenizer
+from tests.perf.kv_dtype import config_of, predict
+from tests.real.asking import GREEDY, PAGE_SIZE, tokens_of
+from tests.real.prompts import NUM_LONG, SMOLLM2, TEXT, prompts
+from tests.real.record import PERPLEXITY_TOKENS, figures_of
+
+pytestmark = pytest.mark.slow
+
+# How close its perplexity must be: llama.cpp computes with activations in 8 bits.
+REFERENCES = {"mlx-lm": 2e-4, "transformers": 2e-4, "llama.cpp": 0.01}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_pages": 400, "speculative_tokens": 4},
+        {"num_pages": 24, "max_num_batched_tokens": PAGE_SIZE, "max_num_seqs": PAGE_SIZE},
+    ],
+    ids=["drafted", "preempted and in chunks of a page"],
+)
+def test_greedy_tokens_are_mlx_lms(
+    smollm2: Path, expected: list[tuple[int, ...]], options: dict[str, Any]
+) -> None:
+    # Eight, of which the last two have 242 and 508 tokens.
+    asked, wanted = prompts()[8:-NUM_LONG], expected[8:-NUM_LONG]
+    with LLM(str(smollm2), page_size=PAGE_SIZE, disable_log_stats=True, **options) as llm:
+        assert tokens_of(llm, asked) == wanted
+        stats = llm.stats().scheduler
+    assert (options["num_pages"] == 24) == (stats.num_preemptions > 0)
+    assert ("speculative_tokens" in options) == (stats.drafted_tokens > 0)
+
+
+@pytest.mark.usefixtures("unhurried_disk")
+def test_a_restart_finds_the_pages_on_disk(
+    smollm2: Path, expected: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    asked, wanted = prompts()[14:16], expected[14:16]
+    options: dict[str, Any] = {
+        "num_pages": 200,
+        "page_size": PAGE_SIZE,
+        "disk_cache_size": 1,
+        "disk_cache_dir": str(tmp_path),
+        "disable_log_stats": True,
+    }
+    with LLM(str(smollm2), **options) as llm:
+        assert tokens_of(llm, asked) == wanted
+    with LLM(str(smollm2), **options) as llm:
+        outputs = llm.generate(asked, GREEDY, use_tqdm=False)
+        assert [output.token_ids for output in outputs] == wanted
+        assert all(
+            output.usage.cached_tokens > output.usage.prompt_tokens // 2 for output in outputs
+        )
+        assert llm.stats().disk.num_read > 0
+
+
+def test_perplexity_is_the_references_and_in_8_bits_a_little_more(smollm2: Path) -> None:
+    ids = Tokenizer(find_model(str(smollm2)).path).encode(TEXT)[:PERPLEXITY_TOKENS]
+    found = {}
+    for dtype in ("auto", "q8"):
+        part = build_part(config_of(str(smollm2), dtype, len(ids)), find_model(str(smollm2)), None)
+        found[dtype] = math.exp(predict(part, ids).losses.mean())
+    for reference, tolerance in REFERENCES.items():
+        assert found["auto"] == pytest.approx(
+            figures_of(reference, SMOLLM2)["perplexity"], rel=tolerance
+        )
+    assert found["q8"] == pytest.approx(found["auto"], rel=0.005)
