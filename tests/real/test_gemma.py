@@ -128,8 +128,12 @@ def test_a_restart_reads_pages_and_windows(gemma: str, tmp_path: Path) -> None:
     ids=["drafted", "preempted", "in small chunks", "all positions kept"],
 )
 def test_tokens_are_mlx_lms_however_they_are_served(gemma: str, options: dict[str, Any]) -> None:
+    is_drafted = "speculative_tokens" in options
     with LLM(gemma, **{**OPTIONS, **options}) as llm:
-        check(llm, SHORT)
+        # One after the other where they are drafted: of more than two at a time none is.
+        for numbers in [[number] for number in SHORT] if is_drafted else [SHORT]:
+            check(llm, numbers)
+        assert is_drafted == (llm.stats().scheduler.accepted_tokens > 0)
 
 
 def test_perplexity_is_mlx_lms_and_in_8_bits_a_little_more(gemma: str) -> None:
