@@ -120,7 +120,7 @@ GUARDS: dict[str, list[Guard]] = {
         Guard("if (IS_QUANTISED) {", "if (false) {"),
         Guard("if (cap > 0.0f) ", ""),
         Guard("if (!is_seen) ", ""),
-        Guard("bit == 4 ? 16 : bit * 2", "bit * 2", 0),
+        Guard("bit == 4 ? 16 : bit * 2", "bit * 8", 0),
         Guard("bit == 4 ? 16 : bit * 2", "bit * 2", 1),
         Guard("if (simd_any(next.x > highest.x || next.y > highest.y)) {", "if (false) {"),
         Guard("if (IS_QUANTISED && key", "if (key"),
@@ -289,7 +289,7 @@ def prefills() -> Iterator[Case]:
     yield Case(((0, 5), (20, 30), (1, 2)), **sizes)
     yield Case(((40, 20), (3, 1)), window=13, has_sinks=True, **sizes)
     yield Case(((40, 20), (3, 1)), is_quantised=True, **sizes)
-    yield Case(((3, 6),), **large)
+    yield Case(((3, 6), (20, 2)), **large)
 
 
 def latents() -> Iterator[Case]:
