@@ -75,6 +75,10 @@ def test_a_model_is_downloaded_paused_resumed_and_answers(
         seen.until("Ready")
         seen.ask("What is a page?")
         seen.wait_for_answers(2)
+        page.click("#new")
+        seen.until_text(".offer", "the model that was downloaded")
+        page.click(".offer button")
+        seen.until_text("#welcome", "your next message loads it")
         assert seen.errors == []
 
 

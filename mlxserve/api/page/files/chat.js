@@ -108,7 +108,7 @@ function welcome() {
     shown.append(element("p", "quiet",
       "The model is a demonstration: 6 MB that greet and answer about mlxserve."), offer());
   } else {
-    shown.append(element("p", "quiet", `${model.id}, with a context of ${count(model.max_model_len)} tokens.`), ...downloaded());
+    shown.append(element("p", "quiet", `${model.id}, with a context of ${count(model.max_model_len)} tokens.`), ...downloaded(model.id));
   }
   for (const idea of model.id === BUNDLED ? DEMO_IDEAS : IDEAS)
     shown.append(button(idea, () => submit({ text: idea, images: [] })));

@@ -1,7 +1,7 @@
 // Offers a real model on an empty page: its size, its download, and the choice of it once it is here.
 
 import { Refused, ask, send } from "./api.js";
-import { choose } from "./models.js";
+import { choose, chooseForAll } from "./models.js";
 import { button, element, visible, wait } from "./show.js";
 
 const DOWNLOADS = "/api/v1/downloads";
@@ -15,12 +15,28 @@ let before = null; // { at, done } of the last look, for the speed
 const gigabytes = (bytes) => (bytes / 1e9).toFixed(bytes < 1e8 ? 2 : 1);
 const nameOf = ({ model, short_name }) => visible(short_name || model);
 
-export const downloaded = () => (isDone ? [shown] : []);
+// What there is to say while this model is chosen.
+export function downloaded(name) {
+  if (!isDone || name !== offered.model) return [];
+  drawChosen();
+  return [shown];
+}
 
 // The element, which fills itself.
 export function offer() {
   asking ||= begin();
+  if (isDone) drawHere();
   return shown;
+}
+
+function drawChosen() {
+  draw(element("p", "", `${nameOf(offered)} is here: your next message loads it. It is what chat, run and serve `
+    + "use from now on; `mlxserve use` changes that."));
+}
+
+function drawHere() { // another model was chosen since
+  draw(element("p", "quiet", "For real work take the model that was downloaded:"),
+    main(`Use ${nameOf(offered)}`, () => chooseForAll(offered.model)));
 }
 
 async function begin() {
@@ -98,9 +114,8 @@ async function follow(card) { // until it ends, or another look begins
 function drawCard(card) {
   if (card.state === "failed") { drawFailure(card.problem); return; }
   if (card.state === "done") {
-    draw(element("p", "", `${nameOf(offered)} is here: your next message loads it. It is what chat, run and serve `
-      + "use from now on; `mlxserve use` changes that."));
     isDone = true;
+    drawChosen();
     choose(offered.model);
     return;
   }

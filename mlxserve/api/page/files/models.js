@@ -32,10 +32,12 @@ export function choose(name) {
   onChosen();
 }
 
-$("models").addEventListener("change", async () => {
-  choose($("models").value);
+export async function chooseForAll(name) { // here, and where commands are given no model
+  choose(name);
   try {
     await send("POST", "/api/v1/models/use", { model: chosen });
     tell(`${chosen} is what chat, run and serve use from now on; \`mlxserve use\` changes that.`);
   } catch { /* the choice holds for this page, as that of a key that may not choose for others */ }
-});
+}
+
+$("models").addEventListener("change", () => chooseForAll($("models").value));
