@@ -16,6 +16,7 @@ from metal_kernels import long_chunks
 from metal_kernels.choice import select_backend
 from metal_kernels.kernels import (
     ALL,
+    GROUPED_DECODE,
     PAGED_LATENT,
     QUANTISE_KV,
     WRITE_KV_TOKENS,
@@ -292,8 +293,8 @@ def test_probe_and_measured_step_have_the_device_compile_every_kernel(
         page_size=16, max_num_batched_tokens=257, max_num_seqs=2, max_model_len=300
     )
     measure_step(config, loaded, backend, is_metal=True, memory_limit=1 << 34)
-    # Pages from the disk cache are whole ones, whose rows are quantised already.
-    unused = (PAGED_LATENT, WRITE_KV_TOKENS if is_quantised else QUANTISE_KV)
+    # Pages from the disk cache are whole ones, whose rows are quantised already. Its groups are small.
+    unused = (GROUPED_DECODE, PAGED_LATENT, WRITE_KV_TOKENS if is_quantised else QUANTISE_KV)
     assert used == {spec.name for spec in ALL if spec not in unused}
 
 
