@@ -17,7 +17,7 @@ from metal_kernels.latents import LATENT_DIMS
 from metal_kernels.limits import HEAD_DIMS
 from metal_kernels.metal import DTYPES
 from metal_kernels.numpy_attention import Floats, attend, in_8_bits, unpacked
-from metal_kernels.ops import Attention, Backend
+from metal_kernels.ops import Attention, Backend, Heads
 from metal_kernels.reading import read
 from metal_kernels.rounding import TOLERANCES, row_error
 from metal_kernels.tables import IntArray, SequenceTables
@@ -136,7 +136,7 @@ def _check(
             refusal = "not checked, because write_kv does not run"
         is_written = is_written and not (op == "write_kv" and refusal)
         tolerance = 0.0 if op in ("write_kv", "copy_pages") else _tolerance(backend, dtype)
-        if is_quantised and op == "write_kv":
+        if is_quantised and op in ("write_kv", "rotate_and_write"):
             tolerance = _ROUNDING
         yield OpCheck(op, dtype, head_dim, error, tolerance, refusal, is_quantised)
 
@@ -226,9 +226,37 @@ def _attention_error(
     return row_error(ours, right)
 
 
+def _rotation_error(written: _Written) -> float:
+    """Of queries, keys and values of a few rows, the last two as the pools hold them; without norms."""
+    dtype, head_dim = written.keys.dtype, written.keys.shape[-1]
+    slots = written.slots[:: _PAGE_SIZE + 1]
+    heads = Heads(_KV_HEADS * _GROUP, _KV_HEADS, head_dim, head_dim // 2)
+    projected = [
+        _draw((len(slots), 1, width), dtype, seed) for seed, width in enumerate(heads.widths, 4)
+    ]
+    angles = np.outer(np.arange(len(slots)), 1 / np.arange(1, head_dim // 4 + 1))
+    cosine, sine = (turn(angles).astype(np.float32)[:, None] for turn in (np.cos, np.sin))
+    turns = mx.array(np.concatenate([cosine, sine], axis=-1))[:, :, None]
+    queries, pools = written.backend.rotate_and_write(
+        projected, turns, heads, None, written.pools, slots
+    )
+    held = [
+        unpacked(read(rows)) if written.is_quantised else _floats(rows)
+        for rows in written.backend.read_kv(*pools, slots)
+    ]
+    right = [_floats(rows).reshape(len(slots), -1, head_dim) for rows in projected]
+    for rows in right[:2]:
+        first, second = np.split(rows[..., : head_dim // 2].copy(), 2, axis=-1)
+        turned = first * cosine - second * sine, first * sine + second * cosine
+        rows[..., : head_dim // 2] = np.concatenate(turned, axis=-1)
+    ours = [_floats(queries)[:, :, 0], *held]
+    return max(row_error(one, other) for one, other in zip(ours, right, strict=True))
+
+
 _ERRORS: dict[str, Callable[[_Written], float]] = {
     "write_kv": _write_error,
     "copy_pages": _copy_error,
+    "rotate_and_write": _rotation_error,
     "paged_decode": _decode_error,
     "grouped_decode": _grouped_error,
     "paged_prefill": _prefill_error,

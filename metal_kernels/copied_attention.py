@@ -1,7 +1,7 @@
 """CopiedAttention: MLX's own attention over copies of a chunk's pages.
 
 MLX's kernels know no fence and no page, so they cannot read a pool. `gather_pages` binds the fence and
-writes the pages side by side to arrays of its own, which MLX orders like any others.
+writes what is seen of the pages side by side to arrays of its own, which MLX orders like any others.
 """
 
 from __future__ import annotations
@@ -35,28 +35,31 @@ class CopiedAttention:
         attention: Attention,
         sinks: mx.array | None,
     ) -> mx.array:
-        """(rows, heads, head_dim) of the chunk that `tables` describe and `gathered` is made of."""
+        """As queries, (rows, heads, head_dim) or (rows, heads, 1, head_dim): of the chunk that `tables`
+        describe and `gathered` is made of."""
         gather = tables.plan(
-            ("gather", k_pool.shape, k_pool.dtype, queries.dtype, gathered.num_pages),
+            ("gather", id(gathered)),  # which the plans keep as long
             lambda: self._plan(k_pool, queries.dtype, gathered),
         )
         after = self._fences.before_read(k_pool)
         keys, values, fence = gather(k_pool=k_pool, v_pool=v_pool, after=after)
         self._fences.after_read(k_pool, fence)
+        is_of_model = queries.ndim == 4
+        rows = queries if is_of_model else queries[:, :, None]
         out = fused_attention(
-            queries[None].swapaxes(1, 2),
-            keys[:, :, gathered.seen],
-            values[:, :, gathered.seen],
+            rows.swapaxes(0, 2),
+            keys,
+            values,
             scale=attention.scale,
             mask=gathered.mask,
             sinks=sinks,
-        )
-        return out[0].swapaxes(0, 1)
+        ).swapaxes(0, 2)
+        return out if is_of_model else out.squeeze(2)
 
     def _plan(self, k_pool: mx.array, dtype: mx.Dtype, gathered: Gathered) -> Dispatch:
-        _, kv_heads, page_size, _ = k_pool.shape
+        kv_heads = k_pool.shape[1]
         head_dim = quantised.head_dim_of(k_pool.shape[-1], k_pool.dtype)
-        copies = (1, kv_heads, gathered.num_pages * page_size, head_dim), dtype
+        copies = (1, kv_heads, gathered.num_seen, head_dim), dtype
         return self._kernels.dispatch(
             kernels.GATHER_PAGES,
             {"pages": gathered.pages},

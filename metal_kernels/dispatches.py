@@ -111,7 +111,7 @@ class Dispatches:
         sinks: mx.array | None,
     ) -> Dispatch:
         """The tiles of each chunk."""
-        rows, heads, head_dim = queries.shape
+        _, heads, *_, head_dim = queries.shape
         kv_heads = k_pool.shape[1]
         group = heads // kv_heads
         side = tile_side(head_dim, queries.dtype.size)
@@ -125,7 +125,7 @@ class Dispatches:
                 "numbers": self._numbers_of(attention, sinks is not None),
                 **self._without_sinks(sinks, heads, queries.dtype),
             },
-            {"out": ((rows, heads, head_dim), queries.dtype), "fence": FENCE},
+            {"out": (queries.shape, queries.dtype), "fence": FENCE},
             [
                 ("T", queries.dtype),
                 ("D", head_dim),

@@ -49,6 +49,12 @@ WRITE_KV_PAGES = KernelSpec(
     "write_kv_pages", ("keys", "values", *_MOVED), ("fence",), writes_pools=True
 )
 QUANTISE_KV = KernelSpec("quantise_kv", ("keys", "values", *_MOVED), ("fence",), writes_pools=True)
+ROTATE_AND_WRITE = KernelSpec(
+    "rotate_and_write",
+    ("queries", "keys", "values", "turns", "q_weight", "k_weight", "numbers", *_MOVED),
+    ("rotated", "fence"),
+    writes_pools=True,
+)
 COPY_PAGES = KernelSpec("copy_pages", _MOVED, ("fence",), writes_pools=True)
 GATHER_PAGES = KernelSpec(
     "gather_pages", ("k_pool", "v_pool", "pages", "after"), ("keys", "values", "fence")
@@ -76,6 +82,7 @@ ALL = (
     WRITE_KV_TOKENS,
     WRITE_KV_PAGES,
     QUANTISE_KV,
+    ROTATE_AND_WRITE,
     COPY_PAGES,
     GATHER_PAGES,
     PAGED_DECODE,

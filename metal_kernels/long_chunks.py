@@ -107,8 +107,8 @@ class Gathered:
     """The pages of a long chunk's keys, and what it sees of them."""
 
     num_pages: int
-    pages: mx.array
-    seen: slice  # positions of the copies that any row sees
+    num_seen: int  # positions that any row sees, which are copied
+    pages: mx.array  # (2 + num_pages) int32, as gather_pages.metal lists them
     mask: mx.array | str  # (rows, positions seen) bool, or "causal"
 
     @classmethod
@@ -118,12 +118,13 @@ class Gathered:
         first = _first_position(rows, context, window)
         first_page = first // size
         pages = tables.page_tables[0, first_page : -(-context // size)]
-        seen = slice(first - first_page * size, context - first_page * size)
+        num_seen = context - first
+        listed = upload([first - first_page * size, num_seen, *pages.tolist()])
         if window is None or window >= context:
-            return cls(len(pages), upload(pages), seen, "causal")
+            return cls(len(pages), num_seen, listed, "causal")
         distance = np.arange(context - rows, context)[:, None] - np.arange(first, context)
         mask = mx.array((distance >= 0) & (distance < window))
-        return cls(len(pages), upload(pages), seen, mask)
+        return cls(len(pages), num_seen, listed, mask)
 
 
 def runs_of(

@@ -29,11 +29,15 @@ from metal_kernels.long_chunks import ChunkRun, runs_of
 from metal_kernels.ops import (
     FLOATS,
     Attention,
+    Heads,
+    Norms,
+    Projected,
     Slots,
     check_attention,
     check_copy,
     check_decode,
     check_latent,
+    check_slots,
     check_write,
     shapes_of,
 )
@@ -44,6 +48,7 @@ from metal_kernels.plans import (
 from metal_kernels.reading import evaluate
 from metal_kernels.recording import StepInputs
 from metal_kernels.resizing import copy_start
+from metal_kernels.rotary import RotatedWrites
 from metal_kernels.tables import SequenceTables
 
 DTYPES = FLOATS
@@ -63,9 +68,11 @@ class MetalBackend:
         self._latents = LatentAttention(self._kernels)
         self.fences = Fences()
         self._copied = CopiedAttention(self._kernels, self.fences)
+        self._rotated = RotatedWrites(self._kernels)
         self._slots: Slots | None = None  # of the step's rows
         self._moves: WritePlan | None = None  # of these slots
         self._writes: dict[Hashable, tuple[Dispatch, ...]] = {}  # of these slots, by shape
+        self._rotations: dict[Hashable, Dispatch] = {}  # likewise
 
     def new_pool(
         self, num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: mx.Dtype
@@ -103,6 +110,25 @@ class MetalBackend:
         for write in self._writes_of(keys, values, k_pool, v_pool, slots):
             self._run_move(write, k_pool, v_pool, keys=keys, values=values)
         return k_pool, v_pool
+
+    def rotate_and_write(
+        self,
+        projected: Projected,
+        turns: mx.array,
+        heads: Heads,
+        norms: Norms,
+        pools: tuple[mx.array, mx.array],
+        slots: Slots,
+    ) -> tuple[mx.array, tuple[mx.array, mx.array]]:
+        k_pool, v_pool = pools
+        write = self._rotation_of(projected, turns, heads, norms, k_pool, v_pool, slots)
+        queries, keys, values = projected if len(projected) == 3 else (projected[0],) * 3
+        rows = {"queries": queries, "keys": keys, "values": values, "turns": turns}
+        if norms is not None:
+            rows["q_weight"], rows["k_weight"] = norms
+        queries, fence = self._run_write(write, k_pool, v_pool, rows)
+        self.fences.after_write(k_pool, fence)
+        return queries, pools
 
     def read_kv(
         self, k_pool: mx.array, v_pool: mx.array, slots: Slots
@@ -166,11 +192,11 @@ class MetalBackend:
     ) -> mx.array:
         def plan() -> tuple[ChunkRun, ...]:
             """The chunks, and which of them MLX's attention takes, which has no softcap."""
-            check_attention(queries, k_pool, v_pool, tables, attention, sinks)
+            check_attention(_rows(queries), k_pool, v_pool, tables, attention, sinks)
             _check_pools(k_pool, v_pool)
             if attention.softcap is not None:
                 return (ChunkRun(tables, 0, tables.num_rows, None),)
-            shape = k_pool.shape[1], queries.shape[2], queries.dtype
+            shape = k_pool.shape[1], queries.shape[-1], queries.dtype
             return runs_of(tables, *shape, attention.window)
 
         key = ("runs", attention, shapes_of(queries, k_pool, v_pool, sinks))
@@ -244,7 +270,7 @@ class MetalBackend:
         for pool in k_pools:
             other.fences.add(pool)
         other.fences.resume(k_pools, fences)
-        other._slots, other._moves, other._writes = step.slots, step.plan, {}
+        other._begin(step.slots, step.plan)
         return other
 
     def gather_kv(
@@ -262,7 +288,7 @@ class MetalBackend:
         self, keys: mx.array, values: mx.array, k_pool: mx.array, v_pool: mx.array, slots: Slots
     ) -> tuple[Dispatch, ...]:
         if slots is not self._slots:
-            self._slots, self._moves, self._writes = slots, None, {}
+            self._begin(slots)
         key = shapes_of(keys, values, k_pool, v_pool)
         writes = self._writes.get(key)
         if writes is None:
@@ -286,20 +312,53 @@ class MetalBackend:
             self._writes[key] = writes
         return writes
 
+    def _rotation_of(
+        self,
+        projected: Projected,
+        turns: mx.array,
+        heads: Heads,
+        norms: Norms,
+        k_pool: mx.array,
+        v_pool: mx.array,
+        slots: Slots,
+    ) -> Dispatch:
+        if slots is not self._slots:
+            self._begin(slots)
+        key = (heads, len(projected), k_pool.shape, k_pool.dtype)  # all rows have one dtype
+        found = self._rotations.get(key)
+        if found is None:
+            _check_pools(k_pool, v_pool)
+            check_slots(slots, k_pool.shape[0] * k_pool.shape[2])
+            moves = self._moves
+            if moves is None or len(moves.pages):
+                moves = WritePlan.of_rows(slots)
+            found = self._rotations[key] = self._rotated.dispatch(
+                projected, turns, heads, norms, moves.tokens_on_device, k_pool
+            )
+        return found
+
     def moves_of(self, slots: Slots, page_size: int) -> WritePlan:
         """Made once, as every layer passes the same array of slots."""
         if slots is not self._slots:
-            self._slots, self._moves, self._writes = slots, None, {}
+            self._begin(slots)
         if self._moves is None:
             self._moves = WritePlan.of(slots, page_size)
         return self._moves
 
+    def _begin(self, slots: Slots, moves: WritePlan | None = None) -> None:
+        self._slots, self._moves, self._writes, self._rotations = slots, moves, {}, {}
+
     def _run_move(
         self, move: Dispatch, k_pool: mx.array, v_pool: mx.array, **rows: mx.array
     ) -> None:
-        first, second = self.fences.before_write(k_pool)
-        (fence,) = move(**rows, k_pool=k_pool, v_pool=v_pool, after_a=first, after_b=second)
+        (fence,) = self._run_write(move, k_pool, v_pool, rows)
         self.fences.after_write(k_pool, fence)
+
+    def _run_write(
+        self, write: Dispatch, k_pool: mx.array, v_pool: mx.array, rows: dict[str, mx.array]
+    ) -> list[mx.array]:
+        first, second = self.fences.before_write(k_pool)
+        return write(**rows, k_pool=k_pool, v_pool=v_pool, after_a=first, after_b=second)
 
 
 def _rows(array: mx.array) -> mx.array:

@@ -6,6 +6,9 @@ Rows are tokens. For T rows, H query heads, K kv heads, head dimension D and S s
         keys, values    (T, K, D), the pool's dtype; float into a quantised pool
         slots           (T,) int32, all different: row t goes to slot slots[t], bit-exact
         returns the pools to use from here on (the arguments must not be used again)
+    rotate_and_write(projected, turns, heads, norms, pools, slots) -> ((T, H, 1, D), pools)
+        what lies between a layer's projections and its attention: queries and keys are normalised and
+        rotated, keys and values written, queries returned; see `rotary.py`
     paged_decode(queries, k_pool, v_pool, tables, attention, sinks) -> (S, H, D)
         queries         (S, H, D): one row per sequence, its newest position
     paged_prefill(queries, k_pool, v_pool, tables, attention, sinks) -> (T, H, D)
@@ -54,6 +57,7 @@ and at most rounded to the queries' dtype. Queries have any float dtype. Latents
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple, Protocol, TypeAlias
@@ -69,6 +73,8 @@ FLOATS = (mx.float16, mx.bfloat16, mx.float32)
 _MOST_SHAPES = 1024  # that fit together and are not looked at again: those of most steps
 
 Slots = npt.NDArray[np.int32]
+Projected: TypeAlias = Sequence[mx.array]  # rows of a layer's projections, see Heads
+Norms: TypeAlias = "tuple[mx.array, mx.array] | None"  # weights (D,) of queries' norm and of keys'
 Shaped: TypeAlias = tuple[tuple[int, ...], mx.Dtype]  # an array's shape and dtype
 
 
@@ -78,6 +84,30 @@ class Attention(NamedTuple):
     scale: float  # multiplies the scores
     window: int | None = None  # positions a row sees, its own included
     softcap: float | None = None  # c in c * tanh(score / c)
+
+
+class Heads(NamedTuple):
+    """How rows of projections are cut into heads, and what is done to each. Part of the keys of plans.
+
+    T rows of projections are (T, 1, width) each:
+
+        three   queries num * step, keys num_kv * dim, values num_kv * dim
+        one     the same side by side
+    """
+
+    num: int  # query heads
+    num_kv: int
+    dim: int
+    rotated: int  # the first dimensions of a head, which RoPE turns
+    is_traditional: bool = False  # a pair is two neighbours; else the same place of the two halves
+    step: int = 0  # from one query to the next: `dim`, or more where something else lies between
+    epsilon: tuple[float, float] | None = (
+        None  # of the norms of queries and of keys, if there are any
+    )
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        return self.num * (self.step or self.dim), self.num_kv * self.dim, self.num_kv * self.dim
 
 
 class LayerShape(NamedTuple):
@@ -98,8 +128,8 @@ class Backend(Protocol):
     # If not, a step must end before the next one starts, or mlx copies the whole pool for each
     # layer (measured: 82 ms instead of 0.09 ms for 131 MB).
     writes_in_place: bool
-    # Whether write_kv and paged_decode take rows also as models pass them, (T, heads, 1, D), and return
-    # them so. An axis that is taken away or put back is a node more in a step's graph, four of a
+    # Whether write_kv, paged_decode and paged_prefill take rows also as models pass them, (T, heads, 1, D),
+    # and return them so. An axis that is taken away or put back is a node more in a step's graph, four of a
     # layer's thirty on Metal, where the device may wait for the graph.
     takes_model_rows: bool
 
@@ -110,6 +140,16 @@ class Backend(Protocol):
     def write_kv(
         self, keys: mx.array, values: mx.array, k_pool: mx.array, v_pool: mx.array, slots: Slots
     ) -> tuple[mx.array, mx.array]: ...
+
+    def rotate_and_write(
+        self,
+        projected: Projected,
+        turns: mx.array,
+        heads: Heads,
+        norms: Norms,
+        pools: tuple[mx.array, mx.array],
+        slots: Slots,
+    ) -> tuple[mx.array, tuple[mx.array, mx.array]]: ...
 
     def read_kv(
         self, k_pool: mx.array, v_pool: mx.array, slots: Slots
@@ -264,9 +304,13 @@ def check_write(
 
     Does not check that the slots differ.
     """
+    check_slots(slots, _slots_written(*shapes_of(keys, values, k_pool, v_pool), len(slots)))
+
+
+def check_slots(slots: Slots, num_slots: int) -> None:
+    """Raises ValueError for slots that a pool of `num_slots` does not have."""
     if slots.ndim != 1 or slots.dtype != np.int32:
         raise ValueError(f"slots must be one row of int32, got {slots.shape} of {slots.dtype}")
-    num_slots = _slots_written(*shapes_of(keys, values, k_pool, v_pool), len(slots))
     if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < num_slots:
         raise ValueError(f"slots must be in 0..{num_slots - 1}")
 

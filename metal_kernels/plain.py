@@ -16,9 +16,12 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from metal_kernels import fused
+from metal_kernels import fused, rotary
 from metal_kernels.ops import (
     Attention,
+    Heads,
+    Norms,
+    Projected,
     Slots,
     check_attention,
     check_copy,
@@ -83,6 +86,17 @@ class PlainBackend:
         self._writes[key].write(k_pool, stored(keys, k_pool))
         self._writes[key].write(v_pool, stored(values, v_pool))
         return k_pool, v_pool
+
+    def rotate_and_write(
+        self,
+        projected: Projected,
+        turns: mx.array,
+        heads: Heads,
+        norms: Norms,
+        pools: tuple[mx.array, mx.array],
+        slots: Slots,
+    ) -> tuple[mx.array, tuple[mx.array, mx.array]]:
+        return rotary.rotate_and_write(self, projected, turns, heads, norms, pools, slots)
 
     def read_kv(
         self, k_pool: mx.array, v_pool: mx.array, slots: Slots

@@ -9,8 +9,12 @@ import mlx.core as mx
 import numpy as np
 from mlx.core import array as Array
 
+from metal_kernels import rotary
 from metal_kernels.ops import (
     Attention,
+    Heads,
+    Norms,
+    Projected,
     Slots,
     check_attention,
     check_copy,
@@ -41,6 +45,17 @@ class ReferenceBackend:
         k_pool[_at(slots, k_pool)] = stored(keys, k_pool)
         v_pool[_at(slots, v_pool)] = stored(values, v_pool)
         return k_pool, v_pool
+
+    def rotate_and_write(
+        self,
+        projected: Projected,
+        turns: Array,
+        heads: Heads,
+        norms: Norms,
+        pools: tuple[Array, Array],
+        slots: Slots,
+    ) -> tuple[Array, tuple[Array, Array]]:
+        return rotary.rotate_and_write(self, projected, turns, heads, norms, pools, slots)
 
     def read_kv(self, k_pool: Array, v_pool: Array, slots: Slots) -> tuple[Array, Array]:
         keys, values = k_pool[_at(slots, k_pool)], v_pool[_at(slots, v_pool)]

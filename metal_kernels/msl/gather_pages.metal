@@ -1,9 +1,11 @@
-// Copies a sequence's pages side by side, for attention that reads contiguous keys and values.
+// Copies what a chunk sees of its sequence's pages side by side, for attention that reads contiguous keys
+// and values.
 //
 // k_pool, v_pool  (num_pages, K, page_size, D)     of type T; int8 and D + 4 where quantised
-// pages           (N) int32                        in the order of the positions
+// pages           (2 + N) int32                    position in the first page that the copies begin with, how
+//                                                  many are seen (P); then the pages, in their order
 // after           (8) int32                        bound for its order, never read
-// keys, values    (1, K, N * page_size, D)         out, of type T
+// keys, values    (1, K, P, D)                     out, of type T
 // fence           (8) int32                        out: bound by the next kernel that writes the pools
 //
 // template: T, D, IS_QUANTISED. One threadgroup per (page, head): grid (threads, K, N).
@@ -16,15 +18,19 @@ const int thread_index = int(thread_position_in_threadgroup.x);
 const int num_threads = int(threads_per_threadgroup.x);
 const int head = int(threadgroup_position_in_grid.y);
 const int place = int(threadgroup_position_in_grid.z);
-const int num_places = int(threadgroups_per_grid.z);
 const int kv_heads = k_pool_shape[1];
 const int page_size = k_pool_shape[2];
-const ulong source = (ulong(pages[place]) * kv_heads + head) * page_size;  // rows
-const ulong target = (ulong(head) * num_places + place) * page_size;
+// Rows of the pool and of the copies. What is seen of the page: its rows from `first` to before `end`.
+const int skipped = pages[0];
+const int seen = pages[1];
+const int first = place == 0 ? skipped : 0;
+const int end = min(page_size, skipped + seen - place * page_size);
+const ulong source = (ulong(pages[2 + place]) * kv_heads + head) * page_size;
+const ulong target = ulong(head) * seen + place * page_size + first - skipped;
 
 if (IS_QUANTISED) {
-  for (int i = thread_index; i < page_size * QUADS; i += num_threads) {
-    const ulong at = source + i / QUADS;
+  for (int i = thread_index; i < (end - first) * QUADS; i += num_threads) {
+    const ulong at = source + first + i / QUADS;
     const device char* key = (const device char*)k_pool + at * ROW;
     const device char* value = (const device char*)v_pool + at * ROW;
     const float4 k = float4(((const device char4*)key)[i % QUADS]) * *(const device float*)(key + D);
@@ -34,9 +40,11 @@ if (IS_QUANTISED) {
     ((device Quad*)values)[target * QUADS + i] = Quad(T(v.x), T(v.y), T(v.z), T(v.w));
   }
 } else {
-  for (int i = thread_index; i < page_size * WORDS; i += num_threads) {
-    ((device uint4*)keys)[target * WORDS + i] = ((const device uint4*)k_pool)[source * WORDS + i];
-    ((device uint4*)values)[target * WORDS + i] = ((const device uint4*)v_pool)[source * WORDS + i];
+  for (int i = thread_index; i < (end - first) * WORDS; i += num_threads) {
+    ((device uint4*)keys)[target * WORDS + i] =
+        ((const device uint4*)k_pool)[(source + first) * WORDS + i];
+    ((device uint4*)values)[target * WORDS + i] =
+        ((const device uint4*)v_pool)[(source + first) * WORDS + i];
   }
 }
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from metal_kernels import quantised
-from metal_kernels.ops import Attention, Backend
+from metal_kernels.ops import Attention, Backend, Heads, Norms, Projected
 from metal_kernels.reading import read
 from mlxserve.cache.layout import StepLayout
 from mlxserve.errors import OutOfMemory, in_one_line
@@ -166,6 +166,24 @@ class KVPool:
         )
         if step.after_layer is not None:
             step.after_layer(keys)
+
+    def rotate_and_write(
+        self,
+        layer: int,
+        projected: Projected,
+        turns: mx.array,
+        heads: Heads,
+        norms: Norms,
+        step: StepLayout,
+    ) -> mx.array:
+        """Write what the rows' projections become, and return their queries, (T, heads, 1, head_dim)."""
+        pools = self._keys[layer], self._values[layer]
+        queries, (self._keys[layer], self._values[layer]) = self.backends[layer].rotate_and_write(
+            projected, turns, heads, norms, pools, step.slots
+        )
+        if step.after_layer is not None:
+            step.after_layer(queries)
+        return queries
 
     def settle(self) -> None:
         """Wait until all that was written and copied is in the arrays. Raises DeviceError."""
@@ -320,10 +338,7 @@ class KVPool:
         attention: Attention,
         sinks: mx.array | None,
     ) -> mx.array:
-        """Attention of the rows (T, heads, head_dim) over their sequences' pages; same shape.
-
-        Where every row is a decode they may be what `rows` returns.
-        """
+        """Attention of the rows, as `rows` returns them, over their sequences' pages; same shape."""
         keys, values = self._keys[layer], self._values[layer]
         backend = self.backends[layer]
         decode, prefill = backend.paged_decode, backend.paged_prefill

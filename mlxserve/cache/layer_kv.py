@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import mlx.core as mx
 
-from metal_kernels.ops import Attention
+from metal_kernels.ops import Attention, Heads, Norms, Projected
 from mlxserve.cache import key_owners
 from mlxserve.cache.kv import KVPool, LayerSpec
 from mlxserve.cache.layout import StepLayout
+
+
+class Turning(Protocol):
+    """The rotation of some layers, all alike."""
+
+    def turns(self, positions: mx.array) -> mx.array:
+        """(T, 1, 1, rotated) float32, as `rotate_and_write` takes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,19 @@ class LayerKV:
         key_owners.remember(keys, self)
         return keys, values
 
+    def turns(self, rope: Turning) -> mx.array:
+        """What `rope` makes of the rows' positions: once in a step, for all layers that it is the same of."""
+        turns = self._step.turns.get(rope)
+        if turns is None:
+            turns = self._step.turns[rope] = rope.turns(self.offset)
+        return turns
+
+    def rotate_and_write(
+        self, projected: Projected, turns: mx.array, heads: Heads, norms: Norms
+    ) -> mx.array:
+        """Queries for `attend`, (T, heads, 1, head_dim), in the place of `update_and_fetch`."""
+        return self._pool.rotate_and_write(self._index, projected, turns, heads, norms, self._step)
+
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """What the layer wrote in this step, for layers that attend over the same pages."""
         assert self._written is not None, "the layer has written nothing yet"
@@ -86,11 +107,9 @@ class LayerKV:
         if mask is not None and not isinstance(mask, PagedWindow):
             raise ValueError(f"attention with a mask of the model's own ({type(mask).__name__})")
         window = mask.size if mask is not None else self._spec.window
-        is_split = self._step.chunks is not None  # and not one decode for each row
-        rows = queries.squeeze(2) if is_split else self._pool.rows(self._index, queries)
         output = self._pool.attend(
             self._index,
-            rows,
+            self._pool.rows(self._index, queries),
             self._step,
             Attention(scale, window, softcap),
             sinks,

@@ -7,7 +7,7 @@ rows   | decodes: one row per sequence | chunks: the rows of each sequence in or
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
@@ -29,3 +29,5 @@ class StepLayout:
     )
     windows: StepLayout | None = None  # the same rows in the pool of layers with a window
     adapters: tuple[mx.array, mx.array] | None = None  # `RowAdapters` of the rows, if any has one
+    # Cosines and sines of the rows, made by the first layer that needs them, by what makes them.
+    turns: dict[object, mx.array] = field(default_factory=dict)

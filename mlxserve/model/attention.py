@@ -15,6 +15,7 @@ from mlxserve.cache.kv import Backends
 from mlxserve.errors import InvalidConfig, UnsupportedModel
 from mlxserve.hub.adapter_files import AdapterFiles
 from mlxserve.hub.files import ModelFiles
+from mlxserve.model.fused_layers import FusedLayers, can_fuse
 from mlxserve.model.load import LoadedModel, load
 from mlxserve.model.probe import probe, probe_adapters
 from mlxserve.model.rank_group import RankGroup, Split
@@ -46,7 +47,7 @@ def load_probed(
     loaded = load(files, is_metal=is_metal, memory_limit=memory_limit, group=group)
     if kv_cache_dtype == "q8":
         loaded = loaded.in_8_bits()
-    choice = choose_attention(attention_backend, loaded)
+    choice = choose_attention(attention_backend, loaded, may_fuse=not adapters)
     loaded = _with_vision(files, choice, is_metal, memory_limit)
     if adapters:
         assert group is None, "ranks have no adapters"
@@ -70,12 +71,12 @@ def _with_vision(
         return loaded.that_sees(None, blindness=str(error))
 
 
-def choose_attention(name: str, loaded: LoadedModel) -> AttentionChoice:
+def choose_attention(name: str, loaded: LoadedModel, *, may_fuse: bool = True) -> AttentionChoice:
     """What the probe finds to be right, the fastest first.
 
-    With the backends asked for; where that is "auto", also in plain mlx in all layers; and at last
-    one sequence at a time in plain mlx, for models whose attention needs whole sequences. The log
-    says what is slower and why. Raises InvalidConfig, and UnsupportedModel for a model that cannot be
+    With the backends asked for, on Metal first with fused layers (`fused_layers.py`; not if the model gets
+    adapters); where that is "auto", also in plain mlx in all layers; and at last one sequence at a time in
+    plain mlx, for models whose attention needs whole sequences. The log says what is slower and why. Raises InvalidConfig, and UnsupportedModel for a model that cannot be
     paged.
 
     Several ranks choose the same, by the largest difference of all of them. They do not try one
@@ -95,11 +96,17 @@ def choose_attention(name: str, loaded: LoadedModel) -> AttentionChoice:
         attempts.append((loaded, plain))
     if name in ("auto", "cpu") and loaded.group is None:
         attempts.append((replace(loaded, by_sequence=True), plain))
+    if may_fuse and can_fuse(loaded, backends):
+        fused = FusedLayers.of(loaded.model, loaded.dtype, loaded.context.longest)
+        difference, reason = _probed_twice(loaded, backends)
+        if reason is None:
+            log.info("%s: %s", loaded.name, fused)
+            return AttentionChoice(loaded, backends, difference)
+        fused.undo()
+        log.info("%s keeps its layers as they are. With fewer kernels: %s", loaded.name, reason)
     reasons: list[UnsupportedModel] = []
     for model, tried in attempts:
-        difference, reason = _probed(model.in_own_dtype(), tried)
-        if reason is None and model.is_quantised:
-            difference, reason = _probed(model, tried)
+        difference, reason = _probed_twice(model, tried)
         if reason is not None:
             reasons.append(reason)
             continue
@@ -113,6 +120,14 @@ def choose_attention(name: str, loaded: LoadedModel) -> AttentionChoice:
             log.warning("Attention runs in plain mlx, which is slower: %s", reasons[0])
         return AttentionChoice(model, tried, difference)
     raise reasons[-1]
+
+
+def _probed_twice(loaded: LoadedModel, backends: Backends) -> tuple[float, UnsupportedModel | None]:
+    """`_probed`, with keys and values in the model's dtype and as they are stored."""
+    difference, reason = _probed(loaded.in_own_dtype(), backends)
+    if reason is None and loaded.is_quantised:
+        return _probed(loaded, backends)
+    return difference, reason
 
 
 def _probed(loaded: LoadedModel, backends: Backends) -> tuple[float, UnsupportedModel | None]:

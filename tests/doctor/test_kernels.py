@@ -55,7 +55,7 @@ def test_without_metal_the_backend_that_computes_there_is_checked() -> None:
     missing, *ops = check_kernels()
     assert missing == Finding("Metal kernels", "not run: there is no Metal on this machine")
     assert [finding.name for finding in ops] == OPS
-    exact = "on the CPU: write_kv exact, copy_pages exact, paged_decode off by"
+    exact = "on the CPU: write_kv exact, copy_pages exact, rotate_and_write"
     for finding in ops:
         assert finding.grade is Grade.OK
         assert finding.value.startswith(exact)

@@ -18,7 +18,10 @@ from metal_kernels.reference import ReferenceBackend
 from metal_kernels.x86.backend import X86Backend
 from tests.emulated import emulated_factory
 
-OPS = ["write_kv", "copy_pages", "paged_decode", "grouped_decode", "paged_prefill"]
+OPS = [
+    *("write_kv", "copy_pages", "rotate_and_write"),
+    *("paged_decode", "grouped_decode", "paged_prefill"),
+]
 
 
 def failing(backend: MetalBackend) -> set[str]:
@@ -54,7 +57,8 @@ def test_every_op_of_every_dtype_is_right(fast_backend: MetalBackend) -> None:
     ]
     for check in checks:
         assert check.is_right, check
-        assert (check.error == 0) == (check.op in ("write_kv", "copy_pages"))
+        if check.op != "rotate_and_write":  # in float32 its products may be numpy's
+            assert (check.error == 0) == (check.op in ("write_kv", "copy_pages"))
 
 
 @pytest.mark.parametrize(
@@ -65,6 +69,7 @@ def test_every_op_of_every_dtype_is_right(fast_backend: MetalBackend) -> None:
         pytest.param("write_kv_pages", "write_kv", marks=pytest.mark.slow),
         pytest.param("write_kv_tokens", "write_kv", marks=pytest.mark.slow),
         pytest.param("copy_pages", "copy_pages", marks=pytest.mark.slow),
+        ("rotate_and_write", "rotate_and_write"),
         pytest.param("merge_partitions", "paged_decode", marks=pytest.mark.slow),
         pytest.param("paged_prefill", "paged_prefill", marks=pytest.mark.slow),
         pytest.param("quantise_kv", "write_kv", marks=pytest.mark.slow),

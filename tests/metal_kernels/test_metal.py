@@ -15,7 +15,7 @@ import pytest
 from metal_kernels.first_page import first_page
 from metal_kernels.kernels import ALL, on_metal
 from metal_kernels.metal import MetalBackend
-from metal_kernels.ops import Attention
+from metal_kernels.ops import Attention, Heads
 from metal_kernels.reading import view
 from metal_kernels.tables import RecordedTables, SequenceTables
 from mlxserve.cache.kv import KVPool, LayerSpec
@@ -380,6 +380,7 @@ def dispatch_every_kernel(backend: MetalBackend, num_pages: int) -> None:
     backend.write_kv(row, row, *pools, np.array([0], np.int32))
     page = mx.zeros((16, 1, 64), mx.float16)
     backend.write_kv(page, page, *pools, np.arange(16, dtype=np.int32))
+    rotate(backend, pools, 1, 1)
     backend.copy_pages(*pools, np.array([0], np.int32), np.array([1], np.int32), PAGE_SIZE)
     for sinks in (None, mx.zeros(1, mx.float16)):
         backend.paged_decode(row, *pools, one, Attention(1.0), sinks)
@@ -394,6 +395,17 @@ def dispatch_every_kernel(backend: MetalBackend, num_pages: int) -> None:
     backend.paged_latent(
         *(mx.zeros((1, 1, dim), mx.float16) for dim in (256, 64)), *latents, one, scale=1.0
     )
+
+
+def rotate(backend: MetalBackend, pools: list[mx.array], rows: int, kv_heads: int) -> mx.array:
+    """The queries of rows of one head for each kv head, which go to the first slots."""
+    heads = Heads(kv_heads, kv_heads, 64, 64)
+    projected = (mx.zeros((rows, 1, sum(heads.widths)), mx.float16),)
+    turns, slots = mx.zeros((rows, 1, 1, 64)), np.arange(rows, dtype=np.int32)
+    queries, _ = backend.rotate_and_write(
+        projected, turns, heads, None, (pools[0], pools[1]), slots
+    )
+    return queries
 
 
 def test_every_kernel_is_built_once(kv: KVPool, metal: FakeMetal) -> None:
@@ -564,13 +576,14 @@ def test_mlx_itself_accepts_every_call(tmp_path: Path, monkeypatch: pytest.Monke
         ]
         backend.write_kv(rows, rows, *pools, slots)
         backend.write_kv(rows, rows, *in_8_bits, slots)
+        rotated = [rotate(backend, both, 3, 2) for both in (pools, in_8_bits)]
         backend.copy_pages(*pools, np.array([0], np.int32), np.array([2], np.int32), 16)
         capped, sinks = Attention(1.0, softcap=3.0), mx.zeros(4, mx.float16)
         long = mx.zeros((256, 4, 64), mx.float16)
         gathered = backend.paged_prefill(long, *pools, long_chunk(), Attention(1.0))
         large = mx.tile(queries, (1, 4, 1))
         grouped = backend.paged_decode(large, *pools, tables([4], [1]), Attention(1.0))
-        return [*over_latents, gathered, grouped] + [
+        return [*over_latents, *rotated, gathered, grouped] + [
             op(queries, *both, tables([4], [1]), capped, sinks)
             for op in (backend.paged_decode, backend.paged_prefill)
             for both in (pools, in_8_bits)

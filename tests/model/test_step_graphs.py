@@ -23,6 +23,7 @@ from mlxserve.cache.kv import KVPool
 from mlxserve.hub.adapter_files import find_adapter
 from mlxserve.model import step_graphs
 from mlxserve.model.batch import Batch
+from mlxserve.model.fused_layers import FusedLayers
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, LiveRequest, PageTable, Request, as_page_table
@@ -184,6 +185,18 @@ def num_recorded(
 def test_a_recorded_step_equals_a_built_one_bit_by_bit(loaded: LoadedModel) -> None:
     """Recorded kernels get the same inputs, fences among them, and no number of another step."""
     assert num_recorded(loaded, growing(56, 18)) >= 6
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gpt_oss", "qwen3_next"])
+def test_a_recorded_step_of_fused_layers_equals_a_built_one(
+    kind: str, build_model: BuildModel
+) -> None:
+    """Cosines and sines are those of the step's own positions, and not constants of a recording."""
+    loaded = prepare(*build_model(kind, head_dim=64), "tiny")
+    fused = FusedLayers.of(loaded.model, loaded.dtype, loaded.context.longest)
+    assert len(fused.attention) == len(loaded.layers)
+    steps = from_the_beginning(20) if loaded.states else growing(56, 18)
+    assert num_recorded(loaded, steps) >= 6
 
 
 def test_a_recorded_step_over_pools_in_8_bits_equals_a_built_one(loaded: LoadedModel) -> None:

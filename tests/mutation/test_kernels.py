@@ -21,6 +21,7 @@ from tests.emulated import emulated_factory
 from tests.emulator import KernelFault
 from tests.metal_kernels.latent_oracle import PagedLatents, latent_case
 from tests.metal_kernels.oracle import Case, Paged, quantised
+from tests.metal_kernels.test_rotary import ROTATIONS, check, check_8_bits
 
 pytestmark = pytest.mark.mutation
 
@@ -73,8 +74,46 @@ GUARDS: dict[str, list[Guard]] = {
         Guard("highest < INFINITE ? as_type<uint>(scale) : NOT_A_NUMBER", "as_type<uint>(scale)"),
         *fence_guards("lane", "head", "move"),
     ],
+    "rotate_and_write": [
+        Guard("is_value ? head - HEADS - kv_heads : head - HEADS", "head - HEADS"),
+        Guard("if (JOINED) {", "if (false) {"),
+        Guard("if (!is_query) source", "source"),
+        Guard("} else if (!is_query) {", "} else {"),
+        Guard("is_value ? values : keys", "keys"),
+        Guard("pair >= HALF ? D : IS_TRADITIONAL ? 2 * pair : pair", "pair >= HALF ? D : pair"),
+        Guard("pair >= HALF ? D : IS_TRADITIONAL ? 2 * pair : pair", "pair"),
+        Guard(
+            "pair >= HALF ? D : IS_TRADITIONAL ? 2 * pair + 1 : pair + HALF",
+            "IS_TRADITIONAL ? 2 * pair + 1 : pair + HALF",
+        ),
+        Guard("IS_TRADITIONAL ? 2 * pair + 1 : pair + HALF", "pair + HALF"),
+        Guard("at[c] < D ? source[at[c]] : T(0.0f)", "source[at[c]]"),
+        Guard("HAS_NORM && ", ""),
+        Guard("if (HAS_NORM && !is_value) {", "if (HAS_NORM) {"),
+        Guard("is_query ? 0 : 1", "0"),
+        Guard("is_query ? q_weight : k_weight", "q_weight"),
+        Guard("if (at[c] < D) element", "element"),
+        Guard("\nif (!is_value) {", "\n{"),
+        Guard("if (at[2 * c] < D) {", "{"),
+        Guard("if (is_query || !IS_QUANTISED) {", "if (!IS_QUANTISED) {"),
+        Guard("is_query || !IS_QUANTISED", "is_query"),
+        Guard("if (!is_query) out", "out"),
+        Guard("is_value ? v_pool : k_pool", "k_pool", 0),
+        Guard("is_value ? v_pool : k_pool", "k_pool", 1),
+        Guard("if (at[c] < D) out", "out"),
+        Guard("highest >= LOWEST && ", ""),
+        Guard(" && highest < INFINITE;", ";"),
+        Guard("has_values ? as_type<float>(highest) / 127.0f : 0.0f", "1.0f"),
+        Guard("has_values ? char", "highest >= LOWEST ? char"),
+        Guard("if (at[c] < D) stored", "stored"),
+        Guard("if (lane == 0) {", "if (lane == 33) {"),
+        Guard("highest < INFINITE ? as_type<uint>(scale) : NOT_A_NUMBER", "as_type<uint>(scale)"),
+        *fence_guards("lane", "head", "move"),
+    ],
     "copy_pages": fence_guards("thread_index", "head", "move"),
     "gather_pages": [
+        Guard("place == 0 ? skipped : 0", "0"),
+        Guard("min(page_size, skipped + seen - place * page_size)", "page_size"),
         Guard("if (IS_QUANTISED) {", "if (false) {"),
         Guard("key + D)", "key + D - ROW)"),
         Guard("value + D)", "value + D - ROW)"),
@@ -214,6 +253,8 @@ _NO_CHAR = "a NaN that becomes a char is 0 on this machine; the language leaves 
 SURVIVORS = {
     "quantise_kv:  && highest < INFINITE; -> ;": _NO_CHAR,
     "quantise_kv: if (has_values) value -> if (highest >= LOWEST) value": _NO_CHAR,
+    "rotate_and_write:  && highest < INFINITE; -> ;": _NO_CHAR,
+    "rotate_and_write: has_values ? char -> highest >= LOWEST ? char": _NO_CHAR,
     "paged_decode: FITTING < HEADS ? FITTING : HEADS -> FITTING": (
         "reserves more threadgroup memory than its heads need, never more than 24 KB"
     ),
@@ -363,7 +404,12 @@ def exercise(kernel: str, backend: MetalBackend) -> None:
         attends(backend, prefills())
     elif kernel == "gather_pages":
         long = Case(((40, 256),), dtype=mx.float16)
-        attends(backend, iter([long, replace(long, is_quantised=True)]))
+        windowed = replace(long, sequences=((100, 256),), window=70)
+        attends(backend, iter([windowed, replace(long, is_quantised=True)]))
+    elif kernel == "rotate_and_write":
+        for case in ROTATIONS:
+            check(backend, case)
+        check_8_bits(backend)
     elif kernel == "quantise_kv":
         quantises(backend)
     elif kernel == "paged_latent":

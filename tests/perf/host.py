@@ -4,8 +4,8 @@
     mlx-lm  the same model over KVCache or BatchKVCache, sampling
 
 A GPU waits for this time wherever it exceeds the GPU's own, which it does with small models. Nothing
-is computed, so the geometries are whole (4-bit weights that are never made), and kernels are recorded:
-the factory's return arrays that depend on the inputs. A real call of `metal_kernel` also looks its
+is computed, so that sizes do not matter: layers and heads are those of an 8B model, the rest is small. Kernels
+are recorded: the factory's return arrays that depend on the inputs. A real call of `metal_kernel` also looks its
 kernel up by its text; the report has the number of calls. On a CPU the ops of `mx.fast` are built from
 a dozen others each; one op takes their place here, for both.
 """
@@ -15,20 +15,21 @@ from __future__ import annotations
 import gc
 import importlib
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_map
 
 from metal_kernels.metal import MetalBackend
 from mlxserve.bench.report import Figure, Report
 from mlxserve.cache.kv import KVPool, LayerSpec
 from mlxserve.hub.context import Context
 from mlxserve.model.caches import CacheTree, KVLeaf
+from mlxserve.model.fused_layers import FusedLayers
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.paged import RowSelector, select_rows, use_paged_attention
 from mlxserve.model.runner import ModelRunner
@@ -36,20 +37,21 @@ from mlxserve.model.step_graphs import TIMES_BEFORE
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
 from tests.perf import host_states
+from tests.perf.dispatches import of_a_layer
 from tests.perf.recording_factory import RecordingFactory, single_ops
 
 PAGE_SIZE = 32
 CONTEXT = 1_000
 _COMMON = {
-    "hidden_size": 4096,
+    "hidden_size": 128,
     "num_hidden_layers": 36,
-    "intermediate_size": 12288,
+    "intermediate_size": 128,
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "head_dim": 128,
     "rms_norm_eps": 1e-6,
     "rope_theta": 1e6,
-    "vocab_size": 151936,
+    "vocab_size": 1024,
     "max_position_embeddings": 40960,
     "tie_word_embeddings": False,
 }
@@ -60,13 +62,13 @@ GEOMETRIES: dict[str, dict[str, Any]] = {"qwen3": _COMMON, "llama": _COMMON}
 class Contenders:
     """One step of a model, built by us and by mlx-lm."""
 
-    ours: Callable[[], object]
-    theirs: Callable[[], object]
+    ours: Callable[[], mx.array]
+    theirs: Callable[[], mx.array]
     factory: RecordingFactory
 
 
 def bench_host(*, decodes: Sequence[int], chunk: int, rounds: int, steps: int) -> Report:
-    """Milliseconds to build a step: `decodes` requests, or one chunk of a prompt."""
+    """Milliseconds to build a step: `decodes` requests, or one chunk of a prompt; dispatches of a layer."""
     figures: list[Figure] = []
     for kind in GEOMETRIES:
         model = Model.of(kind)
@@ -77,9 +79,35 @@ def bench_host(*, decodes: Sequence[int], chunk: int, rounds: int, steps: int) -
         with single_ops():
             for name, contenders in workloads.items():
                 figures += _figures(name, contenders, rounds, steps)
-    figures += host_states.figures(decodes, rounds, steps)
+        figures += _dispatch_figures(kind, chunk)
+    figures += host_states.figures(decodes, chunk, rounds, steps)
     settings = {"context": CONTEXT, "page_size": PAGE_SIZE, "rounds": rounds, "steps": steps}
     return Report("host", settings, tuple(figures))
+
+
+def _dispatch_figures(kind: str, chunk: int) -> Iterator[Figure]:
+    """Of a layer: fused, with the model's own operations, and mlx-lm's."""
+    steps: dict[str, Callable[[Model], Contenders]] = {
+        "2 decodes": lambda model: model.decoding(2),
+        f"chunk of {chunk}": lambda model: model.prefilling(chunk),
+    }
+    for name, step in steps.items():
+        for who in ("ours", "ours, not fused", "mlx-lm"):
+            found = layer_dispatches(kind, step, who).total()
+            yield Figure(f"{kind}, {name}: dispatches of a layer, {who}", "", (float(found),))
+
+
+def layer_dispatches(
+    kind: str, step: Callable[[Model], Contenders], who: str = "ours"
+) -> Counter[str]:
+    """Of one layer in a step that Python builds, by name."""
+    builds = []
+    for num_layers in (1, 2):
+        model = Model.of(kind, is_fused=who == "ours", num_layers=num_layers)
+        contenders = step(model)
+        builds.append(contenders.theirs if who == "mlx-lm" else contenders.ours)
+    with single_ops():
+        return of_a_layer(*builds)
 
 
 def _figures(name: str, contenders: Contenders, rounds: int, steps: int) -> list[Figure]:
@@ -109,16 +137,9 @@ def _milliseconds(build: Callable[[], object], steps: int) -> float:
     return 1e3 * (time.thread_time() - began) / steps
 
 
-def _without_memory(weight: mx.array) -> mx.array:
-    """Of the same shape, computed, one number large."""
-    view = mx.broadcast_to(mx.zeros((), weight.dtype), weight.shape)
-    mx.eval(view)
-    return view
-
-
 @dataclass(frozen=True)
 class Model:
-    """A model of 4-bit weights that are never made."""
+    """A model of 4-bit weights."""
 
     dense: nn.Module
     paged: nn.Module
@@ -128,20 +149,24 @@ class Model:
     head_dim: int
 
     @classmethod
-    def of(cls, kind: str) -> Model:
+    def of(cls, kind: str, *, is_fused: bool = True, num_layers: int | None = None) -> Model:
+        """`num_layers`: None for those of the geometry."""
         sizes = GEOMETRIES[kind]
+        sizes = {**sizes, "num_hidden_layers": num_layers or sizes["num_hidden_layers"]}
         module = importlib.import_module(f"mlx_lm.models.{kind}")
 
         def make() -> nn.Module:
             model = module.Model(module.ModelArgs.from_dict({"model_type": kind, **sizes}))
             model.set_dtype(mx.bfloat16)
             nn.quantize(model, group_size=64, bits=4)
-            model.update(tree_map(_without_memory, model.parameters()))
+            mx.eval(model.parameters())
             return model
 
         dense, paged, selector = make(), make(), RowSelector()
         select_rows(paged, selector)
         use_paged_attention(paged)
+        if is_fused:
+            FusedLayers.of(paged, mx.bfloat16, sizes["max_position_embeddings"])
         shape = sizes["num_hidden_layers"], sizes["num_key_value_heads"], sizes["head_dim"]
         return cls(dense, paged, selector, *shape)
 
@@ -198,9 +223,10 @@ class Model:
             logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
             return mx.argmax(logprobs, axis=-1)
 
-        def ours() -> None:
-            runner.build(chunks)
+        def ours() -> mx.array:
+            done = runner.build(chunks).done
             backend.fences.resume(k_pools, computed)  # as if it were, which frees its graph
+            return done
 
         return Contenders(ours, theirs, factory)
 

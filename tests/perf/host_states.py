@@ -22,6 +22,7 @@ from mlx_lm.models.cache import ArraysCache, BatchKVCache, KVCache
 from metal_kernels.metal import MetalBackend
 from mlxserve.bench.report import Figure
 from mlxserve.cache.kv import KVPool
+from mlxserve.model.fused_layers import FusedLayers
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.runner import ModelRunner
 from mlxserve.model.step_graphs import TIMES_BEFORE
@@ -61,14 +62,16 @@ GEOMETRY: dict[str, Any] = {
 }
 
 
-def figures(decodes: Sequence[int], rounds: int, steps: int) -> Iterator[Figure]:
-    """Milliseconds to build a step of as many decodes, and the ratio to mlx-lm's."""
+def figures(decodes: Sequence[int], chunk: int, rounds: int, steps: int) -> Iterator[Figure]:
+    """Milliseconds to build a step of as many decodes, or one chunk, and the ratio to mlx-lm's."""
     dense, loaded = _model(), prepare(_model(), GEOMETRY, "host")
+    FusedLayers.of(loaded.model, loaded.dtype, CONTEXT)
     num_states = len(loaded.states)
     name = f"{num_states} recurrent and {len(loaded.layers)} attention layers"
     with single_ops(), _single_recurrence():
-        for num in decodes:
-            ours, theirs = _ours(loaded, num), _theirs(dense, num)
+        workloads = [(f"{num} decodes", num, 1) for num in decodes]
+        for what, num, length in [*workloads, (f"chunk of {chunk}", 1, chunk)]:
+            ours, theirs = _ours(loaded, num, length), _theirs(dense, num, length)
             for _ in range(TIMES_BEFORE + 1):
                 ours(), theirs()
             a, b = [], []
@@ -77,9 +80,9 @@ def figures(decodes: Sequence[int], rounds: int, steps: int) -> Iterator[Figure]
                 a.append(1e3 * median(ours() for _ in range(steps)))
                 b.append(1e3 * median(theirs() for _ in range(steps)))
             ratios = tuple(x / y for x, y in zip(a, b, strict=True))
-            yield Figure(f"{name}, {num} decodes: ours", "ms", tuple(a))
-            yield Figure(f"{name}, {num} decodes: mlx-lm", "ms", tuple(b))
-            yield Figure(f"{name}, {num} decodes: ratio", "", ratios)
+            yield Figure(f"{name}, {what}: ours", "ms", tuple(a))
+            yield Figure(f"{name}, {what}: mlx-lm", "ms", tuple(b))
+            yield Figure(f"{name}, {what}: ratio", "", ratios)
 
 
 def _model() -> nn.Module:
@@ -111,9 +114,10 @@ def _single_recurrence() -> Iterator[None]:
         qwen3_next.gated_delta_update = old
 
 
-def _ours(loaded: LoadedModel, num: int) -> Callable[[], float]:
-    """A function that computes one step more and returns the seconds to build it."""
-    each = CONTEXT // PAGE_SIZE + 40
+def _ours(loaded: LoadedModel, num: int, length: int) -> Callable[[], float]:
+    """A function that computes one step more, of `length` tokens of each request, and returns the seconds
+    to build it. A chunk follows the same context each time."""
+    each = (CONTEXT + length) // PAGE_SIZE + 40
     kv = KVPool(loaded.layers, num * each, PAGE_SIZE, MetalBackend(RecordingFactory()))
     runner = ModelRunner(loaded, kv)
     requests = []
@@ -132,18 +136,25 @@ def _ours(loaded: LoadedModel, num: int) -> Callable[[], float]:
         runner.collect(pending)
         return seconds
 
-    for request, pages in requests:
-        compute([Chunk(request, 0, CONTEXT, pages, samples=False)])
+    def begin() -> None:
+        for request, pages in requests:
+            compute([Chunk(request, 0, CONTEXT, pages, samples=False)])
+
+    begin()
 
     def step() -> float:
         nonlocal end
-        end += 1
-        return compute([Chunk(r, end - 1, 1, pages, samples=True) for r, pages in requests])
+        if length > 1:
+            begin()
+        end = end + 1 if length == 1 else CONTEXT + length
+        return compute(
+            [Chunk(r, end - length, length, pages, samples=True) for r, pages in requests]
+        )
 
     return step
 
 
-def _theirs(model: nn.Module, num: int) -> Callable[[], float]:
+def _theirs(model: nn.Module, num: int, length: int) -> Callable[[], float]:
     def cache(layer: Any) -> Any:
         if layer.is_linear:
             return ArraysCache(2)
@@ -151,9 +162,13 @@ def _theirs(model: nn.Module, num: int) -> Callable[[], float]:
 
     used = [cache(layer) for layer in model.model.layers]
     mx.eval(model(mx.zeros((num, CONTEXT), mx.int32), cache=used))
-    tokens = mx.zeros((num, 1), mx.int32)
+    tokens = mx.zeros((num, length), mx.int32)
+    fresh = [dict(vars(each)) for each in used]
 
     def step() -> float:
+        if length > 1:
+            for each, state in zip(used, fresh, strict=True):
+                vars(each).update(state)
         began = time.thread_time()
         logits = model(tokens, cache=used)[:, -1, :]
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)

@@ -10,6 +10,8 @@ import mlx.core as mx
 
 from metal_kernels.kernels import Kernel, KernelSpec, Size
 
+_MOST_KNOWN = 64
+
 
 class RecordingFactory:
     """Makes kernels that compute nothing. Their outputs depend on their inputs, as real ones do."""
@@ -17,6 +19,7 @@ class RecordingFactory:
     def __init__(self) -> None:
         self.num_calls = 0
         self._outputs: dict[tuple[object, ...], mx.array] = {}
+        self._known: dict[int, tuple[list[tuple[int, ...]], list[mx.array]]] = {}
 
     def __call__(self, spec: KernelSpec, source: str) -> Kernel:
         def run(
@@ -29,11 +32,16 @@ class RecordingFactory:
             output_dtypes: list[mx.Dtype],
         ) -> list[mx.array]:
             self.num_calls += 1
-            outputs = [
-                self._outputs[each] if each in self._outputs else self._made(each)
-                for each in zip(output_shapes, output_dtypes, strict=True)
-            ]
-            made: list[mx.array] = mx.depends(outputs, inputs)
+            known = self._known.get(id(output_shapes))  # of a layer before, at a kernel's own cost
+            if known is None:
+                if len(self._known) == _MOST_KNOWN:
+                    self._known.clear()
+                outputs = [
+                    self._outputs[each] if each in self._outputs else self._made(each)
+                    for each in zip(output_shapes, output_dtypes, strict=True)
+                ]
+                known = self._known[id(output_shapes)] = output_shapes, outputs
+            made: list[mx.array] = mx.depends(known[1], inputs)
             return made
 
         return run
@@ -51,8 +59,14 @@ def single_ops() -> Iterator[None]:
     def one(first: mx.array, *_inputs: object, **_options: object) -> mx.array:
         return mx.abs(first)
 
+    def attention(
+        queries: mx.array, keys: mx.array, values: mx.array, **_options: object
+    ) -> mx.array:
+        attended: mx.array = mx.depends([queries], [keys, values])[0]
+        return attended
+
     for name in names:
-        setattr(mx.fast, name, one)
+        setattr(mx.fast, name, attention if name.startswith("scaled") else one)
     try:
         yield
     finally:

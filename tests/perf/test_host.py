@@ -46,10 +46,25 @@ def test_a_step_calls_a_writing_and_two_reading_kernels_per_layer() -> None:
 
 
 def test_recurrent_layers_are_measured_beside_attention() -> None:
-    figures = list(host_states.figures([1, 2], rounds=2, steps=2))
+    figures = list(host_states.figures([1, 2], 3, rounds=2, steps=2))
     assert [figure.name for figure in figures] == [
-        f"3 recurrent and 1 attention layers, {num} decodes: {what}"
-        for num in (1, 2)
+        f"3 recurrent and 1 attention layers, {step}: {what}"
+        for step in ("1 decodes", "2 decodes", "chunk of 3")
         for what in ("ours", "mlx-lm", "ratio")
     ]
     assert all(value > 0 for figure in figures for value in figure.values)
+
+
+@pytest.mark.parametrize(("who", "in_decodes"), [("ours", 12), ("ours, not fused", 19)])
+def test_a_fused_layer_is_seven_dispatches_shorter(who: str, in_decodes: int) -> None:
+    found = host.layer_dispatches("qwen3", lambda model: model.decoding(2), who)
+    assert found.total() == in_decodes, found
+
+
+def test_a_fused_layer_of_a_long_chunk_has_no_more_dispatches_than_mlx_lms() -> None:
+    ours, theirs = (
+        host.layer_dispatches("qwen3", lambda model: model.prefilling(300), who)
+        for who in ("ours", "mlx-lm")
+    )
+    assert ours.total() == 12, ours
+    assert ours.total() < theirs.total(), theirs

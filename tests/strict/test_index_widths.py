@@ -12,7 +12,7 @@ from tests.strict.rules import broken_rules
 
 WIDE = re.compile(r"\bconst u?long (\w+) =|\bu?long\(")
 # Parts of sums alone, and a product of heads and pages of one sequence: none of these overflows.
-HARMLESS = ("const long first_query =", "const ulong at =", "ulong(head) * num_places")
+HARMLESS = ("const long first_query =", "const ulong at =", "ulong(head) * seen")
 COMMENT = re.compile(r"//[^\n]*")
 
 

@@ -24,7 +24,7 @@ from metal_kernels.kernels import SMALLEST_INPUT, Kernel, KernelSpec, Size
 from metal_kernels.latents import LATENT_DIMS
 from metal_kernels.limits import PAGE_SIZES
 from metal_kernels.metal import DTYPES, MetalBackend, refusal
-from metal_kernels.ops import Attention
+from metal_kernels.ops import Attention, Heads
 from metal_kernels.tables import SequenceTables
 
 # Query heads per kv head: every number up to 16, then those of models (Falcon has 71).
@@ -134,6 +134,8 @@ def every_text() -> tuple[KernelText, ...]:
                 _use(MetalBackend(recorder), dtype, key_dim, value_dim, page_size=page_size)
             for kv_heads in KV_HEADS:
                 _use(MetalBackend(recorder), dtype, key_dim, value_dim, kv_heads=kv_heads)
+            if key_dim == value_dim:
+                _use_rotations(MetalBackend(recorder), dtype, key_dim)
         for dims in LATENT_DIMS:
             _use_latents(MetalBackend(recorder), dtype, *dims)
     return _written(tuple(recorder.calls.values()))
@@ -222,6 +224,26 @@ def _use(
             backend.paged_prefill(
                 queries, keys, values, chunks, Attention(1.0, window=7, softcap=3.0), sinks
             )
+
+
+def _use_rotations(backend: MetalBackend, dtype: mx.Dtype, dim: int) -> None:
+    """Rows of one projection and of three, with norms and gates and without, of every part that is rotated."""
+    slots, heads = np.array([3, 17], np.int32), Heads(6, 2, dim, dim, step=dim)
+    cases = (
+        heads,
+        heads._replace(rotated=dim // 4, is_traditional=True, step=2 * dim),
+        heads._replace(rotated=dim // 2, epsilon=(1e-6, 1e-6)),
+        heads._replace(rotated=0, epsilon=(1e-6, 1e-6)),
+    )
+    for pool_dtype in (dtype, quantised.DTYPE):
+        first, second = (backend.new_pool(4, 2, 16, dim, pool_dtype) for _ in range(2))
+        pools = first, second
+        for number, case in enumerate(cases):
+            turns = mx.zeros((2, 1, 1, case.rotated) if case.rotated else 8)
+            norms = None if case.epsilon is None else (mx.zeros(dim, dtype), mx.zeros(dim, dtype))
+            rows = [mx.zeros((2, 1, width), dtype) for width in case.widths]
+            projected = rows if number % 2 else [mx.concatenate(rows, axis=-1)]
+            backend.rotate_and_write(projected, turns, case, norms, pools, slots)
 
 
 def _use_latents(backend: MetalBackend, dtype: mx.Dtype, latent_dim: int, rope_dim: int) -> None:

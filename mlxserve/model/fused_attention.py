@@ -1,0 +1,272 @@
+"""Attention with fewer kernels: one product, then one kernel for norms, RoPE and the write of keys and values.
+
+    mlx-lm     q_proj, k_proj, v_proj, q_norm, k_norm, RoPE, RoPE, write   |  attention  |  o_proj
+    here       product              , rotate_and_write                     |  attention  |  o_proj
+
+A definition is not known by its name. A layer that has projections, RoPE and perhaps norms by the usual names
+is called as it is, with a cache that notes the queries, keys and values which reach attention, at positions up
+to its context's end; it is fused only if `rotate_and_write` makes the same of the same rows, and if the same
+becomes of attention's answer. Everything else (clipped queries, norms of values, scales that grow with the
+position) differs in that trial, and stays as it is. Then the load-time probe compares the whole model's logits.
+
+Only the paged path is changed: with any other cache a layer is called as mlx-lm defines it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from metal_kernels import rotary
+from metal_kernels.kernels import SMALLEST_INPUT
+from metal_kernels.ops import Heads, Norms, Projected
+from metal_kernels.reading import read
+from mlxserve.cache.layer_kv import LayerKV
+from mlxserve.model.caches import MODEL_ERRORS
+from mlxserve.model.joined_products import JoinedProduct, can_join, input_width, is_near
+
+log = logging.getLogger("mlxserve.fused_attention")
+
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_ROPES = ("rope", "rotary_emb")
+_NORMS = (
+    ("q_norm", "k_norm"),
+    ("query_layernorm", "key_layernorm"),
+    ("q_layernorm", "k_layernorm"),
+)
+_POSITIONS = (0, 1, 2, 63, 1_000, 4_097, 20_000)  # and the context's last: of the rows of a trial
+_MARK = "_mlxserve_fused"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rope:
+    """A module that turns pairs of dimensions by angles of the position; see `LayerKV.turns`."""
+
+    module: Any
+    rotated: int
+    basis: mx.array  # of each pair (1, 0), which becomes its cosine and its sine
+
+    @classmethod
+    def of(cls, module: Any, rotated: int, *, is_traditional: bool) -> Rope:
+        half = rotated // 2
+        ones = [1.0, 0.0] * half if is_traditional else [1.0] * half + [0.0] * half
+        return cls(module, rotated, mx.array(ones, mx.float32).reshape(1, 1, 1, rotated))
+
+    def turns(self, positions: mx.array) -> mx.array:
+        shape = (positions.size, 1, 1, self.rotated)
+        turns: mx.array = self.module(mx.broadcast_to(self.basis, shape), offset=positions)
+        return turns
+
+
+class NoRope:
+    """Of layers that do not know positions."""
+
+    rotated = 0
+
+    def turns(self, positions: mx.array) -> mx.array:  # noqa: ARG002
+        return mx.zeros(SMALLEST_INPUT)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedAttention:
+    """What takes the place of an attention layer's call."""
+
+    product: JoinedProduct | None  # None if the layer's own are called one by one
+    rope: Rope | NoRope
+    heads: Heads
+    norms: Norms
+    scale: float
+    softcap: float | None
+    sinks: mx.array | None
+    is_gated: bool  # beside each query lies the gate of its answer
+
+    def __call__(self, layer: Any, x: mx.array, mask: object, cache: LayerKV) -> mx.array:
+        """(T, 1, hidden) of rows (T, 1, hidden)."""
+        projected = self.projected(layer, x)
+        turns = cache.turns(self.rope)
+        queries = cache.rotate_and_write(projected, turns, self.heads, self.norms)
+        answer = cache.attend(
+            queries, scale=self.scale, mask=mask, softcap=self.softcap, sinks=self.sinks
+        )
+        return self.output(layer, answer, projected)
+
+    def projected(self, layer: Any, x: mx.array) -> Projected:
+        if self.product is not None:
+            return (self.product(x),)
+        return [layer[name](x) for name in _PROJECTIONS]
+
+    def output(self, layer: Any, answer: mx.array, projected: Projected) -> mx.array:
+        """What attention's answer (T, heads, 1, dim) becomes."""
+        rows = answer.reshape(len(answer), 1, -1)
+        if self.is_gated:
+            width = self.heads.widths[0]
+            both = projected[0][..., :width].reshape(len(rows), 1, self.heads.num, -1)
+            rows = rows * mx.sigmoid(both[..., self.heads.dim :].reshape(rows.shape))
+        output: mx.array = layer.o_proj(rows)
+        return output
+
+
+def fuse_attention(model: nn.Module, dtype: mx.Dtype, context: int) -> list[nn.Module]:
+    """The attention layers of `model` that are fused from now on.
+
+    dtype: of the rows; context: positions
+    """
+    ropes: dict[object, Rope | NoRope] = {}
+    fused = []
+    for layer in list(model.modules()):
+        if not _may_be_attention(layer):
+            continue
+        found = _recognised(layer, dtype, context)
+        if found is None:
+            log.info(
+                "%s keeps its own kernels: it is not the usual attention", type(layer).__name__
+            )
+            continue
+        found = replace(found, rope=ropes.setdefault(_kind(found, context), found.rope))
+        layers = [layer[name] for name in _PROJECTIONS]
+        if can_join(layers):
+            found = replace(found, product=JoinedProduct(layers))
+        _extend(type(layer))
+        vars(layer)[_MARK] = found
+        fused.append(layer)
+    return fused
+
+
+def separate(layers: Sequence[nn.Module]) -> None:
+    """Undo `fuse_attention`. The weights stay side by side."""
+    for layer in layers:
+        del vars(layer)[_MARK]
+
+
+def _may_be_attention(layer: Any) -> bool:
+    parameters = list(inspect.signature(type(layer).__call__).parameters)
+    has_layers = all(isinstance(layer.get(name), nn.Module) for name in (*_PROJECTIONS, "o_proj"))
+    return has_layers and parameters[2:] == ["mask", "cache"]
+
+
+def _extend(kind: Any) -> None:
+    """Let fused layers of this class be called as such where they are paged. Idempotent."""
+    original = kind.__call__
+    if hasattr(original, _MARK):
+        return
+
+    def call(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        fused = vars(self).get(_MARK)
+        if fused is None or not isinstance(cache, LayerKV):
+            output: mx.array = original(self, x, mask, cache)
+            return output
+        return fused(self, x, mask, cache)  # type: ignore[no-any-return]
+
+    setattr(call, _MARK, True)
+    kind.__call__ = call
+
+
+def _kind(fused: FusedAttention, context: int) -> object:
+    """Layers with equal ones turn their rows alike."""
+    if isinstance(fused.rope, NoRope):
+        return None
+    turns = read(fused.rope.turns(_positions(context)))
+    return fused.rope.rotated, fused.heads.is_traditional, turns.tobytes()
+
+
+def _positions(context: int) -> mx.array:
+    return mx.array([*_POSITIONS, max(0, context - 1)], mx.int32)
+
+
+class _Noting(LayerKV):
+    """A cache that keeps nothing, and notes what an attention layer does."""
+
+    def __init__(self, positions: mx.array) -> None:
+        self.offset = positions
+        self.written: tuple[mx.array, mx.array] | None = None
+        self.queries = self.answer = mx.zeros(0)
+        self.options: dict[str, Any] = {}
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        assert self.written is None, "it is written once"
+        self.written = keys, values
+        return keys, values
+
+    def attend(self, queries: mx.array, **options: Any) -> mx.array:
+        assert self.written is not None, "what is attended over is written before"
+        self.queries, self.options = queries, options
+        shape = (*queries.shape[:3], self.written[1].shape[-1])
+        self.answer = mx.random.normal(shape, key=mx.random.key(1)).astype(queries.dtype)
+        return self.answer
+
+
+def _recognised(layer: Any, dtype: mx.Dtype, context: int) -> FusedAttention | None:
+    """What computes the same as `layer`, with its projections one by one; None if nothing is known to."""
+    cache = _Noting(_positions(context))
+    rows = cache.offset.size
+    mask = object()
+    try:
+        x = mx.random.normal((rows, 1, input_width(layer.q_proj)), key=mx.random.key(0)).astype(
+            dtype
+        )
+        output = layer(x, mask, cache)
+        if cache.written is None or cache.options.get("mask") is not mask:
+            return None
+        for candidate in _candidates(layer, cache):
+            projected = candidate.projected(layer, x)
+            turns = candidate.rope.turns(cache.offset)
+            rows_made = rotary.rotated(projected, turns, candidate.heads, candidate.norms)
+            made = (*rows_made, candidate.output(layer, cache.answer, projected))
+            wanted = (cache.queries, *cache.written, output)
+            if all(is_near(one, other) for one, other in zip(made, wanted, strict=True)):
+                return candidate
+    except MODEL_ERRORS as error:
+        log.debug("%s is not fused", type(layer).__name__, exc_info=error)
+    return None
+
+
+def _candidates(layer: Any, cache: _Noting) -> Iterator[FusedAttention]:
+    """What the layer may compute, by its attributes and by what it has passed to attention."""
+    assert cache.written is not None
+    (_, num, _, dim), (_, num_kv, _, value_dim) = cache.queries.shape, cache.written[1].shape
+    sinks = cache.options.get("sinks")
+    if value_dim != dim or (sinks is not None and not any(sinks is own for own in layer.values())):
+        return
+    step = len(layer.q_proj.weight) // num
+    heads = Heads(num, num_kv, dim, 0, step=step)
+    for norms, epsilon in _norms_of(layer):
+        for rope, is_traditional in _ropes_of(layer, dim):
+            yield FusedAttention(
+                product=None,
+                rope=rope,
+                heads=heads._replace(
+                    rotated=rope.rotated, is_traditional=is_traditional, epsilon=epsilon
+                ),
+                norms=norms,
+                scale=cache.options["scale"],
+                softcap=cache.options.get("softcap"),
+                sinks=sinks,
+                is_gated=step == 2 * dim,
+            )
+
+
+def _norms_of(layer: Any) -> Iterator[tuple[Norms, tuple[float, float] | None]]:
+    for names in _NORMS:
+        pair = [layer.get(name) for name in names]
+        if all(isinstance(norm, nn.Module) for norm in pair):
+            weights, epsilon = [norm["weight"] for norm in pair], (pair[0].eps, pair[1].eps)
+            yield (weights[0], weights[1]), epsilon
+            yield (1.0 + weights[0], 1.0 + weights[1]), epsilon  # as Gemma's
+            return
+    yield None, None
+
+
+def _ropes_of(layer: Any, dim: int) -> Iterator[tuple[Rope | NoRope, bool]]:
+    for name in _ROPES:
+        module = getattr(layer, name, None)
+        if module is not None:
+            rotated = getattr(module, "dims", getattr(module, "dim", dim))
+            is_traditional = bool(getattr(module, "traditional", False))
+            yield Rope.of(module, rotated, is_traditional=is_traditional), is_traditional
+    yield NoRope(), False

@@ -1,0 +1,59 @@
+"""FusedLayers: a model's layers with fewer kernels, where kernels are what costs time.
+
+A GPU starts the kernels of a step of decodes one after another, some 2.5 us each: 19 in a layer of Qwen 3, of
+which 12 are left. A CPU gains nothing (see `load.py`), so this is for layers on Metal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxserve.cache.kv import Backends
+from mlxserve.model.fused_attention import fuse_attention, separate
+from mlxserve.model.joined_products import Sharing, share
+from mlxserve.model.load import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class FusedLayers:
+    """What was changed in a model."""
+
+    attention: list[nn.Module]
+    sharing: list[Sharing]
+
+    @classmethod
+    def of(cls, model: nn.Module, dtype: mx.Dtype, context: int) -> FusedLayers:
+        """Fuse what is known to compute the same. The weights take as much memory as before.
+
+        dtype: of the rows; context: positions
+        """
+        found = cls(fuse_attention(model, dtype, context), share(model, dtype))
+        mx.clear_cache()  # of the weights as they were
+        return found
+
+    def __bool__(self) -> bool:
+        return bool(self.attention or self.sharing)
+
+    def __str__(self) -> str:
+        return (
+            f"attention is fused in {len(self.attention)} layers, and {len(self.sharing)} modules share "
+            "products"
+        )
+
+    def undo(self) -> None:
+        separate(self.attention)
+        for each in self.sharing:
+            each.undo()
+
+
+def can_fuse(loaded: LoadedModel, backends: Backends) -> bool:
+    """Whether fewer kernels are worth it and nothing else depends on the layers as they are: adapters are
+    laid beside them, and ranks have parts of them."""
+    if loaded.by_sequence or loaded.group is not None or loaded.adapters is not None:
+        return False
+    found = backends if isinstance(backends, Sequence) else [backends]
+    return bool(found) and all(backend.name == "metal" for backend in found)

@@ -1,0 +1,229 @@
+"""Products of one input as one product: their matrices side by side, and no second copy of the weights.
+
+    before   q_proj.weight (n, K)   k_proj.weight (m, K)   v_proj.weight (m, K)
+    after    joined (n + 2 m, K)    of which the three are views of rows
+
+So the layers compute what they did wherever they are called alone, and whoever has all three calls
+`JoinedProduct`. In quantised and plain products a column of the result does not depend on the others.
+
+A model that calls the layers one by one, as every gated MLP calls `gate_proj(x)` and `up_proj(x)`, is met by
+`share`: the first of them that is given an input computes all, and the others take their part of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from metal_kernels.reading import read
+from mlxserve.model.caches import MODEL_ERRORS
+
+_LINEAR = (nn.Linear, nn.QuantizedLinear)
+_ARRAYS = ("weight", "scales", "biases", "bias")  # rows of each belong to outputs
+
+
+class JoinedProduct:
+    """Calls layers that `can_join` at once: (..., K) -> (..., the sum of their outputs)."""
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        """From now on the layers' arrays are views of the joined ones."""
+        first = layers[0]
+        arrays = {name: _join(layers, name) for name in _ARRAYS if first.get(name) is not None}
+        self._weight, self._bias = arrays["weight"], arrays.get("bias")
+        self._quantised: tuple[Any, ...] | None = None  # further arguments of the product
+        if isinstance(first, nn.QuantizedLinear):
+            scales, biases = arrays["scales"], arrays.get("biases")
+            self._quantised = scales, biases, True, first.group_size, first.bits, first.mode
+
+    def __call__(self, x: mx.array) -> mx.array:
+        bias = self._bias
+        if self._quantised is not None:
+            product = mx.quantized_matmul(x, self._weight, *self._quantised)
+            return product if bias is None else product + bias
+        if bias is None:
+            return x @ self._weight.T
+        return mx.addmm(bias, x, self._weight.T)
+
+
+def _join(layers: Sequence[Any], name: str) -> mx.array:
+    joined = mx.concatenate([layer[name] for layer in layers])
+    mx.eval(joined)
+    ends = list(accumulate(len(layer[name]) for layer in layers))
+    for layer, begin, end in zip(layers, [0, *ends], ends, strict=False):
+        layer[name] = joined[begin:end]
+    mx.eval([layer[name] for layer in layers])
+    return joined
+
+
+def can_join(layers: Sequence[Any]) -> bool:
+    """Whether they are of one kind, quantised alike, of one input width and one dtype, all with a bias or
+    none."""
+    return len(layers) > 1 and len({_kind(layer) for layer in layers}) == 1
+
+
+def _kind(layer: Any) -> tuple[Any, ...]:
+    if type(layer) not in _LINEAR:
+        return (id(layer),)
+    options = [getattr(layer, name, None) for name in ("group_size", "bits", "mode")]
+    arrays = [layer.get(name) for name in _ARRAYS]
+    kinds = [None if array is None else (array.dtype, array.shape[1:]) for array in arrays]
+    return (type(layer), *options, *kinds)
+
+
+def input_width(layer: Any) -> int:
+    """Of an nn.Linear or nn.QuantizedLinear."""
+    width: int = layer.weight.shape[1]
+    return width * 32 // layer.bits if isinstance(layer, nn.QuantizedLinear) else width
+
+
+@dataclass(slots=True)
+class _Shared:
+    """The product of some layers, and the parts of it that were not taken yet."""
+
+    product: JoinedProduct
+    ends: list[int]
+    x: mx.array | None = None
+    parts: dict[int, mx.array] = field(default_factory=dict)  # by the layers' numbers
+
+    def first(self, x: mx.array) -> mx.array:
+        """What the layer that is called first makes of x."""
+        first, *others = mx.split(self.product(x), self.ends[:-1], axis=-1)
+        self.x, self.parts = x, dict(enumerate(others, 1))
+        return first
+
+    def take(self, number: int, x: mx.array) -> mx.array | None:
+        """What another one makes of x; None if the first was called with something else."""
+        if x is not self.x:
+            return None
+        part = self.parts.pop(number, None)
+        if not self.parts:
+            self.x = None  # a step's arrays are not kept
+        return part
+
+
+class SharedLayer(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
+    """A layer whose product is computed together with those of others."""
+
+    def __init__(self, layer: nn.Module, shared: _Shared, number: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self._shared = shared
+        self._number = number
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if self._number == 0:
+            return self._shared.first(x)
+        part = self._shared.take(self._number, x)
+        return self.layer(x) if part is None else part
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Layers of a module that share a product, by their names, in the order of their calls."""
+
+    parent: nn.Module
+    names: tuple[str, ...]
+
+    def undo(self) -> None:
+        for name in self.names:
+            self.parent[name] = self.parent[name].layer
+
+
+def share(model: nn.Module, dtype: mx.Dtype) -> list[Sharing]:
+    """Let layers share products where a module of one input gives it to several of them, as gated MLPs do.
+
+    dtype: of the inputs
+    """
+    found = []
+    for module in list(model.modules()):
+        layers = {name: each for name, each in module.children().items() if type(each) in _LINEAR}
+        if len(layers) < 2 or not _takes_one_input(module):
+            continue
+        x = mx.random.normal((2, 1, input_width(next(iter(layers.values())))), key=mx.random.key(0))
+        found += _shared_in(module, layers, x.astype(dtype))
+    return found
+
+
+def _takes_one_input(module: nn.Module) -> bool:
+    try:
+        return len(inspect.signature(module.__call__).parameters) == 1
+    except (TypeError, ValueError):
+        return False
+
+
+def _shared_in(module: nn.Module, layers: Mapping[str, nn.Module], x: mx.array) -> list[Sharing]:
+    """What `module` shares from now on, if it computes the same."""
+    groups, expected = _observed(module, layers, x)
+    found = []
+    for names in groups:
+        members = [layers[name] for name in names]
+        if can_join(members):
+            found.append(Sharing(module, names))
+            product, ends = JoinedProduct(members), list(accumulate(map(_output_width, members)))
+            shared = _Shared(product, ends)
+            for number, name in enumerate(names):
+                module[name] = SharedLayer(layers[name], shared, number)
+    if found and not is_near(module(x), expected):
+        for sharing in found:
+            sharing.undo()
+        return []
+    return found
+
+
+def _observed(
+    module: nn.Module, layers: Mapping[str, nn.Module], x: mx.array
+) -> tuple[list[tuple[str, ...]], mx.array]:
+    """(the layers that are given one and the same array, once each; what the module makes of x)."""
+    given: list[tuple[str, mx.array]] = []
+    for name, layer in layers.items():
+        module[name] = _Observed(name, layer, given)
+    try:
+        expected = module(x)
+        mx.eval(expected)
+    except MODEL_ERRORS:
+        return [], x  # it takes something else than its first layer
+    finally:
+        for name, layer in layers.items():
+            module[name] = layer
+    calls = Counter(name for name, _ in given)
+    groups: dict[int, list[str]] = {}
+    for name, array in given:
+        if calls[name] == 1:
+            groups.setdefault(id(array), []).append(name)
+    return [tuple(names) for names in groups.values()], expected
+
+
+class _Observed(nn.Module):  # type: ignore[misc]
+    """A layer that notes what it is given."""
+
+    def __init__(self, name: str, layer: nn.Module, given: list[tuple[str, mx.array]]) -> None:
+        super().__init__()
+        self._name = name
+        self._layer = (layer,)  # in a tuple of no arrays: not one of the model's
+        self._note = given.append
+
+    def __call__(self, x: mx.array) -> mx.array:
+        self._note((self._name, x))
+        y: mx.array = self._layer[0](x)
+        return y
+
+
+def _output_width(layer: Any) -> int:
+    return len(layer.weight)
+
+
+def is_near(found: mx.array, expected: mx.array) -> bool:
+    """Whether they are equal but for rounding, in units of the largest number."""
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return False
+    units = {mx.bfloat16: 2.0**-8, mx.float16: 2.0**-11}.get(found.dtype, 2.0**-20)
+    first, second = found.astype(mx.float32), expected.astype(mx.float32)
+    apart = mx.abs(first - second).max() / mx.maximum(mx.abs(second).max(), 1e-20)
+    return bool(read(apart) <= 8 * units)
