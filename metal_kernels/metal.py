@@ -37,7 +37,6 @@ from metal_kernels.ops import (
     check_copy,
     check_decode,
     check_latent,
-    check_slots,
     check_write,
     shapes_of,
 )
@@ -328,7 +327,8 @@ class MetalBackend:
         found = self._rotations.get(key)
         if found is None:
             _check_pools(k_pool, v_pool)
-            check_slots(slots, k_pool.shape[0] * k_pool.shape[2])
+            written = mx.zeros((len(slots), heads.num_kv, heads.dim), projected[0].dtype)
+            check_write(written, written, k_pool, v_pool, slots)
             moves = self._moves
             if moves is None or len(moves.pages):
                 moves = WritePlan.of_rows(slots)

@@ -304,13 +304,9 @@ def check_write(
 
     Does not check that the slots differ.
     """
-    check_slots(slots, _slots_written(*shapes_of(keys, values, k_pool, v_pool), len(slots)))
-
-
-def check_slots(slots: Slots, num_slots: int) -> None:
-    """Raises ValueError for slots that a pool of `num_slots` does not have."""
     if slots.ndim != 1 or slots.dtype != np.int32:
         raise ValueError(f"slots must be one row of int32, got {slots.shape} of {slots.dtype}")
+    num_slots = _slots_written(*shapes_of(keys, values, k_pool, v_pool), len(slots))
     if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < num_slots:
         raise ValueError(f"slots must be in 0..{num_slots - 1}")
 
