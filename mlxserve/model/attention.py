@@ -19,7 +19,7 @@ from mlxserve.model.fused_layers import FusedLayers, can_fuse
 from mlxserve.model.load import LoadedModel, load
 from mlxserve.model.probe import probe, probe_adapters
 from mlxserve.model.rank_group import RankGroup, Split
-from mlxserve.model.sight import NoVision, vision_of
+from mlxserve.model.sight import NoVision, may_see, vision_of
 
 log = logging.getLogger("mlxserve.attention")
 
@@ -47,7 +47,9 @@ def load_probed(
     loaded = load(files, is_metal=is_metal, memory_limit=memory_limit, group=group)
     if kv_cache_dtype == "q8":
         loaded = loaded.in_8_bits()
-    choice = choose_attention(attention_backend, loaded, may_fuse=not adapters)
+    # Joined layers have other names than mlx-vlm's, and are not told an image's positions.
+    may_fuse = not adapters and not may_see(files, loaded)
+    choice = choose_attention(attention_backend, loaded, may_fuse=may_fuse)
     loaded = _with_vision(files, choice, is_metal, memory_limit)
     if adapters:
         assert group is None, "ranks have no adapters"

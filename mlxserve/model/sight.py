@@ -42,6 +42,11 @@ class NoVision(Exception):
     """Why a model that was trained to see does not."""
 
 
+def may_see(files: ModelFiles, loaded: LoadedModel) -> bool:
+    """Whether it was trained to, and its vision could be loaded."""
+    return bool(loaded.config.get("vision_config")) and files.gguf is None and is_installed()
+
+
 def vision_of(
     files: ModelFiles,
     loaded: LoadedModel,
