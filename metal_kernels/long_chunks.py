@@ -119,7 +119,7 @@ class Gathered:
         first_page = first // size
         pages = tables.page_tables[0, first_page : -(-context // size)]
         num_seen = context - first
-        listed = upload([first - first_page * size, num_seen, *pages.tolist()])
+        listed = upload(np.concatenate([[first - first_page * size, num_seen], pages]))
         if window is None or window >= context:
             return cls(len(pages), num_seen, listed, "causal")
         distance = np.arange(context - rows, context)[:, None] - np.arange(first, context)
