@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from zlib import crc32
 
 from textual.content import Content
 
@@ -168,14 +169,16 @@ class OwnerColours:
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
-        self._next = 0
 
     def __call__(self, request_id: str) -> int:
         if request_id not in self._numbers:
             if len(self._numbers) >= _REMEMBERED:
                 del self._numbers[next(iter(self._numbers))]
-            self._numbers[request_id] = self._next
-            self._next = (self._next + 1) % NUM_OWNERS
+            number = crc32(request_id.encode()) % NUM_OWNERS  # whichever is seen first
+            taken = list(self._numbers.values())[1 - NUM_OWNERS :]
+            while number in taken:
+                number = (number + 1) % NUM_OWNERS
+            self._numbers[request_id] = number
         return self._numbers[request_id]
 
 
