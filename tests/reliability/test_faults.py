@@ -1,7 +1,7 @@
 """A fault at any call of the engine's parts ends what it concerns; then the same engine answers right.
 
-Each fault is one exception in place of one call of a public method, while answers, an embedding, a
-named prefix, a snapshot and resizes are under way in a cache that is too small for all of them.
+Each fault is one exception in place of one call of a public method, while answers, an embedding, a named
+prefix, a snapshot, a chat to forget and resizes are under way in a cache that is too small for all of them.
 """
 
 from __future__ import annotations
@@ -109,6 +109,9 @@ class Subject:
         await self.chat.engine.resize_cache(NUM_PAGES)
         await self.chat.engine.reset_prefix_cache()
 
+    async def forget(self) -> None:
+        await self.chat.forget([self.chat.encode("This chat was deleted. " * 4)])
+
     async def look(self) -> None:
         for _ in range(3):
             await self.chat.engine.snapshot()
@@ -121,6 +124,7 @@ class Subject:
             self.chat.score(list(range(5, 60))),
             self.prefix(),
             self.look(),
+            self.forget(),
             self.resizes(),
             return_exceptions=True,
         )
