@@ -42,15 +42,14 @@ def run(
         typer.Argument(
             metavar="[MODEL] [PROMPT]",
             help="The prompt, after a model's name or without; piped input is appended (in a loop that "
-            "reads its own, give < /dev/null). - reads stdin only.",
+            "reads it, give < /dev/null). - reads stdin only.",
         ),
     ] = None,
     image: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="An image before the prompt, for a model that sees: PNG, JPEG, WebP or GIF; may be "
-            "repeated.",
+            help="PNG, JPEG, WebP or GIF before the prompt, for a model that sees; may be repeated.",
         ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
