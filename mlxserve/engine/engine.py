@@ -288,7 +288,7 @@ class Engine:
     def unseen(self, request: Request) -> list[Picture]:
         """Those of a request's pictures whose features are not kept, and whose rows are not all cached."""
         assert self._runner.vision is not None, "the model reads text only"
-        num_found = self._scheduler.num_found(request)
+        num_found = self._scheduler.planner.admission.num_found(request)
         wanted = {one.picture.key: one.picture for one in request.pictures if one.end > num_found}
         return [one for key, one in wanted.items() if not self._runner.vision.keeps(key)]
 

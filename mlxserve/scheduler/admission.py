@@ -12,7 +12,7 @@ from enum import Enum, auto
 from itertools import islice
 
 from mlxserve.config import SchedulerConfig
-from mlxserve.request import LiveRequest
+from mlxserve.request import LiveRequest, Request
 from mlxserve.scheduler.limit import Limit, LimitReason, limit
 from mlxserve.scheduler.page_tables import PageTables
 from mlxserve.scheduler.prefix_cache import Tail
@@ -104,6 +104,14 @@ class Admission:
                     return
             if request is first and look.verdict is not Verdict.START:
                 return
+
+    def num_found(self, asked: Request) -> int:
+        """Tokens of a prompt's full pages that are in memory or on disk now, from the first one on."""
+        request, tables = LiveRequest(asked), self._tables
+        num_pages = len(tables.cache.match(request))
+        tables.cache.forget(request)
+        num_pages += tables.num_on_disk(request, num_pages)
+        return num_pages * self._pool.page_size
 
     def _in_order(self, now: int, first: LiveRequest | None) -> Iterator[LiveRequest]:
         if first is not None:

@@ -31,6 +31,19 @@ def check_ending(requests: Iterable[LiveRequest], pool: PagePool, num_unread: in
         _check_holder(request, pool, num_unread)
 
 
+def check_foresight(request: LiveRequest, page_size: int, last: int) -> None:
+    """What is not looked at in the next steps (`decodes_until`, `commits_until`) needs no look.
+
+    last: the last position that the request may have
+    """
+    in_pages = len(request.page_table) * page_size
+    assert request.decodes_until <= max(0, min(in_pages, last)), f"{request.id}: no look"
+    if request.commits_until:
+        unread = len(request.token_ids) - 1  # the first position whose token is not known
+        end = unread // page_size * page_size + page_size - 1
+        assert request.commits_until <= min(end, last - 1), f"{request.id}: no look at its end"
+
+
 def _check_holder(request: LiveRequest, pool: PagePool, num_unread: int) -> None:
     name, table, num_computed = request.id, request.page_table, request.num_computed
     assert 0 <= request.num_in_flight <= num_unread, f"{name}: wrong number of steps in flight"

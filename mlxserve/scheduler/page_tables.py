@@ -24,7 +24,7 @@ from itertools import takewhile
 from mlxserve.cache.pages import PagePool
 from mlxserve.config import PageTail, SchedulerConfig
 from mlxserve.request import LiveRequest, as_page_table
-from mlxserve.scheduler.audit import check_ending, check_running
+from mlxserve.scheduler.audit import check_ending, check_foresight, check_running
 from mlxserve.scheduler.capacity import Capacity
 from mlxserve.scheduler.disk_pages import LOAD_PAGES, Disk, DiskPages, Load, Save
 from mlxserve.scheduler.pins import Pins
@@ -436,14 +436,4 @@ class PageTables:
         check_running(running, self.pool, self.num_unread)
         check_ending(self._ending, self.pool, self.num_unread)
         for request in running:
-            self._check_foresight(request)
-
-    def _check_foresight(self, request: LiveRequest) -> None:
-        """What is not looked at in the next steps (`decodes_until`, `commits_until`) needs no look."""
-        page_size, last = self.pool.page_size, self.capacity.max_length(request) - 1
-        in_pages = len(request.page_table) * page_size
-        assert request.decodes_until <= max(0, min(in_pages, last)), f"{request.id}: no look"
-        if request.commits_until:
-            unread = len(request.token_ids) - 1  # the first position whose token is not known
-            end = unread // page_size * page_size + page_size - 1
-            assert request.commits_until <= min(end, last - 1), f"{request.id}: no look at its end"
+            check_foresight(request, self.pool.page_size, self.capacity.max_length(request) - 1)

@@ -340,14 +340,6 @@ class Scheduler:
 
     # ---- look inside
 
-    def num_found(self, asked: Request) -> int:
-        """Tokens of a prompt's full pages that are in memory or on disk now, from the first one on."""
-        request, tables = LiveRequest(asked), self.page_tables
-        num_pages = len(tables.cache.match(request))
-        tables.cache.forget(request)
-        num_pages += tables.num_on_disk(request, num_pages)
-        return num_pages * self.pool.page_size
-
     def requests(self) -> tuple[list[LiveRequest], list[LiveRequest]]:
         """(running by admission, waiting with the next to be admitted first)."""
         return self.roster.requests(self.num_steps)

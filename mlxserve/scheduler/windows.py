@@ -181,18 +181,13 @@ class Windows:
 
     def is_expected(self, request: LiveRequest, index: int) -> bool:
         """Whether another prompt will probably need page `index` of the request."""
-        ends = self._ends_of(request) | self._ends.get(request, set())
+        ends = _ends_of(request, self.pool.page_size) | self._ends.get(request, set())
         return any(self.window.first_before(end) <= index < end for end in ends)
-
-    def _ends_of(self, request: LiveRequest) -> set[int]:
-        """Pages of its prompt after which another one will probably continue."""
-        page_size, end = self.pool.page_size, request.prefill_end
-        return {max(0, end - 1) // page_size, max(0, end - TURN_END) // page_size}
 
     def worth_keeping(self, request: LiveRequest) -> list[bytes]:
         """Hashes of the windows at the ends of its prompt and of what it has computed, the last first."""
         num_pages = min(len(request.page_table), len(request.page_hashes))
-        ends = {min(end, num_pages) for end in self._ends_of(request)} | {num_pages}
+        ends = {min(end, num_pages) for end in _ends_of(request, self.pool.page_size)} | {num_pages}
         hashes = request.page_hashes
         kept = {index for end in ends for index in range(self.window.first_before(end), end)}
         return [hashes[index] for index in sorted(kept, reverse=True)]
@@ -252,3 +247,9 @@ class Windows:
                 assert hash_ is None or hash_ == request.page_hashes[index], (
                     f"{name} holds a page of a window with other content"
                 )
+
+
+def _ends_of(request: LiveRequest, page_size: int) -> set[int]:
+    """Pages of its prompt after which another one will probably continue."""
+    end = request.prefill_end
+    return {max(0, end - 1) // page_size, max(0, end - TURN_END) // page_size}

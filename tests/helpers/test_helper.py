@@ -416,24 +416,25 @@ from mlxserve.helpers.helper import Helper
 from tests.waiting import wait_until
 helper = Helper("tests.helpers.workers:Worker", name="tests", memory=1 << 30)
 print(helper.call("whoami", seconds=60)[1], flush=True)
-helper.call(sys.argv[1], seconds=1) if sys.argv[1] else sys.stdin.read()
+helper.call(sys.argv[1], seconds=5) if sys.argv[1] else sys.stdin.read()
 """
 
 
 @pytest.mark.parametrize("job", ["loop", ""], ids=["in_a_job", "idle"])
 def test_a_child_ends_after_its_parent_was_killed(job: str) -> None:
     """In a job it holds the GIL in C and hears nothing: the system's timer ends it."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", PARENT, job],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-    )
-    assert process.stdout is not None
-    child = psutil.Process(int(process.stdout.readline()))
-    if job:
-        wait_until(lambda: child.cpu_times().user > 0.2, complaint="the job does not run")
-    assert child.is_running()
-    process.kill()
-    process.communicate()
+    ) as process:
+        try:
+            assert process.stdout is not None
+            child = psutil.Process(int(process.stdout.readline()))
+            if job:
+                wait_until(lambda: child.cpu_times().user > 0.2, complaint="the job does not run")
+            assert child.is_running()
+        finally:
+            process.kill()
     assert psutil.wait_procs([child], LONG)[1] == []

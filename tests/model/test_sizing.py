@@ -19,6 +19,7 @@ from metal_kernels.kernels import (
     GROUPED_DECODE,
     PAGED_LATENT,
     QUANTISE_KV,
+    ROTATE_AND_WRITE,
     WRITE_KV_TOKENS,
     Kernel,
     KernelSpec,
@@ -30,6 +31,7 @@ from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidConfig, OutOfMemory
 from mlxserve.hub.context import Context
 from mlxserve.model import step_graphs
+from mlxserve.model.fused_layers import FusedLayers
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.probe import probe
 from mlxserve.model.sizing import (
@@ -267,9 +269,10 @@ def test_measuring_on_metal_frees_its_memory(loaded: LoadedModel) -> None:
     assert mx.get_active_memory() <= before
 
 
+@pytest.mark.parametrize("is_fused", [False, True], ids=["layers as defined", "fused"])
 @pytest.mark.parametrize("is_quantised", [False, True], ids=["own dtype", "8 bits"])
 def test_probe_and_measured_step_have_the_device_compile_every_kernel(
-    is_quantised: bool, build_model: Callable[..., tuple[nn.Module, dict[str, Any]]]
+    is_quantised: bool, is_fused: bool, build_model: Callable[..., tuple[nn.Module, dict[str, Any]]]
 ) -> None:
     """What is compiled later is compiled in a running answer, as copies of pages once were."""
     used: set[str] = set()
@@ -288,13 +291,17 @@ def test_probe_and_measured_step_have_the_device_compile_every_kernel(
     model.set_dtype(mx.float16)
     loaded, backend = prepare(model, small, "half"), MetalBackend(factory)
     loaded = loaded.in_8_bits() if is_quantised else loaded
+    if is_fused:
+        assert FusedLayers.of(loaded.model, loaded.dtype, 300)
     assert probe(loaded, backend) < (0.2 if is_quantised else 3e-2)
     config = EngineConfig().with_options(
         page_size=16, max_num_batched_tokens=257, max_num_seqs=2, max_model_len=300
     )
     measure_step(config, loaded, backend, is_metal=True, memory_limit=1 << 34)
-    # Pages from the disk cache are whole ones, whose rows are quantised already. Its groups are small.
-    unused = (GROUPED_DECODE, PAGED_LATENT, WRITE_KV_TOKENS if is_quantised else QUANTISE_KV)
+    # Pages from the disk cache are whole ones, whose rows are quantised already. Its groups are small. Fused
+    # layers write the rows that they rotate.
+    unused = {GROUPED_DECODE, PAGED_LATENT, WRITE_KV_TOKENS if is_quantised else QUANTISE_KV}
+    unused |= {WRITE_KV_TOKENS, QUANTISE_KV} if is_fused else {ROTATE_AND_WRITE}
     assert used == {spec.name for spec in ALL if spec not in unused}
 
 

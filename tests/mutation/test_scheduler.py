@@ -414,7 +414,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "forget",
         "filter(None, map(self.hash_of, self._children.children_of(hash_)))",
         "()",
-        test_pages.test_pages_that_are_forgotten_go_with_all_that_follow_them,
+        lambda _: test_pages.test_pages_that_are_forgotten_go_with_all_that_follow_them(),
     ),
     # Of layers with a window.
     "evict the window of a named prefix": Bug(
@@ -462,7 +462,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "expect nothing after a prompt": Bug(
         Windows,
         "is_expected",
-        "self._ends_of(request) | self._ends.get(request, set())",
+        "_ends_of(request, self.pool.page_size) | self._ends.get(request, set())",
         "self._ends.get(request, set())",
         test_windows.test_the_window_at_the_end_of_a_prompt_outlives_a_long_answer,
     ),
@@ -476,7 +476,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "write no window at the end of a prompt": Bug(
         Windows,
         "worth_keeping",
-        "for end in self._ends_of(request)",
+        "for end in _ends_of(request, self.pool.page_size)",
         "for end in ()",
         test_windows.test_a_prompt_on_disk_is_read_with_its_last_window,
     ),

@@ -499,10 +499,10 @@ def test_what_a_prompt_will_find_is_known_before_it_waits(make_engine: Callable)
     scheduler = engine.scheduler
     written(engine, [*range(8)])
     on_disk = engine.add([*range(8), *range(20, 28), 1], 1)
-    assert scheduler.num_found(on_disk.asked) == 8
+    assert scheduler.planner.admission.num_found(on_disk.asked) == 8
     assert not on_disk.page_table
     engine.drain()
-    assert scheduler.num_found(on_disk.asked) == 16
-    assert scheduler.num_found(replace(on_disk.asked, cache_salt=b"other")) == 0
-    assert scheduler.num_found(replace(on_disk.asked, skips_cache=True)) == 0
+    assert scheduler.planner.admission.num_found(on_disk.asked) == 16
+    assert scheduler.planner.admission.num_found(replace(on_disk.asked, cache_salt=b"other")) == 0
+    assert scheduler.planner.admission.num_found(replace(on_disk.asked, skips_cache=True)) == 0
     scheduler.check()

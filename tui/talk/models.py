@@ -20,6 +20,7 @@ from tui.talk.errors import ChatError
 
 BUNDLED = "mlxserve-mini"
 _PROGRAM = (sys.executable, "-m", "mlxserve")
+_END_SECONDS = 5.0  # for a child that was told to end
 USEFUL_CONTEXT = 8192  # tokens; a model that leaves less room does not suit a machine
 # What a context of at least this many tokens is enough for.
 _GOOD_FOR = (
@@ -238,19 +239,19 @@ def _words_of(errors: bytes) -> str:
 
 async def _end(child: asyncio.subprocess.Process) -> None:
     """Wait for its end even where this is cancelled meanwhile: a loop that closes before leaves the
-    process to be warned of, anywhere later."""
+    process to be warned of, anywhere later. It is killed then, or where it does not end when it is told to."""
     if child.returncode is not None:
         return
     with suppress(ProcessLookupError):
         child.terminate()
     waiting = asyncio.ensure_future(child.wait())
     try:
-        await asyncio.shield(waiting)
-    except asyncio.CancelledError:
-        with suppress(ProcessLookupError):
-            child.kill()
+        await asyncio.wait({waiting}, timeout=_END_SECONDS)
+    finally:
+        if not waiting.done():
+            with suppress(ProcessLookupError):
+                child.kill()
         await waiting
-        raise
 
 
 def _pulled(said: Mapping[str, Any], name: str) -> Model:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlxserve.hub.catalog import Origin
-from tests.waiting import wait_until
+from tests.waiting import until
 from tui.talk.errors import ChatError
 from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
 
@@ -75,20 +75,27 @@ def test_a_search_that_fails_says_why(program: Program) -> None:
         asyncio.run(models.search("gemma"))
 
 
-def test_a_child_is_gone_when_its_task_is_cancelled_twice(program: Program, tmp_path: Path) -> None:
-    """As asyncio.run cancels what the app has cancelled before."""
-    pid = tmp_path / "pid"
+@pytest.mark.parametrize("is_cancelled_again", [True, False], ids=["cancelled twice", "deaf"])
+def test_a_child_that_does_not_end_when_told_is_gone_with_its_task(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cancelled_again: bool
+) -> None:
+    """As asyncio.run cancels what the app has cancelled before, and where nothing else comes."""
+    monkeypatch.setattr("tui.talk.models._END_SECONDS", 600.0 if is_cancelled_again else 0.1)
+    pid, told = tmp_path / "pid", tmp_path / "told"
     models = program(
-        "import os, pathlib, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\ntime.sleep(600)"
+        "import os, pathlib, signal, time\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: pathlib.Path({str(told)!r}).touch())\n"
+        f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\n"
+        "while True: time.sleep(600)"
     )
 
     async def play() -> None:
         task = asyncio.ensure_future(models.find())
-        await asyncio.to_thread(wait_until, lambda: pid.exists() and bool(pid.read_text()), 20.0)
-        for _ in range(2):
+        await until(lambda: pid.exists() and bool(pid.read_text()))
+        task.cancel()
+        if is_cancelled_again:
+            await until(told.exists)
             task.cancel()
-            await asyncio.sleep(0)
         with pytest.raises(asyncio.CancelledError):
             await task
 
