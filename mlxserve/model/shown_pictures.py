@@ -44,6 +44,7 @@ class ShownPictures:
         self.positions: mx.array | None = None  # (3, T)
         self.is_told_positions = False  # of every step in which a request has pictures
         self._numbers = mx.array(0)  # of the tokens that the embedding was called with
+        self._dtype = mx.float32  # of what it returned
 
     @contextmanager
     def showing(self, features: Features | None, positions: mx.array | None) -> Iterator[None]:
@@ -55,14 +56,21 @@ class ShownPictures:
             self.features = self.positions = None
             self._numbers = mx.array(0)
 
-    def embed(self, numbers: mx.array, embedded: mx.array, scale: float) -> mx.array:
-        """`scale`: what the model multiplies embeddings of text by, and not those of pictures."""
+    def embed(self, numbers: mx.array, embedded: mx.array) -> mx.array:
         assert self.features is not None
         self._numbers = numbers
-        rows = self.features.rows
-        if scale != 1:
-            rows = rows.astype(mx.float32) / scale
-        return self._at_rows(rows.astype(embedded.dtype), embedded)
+        self._dtype = embedded.dtype
+        return self._at_rows(self.features.rows.astype(embedded.dtype), embedded)
+
+    def scale(self, of_text: float) -> float | mx.array:
+        """What the embeddings of the last call are multiplied by: `of_text`, and pictures' rows by nothing.
+
+        Dividing features by it instead would round them twice in 16 bits.
+        """
+        if self.features is None:
+            return of_text
+        is_row = (self._numbers < 0)[..., None]
+        return mx.where(is_row, mx.array(1, self._dtype), mx.array(of_text, self._dtype))
 
     def deepen(self, layer: int, hidden: mx.array) -> mx.array:
         assert self.features is not None
@@ -77,14 +85,24 @@ class ShownPictures:
 
 class _Embedding:
     _shown: ShownPictures
-    _scale: float
 
     def __call__(self, numbers: mx.array) -> mx.array:
         call = super().__call__  # type: ignore[misc]
         if self._shown.features is None:
             text: mx.array = call(numbers)
             return text
-        return self._shown.embed(numbers, call(mx.maximum(numbers, 0)), self._scale)
+        return self._shown.embed(numbers, call(mx.maximum(numbers, 0)))
+
+
+class _Scaling:
+    """A model that multiplies what its embedding returns (Gemma 4)."""
+
+    _shown: ShownPictures
+    _of_text: float
+
+    @property
+    def embed_scale(self) -> float | mx.array:
+        return self._shown.scale(self._of_text)
 
 
 class _LayersEmbedding:
@@ -163,7 +181,9 @@ def teach(
     if len(owners) != 1:
         raise ValueError("it has no embedding of tokens that is known")
     [owner] = owners
-    _teach(owner.embed_tokens, _Embedding, shown, _scale=getattr(owner, "embed_scale", 1.0))
+    _teach(owner.embed_tokens, _Embedding, shown)
+    if isinstance(scale := getattr(owner, "embed_scale", None), float):
+        _teach(owner, _Scaling, shown, _of_text=scale)
     if isinstance(of_layers := owner.get("embed_tokens_per_layer"), nn.Module):
         _teach(of_layers, _LayersEmbedding, shown)
     for number, layer in enumerate(model.layers[:num_deep]):

@@ -73,7 +73,11 @@ def test_in_32_bits_every_row_must_agree() -> None:
 
 @pytest.fixture(scope="module")
 def in_16_bits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_vision_model(tmp_path_factory.mktemp("qwen3_vl"), "qwen3_vl")
+    return write_in_16_bits(tmp_path_factory.mktemp("qwen3_vl"), "qwen3_vl")
+
+
+def write_in_16_bits(at: Path, kind: str) -> Path:
+    folder = write_vision_model(at, kind)
     file = str(folder / "model.safetensors")
     arrays = {name: array.astype(mx.bfloat16) for name, array in mx.load(file).items()}
     mx.eval(arrays)
@@ -92,3 +96,11 @@ def test_a_model_in_16_bits_sees(in_16_bits: Path) -> None:
     )
     assert choice.loaded.dtype == mx.bfloat16
     assert choice.loaded.vision is not None, choice.loaded.blindness
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gemma4", "qwen3_5"])
+def test_embeddings_that_are_multiplied_and_recurrent_layers_are_right_in_16_bits(
+    kind: str, tmp_path: Path
+) -> None:
+    test_a_model_in_16_bits_sees(write_in_16_bits(tmp_path, kind))

@@ -74,9 +74,9 @@ FOUND: dict[str, Bug] = {
     ),
     "multiply an image's features by what multiplies text": Bug(
         ShownPictures,
-        "embed",
-        "if scale != 1:",
-        "if False:",
+        "scale",
+        "mx.array(1, self._dtype)",
+        "mx.array(of_text, self._dtype)",
         test_shown_pictures.test_features_are_not_multiplied_and_their_rows_are_token_0_for_layers,
     ),
     "look at an image whose rows are cached": Bug(
