@@ -91,7 +91,8 @@ def test_a_real_model_answers_on_the_page(smollm2: Path, visit: Open, tmp_path: 
 
 def test_a_chat_chooses_one_of_several_models(smollm2: Path, visit: Open, tmp_path: Path) -> None:
     flags = ("-m", "mlxserve-mini", "-m", str(smollm2), "--num-pages", "256")
-    with served(tmp_path / "log", *flags) as server, visit(server.url) as seen:
+    env = {"XDG_CONFIG_HOME": str(tmp_path)}  # the choice is kept there
+    with served(tmp_path / "log", *flags, env=env) as server, visit(server.url) as seen:
         page = seen.page
         seen.until("Ready")
         options = page.locator("#models option").all_inner_texts()
