@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.api.page.visits import Open
+from tests.api.page.visits import Open, Visit
 from tests.api.server.process import Process, served
 
 pytestmark = pytest.mark.slow
@@ -77,12 +77,20 @@ def test_pages_of_windows_have_a_map_of_their_own(
         assert seen.errors == []
 
 
+def answer_without_chance(seen: Visit) -> None:
+    """Files of llama.cpp are sampled as it does, at 0.8."""
+    seen.page.click("#settings-open")
+    seen.page.fill("#temperature", "0")
+    seen.page.click("#settings .main")
+
+
 def test_a_real_model_answers_on_the_page(smollm2: Path, visit: Open, tmp_path: Path) -> None:
     with (
         served(tmp_path / "log", "-m", str(smollm2), "--num-pages", "256") as server,
         visit(server.url) as seen,
     ):
         seen.until("Ready")
+        answer_without_chance(seen)
         seen.ask("What is the capital of France?")
         seen.wait_for_answers(1)
         assert "Paris" in seen.page.inner_text(".assistant")
@@ -99,6 +107,7 @@ def test_a_chat_chooses_one_of_several_models(smollm2: Path, visit: Open, tmp_pa
         assert options == ["mlxserve-mini", smollm2.stem]
         page.select_option("#models", smollm2.stem)
         seen.until("Ready")
+        answer_without_chance(seen)
         seen.ask("What is the capital of France?")
         seen.wait_for_answers(1)
         assert "Paris" in page.inner_text(".assistant")
