@@ -23,22 +23,29 @@ pytestmark = pytest.mark.slow
 REFERENCES = {"mlx-lm": 2e-4, "transformers": 2e-4, "llama.cpp": 0.01}
 
 
+# Eight, of which the last two have 242 and 508 tokens; and fourteen, of which most begin before the pages run out.
+SOME, MANY = slice(8, -NUM_LONG), slice(14)
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("which", "options"),
     [
-        {"num_pages": 400, "speculative_tokens": 4},
-        {"num_pages": 400, "max_num_batched_tokens": PAGE_SIZE, "max_num_seqs": PAGE_SIZE},
-        {"num_pages": 24},
+        pytest.param(SOME, {"num_pages": 400, "speculative_tokens": 4}, id="drafted"),
+        pytest.param(
+            SOME,
+            {"num_pages": 400, "max_num_batched_tokens": PAGE_SIZE, "max_num_seqs": PAGE_SIZE},
+            id="in chunks of a page",
+        ),
+        pytest.param(MANY, {"num_pages": 24, "page_size": 16}, id="preempted"),
     ],
-    ids=["drafted", "in chunks of a page", "preempted"],
 )
 def test_greedy_tokens_are_mlx_lms(
-    smollm2: Path, expected: list[tuple[int, ...]], options: dict[str, Any]
+    smollm2: Path, expected: list[tuple[int, ...]], which: slice, options: dict[str, Any]
 ) -> None:
-    # Eight, of which the last two have 242 and 508 tokens.
-    asked, wanted = prompts()[8:-NUM_LONG], expected[8:-NUM_LONG]
+    asked, wanted = prompts()[which], expected[which]
     is_drafted = "speculative_tokens" in options
-    with LLM(str(smollm2), page_size=PAGE_SIZE, disable_log_stats=True, **options) as llm:
+    options = {"page_size": PAGE_SIZE, **options}
+    with LLM(str(smollm2), disable_log_stats=True, **options) as llm:
         # One after the other where they are drafted: of more than two at a time none is.
         groups = [[prompt] for prompt in asked] if is_drafted else [asked]
         assert [tokens for group in groups for tokens in tokens_of(llm, group)] == wanted
