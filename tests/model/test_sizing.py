@@ -99,7 +99,8 @@ def test_a_tower_and_its_step_take_memory_from_the_pages(loaded: LoadedModel) ->
     vision: Any = SimpleNamespace(nbytes=8 * MIB, planned_nbytes=4 * MIB, is_told_positions=False)
     limit = loaded.weight_size + 64 * MIB
     few, many = (pages(model, limit) for model in (loaded.that_sees(vision), loaded))
-    assert (many - few) * PAGE_BYTES == pytest.approx(12 * MIB, abs=2 * PAGE_BYTES)
+    # Two steps are measured, which differ by what else is freed meanwhile.
+    assert (many - few) * PAGE_BYTES == pytest.approx(12 * MIB, abs=MIB)
 
 
 def test_a_larger_step_leaves_fewer_pages(loaded: LoadedModel) -> None:

@@ -20,7 +20,7 @@ from tui.talk.errors import ChatError
 
 BUNDLED = "mlxserve-mini"
 _PROGRAM = (sys.executable, "-m", "mlxserve")
-_END_SECONDS = 5.0  # for a child that was told to end
+END_SECONDS = 5.0  # for a child that was told to end
 USEFUL_CONTEXT = 8192  # tokens; a model that leaves less room does not suit a machine
 # What a context of at least this many tokens is enough for.
 _GOOD_FOR = (
@@ -246,7 +246,7 @@ async def _end(child: asyncio.subprocess.Process) -> None:
         child.terminate()
     waiting = asyncio.ensure_future(child.wait())
     try:
-        await asyncio.wait({waiting}, timeout=_END_SECONDS)
+        await asyncio.wait({waiting}, timeout=END_SECONDS)
     finally:
         if not waiting.done():
             with suppress(ProcessLookupError):

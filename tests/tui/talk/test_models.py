@@ -80,7 +80,7 @@ def test_a_child_that_does_not_end_when_told_is_gone_with_its_task(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cancelled_again: bool
 ) -> None:
     """As asyncio.run cancels what the app has cancelled before, and where nothing else comes."""
-    monkeypatch.setattr("tui.talk.models._END_SECONDS", 600.0 if is_cancelled_again else 0.1)
+    monkeypatch.setattr("tui.talk.models.END_SECONDS", 600.0 if is_cancelled_again else 0.1)
     pid, told = tmp_path / "pid", tmp_path / "told"
     models = program(
         "import os, pathlib, signal, time\n"
