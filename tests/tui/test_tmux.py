@@ -69,9 +69,8 @@ def is_writing(screen: str) -> bool:
 def test_a_real_model_answers_in_the_terminal(pane: Pane, smollm2: Path) -> None:
     pane.open("-m", str(smollm2))
     pane.until_ready()
-    pane.ask(
-        "/set temperature 0"
-    )  # without it llama.cpp's is taken, with which it may answer in French
+    # Without it llama.cpp's is taken, with which it may answer in French.
+    pane.ask("/set temperature 0")
     pane.until_shown("temperature 0")
     pane.ask("What is the capital of France?")
     pane.until_shown("Paris")
