@@ -37,14 +37,8 @@ Shelve = Callable[[str], ShelfModel]  # a model on this machine, by its name. Ra
 _MAX_NAME = 200
 
 
-class DownloadRequest(RequestBody):
-    """The body of `POST /api/v1/downloads` and `…/pause`."""
-
-    model: Annotated[str, Field(min_length=1, max_length=_MAX_NAME)]
-
-
-class UseRequest(RequestBody):
-    """The body of `POST /api/v1/models/use`."""
+class NamedModelRequest(RequestBody):
+    """The body of `POST /api/v1/downloads`, `…/pause` and `/api/v1/models/use`."""
 
     model: Annotated[str, Field(min_length=1, max_length=_MAX_NAME)]
 
@@ -89,9 +83,9 @@ class Downloads:
         downloads = "/api/v1/downloads"
         return [
             Route(downloads, self.index, methods=["GET"]),
-            BodyRoute(downloads, self.start, body=DownloadRequest),
-            BodyRoute(f"{downloads}/pause", self.pause, body=DownloadRequest),
-            BodyRoute("/api/v1/models/use", self.use, body=UseRequest),
+            BodyRoute(downloads, self.start, body=NamedModelRequest),
+            BodyRoute(f"{downloads}/pause", self.pause, body=NamedModelRequest),
+            BodyRoute("/api/v1/models/use", self.use, body=NamedModelRequest),
         ]
 
     async def close(self) -> None:
@@ -116,7 +110,7 @@ class Downloads:
     async def start(self, request: Request) -> Response:
         """Starts or resumes a download. The model is served, and chosen for later, once it is here."""
         await _require_owner(request)
-        asked = await read_request(DownloadRequest, request)
+        asked = await read_request(NamedModelRequest, request)
         if self._shelve is None:
             raise ApiError(
                 409, "This server serves the models that it was started with.", code="fixed_models"
@@ -132,7 +126,7 @@ class Downloads:
     async def pause(self, request: Request) -> Response:
         """Pauses a download; what was fetched stays."""
         await _require_owner(request)
-        asked = await read_request(DownloadRequest, request)
+        asked = await read_request(NamedModelRequest, request)
         if asked.model not in self._found:
             raise ApiError(
                 404, "There is no such download.", param="model", code="unknown_download"
@@ -146,7 +140,7 @@ class Downloads:
     async def use(self, request: Request) -> Response:
         """Keeps which of the served models commands take where none is named, as `mlxserve use` does."""
         await _require_owner(request)
-        asked = await read_request(UseRequest, request)
+        asked = await read_request(NamedModelRequest, request)
         model = self._dispatch.model(asked.model).model
         name = model.unlisted[0] if model.unlisted else model.name  # as it was asked for
         try:
@@ -156,7 +150,7 @@ class Downloads:
         headers = self._warnings.header(request, asked.unknown_fields)
         return json_response({"object": "model", "model": name}, headers=headers)
 
-    def _reply(self, request: Request, asked: DownloadRequest) -> Response:
+    def _reply(self, request: Request, asked: NamedModelRequest) -> Response:
         headers = self._warnings.header(request, asked.unknown_fields)
         return json_response(self._found[asked.model].card(), headers=headers)
 
