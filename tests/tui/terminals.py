@@ -274,7 +274,7 @@ class Pane:
         self.type(text)
         self.press("Enter")
 
-    def until(self, is_so: Callable[[str], bool]) -> str:
+    def until(self, is_so: Callable[[str], bool], seconds: float = _PATIENCE) -> str:
         """Wait for a condition on the screen, and return the screen."""
         screen = ""
 
@@ -284,13 +284,13 @@ class Pane:
             return is_so(screen)
 
         try:
-            wait_until(look, self._PATIENCE)
+            wait_until(look, seconds)
         except AssertionError:
             raise AssertionError(screen) from None
         return screen
 
-    def until_shown(self, words: str) -> str:
-        return self.until(lambda screen: words in screen)
+    def until_shown(self, words: str, seconds: float = _PATIENCE) -> str:
+        return self.until(lambda screen: words in screen, seconds)
 
     def until_ready(self) -> str:
         return self.until(lambda screen: "Ready" in screen.rpartition("\n")[2])

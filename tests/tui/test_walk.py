@@ -10,7 +10,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -29,6 +29,7 @@ pytestmark = [
 
 SGR = re.compile(r"\x1b\[([0-9;:]*)m")
 LEAST_CONTRAST = 1.7  # of a word and its background; rules and borders may be fainter
+_DRAGS, _DRAG_SECONDS = 8, 15.0
 WORD = re.compile(r"[^\W_]{3,}")
 
 
@@ -107,6 +108,20 @@ def shows(*words: str) -> Callable[[str], bool]:
     return lambda screen: all(each in screen for each in words)
 
 
+def drag_over(pane: Pane, words: str, until: str) -> None:
+    """Drag the mouse over words, and again where they are now if a screen that still moved was hit elsewhere."""
+    for _ in range(_DRAGS):
+        lines = enumerate(pane.screen.splitlines(), 1)
+        row, first = next((n, line.index(words) + 1) for n, line in lines if words in line)
+        last = first + len(words)
+        for code, column, end in ((0, first, "M"), (32, last, "M"), (0, last, "m")):
+            pane.type(f"\x1b[<{code};{column};{row}{end}")
+        with suppress(AssertionError):
+            pane.until_shown(until, seconds=_DRAG_SECONDS)
+            return
+    raise AssertionError(pane.screen)
+
+
 @pytest.mark.parametrize(
     ("size", "theme"),
     [
@@ -146,12 +161,8 @@ def test_the_first_five_minutes(
     pane.ask("hello again")
     look_when_answered(pane, home, asked + 1)
 
-    lines = enumerate(pane.screen.splitlines(), 1)
-    row, column = next((n, line.index("hello") + 1) for n, line in lines if "hello again" in line)
     pane.set("set-clipboard", "on")
-    for code, at, end in ((0, column, "M"), (32, column + 11, "M"), (0, column + 11, "m")):
-        pane.type(f"\x1b[<{code};{at};{row}{end}")
-    pane.until_shown("E edit")  # what was clicked has the focus
+    drag_over(pane, "hello again", until="E edit")  # what was clicked has the focus
     pane.press("C-c")
     pane.until(lambda _: "hello again" in pane.clipboard)
     look(pane)
