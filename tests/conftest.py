@@ -276,16 +276,17 @@ UNUSUAL: dict[str, dict[str, Any]] = {
 }
 ARCHITECTURES |= STATEFUL | UNUSUAL
 ATTENDING = tuple(kind for kind in ARCHITECTURES if kind not in STATEFUL | UNUSUAL)
-# The others, which take more time than they add for every change, are in the slow suite.
-_IN_EVERY_RUN = {
-    *("llama", "qwen3_moe", "gemma3_text", "gpt_oss", "qwen3_next"),
-}
+# The others take more time than they add for every change: in the slow suite what differs in kind, in the
+# long one the rest.
+_IN_EVERY_RUN = {"llama", "qwen3_moe", "gemma3_text", "gpt_oss", "qwen3_next"}
+_SLOW = {*STATEFUL, *UNUSUAL, "gemma2", "granite"}
 
 
 def each_of(kinds: Iterable[str]) -> list[Any]:
     """Parameters of a test that runs for each of these architectures."""
+    slow, long = pytest.mark.slow, pytest.mark.long
     return [
-        pytest.param(kind, marks=() if kind in _IN_EVERY_RUN else pytest.mark.slow)
+        pytest.param(kind, marks=() if kind in _IN_EVERY_RUN else slow if kind in _SLOW else long)
         for kind in kinds
     ]
 

@@ -204,8 +204,13 @@ def test_texts_are_embedded_and_scored_with_the_adapter(tuned: Tuned, chat: Chat
     assert [one.logprob for one in of_base] != [one.logprob for one in logprobs]
 
 
+# What differs in kind is in the slow suite, the rest in the long one.
+MARKS = {
+    "qwen3_moe": (),
+    **dict.fromkeys(("qwen3_next", "deepseek_v3", "deepseek_v32"), pytest.mark.slow),
+}
 KINDS = [
-    pytest.param(kind, marks=() if kind == "qwen3_moe" else pytest.mark.slow)
+    pytest.param(kind, marks=MARKS.get(kind, pytest.mark.long))
     for kind in ARCHITECTURES
     if kind != "llama"
 ]

@@ -38,7 +38,7 @@ from tests.test_emulated_engine import give
 
 _MARKS: dict[str, Any] = {
     "qwen3_vl": (),
-    **dict.fromkeys(("qwen2_5_vl", "qwen3_5", "mistral3"), pytest.mark.slow),
+    **dict.fromkeys(("qwen3_5", "mistral3"), pytest.mark.slow),
 }
 NUM_TOKENS = 24
 PARAMS = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)

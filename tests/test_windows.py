@@ -70,11 +70,11 @@ def fewest(window: int, page_size: int) -> int:
 
 
 WINDOWS = (1, 2, 16, 17, 24, 32, 33, 47)
-# Ten seconds each: one in every run, a fifth with the slow ones, all of them with the long ones.
+# Ten seconds each: one in every run, a twelfth with the slow ones, all of them with the long ones.
 CASES = [
     ("gpt_oss", 33, 16),
     *(
-        pytest.param(*case, marks=pytest.mark.long if number % 5 else pytest.mark.slow)
+        pytest.param(*case, marks=pytest.mark.long if number % 12 else pytest.mark.slow)
         for number, case in enumerate(itertools.product(KINDS, WINDOWS, PAGE_SIZES))
     ),
 ]

@@ -19,6 +19,9 @@ LENGTH = struct.Struct("<I")  # of a frame, before its content
 MAX_FRAME = 1 << 28
 NO_MEMORY = 77  # exit code of a child that got a MemoryError
 MARGIN = 1.0  # seconds after its deadline when a child that was not killed ends itself
+# A job's seconds are seconds of a processor where it got one: on a busy machine a clock ends it after so
+# many times as long.
+MOST_TIMES = 5
 
 
 class Kind(IntEnum):

@@ -18,9 +18,11 @@ The engine's thread does not wait:
     values = job.receive()                                 # what the job has yielded since
     job.is_done, job.result, job.cancel()
 
-A job that is a generator yields values one by one; the deadline counts from the last one. The one
-who began a job calls `receive` until it is done: deadlines and memory are looked at there. A child
-whose parent does not look, or was killed, ends itself a second after the deadline.
+A job that is a generator yields values one by one; the deadline counts from the last one. Seconds in
+which a busy machine gave it no processor are not its fault: it gets them later, until `MOST_TIMES` as
+many have passed. The one who began a job calls `receive` until it is done: deadlines and memory are
+looked at there. A child whose parent does not look, or was killed, ends itself a second after the last
+deadline.
 """
 
 from __future__ import annotations

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason, exit_in_words
-from mlxserve.helpers.frames import NO_MEMORY, Kind
+from mlxserve.helpers.frames import MOST_TIMES, NO_MEMORY, Kind
 from mlxserve.helpers.process import ChildProcess
 from mlxserve.helpers.waiting import current
 from mlxserve.pauses import RUNNING
 
 # Of a job that is not wanted any more: a shorter one ends sooner than another process starts.
 KILLED_AFTER_SECONDS = 0.25
+_TICK_SECONDS = 0.02  # as exact as systems count processor time
 _EXIT_SECONDS = 5.0  # to wait for the end of a process that has closed its socket already
 
 
@@ -97,6 +98,8 @@ class Job:
     def _count_from_now(self) -> None:
         self._began = time.monotonic()
         self._deadline = RUNNING.now() + self._limit()
+        self._last_deadline = self._deadline + (MOST_TIMES - 1) * self._limit()
+        self._cpu_began: float | None = None
 
     def _raise(self, value: Any) -> None:
         if not (isinstance(value, list) and [type(one) for one in value] == [str, str]):
@@ -117,14 +120,25 @@ class Job:
             if code in (NO_MEMORY, -signal.SIGABRT):  # Rust's allocator aborts
                 self._kill(KillReason.MEMORY, child.needed_too_much)
             self._kill(KillReason.ENDED, f"ended its process ({exit_in_words(code)})")
+        if self._cpu_began is None:  # not earlier: it takes 20 us, and most jobs end before a look
+            self._cpu_began = child.cpu_seconds()
         is_late = RUNNING.now() >= self._deadline
         child.look(again=is_late)
-        if is_late:
+        if is_late and (child.was_stopped or not self._gets_more(self._cpu_began)):
             self._kill_late()
         if child.is_too_large:
             self._kill(KillReason.MEMORY, child.needed_too_much)
         if not self._is_wanted() and time.monotonic() - self._began > KILLED_AFTER_SECONDS:
             self._kill(KillReason.LEFT, "is not wanted any more")
+
+    def _gets_more(self, cpu_began: float) -> bool:
+        """Whether it has a later deadline now, as it did not get a processor for all of its time."""
+        missing = self._limit() - (self._child.cpu_seconds() - cpu_began)
+        now = RUNNING.now()
+        if missing < _TICK_SECONDS or now >= self._last_deadline:
+            return False
+        self._deadline = min(now + missing, self._last_deadline)
+        return True
 
     def _kill_late(self) -> None:
         """The child's timer, unlike the deadline, goes on while both processes are paused."""

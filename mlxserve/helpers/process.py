@@ -98,6 +98,14 @@ class ChildProcess:
         except psutil.Error:  # it has ended
             return 0
 
+    def cpu_seconds(self) -> float:
+        """Processor time of all its threads, in ticks of 10 ms on Linux."""
+        try:
+            times = self._state.cpu_times()
+        except psutil.Error:  # it has ended
+            return 0.0
+        return float(times.user + times.system)
+
     def num_grown(self) -> int:
         if self._allowed is None:
             return 0

@@ -149,7 +149,7 @@ class Served:
         self.engine = AsyncEngine(lambda: build_engine(config, files)[0], memory=reading.watch())
 
     async def tokens(self, number: int) -> list[int]:
-        params = SamplingParams(max_tokens=400, temperature=0, ignore_eos=True)
+        params = SamplingParams(max_tokens=240, temperature=0, ignore_eos=True)
         stream = await self.engine.submit([Request(f"r{number}", [5 + number] * 20, params)])
         return [token async for output in stream for token in output.token_ids]
 

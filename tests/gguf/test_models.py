@@ -134,8 +134,14 @@ def test_deepseeks_keys_and_values_may_be_in_one_tensor_or_in_two(
     assert np.array_equal(np.array(found(mx.array([PROMPT]))), expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("one", ARCHITECTURES, ids=str)
+@pytest.mark.parametrize(
+    "one",
+    [
+        pytest.param(one, marks=pytest.mark.long if number % 3 else pytest.mark.slow)
+        for number, one in enumerate(ARCHITECTURES)
+    ],
+    ids=str,
+)
 def test_each_architecture_answers_as_the_model_written_into_its_file(
     tmp_path: Path, one: Architecture
 ) -> None:

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
-from mlxserve.helpers.frames import MARGIN
+from mlxserve.helpers.frames import MARGIN, MOST_TIMES
 from mlxserve.helpers.helper import Helper
 from mlxserve.pauses import RUNNING, RunningClock
 from tests.waiting import wait_until
@@ -218,6 +218,15 @@ def test_an_endless_job_is_killed_at_its_deadline(helper: Helper) -> None:
     assert helper.num_started == 2
 
 
+def test_a_job_gets_the_time_in_which_it_had_no_processor_and_not_more(helper: Helper) -> None:
+    """It sleeps, which looks the same."""
+    helper.call("echo", 1, seconds=LONG)
+    assert received(helper.begin("sleepy", 1, 1.0, seconds=0.5)) == [0]
+    with pytest.raises(HelperKilled, match=r"^took longer than 0.1 s$") as caught:
+        received(helper.begin("sleepy", 1, LONG, seconds=0.1))
+    assert caught.value.reason is KillReason.TIME
+
+
 def test_a_job_that_takes_too_much_memory_is_killed(make: Callable[..., Helper]) -> None:
     helper = make(memory=128 << 20)
     assert helper.call("eat", 32 << 20, seconds=LONG) == 4
@@ -305,7 +314,7 @@ def test_a_child_whose_own_timer_ended_it_in_a_pause_of_both_neither(
     pid = pid_of(helper)
     job = helper.begin("sleepy", 1, LONG, seconds=0.1)
     wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    monkeypatch.setattr(RUNNING, "was_paused", lambda seconds: seconds >= 0.1 + MARGIN)
+    monkeypatch.setattr(RUNNING, "was_paused", lambda seconds: seconds >= MOST_TIMES * 0.1 + MARGIN)
     with pytest.raises(HelperKilled, match=r"^was paused$"):
         job.receive(LONG)
 
@@ -416,7 +425,7 @@ from mlxserve.helpers.helper import Helper
 from tests.waiting import wait_until
 helper = Helper("tests.helpers.workers:Worker", name="tests", memory=1 << 30)
 print(helper.call("whoami", seconds=60)[1], flush=True)
-helper.call(sys.argv[1], seconds=5) if sys.argv[1] else sys.stdin.read()
+helper.call(sys.argv[1], seconds=1) if sys.argv[1] else sys.stdin.read()
 """
 
 

@@ -16,6 +16,22 @@ __all__ = ["ARCHITECTURES", "PAGE_SIZE", "PROMPTS", "build"]
 
 ARCHITECTURES = coverage.rows("mlx-lm")
 OF_MLX_VLM = coverage.rows("mlx-vlm")
+# Those that most folders have, and one of each way of remembering.
+OFTEN_USED = {
+    *("llama", "llama4_text", "mistral3", "ministral3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+    *(
+        "qwen3_next",
+        "qwen3_5",
+        "gemma2",
+        "gemma3_text",
+        "gemma3n",
+        "gemma4_text",
+        "gpt_oss",
+        "phi3",
+    ),
+    *("deepseek_v3", "deepseek_v32", "kimi_linear", "glm4", "glm4_moe", "minimax", "lfm2"),
+    *("granitemoehybrid", "nemotron_h", "falcon_h1", "mamba2", "rwkv7", "smollm3", "olmo3"),
+}
 
 
 def build(name: str) -> tuple[Any, dict[str, Any]]:
@@ -23,9 +39,14 @@ def build(name: str) -> tuple[Any, dict[str, Any]]:
     return small_models.build(name, ARCHITECTURES[name]["config"])
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_compiled")
-@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in OFTEN_USED else pytest.mark.long)
+        for name in sorted(ARCHITECTURES)
+    ],
+)
 def test_greedy_tokens_are_those_of_mlx_lm(name: str) -> None:
     row = ARCHITECTURES[name]
     assert small_models.served("mlx-lm", name, row["config"]) == row["served"]

@@ -113,8 +113,7 @@ def test_keys_and_values_in_8_bits_are_divided_as_others(
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("split", WAYS)
+@pytest.mark.parametrize("split", SPLITS)
 def test_layers_with_a_window_have_pages_of_their_own(
     split: str, write_model: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -109,7 +109,7 @@ if "mlxserve.ranks" in sys.orig_argv:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ranks
 def test_a_collective_that_is_stuck_ends_the_server_with_a_sentence(
     ranks: StartRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,8 +59,8 @@ KEY_POINTS = [
     Point(DiskTier, "save"),
     Point(StreamDecoder, "push"),
 ]
-NUM_PAIRS = int(os.environ.get("FAULT_PAIRS", "24"))
-PARAMS = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+NUM_PAIRS = int(os.environ.get("FAULT_PAIRS", "12"))
+PARAMS = SamplingParams(max_tokens=26, temperature=0, ignore_eos=True)
 NUM_PAGES, NUM_ANSWERS, PINNED = 20, 5, 2
 SECONDS = 60.0  # for what takes one
 

@@ -183,8 +183,9 @@ def a_broken_write(at: int, error: type[Exception]) -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", [0, 3, 20])
-@pytest.mark.parametrize("error", [BrokenPipeError, OSError, MemoryError])
+@pytest.mark.parametrize(
+    ("error", "at"), [(BrokenPipeError, 0), (OSError, 3), (MemoryError, 20), (BrokenPipeError, 3)]
+)
 def test_a_write_that_fails_breaks_one_connection_only(
     server: Running, wanted: list[str], error: type[Exception], at: int
 ) -> None:

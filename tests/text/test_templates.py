@@ -74,21 +74,25 @@ _LARGE_VALUES = [
     "{% macro m() %}" + _LOOP + "{{ 'a' * 9999 }}{% endfor %}{% endmacro %}{{ m() }}",
 ]
 _OTHER_LARGE_VALUES = [
+    "{{ range(99999) | join('b' * 100000) }}",
+    _GROWING % ("'ab'", "n.x ~ n.x"),
     "{{ [1] * 10**9 }}",
     "{{ 'a'.ljust(10**10) }}",
     "{{ ('a' * 100000).replace('', 'b' * 100000) }}",
-    "{{ range(99999) | join('b' * 100000) }}",
     "{{ 'a' | center(10**10) }}",
     "{{ '{:>{}}'.format(1, 10**10) }}",
     "{{ [1, 2] | batch(10**9, 0) | list }}",
-    _GROWING % ("'ab'", "n.x ~ n.x"),
     _GROWING % ("[1]", "n.x + n.x"),
 ]
 
 
 @pytest.mark.parametrize(
     "source",
-    [*_LARGE_VALUES, *(pytest.param(each, marks=pytest.mark.slow) for each in _OTHER_LARGE_VALUES)],
+    [
+        *_LARGE_VALUES,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in _OTHER_LARGE_VALUES[:2]),
+        *(pytest.param(each, marks=pytest.mark.long) for each in _OTHER_LARGE_VALUES[2:]),
+    ],
 )
 def test_a_template_that_exhausts_memory_is_ended_and_the_next_one_renders(
     source: str, with_template: Callable[[str], Tokenizer]

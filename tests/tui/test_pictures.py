@@ -68,6 +68,7 @@ def pages(tokens: int) -> int:
 - [ ] open"""
 SIZES = ((80, 24), (120, 40))
 THEMES = (DARK.name, LIGHT.name)
+IN_THE_SLOW_SUITE = tuple(zip(SIZES, THEMES, strict=True))  # the others are in the long one
 STATES = {
     *("not-connected", "loading", "ready"),
     *("prefilling", "thinking", "writing", "stopped", "thinking-open", "tool-call", "failed"),
@@ -367,12 +368,16 @@ async def image_state(t: Terminal, album: Album, server: FakeServer) -> None:
 @pytest.mark.parametrize(
     ("size", "theme"),
     [
-        pytest.param(size, theme, id=f"{size[0]}x{size[1]}-{theme}")
+        pytest.param(
+            size,
+            theme,
+            marks=pytest.mark.slow if (size, theme) in IN_THE_SLOW_SUITE else pytest.mark.long,
+            id=f"{size[0]}x{size[1]}-{theme}",
+        )
         for size in SIZES
         for theme in THEMES
     ],
 )
-@pytest.mark.slow
 @pytest.mark.usefixtures("standing_clock")
 def test_every_state_looks_as_accepted(
     play: Callable[..., None],

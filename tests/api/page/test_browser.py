@@ -168,10 +168,11 @@ def test_a_key_is_asked_for(tmp_path: Path, visit: Open) -> None:
         assert "a-secret" not in seen.page.content()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [320, 390, 1280, 1920])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(320, "dark"), (390, "light"), (1280, "dark"), (1920, "light")]
+)
 def test_it_fits_the_window_in_both_schemes(
-    server: Process, visit: Open, scheme: str, width: int
+    server: Process, visit: Open, width: int, scheme: str
 ) -> None:
     with visit(server.url, scheme, width=width) as seen:
         seen.until("Ready")

@@ -16,7 +16,7 @@ import pytest
 from mlxserve.build import build_chat
 from mlxserve.chat.chat import Chat
 from mlxserve.config import EngineConfig
-from mlxserve.errors import GrammarFailed, InvalidParameter
+from mlxserve.errors import GrammarFailed, HelperUnavailable, InvalidParameter
 from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
 from mlxserve.text.deltas import Delta
 from tests.text.guidance.call_formats import LATE
@@ -79,13 +79,18 @@ def seconds_of_children() -> float:
 
 
 async def fail(chat: Chat, kind: StructureKind, source: str) -> Exception:
-    try:
-        await ask(chat, Structure(kind, source, "structured_outputs"))
-    except (InvalidParameter, GrammarFailed) as error:
-        return error
-    raise AssertionError("it was followed to its end")
+    for _ in range(_MOST_TRIES):
+        try:
+            await ask(chat, Structure(kind, source, "structured_outputs"))
+        except HelperUnavailable:
+            continue  # its compiler got no processor on a busy machine: "send the request again"
+        except (InvalidParameter, GrammarFailed) as error:
+            return error
+        raise AssertionError("it was followed to its end")
+    raise AssertionError("its compiler never got a processor")
 
 
+_MOST_TRIES = 5
 NAMES = Structure(StructureKind.REGEX, "([A-C][a-f]{2,5},){20}")
 
 
@@ -130,7 +135,9 @@ def test_an_answer_can_be_aborted_while_its_mask_is_computed(chat: Chat) -> None
     ("kind", "source"),
     [
         pytest.param(
-            *source, marks=() if name in ("schema", "regex") else pytest.mark.slow, id=name
+            *source,
+            marks={"grammar": pytest.mark.slow, "other": pytest.mark.long}.get(name, ()),
+            id=name,
         )
         for name, source in zip(("grammar", "schema", "other", "regex"), FIRST, strict=True)
     ],

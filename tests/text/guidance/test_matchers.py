@@ -217,6 +217,7 @@ def test_answers_that_are_gone_leave_nothing_in_the_process(masks: Masks) -> Non
         masks.guide(masks.regex("[0-9]{9}")).mask()
     keep.read(masks.ids("1"))
     keep.mask()
+    masks.matchers.receive(60)  # the end of that message, which the next job would wait for
     assert masks.helper.call("num_open", seconds=60) == 1
 
 
