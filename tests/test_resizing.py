@@ -56,7 +56,7 @@ async def answers(llm: AsyncLLM, sizes: Sequence[int] = ()) -> list[tuple[int, .
 
 
 @pytest.mark.usefixtures("unhurried_disk")
-@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("mode", [pytest.param("recompute", marks=pytest.mark.slow), "swap"])
 def test_answers_are_the_same_while_the_cache_grows_and_shrinks(mode: str, tmp_path: Any) -> None:
     swap: dict[str, Any] = {"preemption_mode": mode, "disk_cache_dir": str(tmp_path)}
 

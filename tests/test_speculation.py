@@ -46,7 +46,10 @@ def num_accepted(llm: LLM) -> int:
     [
         GREEDY,
         SAMPLED,
-        replace(GREEDY, ignore_eos=False, min_tokens=30, logit_bias={17: 1.5}),
+        pytest.param(
+            replace(GREEDY, ignore_eos=False, min_tokens=30, logit_bias={17: 1.5}),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             replace(SAMPLED, temperature=0.8, top_p=1.0, min_p=0.05), marks=pytest.mark.slow
         ),

@@ -383,20 +383,20 @@ def test_a_job_never_gets_the_answer_of_one_before_it(
     assert helper.call("echo", "third", seconds=LONG) == "third"
 
 
-def test_fifty_kills_leave_no_process_and_no_open_file(helper: Helper) -> None:
+def test_twenty_kills_leave_no_process_and_no_open_file(helper: Helper) -> None:
     def num_open() -> int:
         return psutil.Process().num_fds()
 
     others = children()
     pid_of(helper)
     before = num_open()
-    for number in range(50):
+    for number in range(20):
         if number % 2:
             with pytest.raises(HelperKilled):
                 helper.call("end", int(signal.SIGKILL), seconds=LONG)
         else:
             helper.begin("loop", seconds=LONG).cancel()
-    assert helper.num_started == 50
+    assert helper.num_started == 20
     pid = pid_of(helper)
     assert num_open() == before
     assert children() == {*others, pid}

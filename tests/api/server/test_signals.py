@@ -73,6 +73,7 @@ def wait_for_log(process: Process, text: str) -> None:
     wait_until(is_there)
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_stops_the_server_like_sigterm(start: Start, tmp_path: Path) -> None:
     flags = ("--drain-seconds", "0", "--disk-cache-size", "1", "--disk-cache-dir", str(tmp_path))
     with start(*flags) as process, send_endless_request(process, stream=True) as peer:

@@ -115,6 +115,7 @@ HOSTILE: list[tuple[StructureKind, str]] = [
 ]
 
 
+@pytest.mark.slow
 def test_hostile_sources_are_refused_and_the_next_compiles(grammars: Grammars) -> None:
     for kind, source in HOSTILE:
         with pytest.raises(InvalidParameter, match=r"response_format: (takes|needs) more than"):

@@ -136,7 +136,7 @@ def test_an_answer_can_be_aborted_while_its_mask_is_computed(chat: Chat) -> None
     [
         pytest.param(
             *source,
-            marks={"grammar": pytest.mark.slow, "other": pytest.mark.long}.get(name, ()),
+            marks={"schema": (), "grammar": pytest.mark.slow}.get(name, pytest.mark.long),
             id=name,
         )
         for name, source in zip(("grammar", "schema", "other", "regex"), FIRST, strict=True)

@@ -263,6 +263,7 @@ def test_a_system_that_refuses_processes_fails_the_answers_that_asked(
     assert masks.guide(masks.regex("[0-9]")).mask()
 
 
+@pytest.mark.slow
 def test_the_host_drops_grammars_that_need_too_much_memory(masks: Masks) -> None:
     """Three of them would keep 110 to 220 MiB each."""
     for number in (300, 301, 302):

@@ -13,7 +13,6 @@ import pytest
 import uvicorn
 
 from tests.tui.tools.kept_settings import KeptSettings, python, scripted, write_servers
-from tests.tui.tools.package_server import server as package_server
 from tui.tools import connection
 from tui.tools.results import MAX_RESULT
 from tui.tools.session import ServerState
@@ -47,6 +46,8 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def http_server() -> Iterator[str]:
     """The package's server over streamable HTTP."""
+    from tests.tui.tools.package_server import server as package_server  # takes a second
+
     listening = socket.create_server(("127.0.0.1", 0))
     app = package_server.streamable_http_app()
     running = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
