@@ -59,7 +59,8 @@ def q2_k(raw: Bytes, codes: Bytes) -> tuple[Floats, Floats]:
     scale = _in_bfloat16((ends.max(axis=(0, 2)) - bias) / 255, up=True)
     steps = np.divide(256, scale, out=np.zeros_like(scale), where=scale > 0).repeat(2, axis=0)
     starts = np.rint((offsets - bias.repeat(2, axis=0)) * steps)
-    _multiply(two.reshape(16, 2, -1), np.rint(factors * steps), starts, codes)
+    fields = [_in_each_field(one) for one in (np.rint(factors * steps), starts + _HALF)]
+    _multiply(two.reshape(16, 2, -1), *fields, codes)
     return scale.T, bias.T
 
 
@@ -78,24 +79,25 @@ def _around_the_middle(
     slopes = np.rint(pairs * steps[:, np.newaxis]).reshape(16, -1)
     # Of a factor of the other sign, code 0 must not become 256.
     np.maximum(slopes, -((32767 - _HALF) // middle), out=slopes)
-    _multiply(found, slopes, 32768 - middle * slopes, codes)
+    fields = _in_each_field(slopes)
+    _multiply(found, fields, np.uint16(32768 + _HALF) - fields * np.uint16(middle), codes)
     scale = larger * np.float32(middle / 128)
     return scale.T, -128 * scale.T
 
 
-def _multiply(found: Lanes, slopes: Floats, starts: Floats, codes: Bytes) -> None:
-    """Write (slope * code + start) / 256, rounded, of (16, 2, n) lanes, which are overwritten.
+def _multiply(
+    found: Lanes, slopes: npt.NDArray[np.uint16], starts: npt.NDArray[np.uint16], codes: Bytes
+) -> None:
+    """Write (slope * code + start) / 256 of (16, 2, n) lanes, which are overwritten.
 
     By numbers of 16 bits, two codes in each: what a product overflows by, its sum gets back.
     """
-    factors = _in_each_field(slopes)
-    offsets = _in_each_field(starts + _HALF)
     upper = found.view(np.uint16)
     lower = upper & np.uint16(0xFF)
     upper >>= np.uint16(8)
     for fields in (lower, upper):
-        fields *= factors
-        fields += offsets
+        fields *= slopes
+        fields += starts
     lower >>= np.uint16(8)
     upper &= np.uint16(0xFF00)
     upper |= lower

@@ -17,6 +17,15 @@ NIBBLES = np.uint64(0x0F0F0F0F0F0F0F0F)
 ONES = np.uint64(0x0101010101010101)
 
 
+def copied(raw: Bytes, start: int) -> Bytes:
+    """(blocks, bytes): each block from this byte on, one after another.
+
+    Copied as items of that size: one memmove for each block takes half the time of rows of numbers.
+    """
+    cut = raw[:, start:]
+    return np.ascontiguousarray(cut.view(f"V{cut.shape[1]}")).view(np.uint8)
+
+
 def lanes(raw: Bytes, start: int, end: int) -> Lanes:
     """(lanes, blocks): bytes `start` to `end` of each block."""
     return np.ascontiguousarray(raw[:, start:end].view(np.uint64).T)

@@ -28,7 +28,9 @@ from mlxserve.gguf.lanes import Bytes
 from mlxserve.gguf.latents import computed, other_form
 from mlxserve.gguf.reader import Header, TensorInfo, block_size
 
-_PIECE = 1 << 18  # bytes read and repacked at a time, which stay in a core's cache
+_PIECE = (
+    1 << 20
+)  # bytes read and repacked at a time: less costs calls, more costs memory and caches
 _LARGE_PIECE = 1 << 24  # bytes that are only read
 _KEPT_BY_MALLOC = 1 << 24  # bytes, more than a piece's arrays have together
 _PLAIN = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
@@ -209,7 +211,8 @@ def repacked(tensor: TensorInfo, dtype: mx.Dtype) -> Arrays:
     *rows, width = tensor.shape
     is_affine = how.mode == "affine"
     weight = mx.empty((*rows, width * how.bits // 32), mx.uint32)
-    kept = mx.float32 if is_affine else mx.uint8
+    # numpy has no bfloat16: converted at the end.
+    kept = (mx.float32 if dtype == mx.bfloat16 else dtype) if is_affine else mx.uint8
     scales = [mx.empty((*rows, width // GROUP_SIZE), kept) for _ in range(1 + is_affine)]
     # numpy writes into mlx's memory.
     codes, *columns = (view(one).reshape(num_blocks, -1) for one in (weight, *scales))

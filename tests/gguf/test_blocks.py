@@ -9,35 +9,11 @@ import pytest
 from gguf.quants import dequantize
 
 from mlxserve.gguf.blocks import GROUP_SIZE, INEXACT, REPACKINGS
+from tests.gguf.random_files import SCALES, random_blocks
 
 EXACT = [kind for kind in REPACKINGS if kind not in INEXACT]
 PRODUCTS = ("Q4_K", "Q5_K", "IQ4_XS")  # whose scales are products of two numbers
 TWO_SCALES = ("Q3_K", "Q6_K")  # which share one of mlx's
-# Where the float16 numbers of a block are.
-SCALES = {
-    "Q4_0": (0,),
-    "Q5_0": (0,),
-    "Q8_0": (0,),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "Q6_K": (208,),
-    "IQ4_NL": (0,),
-    "IQ4_XS": (0,),
-    "MXFP4": (),
-}
-
-
-def random_blocks(kind: str, count: int = 512) -> np.ndarray:
-    """Random bytes, but for the scales, which are finite."""
-    draw = np.random.default_rng(11)
-    _, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
-    raw = draw.integers(0, 256, (count, nbytes), dtype=np.uint8)
-    for at in SCALES.get(kind, (0, 2)):
-        scale = draw.normal(scale=0.1, size=(count, 1)).astype(np.float16)
-        raw[:, at : at + 2] = scale.view(np.uint8)
-    if kind == "MXFP4":
-        raw[:, 0] = draw.integers(100, 150, count)  # an exponent
-    return raw
 
 
 def repacked(kind: str, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:

@@ -357,6 +357,34 @@ def soak(
 
 
 @app.command()
+def loading(
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="Of block, such as Q4_K; may be repeated; default: all."),
+    ] = None,
+    megabytes: Annotated[int, typer.Option(min=1, help="Size of each file, about.")] = 400,
+    rounds: Annotated[int, typer.Option(min=1, help="Of which the fastest counts.")] = 5,
+    json: JsonOption = None,
+) -> None:
+    """Seconds to load a GB of GGUF blocks of each kind, beside a folder for mlx."""
+    from rich.console import Console
+
+    from mlxserve import machine
+
+    machine.prepare()
+    machine.import_mlx_lm()
+    from tests.perf.loading import KINDS, bench_loading
+
+    if unknown := set(kind or ()) - set(KINDS):
+        raise typer.BadParameter(f"{unknown.pop()!r} is not one of {', '.join(KINDS)}.")
+    with Console(stderr=True).status("") as status:
+        report = bench_loading(
+            kind or KINDS, megabytes=megabytes, rounds=rounds, progress=status.update
+        )
+    _finish(report, json)
+
+
+@app.command()
 def overhead(
     model: ModelOption = "synthetic:llama-100m",
     runs: Annotated[int, typer.Option(min=1, help="Runs after the warm-up run.")] = 3,
