@@ -59,8 +59,8 @@ def q2_k(raw: Bytes, codes: Bytes) -> tuple[Floats, Floats]:
     scale = _in_bfloat16((ends.max(axis=(0, 2)) - bias) / 255, up=True)
     steps = np.divide(256, scale, out=np.zeros_like(scale), where=scale > 0).repeat(2, axis=0)
     starts = np.rint((offsets - bias.repeat(2, axis=0)) * steps)
-    fields = [_in_each_field(one) for one in (np.rint(factors * steps), starts + _HALF)]
-    _multiply(two.reshape(16, 2, -1), *fields, codes)
+    slopes = _in_each_field(np.rint(factors * steps))
+    _multiply(two.reshape(16, 2, -1), slopes, _in_each_field(starts + _HALF), codes)
     return scale.T, bias.T
 
 
