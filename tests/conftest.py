@@ -71,6 +71,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         folder = item.path.parent.relative_to(config.rootpath).as_posix()
         if folder in _SUITES and not item.get_closest_marker("train"):
             item.add_marker(_SUITES[folder])
+        # A slow test with a parameter for the long suite.
+        if any(mark.name == "long" for mark in item.own_markers):
+            item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
 
 
 def pytest_collection_finish() -> None:
