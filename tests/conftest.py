@@ -36,6 +36,17 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return (os.cpu_count() or 1) + 1
 
 
+def _keep_out_of_slow(items: list[pytest.Item]) -> None:
+    """A slow file or test may have a test or a parameter for another suite."""
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    for item in slow:
+        for node in item.listchain():
+            node.own_markers = [mark for mark in node.own_markers if mark.name != "slow"]
+    for item in slow:
+        if not (item.get_closest_marker("long") or item.get_closest_marker("ranks")):
+            item.add_marker("slow")
+
+
 # Folders whose tests are a suite of their own: they test no part of the product.
 _SUITES = {
     "tests/emulator/tests": "emulator",
@@ -67,13 +78,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     order = {config.rootpath / name: place for place, name in enumerate(_FIRST, -len(_FIRST))}
     order |= {path: place for place, path in enumerate(places) if path not in order}
     items.sort(key=lambda item: order[item.path])
+    _keep_out_of_slow(items)
     for item in items:
         folder = item.path.parent.relative_to(config.rootpath).as_posix()
         if folder in _SUITES and not item.get_closest_marker("train"):
             item.add_marker(_SUITES[folder])
-        # A slow test with a parameter for the long suite.
-        if any(mark.name == "long" for mark in item.own_markers):
-            item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
 
 
 def pytest_collection_finish() -> None:
@@ -289,7 +298,7 @@ ATTENDING = tuple(kind for kind in ARCHITECTURES if kind not in STATEFUL | UNUSU
 # The others take more time than they add for every change: in the slow suite what differs in kind, in the
 # long one the rest.
 _IN_EVERY_RUN = {"gemma3_text", "gpt_oss", "qwen3_next"}
-_SLOW = {*STATEFUL, *UNUSUAL, "llama", "qwen3_moe", "gemma2"}
+_SLOW = {*UNUSUAL, "falcon_h1", "lfm2", "llama", "qwen3_moe", "gemma2"}
 
 
 def each_of(kinds: Iterable[str]) -> list[Any]:

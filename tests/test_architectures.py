@@ -59,12 +59,15 @@ def test_alone_in_a_batch_and_from_the_cache(
 @pytest.mark.parametrize(
     "options",
     [
-        {"num_pages": 11},
-        {"num_state_slots": 2 * MAX_NUM_SEQS + 1},
-        {"page_aligned_scheduling": False, "max_num_batched_tokens": 37},
-        {"enable_prefix_caching": False},
+        pytest.param({"num_pages": 11}, id="pool too small"),
+        pytest.param({"num_state_slots": 2 * MAX_NUM_SEQS + 1}, id="one snapshot"),
+        pytest.param(
+            {"page_aligned_scheduling": False, "max_num_batched_tokens": 37},
+            marks=pytest.mark.long,
+            id="unaligned",
+        ),
+        pytest.param({"enable_prefix_caching": False}, marks=pytest.mark.long, id="no cache"),
     ],
-    ids=["pool too small", "one snapshot", "unaligned", "no cache"],
 )
 def test_in_every_other_setting(
     options: dict[str, Any], kind: str, model_folder: Folder, expected: Sequence[tuple[int, ...]]

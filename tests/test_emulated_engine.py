@@ -156,8 +156,13 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.long if number % 2 else pytest.mark.slow)
+        for number, kind in enumerate(KINDS)
+    ],
+)
 def test_states_latents_and_shared_keys_beside_emulated_kernels(
     kind: str, write_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from mlxserve.api.errors import speaks_ollama
 from tests.api.serving import StartServer
 
-NUM_EXAMPLES = int(os.environ.get("SCHEMATHESIS_EXAMPLES", "10"))  # of each route; more on demand
+NUM_EXAMPLES = int(os.environ.get("SCHEMATHESIS_EXAMPLES", "6"))  # of each route; more on demand
 MAP = "/api/v1/kv/map"  # sends events until the server ends
 
 

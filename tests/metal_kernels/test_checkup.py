@@ -66,7 +66,7 @@ def test_every_op_of_every_dtype_is_right(fast_backend: MetalBackend) -> None:
     [
         ("paged_decode", "paged_decode"),
         ("grouped_decode", "grouped_decode"),
-        pytest.param("write_kv_pages", "write_kv", marks=pytest.mark.slow),
+        pytest.param("write_kv_pages", "write_kv", marks=pytest.mark.long),
         pytest.param("write_kv_tokens", "write_kv", marks=pytest.mark.long),
         pytest.param("copy_pages", "copy_pages", marks=pytest.mark.long),
         ("rotate_and_write", "rotate_and_write"),
@@ -158,7 +158,7 @@ def test_attention_over_latents_is_checked(backend: Backend) -> None:
     assert all(0 < check.error <= check.tolerance for check in checks), checks
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_attention_over_latents_by_kernels_is_right(fast_backend: MetalBackend) -> None:
     checks = list(check_ops(fast_backend, []))
     assert len(checks) == len(DTYPES) * len(LATENT_DIMS)

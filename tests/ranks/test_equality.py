@@ -21,7 +21,7 @@ BY_HEADS = ("llama", "qwen3_moe", "qwen2", "qwen3", "gpt_oss")
 NOT_BY_LAYERS = ("gemma4_text", "rwkv7", "deepseek_v32")
 BY_LAYERS = tuple(kind for kind in ARCHITECTURES if kind not in NOT_BY_LAYERS)
 # A case takes 15 to 27 CPU seconds: three processes, two of which wait for each other in each layer.
-SLOW = {("tensor", "llama"), ("pipeline", "qwen3_next")}
+SLOW = {("tensor", "llama")}
 CASES = [
     *(("tensor", kind) for kind in BY_HEADS),
     *(("pipeline", kind) for kind in BY_LAYERS),
@@ -30,8 +30,8 @@ CASES = [
 WAYS = ("tensor", "pipeline")
 # One way in each run of the suite, the other with the table of all kinds.
 SPLITS = [
-    pytest.param(WAYS[0], marks=pytest.mark.slow),
-    pytest.param(WAYS[1], marks=pytest.mark.ranks),
+    pytest.param(WAYS[0], marks=pytest.mark.ranks),
+    pytest.param(WAYS[1], marks=pytest.mark.slow),
 ]
 
 Alone = Callable[[str], Answers]

@@ -89,6 +89,7 @@ def test_a_server_on_two_hosts_answers_and_ends_with_all_its_processes(hosts: St
         assert [one.cmdline() for one in below if is_alive(one)] == []
 
 
+@pytest.mark.ranks
 def test_a_server_on_two_hosts_says_so_when_a_rank_dies(hosts: StartHosts) -> None:
     with hosts() as (process, below):
         worker = next(one for one in below if one.environ().get("MLX_RANK") == "1")
@@ -99,6 +100,7 @@ def test_a_server_on_two_hosts_says_so_when_a_rank_dies(hosts: StartHosts) -> No
         assert [one.cmdline() for one in below if is_alive(one)] == []
 
 
+@pytest.mark.ranks
 def test_ranks_end_when_the_launcher_dies(hosts: StartHosts) -> None:
     with hosts() as (process, below):
         below[0].kill()  # mlx.launch
@@ -107,6 +109,7 @@ def test_ranks_end_when_the_launcher_dies(hosts: StartHosts) -> None:
         assert [one.cmdline() for one in below if is_alive(one)] == []
 
 
+@pytest.mark.ranks
 def test_the_doctor_measures_the_connection_of_two_hosts(hostfile: Path) -> None:
     command = [sys.executable, "-m", "mlxserve", "doctor", "--hostfile", str(hostfile)]
     done = subprocess.run(
@@ -126,6 +129,7 @@ def test_the_doctor_measures_the_connection_of_two_hosts(hostfile: Path) -> None
     assert " us (" in lines[1]
 
 
+@pytest.mark.ranks
 def test_a_doctor_that_is_told_to_end_leaves_no_process(hostfile: Path, tmp_path: Path) -> None:
     """While its ranks wait for each other: one of them is stopped."""
     command = [sys.executable, "-m", "mlxserve", "doctor", "--hostfile", str(hostfile)]

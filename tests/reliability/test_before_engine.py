@@ -32,12 +32,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
 
 @pytest.mark.slow
 def test_others_pass_requests_of_many_tiny_messages(server: Process) -> None:
-    with tiny_messages(server, 20, 6_000) as attack:
+    with tiny_messages(server, 14, 6_000) as attack:
         wait_until(lambda: len(attack.statuses) >= 2)
         before = len(attack.statuses)
         ask_beside(server)
-        assert len(attack.statuses) < before + 15
-    assert len(attack.statuses) == 20
+        assert len(attack.statuses) < before + 10
+    assert len(attack.statuses) == 14
     assert set(attack.statuses) <= {400, 503}  # 503 where memory for bodies is small
 
 

@@ -205,13 +205,17 @@ def test_a_fault_in_an_early_call_is_survived(subject: Subject, point: Point) ->
 
 
 @pytest.mark.parametrize(
-    "num_faults", [pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.long)]
+    ("point", "num_faults"),
+    [
+        *(pytest.param(p, 1, marks=pytest.mark.slow, id=str(p)) for p in POINTS[::2]),
+        *(pytest.param(p, 1, marks=pytest.mark.long, id=str(p)) for p in POINTS[1::2]),
+        *(pytest.param(p, 3, marks=pytest.mark.long, id=f"{p}-3") for p in POINTS),
+    ],
 )
-@pytest.mark.parametrize("point", POINTS, ids=str)
 def test_a_fault_at_any_call_is_survived(
     subject: Subject, point: Point, num_faults: int, num_calls: dict[Point, int]
 ) -> None:
-    """The latest of calls 0, 6 and 25 that the load reaches; each of them in the long suite."""
+    """The latest of calls 0, 6 and 25 that the load reaches; all points and calls in the long suite."""
     reached = [at for at in (0, 6, 25) if at < num_calls[point]]
     for at in reached[-num_faults:]:
         kind = ERRORS[(POINTS.index(point) + at) % len(ERRORS)]

@@ -107,7 +107,7 @@ def is_harmless(character: str) -> bool:
     "names",
     [
         pytest.param(SHORT, id="short"),
-        pytest.param(LONG, id="long"),
+        pytest.param(LONG, marks=pytest.mark.long, id="long"),
     ],
 )
 def test_no_answer_puts_anything_harmful_on_the_screen(

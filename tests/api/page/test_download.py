@@ -82,6 +82,7 @@ def test_a_model_is_downloaded_paused_resumed_and_answers(
         assert seen.errors == []
 
 
+@pytest.mark.long
 def test_a_download_that_fails_says_why_and_is_tried_again(
     server: Process, hub: Hub, visit: Open
 ) -> None:

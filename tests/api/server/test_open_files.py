@@ -22,7 +22,9 @@ def set_limit(num_files: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_files", [64, 256, 1024])
+@pytest.mark.parametrize(
+    "num_files", [64, *(pytest.param(n, marks=pytest.mark.long) for n in (256, 1024))]
+)
 def test_a_server_with_a_low_hard_limit_of_open_files_answers_under_many_connections(
     start: Start, num_files: int
 ) -> None:

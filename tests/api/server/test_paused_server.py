@@ -50,7 +50,7 @@ def watched(tmp_path: Path) -> Iterator[Process]:
         yield process
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_idle_server_goes_on_after_a_pause_longer_than_its_watchdog_waits(
     watched: Process,
 ) -> None:

@@ -110,7 +110,7 @@ def test_after_a_kill_nothing_is_wrong(serve: Start, tmp_path: Path, wanted: Mes
     assert num_lost == 0  # a file is whole or not there
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_model_in_between_changes_nothing(
     serve: Start, tmp_path: Path, wanted: Messages, model_folder: Callable[[str], Path]
 ) -> None:

@@ -115,8 +115,10 @@ HOSTILE: list[tuple[StructureKind, str]] = [
 ]
 
 
-@pytest.mark.slow
-def test_hostile_sources_are_refused_and_the_next_compiles(grammars: Grammars) -> None:
+def test_hostile_sources_are_refused_and_the_next_compiles(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlxserve.text.guidance.grammars.TRIES", (0.02, 0.2))
     for kind, source in HOSTILE:
         with pytest.raises(InvalidParameter, match=r"response_format: (takes|needs) more than"):
             compiled(grammars, kind, source)
