@@ -198,12 +198,16 @@ def _table(rows: Sequence[Row]) -> Table:
 
 
 def _chat_line(chat: ChatRecord) -> Content:
+    return Content.assemble(_when(chat), one_line(chat.title))
+
+
+def _when(chat: ChatRecord) -> Content:
     when = datetime.fromtimestamp(chat.updated_at)
-    return Content.assemble((f"{when:%d %b %H:%M}  ", "$text-quiet"), one_line(chat.title))
+    return Content.styled(f"{when:%d %b %H:%M}  ", "$text-quiet")
 
 
 def _hit_line(hit: SearchHit, words: str) -> Content:
-    """The chat's title and the excerpt, with the matches highlighted."""
+    """The chat's time and title and the excerpt, with the matches highlighted."""
     title = one_line(hit.chat.title, _TITLE_WIDTH).ljust(_TITLE_WIDTH)
     line = one_line(hit.excerpt, 120)
     at = line.casefold().find(words.casefold())
@@ -212,4 +216,4 @@ def _hit_line(hit: SearchHit, words: str) -> Content:
     excerpt = Content.styled(line, "$text-quiet")
     for found in re.finditer(re.escape(words), excerpt.plain, re.IGNORECASE):
         excerpt = excerpt.stylize("bold $accent", *found.span())
-    return Content.assemble(title, "  ", excerpt)
+    return Content.assemble(_when(hit.chat), title, "  ", excerpt)

@@ -291,6 +291,7 @@ def test_a_reload_loses_nothing_and_chats_are_found_renamed_and_deleted(
         assert sent(chat)[1][:2] == [("user", "About walruses"), ("assistant", "Hello")]
         page.click("#new")
         page.fill("#search", "WALRUS")
+        seen.until_text("#chat-list .open", "· About walruses")  # the day before the words
         page.locator("#chat-list .open").click()
         page.wait_for_selector(".assistant")
         assert len(seen.texts) == 4

@@ -27,8 +27,9 @@ function row(card) {
   const title = visible(card.title);
   const open = button("", () => chats.open(card.id), "");
   open.className = "open";
-  open.append(element("span", "title", title),
-    element("span", "quiet", card.excerpt ? visible(card.excerpt) : new Date(card.updated_at * 1000).toLocaleString()));
+  const when = new Date(card.updated_at * 1000);
+  open.append(element("span", "title", title), element("span", "quiet",
+    card.excerpt ? `${when.toLocaleDateString()} · ${visible(card.excerpt)}` : when.toLocaleString()));
   if (card.id === chats.currentId()) open.setAttribute("aria-current", "true");
   return element("li", "", open,
     button("✎", () => renamed(card), "Rename " + title), button("✕", () => removed(card), "Delete " + title));
