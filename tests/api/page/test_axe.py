@@ -105,6 +105,28 @@ def test_an_empty_page_with_a_demonstration_of_a_model(
         judge(seen, "an empty page")
 
 
+def test_a_model_that_is_offered_and_its_download(
+    chat: FakeChat, start_server: StartServer, visit: Open, judge: Judge
+) -> None:
+    chat.model_name = "mlxserve-mini"
+    name = "org/large"
+    offer = {"model": name, "short_name": "large:4b", "size": 3e9, "good_for": "chats"}
+    card = {"model": name, "done": 1e9, "total": 3e9, "problem": "The disk is full."}
+    found: dict[str, Any] = {"recommended": offer, "data": []}
+    with visit(start_server().url, bypass_csp=True) as seen:
+        seen.page.route("**/api/v1/downloads", lambda route: route.fulfill(json=found))
+        for state, button in (
+            ("offered", "Download large:4b"),
+            ("running", "Pause"),
+            ("paused", "Resume"),
+            ("failed", "Try again"),
+        ):
+            found["data"] = [] if state == "offered" else [{**card, "state": state}]
+            seen.page.reload()
+            seen.until_text(".offer button", button)
+            judge(seen, f"a download that is {state}")
+
+
 def test_an_answer_the_sides_and_the_dialogs(
     chat: FakeChat, start_server: StartServer, visit: Open, judge: Judge
 ) -> None:
