@@ -264,7 +264,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/service": "mlxserve/errors",
     "mlxserve/cli": (
-        "tui/opening tui mlxserve/version mlxserve/errors mlxserve/files mlxserve/terminal_text mlxserve/option mlxserve/config "
+        "tui/opening tui/chat tui mlxserve/version mlxserve/errors mlxserve/files mlxserve/terminal_text mlxserve/option mlxserve/config "
         "mlxserve/sampling_params "
         "mlxserve/machine mlxserve/gguf mlxserve/hub mlxserve/text/tokenizer mlxserve/disk mlxserve/door "
         "mlxserve/chat mlxserve/build mlxserve/ranks mlxserve/shelf mlxserve/api/config mlxserve/api/access mlxserve/api/server "

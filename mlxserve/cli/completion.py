@@ -1,7 +1,9 @@
-"""`mlxserve completion`: the script that completes commands and flags in a shell."""
+"""`mlxserve completion`: the script that completes commands, flags and models in a shell."""
 
 # Annotations are read by typer at run time, so this file does not postpone them.
 
+import re
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated
 
@@ -10,6 +12,23 @@ import typer
 from mlxserve.cli.streams import print_safe
 
 VARIABLE = "_MLXSERVE_COMPLETE"  # set by a shell that asks what completes a line
+_PLAIN = re.compile(r"[\w./:@+-]+")  # names that no shell reads as anything else
+# bash ends a word at a colon, which names such as qwen3:4b contain: ask for the whole word, and leave out
+# what stands before the last colon already. For bash 3.2, macOS's, as well.
+_WITH_COLONS = r"""
+_mlxserve_completion_with_colons() {
+    local COMP_WORDS COMP_CWORD line="${COMP_LINE:0:COMP_POINT}"
+    local last="${line##*[[:space:]]}"
+    read -ra COMP_WORDS <<< "$line"
+    COMP_CWORD=${#COMP_WORDS[@]}
+    [[ -n $last ]] && COMP_CWORD=$((COMP_CWORD - 1))
+    _mlxserve_completion "$@"
+    if [[ $last == *:* && $COMP_WORDBREAKS == *:* ]]; then
+        COMPREPLY=("${COMPREPLY[@]#"${last%:*}:"}")
+    fi
+}
+
+complete -o default -F _mlxserve_completion_with_colons mlxserve"""
 
 
 class Shell(StrEnum):
@@ -34,7 +53,7 @@ def completion(
     script = of_typer.get_completion_script(  # type: ignore[attr-defined]
         prog_name="mlxserve", complete_var=VARIABLE, shell=str(shell)
     )
-    print_safe(script)
+    print_safe(script + _WITH_COLONS if shell is Shell.BASH else script)
 
 
 def teach_shells() -> None:
@@ -43,3 +62,52 @@ def teach_shells() -> None:
     from typer import completion as of_typer
 
     of_typer.completion_init()  # type: ignore[attr-defined]
+
+
+def models_here(incomplete: str) -> list[str]:
+    """Names of models on this machine that begin so, short ones too: what completes an argument."""
+    return _names(incomplete, downloaded_only=False)
+
+
+def downloaded_models(incomplete: str) -> list[str]:
+    """As `models_here`, of those that `mlxserve rm` deletes."""
+    return _names(incomplete, downloaded_only=True)
+
+
+def first_model(ctx: typer.Context, incomplete: str) -> list[str]:
+    """As `models_here`, for the first of several words."""
+    return [] if ctx.params.get("words") else models_here(incomplete)
+
+
+def well_known_models(incomplete: str) -> list[str]:
+    """Short names of models that can be downloaded and begin so."""
+    from mlxserve.hub.known_models import REPOSITORIES, short_name
+
+    return [name for name in map(short_name, REPOSITORIES) if name.startswith(incomplete)]
+
+
+def served_models(incomplete: str) -> list[str]:
+    """Names of models that servers of this user have, and begin so."""
+    from mlxserve.cli.running_servers import running_servers
+
+    return _offered((name for one in running_servers() for name in one.names), incomplete)
+
+
+def _names(incomplete: str, *, downloaded_only: bool) -> list[str]:
+    from mlxserve.hub.catalog import Origin, places
+    from mlxserve.hub.known_models import REPOSITORIES, short_name
+
+    found = [
+        name for name, source, _ in places() if not downloaded_only or source is Origin.DOWNLOADED
+    ]
+    short = [short_name(name) for name in found if name in REPOSITORIES]
+    return _offered((*short, *found), incomplete)
+
+
+def _offered(names: Iterable[str], incomplete: str) -> list[str]:
+    """Each once. A folder may have a name that a shell would run: those are typed in full."""
+    return [
+        name
+        for name in dict.fromkeys(names)
+        if name.startswith(incomplete) and _PLAIN.fullmatch(name)
+    ]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mlxserve.cli.completion import downloaded_models, models_here
 from mlxserve.cli.models import Json
 from mlxserve.cli.streams import print_safe
 from mlxserve.errors import InvalidRequest, ModelNotFound, UnsupportedModel
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from mlxserve.hub.adapter_files import AdapterFiles
     from mlxserve.hub.catalog import Entry
 
-Name = Annotated[str, typer.Argument(help="As `mlxserve list` shows it, or a short name.")]
-
+_NAME_HELP = "As `mlxserve list` shows it, or a short name."
+Name = Annotated[str, typer.Argument(help=_NAME_HELP, autocompletion=models_here)]
+Downloaded = Annotated[str, typer.Argument(help=_NAME_HELP, autocompletion=downloaded_models)]
 
 _IS_IN = {
     "Ollama": "is in Ollama's folder",
@@ -178,7 +180,7 @@ def _template_in_words(abilities: dict[str, Any] | None) -> str:
 
 
 def rm(
-    name: Name,
+    name: Downloaded,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete a downloaded model."""

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from mlxserve.api.config import ServerConfig
+from mlxserve.cli.completion import models_here
 from mlxserve.cli.settings import Settings
 from mlxserve.cli.streams import print_safe
 from mlxserve.config import EngineConfig
@@ -27,7 +28,11 @@ SCHEMAS: tuple[type[Options], ...] = (ServerConfig, EngineConfig)
 
 ModelName = Annotated[
     str | None,
-    typer.Argument(metavar="MODEL", help="The model to use, as --model names it."),
+    typer.Argument(
+        metavar="MODEL",
+        help="The model to use, as --model names it.",
+        autocompletion=models_here,
+    ),
 ]
 _ALL = "mlxserve.help_all"  # of a context's `meta`
 _BASIC = {option.name for s in SCHEMAS for option in options_of(s) if option.declared.is_basic}
@@ -144,6 +149,7 @@ def _flag(option: NamedOption, *, may_repeat: bool = False) -> inspect.Parameter
         help=option.declared.help + (f"  [default: {default}]" if default else ""),
         metavar=_metavar(option),
         rich_help_panel=option.declared.panel,
+        autocompletion=models_here if option.name == "model" else None,
     )
     return inspect.Parameter(
         option.name,

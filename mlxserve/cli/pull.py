@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mlxserve.cli.completion import well_known_models
 from mlxserve.cli.models import Json, card_of, memory_for
 from mlxserve.cli.streams import print_safe
 from mlxserve.errors import MlxServeError
@@ -28,7 +29,8 @@ def pull(
         str,
         typer.Argument(
             help="A short name (qwen3:4b), a repository (mlx-community/Qwen3-4B-4bit) or one of its GGUF "
-            "files (hf.co/org/repository:Q4_K_M)."
+            "files (hf.co/org/repository:Q4_K_M).",
+            autocompletion=well_known_models,
         ),
     ],
     json: Json = False,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlxserve.cli.building import build
+from mlxserve.cli.completion import first_model
 from mlxserve.cli.own_key import has_key
 from mlxserve.cli.remote import stream
 from mlxserve.cli.running_servers import RunningServer, newest_server, served_name
@@ -24,9 +25,10 @@ from mlxserve.cli.settings import Settings
 from mlxserve.cli.streams import print_safe
 from mlxserve.cli.terminal import run_terminal
 from mlxserve.config import EngineConfig
-from mlxserve.errors import InvalidRequest, ModelNotFound
+from mlxserve.errors import InvalidParameter, InvalidRequest, ModelNotFound
 from mlxserve.images.sources import data_url
 from mlxserve.sampling_params import SamplingParams
+from tui.chat.sampling import HIGHEST_TEMPERATURE
 
 if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat
@@ -43,6 +45,7 @@ def run(
             metavar="[MODEL] [PROMPT]",
             help="The prompt, after a model's name or without; piped input is appended (in a loop that "
             "reads it, give < /dev/null). - reads stdin only.",
+            autocompletion=first_model,
         ),
     ] = None,
     image: Annotated[
@@ -55,7 +58,8 @@ def run(
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer in tokens.")] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature; 0 is greedy.")
+        float | None,
+        typer.Option(help=f"Sampling temperature, from 0 (greedy) to {HIGHEST_TEMPERATURE:g}."),
     ] = None,
     stats: Annotated[
         bool, typer.Option("--stats", help="Print speed and cached tokens to stderr.")
@@ -90,7 +94,7 @@ def run(
         "stop_on_repetition": True,
     }
     asked = {name: value for name, value in given.items() if value is not None}
-    replace(SamplingParams(), **asked)  # refuses what no model takes, before one is loaded
+    refuse_bad(asked)
     server = None if own else _server(settings, config)
     try:
         report = (
@@ -105,6 +109,15 @@ def run(
         sys.exit(1)
     if stats:
         print_safe(report, to=sys.stderr)
+
+
+def refuse_bad(asked: Mapping[str, Any]) -> None:
+    """Raises InvalidParameter for what no model takes, before one is loaded, or what makes noise."""
+    if not 0 <= (given := asked.get("temperature", 0)) <= HIGHEST_TEMPERATURE:
+        raise InvalidParameter(
+            "temperature", f"must be from 0 (greedy) to {HIGHEST_TEMPERATURE:g}, got {given:g}"
+        )
+    replace(SamplingParams(), **asked)
 
 
 def readable(file: Path) -> Path:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
+from mlxserve.cli.completion import served_models
 from mlxserve.cli.models import Json
 from mlxserve.cli.remote import ServerError, ask
 from mlxserve.cli.running_servers import RunningServer, running_servers
@@ -60,7 +61,8 @@ def stop(
     which: Annotated[
         str | None,
         typer.Argument(
-            help="Its address, port, model or process id, if several run; or one of a server's models."
+            help="Its address, port, model or process id, if several run; or one of a server's models.",
+            autocompletion=served_models,
         ),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Stop every server of this user.")] = False,

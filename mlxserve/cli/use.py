@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from mlxserve.cli.completion import models_here
 from mlxserve.cli.settings import configuration_file
 from mlxserve.cli.streams import print_safe
 from mlxserve.errors import InvalidConfig, ModelNotFound
@@ -25,7 +26,8 @@ def use(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A short name (qwen3:4b), a repository, a folder, a GGUF file, or mlxserve-mini."
+            help="A short name (qwen3:4b), a repository, a folder, a GGUF file, or mlxserve-mini.",
+            autocompletion=models_here,
         ),
     ] = None,
 ) -> None:

@@ -10,6 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from mlxserve.cli import running_servers
+from mlxserve.cli.completion import (
+    downloaded_models,
+    models_here,
+    served_models,
+    well_known_models,
+)
+from mlxserve.cli.running_servers import RunningServer
 from tests.cli.commands import mlxserve
 
 COMMAND = Path(sys.executable).parent / "mlxserve"
@@ -26,7 +34,7 @@ def test_another_shell_has_none() -> None:
     assert mlxserve("completion", "tcsh").code == 2
 
 
-def completed(line: str) -> set[str]:
+def completed(line: str, **env: str) -> set[str]:
     """What bash would offer for the last word of this line."""
     words = line.split(" ")
     done = subprocess.run(
@@ -36,6 +44,7 @@ def completed(line: str) -> set[str]:
             "_MLXSERVE_COMPLETE": "complete_bash",
             "COMP_WORDS": line,
             "COMP_CWORD": str(len(words) - 1),
+            **env,
         },
         capture_output=True,
         text=True,
@@ -51,13 +60,52 @@ def test_commands_and_flags_are_completed() -> None:
     assert completed("mlxserve completion b") == {"bash"}
 
 
+def test_models_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mlx-community--Qwen3-4B-4bit", "org--plain", "org--$(reboot)"):
+        (tmp_path / f"models--{name}" / "snapshots" / "1").mkdir(parents=True)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    for function in (models_here, downloaded_models):
+        assert function("q") == ["qwen3:4b"]
+        assert function("org/") == ["org/plain"], "a shell would run the other one"
+    assert models_here("mlxserve-m") == ["mlxserve-mini"]
+    assert downloaded_models("mlxserve-m") == [], "`rm` does not delete it"
+    assert "qwen3:8b" in well_known_models("qwen3:")
+
+
+def test_models_that_run_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = RunningServer(1, "http://127.0.0.1:1", "org/one", 0.0, others=("two",))
+    monkeypatch.setattr(running_servers, "running_servers", lambda: [running])
+    assert served_models("") == ["org/one", "two"]
+
+
+@pytest.mark.parametrize("line", ["show", "run", "serve --port 1 -m"])
+def test_a_models_name_is_completed_where_one_is_wanted(line: str) -> None:
+    assert completed(f"mlxserve {line} mlxserve-") == {"mlxserve-mini"}
+
+
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed; not run")
 def test_bash_reads_its_script(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text(mlxserve("completion", "bash").out)
-    asked = f"source {script}; complete -p mlxserve"
-    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True)
-    assert "_mlxserve_completion" in done.stdout
+    (tmp_path / "hub" / "models--mlx-community--Qwen3-4B-4bit" / "snapshots" / "1").mkdir(
+        parents=True
+    )
+    # As bash calls it for `mlxserve show qwen3:<TAB>`: a colon ends a word, and what follows is replaced.
+    asked = f"""
+        source {script}
+        complete -p mlxserve
+        COMP_LINE='mlxserve show qwen3:' COMP_WORDS=(mlxserve show qwen3 :) COMP_CWORD=3
+        COMP_POINT=${{#COMP_LINE}}
+        _mlxserve_completion_with_colons {COMMAND}
+        echo "${{COMPREPLY[@]}}"
+    """
+    env = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub")}
+    done = subprocess.run(
+        ["bash", "-c", asked], capture_output=True, text=True, check=True, env=env
+    )
+    registered, offered = done.stdout.splitlines()
+    assert "_mlxserve_completion_with_colons" in registered
+    assert offered == "4b"
 
 
 def test_bench_has_none_of_its_own() -> None:

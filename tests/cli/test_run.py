@@ -340,7 +340,13 @@ def test_a_prompt_without_quotes_is_explained(words: tuple[str, ...], run: Run) 
 
 
 @pytest.mark.parametrize(
-    ("flag", "value"), [("--max-tokens", "0"), ("--temperature", "-1"), ("--temperature", "nan")]
+    ("flag", "value"),
+    [
+        ("--max-tokens", "0"),
+        ("--temperature", "-1"),
+        ("--temperature", "9"),
+        ("--temperature", "nan"),
+    ],
 )
 def test_a_value_that_no_model_takes_is_refused_before_one_is_loaded(
     flag: str, value: str, run: Run, monkeypatch: pytest.MonkeyPatch

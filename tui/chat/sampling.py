@@ -24,10 +24,12 @@ from tui.sanitise import one_line
 OFF = "off"
 PRESET = "preset"
 EFFORTS = ("minimal", "low", "medium", "high")
+# Above it, all but the most likely tokens are noise; a server may take more of programs.
+HIGHEST_TEMPERATURE = 2.0
 # Name -> whether it is a whole number, the smallest and the largest value.
 _NUMBERS: dict[str, tuple[bool, float, float]] = {
-    "temperature": (False, 0, 100),
-    "top_p": (False, 0, 1),
+    "temperature": (False, 0, HIGHEST_TEMPERATURE),
+    "top_p": (False, 0.01, 1),
     "top_k": (True, 0, 2**31 - 1),
     "min_p": (False, 0, 1),
     "max_tokens": (True, 1, 2**31 - 1),
