@@ -28,9 +28,8 @@ from mlxserve.gguf.lanes import Bytes
 from mlxserve.gguf.latents import computed, other_form
 from mlxserve.gguf.reader import Header, TensorInfo, block_size
 
-_PIECE = (
-    1 << 20
-)  # bytes read and repacked at a time: less costs calls, more costs memory and caches
+# Bytes read and repacked at a time: less costs calls, more costs memory and caches.
+_PIECE = 1 << 20
 _LARGE_PIECE = 1 << 24  # bytes that are only read
 _KEPT_BY_MALLOC = 1 << 24  # bytes, more than a piece's arrays have together
 _PLAIN = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
