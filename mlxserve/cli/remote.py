@@ -78,9 +78,12 @@ def _client(base: str, seconds: float) -> Iterator["httpx.Client"]:
     key = key_for(base)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        # trust_env=False: a proxy from the environment must not see local traffic.
         with httpx.Client(
-            base_url=base, timeout=seconds, trust_env=False, headers=headers
+            base_url=base,
+            timeout=seconds,
+            trust_env=False,  # a proxy from the environment must not see local traffic
+            verify=not base.startswith("http:"),  # reading certificates takes 40 ms
+            headers=headers,
         ) as client:
             yield client
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
