@@ -56,6 +56,7 @@ _SUITES = {
 # Files that take longest come first, so that no worker ends with one of them while the others idle.
 _FIRST = (
     "tests/metal_kernels/test_msl_attention.py",
+    "tests/real/test_long_prompts.py",
     "tests/reliability/test_side_by_side.py",
     "tests/model/test_every_architecture.py",
     "tests/reliability/test_faults.py",

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from mlxserve import LLM
 from tests.api.server.process import Process, served
+from tests.real.asking import PAGE_SIZE
 from tests.real.prompts import EMBEDDER, REAL, SMOLLM2, TINY
 from tests.real.record import figures_of
 
@@ -17,6 +19,12 @@ from tests.real.record import figures_of
 def expected() -> list[tuple[int, ...]]:
     """What mlx-lm answers to each prompt."""
     return [tuple(answer["tokens"]) for answer in figures_of("mlx-lm", SMOLLM2)["answers"]]
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2: Path) -> Iterator[LLM]:
+    with LLM(str(smollm2), num_pages=400, page_size=PAGE_SIZE, disable_log_stats=True) as llm:
+        yield llm
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ import json
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,12 +26,6 @@ pytestmark = pytest.mark.slow
 
 REFERENCES = ("mlx-lm", "transformers", "llama.cpp")
 CLEAR = 0.3  # logits by which llama.cpp's choice was ahead
-
-
-@pytest.fixture(scope="module")
-def llm(smollm2: Path) -> Any:
-    with LLM(str(smollm2), num_pages=400, page_size=PAGE_SIZE, disable_log_stats=True) as llm:
-        yield llm
 
 
 def test_the_tokenizer_is_the_files_own(smollm2: Path) -> None:
@@ -71,21 +64,10 @@ def test_llama_cpp_answers_the_same_as_far_as_its_choices_are_clear(
 def test_greedy_tokens_are_mlx_lms_alone(llm: LLM, expected: list[tuple[int, ...]]) -> None:
     assert llm.reset_prefix_cache()
     params = replace(GREEDY, max_tokens=8)
-    for prompt, wanted in zip(prompts()[:-NUM_LONG], expected, strict=False):
+    some = slice(0, -NUM_LONG, 2)  # of every length
+    for prompt, wanted in zip(prompts()[some], expected[some], strict=True):
         [output] = llm.generate([prompt], params, use_tqdm=False)
         assert output.token_ids == wanted[:8]
-
-
-def test_greedy_tokens_are_mlx_lms_after_up_to_6000_tokens(
-    llm: LLM, expected: list[tuple[int, ...]]
-) -> None:
-    asked, wanted = prompts()[-NUM_LONG:], expected[-NUM_LONG:]
-    assert [tokens_of(llm, [prompt])[0] for prompt in asked] == wanted, "each from those before it"
-    outputs = llm.generate(asked, replace(GREEDY, max_tokens=8), use_tqdm=False)
-    assert [output.token_ids for output in outputs] == [tokens[:8] for tokens in wanted], (
-        "from the cache, in a batch"
-    )
-    assert all(output.usage.cached_tokens > 1_000 for output in outputs)
 
 
 def test_of_several_answers_each_is_the_same_and_seeds_differ(
@@ -94,7 +76,7 @@ def test_of_several_answers_each_is_the_same_and_seeds_differ(
     prompt = prompts()[0]
     [greedy] = llm.generate([prompt], replace(GREEDY, n=3), use_tqdm=False)
     assert [one.token_ids for one in (greedy, *greedy.alternatives)] == [expected[0]] * 3
-    drawn = replace(GREEDY, n=3, temperature=1, seed=5)
+    drawn = replace(GREEDY, n=3, temperature=1, seed=5, max_tokens=12)
     [first] = llm.generate([prompt], drawn, use_tqdm=False)
     [again] = llm.generate([prompt], drawn, use_tqdm=False)
     texts = [one.text for one in (first, *first.alternatives)]

@@ -14,11 +14,12 @@ import pytest
 
 from tests.api.clients import anthropic, ollama, openai
 from tests.api.server.process import Process
-from tests.real.prompts import EMBEDDER, REAL, TINY
+from tests.real.prompts import EMBEDDER, NUM_TOKENS, QUESTIONS, REAL, SMOLLM2, TINY, chat_of
+from tests.real.record import figures_of
 
 pytestmark = pytest.mark.slow
 
-QUESTION = "What is the capital of France?"
+QUESTION = QUESTIONS[1]  # the capital of France
 
 
 @pytest.fixture
@@ -58,6 +59,26 @@ def test_openais_client_finds_all_and_asks_each(of_openai: Any) -> None:
     assert cat @ kitten > cat @ train
     with pytest.raises(openai.BadRequestError, match=EMBEDDER):
         of_openai.chat.completions.create(model=EMBEDDER, messages=said(QUESTION), **options)
+
+
+def test_completions_count_as_the_references(of_openai: Any) -> None:
+    reply = of_openai.completions.create(
+        model=REAL, prompt=chat_of(QUESTION), max_tokens=NUM_TOKENS, temperature=0
+    )
+    assert "Paris" in reply.choices[0].text
+    answer = figures_of("mlx-lm", SMOLLM2)["answers"][1]
+    assert reply.usage.prompt_tokens == answer["num_prompt_tokens"]
+
+
+def test_a_model_that_writes_embeds_similar_texts_closer(of_openai: Any) -> None:
+    texts = [
+        "A cat sleeps on the sofa.",
+        "A kitten naps on the couch.",
+        "Interest rates rose in March.",
+    ]
+    vectors = of_openai.embeddings.create(model=REAL, input=texts)
+    cat, kitten, rates = (np.array(one.embedding) for one in vectors.data)
+    assert cat @ kitten > cat @ rates
 
 
 def test_anthropics_client_asks_and_streams(server: Process) -> None:
