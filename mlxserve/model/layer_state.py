@@ -46,6 +46,7 @@ class LayerState:
         self._num_arrays = num_arrays
         self._groups = groups
         self._positions = positions
+        self._num_rows = len(positions)
 
     def make_mask(self, N: int, **_: Any) -> None:  # noqa: ARG002
         """None: no row is padding."""
@@ -58,24 +59,23 @@ class LayerState:
         """A module's call, once for each group; its outputs as rows."""
         outputs = []
         changed: dict[int, mx.array | None] = {}  # what this module did to the group before
+        num_groups = len(self._groups)
         for group in self._groups:
             before = self._before(group, changed)
             inner = self._class(self._num_arrays)
             inner.cache = list(before)
             if self._adapters is not None:
                 self._adapters.narrow(group.first, group.end)
-            outputs.append(
-                call(
-                    *[self._of_group(value, group, inner) for value in args],
-                    **{name: self._of_group(value, group, inner) for name, value in kwargs.items()},
-                )
-            )
+            of_group = [self._of_group(value, group, inner) for value in args]
+            named = kwargs and {k: self._of_group(v, group, inner) for k, v in kwargs.items()}
+            outputs.append(call(*of_group, **named))
             group.after[self._layer] = inner.cache
-            changed = {
-                at: new
-                for at, (new, old) in enumerate(zip(inner.cache, before, strict=True))
-                if new is not old
-            }
+            if num_groups > 1:
+                changed = {
+                    at: new
+                    for at, (new, old) in enumerate(zip(inner.cache, before, strict=True))
+                    if new is not old
+                }
         if self._adapters is not None:
             self._adapters.widen()
         return _as_rows(outputs, self._groups)
@@ -93,17 +93,19 @@ class LayerState:
 
     def _of_group(self, value: Any, group: Group, inner: Any) -> Any:
         """An argument of the module as its group sees it."""
-        if value is self:
-            return inner
-        num_rows = self._groups[-1].end
-        if not isinstance(value, mx.array) or group.batch == num_rows:
+        if not isinstance(value, mx.array):
+            return inner if value is self else value
+        num_rows = self._num_rows
+        if group.batch == num_rows:
             return value
         if value is self._positions:
             return mx.array(group.positions)
-        if value.ndim >= 2 and value.shape[:2] == (num_rows, 1):
-            rows = value[group.first : group.end]
-            return rows.reshape(group.batch, group.length, *value.shape[2:])
-        return value
+        shape = value.shape
+        if shape[:2] != (num_rows, 1):
+            return value
+        if group.length < num_rows:  # beside other groups
+            value = value[group.first : group.end]
+        return value.reshape(group.batch, group.length, *shape[2:])
 
 
 def _as_rows(outputs: list[Any], groups: Sequence[Group]) -> Any:

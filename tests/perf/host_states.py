@@ -1,16 +1,18 @@
 """The host's part of a step where most layers are recurrent: 24 of them, and 8 with attention.
 
-As `tests.perf.host`, with two differences. The state of a step is what the one before has left, so the
-steps are computed between the timed parts; and the layers are small, which changes nothing in their
-graphs. The recurrence itself, a kernel of mlx-lm's on a GPU and a loop of ops on a CPU, is one op.
+As `tests.perf.host`, with two differences. The state of a decode is what the step before has left, so
+decodes are computed between the timed parts; chunks are built one after another, each of a sequence of its
+own whose context was computed before. And the layers are small, which changes nothing in their graphs. The recurrence itself, a kernel of mlx-lm's on a GPU and a loop of ops on a CPU, is one op.
 """
 
 from __future__ import annotations
 
 import gc
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -28,6 +30,7 @@ from mlxserve.model.runner import ModelRunner
 from mlxserve.model.step_graphs import TIMES_BEFORE
 from mlxserve.request import Chunk, LiveRequest, Request, RequestState, as_page_table
 from mlxserve.sampling_params import SamplingParams
+from tests.perf.dispatches import of_a_layer
 from tests.perf.recording_factory import RecordingFactory, single_ops
 
 PAGE_SIZE = 32
@@ -63,30 +66,69 @@ GEOMETRY: dict[str, Any] = {
 
 
 def figures(decodes: Sequence[int], chunk: int, rounds: int, steps: int) -> Iterator[Figure]:
-    """Milliseconds to build a step of as many decodes, or one chunk, and the ratio to mlx-lm's."""
-    dense, loaded = _model(), prepare(_model(), GEOMETRY, "host")
-    FusedLayers.of(loaded.model, loaded.dtype, CONTEXT)
+    """Milliseconds to build a step of as many decodes, or one chunk, and the ratio to mlx-lm's; dispatches
+    of a layer."""
+    dense, loaded = _model(), _fused_model()
     num_states = len(loaded.states)
     name = f"{num_states} recurrent and {len(loaded.layers)} attention layers"
     with single_ops(), _single_recurrence():
-        workloads = [(f"{num} decodes", num, 1) for num in decodes]
-        for what, num, length in [*workloads, (f"chunk of {chunk}", 1, chunk)]:
-            ours, theirs = _ours(loaded, num, length), _theirs(dense, num, length)
-            for _ in range(TIMES_BEFORE + 1):
-                ours(), theirs()
+        workloads = [(f"{n} decodes", *_decoding(dense, loaded, n, steps)) for n in decodes]
+        chunks = _Chunks(loaded, chunk), _DenseChunks(dense, chunk)
+        workloads += [(f"chunk of {chunk}", *(partial(c.milliseconds, steps) for c in chunks))]
+        for what, ours, theirs in workloads:
             a, b = [], []
             for _ in range(rounds):
-                gc.collect()
-                a.append(1e3 * median(ours() for _ in range(steps)))
-                b.append(1e3 * median(theirs() for _ in range(steps)))
+                a.append(ours())
+                b.append(theirs())
             ratios = tuple(x / y for x, y in zip(a, b, strict=True))
             yield Figure(f"{name}, {what}: ours", "ms", tuple(a))
             yield Figure(f"{name}, {what}: mlx-lm", "ms", tuple(b))
             yield Figure(f"{name}, {what}: ratio", "", ratios)
+    for kind in LAYERS:
+        for who in ("ours", "mlx-lm"):
+            found = float(layer_dispatches(kind, chunk, who).total())
+            yield Figure(f"{kind}, chunk of {chunk}: dispatches of a layer, {who}", "", (found,))
 
 
-def _model() -> nn.Module:
-    model = qwen3_next.Model(qwen3_next.ModelArgs.from_dict(GEOMETRY))
+# Models that differ by such a layer, by their number of layers.
+LAYERS = {"recurrent": (4, 5), "attention beside recurrent": (7, 8)}
+
+
+def layer_dispatches(kind: str, chunk: int, who: str = "ours") -> Counter[str]:
+    """Of one layer in a step with a chunk, by name, without what only later steps read."""
+    with single_ops(), _single_recurrence():
+        few, more = (
+            _Chunks(_fused_model(num), chunk) if who == "ours" else _DenseChunks(_model(num), chunk)
+            for num in LAYERS[kind]
+        )
+        return of_a_layer(few.build, more.build)
+
+
+def _decoding(
+    dense: nn.Module, loaded: LoadedModel, num: int, steps: int
+) -> list[Callable[[], float]]:
+    """Two functions that return milliseconds of a step, once steps of these shapes are recorded."""
+
+    def milliseconds(step: Callable[[], float]) -> float:
+        gc.collect()
+        return 1e3 * median(step() for _ in range(steps))
+
+    each = _ours(loaded, num), _theirs(dense, num)
+    for step in each:
+        for _ in range(TIMES_BEFORE + 1):
+            step()
+    return [partial(milliseconds, step) for step in each]
+
+
+def _fused_model(num_layers: int | None = None) -> LoadedModel:
+    loaded = prepare(_model(num_layers), GEOMETRY, "host")
+    FusedLayers.of(loaded.model, loaded.dtype, CONTEXT)
+    return loaded
+
+
+def _model(num_layers: int | None = None) -> nn.Module:
+    sizes = {**GEOMETRY, "num_hidden_layers": num_layers or GEOMETRY["num_hidden_layers"]}
+    model = qwen3_next.Model(qwen3_next.ModelArgs.from_dict(sizes))
     mx.eval(model.parameters())
     return model
 
@@ -114,10 +156,95 @@ def _single_recurrence() -> Iterator[None]:
         qwen3_next.gated_delta_update = old
 
 
-def _ours(loaded: LoadedModel, num: int, length: int) -> Callable[[], float]:
-    """A function that computes one step more, of `length` tokens of each request, and returns the seconds
-    to build it. A chunk follows the same context each time."""
-    each = (CONTEXT + length) // PAGE_SIZE + 40
+class _Chunks:
+    """Steps of ours with a chunk of `length` tokens after the context."""
+
+    def __init__(self, loaded: LoadedModel, length: int) -> None:
+        self._length = length
+        num_pages = -(-(CONTEXT + length) // PAGE_SIZE)
+        self._pages = as_page_table(range(num_pages))
+        kv = KVPool(loaded.layers, num_pages, PAGE_SIZE, MetalBackend(RecordingFactory()))
+        self._runner = ModelRunner(loaded, kv)
+
+    def build(self) -> mx.array:
+        [request] = self._begun(1)
+        return self._built(request)
+
+    def milliseconds(self, steps: int) -> float:
+        """Of a step, in which an earlier one's graph is freed."""
+        first, *others = self._begun(1 + steps)
+        self._built(first)
+        gc.collect()
+        began = time.thread_time()
+        for request in others:
+            self._built(request)
+            self._runner.drop_states([])
+        return 1e3 * (time.thread_time() - began) / steps
+
+    def _built(self, request: LiveRequest) -> mx.array:
+        chunk = Chunk(request, CONTEXT, self._length, self._pages, samples=True)
+        done = self._runner.build([chunk]).done
+        request.state = RequestState.FINISHED
+        return done
+
+    def _begun(self, num: int) -> list[LiveRequest]:
+        """Requests whose context is computed."""
+        ids, params = [1] * (CONTEXT + self._length), SamplingParams(temperature=0)
+        requests = [LiveRequest(Request(str(number), ids, params)) for number in range(num)]
+        for request in requests:
+            request.state = RequestState.RUNNING
+        chunks = [Chunk(r, 0, CONTEXT, self._pages, samples=False) for r in requests]
+        self._runner.collect(self._runner.launch(chunks))
+        return requests
+
+
+class _DenseChunks:
+    """The same steps of mlx-lm's."""
+
+    def __init__(self, model: nn.Module, length: int) -> None:
+        self._model = model
+        self._tokens = mx.zeros((1, length), mx.int32)
+        self._used = [_cache(layer, 1) for layer in model.model.layers]
+        mx.eval(model(mx.zeros((1, CONTEXT), mx.int32), cache=self._used))
+        mx.eval([_kept(each) for each in self._used])
+        self._fresh = [
+            {name: list(v) if isinstance(v, list) else v for name, v in vars(each).items()}
+            for each in self._used
+        ]
+
+    def build(self) -> mx.array:
+        for each, state in zip(self._used, self._fresh, strict=True):
+            vars(each).update({n: list(v) if isinstance(v, list) else v for n, v in state.items()})
+        return _chosen(self._model, self._tokens, self._used)
+
+    def milliseconds(self, steps: int) -> float:
+        self.build()
+        gc.collect()
+        began = time.thread_time()
+        for _ in range(steps):
+            self.build()
+        return 1e3 * (time.thread_time() - began) / steps
+
+
+def _cache(layer: Any, num: int) -> Any:
+    if layer.is_linear:
+        return ArraysCache(2)
+    return KVCache() if num == 1 else BatchKVCache([0] * num)
+
+
+def _kept(cache: Any) -> list[mx.array]:
+    return cache.cache if isinstance(cache, ArraysCache) else [cache.keys, cache.values]
+
+
+def _chosen(model: nn.Module, tokens: mx.array, caches: list[Any]) -> mx.array:
+    logits = model(tokens, cache=caches)[:, -1, :]
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    return mx.argmax(logprobs, axis=-1)
+
+
+def _ours(loaded: LoadedModel, num: int) -> Callable[[], float]:
+    """A function that computes one token more of each request, and returns the seconds to build the step."""
+    each = CONTEXT // PAGE_SIZE + 40
     kv = KVPool(loaded.layers, num * each, PAGE_SIZE, MetalBackend(RecordingFactory()))
     runner = ModelRunner(loaded, kv)
     requests = []
@@ -132,50 +259,31 @@ def _ours(loaded: LoadedModel, num: int, length: int) -> Callable[[], float]:
         began = time.thread_time()
         pending = runner.build(chunks)
         seconds = time.thread_time() - began
-        runner.start(pending)
+        runner.compute([pending.done])
         runner.collect(pending)
         return seconds
 
-    def begin() -> None:
-        for request, pages in requests:
-            compute([Chunk(request, 0, CONTEXT, pages, samples=False)])
-
-    begin()
+    for request, pages in requests:
+        compute([Chunk(request, 0, CONTEXT, pages, samples=False)])
 
     def step() -> float:
         nonlocal end
-        if length > 1:
-            begin()
-        end = end + 1 if length == 1 else CONTEXT + length
-        return compute(
-            [Chunk(r, end - length, length, pages, samples=True) for r, pages in requests]
-        )
+        end += 1
+        return compute([Chunk(r, end - 1, 1, pages, samples=True) for r, pages in requests])
 
     return step
 
 
-def _theirs(model: nn.Module, num: int, length: int) -> Callable[[], float]:
-    def cache(layer: Any) -> Any:
-        if layer.is_linear:
-            return ArraysCache(2)
-        return KVCache() if num == 1 else BatchKVCache([0] * num)
-
-    used = [cache(layer) for layer in model.model.layers]
+def _theirs(model: nn.Module, num: int) -> Callable[[], float]:
+    used = [_cache(layer, num) for layer in model.model.layers]
     mx.eval(model(mx.zeros((num, CONTEXT), mx.int32), cache=used))
-    tokens = mx.zeros((num, length), mx.int32)
-    fresh = [dict(vars(each)) for each in used]
+    tokens = mx.zeros((num, 1), mx.int32)
 
     def step() -> float:
-        if length > 1:
-            for each, state in zip(used, fresh, strict=True):
-                vars(each).update(state)
         began = time.thread_time()
-        logits = model(tokens, cache=used)[:, -1, :]
-        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        chosen = mx.argmax(logprobs, axis=-1)
+        chosen = _chosen(model, tokens, used)
         seconds = time.thread_time() - began
-        kept = [c.cache if isinstance(c, ArraysCache) else [c.keys, c.values] for c in used]
-        mx.eval(chosen, kept)
+        mx.eval(chosen, [_kept(each) for each in used])
         return seconds
 
     return step
