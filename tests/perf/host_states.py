@@ -72,10 +72,11 @@ def figures(decodes: Sequence[int], chunk: int, rounds: int, steps: int) -> Iter
     num_states = len(loaded.states)
     name = f"{num_states} recurrent and {len(loaded.layers)} attention layers"
     with single_ops(), _single_recurrence():
-        workloads = [(f"{n} decodes", *_decoding(dense, loaded, n, steps)) for n in decodes]
-        chunks = _Chunks(loaded, chunk), _DenseChunks(dense, chunk)
-        workloads += [(f"chunk of {chunk}", *(partial(c.milliseconds, steps) for c in chunks))]
-        for what, ours, theirs in workloads:
+        workloads = [(f"{n} decodes", _decoding(dense, loaded, n, steps)) for n in decodes]
+        ours_chunks, dense_chunks = _Chunks(loaded, chunk), _DenseChunks(dense, chunk)
+        each = ours_chunks.milliseconds, dense_chunks.milliseconds
+        workloads.append((f"chunk of {chunk}", [partial(one, steps) for one in each]))
+        for what, (ours, theirs) in workloads:
             a, b = [], []
             for _ in range(rounds):
                 a.append(ours())
@@ -96,12 +97,14 @@ LAYERS = {"recurrent": (4, 5), "attention beside recurrent": (7, 8)}
 
 def layer_dispatches(kind: str, chunk: int, who: str = "ours") -> Counter[str]:
     """Of one layer in a step with a chunk, by name, without what only later steps read."""
+    builds: list[Callable[[], mx.array]] = []
     with single_ops(), _single_recurrence():
-        few, more = (
-            _Chunks(_fused_model(num), chunk) if who == "ours" else _DenseChunks(_model(num), chunk)
-            for num in LAYERS[kind]
-        )
-        return of_a_layer(few.build, more.build)
+        for num in LAYERS[kind]:
+            if who == "ours":
+                builds.append(_Chunks(_fused_model(num), chunk).build)
+            else:
+                builds.append(_DenseChunks(_model(num), chunk).build)
+        return of_a_layer(*builds)
 
 
 def _decoding(
