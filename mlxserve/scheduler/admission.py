@@ -108,6 +108,7 @@ class Admission:
     def num_found(self, asked: Request) -> int:
         """Tokens of a prompt's full pages that are in memory or on disk now, from the first one on."""
         request, tables = LiveRequest(asked), self._tables
+        tables.cache.share_hashes(request)
         num_pages = len(tables.cache.match(request))
         tables.cache.forget(request)
         num_pages += tables.num_on_disk(request, num_pages)

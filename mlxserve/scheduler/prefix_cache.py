@@ -11,11 +11,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from mlxserve.cache.hashing import extend_hashes, page_hash, root
 from mlxserve.cache.pages import PagePool
 from mlxserve.images.picture import marks_of, num_distinct, pictures_of
-from mlxserve.request import ANONYMOUS, CacheMiss, CacheReport, LiveRequest
+from mlxserve.request import ANONYMOUS, CacheMiss, CacheReport, LiveRequest, Request
 from mlxserve.scheduler.state_snapshots import StateSnapshots
 from mlxserve.scheduler.windows import Windows
 
@@ -74,6 +75,8 @@ class PrefixCache:
         self._pool = pool
         self._explainer = Explainer(pool)
         self._matches: dict[LiveRequest, _Match] = {}
+        # Of requests that were looked up, live or ended, as long as their callers hold them.
+        self._hashes: WeakKeyDictionary[Request, list[bytes]] = WeakKeyDictionary()
 
     def serves(self, request: LiveRequest) -> bool:
         """Whether the request finds pages here, and leaves its own."""
@@ -89,6 +92,17 @@ class PrefixCache:
         asked = request.asked
         marks = marks_of(asked.pictures) if asked.pictures else ()
         extend_hashes(request.page_hashes, token_ids, page_size, asked.cache_salt, marks)
+
+    def share_hashes(self, request: LiveRequest) -> None:
+        """Take the hashes of the prompt's pages from an earlier lookup, and keep the request's own for later ones."""
+        known = self.known_hashes(request.asked)[: request.num_prompt // self._pool.page_size]
+        if len(known) > len(request.page_hashes):
+            request.page_hashes[:] = known
+        self._hashes[request.asked] = request.page_hashes
+
+    def known_hashes(self, asked: Request) -> Sequence[bytes]:
+        """Of its pages, those of its answer included; empty after a restart."""
+        return self._hashes.get(asked, ())
 
     def hashes_of(self, prompt: Sequence[int], salt: bytes) -> list[bytes]:
         """Of the full pages of a prompt that no request asks for."""

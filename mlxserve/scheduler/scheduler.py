@@ -22,7 +22,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Container, Sequence
 from contextlib import suppress
-from weakref import WeakKeyDictionary
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.config import SchedulerConfig
@@ -91,8 +90,6 @@ class Scheduler:
         self.state_stats = StateStats()  # counted by the snapshots; to read
         self._num_arrivals = 0
         self._max_running = config.max_num_seqs  # fewer where memory is short
-        # Of live requests, and of those that ended, as long as their callers hold them.
-        self._page_hashes: WeakKeyDictionary[Request, list[bytes]] = WeakKeyDictionary()
         self._begin(pool, windows)
 
     def _begin(self, pool: PagePool, windows: Windows | None) -> None:
@@ -156,6 +153,7 @@ class Scheduler:
             queued_at=self.num_steps,
             length_limit=self.page_tables.capacity.length_limit(asked),
         )
+        self.page_tables.cache.share_hashes(request)
         capacity = self.page_tables.capacity.of(request)
         request.promised_length = min(request.length_limit, capacity)
         return request
@@ -189,7 +187,6 @@ class Scheduler:
 
     def _queue(self, request: LiveRequest) -> None:
         self._num_arrivals = max(self._num_arrivals, request.arrival + 1)
-        self._page_hashes[request.asked] = request.page_hashes
         self.roster.arrive(request)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
@@ -242,7 +239,7 @@ class Scheduler:
     def keep_pages(self, asked: Request, until: float) -> None:
         """Protect a request's cached pages from eviction: its conversation is about to continue."""
         if self.config.enable_prefix_caching:
-            self.page_tables.keep_pages(self._page_hashes.get(asked, ()), until)
+            self.page_tables.keep_pages(self.page_tables.cache.known_hashes(asked), until)
 
     def reset_prefix_cache(self, *, force: bool = False) -> bool:
         """Forget every cached page except those of named prefixes.
@@ -332,6 +329,7 @@ class Scheduler:
     def _wait_again(self, request: LiveRequest) -> None:
         """Queue a request that holds nothing, without the checks of its first arrival."""
         request.page_hashes[:] = request.asked.page_hashes
+        self.page_tables.cache.share_hashes(request)
         request.leader = request.loading = None
         request.num_computed = 0
         if request.asked.pins:

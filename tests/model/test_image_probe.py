@@ -12,7 +12,7 @@ from mlxserve.hub.files import find_model
 from mlxserve.model.attention import load_probed
 from mlxserve.model.image_probe import Sample, refuse_others
 from tests.images.test_picture import picture
-from tests.model.small_vision import write_vision_model
+from tests.model.small_vision import VISION_MODELS, write_vision_model
 
 SAMPLE = Sample([*range(12)], picture(5, 6), [*range(12)])
 NUM_ROWS = len(SAMPLE.ids)
@@ -98,9 +98,16 @@ def test_a_model_in_16_bits_sees(in_16_bits: Path) -> None:
     assert choice.loaded.vision is not None, choice.loaded.blindness
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gemma4", "qwen3_5"])
-def test_embeddings_that_are_multiplied_and_recurrent_layers_are_right_in_16_bits(
-    kind: str, tmp_path: Path
-) -> None:
+_SLOW = {"gemma4", "qwen3_5"}  # embeddings that are multiplied, and recurrent layers
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.slow if kind in _SLOW else pytest.mark.long)
+        for kind in VISION_MODELS
+        if kind != "qwen3_vl"
+    ],
+)
+def test_every_other_family_sees_in_16_bits(kind: str, tmp_path: Path) -> None:
     test_a_model_in_16_bits_sees(write_in_16_bits(tmp_path, kind))

@@ -245,6 +245,8 @@ class GhostEngine:
             skips_cache=skips_cache,
             pictures=pictures,
         )
+        if pictures:  # as the engine does, to compute only images that are not cached
+            self.scheduler.planner.admission.num_found(asked)
         request = self.scheduler.add(asked, now)
         self._know(request)
         return request

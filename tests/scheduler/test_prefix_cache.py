@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from mlxserve.config import PageTail
+from mlxserve.images.picture import PlacedPicture
 from mlxserve.request import CacheMiss, CacheReport
 from mlxserve.scheduler import prefix_cache
+from tests.images.test_picture import picture
 
 PAGE = 32
 LARGE = {"page_size": PAGE, "max_num_batched_tokens": 2048, "max_model_len": 4096}
@@ -60,6 +63,38 @@ def test_the_next_turn_of_a_chat_finds_the_pages_of_its_answer(make_engine: Call
     engine.drain()
     # The answer's last token was never computed: it is not part of the third page.
     assert second.num_cached == 2 * PAGE
+
+
+@pytest.mark.parametrize("num_cached", [0, 2])
+def test_pages_of_a_prompt_with_images_are_hashed_once(
+    make_engine: Callable, monkeypatch: pytest.MonkeyPatch, num_cached: int
+) -> None:
+    """Though the prompt is looked up before it is queued, to compute only images that are not cached."""
+    engine = make_engine(num_pages=64, **LARGE)
+    seen = picture(4, PAGE // 4)
+    prompt = [*engine.pages(1), *seen.ids, *engine.pages(2), 2]
+    placed = (PlacedPicture(PAGE, seen),)
+    if num_cached:
+        engine.add([*engine.pages(1), *seen.ids, 3], max_tokens=1, pictures=placed)
+        engine.drain()
+    num_hashed, plain = 0, prefix_cache.extend_hashes
+
+    def counted(hashes: list[bytes], *others: Any) -> None:
+        nonlocal num_hashed
+        before = len(hashes)
+        plain(hashes, *others)
+        num_hashed += len(hashes) - before
+
+    monkeypatch.setattr(prefix_cache, "extend_hashes", counted)
+    request = engine.add(prompt, max_tokens=2 * PAGE, pictures=placed)
+    engine.drain()
+    assert request.num_cached == num_cached * PAGE
+    assert num_hashed == len(request.page_hashes) == (len(request.token_ids) - 1) // PAGE
+    assert engine.scheduler.planner.admission.num_found(request.asked) == len(prompt) // PAGE * PAGE
+    assert (
+        engine.scheduler.add(request.asked).page_hashes
+        == request.page_hashes[: len(prompt) // PAGE]
+    )
 
 
 def test_pages_are_not_shared_across_salts(make_engine: Callable) -> None:
