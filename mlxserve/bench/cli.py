@@ -19,6 +19,8 @@ app = typer.Typer(
     help="Measure this machine, always next to a baseline in the same run.",
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
 )
 
 ModelOption = Annotated[

@@ -49,11 +49,28 @@ _OTHER_NAMES = {
 }
 
 
+# typer's words for a bad value are those of the library that checks it.
+_PLAINER = {
+    "Input should be a valid integer, unable to parse string as an integer": "give a whole number.",
+    "Input should be a valid number, unable to parse string as a number": "give a number.",
+    "Input should be": "give a value",  # ... less than or equal to 9
+    "Value error, ": "",
+}
+
+
 class Commands(TyperGroup):
-    """Knows a command also by the names that other tools give it."""
+    """Knows a command also by the names that other tools give it, and says in plain words what is wrong."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return super().get_command(ctx, _OTHER_NAMES.get(cmd_name, cmd_name))
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            for theirs, ours in _PLAINER.items():
+                error.message = error.message.replace(theirs, ours)
+            raise
 
 
 app = typer.Typer(

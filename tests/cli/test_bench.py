@@ -11,6 +11,8 @@ def test_bench_has_commands_of_its_own() -> None:
     assert "mlxserve bench" in outcome.out
     assert "decode" in outcome.out
     assert mlxserve("bench", "decode", "--no-such-flag").code == 2
+    assert mlxserve("bench", "-h").out == outcome.out
+    assert "╭" not in outcome.out, "its help looks like that of the other commands"
 
 
 def test_a_mistake_in_a_benchmark_is_one_line() -> None:

@@ -85,10 +85,18 @@ def test_a_users_mistake_shows_no_traceback() -> None:
     assert "no such folder" in error_line(mlxserve("serve", "--model", "./no such folder"))
 
 
-@pytest.mark.parametrize("args", [["serve", "--port", "x"], ["serve", "--no-such-flag"], ["fly"]])
-def test_a_wrong_flag_is_a_usage_error(args: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["serve", "--port", "x"], "Invalid value for '--port': give a whole number."),
+        (["serve", "--no-such-flag"], "No such option: --no-such-flag"),
+        (["fly"], "No such command 'fly'"),
+    ],
+)
+def test_a_wrong_flag_is_a_usage_error(args: list[str], words: str) -> None:
     outcome = mlxserve(*args)
     assert outcome.code == 2
+    assert words in outcome.err
     assert "Traceback" not in outcome.err
 
 

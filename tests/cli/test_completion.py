@@ -31,7 +31,9 @@ def test_each_shell_has_a_script(shell: str) -> None:
 
 
 def test_another_shell_has_none() -> None:
-    assert mlxserve("completion", "tcsh").code == 2
+    outcome = mlxserve("completion", "tcsh")
+    assert outcome.code == 2
+    assert "Invalid value for 'shell': 'tcsh' is not one of 'bash', 'zsh', 'fish'" in outcome.err
 
 
 def completed(line: str, **env: str) -> set[str]:
