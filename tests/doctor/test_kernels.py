@@ -74,12 +74,15 @@ def test_on_metal_speeds_and_the_gain_of_page_writes_are_reported() -> None:
 @pytest.mark.usefixtures("mac")
 def test_a_wrong_op_is_broken_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = [
+        OpCheck("paged_prefill", mx.float16, 64, 1e-4, 3e-3),
+        OpCheck("paged_prefill", mx.float16, 128, 2e-4, 3e-3),
         OpCheck("paged_decode", mx.float16, 64, 1e-4, 3e-3),
         OpCheck("paged_decode", mx.float16, 128, 0.5, 3e-3),
     ]
     monkeypatch.setattr(checkup, "check_ops", lambda _backend, _dims: iter(wrong))
     finding = {finding.name: finding for finding in check_kernels()}["float16 ops"]
     assert finding.grade is Grade.BROKEN
+    assert "paged_prefill off by 2e-04, " in finding.value, "one number for an op that is right"
     assert (
         "paged_decode off by 64:1e-04 128:5e-01, paged_decode at 128 may be 3e-03" in finding.value
     )
