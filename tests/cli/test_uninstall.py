@@ -51,6 +51,13 @@ def put(home: Path, *names: str) -> None:
         (home / name).write_text("")
 
 
+def test_the_readme_names_the_folder_of_each() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    for place in OURS:
+        folder = "/".join(place.split("/")[: 1 if place.startswith(".mlxserve/") else 2])
+        assert f"`~/{folder}`" in readme
+
+
 def test_every_place_is_listed_and_nothing_deleted(home: Path, run: Run) -> None:
     put(home, *OURS, *OTHERS)
     for flags in ((), ("--list",)):
