@@ -34,6 +34,9 @@ log = logging.getLogger("mlxserve.vision")
 
 _NUM_BEFORE, _NUM_AFTER = 12, 12  # tokens of text around the image
 _PAGE_SIZE = 16
+# Height and width: 6 x 5 rows for Qwen2.5-VL and GLM-4V. With 2 x 2 rows (48 x 64 pixels) rounding to 16 bits hides
+# rows that are rotated as text.
+_PIXELS = (160, 128)
 # In half precisions a row may be so many times as far from mlx-vlm's as rows of the text before are.
 _NOISE_FACTOR = 4
 _LEAST, _MOST = 0.02, 0.25  # and at least, and at most, so far: relative to the length of the row
@@ -50,7 +53,7 @@ class Sample:
     @classmethod
     def of(cls, reader: PictureReader, vocab_size: int, image_token: int, config: Any) -> Sample:
         """With the tokens by which mlx-vlm finds the image, as its `config` names them."""
-        pixels = np.random.RandomState(0).randint(0, 256, (48, 64, 3))
+        pixels = np.random.RandomState(0).randint(0, 256, (*_PIXELS, 3))
         picture = reader.read(Image.of(pixels.astype(np.uint8)))
         own = {image_token, *picture.ids}
         drawn = np.random.RandomState(1).randint(1, min(vocab_size, 1 << 10), 128)

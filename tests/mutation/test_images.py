@@ -62,6 +62,17 @@ FOUND: dict[str, Bug] = {
     "in 16 bits, turn an image's rows as text": Bug(
         picture_rows, "positions_of", "inside = np.indices", "inside = 0 * np.indices", _HALF
     ),
+    **{
+        f"in 16 bits, turn an image's rows of {kind} as text": Bug(
+            picture_rows,
+            "positions_of",
+            "inside = np.indices",
+            "inside = 0 * np.indices",
+            test_image_probe.test_every_other_family_sees_in_16_bits,
+            {"kind": kind},
+        )
+        for kind in ("qwen2_5_vl", "glm4v")
+    },
     "in 16 bits, begin each chunk with an image's first rows": Bug(
         picture_rows,
         "_parts",
