@@ -33,7 +33,6 @@ from mlxserve.engine.text_queue import QueuedText, TextQueue
 from mlxserve.engine.threads import THREADS, result_of
 from mlxserve.engine.throughput_log import ThroughputLog
 from mlxserve.errors import EngineFailed, EngineStopped, MlxServeError
-from mlxserve.images.picture import Picture
 from mlxserve.model.dense_text import Result, TextWork
 from mlxserve.model.workers import Workers
 from mlxserve.pauses import RUNNING
@@ -215,11 +214,12 @@ class AsyncEngine:
 
         Raises InvalidRequest, EngineStopped.
         """
-        call = self._call(lambda engine: engine.unseen(request))
-        pictures: list[Picture] = await asyncio.wrap_future(call)
-        if pictures:
-            num_rows = sum(picture.num_rows for picture in pictures)
-            await self.compute(request.client, num_rows, lambda engine: engine.seeing(pictures))
+        seeing = await asyncio.wrap_future(self._call(lambda engine: engine.seeing(request)))
+        if seeing is not None:
+            try:
+                await self.compute(request.client, seeing.num_rows, lambda _: seeing)
+            finally:
+                seeing.leave()
 
     async def compute(
         self, client: str, num_tokens: int, make: Callable[[Engine], TextWork[Result]]

@@ -34,7 +34,7 @@ from mlxserve.engine.timeline import Timeline
 from mlxserve.engine.trace import Trace
 from mlxserve.engine.transfers import Transfers
 from mlxserve.errors import OutOfMemory
-from mlxserve.images.picture import Picture, PictureReader
+from mlxserve.images.picture import PictureReader
 from mlxserve.model.dense_text import Result, TextWork
 from mlxserve.model.embedding import Embedding
 from mlxserve.model.runner import ModelRunner, Pending
@@ -285,22 +285,19 @@ class Engine:
         """As `ModelRunner.blindness`."""
         return self._runner.blindness
 
-    def unseen(self, request: Request) -> list[Picture]:
-        """Those of a request's pictures whose features are not kept, and whose rows are not all cached."""
-        assert self._runner.vision is not None, "the model reads text only"
-        num_found = self._scheduler.planner.admission.num_found(request)
-        wanted = {one.picture.key: one.picture for one in request.pictures if one.end > num_found}
-        return [one for key, one in wanted.items() if not self._runner.vision.keeps(key)]
-
-    def seeing(self, pictures: Sequence[Picture]) -> Seeing:
-        """Pictures to compute features of, in between steps."""
-        assert self._runner.vision is not None, "the model reads text only"
+    def seeing(self, request: Request) -> Seeing | None:
+        """Computes, between steps, features of those of a request's pictures that have none and whose rows are not
+        all cached; None without any."""
+        vision = self._runner.vision
+        assert vision is not None, "the model reads text only"
         pace, scheduler = self._embedding_pace, self._scheduler
+        num_found = scheduler.planner.admission.num_found(request)
+        wanted = {one.picture.key: one.picture for one in request.pictures if one.end > num_found}
+        pictures = [one for key, one in wanted.items() if not vision.keeps(key)]
+        if not pictures:
+            return None
         return Seeing(
-            self._runner.vision,
-            pictures,
-            lambda: pace.seconds(is_busy=scheduler.has_work),
-            self._clock,
+            vision, pictures, lambda: pace.seconds(is_busy=scheduler.has_work), self._clock
         )
 
     def advance(self, text: TextWork[Result]) -> Result | None:

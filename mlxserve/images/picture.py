@@ -80,6 +80,11 @@ class Picture:
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.inputs.values())
 
+    @cached_property
+    def num_inputs(self) -> int:
+        """Numbers that the tower computes with, at least 1."""
+        return max(1, sum(each.size for each in self.inputs.values() if each.dtype.kind == "f"))
+
     @property
     def shift(self) -> int:
         """What follows has a position that is its index plus this: it continues after the longest side."""

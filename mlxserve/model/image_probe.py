@@ -72,7 +72,9 @@ class Sample:
 def dense_logits(whole: nn.Module, sample: Sample, image_token: int) -> np.ndarray:
     """(rows, vocabulary), as mlx-vlm's `generate_step` computes a prompt at once."""
     ids = mx.array([[image_token if token < 0 else token for token in sample.ids]])
-    found = whole.get_input_embeddings(ids, mask=mx.ones_like(ids), **arguments(sample.picture))
+    found = whole.get_input_embeddings(
+        ids, mask=mx.ones_like(ids), **arguments(sample.picture.inputs)
+    )
     others = {
         name: value
         for name, value in found.to_dict().items()

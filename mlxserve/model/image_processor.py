@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -75,14 +75,18 @@ class ImageProcessor:
         for mark in found[:-1]:
             # Gemma 3 replaces what begins an image by the image; Gemma 4 only puts it there.
             with suppress(*_ERRORS):
-                made = self._made(mark, Image.of(np.zeros((64, 64, 3), np.uint8)))
+                made = self._made(mark, [Image.of(np.zeros((64, 64, 3), np.uint8))])
                 if self._image_token in _as_numpy(made["input_ids"]):
                     return mark
         if not found:
             raise ValueError("its processor names no placeholder of images")
         return found[-1]
 
-    def _made(self, mark: str, image: Image) -> Any:
+    def _made(self, mark: str, images: Sequence[Image]) -> Any:
+        pixels = [self._pixels(image) for image in images]
+        return self._processor(text=[mark * len(images)], images=pixels, add_special_tokens=False)
+
+    def _pixels(self, image: Image) -> Any:
         from PIL import Image as Pillow
 
         pixels = Pillow.fromarray(image.pixels)
@@ -90,25 +94,33 @@ class ImageProcessor:
             share = (self.most_pixels / num) ** 0.5
             size = max(1, int(image.width * share)), max(1, int(image.height * share))
             pixels = pixels.resize(size, Pillow.Resampling.BICUBIC, reducing_gap=2.0)
-        return self._processor(text=[mark], images=[pixels], add_special_tokens=False)
+        return pixels
 
     def make(self, image: Image) -> Picture:
         """`read`, without keeping it. Raises what the processor raises."""
-        made = self._made(self._mark, image)
-        inputs = {
-            name: _as_numpy(value)
-            for name, value in made.items()
-            if name not in _TEXT_OUTPUTS and value is not None
-        }
+        made = self._made(self._mark, [image])
+        inputs = _inputs_of(made)
         token_ids = [int(token) for token in _as_numpy(made["input_ids"])[0]]
         grid = self._grid(inputs, token_ids.count(self._image_token)) if self._has_grid else None
         return Picture.of(token_ids, self._image_token, inputs, grid)
+
+    def inputs_of(self, images: Sequence[Image]) -> dict[str, Any]:
+        """What the tower is given for several images at once. Raises what the processor raises."""
+        return _inputs_of(self._made(self._mark, images))
 
     def _grid(self, inputs: dict[str, Any], num_rows: int) -> Grid:
         """Rows in time, height and width: the tower merges patches of a square."""
         time, height, width = (int(n) for n in inputs[_GRID][0])
         merge = round((time * height * width / num_rows) ** 0.5)
         return time, height // merge, width // merge
+
+
+def _inputs_of(made: Any) -> dict[str, Any]:
+    return {
+        name: _as_numpy(value)
+        for name, value in made.items()
+        if name not in _TEXT_OUTPUTS and value is not None
+    }
 
 
 def _as_numpy(value: Any) -> npt.NDArray[Any]:

@@ -25,6 +25,7 @@ from mlxserve.model.image_probe import Sample, dense_logits, paged_logits, refus
 from mlxserve.model.image_processor import ImageProcessor, load_processor
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.shown_pictures import ShownPictures, teach
+from mlxserve.model.tower_batches import probed_axes
 from mlxserve.model.tower_memory import plan_tower
 from mlxserve.model.vision import MOST_FEATURES, Vision
 from mlxserve.model.vision_tower import Tower, in_float32, load_whole
@@ -99,12 +100,14 @@ def _vision_of(
     seeing = loaded.in_own_dtype().that_sees(vision)
     refuse_others(dense, paged_logits(seeing, backends, sample), sample, loaded.dtype)
     mx.eval(whole.parameters())
+    step_nbytes = plan_tower(tower, reader, memory_limit)
+    tower.axes = probed_axes(tower, reader, loaded.dtype)
     return Vision(  # another one, without the probe's image
         tower,
         shown,
         reader,
         most_bytes=min(MOST_FEATURES, memory_limit // _FEATURES_SHARE),
-        step_nbytes=plan_tower(tower, reader, memory_limit),
+        step_nbytes=step_nbytes,
     )
 
 

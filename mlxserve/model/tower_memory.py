@@ -26,6 +26,8 @@ _MEDIUM, _LARGE = 1024, 2048  # and of those that are read
 _GROWS = 1.5  # a processor makes larger images smaller where the larger one has no more than this
 _SHARE = 8  # of the memory: one part for the tower's step
 _FEWEST_PIXELS = 1 << 20
+# Numbers of images that are computed at once: a larger one keeps the device busy by itself.
+_MOST_INPUTS = 2 << 20
 _MARGIN = 1.25  # as of a step (`sizing`)
 
 
@@ -59,11 +61,11 @@ class TowerMemory:
 
 def plan_tower(tower: Tower, reader: ImageProcessor, memory_limit: int) -> int:
     """Bytes that the tower needs beside its weights, whatever image comes. Makes the reader shrink images
-    that would take more than a share of `memory_limit`.
+    that would take more than a share of `memory_limit`, and the tower compute no more than that at once.
     """
     small, larger = (_measured(tower, reader.make(_blank(side))) for side in (_SMALL, _LARGER))
     memory = TowerMemory.of(small, larger)
-    medium, large = (_num_inputs(reader.make(_blank(side))) for side in (_MEDIUM, _LARGE))
+    medium, large = (reader.make(_blank(side)).num_inputs for side in (_MEDIUM, _LARGE))
     most = large
     if large > _GROWS * medium:
         most = large * MAX_PIXELS // _LARGE**2
@@ -72,7 +74,9 @@ def plan_tower(tower: Tower, reader: ImageProcessor, memory_limit: int) -> int:
         if affordable < most:
             reader.most_pixels = MAX_PIXELS * affordable // most
             most = affordable
-    planned = memory.nbytes(most)
+    affordable = max(most, memory.most_inputs(memory_limit // _SHARE))
+    tower.most_inputs = min(affordable, _MOST_INPUTS)
+    planned = memory.nbytes(max(most, tower.most_inputs))
     log.info(
         "The vision tower needs up to %.2f GiB for an image of %.1f million pixels",
         planned / (1 << 30),
@@ -85,15 +89,11 @@ def _blank(side: int) -> Image:
     return Image.of(np.zeros((side, side, 3), np.uint8))
 
 
-def _num_inputs(picture: Picture) -> int:
-    return sum(value.size for value in picture.inputs.values() if value.dtype.kind == "f")
-
-
 def _measured(tower: Tower, picture: Picture) -> tuple[int, int]:
     """(numbers that the tower is given, bytes in use at most while it computes)."""
     mx.synchronize()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    for _ in compute(tower, picture):
+    for _ in compute(tower, [picture]):
         pass
-    return max(1, _num_inputs(picture)), max(0, mx.get_peak_memory() - before)
+    return picture.num_inputs, max(0, mx.get_peak_memory() - before)

@@ -14,6 +14,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
+from itertools import islice
+from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 
@@ -21,6 +23,7 @@ from metal_kernels.reading import DeviceError
 from mlxserve.errors import InvalidRequest, in_one_line
 from mlxserve.images.picture import Picture, PictureReader
 from mlxserve.model.dense_text import TextWork
+from mlxserve.model.picture_batch import has_shape_of
 from mlxserve.model.picture_rows import PictureRows
 from mlxserve.model.shown_pictures import Features, ShownPictures
 from mlxserve.model.vision_tower import Tower, compute
@@ -54,6 +57,16 @@ class Seeing(TextWork[int]):
         self._seconds = seconds
         self._clock = clock
         self._pieces: Generator[bool] | None = None
+        self.pictures = tuple(pictures)  # none when its caller has left. From any thread
+        vision.expect(self)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(picture.num_rows for picture in self._pictures)
+
+    def leave(self) -> None:
+        """Do not compute its pictures beside others any more. From any thread."""
+        self.pictures = ()
 
     def advance(self, num_tokens: int) -> int | None:  # noqa: ARG002
         """Pieces of a layer, for about `seconds`. Raises InvalidRequest where the tower fails, and DeviceError."""
@@ -69,7 +82,7 @@ class Seeing(TextWork[int]):
             raise InvalidRequest(
                 f"messages: the model's vision failed on an image: {in_one_line(error)}"
             ) from error
-        return sum(picture.num_rows for picture in self._pictures)
+        return self.num_rows
 
     def _look(self) -> Generator[bool]:
         for picture in self._pictures:
@@ -97,18 +110,19 @@ class Vision:
         step_nbytes: that the tower needs for any image, beside its weights
         """
         self.reader = reader
-        self._tower = tower
+        self.tower = tower
         self._shown = shown
         self._most_bytes = most_bytes
         self._step_nbytes = step_nbytes
         self._under_way: set[bytes] = set()  # pictures that are looked at
+        self._expected: WeakKeyDictionary[Seeing, None] = WeakKeyDictionary()  # in their order
         self._features: OrderedDict[bytes, Features] = OrderedDict()  # the last used is the last
         self._stats = VisionStats()
 
     @property
     def nbytes(self) -> int:
         """Of the tower's weights."""
-        return self._tower.nbytes
+        return self.tower.nbytes
 
     @property
     def planned_nbytes(self) -> int:
@@ -130,31 +144,55 @@ class Vision:
         self._features.move_to_end(key)
         return True
 
+    def expect(self, seeing: Seeing) -> None:
+        """Compute its pictures with others of their shape, should those have their turn first."""
+        self._expected[seeing] = None
+
     def see(self, picture: Picture) -> Features:
         """The features of a picture, computed unless they are kept."""
         if not self.keeps(picture.key):
-            for _ in self._compute(picture):
+            for _ in self._compute([picture]):
                 pass
         return self._features[picture.key]
 
     def look(self, picture: Picture) -> Generator[bool]:
-        """Compute the features of a picture unless they are kept. Yields after each piece of a layer whether it
-        was computed, or is waited for because they are computed for another request.
+        """Compute the features of a picture, and of others of its shape that wait, unless they are kept. Yields
+        after each piece of a layer whether it was computed, or is waited for because they are computed for
+        another request.
         """
         while picture.key in self._under_way:
             yield False
         if self.keeps(picture.key):
             return
-        self._under_way.add(picture.key)
+        together = [picture, *self._others_like(picture)]
+        keys = {each.key for each in together}
+        self._under_way |= keys
         try:
-            for _ in self._compute(picture):
+            for _ in self._compute(together):
                 yield True
         finally:
-            self._under_way.discard(picture.key)
+            self._under_way -= keys
 
-    def _compute(self, picture: Picture) -> Generator[None]:
-        found = yield from compute(self._tower, picture)
-        self._keep(picture.key, found)
+    def _others_like(self, picture: Picture) -> list[Picture]:
+        """Those that wait, have the same shape, and are computed with it."""
+        most = self.tower.num_together(picture, self._most_bytes // 2) - 1
+        if most < 1:
+            return []
+        waiting = {each.key: each for seeing in self._expected for each in seeing.pictures}
+        like = (
+            each
+            for key, each in waiting.items()
+            if key != picture.key
+            and key not in self._under_way
+            and key not in self._features
+            and has_shape_of(picture, each)
+        )
+        return list(islice(like, most))
+
+    def _compute(self, pictures: Sequence[Picture]) -> Generator[None]:
+        found = yield from compute(self.tower, pictures)
+        for picture, features in zip(reversed(pictures), reversed(found), strict=True):
+            self._keep(picture.key, features)  # the first one last: it is needed first
 
     def _keep(self, key: bytes, found: Features) -> None:
         stats = self._stats

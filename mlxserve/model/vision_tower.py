@@ -21,8 +21,12 @@ from mlx_lm.utils import dequantize_model
 from metal_kernels.reading import evaluate
 from mlxserve.images.picture import Picture
 from mlxserve.model.definitions import ModelArguments
+from mlxserve.model.picture_batch import PictureBatch
 from mlxserve.model.shown_pictures import Features, extend
 
+# Images that are computed at once, as many as `probed_axes` has tried: mlx-vlm's tower of GLM-4V is right for
+# three images and not for four.
+MOST_TOGETHER = 4
 _TEXT = "language_model."
 _SOUND = ("audio_tower", "embed_audio")  # parts that no image goes through, and are not loaded
 # The path of an element of a list, or of one of its own parts: a layer, its attention, its norms. Evaluated one by
@@ -96,6 +100,9 @@ class Tower:
         self._whole = whole
         self._image_token = image_token
         self._outputs: list[mx.array] | None = None  # of its pieces, while they are called
+        self._row_nbytes = hidden * dtype.size
+        self.most_inputs = 0  # numbers of several images that may be computed at once
+        self.axes: Mapping[str, int] | None = None  # on which inputs are joined; None: one by one
         whole.language_model = _NoText(hidden, dtype)
         for path, module in whole.named_modules():
             if _PIECE.fullmatch(path):
@@ -107,12 +114,20 @@ class Tower:
     def nbytes(self) -> int:
         return sum(array.nbytes for _, array in tree_flatten(self._whole.parameters()))
 
-    def features(self, picture: Picture) -> tuple[Features, list[mx.array]]:
-        """Of all of the picture's rows, and what its pieces leave, in their order; nothing is evaluated."""
+    def num_together(self, picture: Picture, most_bytes: int) -> int:
+        """How many pictures of this shape it computes at once, with at most `most_bytes` of features."""
+        if self.axes is None:
+            return 1
+        features = picture.num_rows * self._row_nbytes
+        most = min(self.most_inputs // picture.num_inputs, most_bytes // features)
+        return max(1, min(MOST_TOGETHER, most))
+
+    def features(self, pictures: Sequence[Picture]) -> tuple[list[Features], list[mx.array]]:
+        """Of all rows of pictures of one shape, and what its pieces leave, in their order; nothing is evaluated."""
         outputs: list[mx.array] = []
         self._outputs = outputs
         try:
-            return self._features(picture), outputs
+            return self._features(PictureBatch.of(pictures, self.axes or {})), outputs
         finally:
             self._outputs = None
 
@@ -122,36 +137,43 @@ class Tower:
         if self._outputs is not None and isinstance(first, mx.array):
             self._outputs.append(first)
 
-    def _features(self, picture: Picture) -> Features:
-        ids = np.array(picture.ids, np.int32)
-        is_row = ids < 0
-        ids[is_row] = self._image_token
+    def _features(self, batch: PictureBatch) -> list[Features]:
+        ids = np.where(batch.ids < 0, self._image_token, batch.ids)
         whole = mx.array(ids)[None]
         found = self._whole.get_input_embeddings(
-            whole, mask=mx.ones_like(whole), **arguments(picture)
+            whole, mask=mx.ones_like(whole), **arguments(batch.inputs)
         )
-        rows = found.inputs_embeds[0][mx.array(np.flatnonzero(is_row))]
-        deep = getattr(found, "deepstack_visual_embeds", None)
-        return Features(rows, () if deep is None else tuple(deep))
+        deep = getattr(found, "deepstack_visual_embeds", None) or ()
+        # By their indices, so that each picture's are arrays of their own, whose memory is freed with them.
+        return [
+            Features(
+                found.inputs_embeds[0][mx.array(at)],
+                tuple(each[mx.array(rows)] for each in deep)
+                if batch.num_pictures > 1
+                else tuple(deep),
+            )
+            for at, rows in batch.rows()
+        ]
 
 
-def compute(tower: Tower, picture: Picture) -> Generator[None, None, Features]:
-    """The features of a picture, evaluated piece by piece: one before each `yield`, and one after the last.
+def compute(tower: Tower, pictures: Sequence[Picture]) -> Generator[None, None, list[Features]]:
+    """The features of pictures of one shape, evaluated piece by piece: one before each `yield`, and one after
+    the last.
 
     The graph is built at once. As a part of a step's graph, they would be computed with each step that has
     rows of it.
     """
-    found, pieces = tower.features(picture)
+    found, pieces = tower.features(pictures)
     while pieces:
         evaluate(pieces.pop(0))
         yield
-    evaluate(found.rows, *found.deep)
+    evaluate(*(each for features in found for each in (features.rows, *features.deep)))
     return found
 
 
-def arguments(picture: Picture) -> dict[str, Any]:
+def arguments(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Of `get_input_embeddings`, beside the ids."""
-    return {name: mx.array(value) for name, value in picture.inputs.items()}
+    return {name: mx.array(value) for name, value in inputs.items()}
 
 
 def load_whole(

@@ -8,6 +8,7 @@ from mlxserve.engine.engine import Engine
 from mlxserve.errors import MlxServeError
 from mlxserve.images.picture import Picture
 from mlxserve.model import picture_rows
+from mlxserve.model.picture_batch import PictureBatch
 from mlxserve.model.picture_rows import PictureRows
 from mlxserve.model.shown_pictures import ShownPictures
 from mlxserve.model.vision import Vision
@@ -92,10 +93,17 @@ FOUND: dict[str, Bug] = {
     ),
     "look at an image whose rows are cached": Bug(
         Engine,
-        "unseen",
+        "seeing",
         "if one.end > num_found",
         "if True",
         test_images.test_an_image_whose_rows_are_cached_is_not_computed_again,
+    ),
+    "mix the features of images that are computed at once": Bug(
+        PictureBatch,
+        "rows",
+        "found + start",
+        "found",
+        test_images.test_images_of_one_shape_that_wait_are_computed_at_once,
     ),
     "give up features that were just computed": Bug(
         Vision,

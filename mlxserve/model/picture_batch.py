@@ -1,0 +1,87 @@
+"""PictureBatch: pictures of one shape, joined to be computed by a tower at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxserve.images.picture import Picture
+
+
+@dataclass(frozen=True, slots=True)
+class PictureBatch:
+    """
+    ids     of the pictures, one after the other
+    inputs  arguments of the tower by name
+    sizes   numbers of the pictures' ids
+    """
+
+    ids: npt.NDArray[np.int32]
+    inputs: Mapping[str, Any]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, pictures: Sequence[Picture], axes: Mapping[str, int]) -> PictureBatch:
+        """axes: on which the inputs of several pictures are joined; the others are those of the first one"""
+        [first, *others] = pictures
+        inputs = dict(first.inputs)
+        if others:
+            for name, axis in axes.items():
+                inputs[name] = np.concatenate([each.inputs[name] for each in pictures], axis)
+        ids = np.concatenate([np.array(each.ids, np.int32) for each in pictures])
+        return cls(ids, inputs, tuple(len(each.ids) for each in pictures))
+
+    @property
+    def num_pictures(self) -> int:
+        return len(self.sizes)
+
+    def rows(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """For each picture, where its rows are among the ids, and among all rows."""
+        start = num_rows = 0
+        for size in self.sizes:
+            found = np.flatnonzero(self.ids[start : start + size] < 0)
+            yield found + start, np.arange(num_rows, num_rows + len(found))
+            start, num_rows = start + size, num_rows + len(found)
+
+
+def has_shape_of(one: Picture, other: Picture) -> bool:
+    """Whether two pictures can be joined: their inputs are alike, and all that is not an image's content."""
+    if one.grid != other.grid or len(one.ids) != len(other.ids):
+        return False
+    if one.inputs.keys() != other.inputs.keys():
+        return False
+    return all(_is_like(array, other.inputs[name]) for name, array in one.inputs.items())
+
+
+def _is_like(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    """Sizes, masks and positions are no floating-point numbers, and must be the same."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return one.dtype.kind == "f" or bool(np.array_equal(one, other))
+
+
+def axes_of(
+    alone: Sequence[Mapping[str, Any]], together: Mapping[str, Any]
+) -> Mapping[str, int] | None:
+    """The axis on which a processor joins each input of several images; None where it does so in another way.
+
+    alone: the inputs of each image; together: of all
+    """
+    axes: dict[str, int] = {}
+    for name, whole in together.items():
+        parts = [inputs[name] for inputs in alone if name in inputs]
+        if len(parts) < len(alone) or any(part.ndim != whole.ndim for part in parts):
+            return None
+        for axis in range(whole.ndim):
+            shapes = {part.shape[:axis] + part.shape[axis + 1 :] for part in parts}
+            if len(shapes) == 1 and np.array_equal(np.concatenate(parts, axis), whole):
+                axes[name] = axis
+                break
+        else:
+            if not all(np.array_equal(part, whole) for part in parts):
+                return None
+    return axes
