@@ -24,8 +24,12 @@ _ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, 
 
 def probed_axes(tower: Tower, reader: ImageProcessor, dtype: mx.Dtype) -> Mapping[str, int] | None:
     """The axes on which inputs of several images are joined; None where each is computed by itself."""
-    images = [_image(seed) for seed in range(MOST_TOGETHER)]
     try:
+        # A processor may make every image large: then few of them, or none, will be computed at once.
+        most = tower.most_inputs // reader.make(_image(0)).num_inputs
+        images = [_image(seed) for seed in range(min(MOST_TOGETHER, most))]
+        if len(images) < 2:
+            return None
         pictures = [reader.make(image) for image in images]
         axes = axes_of([one.inputs for one in pictures], reader.inputs_of(images))
         if axes is None:
