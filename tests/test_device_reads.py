@@ -38,7 +38,7 @@ REVIEWED: dict[str, set[str]] = {
     "mlxserve/model/image_processor.py": {"value"},  # not mlx's
     "mlxserve/model/packed_states.py": {"payload[begin:end]"},
     "mlxserve/model/runner.py": {"batch.sample_rows"},
-    "mlxserve/model/vision_tower.py": {"picture.ids"},
+    "mlxserve/model/picture_batch.py": {"each.ids"},
     "mlxserve/model/sampler.py": {
         "outputs",
         "request.token_ids[:request.num_prompt]",
