@@ -385,7 +385,7 @@ async def test_search_finds_words_in_every_chat(t: Terminal, server: FakeServer)
     await t.until(lambda: isinstance(t.app.screen, ChatsDialog))
     await t.type("ghtho")
     await t.until(lambda: t.app.screen.query_one(OptionList).option_count == 1)
-    await t.until(lambda: re.search(r"\d\d:\d\d  the lighthouse +the li", t.screen) is not None)
+    await t.until(lambda: re.search(r"\d\d \w{3}  the lighthouse +the li", t.screen) is not None)
     await t.press("enter")
     await t.until(lambda: t.messages == ["the lighthouse", "Yes."])
 

@@ -118,7 +118,7 @@ def test_a_day_in_the_terminal(pane: Pane, home: Home, tmp_path: Path) -> None:
     pane.press("C-o")
     pane.until_shown("Search all chats")
     pane.type("lum-4")
-    pane.until_shown("Remember the code word pl…")  # its title, shortened for the excerpt
+    pane.until_shown("Remember the code…")  # its title, shortened for the excerpt
     pane.press("Enter")
     pane.until(
         lambda screen: "E edit" in screen and "plum-42" in screen

@@ -25,7 +25,7 @@ from tui.commands import COMMANDS, COMPOSER_KEYS, MESSAGE_KEYS, key_words
 from tui.sanitise import one_line
 
 Row = tuple[str, str, str]  # a command or key, the key of a command, its help
-_TITLE_WIDTH = 26
+_TITLE_WIDTH = 18
 _BEFORE_MATCH = 16  # characters of a message shown before a match
 CLOSE: list[BindingType] = [
     Binding("escape", "dismiss", "Close", show=False),
@@ -198,16 +198,16 @@ def _table(rows: Sequence[Row]) -> Table:
 
 
 def _chat_line(chat: ChatRecord) -> Content:
-    return Content.assemble(_when(chat), one_line(chat.title))
+    return Content.assemble(_when(chat, "%d %b %H:%M"), one_line(chat.title))
 
 
-def _when(chat: ChatRecord) -> Content:
+def _when(chat: ChatRecord, form: str) -> Content:
     when = datetime.fromtimestamp(chat.updated_at)
-    return Content.styled(f"{when:%d %b %H:%M}  ", "$text-quiet")
+    return Content.styled(f"{when:{form}}  ", "$text-quiet")
 
 
 def _hit_line(hit: SearchHit, words: str) -> Content:
-    """The chat's time and title and the excerpt, with the matches highlighted."""
+    """The chat's day and title and the excerpt, with the matches highlighted."""
     title = one_line(hit.chat.title, _TITLE_WIDTH).ljust(_TITLE_WIDTH)
     line = one_line(hit.excerpt, 120)
     at = line.casefold().find(words.casefold())
@@ -216,4 +216,4 @@ def _hit_line(hit: SearchHit, words: str) -> Content:
     excerpt = Content.styled(line, "$text-quiet")
     for found in re.finditer(re.escape(words), excerpt.plain, re.IGNORECASE):
         excerpt = excerpt.stylize("bold $accent", *found.span())
-    return Content.assemble(_when(hit.chat), title, "  ", excerpt)
+    return Content.assemble(_when(hit.chat, "%d %b"), title, "  ", excerpt)
