@@ -38,6 +38,7 @@ from tests.emulated import emulated_factory
 from tests.test_equality import dense_tokens, prompts_of, tokens
 
 GREEDY = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+LONG = replace(GREEDY, max_tokens=70)
 QUESTIONS = [
     "What is 17 + 25?",
     "Tell me a short story about a small boat, a lighthouse and a storm that came at night.",
@@ -69,9 +70,11 @@ class CountingFactory:
         return dispatch
 
 
-def conversations(llm: LLM, questions: Sequence[str]) -> Iterator[tuple[int, ...]]:
+def conversations(
+    llm: LLM, questions: Sequence[str], params: SamplingParams = GREEDY
+) -> Iterator[tuple[int, ...]]:
     messages = [[{"role": "user", "content": question}] for question in questions]
-    for output in llm.chat(messages, GREEDY, use_tqdm=False):
+    for output in llm.chat(messages, params, use_tqdm=False):
         yield output.token_ids
     llm.check()
 
@@ -98,7 +101,8 @@ def answers() -> dict[str, Tokens]:
         assert llm.stats().engine.num_steps > len(QUESTIONS) + GREEDY.max_tokens
         found["each twice"] = list(forks(llm, QUESTIONS))
     with LLM(num_pages=9, max_model_len=112, **OPTIONS) as llm:
-        found["with a preemption"] = list(conversations(llm, QUESTIONS))
+        # So long that two of them do not fit: they begin one after the other on a busy machine.
+        found["with a preemption"] = list(conversations(llm, QUESTIONS, LONG))
         assert llm.stats().scheduler.num_preemptions > 0
     return found
 
@@ -141,7 +145,8 @@ def test_emulated_kernels_give_the_tokens_that_plain_mlx_gives(
     found = answers()
     for name, wanted in expected.items():
         assert found[name] == wanted, name
-    assert len(set(map(tuple, found.values()))) == 1, "the configuration changed a token"
+    begun = {tuple(tokens[: GREEDY.max_tokens] for tokens in each) for each in found.values()}
+    assert len(begun) == 1, "the configuration changed a token"
     unused = UNUSED | {WRITE_KV_PAGES, WRITE_KV_TOKENS}
     assert set(factory.dispatches) == {spec.name for spec in ALL if spec not in unused}
 

@@ -1128,7 +1128,7 @@ def test_sampling_is_set_shown_sent_and_remembered(
         assert server.requests[0]["temperature"] == 0.3
         await t.until_ready()
         await t.ask("/set temperature warm")
-        await t.until_shown("temperature is a number from 0 to 100")
+        await t.until_shown("temperature is a number from 0 to 2")
         assert t.composer.text == "/set temperature warm"
         t.composer.write("")
         await t.ask("/set preset creative")

@@ -36,6 +36,7 @@ class PageMapReplica:
     def __init__(self) -> None:
         self.page_size = 0
         self.num_applied = 0  # events; the map is the same as long as this is
+        self._num_drawn = 1
         self._states = bytearray()
         self._window_states = bytearray()  # of layers with a window, where they have their own
         self._tables: dict[str, list[int]] = {}  # of live requests
@@ -91,6 +92,7 @@ class PageMapReplica:
         self.page_size = int(data["page_size"])
         self._states = bytearray(states)
         self._window_states = bytearray(_decoded(data.get("window_pages", "")))
+        self._num_drawn = 1
         self._tables = {}
         self._past.clear()
 
@@ -124,13 +126,20 @@ class PageMapReplica:
     def fold(
         self, num_cells: int, own: Collection[int], colour: Callable[[str], int] = lambda _: 0
     ) -> FoldedMap:
-        """Fold the map into at most `num_cells` cells. `colour`: of a request's own pages."""
-        per_cell, cells = _fold(self._states, num_cells)
+        """Fold the map into at most `num_cells` cells. `colour`: of a request's own pages.
+
+        Of a large pool that is almost empty, only the used part: a few pages would be one cell.
+        """
+        used = len(self._states.rstrip(b"f"))
+        while self._num_drawn < used:  # in doublings, so that the map seldom changes its scale
+            self._num_drawn *= 2
+        per_cell, cells = _fold(self._states[: max(num_cells, self._num_drawn)], num_cells)
         return FoldedMap(
             cells,
             frozenset(page // per_cell for page in own),
             per_cell,
             self._owners(per_cell, colour),
+            max(0, self.num_pages - max(num_cells, self._num_drawn)),
         )
 
     def fold_windows(self, num_cells: int) -> FoldedMap:
@@ -156,6 +165,7 @@ class FoldedMap:
     own: frozenset[int]  # cells that contain a page of the open chat
     pages_per_cell: int
     owners: Mapping[int, int] = field(default_factory=dict)  # colour of cells that a request holds
+    num_left_out: int = 0  # pages at the end, never used yet
 
 
 def _fold(states: bytearray, num_cells: int) -> tuple[int, str]:

@@ -191,6 +191,8 @@ def legend(pages: PageMapReplica, num_own: int, folded: FoldedMap) -> Content:
     scale = f"{pages.num_pages:,} pages of {pages.page_size} tokens"
     if folded.pages_per_cell > 1:
         scale += f"; each sign is {folded.pages_per_cell:,} pages and shows the most used"
+    if folded.num_left_out:
+        scale += f"; the last {folded.num_left_out:,} are unused"
     gap = Content("  ")
     return Content("\n").join(
         [gap.join(signs), gap.join([*rest, own]), _quiet(scale)],

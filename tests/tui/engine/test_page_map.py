@@ -63,7 +63,7 @@ def test_a_pool_of_another_size_starts_over() -> None:
     assert (page_map.num_pages, cells(page_map)) == (3, "aaf")
     assert list(page_map.pages_of("x")) == [0, 1]
     page_map.apply("snapshot", snapshot("a2f8", 10, requests=own))
-    assert page_map.fold(5, page_map.pages_of("x")).cells == "affff"
+    assert page_map.fold(5, page_map.pages_of("x")).cells == "aafff"
 
 
 def test_a_page_table_grows_and_is_replaced_from_an_index_on() -> None:
@@ -92,6 +92,17 @@ def test_a_folded_map_shows_the_strongest_state_of_each_cell() -> None:
     folded = page_map.fold(3, own=[5, 11])
     assert (folded.cells, folded.pages_per_cell) == ("cap", 4)
     assert folded.own == {1, 2}
+
+
+def test_of_a_large_pool_the_used_part_is_drawn() -> None:
+    page_map = begun("a3c2f1019", 1024)
+    folded = page_map.fold(8, own=[4])
+    assert (folded.cells, folded.own, folded.num_left_out) == ("aaaccfff", {4}, 1016)
+    page_map.apply("delta", delta(pages=[[29, "s1"]]))
+    folded = page_map.fold(8, own=[4])
+    assert (folded.cells, folded.pages_per_cell, folded.num_left_out) == ("acfffffs", 4, 992)
+    page_map.apply("delta", delta(pages=[[29, "f1"]]))
+    assert page_map.fold(8, own=[]).num_left_out == 992, "it keeps its scale"
 
 
 def test_an_empty_map_has_no_cells() -> None:
