@@ -195,8 +195,9 @@ class ModelCatalog:
                     yield _pulled(said, name)
                     return
                 if isinstance(done := said.get("done"), int):
-                    total = said.get("total")
-                    yield Downloaded(done, total if isinstance(total, int) else None)
+                    total = total if isinstance(total := said.get("total"), int) else None
+                    if done or total:  # nothing is downloaded of what is here
+                        yield Downloaded(done, total)
         raise ChatError(f"The download of {one_line(name, 80)} stopped early. Try again.")
 
     async def remove(self, name: str) -> None:
