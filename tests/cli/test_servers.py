@@ -76,7 +76,7 @@ def test_with_several_servers_stop_asks_which(home: Home) -> None:
 
 
 def test_a_server_that_does_not_start_says_why(home: Home) -> None:
-    done = home.run("serve", "--background", "--model", "./no-such-folder")
+    done = home.run("serve", "--background", "--port", "0", "--model", "./no-such-folder")
     assert done.code == 1
     assert "The server did not start" in done.err
     assert "no-such-folder" in done.err
