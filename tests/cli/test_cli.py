@@ -82,7 +82,9 @@ def test_a_users_mistake_is_one_line_and_exit_code_1(args: list[str], words: str
 
 
 def test_a_users_mistake_shows_no_traceback() -> None:
-    assert "no such folder" in error_line(mlxserve("serve", "--model", "./no such folder"))
+    assert "no such folder" in error_line(
+        mlxserve("serve", "--port", "0", "--model", "./no such folder")
+    )
 
 
 @pytest.mark.parametrize(
