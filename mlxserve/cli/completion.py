@@ -83,7 +83,7 @@ def well_known_models(incomplete: str) -> list[str]:
     """Short names of models that can be downloaded and begin so."""
     from mlxserve.hub.known_models import REPOSITORIES, short_name
 
-    return [name for name in map(short_name, REPOSITORIES) if name.startswith(incomplete)]
+    return _offered(map(short_name, REPOSITORIES), incomplete)
 
 
 def served_models(incomplete: str) -> list[str]:

@@ -2,8 +2,8 @@
 
 Both become an mlx-lm model whose weights are as on a Mac. They are in the system's memory before they are
 timed, so that disks do not count; each is loaded in a process of its own, whose memory is new, as a server's
-is. They are loaded in turn, and the fastest of all rounds counts: whatever else a machine does makes a round
-slower, never faster.
+is. They are loaded in turn, and the fastest of all rounds counts: other work on the machine only makes a round
+slower.
 """
 
 from __future__ import annotations

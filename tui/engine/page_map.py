@@ -133,13 +133,14 @@ class PageMapReplica:
         used = len(self._states.rstrip(b"f"))
         while self._num_drawn < used:  # in doublings, so that the map seldom changes its scale
             self._num_drawn *= 2
-        per_cell, cells = _fold(self._states[: max(num_cells, self._num_drawn)], num_cells)
+        drawn = self._states[: max(num_cells, self._num_drawn)]
+        per_cell, cells = _fold(drawn, num_cells)
         return FoldedMap(
             cells,
             frozenset(page // per_cell for page in own),
             per_cell,
             self._owners(per_cell, colour),
-            max(0, self.num_pages - max(num_cells, self._num_drawn)),
+            self.num_pages - len(drawn),
         )
 
     def fold_windows(self, num_cells: int) -> FoldedMap:

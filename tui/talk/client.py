@@ -57,15 +57,16 @@ class ChatClient:
             return request
 
         self.url = base_url(url)
+        is_here = _is_loopback(self.url)
         self._http = ClosingClient(
             base_url=self.url,
             auth=authorize,
             timeout=_QUESTION_TIMEOUT,
             transport=transport,
             # Requests to this machine must not go through a proxy from the environment.
-            trust_env=not _is_loopback(self.url),
+            trust_env=not is_here,
             # Reading the system's certificates takes 40 ms.
-            verify=not (_is_loopback(self.url) and self.url.startswith("http:")),
+            verify=not (is_here and self.url.startswith("http:")),
         )
         self.engine = EngineClient(self._http, self.url)
 

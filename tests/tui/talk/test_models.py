@@ -114,7 +114,7 @@ def test_a_download_reports_its_progress(program: Program) -> None:
     lines = ['{"done": 0, "total": null}', "noise", '{"done": 5, "total": 20}', '{"path": "/x"}']
     steps = asyncio.run(steps_of(program(f"print({chr(10).join(lines)!r})")))
     pulled = Model("a/b", ModelOrigin.DOWNLOADED)
-    assert steps == [Downloaded(5, 20), pulled], "nothing is said before a byte or a size is known"
+    assert steps == [Downloaded(5, 20), pulled], "no step without a byte or a size"
     assert (Downloaded(5, None).fraction, Downloaded(5, 20).fraction) == (None, 0.25)
 
 
