@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,6 +16,9 @@ from tests.api.page.visits import Open
 from tests.api.serving import StartServer
 from tests.images.files import file_of, picture
 from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Dialog, Route
 
 pytestmark = pytest.mark.slow
 
@@ -305,6 +309,40 @@ def test_a_reload_loses_nothing_and_chats_are_found_renamed_and_deleted(
 
 
 @pytest.mark.usefixtures("kept")
+def test_the_browser_asks_before_it_loses_what_is_not_saved(
+    start_server: StartServer, visit: Open
+) -> None:
+    asked: list[str] = []
+    held: list[Route] = []
+    with visit(start_server().url) as seen:
+        page = seen.page
+
+        def stay(dialog: Dialog) -> None:
+            asked.append(dialog.type)
+            dialog.dismiss()
+
+        page.on("dialog", stay)
+        page.route(
+            "**/api/v1/chats/*/messages",
+            lambda route: route.continue_() if asked else held.append(route),
+        )
+        seen.until("Ready")
+        seen.ask("About walruses")
+        seen.wait_for_answers(1)
+        wait_until(lambda: page.title() and held)  # each look lets Playwright hear the browser
+        page.evaluate("setTimeout(() => location.reload())")
+        wait_until(lambda: page.title() and asked)
+        assert asked == ["beforeunload"]
+        assert seen.texts == ["About walruses", "Hello"]
+        held[0].continue_()
+        page.wait_for_function("() => location.hash")
+        page.reload()
+        page.wait_for_selector(".assistant")
+        assert asked == ["beforeunload"], "what is saved is left without a question"
+        assert seen.texts == ["About walruses", "Hello"]
+
+
+@pytest.mark.usefixtures("kept")
 def test_images_are_chosen_pasted_shown_sent_and_kept(
     chat: FakeChat, start_server: StartServer, visit: Open
 ) -> None:
@@ -333,6 +371,7 @@ def test_images_are_chosen_pasted_shown_sent_and_kept(
         assert (first["image"].width, second["image"].width) == (24, 2_048)
         assert text == {"type": "text", "text": "Look"}
         assert page.locator(".user .images img").count() == 2
+        page.wait_for_function("() => location.hash")  # the server has the question's images
         page.reload()
         seen.wait_for_answers(1)
         page.wait_for_function(

@@ -283,6 +283,9 @@ export function start() {
   $("stop").addEventListener("click", stop);
   $("edit-cancel").addEventListener("click", cancelEdit);
   $("new").addEventListener("click", newChat);
+  addEventListener("beforeunload", (event) => { // the browser asks whether to lose what the server does not have yet
+    if (chat.path().some(({ id }) => id === null)) event.preventDefault();
+  });
   addEventListener("pagehide", () => { if (unsaved) saveLast(unsaved.chat, unsaved.message); });
   $("text").value = sessionStorage.getItem(DRAFT) || "";
   fit();

@@ -25,6 +25,7 @@ export async function read(id) {
   const known = new Map();
   for (const { parent_id, ...one } of found.messages) {
     const message = { ...one, parent: known.get(parent_id) ?? null };
+    if (message.state === "writing") message.state = "stopped"; // nothing here goes on with it
     known.set(message.id, message);
     chat.messages.push(message);
   }
