@@ -49,14 +49,3 @@ def error_line(outcome: CommandResult) -> str:
     assert outcome.err.startswith("error: ")
     assert outcome.err.count("\n") == 1
     return outcome.err
-
-
-def offline(home: Path, *arguments: str, **environment: str) -> CommandResult:
-    """Run a command without a network, with its own folders of models."""
-    return mlxserve(
-        *arguments,
-        **environment,
-        HF_HUB_CACHE=str(home / "hub"),
-        HF_HUB_OFFLINE="1",
-        MLXSERVE_HOME=str(home),
-    )

@@ -7,11 +7,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from mlxserve import cli
-from tests.cli.commands import CommandResult
+from tests.cli.commands import CommandResult, Run
 from tests.cli.recording_server import RecordingServer
 
 
@@ -44,6 +46,18 @@ def run(
     yield run
     for number, handler in handled.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def offline(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`run` without a network, with folders of models of its own."""
+    for name, value in {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}.items():
+        monkeypatch.setenv(name, value)
+        monkeypatch.setattr(constants, name, True if value == "1" else value)
+    for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_XET"):
+        monkeypatch.setenv(name, "1")  # `pull` sets them for its process
+    monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path))
+    return run
 
 
 @pytest.fixture

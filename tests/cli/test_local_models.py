@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from mlxserve.cli.running_servers import registered
 from mlxserve.hub.gguf_places import package_model
-from tests.cli.commands import error_line, offline
+from tests.cli.commands import Run, error_line
 from tests.gguf.architectures import ARCHITECTURES, build
 
 NAME = "mlx-community/Qwen3-4B-4bit"
@@ -40,80 +40,80 @@ def downloaded(tmp_path: Path) -> Path:
 
 
 def test_what_is_here_is_listed_before_what_can_be_downloaded(
-    tmp_path: Path, downloaded: Path
+    downloaded: Path, offline: Run
 ) -> None:
-    listed = json.loads(offline(tmp_path, "list", "--json").out)["models"]
+    listed = json.loads(offline("list", "--json").out)["models"]
     names = [one["name"] for one in listed if one["source"] != "suggested"]
     assert [name for name in names if name != "smollm2"] == ["mlxserve-mini", NAME]
     assert ("smollm2" in names) == (package_model() is not None)
-    here, _, others = offline(tmp_path, "list").out.partition("To download")
+    here, _, others = offline("list").out.partition("To download")
     assert here.startswith("On this machine:\n")
     assert NAME in here
     assert NAME not in others
     assert "qwen3:8b" in others
 
 
-def test_a_model_is_shown_by_its_short_name(tmp_path: Path, downloaded: Path) -> None:
-    card = json.loads(offline(tmp_path, "show", "qwen3:4b", "--json").out)
+def test_a_model_is_shown_by_its_short_name(downloaded: Path, offline: Run) -> None:
+    card = json.loads(offline("show", "qwen3:4b", "--json").out)
     assert (card["name"], card["architecture"], card["bits"], card["context"]) == (
         NAME, "qwen3", 4, 40_960,
     )  # fmt: skip
     assert card["kv_bytes_per_token"] == 2 * 2 * 36 * 8 * 128
-    shown = offline(tmp_path, "show", NAME).out
+    shown = offline("show", NAME).out
     assert "qwen3, 36 layers" in shown
     assert "144.0 KiB per token" in shown
 
 
 def test_a_model_that_was_trained_to_see_is_listed_and_shown_so(
-    tmp_path: Path, downloaded: Path
+    tmp_path: Path, downloaded: Path, offline: Run
 ) -> None:
-    assert "(vision)" not in offline(tmp_path, "list").out
+    assert "(vision)" not in offline("list").out
     folder = tmp_path / "models" / "seeing"
     folder.mkdir(parents=True)
     config = {"model_type": "qwen3_vl", "text_config": CONFIG, "vision_config": {"depth": 2}}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").write_bytes(bytes(1000))
-    assert "(vision)" in offline(tmp_path, "list").out
-    assert json.loads(offline(tmp_path, "show", str(folder), "--json").out)["vision"] is True
-    assert "Images        seen with mlxserve[vision]" in offline(tmp_path, "show", str(folder)).out
-    assert "Images" not in offline(tmp_path, "show", NAME).out
+    assert "(vision)" in offline("list").out
+    assert json.loads(offline("show", str(folder), "--json").out)["vision"] is True
+    assert "Images        seen with mlxserve[vision]" in offline("show", str(folder)).out
+    assert "Images" not in offline("show", NAME).out
 
 
-def test_a_model_with_windows_is_shown_with_what_they_take(tmp_path: Path) -> None:
+def test_a_model_with_windows_is_shown_with_what_they_take(tmp_path: Path, offline: Run) -> None:
     folder = tmp_path / "models" / "small"
     folder.mkdir(parents=True)
     windows = {"sliding_window": 1024, "sliding_window_pattern": 6}
     (folder / "config.json").write_text(json.dumps({**CONFIG, **windows}))
     (folder / "model.safetensors").write_bytes(bytes(1000))
-    card = json.loads(offline(tmp_path, "show", str(folder), "--json").out)
+    card = json.loads(offline("show", str(folder), "--json").out)
     of_layer = 2 * 2 * 8 * 128
     assert (card["window"], card["kv_bytes_per_token"]) == (1024, 6 * of_layer)
     assert card["window_kv_bytes"] == (32 + 2) * 32 * 30 * of_layer
-    shown = offline(tmp_path, "show", str(folder)).out
+    shown = offline("show", str(folder)).out
     assert "24.0 KiB per token, and 127.5 MiB for layers that see the last 1,024 tokens" in shown
 
 
-def test_the_bundled_model_is_shown_with_what_its_template_takes(tmp_path: Path) -> None:
-    shown = offline(tmp_path, "show", "mlxserve-mini").out
+def test_the_bundled_model_is_shown_with_what_its_template_takes(offline: Run) -> None:
+    shown = offline("show", "mlxserve-mini").out
     assert "mlxserve-mini (bundled)" in shown
     assert "Template      takes every conversation; ids of calls: none" in shown
-    card = json.loads(offline(tmp_path, "show", "mlxserve-mini", "--json").out)["chat_template"]
+    card = json.loads(offline("show", "mlxserve-mini", "--json").out)["chat_template"]
     assert card["late_system"] is True
     assert card["arguments"] == "text"
 
 
-def test_a_model_that_is_not_here_is_not_shown(tmp_path: Path) -> None:
-    line = error_line(offline(tmp_path, "show", "qwen3:4b"))
+def test_a_model_that_is_not_here_is_not_shown(offline: Run) -> None:
+    line = error_line(offline("show", "qwen3:4b"))
     assert "is not on this machine" in line
     assert "`mlxserve pull qwen3:4b` downloads it" in line
     assert "Did you mean" not in line
-    assert "Did you mean qwen3:4b" in error_line(offline(tmp_path, "show", "qwen3:4bb"))
+    assert "Did you mean qwen3:4b" in error_line(offline("show", "qwen3:4bb"))
 
 
-def test_a_downloaded_model_is_deleted(tmp_path: Path, downloaded: Path) -> None:
-    assert "pass --yes" in error_line(offline(tmp_path, "rm", NAME))
+def test_a_downloaded_model_is_deleted(downloaded: Path, offline: Run) -> None:
+    assert "pass --yes" in error_line(offline("rm", NAME))
     assert downloaded.exists()
-    done = offline(tmp_path, "rm", "qwen3:4b", "--yes")
+    done = offline("rm", "qwen3:4b", "--yes")
     assert done.out == f"Deleted {NAME}, 0.01 GB\n"
     assert not downloaded.exists()
 
@@ -127,9 +127,11 @@ def test_a_downloaded_model_is_deleted(tmp_path: Path, downloaded: Path) -> None
         ("qwen3:4b", "is not here"),
     ],
 )
-def test_what_was_not_downloaded_is_not_deleted(tmp_path: Path, name: str, words: str) -> None:
+def test_what_was_not_downloaded_is_not_deleted(
+    tmp_path: Path, name: str, words: str, offline: Run
+) -> None:
     (tmp_path / "hub").mkdir()
-    assert words in error_line(offline(tmp_path, "rm", name, "--yes"))
+    assert words in error_line(offline("rm", name, "--yes"))
     assert (tmp_path / "hub").exists()
 
 
@@ -146,31 +148,31 @@ def gguf_fixture(tmp_path: Path) -> Path:
 GGUF = "hf.co/org/repo-GGUF:Q4_0"
 
 
-def test_a_gguf_file_is_listed_with_its_format(tmp_path: Path, gguf: Path) -> None:
-    listed = json.loads(offline(tmp_path, "list", "--json").out)["models"]
+def test_a_gguf_file_is_listed_with_its_format(gguf: Path, offline: Run) -> None:
+    listed = json.loads(offline("list", "--json").out)["models"]
     one = next(one for one in listed if one["name"] == GGUF)
     assert (one["source"], one["format"], one["fits"]) == ("downloaded", "gguf", True)
-    line = next(row for row in offline(tmp_path, "list").out.splitlines() if GGUF in row)
+    line = next(row for row in offline("list").out.splitlines() if GGUF in row)
     assert line.split()[1:3] == ["downloaded", "gguf"]
     assert line.endswith("fits")
 
 
-def test_a_gguf_file_is_shown_with_its_kinds_of_blocks(tmp_path: Path, gguf: Path) -> None:
-    card = json.loads(offline(tmp_path, "show", GGUF, "--json").out)
+def test_a_gguf_file_is_shown_with_its_kinds_of_blocks(gguf: Path, offline: Run) -> None:
+    card = json.loads(offline("show", GGUF, "--json").out)
     assert (card["architecture"], card["layers"], card["context"]) == ("llama", 2, 256)
     counts = {kind: one["tensors"] for kind, one in card["quantisation"].items()}
     assert counts == {"Q4_0": 14, "Q8_0": 1, "F32": 6}
     assert sum(one["file_size"] for one in card["quantisation"].values()) < gguf.stat().st_size
     assert card["chat_template"] is not None
-    assert "Q4_0 (14 tensors, " in offline(tmp_path, "show", str(gguf)).out
+    assert "Q4_0 (14 tensors, " in offline("show", str(gguf)).out
 
 
-def test_a_downloaded_gguf_file_is_deleted(tmp_path: Path, gguf: Path) -> None:
-    assert "Deleted org/repo-GGUF" in offline(tmp_path, "rm", GGUF, "--yes").out
+def test_a_downloaded_gguf_file_is_deleted(gguf: Path, offline: Run) -> None:
+    assert "Deleted org/repo-GGUF" in offline("rm", GGUF, "--yes").out
     assert not gguf.exists()
 
 
-def test_of_two_quantisations_one_is_deleted(tmp_path: Path, gguf: Path) -> None:
+def test_of_two_quantisations_one_is_deleted(gguf: Path, offline: Run) -> None:
     blobs = gguf.parents[2] / "blobs"
     blobs.mkdir()
     other = gguf.with_name("small-Q8_0.gguf")
@@ -178,34 +180,34 @@ def test_of_two_quantisations_one_is_deleted(tmp_path: Path, gguf: Path) -> None
         blob.write_bytes(gguf.read_bytes())
         file.unlink(missing_ok=True)
         file.symlink_to(blob)
-    assert offline(tmp_path, "rm", GGUF, "--yes").out == f"Deleted {GGUF}, 0.00 GB\n"
+    assert offline("rm", GGUF, "--yes").out == f"Deleted {GGUF}, 0.00 GB\n"
     assert [file.name for file in blobs.iterdir()] == ["two"]
     assert list(gguf.parent.iterdir()) == [other]
-    assert offline(tmp_path, "rm", "hf.co/org/repo-GGUF:Q8_0", "--yes").out.startswith(
+    assert offline("rm", "hf.co/org/repo-GGUF:Q8_0", "--yes").out.startswith(
         "Deleted org/repo-GGUF, "
     )
     assert not blobs.parent.exists()
 
 
 def test_a_repository_whose_file_is_served_is_not_deleted(
-    tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch, offline: Run
 ) -> None:
     monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path))
     with registered("http://127.0.0.1:1", [GGUF], needs_key=False):
         for name in (GGUF, "org/repo-GGUF"):
-            assert "is served at http://127.0.0.1:1" in error_line(
-                offline(tmp_path, "rm", name, "--yes")
-            )
+            assert "is served at http://127.0.0.1:1" in error_line(offline("rm", name, "--yes"))
     assert gguf.exists()
 
 
-def test_a_file_of_the_users_own_is_not_deleted(tmp_path: Path, gguf: Path) -> None:
+def test_a_file_of_the_users_own_is_not_deleted(tmp_path: Path, gguf: Path, offline: Run) -> None:
     own = gguf.rename(tmp_path / "own.gguf")
-    assert "is a path of your own" in error_line(offline(tmp_path, "rm", str(own), "--yes"))
+    assert "is a path of your own" in error_line(offline("rm", str(own), "--yes"))
     assert own.exists()
 
 
-def test_other_programs_files_are_not_deleted(tmp_path: Path, gguf: Path) -> None:
+def test_other_programs_files_are_not_deleted(
+    tmp_path: Path, gguf: Path, offline: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blob = tmp_path / "ollama/blobs" / f"sha256-{'ab' * 32}"
     blob.parent.mkdir(parents=True)
     gguf.rename(blob)
@@ -213,12 +215,13 @@ def test_other_programs_files_are_not_deleted(tmp_path: Path, gguf: Path) -> Non
     manifest.parent.mkdir(parents=True)
     layer = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{'ab' * 32}"}
     manifest.write_text(json.dumps({"layers": [layer]}))
-    done = offline(tmp_path, "rm", "small:1b", "--yes", OLLAMA_MODELS=str(tmp_path / "ollama"))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
+    done = offline("rm", "small:1b", "--yes")
     assert "small:1b is in Ollama's folder, not downloaded by mlxserve" in error_line(done)
     assert blob.exists()
 
 
-def test_an_adapters_folder_is_shown(tmp_path: Path) -> None:
+def test_an_adapters_folder_is_shown(tmp_path: Path, offline: Run) -> None:
     config = {"model": "org/Base", "lora_parameters": {"scale": 20.0}}
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     pair = {
@@ -226,8 +229,8 @@ def test_an_adapters_folder_is_shown(tmp_path: Path) -> None:
         "q_proj.lora_b": np.ones((3, 4), np.float32),
     }
     save_file(pair, tmp_path / "adapters.safetensors")
-    shown = offline(tmp_path, "show", str(tmp_path)).out
+    shown = offline("show", str(tmp_path)).out
     assert "Trained from  org/Base" in shown
     assert "of 1 layers, rank 3, scale 20" in shown
-    card = json.loads(offline(tmp_path, "show", str(tmp_path), "--json").out)
+    card = json.loads(offline("show", str(tmp_path), "--json").out)
     assert (card["rank"], card["base"]) == (3, "org/Base")

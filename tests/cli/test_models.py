@@ -10,11 +10,11 @@ import pytest
 from mlxserve.cli.models import best_of
 from mlxserve.hub.catalog import Entry, MemoryFit, Origin
 from mlxserve.hub.kv_shapes import KVShape
-from tests.cli.commands import offline
+from tests.cli.commands import Run
 
 
-def test_models_are_listed_with_whether_they_fit(tmp_path: Path) -> None:
-    done = offline(tmp_path, "models", "--json")
+def test_models_are_listed_with_whether_they_fit(offline: Run) -> None:
+    done = offline("models", "--json")
     listed = json.loads(done.out)
     assert listed["context"] is None
     assert listed["models"][0]["context"] == 4096, "the context it was trained for"
@@ -23,8 +23,8 @@ def test_models_are_listed_with_whether_they_fit(tmp_path: Path) -> None:
     assert {model["source"] for model in listed["models"]} >= {"bundled", "suggested"}
 
 
-def test_the_list_has_a_heading_and_stars_the_largest_that_is_of_use(tmp_path: Path) -> None:
-    listed = offline(tmp_path, "models", "--max-model-len", "8192").out.splitlines()
+def test_the_list_has_a_heading_and_stars_the_largest_that_is_of_use(offline: Run) -> None:
+    listed = offline("models", "--max-model-len", "8192").out.splitlines()
     assert listed[0] == "On this machine:"
     assert listed[1].split() == ["Model", "Short", "name", "From", "Kind", "Size", "Context"]
     starred = [line for line in listed if line.startswith("★")]
@@ -54,24 +54,24 @@ def test_the_star_is_for_models_that_write_and_have_room_for_a_chat() -> None:
 
 
 def test_models_uses_the_context_and_memory_of_a_server_with_the_same_options(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: Run
 ) -> None:
     file = tmp_path / "config.toml"
     file.write_text("max_model_len = 3000\nport = 9000\n")
-    listed = json.loads(offline(tmp_path, "models", "--json", "--config", str(file)).out)
+    listed = json.loads(offline("models", "--json", "--config", str(file)).out)
     assert {model["context"] for model in listed["models"]} == {3000}
     monkeypatch.setenv("MLXSERVE_MAX_MODEL_LEN", "2000")
     monkeypatch.setenv("MLXSERVE_CONFIG", str(file))
-    half = json.loads(offline(tmp_path, "models", "--json", "--gpu-memory-utilization", "0.45").out)
+    half = json.loads(offline("models", "--json", "--gpu-memory-utilization", "0.45").out)
     assert half["context"] == 2000
     assert half["memory"] == pytest.approx(listed["memory"] / 2, rel=0.01)
 
 
 def test_adapters_that_the_options_name_are_listed_with_what_is_wrong_with_them(
-    tmp_path: Path,
+    tmp_path: Path, offline: Run
 ) -> None:
     given = ("--adapter", f"none={tmp_path}")
-    [adapter] = json.loads(offline(tmp_path, "models", "--json", *given).out)["adapters"]
+    [adapter] = json.loads(offline("models", "--json", *given).out)["adapters"]
     assert (adapter["name"], adapter["folder"]) == ("mlxserve-mini:none", str(tmp_path))
     assert "has no adapter_config.json" in adapter["refusal"]
-    assert "mlxserve-mini:none" in offline(tmp_path, "models", *given).out
+    assert "mlxserve-mini:none" in offline("models", *given).out

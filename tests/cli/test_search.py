@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tests.cli.commands import CommandResult, error_line, mlxserve, offline
+from tests.cli.commands import CommandResult, Run, error_line, mlxserve
 from tests.cli.recording_server import RecordingServer
 
 CARD = {"id": "mlx-community/gemma-3-4b-it-4bit", "downloads": 12_345, "tags": ["mlx"]}
@@ -51,7 +50,7 @@ def test_a_hub_that_refuses_is_one_line(server: RecordingServer, status: int) ->
     assert "The hub cannot be searched now" in error_line(search(server, "gemma"))
 
 
-def test_without_a_network_the_list_of_models_is_named(tmp_path: Path) -> None:
-    line = error_line(offline(tmp_path, "search", "gemma"))
+def test_without_a_network_the_list_of_models_is_named(offline: Run) -> None:
+    line = error_line(offline("search", "gemma"))
     assert "The hub cannot be searched now" in line
     assert "`mlxserve models` lists" in line
