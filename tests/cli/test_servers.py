@@ -11,19 +11,20 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cli.commands import CommandResult, error_line, mlxserve
+from tests.cli.commands import CommandResult, Run, error_line, mlxserve
 
 MODEL = "mlxserve-mini"
 
 
 class Home:
-    """Commands of one user."""
+    """Commands of one user, in this process where they start no other."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, run: Run) -> None:
         self.folder = folder
+        self.run = run
 
-    def run(self, *arguments: str) -> CommandResult:
-        return mlxserve(*arguments, MLXSERVE_HOME=str(self.folder))
+    def start(self, *arguments: str) -> CommandResult:
+        return mlxserve("serve", "--background", "--port", "0", *arguments)
 
     def servers(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads(self.run("ps", "--json").out)
@@ -31,22 +32,26 @@ class Home:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    found = Home(tmp_path)
+def home(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path))
+    found = Home(tmp_path, run)
     yield found
     if found.servers():
         found.run("stop", "--all")
 
 
-def test_a_home_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_a_home_that_cannot_be_written_is_one_line(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "home").write_text("a file")
-    outcome = mlxserve("serve", "--background", MLXSERVE_HOME=str(tmp_path / "home"))
+    monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path / "home"))
+    outcome = run("serve", "--background")
     assert "Set MLXSERVE_HOME" in error_line(outcome)
 
 
 def test_a_server_in_the_background_is_listed_and_stopped(home: Home) -> None:
     assert "No server runs" in home.run("ps").out
-    started = home.run("serve", "--background", "--port", "0", "--num-pages", "64")
+    started = home.start("--num-pages", "64")
     assert started.code == 0, started.err
     assert started.out.startswith("mlxserve is ready at http://127.0.0.1:")
     url = started.out.splitlines()[0].rpartition(" ")[2]
@@ -67,7 +72,7 @@ def test_a_server_in_the_background_is_listed_and_stopped(home: Home) -> None:
 @pytest.mark.slow
 def test_with_several_servers_stop_asks_which(home: Home) -> None:
     for _ in range(2):
-        home.run("serve", "--background", "--port", "0", "--num-pages", "64")
+        home.start("--num-pages", "64")
     first, second = home.servers()
     assert "Several servers run" in error_line(home.run("stop"))
     assert first["url"] in home.run("stop", str(first["pid"])).out
@@ -76,7 +81,7 @@ def test_with_several_servers_stop_asks_which(home: Home) -> None:
 
 
 def test_a_server_that_does_not_start_says_why(home: Home) -> None:
-    done = home.run("serve", "--background", "--port", "0", "--model", "./no-such-folder")
+    done = home.start("--model", "./no-such-folder")
     assert done.code == 1
     assert "The server did not start" in done.err
     assert "no-such-folder" in done.err
@@ -97,7 +102,7 @@ def test_one_of_several_models_is_listed_and_unloaded_and_comes_back(
         f"[models.small]\nmodel = '{home.folder / 'small'}'\naliases = ['tiny']\n"
     )
     big = str(home.folder / "big")
-    started = home.run("serve", "--background", "--port", "0", "-m", big, "--config", str(config))
+    started = home.start("-m", big, "--config", str(config))
     assert started.code == 0, started.err
     [server] = home.servers()
     assert [one["state"] for one in server["models"]] == ["loaded", "unloaded"]
