@@ -46,7 +46,7 @@ class Waiting:
         return outputs
 
     def start(self) -> None:
-        self.in_time.append(self.read.acquire(timeout=10))
+        self.in_time.append(self.read.acquire(timeout=60))
 
     def stats(self) -> Stats:
         return Stats()
@@ -141,7 +141,7 @@ class Holding(Waiting):
     def step(self) -> list[Output]:
         if not self.live:
             self.is_last.set()
-            self.read.acquire(timeout=10)
+            self.read.acquire(timeout=60)
             self.page_in_use = False
         return []
 

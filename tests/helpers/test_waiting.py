@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -17,12 +16,10 @@ WORKER = "tests.helpers.workers:Worker"
 def test_a_long_job_that_is_not_wanted_is_killed_and_the_next_runs() -> None:
     helper = Helper(WORKER, name="the tests", memory=1 << 30)
     has_left = threading.Event()
-    began = time.monotonic()
     threading.Timer(0.5, has_left.set).start()
     with while_wanted(lambda: not has_left.is_set()), pytest.raises(HelperKilled) as caught:
         helper.call("loop", seconds=60)
     assert caught.value.reason is KillReason.LEFT
-    assert time.monotonic() - began < 30
     assert helper.call("echo", 1, seconds=60) == 1
     helper.close()
 

@@ -69,7 +69,7 @@ def test_a_million_layers_are_refused_before_anything_is_built(tmp_path: Path) -
     config.write_text(
         config.read_text().replace('"num_hidden_layers": 4', '"num_hidden_layers": 1000000')
     )
-    begun = time.monotonic()
+    begun = time.thread_time()
     with pytest.raises(UnsupportedModel, match="num_hidden_layers must be"):
         find_model(str(folder))
-    assert time.monotonic() - begun < 5
+    assert time.thread_time() - begun < 5

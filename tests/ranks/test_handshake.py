@@ -52,7 +52,7 @@ def test_all_ranks_meet_whatever_else_connects() -> None:
     def stranger() -> None:
         while not stranger_done.is_set():
             try:
-                with socket.create_connection(address, timeout=5) as connection:
+                with socket.create_connection(address, timeout=60) as connection:
                     connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
                     stranger_done.set()
             except OSError:
@@ -60,7 +60,7 @@ def test_all_ranks_meet_whatever_else_connects() -> None:
 
     thread = threading.Thread(target=stranger)
     thread.start()
-    channels = wait_for_workers(address, 3, HELLO, 10)
+    channels = wait_for_workers(address, 3, HELLO, 60)
     stranger_done.set()
     thread.join()
     assert sorted(channels) == [1, 2]
@@ -139,11 +139,11 @@ def test_a_stranger_that_speaks_as_a_rank_is_ignored(
     """It comes first; the rank that it claims to be comes after it was refused."""
     address = free_address()
     results: list[dict[int, Channel]] = []
-    lead = threading.Thread(target=lambda: results.append(wait_for_workers(address, 2, HELLO, 30)))
+    lead = threading.Thread(target=lambda: results.append(wait_for_workers(address, 2, HELLO, 60)))
     lead.start()
     while True:
         try:
-            stranger = socket.create_connection(address, timeout=5)
+            stranger = socket.create_connection(address, timeout=60)
             break
         except OSError:
             continue

@@ -142,10 +142,8 @@ def test_sigterm_ends_a_server_whose_engine_is_stuck(start: Start, tmp_path: Pat
     ):
         peer.recv(1)
         process.popen.send_signal(signal.SIGTERM)
-        begun = time.monotonic()
         assert b'"error":{"message":"The server is stopping.' in rest_of(peer)
         assert process.popen.wait(timeout=60) == 0
-        assert time.monotonic() - begun < 1 + 10
         assert "The engine has not stopped in time" in process.log.read_text()
 
 

@@ -1,6 +1,7 @@
 """An MCP server on stdin and stdout, without the package's second of imports; some tools misbehave.
 
-python -m tests.tui.tools.scripted_server [FILE]   writes its process id and environment to FILE
+python -m tests.tui.tools.scripted_server [FILE]   writes its process id and environment to FILE,
+                                                   and FILE.never when `never` is called
 """
 
 from __future__ import annotations
@@ -81,6 +82,10 @@ def _called(name: str, arguments: dict[str, Any], cancelled: list[str]) -> dict[
             return {"result": {"content": [{"type": "text", "text": "no luck"}], "isError": True}}
         case "told":
             return _text(f"cancelled: {len(cancelled)}")
+        case "never":
+            for file in sys.argv[1:]:
+                Path(file).with_suffix(".never").touch()
+            return None
         case "dies":
             print("out of cheese", file=sys.stderr, flush=True)
             sys.exit(3)

@@ -128,7 +128,10 @@ def test_a_call_ends_at_its_time_limit_or_when_it_is_cancelled_and_the_server_go
         calling.cancel()
         with pytest.raises(asyncio.CancelledError):
             await calling
-        assert (await toolbox.call("s__told", "{}")).text == "cancelled: 1"
+        # It has 0.2 s, too, which a busy machine may need: then it is cancelled itself.
+        while not (told := (await toolbox.call("s__told", "{}")).text).startswith("cancelled: "):
+            assert "did not answer within 0.2 seconds" in told
+        assert told != "cancelled: 0"
         assert (await toolbox.call("slow__add", '{"a": 1, "b": 1}')).text == "2"
 
     tell(story, file, {"s": scripted(timeout=0.2), "slow": scripted()})
