@@ -64,7 +64,9 @@ def tokens(llm: LLM, prompts: list[list[int]]) -> list[tuple[int, ...]]:
     return [output.token_ids for output in outputs]
 
 
-@pytest.mark.parametrize("kind", [MODEL_NAME, *each_of(ATTENDING)])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(MODEL_NAME, marks=pytest.mark.slow), *each_of(ATTENDING)]
+)
 def test_greedy_tokens_are_the_dense_ones_in_every_configuration(
     kind: str, model_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:

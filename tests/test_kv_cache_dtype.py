@@ -40,7 +40,9 @@ def twice(llm: LLM) -> Tokens:
     return found
 
 
-@pytest.mark.parametrize("name", ["reference", "emulated kernels"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("reference", marks=pytest.mark.slow), "emulated kernels"]
+)
 def test_every_backend_gives_the_same_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def answers(backend: Backend) -> Tokens:
         def select(_name: str, layers: Sequence[LayerShape]) -> list[Backend]:

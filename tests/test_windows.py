@@ -130,10 +130,10 @@ def test_a_long_answer_holds_no_more_than_its_window(in_window: Callable[..., st
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        ("emulated kernels", "auto"),
+        pytest.param("emulated kernels", "auto", marks=pytest.mark.slow),
         pytest.param("emulated kernels", "q8", marks=pytest.mark.slow),
-        pytest.param("reference", "auto", marks=pytest.mark.slow),
-        pytest.param("reference", "q8", marks=pytest.mark.slow),
+        pytest.param("reference", "auto", marks=pytest.mark.long),
+        pytest.param("reference", "q8", marks=pytest.mark.long),
     ],
 )
 def test_every_backend_gives_the_tokens_of_one_pool(

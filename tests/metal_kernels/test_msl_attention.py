@@ -71,6 +71,15 @@ def name_of(values: Values) -> str:
 
 COVERING = covering()
 covers = pytest.mark.parametrize("values", COVERING, ids=name_of)
+# Chunks take ten times as long: half of them in every run.
+covers_in_part = pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param(values, marks=pytest.mark.long if n % 2 else ())
+        for n, values in enumerate(COVERING)
+    ],
+    ids=name_of,
+)
 
 
 def decodes(page_size: int) -> tuple[tuple[int, int], ...]:
@@ -119,7 +128,7 @@ def test_decodes_are_right_and_pass_every_check(
     assert found.error() <= found.tolerance
 
 
-@covers
+@covers_in_part
 def test_chunks_are_right_and_pass_every_check(
     values: Values, checked_backend: MetalBackend
 ) -> None:

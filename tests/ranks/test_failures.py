@@ -69,7 +69,7 @@ def test_two_ranks_answer_over_http_and_end_when_they_are_told_to(ranks: StartRa
 
 
 @pytest.mark.parametrize(
-    "fault", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+    "fault", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.ranks)]
 )
 def test_a_lost_worker_ends_the_server_with_a_sentence(
     fault: signal.Signals, ranks: StartRanks

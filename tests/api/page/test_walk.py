@@ -45,7 +45,13 @@ def answered(seen: Visit, question: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "scheme"), [(320, "dark"), (390, "light"), (1280, "dark"), (1920, "light")]
+    ("width", "scheme"),
+    [
+        (320, "dark"),
+        pytest.param(390, "light", marks=pytest.mark.long),
+        pytest.param(1280, "dark", marks=pytest.mark.long),
+        (1920, "light"),
+    ],
 )
 def test_every_ability_works(
     chat: FakeChat, start_server: StartServer, visit: Open, home: Path, width: int, scheme: str

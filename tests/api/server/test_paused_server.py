@@ -79,7 +79,7 @@ def read_until(peer: socket.socket, mark: bytes) -> bytes:
     return received
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_requests_whose_helpers_are_stopped_are_to_be_sent_again(tmp_path: Path) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "integer"}}}
     other = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "boolean"}}}

@@ -89,6 +89,7 @@ def kill(process: Process) -> None:
     assert process.popen.wait(timeout=30) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_after_a_restart_a_conversation_is_read_and_not_computed(
     serve: Start, tmp_path: Path, wanted: Messages
 ) -> None:
@@ -123,7 +124,7 @@ def test_another_model_in_between_changes_nothing(
     assert usage["cache"]["tokens_from_disk"] >= num_old - 2 * PAGE_SIZE
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pages_that_were_cut_off_are_computed(
     serve: Start, tmp_path: Path, wanted: Messages
 ) -> None:

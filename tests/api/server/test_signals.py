@@ -107,7 +107,12 @@ def test_a_second_ctrl_c_ends_streams_with_an_error_event(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)]
+    ("number", "code"),
+    [
+        pytest.param(signal.SIGTERM, 0, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 0, marks=pytest.mark.slow),
+        (signal.SIGINT, 130),
+    ],
 )
 def test_a_signal_while_a_model_loads_ends_the_process_without_aborting(
     tmp_path: Path, number: signal.Signals, code: int

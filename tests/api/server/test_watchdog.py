@@ -160,7 +160,7 @@ def _served(fault: str) -> tuple[int, list[int], str]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_server_whose_engine_fails_for_good_ends_with_an_exit_code_of_its_own() -> None:
     code, statuses, errors = _served("fails")
     assert (code, statuses) == (ENGINE_FAILED, [500, 503])

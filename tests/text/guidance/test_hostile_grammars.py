@@ -144,7 +144,7 @@ def test_an_answer_can_be_aborted_while_its_mask_is_computed(chat: Chat) -> None
     [
         pytest.param(
             *source,
-            marks={"schema": (), "grammar": pytest.mark.slow}.get(name, pytest.mark.long),
+            marks=() if name == "schema" else pytest.mark.long,
             id=name,
         )
         for name, source in zip(("grammar", "schema", "other", "regex"), FIRST, strict=True)
