@@ -192,9 +192,10 @@ class ModelRunner:
             self._kv.back(num_pages)
 
     def back_ahead(self, num_pages: int) -> None:
-        """`KVPool.back_ahead`. Several ranks grow all layers at once, when they have to."""
-        if self._workers is None:
-            self._kv.back_ahead(num_pages)
+        """`KVPool.back_ahead`, on each rank of one of its own layers."""
+        if self._workers is not None:
+            self._workers.back(num_pages, is_ahead=True)
+        self._kv.back_ahead(num_pages)
 
     def back_windows(self, num_pages: int) -> None:
         """`back`, of the pages of layers with a window."""
@@ -206,8 +207,9 @@ class ModelRunner:
 
     def back_windows_ahead(self, num_pages: int) -> None:
         """`back_ahead`, of the pages of layers with a window."""
-        if self._workers is None:
-            self._pools[1].back_ahead(num_pages)
+        if self._workers is not None:
+            self._workers.back_windows(num_pages, is_ahead=True)
+        self._pools[1].back_ahead(num_pages)
 
     def restart(self, num_pages: int) -> None:
         """Empty arrays of `num_pages`, after a failure; no step may be used again.

@@ -110,11 +110,11 @@ class Lead:
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._tell(FrameKind.COPY, as_int32([*sources, *targets]))
 
-    def back(self, num_pages: int) -> None:
-        self._tell(FrameKind.BACK, as_int32([num_pages]))
+    def back(self, num_pages: int, *, is_ahead: bool = False) -> None:
+        self._tell(FrameKind.BACK, as_int32([num_pages, is_ahead]))
 
-    def back_windows(self, num_pages: int) -> None:
-        self._tell(FrameKind.BACK_WINDOWS, as_int32([num_pages]))
+    def back_windows(self, num_pages: int, *, is_ahead: bool = False) -> None:
+        self._tell(FrameKind.BACK_WINDOWS, as_int32([num_pages, is_ahead]))
 
     def refuse_too_many(self, num_pages: int) -> None:
         """Raises OutOfMemory if a worker has no memory for that many pages."""

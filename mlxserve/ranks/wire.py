@@ -33,7 +33,7 @@ import numpy as np
 
 from mlxserve.request import Chunk, PageTable, RequestState, StatePlan
 
-VERSION = 2
+VERSION = 3
 MAX_BODY = 1 << 28  # bytes
 _HEADER = struct.Struct("<IBxxxI")
 _PIECE = 1 << 20  # bytes read at once
@@ -48,7 +48,7 @@ class FrameKind(IntEnum):
     MEMBER = 3  # worker: the 32 bytes that were said over the group
     STEP = 4  # lead: a plan
     COPY = 5  # lead: int32 source pages, target pages
-    BACK = 6  # lead: int32 pages that need memory
+    BACK = 6  # lead: int32 pages that need memory, 1 if one layer at a time, ahead of need
     ASK_SIZE = 7  # lead: int32 pages; asks for MOST_PAGES
     MOST_PAGES = 8  # worker: UTF-8, empty or why it cannot have as many
     RESIZE = 9  # lead: int32 pages
@@ -57,7 +57,7 @@ class FrameKind(IntEnum):
     CLOSE = 12  # lead
     BEAT = 13  # worker, each second: BEAT_BODY
     ERROR = 14  # worker: UTF-8; it ends
-    BACK_WINDOWS = 15  # lead: int32 pages of layers with a window that need memory
+    BACK_WINDOWS = 15  # lead: as BACK, of layers with a window
 
 
 BEAT_BODY = struct.Struct("<IQQ")  # frame it has reached, bytes active, peak

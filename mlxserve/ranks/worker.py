@@ -92,10 +92,13 @@ class RankWorker:
         self._runner.copy_pages(pages[:half], pages[half:])
 
     def _back(self, frame: RankFrame) -> None:
-        self._runner.back(from_int32(frame.body)[0])
+        num_pages, is_ahead = from_int32(frame.body)
+        (self._runner.back_ahead if is_ahead else self._runner.back)(num_pages)
 
     def _back_windows(self, frame: RankFrame) -> None:
-        self._runner.back_windows(from_int32(frame.body)[0])
+        num_pages, is_ahead = from_int32(frame.body)
+        runner = self._runner
+        (runner.back_windows_ahead if is_ahead else runner.back_windows)(num_pages)
 
     def _say_size(self, frame: RankFrame) -> None:
         refusal = ""
