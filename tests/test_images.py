@@ -24,6 +24,7 @@ from mlxserve.errors import InvalidParameter
 from mlxserve.hub.files import find_model
 from mlxserve.images.image import Image
 from mlxserve.model.attention import load_probed
+from mlxserve.model.tower_pieces import METAL_WORK
 from mlxserve.model.vision import Seeing, Vision
 from mlxserve.model.vision_tower import compute
 from tests.adapters import fuse, write_adapter
@@ -245,16 +246,28 @@ def test_a_tower_is_computed_in_pieces_of_its_layers(model: Model) -> None:
     seeing.release()
     assert Seeing(vision, [picture]).advance(1) == picture.num_rows
     first, second = (Seeing(vision, [vision.reader.read(B)]) for _ in range(2))
-    ticks = itertools.count()
-    third = Seeing(vision, [vision.reader.read(WIDE)], lambda: 10.0, lambda: float(next(ticks)))
     while first.advance(1) is None:
         assert second.advance(1) is None  # waits for what the first one computes
     assert second.advance(1) is not None
     assert vision.stats().num_computed == 2
+    ticks = itertools.count()
+    third = Seeing(vision, [vision.reader.read(WIDE)], lambda: 10.0, lambda: float(next(ticks)))
     assert third.advance(1) is None
     assert (
         next(ticks) == 11
     )  # a piece for each second of ten, by a clock that tells one more each time
+
+
+def test_a_large_image_is_computed_in_pieces_of_bounded_work(model: Model) -> None:
+    """With the features that it has at once."""
+    tower = (vision := _vision(model)).tower
+    picture = vision.reader.read(image(4, 200, 300))
+    [expected], few = tower.features([picture])
+    tower.pieces.most_work = 1 << 14
+    [found], many = tower.features([picture])
+    assert len(many) > 2 * len(few)
+    for a, b in zip((found.rows, *found.deep), (expected.rows, *expected.deep), strict=True):
+        assert mx.allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
 def test_images_of_one_shape_that_wait_are_computed_at_once(model: Model) -> None:
@@ -264,6 +277,7 @@ def test_images_of_one_shape_that_wait_are_computed_at_once(model: Model) -> Non
     alone = [vision.see(picture) for picture in pictures]
     num_pieces = sum(1 for _ in compute(vision.tower, pictures[:1]))
     together = _vision(model)
+    together.tower.pieces.most_work = METAL_WORK  # more than four have
     first, second = (Seeing(together, pictures[at : at + 2]) for at in (0, 2))
     left = Seeing(together, [together.reader.read(image(5))])
     left.leave()

@@ -27,6 +27,7 @@ from mlxserve.model.load import LoadedModel
 from mlxserve.model.shown_pictures import ShownPictures, teach
 from mlxserve.model.tower_batches import probed_axes
 from mlxserve.model.tower_memory import plan_tower
+from mlxserve.model.tower_pieces import CPU_WORK, METAL_WORK
 from mlxserve.model.vision import MOST_FEATURES, Vision
 from mlxserve.model.vision_tower import Tower, in_float32, load_whole
 
@@ -94,7 +95,8 @@ def _vision_of(
     sample = Sample.of(reader, loaded.vocab_size, image_token, whole.config)
     dense = dense_logits(whole, sample, image_token)
     shown = ShownPictures()
-    tower = Tower(whole, image_token, _hidden_size(loaded), loaded.dtype)
+    most_work = METAL_WORK if is_metal else CPU_WORK
+    tower = Tower(whole, image_token, _hidden_size(loaded), loaded.dtype, most_work)
     vision = Vision(tower, shown, reader)
     teach(loaded.model, shown, num_deep=len(vision.see(sample.picture).deep), axes=axes)
     seeing = loaded.in_own_dtype().that_sees(vision)

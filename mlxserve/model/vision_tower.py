@@ -6,7 +6,6 @@ picture alone, over embeddings of zeros, what it returns at the picture's rows i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -22,16 +21,14 @@ from metal_kernels.reading import evaluate
 from mlxserve.images.picture import Picture
 from mlxserve.model.definitions import ModelArguments
 from mlxserve.model.picture_batch import PictureBatch
-from mlxserve.model.shown_pictures import Features, extend
+from mlxserve.model.shown_pictures import Features
+from mlxserve.model.tower_pieces import METAL_WORK, TowerPieces
 
 # Images that are computed at once, as many as `probed_axes` has tried: mlx-vlm's tower of GLM-4V is right for
 # three images and not for four.
 MOST_TOGETHER = 4
 _TEXT = "language_model."
 _SOUND = ("audio_tower", "embed_audio")  # parts that no image goes through, and are not loaded
-# The path of an element of a list, or of one of its own parts: a layer, its attention, its norms. Evaluated one by
-# one, as a layer of a large image takes longer than a step.
-_PIECE = re.compile(r"\D*\.\d+(\.\w+)?")
 
 
 class _ZeroEmbedding(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
@@ -62,53 +59,25 @@ class _NoText(nn.Module):  # type: ignore[misc]
         return None, None
 
 
-class _Piece:
-    _tower: Tower
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        output = super().__call__(*args, **kwargs)  # type: ignore[misc]
-        self._tower.saw(output)
-        return output
-
-
-class _Unread(Sequence[mx.array]):
-    """Deep features, which mlx-vlm's Qwen3-VL evaluates as soon as they are there, and all layers before them.
-    mlx does so with lists, and not with sequences that it does not know.
-    """
-
-    def __init__(self, arrays: Sequence[mx.array]) -> None:
-        self._arrays = tuple(arrays)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._arrays[index]
-
-    def __len__(self) -> int:
-        return len(self._arrays)
-
-
-class _DeepTower:
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        rows, deep = super().__call__(*args, **kwargs)  # type: ignore[misc]
-        return rows, _Unread(deep)
-
-
 class Tower:
     """Lives on the engine's thread."""
 
-    def __init__(self, whole: nn.Module, image_token: int, hidden: int, dtype: mx.Dtype) -> None:
-        """`whole`: a model of mlx-vlm, whose language model it loses."""
+    def __init__(
+        self,
+        whole: nn.Module,
+        image_token: int,
+        hidden: int,
+        dtype: mx.Dtype,
+        most_work: int = METAL_WORK,
+    ) -> None:
+        """`whole`: a model of mlx-vlm, whose language model it loses. `most_work` as in `TowerPieces`."""
         self._whole = whole
         self._image_token = image_token
-        self._outputs: list[mx.array] | None = None  # of its pieces, while they are called
         self._row_nbytes = hidden * dtype.size
         self.most_inputs = 0  # numbers of several images that may be computed at once
         self.axes: Mapping[str, int] | None = None  # on which inputs are joined; None: one by one
         whole.language_model = _NoText(hidden, dtype)
-        for path, module in whole.named_modules():
-            if _PIECE.fullmatch(path):
-                extend(module, _Piece, _tower=self)
-            elif "deepstack_merger_list" in module:
-                extend(module, _DeepTower)
+        self.pieces = TowerPieces(whole, most_work)
 
     @property
     def nbytes(self) -> int:
@@ -124,18 +93,8 @@ class Tower:
 
     def features(self, pictures: Sequence[Picture]) -> tuple[list[Features], list[mx.array]]:
         """Of all rows of pictures of one shape, and what its pieces leave, in their order; nothing is evaluated."""
-        outputs: list[mx.array] = []
-        self._outputs = outputs
-        try:
+        with self.pieces.collecting() as outputs:
             return self._features(PictureBatch.of(pictures, self.axes or {})), outputs
-        finally:
-            self._outputs = None
-
-    def saw(self, output: Any) -> None:
-        """One of its pieces was called."""
-        first = output[0] if isinstance(output, (tuple, list)) else output
-        if self._outputs is not None and isinstance(first, mx.array):
-            self._outputs.append(first)
 
     def _features(self, batch: PictureBatch) -> list[Features]:
         ids = np.where(batch.ids < 0, self._image_token, batch.ids)

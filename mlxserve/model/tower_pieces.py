@@ -1,0 +1,218 @@
+"""TowerPieces: cuts what a tower computes into pieces of bounded work, which are evaluated between steps.
+
+An attention or a product over a large image takes longer than a step. Both are called with blocks of rows, and an
+attention's are its queries, which attend over all keys; a piece ends where its multiply-adds reach a bound. Parts
+of a layer whose multiply-adds are not counted, such as norms, are pieces of their own.
+
+mlx-vlm's towers call mlx's own attention, most of them directly and some by a compiled function, whose calls are
+not seen. Both names are replaced, as `paged.py` does, by functions that do more only while a tower is called.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxserve.model.paged import defining_modules
+from mlxserve.model.shown_pictures import extend
+
+# Multiply-adds of a piece: 3 ms of a GPU of 10 TFLOPS, in 16 bits, and of two CPU cores in float32.
+METAL_WORK = 1 << 34
+CPU_WORK = 1 << 28
+_MOST_BLOCKS = 256  # of one call: building the graph of more would itself take longer than a piece
+_FEWEST_QUERIES = 8  # mlx's kernels for fewer read all keys for each
+# The path of an element of a list, or of one of its own parts: a layer, its attention, its norms.
+_PIECE = re.compile(r"\D*\.\d+(\.\w+)?")
+_COMPILED = "ensure_fused_sdpa"
+_MARK = "_mlxserve_cut"
+
+
+class TowerPieces:
+    """Lives on the engine's thread."""
+
+    def __init__(self, whole: nn.Module, most_work: int) -> None:
+        """
+        whole: a model of mlx-vlm without its language model
+        most_work: multiply-adds of a piece
+        """
+        self.most_work = most_work
+        self._outputs: list[mx.array] = []
+        self._work = 0  # of the piece that has not ended
+        _cut_attention(whole)
+        for path, module in whole.named_modules():
+            if isinstance(module, (nn.Linear, nn.QuantizedLinear)):
+                extend(module, _Product, _pieces=self)
+            elif isinstance(module, (nn.Conv2d, nn.Conv3d)):
+                extend(module, _Convolution, _pieces=self)
+            if _PIECE.fullmatch(path):
+                extend(module, _Piece, _pieces=self)
+            elif "deepstack_merger_list" in module:
+                extend(module, _DeepTower)
+
+    @contextmanager
+    def collecting(self) -> Iterator[list[mx.array]]:
+        """What the pieces leave of a tower that is called meanwhile on this thread, in their order."""
+        outputs: list[mx.array] = []
+        self._outputs, self._work = outputs, 0
+        _called.pieces = self
+        try:
+            yield outputs
+        finally:
+            _called.pieces = None
+            self._outputs = []
+
+    @property
+    def _is_called(self) -> bool:
+        return _called.pieces is self
+
+    def end(self, output: Any) -> None:
+        """A piece ends with this output."""
+        first = output[0] if isinstance(output, (tuple, list)) else output
+        if self._is_called and isinstance(first, mx.array):
+            self._outputs.append(first)
+            self._work = 0
+
+    def in_blocks(
+        self,
+        call: Callable[[slice], mx.array],
+        num_rows: int,
+        *,
+        work: int,
+        axis: int = 0,
+        fewest: int = 1,
+    ) -> mx.array:
+        """What `call` makes of all rows, from blocks of at least `fewest` rows. `work`: multiply-adds of a row."""
+        if not self._is_called:
+            return call(slice(None))
+        most = max(self.most_work // max(work, 1), -(-num_rows // _MOST_BLOCKS), fewest)
+        num_blocks = max(1, math.ceil(num_rows / most))
+        bounds = [num_rows * n // num_blocks for n in range(num_blocks + 1)]
+        outputs = []
+        for first, end in pairwise(bounds):
+            output = call(slice(first, end) if num_blocks > 1 else slice(None))
+            outputs.append(output)
+            self._work += work * (end - first)
+            if num_blocks > 1 or self._work >= self.most_work:
+                self.end(output)
+        return outputs[0] if num_blocks == 1 else mx.concatenate(outputs, axis)
+
+
+class _Called(threading.local):
+    pieces: TowerPieces | None = None
+
+
+_called = _Called()
+
+
+class _Piece:
+    _pieces: TowerPieces
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        self._pieces.end(output)
+        return output
+
+
+class _Product:
+    _pieces: TowerPieces
+    weight: mx.array
+
+    def __call__(self, x: mx.array) -> mx.array:
+        call = super().__call__  # type: ignore[misc]
+        rows = x.reshape(-1, x.shape[-1])
+        work = self.weight.shape[0] * x.shape[-1]
+        found = self._pieces.in_blocks(lambda at: call(rows[at]), rows.shape[0], work=work)
+        return found.reshape(*x.shape[:-1], -1)
+
+
+class _Convolution:
+    """Of patches, each an element of its own for most towers; of a whole image for others."""
+
+    _pieces: TowerPieces
+    weight: mx.array
+    stride: Sequence[int]
+
+    def __call__(self, x: mx.array) -> mx.array:
+        call = super().__call__  # type: ignore[misc]
+        positions = math.prod(x.shape[1:-1]) // math.prod(self.stride)
+        work = self.weight.size * max(1, positions)
+        return self._pieces.in_blocks(lambda at: call(x[at]), x.shape[0], work=work)
+
+
+class _Unread(Sequence[mx.array]):
+    """Deep features, which mlx-vlm's Qwen3-VL evaluates as soon as they are there, and all layers before them.
+    mlx does so with lists, and not with sequences that it does not know.
+    """
+
+    def __init__(self, arrays: Sequence[mx.array]) -> None:
+        self._arrays = tuple(arrays)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._arrays[index]
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+
+class _DeepTower:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        rows, deep = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        return rows, _Unread(deep)
+
+
+def _cut_attention(whole: nn.Module) -> None:
+    """Idempotent."""
+    base = sys.modules.get("mlx_vlm.models.base")
+    for module in (base, *defining_modules(whole)):
+        if hasattr(module, _COMPILED):
+            _replace(module, _COMPILED)
+    _replace(mx.fast, "scaled_dot_product_attention")
+
+
+def _replace(module: Any, name: str) -> None:
+    plain = getattr(module, name)
+    if hasattr(plain, _MARK):
+        return
+
+    @functools.wraps(plain)
+    def attention(q: mx.array, k: mx.array, v: mx.array, *args: Any, **options: Any) -> mx.array:
+        options |= dict(zip(("scale", "mask"), args, strict=False))
+        pieces = _called.pieces
+        if pieces is None:
+            found: mx.array = plain(q, k, v, **options)
+            return found
+
+        def attend(at: slice) -> mx.array:
+            _called.pieces = None  # a compiled function sees no pieces while it is traced
+            try:
+                found: mx.array = plain(q[:, :, at], k, v, **_masked(options, num_queries, at))
+                return found
+            finally:
+                _called.pieces = pieces
+
+        batch, num_heads, num_queries, head_size = q.shape
+        work = batch * num_heads * k.shape[2] * (head_size + v.shape[3])
+        # A mask by its name follows from the number of a query.
+        fewest = num_queries if isinstance(options.get("mask"), str) else _FEWEST_QUERIES
+        return pieces.in_blocks(attend, num_queries, work=work, axis=2, fewest=fewest)
+
+    setattr(attention, _MARK, True)
+    setattr(module, name, attention)
+
+
+def _masked(options: dict[str, Any], num_queries: int, at: slice) -> dict[str, Any]:
+    """The options of the queries `at`."""
+    mask = options.get("mask")
+    if isinstance(mask, mx.array) and mask.ndim > 1 and mask.shape[-2] == num_queries:
+        return {**options, "mask": mask[..., at, :]}
+    return options
