@@ -87,8 +87,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 @pytest.fixture
-def play(home: Home) -> Callable[..., None]:
-    """Runs a story in a terminal with this connector."""
+def play(home: Home, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs a story in a terminal with this connector, where a second press never comes too late."""
+    monkeypatch.setattr("tui.actions.second_press.SECONDS", 3600.0)
 
     def run(
         story: Story,

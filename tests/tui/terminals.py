@@ -41,7 +41,7 @@ OWN_TERMINAL = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     "os.execv(sys.argv[1], sys.argv[1:])"
 )
-PATIENCE = 20.0  # seconds until an expected event counts as missing
+PATIENCE = 60.0  # seconds until an expected event counts as missing
 
 
 class Screenful:

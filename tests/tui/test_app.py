@@ -273,10 +273,7 @@ async def test_an_edited_question_starts_a_branch(t: Terminal, server: FakeServe
     assert server.requests[1]["messages"] == [{"role": "user", "content": "uno"}]
 
 
-async def test_esc_twice_edits_only_if_nothing_was_typed_between(
-    t: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tui.actions.second_press.SECONDS", 3600.0)
+async def test_esc_twice_edits_only_if_nothing_was_typed_between(t: Terminal) -> None:
     await t.ask("one")
     await t.until_shown("Yes.")
     await t.until_ready()

@@ -259,8 +259,13 @@ async def chat_states(t: Terminal, album: Album, server: FakeServer) -> None:
     await album.take("stopped", "stopped", "/continue resumes")
     t.composer.load_text("")
     await t.ask("/thinking")
-    t.app.window.transcript.scroll_home(animate=False)
-    await album.take("thinking-open", "│ First the pages")
+
+    def shows_the_start() -> bool:
+        t.app.window.transcript.scroll_home(animate=False)
+        return "│ First the pages" in t.screen
+
+    await t.until(shows_the_start)  # not before it is open, which scrolls to what was opened
+    await album.take("thinking-open")
     await t.ask("/thinking")
 
     server.script(
