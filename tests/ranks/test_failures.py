@@ -15,11 +15,12 @@ import psutil
 import pytest
 
 from tests.api.server.process import ROOT, Process, send_endless_request, served
-from tests.ranks.ports import free_port
+from tests.ranks.ports import free_port, free_ports
 from tests.ranks.test_equality import NOT_BY_LAYERS
 from tests.waiting import wait_until
 
-SECONDS = 15.0  # --distributed-timeout-seconds
+SECONDS = 15.0  # --distributed-timeout-seconds of the tests that wait for it
+PATIENCE = 120.0  # of the others, in which a busy machine starts a worker, too
 SIZES = ("--num-pages", "400", "--max-num-seqs", "4", "--disable-log-stats")
 
 StartRanks = Callable[..., contextlib.AbstractContextManager[tuple[Process, psutil.Process]]]
@@ -31,10 +32,10 @@ def ranks(write_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
     model = write_model(tmp_path_factory.mktemp("long"), "llama", max_position_embeddings=8_000)
 
     @contextlib.contextmanager
-    def start(*flags: str) -> Iterator[tuple[Process, psutil.Process]]:
+    def start(seconds: float = PATIENCE) -> Iterator[tuple[Process, psutil.Process]]:
         log = tmp_path_factory.mktemp("log") / "stderr"
-        timeout = ("--distributed-timeout-seconds", str(SECONDS))
-        with served(log, "--model", str(model), *SIZES, "-tp", "2", *timeout, *flags) as process:
+        timeout = ("--distributed-timeout-seconds", str(seconds))
+        with served(log, "--model", str(model), *SIZES, "-tp", "2", *timeout) as process:
             [worker] = [
                 child
                 for child in psutil.Process(process.popen.pid).children()
@@ -75,7 +76,7 @@ def test_a_lost_worker_ends_the_server_with_a_sentence(
     fault: signal.Signals, ranks: StartRanks
 ) -> None:
     reason = "rank 1 is gone" if fault is signal.SIGKILL else "rank 1 has been silent"
-    with ranks() as (process, worker):
+    with ranks(PATIENCE if fault is signal.SIGKILL else SECONDS) as (process, worker):
         with send_endless_request(process, stream=True) as peer:
             assert peer.recv(20)
             worker.send_signal(fault)
@@ -113,7 +114,7 @@ def test_a_collective_that_is_stuck_ends_the_server_with_a_sentence(
     (tmp_path / "sitecustomize.py").write_text(STUCK)
     paths = (str(tmp_path), os.environ.get("PYTHONPATH", ""))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-    with ranks() as (process, worker):
+    with ranks(SECONDS) as (process, worker):
         with send_endless_request(process, stream=True) as peer:
             told = read_until_end(peer).decode()
         assert f"a step has not ended for {SECONDS:g} s" in told
@@ -177,9 +178,9 @@ def run_module(
 
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts.json"
-    hosts.write_text(json.dumps([["127.0.0.1:29817"], ["127.0.0.1:29818"]]))
+    hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(2)]))
     code, text = serve_fails(
-        *("-tp", "2", "--distributed-timeout-seconds", "1", "--master-port", "29819"),
+        *("-tp", "2", "--distributed-timeout-seconds", "1", "--master-port", str(free_port())),
         MLX_RANK="0",
         MLX_HOSTFILE=str(hosts),
     )
