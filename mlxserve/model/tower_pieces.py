@@ -26,15 +26,18 @@ import mlx.nn as nn
 from mlxserve.model.paged import defining_modules
 from mlxserve.model.shown_pictures import extend
 
-# Multiply-adds of a piece: 3 ms of a GPU of 10 TFLOPS, in 16 bits, and of two CPU cores in float32.
+# Multiply-adds of a piece: 3 ms of a GPU of 10 TFLOPS; 5 ms of products of two CPU cores, and 30 ms of attention.
 METAL_WORK = 1 << 34
-CPU_WORK = 1 << 28
+CPU_WORK = 1 << 27
 _MOST_BLOCKS = 256  # of one call: building the graph of more would itself take longer than a piece
-_FEWEST_QUERIES = 8  # mlx's kernels for fewer read all keys for each
+_FEWEST_ROWS = 64  # of a product: fewer wait for its weights
+_FEWEST_QUERIES = 16  # fewer wait for keys
 # The path of an element of a list, or of one of its own parts: a layer, its attention, its norms.
 _PIECE = re.compile(r"\D*\.\d+(\.\w+)?")
+_FEED_FORWARD = re.compile(r".*\.(mlp|feed_forward|ffn)")
 _COMPILED = "ensure_fused_sdpa"
 _MARK = "_mlxserve_cut"
+_PRODUCTS = (nn.Linear, nn.QuantizedLinear)
 
 
 class TowerPieces:
@@ -50,8 +53,8 @@ class TowerPieces:
         self._work = 0  # of the piece that has not ended
         _cut_attention(whole)
         for path, module in whole.named_modules():
-            if isinstance(module, (nn.Linear, nn.QuantizedLinear)):
-                extend(module, _Product, _pieces=self)
+            if isinstance(module, _PRODUCTS) or _is_by_rows(path, module):
+                extend(module, _Product, _pieces=self, _work=_row_work(module))
             elif isinstance(module, (nn.Conv2d, nn.Conv3d)):
                 extend(module, _Convolution, _pieces=self)
             if _PIECE.fullmatch(path):
@@ -79,8 +82,11 @@ class TowerPieces:
         """A piece ends with this output."""
         first = output[0] if isinstance(output, (tuple, list)) else output
         if self._is_called and isinstance(first, mx.array):
-            self._outputs.append(first)
-            self._work = 0
+            self._end(first)
+
+    def _end(self, output: mx.array) -> None:
+        self._outputs.append(output)
+        self._work = 0
 
     def in_blocks(
         self,
@@ -91,9 +97,22 @@ class TowerPieces:
         axis: int = 0,
         fewest: int = 1,
     ) -> mx.array:
-        """What `call` makes of all rows, from blocks of at least `fewest` rows. `work`: multiply-adds of a row."""
+        """What `call` makes of all rows, from blocks of at least `fewest` rows. `work`: multiply-adds of a row.
+        A piece ends after each block, and after calls that reach the bound together."""
         if not self._is_called:
             return call(slice(None))
+        _called.pieces = (
+            None  # parts of a block are no pieces, nor are those of a function that is compiled
+        )
+        try:
+            outputs = self._called_in_blocks(call, num_rows, work, fewest)
+        finally:
+            _called.pieces = self
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis)
+
+    def _called_in_blocks(
+        self, call: Callable[[slice], mx.array], num_rows: int, work: int, fewest: int
+    ) -> list[mx.array]:
         most = max(self.most_work // max(work, 1), -(-num_rows // _MOST_BLOCKS), fewest)
         num_blocks = max(1, math.ceil(num_rows / most))
         bounds = [num_rows * n // num_blocks for n in range(num_blocks + 1)]
@@ -103,8 +122,8 @@ class TowerPieces:
             outputs.append(output)
             self._work += work * (end - first)
             if num_blocks > 1 or self._work >= self.most_work:
-                self.end(output)
-        return outputs[0] if num_blocks == 1 else mx.concatenate(outputs, axis)
+                self._end(output)
+        return outputs
 
 
 class _Called(threading.local):
@@ -124,14 +143,17 @@ class _Piece:
 
 
 class _Product:
+    """A product, or the products and activations of a layer's last half."""
+
     _pieces: TowerPieces
-    weight: mx.array
+    _work: int
 
     def __call__(self, x: mx.array) -> mx.array:
         call = super().__call__  # type: ignore[misc]
         rows = x.reshape(-1, x.shape[-1])
-        work = self.weight.shape[0] * x.shape[-1]
-        found = self._pieces.in_blocks(lambda at: call(rows[at]), rows.shape[0], work=work)
+        found = self._pieces.in_blocks(
+            lambda at: call(rows[at]), rows.shape[0], work=self._work, fewest=_FEWEST_ROWS
+        )
         return found.reshape(*x.shape[:-1], -1)
 
 
@@ -170,6 +192,21 @@ class _DeepTower:
         return rows, _Unread(deep)
 
 
+def _is_by_rows(path: str, module: nn.Module) -> bool:
+    """Whether it computes each row by itself. Its activations are large on a CPU."""
+    leaves = [each for _, each in module.named_modules() if not each.children()]
+    known = (*_PRODUCTS, nn.GELU, nn.SiLU)
+    return bool(_FEED_FORWARD.fullmatch(path)) and all(isinstance(m, known) for m in leaves)
+
+
+def _row_work(module: nn.Module) -> int:
+    """Multiply-adds."""
+    products = [each for each in module.modules() if isinstance(each, _PRODUCTS)]
+    return sum(
+        each.weight.size * (32 // each.bits if hasattr(each, "bits") else 1) for each in products
+    )
+
+
 def _cut_attention(whole: nn.Module) -> None:
     """Idempotent."""
     base = sys.modules.get("mlx_vlm.models.base")
@@ -193,12 +230,8 @@ def _replace(module: Any, name: str) -> None:
             return found
 
         def attend(at: slice) -> mx.array:
-            _called.pieces = None  # a compiled function sees no pieces while it is traced
-            try:
-                found: mx.array = plain(q[:, :, at], k, v, **_masked(options, num_queries, at))
-                return found
-            finally:
-                _called.pieces = pieces
+            found: mx.array = plain(q[:, :, at], k, v, **_masked(options, num_queries, at))
+            return found
 
         batch, num_heads, num_queries, head_size = q.shape
         work = batch * num_heads * k.shape[2] * (head_size + v.shape[3])

@@ -29,9 +29,9 @@ _TEMPLATE = """{%- for message in messages %}{{- '<|im_start|>' + message.role +
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 
 
-def write_vision_model(folder: Path, kind: str) -> Path:
-    """A random model as a folder that its library's `load` reads."""
-    files = VISION_MODELS[kind]
+def write_vision_model(folder: Path, kind: str, files: dict[str, Any] | None = None) -> Path:
+    """A random model as a folder that its library's `load` reads; with other `files` than the kind's."""
+    files = files or VISION_MODELS[kind]
     names = _write_tokenizer(folder, files)
     vocab_size = max(names.values()) + 1
     ids = {name: names[token] for name, token in files["ids"].items()}

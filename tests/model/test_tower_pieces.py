@@ -50,17 +50,26 @@ def test_products_and_convolutions_are_cut_into_blocks_of_rows() -> None:
     whole.product = nn.Linear(32, 48)
     whole.packed = nn.QuantizedLinear(64, 48, group_size=32)
     whole.patches = nn.Conv2d(3, 48, kernel_size=4, stride=4)
-    rows = mx.random.normal((2, 50, 32))
-    wide = mx.random.normal((100, 64))
-    patches = mx.random.normal((100, 4, 4, 3))
-    given = [(whole.product, rows), (whole.packed, wide), (whole.patches, patches)]
+    whole.layers = [nn.Module()]
+    whole.layers[0].mlp = nn.Sequential(nn.Linear(32, 48), nn.GELU(), nn.Linear(48, 32))
+    rows = mx.random.normal((2, 200, 32))
+    wide = mx.random.normal((400, 64))
+    patches = mx.random.normal((400, 4, 4, 3))
+    given = [
+        (whole.product, rows),
+        (whole.packed, wide),
+        (whole.patches, patches),
+        (whole.layers[0].mlp, rows),
+    ]
     alone = [module(x) for module, x in given]
-    pieces = TowerPieces(whole, 32 * 48 * 25)
+    pieces = TowerPieces(whole, 32 * 48 * 100)
     for (module, x), expected in zip(given, alone, strict=True):
         with pieces.collecting() as outputs:
             found = module(x)
         assert len(outputs) >= 4
-        assert sum(output.shape[0] for output in outputs) == 100
+        blocks = [len(output) for output in outputs if output.shape != found.shape]
+        assert sum(blocks) == 400
+        assert max(blocks) <= 100
         assert found.shape == expected.shape
         assert mx.allclose(found, expected, rtol=1e-5, atol=1e-5)
         assert mx.array_equal(module(x), expected)  # while no tower is called

@@ -24,11 +24,17 @@ def gap(
     runs: Annotated[int, typer.Option(min=1, help="Runs after the warm-up run.")] = 3,
     prompt_length: Annotated[int, typer.Option(min=1, help="Tokens of the long prompt.")] = 2500,
     max_num_batched_tokens: Annotated[int, typer.Option(min=64, help="The step budget.")] = 2048,
+    image: Annotated[
+        int, typer.Option(min=0, help="Side of an image in pixels, for a model made for it.")
+    ] = 0,
     json: JsonOption = None,
 ) -> None:
-    """The longest gap of a running stream while a long prompt is computed."""
-    from tests.perf.gap import bench_gap
+    """The longest gap of a running stream while a long prompt is computed, or an image beside texts of its size."""
+    from tests.perf.gap import bench_gap, bench_image_gap
 
+    if image:
+        _finish(bench_image_gap(runs=runs, side=image), json)
+        return
     report = bench_gap(
         model_folder(model),
         runs=runs,
