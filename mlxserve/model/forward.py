@@ -99,8 +99,8 @@ class Rows:
             layout = replace(layout, windows=_in_windows(layout, windows))
         if self._adapters is not None:
             layout = replace(layout, adapters=self._adapters.of_chunks(batch.plan))
-        if rows == list(range(len(batch.tokens))):
-            rows = None
+        if rows is not None and len(rows) == len(batch.tokens):
+            rows = None  # all of them, in order
         groups = self._states.groups(batch.plan, batch.num_decodes) if self._states.is_used else ()
         if rows is None and pictures is not None and (pictures.parts or self._is_told_positions):
             # What is shown is of this step, and would be a constant of a recorded one.

@@ -6,8 +6,9 @@
 So the layers compute what they did wherever they are called alone, and whoever has all three calls
 `JoinedProduct`. In quantised and plain products a column of the result does not depend on the others.
 
-A model that calls the layers one by one, as every gated MLP calls `gate_proj(x)` and `up_proj(x)`, is met by
-`share`: the first of them that is given an input computes all, and the others take their part of it.
+A model that calls the layers one by one, as every gated MLP calls `gate_proj(x)` and `up_proj(x)` and many recurrent
+layers their projections, is met by `share`: the first of them that is given an input computes all, and the others
+take their part of it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import mlx.nn as nn
 
 from metal_kernels.reading import read
 from mlxserve.model.caches import MODEL_ERRORS
+from mlxserve.model.recurrent import is_in_groups
 
 _LINEAR = (nn.Linear, nn.QuantizedLinear)
 _ARRAYS = ("weight", "scales", "biases", "bias")  # rows of each belong to outputs
@@ -41,6 +43,9 @@ class JoinedProduct:
         if isinstance(first, nn.QuantizedLinear):
             scales, biases = arrays["scales"], arrays.get("biases")
             self._quantised = scales, biases, True, first.group_size, first.bits, first.mode
+        else:
+            self._weight = self._weight.T
+            mx.eval(self._weight)
 
     def __call__(self, x: mx.array) -> mx.array:
         bias = self._bias
@@ -48,8 +53,8 @@ class JoinedProduct:
             product = mx.quantized_matmul(x, self._weight, *self._quantised)
             return product if bias is None else product + bias
         if bias is None:
-            return x @ self._weight.T
-        return mx.addmm(bias, x, self._weight.T)
+            return x @ self._weight
+        return mx.addmm(bias, x, self._weight)
 
 
 def _join(layers: Sequence[Any], name: str) -> mx.array:
@@ -137,14 +142,15 @@ class Sharing:
 
 
 def share(model: nn.Module, dtype: mx.Dtype) -> list[Sharing]:
-    """Let layers share products where a module of one input gives it to several of them, as gated MLPs do.
+    """Let layers share products where a module of one input gives it to several of them, as gated MLPs do, and
+    recurrent modules, which also take a mask and a state.
 
     dtype: of the inputs
     """
     found = []
     for module in list(model.modules()):
         layers = {name: each for name, each in module.children().items() if type(each) in _LINEAR}
-        if len(layers) < 2 or not _takes_one_input(module):
+        if len(layers) < 2 or not (_takes_one_input(module) or is_in_groups(type(module))):
             continue
         x = mx.random.normal((2, 1, input_width(next(iter(layers.values())))), key=mx.random.key(0))
         found += _shared_in(module, layers, x.astype(dtype))
@@ -170,11 +176,18 @@ def _shared_in(module: nn.Module, layers: Mapping[str, nn.Module], x: mx.array) 
             shared = _Shared(product, ends)
             for number, name in enumerate(names):
                 module[name] = SharedLayer(layers[name], shared, number)
-    if found and not is_near(module(x), expected):
+    if found and not _computes(module, x, expected):
         for sharing in found:
             sharing.undo()
         return []
     return found
+
+
+def _computes(module: nn.Module, x: mx.array, expected: mx.array) -> bool:
+    try:
+        return is_near(module(x), expected)
+    except MODEL_ERRORS:  # it looks into a layer, instead of calling it
+        return False
 
 
 def _observed(

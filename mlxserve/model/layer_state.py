@@ -23,6 +23,10 @@ from mlxserve.model.states import Arrays, Group
 class LayerState:
     """One recurrent layer's state for one step."""
 
+    __slots__ = (
+        *("_adapters", "_class", "_groups", "_layer", "_num_arrays"),
+        *("_num_rows", "_positions"),
+    )
     # Of a padded batch; groups have no padding.
     lengths = None
     left_padding = None
@@ -68,7 +72,7 @@ class LayerState:
                 self._adapters.narrow(group.first, group.end)
             of_group = [self._of_group(value, group, inner) for value in args]
             named = kwargs and {k: self._of_group(v, group, inner) for k, v in kwargs.items()}
-            outputs.append(call(*of_group, **named))
+            outputs.append(_as_rows(call(*of_group, **named), group))
             group.after[self._layer] = inner.cache
             if num_groups > 1:
                 changed = {
@@ -78,7 +82,7 @@ class LayerState:
                 }
         if self._adapters is not None:
             self._adapters.widen()
-        return _as_rows(outputs, self._groups)
+        return outputs[0] if num_groups == 1 else _joined(outputs)
 
     def _before(self, group: Group, changed: dict[int, mx.array | None]) -> Arrays:
         """The arrays that a group begins with.
@@ -93,8 +97,10 @@ class LayerState:
 
     def _of_group(self, value: Any, group: Group, inner: Any) -> Any:
         """An argument of the module as its group sees it."""
+        if value is self:
+            return inner
         if not isinstance(value, mx.array):
-            return inner if value is self else value
+            return value
         num_rows = self._num_rows
         if group.batch == num_rows:
             return value
@@ -108,17 +114,20 @@ class LayerState:
         return value.reshape(group.batch, group.length, *shape[2:])
 
 
-def _as_rows(outputs: list[Any], groups: Sequence[Group]) -> Any:
-    """Outputs of the groups joined, piece by piece if a module returns several."""
+def _as_rows(output: Any, group: Group) -> Any:
+    """A group's output as rows of the step, each of them if a module returns several."""
+    if group.length == 1:
+        return output
+    if isinstance(output, mx.array):
+        return output.reshape(group.batch * group.length, 1, *output.shape[2:])
+    if isinstance(output, (tuple, list)):
+        return type(output)(_as_rows(part, group) for part in output)
+    return output
+
+
+def _joined(outputs: list[Any]) -> Any:
+    """The rows of several groups."""
     first = outputs[0]
     if isinstance(first, (tuple, list)):
-        return type(first)(_as_rows(list(parts), groups) for parts in zip(*outputs, strict=True))
-    if not isinstance(first, mx.array):
-        return first
-    rows = [
-        output.reshape(group.batch * group.length, 1, *output.shape[2:])
-        if group.length > 1
-        else output
-        for output, group in zip(outputs, groups, strict=True)
-    ]
-    return rows[0] if len(rows) == 1 else mx.concatenate(rows)
+        return type(first)(_joined(list(parts)) for parts in zip(*outputs, strict=True))
+    return mx.concatenate(outputs) if isinstance(first, mx.array) else first

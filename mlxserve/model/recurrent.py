@@ -30,6 +30,11 @@ def use_groups(kinds: Iterable[type]) -> None:
             setattr(kind, _CALL, _in_groups(plain))
 
 
+def is_in_groups(kind: type) -> bool:
+    """Whether modules of this class accept a LayerState."""
+    return hasattr(kind, _MARK)
+
+
 def _in_groups(plain: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         for value in (*args, *kwargs.values()):

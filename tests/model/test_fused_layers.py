@@ -252,6 +252,12 @@ def test_layers_of_one_input_share_a_product_and_keep_nothing_of_a_step() -> Non
     assert mx.array_equal(module(x), expected)
 
 
+def test_recurrent_layers_share_the_product_of_their_input(build_model: BuildModel) -> None:
+    loaded, fused = fused_model(build_model, "qwen3_next")
+    names = [sharing.names for sharing in fused.sharing]
+    assert names.count(("in_proj_qkvz", "in_proj_ba")) == len(loaded.states)
+
+
 def test_layers_of_different_inputs_share_nothing() -> None:
     module = Gated(is_same=False)
     assert share(module, mx.float32) == []
