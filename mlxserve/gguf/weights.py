@@ -1,7 +1,8 @@
 """Loads a GGUF file's tensors as an mlx-lm model: named, repacked and put in mlx-lm's order.
 
 Tensors are read and repacked in pieces, by several threads, straight into mlx's memory, so that little more
-is used at any time than what is kept.
+is used at any time than what is kept. mlx clears memory before it can be written to, which takes half as long as
+repacking, so it clears the next tensor's in the meantime.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def load_gguf(header: Header, config: Mapping[str, Any], *, is_metal: bool) -> n
     model: nn.Module = model_class(args_class.from_dict(dict(config)))
     quantised: dict[str, dict[str, Any]] = {}
     weights: Arrays = {}
-    for slot, tensor in _matched(model, header, config):
+    for slot, tensor, memory in _with_memory(_matched(model, header, config), dtype):
         module, _, leaf = slot.path.rpartition(".")
         if isinstance(tensor, str):
             sources = other_form(tensor, header.tensors)
@@ -75,13 +76,15 @@ def load_gguf(header: Header, config: Mapping[str, Any], *, is_metal: bool) -> n
             weights[slot.path] = computed(tensor, plain, config).astype(dtype)
             mx.eval(weights[slot.path])
             continue
-        arrays = _read(tensor, slot, leaf, dtype, one.norm_offset if "norm" in module else 0.0)
+        offset = one.norm_offset if "norm" in module else 0.0
+        arrays = _read(tensor, slot, leaf, dtype, offset, memory)
         if "scales" in arrays:
             how = REPACKINGS[tensor.kind]
             quantised[module] = {"group_size": GROUP_SIZE, "bits": how.bits, "mode": how.mode}
         heads = _ROTATED.get(tensor.name.split(".")[-2])
         if heads is not None and one.swaps_pairs:
-            arrays = {name: _swap_pairs(array, config[heads]) for name, array in arrays.items()}
+            for array in arrays.values():
+                _swap_pairs(array, config[heads])
         mx.eval(list(arrays.values()))
         weights |= {f"{module}.{name}": array for name, array in arrays.items()}
     if hasattr(model, "sanitize"):
@@ -157,10 +160,51 @@ def _own_name(path: str, one: Family) -> str | None:
     return None
 
 
-def _read(tensor: TensorInfo, slot: _Slot, leaf: str, dtype: mx.Dtype, offset: float) -> Arrays:
+def _with_memory(
+    matched: Iterable[tuple[_Slot, TensorInfo | str]], dtype: mx.Dtype
+) -> Iterator[tuple[_Slot, TensorInfo | str, tuple[mx.array, ...]]]:
+    """Each with the arrays to repack it into, if it is; mlx clears those of the next one at the same time."""
+    before = None
+    for slot, tensor in matched:
+        memory: tuple[mx.array, ...] = ()
+        if isinstance(tensor, TensorInfo) and _is_packed(tensor, slot):
+            memory = _memory(tensor, dtype)
+            mx.async_eval(*memory)
+        if before is not None:
+            yield before
+        before = slot, tensor, memory
+    if before is not None:
+        yield before
+
+
+def _is_packed(tensor: TensorInfo, slot: _Slot) -> bool:
+    return slot.can_pack and tensor.kind in REPACKINGS
+
+
+def _memory(tensor: TensorInfo, dtype: mx.Dtype) -> tuple[mx.array, ...]:
+    """The arrays to repack a tensor into: codes, scales in `dtype`, biases."""
+    how = REPACKINGS[tensor.kind]
+    *rows, width = tensor.shape
+    is_affine = how.mode == "affine"
+    # numpy has no bfloat16: converted at the end.
+    kept = (mx.float32 if dtype == mx.bfloat16 else dtype) if is_affine else mx.uint8
+    return (
+        mx.empty((*rows, width * how.bits // 32), mx.uint32),
+        *(mx.empty((*rows, width // GROUP_SIZE), kept) for _ in range(1 + is_affine)),
+    )
+
+
+def _read(
+    tensor: TensorInfo,
+    slot: _Slot,
+    leaf: str,
+    dtype: mx.Dtype,
+    offset: float,
+    memory: tuple[mx.array, ...],
+) -> Arrays:
     """The tensor's arrays by the names that they have in an mlx module. Raises UnsupportedModel."""
-    if slot.can_pack and tensor.kind in REPACKINGS:
-        arrays = repacked(tensor, dtype)
+    if _is_packed(tensor, slot):
+        arrays = repacked(tensor, dtype, memory)
         return {leaf if name == "weight" else name: one for name, one in arrays.items()}
     array = dense(tensor)
     if offset:
@@ -179,7 +223,8 @@ def dense(tensor: TensorInfo) -> mx.array:
             f"{tensor.name} is quantised as {tensor.kind}, which cannot be converted to mlx's "
             "formats. Take a file of another quantisation, such as Q4_K_M or Q8_0."
         )
-    how, arrays = REPACKINGS[tensor.kind], repacked(tensor, mx.float32)
+    how = REPACKINGS[tensor.kind]
+    arrays = repacked(tensor, mx.float32, _memory(tensor, mx.float32))
     return mx.dequantize(
         arrays["weight"],
         arrays["scales"],
@@ -202,19 +247,13 @@ def _raw(tensor: TensorInfo) -> mx.array:
     return found
 
 
-def repacked(tensor: TensorInfo, dtype: mx.Dtype) -> Arrays:
-    """The codes, scales and biases of all rows."""
+def repacked(tensor: TensorInfo, dtype: mx.Dtype, memory: tuple[mx.array, ...]) -> Arrays:
+    """The codes, scales and biases of all rows, in `memory` but for a conversion to bfloat16."""
     how = REPACKINGS[tensor.kind]
     _, num_bytes = block_size(tensor.kind)
     num_blocks = tensor.nbytes // num_bytes
-    *rows, width = tensor.shape
-    is_affine = how.mode == "affine"
-    weight = mx.empty((*rows, width * how.bits // 32), mx.uint32)
-    # numpy has no bfloat16: converted at the end.
-    kept = (mx.float32 if dtype == mx.bfloat16 else dtype) if is_affine else mx.uint8
-    scales = [mx.empty((*rows, width // GROUP_SIZE), kept) for _ in range(1 + is_affine)]
     # numpy writes into mlx's memory.
-    codes, *columns = (view(one).reshape(num_blocks, -1) for one in (weight, *scales))
+    codes, *columns = (view(one).reshape(num_blocks, -1) for one in memory)
     codes = codes.view(np.uint8)
     step = max(1, _PIECE // num_bytes)
 
@@ -226,7 +265,8 @@ def repacked(tensor: TensorInfo, dtype: mx.Dtype) -> Arrays:
             column[piece] = found
 
     _for_each(repack, range(0, num_blocks, step))
-    if is_affine:
+    weight, *scales = memory
+    if how.mode == "affine":
         scales = [one.astype(dtype) for one in scales]
     return {"weight": weight, **dict(zip(("scales", "biases"), scales, strict=False))}
 
@@ -254,7 +294,16 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(8, os.cpu_count() or 1), "mlxserve-gguf")
 
 
-def _swap_pairs(array: mx.array, num_heads: int) -> mx.array:
-    """Rows (pair, half) of each head as (half, pair): mlx-lm rotates halves, llama.cpp neighbours."""
-    halves = array.reshape(num_heads, array.shape[0] // num_heads // 2, 2, -1)
-    return halves.swapaxes(1, 2).reshape(array.shape)
+def _swap_pairs(array: mx.array, num_heads: int) -> None:
+    """Put rows (pair, half) of each head in the order (half, pair), in the array's own memory.
+
+    mlx-lm rotates halves, llama.cpp neighbours.
+    """
+    heads = view(array.view(mx.uint8)).reshape(num_heads, -1, 2, array.nbytes // array.shape[0])
+    step = max(1, _PIECE // heads[0].nbytes)
+
+    def swap(start: int) -> None:
+        piece = heads[start : start + step]
+        piece[:] = piece.swapaxes(1, 2).copy().reshape(piece.shape)
+
+    _for_each(swap, range(0, num_heads, step))

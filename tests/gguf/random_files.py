@@ -38,18 +38,20 @@ def random_blocks(kind: str, count: int = 512) -> np.ndarray:
     return raw
 
 
-def write_llama(file: Path, kind: str, num_layers: int) -> Path:
+def write_llama(
+    file: Path, kind: str, num_layers: int, width: int = WIDTH, inner: int = INNER
+) -> Path:
     """A llama whose projections are random numbers, or blocks of this kind; all layers have the same ones."""
-    shapes = {f"attn_{one}": (WIDTH, WIDTH) for one in ("q", "k", "v", "output")}
-    shapes |= {"ffn_gate": (INNER, WIDTH), "ffn_up": (INNER, WIDTH), "ffn_down": (WIDTH, INNER)}
+    shapes = {f"attn_{one}": (width, width) for one in ("q", "k", "v", "output")}
+    shapes |= {"ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner)}
     layer = {name: _data(kind, shape) for name, shape in shapes.items()}
-    layer |= {name: np.ones(WIDTH, np.float32) for name in ("attn_norm", "ffn_norm")}
+    layer |= {name: np.ones(width, np.float32) for name in ("attn_norm", "ffn_norm")}
     tensors = {
         f"blk.{n}.{name}.weight": one for n in range(num_layers) for name, one in layer.items()
     }
-    tensors["token_embd.weight"] = np.ones((288, WIDTH), np.float32)
-    tensors["output_norm.weight"] = np.ones(WIDTH, np.float32)
-    sizes = {"embedding_length": WIDTH, "feed_forward_length": INNER, "block_count": num_layers}
+    tensors["token_embd.weight"] = np.ones((288, width), np.float32)
+    tensors["output_norm.weight"] = np.ones(width, np.float32)
+    sizes = {"embedding_length": width, "feed_forward_length": inner, "block_count": num_layers}
     sizes |= {"attention.head_count": 16, "attention.head_count_kv": 16}
     metadata = {**METADATA, **byte_level_vocabulary(), **sizes}
     kinds = {f"{name}.weight": kind for name in shapes}

@@ -25,9 +25,10 @@ from mlxserve.gguf.blocks import REPACKINGS
 from mlxserve.gguf.config import model_config
 from mlxserve.gguf.reader import block_size, read_header
 from mlxserve.gguf.weights import load_gguf
-from tests.gguf.random_files import INNER, WIDTH, write_llama
+from tests.gguf.random_files import write_llama
 
 KINDS = (*REPACKINGS, "F16")
+WIDTH, INNER = 2048, 8192  # as Llama 3.2 1B
 _VALUES = 4 * WIDTH * WIDTH + 3 * WIDTH * INNER  # of a layer
 _GB = 1e9
 
@@ -42,7 +43,9 @@ def bench_loading(
         with tempfile.TemporaryDirectory() as folder:
             progress(f"{kind}: write")
             places = (
-                write_llama(Path(folder, "large.gguf"), kind, _num_layers(kind, megabytes)),
+                write_llama(
+                    Path(folder, "large.gguf"), kind, _num_layers(kind, megabytes), WIDTH, INNER
+                ),
                 write_folder(Path(folder, "mlx"), _num_layers("F16", megabytes)),
             )
             found: dict[Path, list[Seconds]] = {place: [] for place in places}

@@ -8,13 +8,13 @@ import pytest
 from mlx_lm.utils import load_model
 from typer.testing import CliRunner
 
-from tests.gguf.random_files import WIDTH, write_llama
+from tests.gguf.random_files import write_llama
 from tests.perf.cli import app
-from tests.perf.loading import KINDS, seconds_for_a_gb, write_folder
+from tests.perf.loading import INNER, KINDS, WIDTH, seconds_for_a_gb, write_folder
 
 
 def test_both_places_are_loaded_and_timed(tmp_path: Path) -> None:
-    file = write_llama(tmp_path / "large.gguf", "Q4_K", num_layers=1)
+    file = write_llama(tmp_path / "large.gguf", "Q4_K", 1, WIDTH, INNER)
     folder = write_folder(tmp_path / "mlx", num_layers=1)
     assert file.stat().st_size < (folder / "model.safetensors").stat().st_size
     for place in (file, folder):
