@@ -169,7 +169,7 @@ def _with_memory(
         memory: tuple[mx.array, ...] = ()
         if isinstance(tensor, TensorInfo) and _is_packed(tensor, slot):
             memory = _memory(tensor, dtype)
-            mx.async_eval(*memory)
+            mx.async_eval(*memory)  # type: ignore[no-untyped-call]
         if before is not None:
             yield before
         before = slot, tensor, memory

@@ -28,7 +28,7 @@ from mlxserve.gguf.weights import load_gguf
 from tests.gguf.random_files import write_llama
 
 KINDS = (*REPACKINGS, "F16")
-WIDTH, INNER = 2048, 8192  # as Llama 3.2 1B
+WIDTH, INNER = 2048, 8192  # of Llama 3.2 1B; narrow tensors are one piece each, and use one thread
 _VALUES = 4 * WIDTH * WIDTH + 3 * WIDTH * INNER  # of a layer
 _GB = 1e9
 
