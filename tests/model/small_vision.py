@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,30 @@ def answer_of_mlx_vlm(
     folder: Path, whole: Any, *said: str | Image, num_tokens: int
 ) -> tuple[int, ...]:
     """With mlx-vlm's own processor, and as it generates: a prompt by its embeddings, then token after token."""
+    answer: list[int] = []
+    for logits in _logits_of_mlx_vlm(folder, whole, said, answer):
+        answer.append(int(mx.argmax(logits).item()))
+        if len(answer) == num_tokens:
+            break
+    return tuple(answer)
+
+
+def below_best(folder: Path, whole: Any, *said: str | Image, answer: Sequence[int]) -> list[float]:
+    """How far each token of an answer is below mlx-vlm's best after those before it, in standard deviations of
+    the logits."""
+    before: list[int] = []
+    found = []
+    for token, logits in zip(answer, _logits_of_mlx_vlm(folder, whole, said, before), strict=False):
+        wide = logits.astype(mx.float32)
+        found.append(float(((wide.max() - wide[token]) / mx.std(wide)).item()))
+        before.append(token)
+    return found
+
+
+def _logits_of_mlx_vlm(
+    folder: Path, whole: Any, said: Sequence[str | Image], answer: Sequence[int]
+) -> Iterator[mx.array]:
+    """(vocabulary,) after the prompt, and after each token that is appended to `answer` meanwhile."""
     from PIL import Image as Pillow
 
     config = json.loads((folder / "config.json").read_text())
@@ -121,9 +146,8 @@ def answer_of_mlx_vlm(
     if "mm_token_type_ids" in inputs:  # by which some models see both ways in an image
         given["mm_token_type_ids"] = inputs["mm_token_type_ids"]
     rope_deltas = {name: given[name] for name in ("rope_deltas",) if name in given}
-    cache, answer = make_prompt_cache(language), []
+    cache = make_prompt_cache(language)
     logits = language(ids, cache=cache, **given).logits
-    for _ in range(num_tokens):
-        answer.append(int(mx.argmax(logits[0, -1]).item()))
+    while True:
+        yield logits[0, -1]
         logits = language(mx.array([[answer[-1]]]), cache=cache, **rope_deltas).logits
-    return tuple(answer)
