@@ -101,9 +101,8 @@ class TowerPieces:
         A piece ends after each block, and after calls that reach the bound together."""
         if not self._is_called:
             return call(slice(None))
-        _called.pieces = (
-            None  # parts of a block are no pieces, nor are those of a function that is compiled
-        )
+        # Parts of a block are no pieces, nor are those of a function that is compiled.
+        _called.pieces = None
         try:
             outputs = self._called_in_blocks(call, num_rows, work, fewest)
         finally:
