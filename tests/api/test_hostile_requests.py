@@ -157,7 +157,7 @@ def test_a_body_is_parsed_off_the_event_loop(
     with ThreadPoolExecutor(1) as pool:
         post = partial(httpx.post, headers={"content-type": "application/json"}, timeout=60)
         asked = pool.submit(post, url + CHAT, content=body)
-        assert httpx.get(url + "/health").status_code == 200
+        assert httpx.get(url + "/health", timeout=60).status_code == 200
         assert not asked.done()
         others_were_answered.set()
         assert asked.result().status_code == 400
@@ -249,7 +249,10 @@ def test_an_oversized_schema_is_refused_quickly(
     started = time.process_time()
     with serve_real() as server:
         reply = httpx.post(
-            server.url + CHAT, content=body, headers={"content-type": "application/json"}
+            server.url + CHAT,
+            content=body,
+            headers={"content-type": "application/json"},
+            timeout=60,
         )
     assert reply.status_code == 400, reply.text
     assert time.process_time() - started < 5
@@ -359,7 +362,9 @@ def test_an_endless_template_is_a_400_and_blocks_no_other_request(
         asked = [
             pool.submit(httpx.post, url + path, json=BODIES[path]) for path in (CHAT, MESSAGES)
         ]
-        assert httpx.post(url + COMPLETIONS, json=BODIES[COMPLETIONS]).status_code == 200
+        assert (
+            httpx.post(url + COMPLETIONS, json=BODIES[COMPLETIONS], timeout=60).status_code == 200
+        )
         assert not any(each.done() for each in asked)
         others_were_answered.set()
         assert [each.result().status_code for each in asked] == [400, 400]

@@ -151,7 +151,7 @@ def test_two_keys_share_no_page(serve_real: Serve, real_chat: Chat) -> None:
 def test_no_thread_outlives_a_server(serve_real: Serve) -> None:
     before = {thread.name for thread in threading.enumerate()}
     with serve_real() as running:
-        assert httpx.get(running.url + "/health").status_code == 200
+        assert httpx.get(running.url + "/health", timeout=60).status_code == 200
     after = {thread.name for thread in threading.enumerate()}
     assert running.thread.name not in after
     assert not {name for name in after - before if "asyncio" not in name}

@@ -40,7 +40,7 @@ def tokenizer() -> Tokenizer:
 
 async def until_idle(chat: Chat) -> None:
     """Wait until no request runs and no page is held, then audit the engine."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while chat.engine.stats().scheduler.num_running or chat.engine.stats().pool.num_used:
             await chat.engine.check()
     await chat.engine.check()

@@ -70,7 +70,7 @@ def unfinished_bodies(server: Process, count: int, size: int) -> Iterator[Attack
 
 
 def _send_unfinished(server: Process, size: int, stack: ExitStack, attack: Attack) -> None:
-    peer = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+    peer = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with suppress(OSError):  # the server refuses it, or does not read it
         peer.sendall(f"{head}Content-Length: {size}\r\n\r\n".encode() + b'{"x": "')

@@ -132,7 +132,7 @@ def test_the_installed_command_starts_and_stops_its_server(
     (log,) = home.logs.iterdir()
     found = re.search(r"^mlxserve is ready at (\S+)$", log.read_text(), re.MULTILINE)
     assert found is not None
-    assert httpx.get(found[1] + "/health", trust_env=False).status_code == 200
+    assert httpx.get(found[1] + "/health", trust_env=False, timeout=60).status_code == 200
     window.press("Say hello." + ENTER)
     window.wait_for("first token")
     if ending == "quit":
@@ -144,7 +144,7 @@ def test_the_installed_command_starts_and_stops_its_server(
 
     def is_gone() -> bool:
         try:
-            httpx.get(found[1] + "/health", trust_env=False)
+            httpx.get(found[1] + "/health", trust_env=False, timeout=60)
         except httpx.TransportError:
             return True
         return False

@@ -33,7 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def page(home: Path, start_server: StartServer) -> Iterator[httpx.Client]:
     """A client of the server's own user, without a key."""
-    with httpx.Client(base_url=start_server().url) as client:
+    with httpx.Client(base_url=start_server().url, timeout=60) as client:
         yield client
 
 

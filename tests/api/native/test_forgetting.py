@@ -85,7 +85,7 @@ def page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_server: StartServer
 ) -> httpx.Client:
     monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path))
-    return httpx.Client(base_url=start_server().url)
+    return httpx.Client(base_url=start_server().url, timeout=60)
 
 
 def chat_of(page: httpx.Client, question: str, answer: str, model: str) -> int:

@@ -138,7 +138,7 @@ def test_it_is_saved_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         story = Story()
         task = asyncio.create_task(story.answer.run())
         await story.give(TextPiece("half"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await story.was_saved.wait()
         assert (story.saved[0].text, story.saved[0].state) == ("half", State.WRITING)
         await story.give(Finish("stop"), None)

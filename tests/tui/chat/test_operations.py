@@ -37,7 +37,7 @@ class Background:
         return ended
 
     async def finish(self) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await asyncio.gather(*self.tasks)
 
     def _run(self, coroutine: Coroutine[None, None, None]) -> None:
@@ -104,7 +104,7 @@ def test_finish_waits_for_the_running_operation() -> None:
         background = Background()
         ended = background.begin_answer()
         await background.has_begun.wait()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await background.operations.finish()
         assert ended[0].state is State.STOPPED
         await background.finish()
