@@ -248,9 +248,9 @@ def _local() -> "list[Entry]":
 
 
 def _found(name: str) -> "tuple[Entry, Path]":
-    """Raises ModelNotFound for a model that is not on this machine."""
+    """Raises ModelNotFound for a model that is not on this machine, UnsupportedModel for a path to none."""
     from mlxserve.hub import catalog
-    from mlxserve.hub.files import did_you_mean
+    from mlxserve.hub.files import did_you_mean, find_model
     from mlxserve.hub.gguf_places import find_gguf, hub_reference
     from mlxserve.hub.known_models import repository_of
 
@@ -264,8 +264,11 @@ def _found(name: str) -> "tuple[Entry, Path]":
         if entry is not None:
             return entry, folder
     path = Path(name).expanduser()
-    if path.is_file() and (entry := catalog.entry_of(path.stem, catalog.Origin.FOLDER, path)):
-        return entry, path
+    if path.exists():
+        called = path.stem if path.is_file() else path.resolve().name
+        if entry := catalog.entry_of(called, catalog.Origin.FOLDER, path):
+            return entry, path
+        find_model(name)  # which says what is wrong with it
     known = name if hub_reference(name) is not None else repository_of(name)
     advice = f" `mlxserve pull {name}` downloads it." if known is not None else did_you_mean(name)
     raise ModelNotFound(f"{name} is not on this machine; `mlxserve list` shows what is.{advice}")

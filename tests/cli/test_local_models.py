@@ -102,6 +102,16 @@ def test_the_bundled_model_is_shown_with_what_its_template_takes(offline: Run) -
     assert card["arguments"] == "text"
 
 
+def test_a_folder_of_any_place_is_shown(tmp_path: Path, downloaded: Path, offline: Run) -> None:
+    folder = tmp_path / "elsewhere" / "mine"
+    folder.mkdir(parents=True)
+    assert "config.json" in error_line(offline("show", str(folder)))
+    for file in next(downloaded.glob("snapshots/*")).iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    card = json.loads(offline("show", str(folder), "--json").out)
+    assert (card["name"], card["source"], card["layers"]) == ("mine", "folder", 36)
+
+
 def test_a_model_that_is_not_here_is_not_shown(offline: Run) -> None:
     line = error_line(offline("show", "qwen3:4b"))
     assert "is not on this machine" in line
