@@ -521,14 +521,16 @@ class Chat:
             pins=True,
             pin_share=prefix.max_share,
         )
-        answer = await self._submit([(request, self._decoder(prefix.token_ids, request, None))])
+        answer = None
         try:
+            answer = await self._submit([(request, self._decoder(prefix.token_ids, request, None))])
             [output] = await answer.whole()
             if output.finish_reason is FinishReason.ABORT:
                 raise EngineStopped("The engine ended before the prefix was computed.")
         except BaseException:
-            await answer.aclose()
-            self.engine.unpin(request_id)  # it may have ended just now
+            if answer is not None:
+                await answer.aclose()
+            self.engine.unpin(request_id)  # it may have ended just now, or while it was submitted
             raise
         return request_id
 

@@ -13,9 +13,12 @@ from mlxserve.build import build_chat
 from mlxserve.chat.chat import Chat
 from mlxserve.chat.request_options import RequestOptions
 from mlxserve.config import EngineConfig
+from mlxserve.engine.output_stream import OutputStream
 from mlxserve.errors import PrefixQuotaExceeded, UnknownPrefix
+from mlxserve.request import Request
 from mlxserve.text.deltas import Delta, Usage
 from tests.chat.answering import GREEDY, collect, run
+from tests.waiting import until
 
 
 async def submit_named(chat: Chat, name: str, prompt: Sequence[int]) -> Delta:
@@ -71,6 +74,30 @@ def test_a_prefix_whose_caller_is_cancelled_is_not_kept(chat: Chat) -> None:
         adding.cancel()
         with pytest.raises(asyncio.CancelledError):
             await adding
+        await collect(chat, [1], GREEDY)
+
+    run(scenario())
+    assert chat.prefixes.sizes() == {}
+    assert chat.engine.stats().pool.num_pinned == 0
+
+
+def test_a_prefix_that_was_computed_before_its_caller_left_is_not_kept(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine may end a request before its caller, who is cancelled, hears that it was queued."""
+    submit = chat.engine.submit
+
+    async def late(requests: Sequence[Request]) -> OutputStream:
+        stream = await submit(requests)
+        await until(lambda: chat.engine.stats().pool.num_pinned > 0)
+        stream.close()
+        raise asyncio.CancelledError
+
+    async def scenario() -> None:
+        monkeypatch.setattr(chat.engine, "submit", late)
+        with pytest.raises(asyncio.CancelledError):
+            await chat.prefixes.add("gone", list(range(300)))
+        monkeypatch.undo()
         await collect(chat, [1], GREEDY)
 
     run(scenario())
