@@ -59,7 +59,6 @@ def bench_loading(
 
 def seconds_for_a_gb(place: Path) -> Seconds:
     """Load a GGUF file or a folder in this process."""
-    machine.prepare()
     machine.import_mlx_lm()
     from mlx_lm.utils import load_model
 
