@@ -259,6 +259,23 @@ def test_a_child_that_dies_in_its_job_is_an_error_and_the_next_job_works(
     assert helper.call("echo", 1, seconds=LONG) == 1
 
 
+def test_a_write_that_fails_ends_the_process_at_once(
+    helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for the rest, and its caller for an answer, as long as the job may take."""
+    send, failures = socket.socket.send, [OSError("planted")]
+
+    def failing(self: socket.socket, data: Any) -> int:
+        if failures:
+            raise failures.pop()
+        return send(self, data)
+
+    assert helper.call("echo", 1, seconds=LONG) == 1
+    monkeypatch.setattr(socket.socket, "send", failing)
+    assert helper.call_twice("echo", 2, seconds=LONG) == 2
+    assert helper.num_started == 2
+
+
 def test_a_job_whose_process_was_killed_is_called_twice_at_most(
     helper: Helper, tmp_path: Path
 ) -> None:
