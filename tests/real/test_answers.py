@@ -42,8 +42,10 @@ def test_greedy_tokens_are_mlx_lms_in_a_batch_and_from_the_cache(
 ) -> None:
     asked, wanted = prompts()[:-NUM_LONG], expected[:-NUM_LONG]
     assert tokens_of(llm, asked) == wanted, "in a batch of 16"
-    outputs = llm.generate(asked, GREEDY, use_tqdm=False)
-    assert [output.token_ids for output in outputs] == wanted, "from the cache"
+    outputs = llm.generate(asked, replace(GREEDY, max_tokens=8), use_tqdm=False)
+    assert [output.token_ids for output in outputs] == [tokens[:8] for tokens in wanted], (
+        "from the cache"
+    )
     long = [output.usage for output in outputs if output.usage.prompt_tokens > PAGE_SIZE]
     assert all(usage.cached_tokens for usage in long)
 
