@@ -31,8 +31,9 @@ class Brake:
     Where a time slice lasts longer, on a busy machine, the pause after it is longer as well.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, slice_seconds: float = 0.01) -> None:
         self._pid = pid
+        self._slice_seconds = slice_seconds
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -51,7 +52,7 @@ class Brake:
             self._is_over.wait(max(0.35, 12 * ran))
             began = time.monotonic()
             os.kill(self._pid, signal.SIGCONT)
-            self._is_over.wait(0.03)
+            self._is_over.wait(self._slice_seconds)
             ran = time.monotonic() - began
 
 
@@ -136,6 +137,7 @@ def test_a_day_in_the_terminal(pane: Pane, home: Home, tmp_path: Path) -> None:
         os.kill(server, 0)
 
 
+@pytest.mark.long  # by the clock: an answer that is shown for two seconds, and saved every second
 def test_a_kill_during_an_answer_loses_at_most_a_second(pane: Pane, home: Home) -> None:
     pane.open()
     pane.until_ready()
@@ -150,7 +152,7 @@ def test_a_kill_during_an_answer_loses_at_most_a_second(pane: Pane, home: Home) 
     def shown_before(moment: float) -> int:
         return max((count for at, count in seen if at < moment), default=0)
 
-    with Brake(pane.server):
+    with Brake(pane.server, 0.005):
         pane.ask("What can you do?")
         began = time.monotonic()
         pane.until(is_writing)
