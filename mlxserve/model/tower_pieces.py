@@ -222,11 +222,11 @@ def _replace(module: Any, name: str) -> None:
 
     @functools.wraps(plain)
     def attention(q: mx.array, k: mx.array, v: mx.array, *args: Any, **options: Any) -> mx.array:
-        options |= dict(zip(("scale", "mask"), args, strict=False))
         pieces = _called.pieces
         if pieces is None:
-            found: mx.array = plain(q, k, v, **options)
+            found: mx.array = plain(q, k, v, *args, **options)
             return found
+        options |= dict(zip(("scale", "mask"), args, strict=False))
 
         def attend(at: slice) -> mx.array:
             found: mx.array = plain(q[:, :, at], k, v, **_masked(options, num_queries, at))
