@@ -161,9 +161,8 @@ class ChildProcess:
                     self._out[0] = self._out[0][count:]
         except BlockingIOError:
             return
-        except (
-            OSError
-        ):  # the child has ended, which reading shows as well, or ends for want of the rest
+        except OSError:
+            # The child has ended, which reading shows as well, or ends for want of the rest.
             self._out.clear()
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
