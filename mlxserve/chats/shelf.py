@@ -39,8 +39,9 @@ class ChatShelf:
         )
 
     async def close(self) -> None:
-        """Write what waits, and close the files."""
+        """Write what waits, close the files and end the thread."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._close_all)
+        self._thread.shutdown(wait=False)
 
     def _work(self, owner: str, work: Callable[[Store], T]) -> T:
         try:

@@ -149,9 +149,14 @@ def test_two_keys_share_no_page(serve_real: Serve, real_chat: Chat) -> None:
 
 
 def test_no_thread_outlives_a_server(serve_real: Serve) -> None:
-    before = {thread.name for thread in threading.enumerate()}
+    before = set(threading.enumerate())
     with serve_real() as running:
         assert httpx.get(running.url + "/health", timeout=60).status_code == 200
-    after = {thread.name for thread in threading.enumerate()}
-    assert running.thread.name not in after
-    assert not {name for name in after - before if "asyncio" not in name}
+        assert httpx.get(running.url + "/api/v1/chats", timeout=60).status_code == 200
+    assert not running.thread.is_alive()
+
+    def others() -> set[str]:
+        threads = set(threading.enumerate()) - before
+        return {thread.name for thread in threads if "asyncio" not in thread.name}
+
+    wait_until(lambda: not others(), complaint=others)

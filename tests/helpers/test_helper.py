@@ -415,8 +415,9 @@ def test_twenty_kills_leave_no_process_and_no_open_file(helper: Helper) -> None:
             helper.begin("loop", seconds=LONG).cancel()
     assert helper.num_started == 20
     pid = pid_of(helper)
-    assert num_open() == before
-    assert children() == {*others, pid}
+    # What earlier tests left may end meanwhile.
+    assert num_open() <= before
+    assert pid in children() <= {*others, pid}
     assert psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 

@@ -47,7 +47,7 @@ def test_memory_growth_is_that_of_the_second_half() -> None:
 
 def test_resident_memory_grows_with_written_pages() -> None:
     before = soak.resident_bytes(os.getpid())
-    size = 64 << 20
+    size = 256 << 20
     with mmap.mmap(-1, size) as filled:  # a bytearray may reuse freed memory
         filled.write(bytes([1]) * size)
         assert 0.9 * size < soak.resident_bytes(os.getpid()) - before < 3 * size

@@ -60,10 +60,29 @@ def test_a_stuck_step_is_logged_once_with_all_stacks_and_ends_the_process_later(
         assert watchdog.look()
         assert watchdog.look()
         assert caplog.text.count("has run for 31 seconds") == 1
+        assert "Thread MainThread:" in caplog.text
         assert "test_watchdog.py" in caplog.text
         engine.silence = 61.0
         assert not watchdog.look()
     assert engine.ends == [ENGINE_STUCK]
+
+
+def test_the_stack_of_an_old_thread_is_logged_behind_a_hundred_new_ones(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    goes_on = threading.Event()
+    threads = [threading.Thread(target=goes_on.wait, name=f"new {place}") for place in range(120)]
+    for thread in threads:
+        thread.start()
+    try:
+        with caplog.at_level(logging.ERROR):
+            assert Engine(silence=31.0).watchdog(0).look()
+    finally:
+        goes_on.set()
+        for thread in threads:
+            thread.join()
+    assert "test_watchdog.py" in caplog.text
+    assert caplog.text.count("Thread new ") == len(threads)
 
 
 def test_zero_seconds_never_end_the_process() -> None:
