@@ -156,6 +156,7 @@ def test_a_named_prefix_belongs_to_its_adapter(
     assert again.list_prefixes(adapter="head") == {}
 
 
+@pytest.mark.slow
 def test_pages_of_adapters_are_found_on_disk_after_a_restart(tuned: Tuned, tmp_path: Path) -> None:
     """By the digest of the weights: other ones under the same name find none, and the model alone finds its
     own, which are those of before there were adapters."""

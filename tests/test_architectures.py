@@ -95,7 +95,9 @@ def test_two_answers_and_a_resize(
         assert tokens(llm, PROMPTS) == expected
 
 
-@pytest.mark.parametrize("stateful", ["qwen3_next", "falcon_h1"])
+@pytest.mark.parametrize(
+    "stateful", ["qwen3_next", pytest.param("falcon_h1", marks=pytest.mark.slow)]
+)
 def test_a_conversation_finds_as_much_as_with_plain_attention(
     stateful: str, model_folder: Folder
 ) -> None:

@@ -154,7 +154,7 @@ def test_images_alone_together_and_cached(model: Model, serve: Serve) -> None:
     assert sum(output.usage.cached_tokens for output in outputs) > 64
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_adapter_of_the_text_answers_about_images(
     model: Model, serve: Serve, tmp_path: Path
 ) -> None:
@@ -196,7 +196,7 @@ def test_images_in_chunks_preempted_and_beside_drafts(model: Model, serve: Serve
     agree(model, llm, [QUESTIONS["two images"]])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_images_with_the_emulated_kernels(
     model: Model, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,7 +206,7 @@ def test_images_with_the_emulated_kernels(
     agree(model, llm, list(QUESTIONS.values()))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_in_8_bits_an_answer_does_not_depend_on_what_is_beside_it(serve: Serve) -> None:
     llm = serve(kv_cache_dtype="q8")
     questions = list(QUESTIONS.values())
@@ -356,6 +356,7 @@ def test_answers_to_one_prompt_share_its_image(model: Model, serve: Serve) -> No
         assert each.token_ids == model.answer(said)
 
 
+@pytest.mark.slow
 def test_pages_of_an_image_are_found_on_disk_after_a_restart(
     model: Model, serve: Serve, tmp_path: Path, unhurried_disk: None
 ) -> None:

@@ -46,6 +46,7 @@ def test_an_llm_prepares_the_machine_before_it_imports_mlx() -> None:
     assert run(code) == "True"
 
 
+@pytest.mark.slow
 def test_a_script_that_never_closes_its_engine_ends_cleanly() -> None:
     code = (
         "from mlxserve import LLM, SamplingParams; "

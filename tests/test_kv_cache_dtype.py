@@ -86,6 +86,7 @@ def test_no_configuration_changes_a_token(
         assert llm.stats().scheduler.num_preemptions > 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unhurried_disk")
 def test_pages_on_disk_are_read_after_a_restart_and_never_by_another_dtype(
     model_folder: Callable[[str], Path], tmp_path: Path

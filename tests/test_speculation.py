@@ -125,6 +125,7 @@ def test_each_of_n_answers_is_the_same(plain: LLM, speculative: LLM) -> None:
     assert num_accepted(speculative) > before
 
 
+@pytest.mark.slow
 def test_answers_are_the_same_where_pages_are_short(plain: LLM) -> None:
     expected = [one.token_ids for one in generate(plain, PROMPTS, GREEDY)]
     with LLM(num_pages=15, page_size=16, disable_log_stats=True, speculative_tokens=8) as llm:

@@ -91,6 +91,7 @@ def test_an_aborted_answer_changes_no_other(llm: LLM, expected: Answers) -> None
     assert llm.stats().scheduler.num_running == 0
 
 
+@pytest.mark.slow
 def test_a_request_of_a_higher_class_goes_first_and_both_answers_are_right(
     folder: Path, expected: Answers
 ) -> None:
@@ -130,6 +131,7 @@ def test_states_and_pages_are_read_from_disk_after_a_restart(
         assert num_restored == (not is_first)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unhurried_disk")
 def test_what_is_lost_on_disk_is_computed(folder: Path, tmp_path: Path, expected: Answers) -> None:
     options = {"num_pages": 64, "page_size": 16, "max_num_seqs": 4, "disable_log_stats": True}

@@ -180,5 +180,6 @@ def test_the_embedded_model_is_listed(installation: Installation) -> None:
     assert "mlxserve-mini" in installation.mlxserve("models")
 
 
+@pytest.mark.long
 def test_the_doctor_finds_nothing_broken(installation: Installation) -> None:
     assert "mlx" in installation.mlxserve("doctor")

@@ -70,11 +70,11 @@ def fewest(window: int, page_size: int) -> int:
 
 
 WINDOWS = (1, 2, 16, 17, 24, 32, 33, 47)
-# Ten seconds each: one in every run, a twelfth with the slow ones, all of them with the long ones.
+# Ten seconds each: one in every run, a few with the slow ones, all of them with the long ones.
 CASES = [
     ("gpt_oss", 33, 16),
     *(
-        pytest.param(*case, marks=pytest.mark.long if number % 12 else pytest.mark.slow)
+        pytest.param(*case, marks=pytest.mark.long if number % 36 else pytest.mark.slow)
         for number, case in enumerate(itertools.product(KINDS, WINDOWS, PAGE_SIZES))
     ),
 ]
@@ -214,6 +214,7 @@ def test_too_few_pages_for_a_window_are_refused(in_window: Callable[..., str]) -
         LLM(in_window("gpt_oss", 24), page_size=16, num_window_pages=3, **OPTIONS)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unhurried_disk")
 def test_a_conversation_is_read_from_disk_after_a_restart(
     in_window: Callable[..., str], tmp_path: Path
@@ -247,7 +248,7 @@ def test_a_conversation_is_read_from_disk_after_a_restart(
         assert output.token_ids == expected[1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("unhurried_disk")
 def test_preempted_answers_are_read_from_disk(
     in_window: Callable[..., str], tmp_path: Path

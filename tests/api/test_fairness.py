@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import httpx
+import pytest
 from starlette.testclient import TestClient
 
 from tests.api.fake_chat import FakeChat
@@ -34,6 +35,7 @@ def test_a_connections_name_is_not_shown_as_a_key(client: TestClient, chat: Fake
     assert chat.submitted[0].client.startswith("@")
 
 
+@pytest.mark.slow
 def test_a_newcomer_does_not_wait_for_the_queue_of_a_flood(
     serve_real: Serve, real_chat: Chat
 ) -> None:

@@ -370,6 +370,7 @@ def test_an_endless_template_is_a_400_and_blocks_no_other_request(
         assert [each.result().status_code for each in asked] == [400, 400]
 
 
+@pytest.mark.slow
 def test_large_requests_do_not_hold_up_a_small_one(
     start_server: StartServer, chat: FakeChat
 ) -> None:

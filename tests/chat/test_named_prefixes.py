@@ -153,6 +153,7 @@ def test_a_prefix_of_before_the_start_is_known_at_once_and_pinned_later(
     assert build_again().prefixes.sizes() == {}
 
 
+@pytest.mark.slow
 def test_a_prefix_of_an_unknown_client_waits_for_a_server_that_knows_it(
     build_again: Callable[..., Chat],
 ) -> None:
@@ -169,6 +170,7 @@ def test_a_prefix_of_an_unknown_client_waits_for_a_server_that_knows_it(
     assert chat.engine.stats().pool.num_pinned == 8
 
 
+@pytest.mark.slow
 def test_a_prefix_that_does_not_fit_any_more_keeps_its_name(
     build_again: Callable[..., Chat], caplog: pytest.LogCaptureFixture
 ) -> None:

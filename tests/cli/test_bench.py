@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.cli.commands import error_line, mlxserve
 
 
+@pytest.mark.slow
 def test_bench_has_commands_of_its_own() -> None:
     outcome = mlxserve("bench", "--help")
     assert outcome.code == 0

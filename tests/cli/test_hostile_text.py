@@ -79,6 +79,7 @@ def test_the_values_of_a_configuration(run: Run, model: Path, key: str) -> None:
     check(run("run", "-m", str(plain), "hi"), 1)
 
 
+@pytest.mark.slow
 def test_what_a_chat_template_raises(run: Run, model: Path) -> None:
     (model / "chat_template.jinja").write_text("{{ raise_exception(" + json.dumps(EVIL) + ") }}")
     plain = model.rename(model.parent / "plain")

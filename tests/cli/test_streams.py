@@ -16,6 +16,7 @@ from tests.cli.commands import ROOT
 from tests.waiting import wait_until
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has /dev/full")
 @pytest.mark.parametrize(
     "redirection",
@@ -31,6 +32,7 @@ def test_a_server_starts_answers_and_ends_when_its_output_cannot_be_written(
     check_server(redirection)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "redirection",
     [

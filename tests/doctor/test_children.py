@@ -77,6 +77,7 @@ def test_without_metal_the_child_says_that_no_kernel_runs() -> None:
     assert all("a kernel does not run" in proof["with_fences"] for proof in answer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "figures"),
     [

@@ -48,6 +48,7 @@ def test_a_wrong_answer_is_broken(model_folder: ModelFolder) -> None:
     assert report.EXPECTED in finding.value
 
 
+@pytest.mark.slow
 def test_a_cache_without_hits_is_broken(
     model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -412,6 +412,7 @@ def test_the_longest_text_may_be_lowered_and_not_raised(bert_folder: Path) -> No
         built(bert_folder, tensor_parallel_size=2)
 
 
+@pytest.mark.slow
 def test_memory_bounds_the_longest_text(
     bert_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

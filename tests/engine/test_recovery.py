@@ -196,6 +196,7 @@ def test_a_failed_step_ends_its_request_with_an_error_and_the_next_is_answered(
     asyncio.run(asyncio.wait_for(scenario(shared), 60))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "point",
     [
@@ -520,6 +521,7 @@ def _serve_until_ready(gib: float, *flags: str) -> subprocess.CompletedProcess[s
         return subprocess.CompletedProcess(command, process.returncode, first, errors)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/dev/full is Linux's")
 def test_a_trace_on_a_full_disk_stops_with_one_warning_and_the_engine_goes_on(
     caplog: pytest.LogCaptureFixture,

@@ -336,6 +336,7 @@ def test_a_child_whose_own_timer_ended_it_in_a_pause_of_both_neither(
         job.receive(LONG)
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_after_a_pause_of_this_process(
     helper: Helper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,6 +401,7 @@ def test_a_job_never_gets_the_answer_of_one_before_it(
     assert helper.call("echo", "third", seconds=LONG) == "third"
 
 
+@pytest.mark.slow
 def test_twenty_kills_leave_no_process_and_no_open_file(helper: Helper) -> None:
     def num_open() -> int:
         return psutil.Process().num_fds()
@@ -447,6 +449,7 @@ helper.call(sys.argv[1], seconds=1) if sys.argv[1] else sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", ["loop", ""], ids=["in_a_job", "idle"])
 def test_a_child_ends_after_its_parent_was_killed(job: str) -> None:
     """In a job it holds the GIL in C and hears nothing: the system's timer ends it."""

@@ -28,6 +28,7 @@ def test_tiles_take_no_more_instructions_than_without_a_shrink_each_time(
     assert instructions.tiles(is_quantised=is_quantised) <= most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "most"), [(1, 49.6), (16, 44.2)])
 def test_latents_take_no_more_instructions_than_without_a_shrink_each_time(
     rows: int, most: float

@@ -86,6 +86,7 @@ def test_it_refuses_after_other_turns_and_still_recalls(llm: LLM) -> None:
     assert answers[3] == "Your name is Lucy."
 
 
+@pytest.mark.slow
 def test_it_tries_no_call_without_tools_even_where_it_may(tmp_path: Path) -> None:
     """Without `suppress_tokens`, which hides what the weights would do."""
     folder = tmp_path / "model"

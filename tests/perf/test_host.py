@@ -7,6 +7,8 @@ import pytest
 from tests.perf import host, host_states
 from tests.perf.recording_factory import single_ops
 
+pytestmark = pytest.mark.instruments
+
 SMALL = {
     **host.GEOMETRIES["qwen3"],
     "hidden_size": 128,
@@ -27,7 +29,6 @@ def small_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_states, "GEOMETRY", {**host_states.GEOMETRY, **layers})
 
 
-@pytest.mark.instruments
 def test_every_step_is_built_by_both_and_a_ratio_is_taken() -> None:
     report = host.bench_host(decodes=[1, 2], chunk=40, rounds=2, steps=1)
     names = [figure.name for figure in report.figures if "dispatches" not in figure.name]

@@ -12,8 +12,9 @@ from mlxserve.errors import InvalidConfig
 from mlxserve.hub.embedded import MODEL_NAME
 from tests.perf.kv_dtype import bench_kv_dtype
 
+pytestmark = pytest.mark.instruments
 
-@pytest.mark.instruments
+
 def test_what_the_model_writes_is_as_probable_in_8_bits() -> None:
     report = bench_kv_dtype(MODEL_NAME, text=None, num_texts=2, context=96, tokens=8)
     figures = {figure.name: figure for figure in report.figures}

@@ -21,6 +21,8 @@ from tests.perf.prediction import (
     prefill_chunk,
 )
 
+pytestmark = pytest.mark.instruments
+
 SLOW = AttentionCosts(lambda _group, _is_quantised: 30.0, lambda _is_quantised: 16.0)
 FAST = AttentionCosts(lambda _group, _is_quantised: 10.0, lambda _is_quantised: 12.0)
 M4_PRO = next(chip for chip in CHIPS if chip.name == "M4 Pro")

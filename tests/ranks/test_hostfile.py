@@ -79,6 +79,7 @@ def ask(process: Process) -> None:
     assert json.loads(text)["usage"]["completion_tokens"] == 4
 
 
+@pytest.mark.long
 def test_a_server_on_two_hosts_answers_and_ends_with_all_its_processes(hosts: StartHosts) -> None:
     with hosts() as (process, below):
         ranks = [one for one in below if "serve" in one.cmdline()]

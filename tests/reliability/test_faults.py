@@ -208,7 +208,7 @@ def test_a_fault_in_an_early_call_is_survived(subject: Subject, point: Point) ->
     ("point", "num_faults"),
     [
         *(
-            pytest.param(p, 1, marks=pytest.mark.long if n % 4 else pytest.mark.slow, id=str(p))
+            pytest.param(p, 1, marks=pytest.mark.long if n % 8 else pytest.mark.slow, id=str(p))
             for n, p in enumerate(POINTS)
         ),
         *(pytest.param(p, 3, marks=pytest.mark.long, id=f"{p}-3") for p in POINTS),

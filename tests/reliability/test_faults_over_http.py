@@ -135,7 +135,7 @@ def wanted(server: Running) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", [0, 4])
+@pytest.mark.parametrize("at", [0, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("point", POINTS, ids=str)
 def test_a_fault_is_an_error_of_the_dialect_and_the_next_answers_are_right(
     server: Running, wanted: list[str], point: Point, at: int

@@ -9,9 +9,10 @@ import pytest
 from tests.reliability.several_models import run_several_models
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "minutes",
-    [pytest.param(0.3, marks=pytest.mark.slow), pytest.param(2.0, marks=pytest.mark.long)],
+    [0.3, 2.0],
 )
 def test_four_models_answer_eight_clients_with_memory_for_two(
     minutes: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -67,6 +67,7 @@ def is_writing(screen: str) -> bool:
     return "Writing · Esc stops" in screen
 
 
+@pytest.mark.long
 def test_a_real_model_answers_in_the_terminal(pane: Pane, smollm2: Path) -> None:
     pane.open("-m", str(smollm2))
     pane.until_ready()

@@ -96,6 +96,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_servers(tmp_path / "config" / "mlxserve" / "mcp.json", {"s": scripted()})
 
 
+@pytest.mark.long
 def test_an_empty_page_with_a_demonstration_of_a_model(
     chat: FakeChat, start_server: StartServer, visit: Open, judge: Judge
 ) -> None:
@@ -105,6 +106,7 @@ def test_an_empty_page_with_a_demonstration_of_a_model(
         judge(seen, "an empty page")
 
 
+@pytest.mark.long
 def test_a_model_that_is_offered_and_its_download(
     chat: FakeChat, start_server: StartServer, visit: Open, judge: Judge
 ) -> None:
@@ -163,6 +165,7 @@ def test_an_answer_the_sides_and_the_dialogs(
         judge(seen, "tools")
 
 
+@pytest.mark.long
 def test_a_call_that_waits_for_its_user_and_calls_that_were_made(
     chat: FakeChat, start_server: StartServer, visit: Open, judge: Judge
 ) -> None:
@@ -180,6 +183,7 @@ def test_a_call_that_waits_for_its_user_and_calls_that_were_made(
         judge(seen, "a call that failed")
 
 
+@pytest.mark.long
 def test_a_choice_of_models_and_a_page_without_its_key(
     start_server: StartServer, visit: Open, judge: Judge
 ) -> None:

@@ -23,6 +23,7 @@ def server(tmp_path: Path) -> Iterator[Process]:
         yield process
 
 
+@pytest.mark.long
 def test_what_reorders_a_line_is_shown_as_its_number(server: Process, visit: Open) -> None:
     with visit(server.url) as seen:
         seen.until("Ready")
@@ -84,6 +85,7 @@ def answer_without_chance(seen: Visit) -> None:
     seen.page.click("#settings .main")
 
 
+@pytest.mark.long
 def test_a_real_model_answers_on_the_page(smollm2: Path, visit: Open, tmp_path: Path) -> None:
     with (
         served(tmp_path / "log", "-m", str(smollm2), "--num-pages", "256") as server,
@@ -97,6 +99,7 @@ def test_a_real_model_answers_on_the_page(smollm2: Path, visit: Open, tmp_path: 
         assert seen.errors == []
 
 
+@pytest.mark.long
 def test_a_chat_chooses_one_of_several_models(smollm2: Path, visit: Open, tmp_path: Path) -> None:
     flags = ("-m", "mlxserve-mini", "-m", str(smollm2), "--num-pages", "256")
     env = {"XDG_CONFIG_HOME": str(tmp_path)}  # the choice is kept there
@@ -168,6 +171,7 @@ def test_a_key_is_asked_for(tmp_path: Path, visit: Open) -> None:
         assert "a-secret" not in seen.page.content()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("width", "scheme"), [(320, "dark"), (390, "light"), (1280, "dark"), (1920, "light")]
 )

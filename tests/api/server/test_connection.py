@@ -531,7 +531,7 @@ def test_a_header_of_100_MB_takes_no_memory() -> None:
         assert megabytes_of(pid) - before < 20
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("open_files")
 def test_5000_sockets_cost_little_and_block_no_request() -> None:
     with bare_server() as (port, pid), contextlib.ExitStack() as sockets:

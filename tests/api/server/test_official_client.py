@@ -306,6 +306,7 @@ def test_an_answer_may_fill_the_context(client: openai.OpenAI) -> None:
     assert reply.usage.total_tokens == CONTEXT
 
 
+@pytest.mark.slow
 def test_the_client_may_stop_reading_a_stream(server: Process, client: openai.OpenAI) -> None:
     stream = client.chat.completions.create(
         model="tiny",

@@ -61,7 +61,7 @@ def test_an_idle_server_goes_on_after_a_pause_longer_than_its_watchdog_waits(
     assert "has run for" not in watched.log.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_stream_goes_on_after_a_pause_longer_than_the_watchdog_waits(watched: Process) -> None:
     with contextlib.closing(send_endless_request(watched, stream=True)) as peer:
         assert b"data:" in read_until(peer, b"data:")

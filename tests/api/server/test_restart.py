@@ -103,7 +103,7 @@ def test_after_a_restart_a_conversation_is_read_and_not_computed(
     assert num_lost == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_after_a_kill_nothing_is_wrong(serve: Start, tmp_path: Path, wanted: Messages) -> None:
     messages, _ = begin(serve, tmp_path, kill)
     _, num_lost = goes_on(serve, tmp_path, messages)
@@ -157,6 +157,7 @@ def test_a_folder_that_cannot_be_written_to_is_said_before_the_model_is_served(
         raise RuntimeError("it has started")
 
 
+@pytest.mark.slow
 def test_a_named_prefix_is_there_after_a_restart(serve: Start, tmp_path: Path) -> None:
     keys = KeyFile(tmp_path / "keys.json")
     kept, revoked = (keys.create(name, KeyScope.USER) for name in ("kept", "revoked"))

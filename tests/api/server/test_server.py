@@ -41,6 +41,7 @@ def test_running_answers_end_with_a_readable_error_at_shutdown(
         assert "Traceback" not in process.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_the_server_at_once(start: Start) -> None:
     flags = ("--drain-seconds", "600")
     with start(*flags) as process, send_endless_request(process, stream=False):
@@ -53,7 +54,7 @@ def test_a_second_signal_ends_the_server_at_once(start: Start) -> None:
         assert process.popen.returncode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_server_killed_under_load_starts_again(start: Start, tmp_path: Path) -> None:
     """Killed while answers stream, pages are written to disk and keys are created: the next server
     gives the same answer and knows the keys."""
@@ -105,6 +106,7 @@ def test_the_server_ends_when_its_stdin_does(start: Start) -> None:
         assert process.popen.wait(timeout=60) == 0
 
 
+@pytest.mark.slow
 def test_a_server_on_every_address_needs_a_key_and_ctrl_c_ends_it(
     start: Start, tmp_path: Path
 ) -> None:

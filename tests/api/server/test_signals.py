@@ -85,6 +85,7 @@ def test_a_closed_terminal_stops_the_server_like_sigterm(start: Start, tmp_path:
         assert list(tmp_path.rglob("*.page"))  # the conversation is on disk
 
 
+@pytest.mark.slow
 def test_a_server_started_with_nohup_ignores_that_its_terminal_was_closed(start: Start) -> None:
     ignore = partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)
     with start(preexec_fn=ignore) as process:
@@ -94,6 +95,7 @@ def test_a_server_started_with_nohup_ignores_that_its_terminal_was_closed(start:
         assert process.log.read_text().count("Shutting down;") == 1
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_streams_with_an_error_event(start: Start) -> None:
     flags = ("--drain-seconds", "600")
     with start(*flags) as process, send_endless_request(process, stream=True) as peer:
@@ -138,6 +140,7 @@ def test_a_signal_while_a_model_loads_ends_the_process_without_aborting(
     assert "Traceback" not in err
 
 
+@pytest.mark.long
 @pytest.mark.slow  # 15 s: it waits for the last resort
 def test_sigterm_ends_a_server_whose_engine_is_stuck(start: Start, tmp_path: Path) -> None:
     env = customised(tmp_path, _STUCK_STEP)

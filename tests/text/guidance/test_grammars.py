@@ -139,6 +139,7 @@ def test_a_source_that_was_killed_is_refused_without_another_try(
     grammars.close()
 
 
+@pytest.mark.slow
 def test_a_source_whose_compiler_was_stopped_is_not_refused(tokenizer: Tokenizer) -> None:
     grammars = Grammars(tokenizer, 2100, Door())
     others = set(psutil.Process().children())
@@ -166,6 +167,7 @@ def wait_for_work(others: set[psutil.Process]) -> None:
     wait_until(lambda: used() >= 0.5)
 
 
+@pytest.mark.slow
 def test_closing_kills_what_compiles_at_once(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,6 +297,7 @@ def test_each_try_waits_in_another_lane() -> None:
     assert [lane_of(seconds) for seconds in TRIES] == list(Lane)
 
 
+@pytest.mark.slow
 def test_only_the_shortest_tries_do_not_give_way_to_the_engine(tokenizer: Tokenizer) -> None:
     others, own = set(psutil.Process().children()), psutil.Process().nice()
     grammars = Grammars(tokenizer, 2100, Door())

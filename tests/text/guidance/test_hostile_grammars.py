@@ -24,6 +24,8 @@ from tests.text.guidance.call_formats import LATE
 from tests.text.guidance.test_grammars import HOSTILE
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 EARLY = (StructureKind.REGEX, "(a{1000}){1000}")  # too large, and refused before the 2 s
 FIRST = [*HOSTILE, EARLY]
 

@@ -124,6 +124,7 @@ def test_guided_answers_do_not_change_unguided_ones_in_the_batch(chat: Chat) -> 
     assert asyncio.run(together()) == asyncio.run(plain())
 
 
+@pytest.mark.slow
 def test_an_answer_that_leaves_its_grammar_fails_alone(
     chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
