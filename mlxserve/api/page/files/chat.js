@@ -4,8 +4,8 @@ import { fill } from "./answer.js";
 import * as attachments from "./attachments.js";
 import { downloaded, offer } from "./download.js";
 import { draw, drawText } from "./message.js";
+import { sampling } from "./sampling.js";
 import { $, button, count, element, say } from "./show.js";
-import { sampling } from "./settings.js";
 import { read, save, saveAnswer, saveLast, saveLeaf, saveSystem } from "./store.js";
 import { Chat } from "./tree.js";
 

@@ -1,18 +1,8 @@
-// The dialog: the chat's system prompt, how answers are sampled, and export.
+// The dialog: the chat's system prompt, and export. How answers are sampled is in sampling.js.
 
 import * as chats from "./chat.js";
 import { $, element } from "./show.js";
 import { exported } from "./store.js";
-
-const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
-const STORED = "mlxserve-sampling";
-
-// The fields of a request; what was left empty is the model's default.
-export function sampling() {
-  const found = {};
-  for (const name of NUMBERS) if ($(name).value !== "" && $(name).checkValidity()) found[name] = Number($(name).value);
-  return found;
-}
 
 async function download(format) {
   const id = chats.currentId();
@@ -30,11 +20,6 @@ async function download(format) {
 }
 
 export function start() {
-  const stored = JSON.parse(localStorage.getItem(STORED) || "{}");
-  for (const name of NUMBERS) {
-    if (typeof stored[name] === "number") $(name).value = stored[name];
-    $(name).addEventListener("change", () => localStorage.setItem(STORED, JSON.stringify(sampling())));
-  }
   $("settings-open").addEventListener("click", () => {
     $("system").value = chats.system();
     $("settings").showModal();
