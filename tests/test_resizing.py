@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -147,6 +148,7 @@ def test_a_smaller_cache_frees_memory(num_pages: int) -> None:
         return mx.get_active_memory() + mx.get_cache_memory()
 
     async def scenario(chat: Chat) -> None:
+        gc.collect()  # what earlier tests left
         whole = (await chat.engine.snapshot()).memory.kv_cache
         answer = await chat.submit(chat.encode("Hello"), GREEDY)
         assert [delta async for delta in answer]
