@@ -29,8 +29,9 @@ from mlxserve.gguf.lanes import Bytes
 from mlxserve.gguf.latents import computed, other_form
 from mlxserve.gguf.reader import Header, TensorInfo, block_size
 
-# Bytes read and repacked at a time: less costs calls, more costs memory and caches.
-_PIECE = 1 << 20
+# Values repacked at a time, or bytes moved: less costs calls, more costs caches. Not a power of two, with which
+# all rows of lanes would begin in the same places of a cache.
+_PIECE = 1_000_000
 _LARGE_PIECE = 1 << 24  # bytes that are only read
 _KEPT_BY_MALLOC = 1 << 24  # bytes, more than a piece's arrays have together
 _PLAIN = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
@@ -68,7 +69,7 @@ def load_gguf(header: Header, config: Mapping[str, Any], *, is_metal: bool) -> n
     model: nn.Module = model_class(args_class.from_dict(dict(config)))
     quantised: dict[str, dict[str, Any]] = {}
     weights: Arrays = {}
-    for slot, tensor, memory in _with_memory(_matched(model, header, config), dtype):
+    for slot, tensor, memory in _with_memory(_matched(model, header, config)):
         module, _, leaf = slot.path.rpartition(".")
         if isinstance(tensor, str):
             sources = other_form(tensor, header.tensors)
@@ -77,7 +78,7 @@ def load_gguf(header: Header, config: Mapping[str, Any], *, is_metal: bool) -> n
             mx.eval(weights[slot.path])
             continue
         offset = one.norm_offset if "norm" in module else 0.0
-        arrays = _read(tensor, slot, leaf, dtype, offset, memory)
+        arrays = _read(tensor, slot, leaf, offset, memory)
         if "scales" in arrays:
             how = REPACKINGS[tensor.kind]
             quantised[module] = {"group_size": GROUP_SIZE, "bits": how.bits, "mode": how.mode}
@@ -85,13 +86,21 @@ def load_gguf(header: Header, config: Mapping[str, Any], *, is_metal: bool) -> n
         if heads is not None and one.swaps_pairs:
             for array in arrays.values():
                 _swap_pairs(array, config[heads])
-        mx.eval(list(arrays.values()))
-        weights |= {f"{module}.{name}": array for name, array in arrays.items()}
+        arrays = {f"{module}.{name}": _converted(one, dtype) for name, one in arrays.items()}
+        # Scales are converted while the next tensor is repacked. A whole tensor must be gone before that.
+        (mx.async_eval if memory else mx.eval)(*arrays.values())
+        weights |= arrays
+    mx.eval(list(weights.values()))
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
     nn.quantize(model, class_predicate=lambda path, _: quantised.get(path, False))
     model.load_weights(list(weights.items()))
     return model
+
+
+def _converted(array: mx.array, dtype: mx.Dtype) -> mx.array:
+    """In this dtype, but for codes. By mlx: numpy takes twice as long, and has no bfloat16."""
+    return array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array
 
 
 def _matched(
@@ -161,14 +170,14 @@ def _own_name(path: str, one: Family) -> str | None:
 
 
 def _with_memory(
-    matched: Iterable[tuple[_Slot, TensorInfo | str]], dtype: mx.Dtype
+    matched: Iterable[tuple[_Slot, TensorInfo | str]],
 ) -> Iterator[tuple[_Slot, TensorInfo | str, tuple[mx.array, ...]]]:
     """Each with the arrays to repack it into, if it is; mlx clears those of the next one at the same time."""
     before = None
     for slot, tensor in matched:
         memory: tuple[mx.array, ...] = ()
         if isinstance(tensor, TensorInfo) and _is_packed(tensor, slot):
-            memory = _memory(tensor, dtype)
+            memory = _memory(tensor)
             mx.async_eval(*memory)  # type: ignore[no-untyped-call]
         if before is not None:
             yield before
@@ -181,37 +190,31 @@ def _is_packed(tensor: TensorInfo, slot: _Slot) -> bool:
     return slot.can_pack and tensor.kind in REPACKINGS
 
 
-def _memory(tensor: TensorInfo, dtype: mx.Dtype) -> tuple[mx.array, ...]:
-    """The arrays to repack a tensor into: codes, scales in `dtype`, biases."""
+def _memory(tensor: TensorInfo) -> tuple[mx.array, ...]:
+    """The arrays to repack a tensor into: codes, scales, biases."""
     how = REPACKINGS[tensor.kind]
     *rows, width = tensor.shape
     is_affine = how.mode == "affine"
-    # numpy has no bfloat16: converted at the end.
-    kept = (mx.float32 if dtype == mx.bfloat16 else dtype) if is_affine else mx.uint8
+    kind = mx.float32 if is_affine else mx.uint8
     return (
         mx.empty((*rows, width * how.bits // 32), mx.uint32),
-        *(mx.empty((*rows, width // GROUP_SIZE), kept) for _ in range(1 + is_affine)),
+        *(mx.empty((*rows, width // GROUP_SIZE), kind) for _ in range(1 + is_affine)),
     )
 
 
 def _read(
-    tensor: TensorInfo,
-    slot: _Slot,
-    leaf: str,
-    dtype: mx.Dtype,
-    offset: float,
-    memory: tuple[mx.array, ...],
+    tensor: TensorInfo, slot: _Slot, leaf: str, offset: float, memory: tuple[mx.array, ...]
 ) -> Arrays:
     """The tensor's arrays by the names that they have in an mlx module. Raises UnsupportedModel."""
     if _is_packed(tensor, slot):
-        arrays = repacked(tensor, dtype, memory)
+        arrays = repacked(tensor, memory)
         return {leaf if name == "weight" else name: one for name, one in arrays.items()}
     array = dense(tensor)
     if offset:
         array = array.astype(mx.float32) - offset
     if array.size == np.prod(slot.shape):  # axes of one, which llama.cpp leaves out
         array = array.reshape(slot.shape)
-    return {leaf: array.astype(dtype)}
+    return {leaf: array}
 
 
 def dense(tensor: TensorInfo) -> mx.array:
@@ -224,7 +227,7 @@ def dense(tensor: TensorInfo) -> mx.array:
             "formats. Take a file of another quantisation, such as Q4_K_M or Q8_0."
         )
     how = REPACKINGS[tensor.kind]
-    arrays = repacked(tensor, mx.float32, _memory(tensor, mx.float32))
+    arrays = repacked(tensor, _memory(tensor))
     return mx.dequantize(
         arrays["weight"],
         arrays["scales"],
@@ -247,15 +250,15 @@ def _raw(tensor: TensorInfo) -> mx.array:
     return found
 
 
-def repacked(tensor: TensorInfo, dtype: mx.Dtype, memory: tuple[mx.array, ...]) -> Arrays:
-    """The codes, scales and biases of all rows, in `memory` but for a conversion to bfloat16."""
+def repacked(tensor: TensorInfo, memory: tuple[mx.array, ...]) -> Arrays:
+    """The codes, scales and biases of all rows, in `memory`; scales in float32."""
     how = REPACKINGS[tensor.kind]
-    _, num_bytes = block_size(tensor.kind)
+    num_values, num_bytes = block_size(tensor.kind)
     num_blocks = tensor.nbytes // num_bytes
     # numpy writes into mlx's memory.
     codes, *columns = (view(one).reshape(num_blocks, -1) for one in memory)
     codes = codes.view(np.uint8)
-    step = max(1, _PIECE // num_bytes)
+    step = _PIECE // num_values
 
     def repack(start: int) -> None:
         piece = slice(start, min(start + step, num_blocks))
@@ -265,10 +268,7 @@ def repacked(tensor: TensorInfo, dtype: mx.Dtype, memory: tuple[mx.array, ...]) 
             column[piece] = found
 
     _for_each(repack, range(0, num_blocks, step))
-    weight, *scales = memory
-    if how.mode == "affine":
-        scales = [one.astype(dtype) for one in scales]
-    return {"weight": weight, **dict(zip(("scales", "biases"), scales, strict=False))}
+    return dict(zip(("weight", "scales", "biases"), memory, strict=False))
 
 
 def _read_into(tensor: TensorInfo, start: int, memory: Bytes) -> None:
