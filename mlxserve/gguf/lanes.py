@@ -41,11 +41,12 @@ def columns(raw: Bytes, start: int, end: int) -> Bytes:
     return np.ascontiguousarray(raw[:, start:end].T)
 
 
-def shifted(values: Lanes, places: int, mask: int) -> Lanes:
+def shifted(values: Lanes, places: int, mask: int, out: Lanes | None = None) -> Lanes:
     """Bits of each byte moved up by so many places (down, if negative), and cut by `mask`.
 
     The mask must leave out what comes from a neighbouring byte.
     """
-    moved = values << np.uint64(places) if places > 0 else values >> np.uint64(-places)
+    shift = np.left_shift if places > 0 else np.right_shift
+    moved: Lanes = shift(values, np.uint64(abs(places)), out=out)
     moved &= np.uint64(mask) * ONES
     return moved
