@@ -189,22 +189,34 @@ class MetalBackend:
         attention: Attention,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        def plan() -> tuple[ChunkRun, ...]:
-            """The chunks, and which of them MLX's attention takes, which has no softcap."""
+        def rows_of(run: ChunkRun) -> mx.array:
+            return queries if run.tables is tables else queries[run.first_row : run.end_row]
+
+        def plan() -> list[tuple[ChunkRun, Dispatch | None]]:
+            """The chunks, with the tile kernel of those that MLX's attention, which has no softcap, does
+            not take."""
             check_attention(_rows(queries), k_pool, v_pool, tables, attention, sinks)
             _check_pools(k_pool, v_pool)
-            if attention.softcap is not None:
-                return (ChunkRun(tables, 0, tables.num_rows, None),)
-            shape = k_pool.shape[1], queries.shape[-1], queries.dtype
-            return runs_of(tables, *shape, attention.window)
+            if attention.softcap is None:
+                shape = k_pool.shape[1], queries.shape[-1], queries.dtype
+                runs = runs_of(tables, *shape, attention.window)
+            else:
+                runs = (ChunkRun(tables, 0, tables.num_rows, None),)
+            return [
+                (run, self._dispatches.prefill(rows_of(run), k_pool, run.tables, attention, sinks))
+                if run.gathered is None
+                else (run, None)
+                for run in runs
+            ]
 
         key = ("runs", attention, shapes_of(queries, k_pool, v_pool, sinks))
         outputs = []
-        for run in tables.plan(key, plan):
-            rows = queries if run.tables is tables else queries[run.first_row : run.end_row]
-            if run.gathered is None:
-                output = self.attend_tiles(rows, k_pool, v_pool, run.tables, attention, sinks)
+        for run, tiles in tables.plan(key, plan):
+            rows = rows_of(run)
+            if tiles is not None:
+                output = self._by_tiles(tiles, rows, k_pool, v_pool, sinks)
             else:
+                assert run.gathered is not None
                 output = self._copied.attend(
                     rows, k_pool, v_pool, run.tables, run.gathered, attention, sinks
                 )
@@ -225,6 +237,16 @@ class MetalBackend:
             ("prefill", attention, shapes_of(queries, k_pool, v_pool, sinks)),
             lambda: self._dispatches.prefill(queries, k_pool, tables, attention, sinks),
         )
+        return self._by_tiles(attend, queries, k_pool, v_pool, sinks)
+
+    def _by_tiles(
+        self,
+        attend: Dispatch,
+        queries: mx.array,
+        k_pool: mx.array,
+        v_pool: mx.array,
+        sinks: mx.array | None,
+    ) -> mx.array:
         after = self.fences.before_read(k_pool)
         out, fence = attend(
             queries=queries, k_pool=k_pool, v_pool=v_pool, after=after, **with_sinks(sinks)

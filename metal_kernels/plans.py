@@ -61,8 +61,8 @@ class WritePlan:
         """Every row alone."""
         tokens = np.empty((len(slots), 2), np.int32)
         tokens[:, 0], tokens[:, 1] = np.arange(len(slots)), slots
-        none = np.zeros((0, 2), np.int32)
-        return cls(none, tokens, upload(none), upload(tokens))
+        uploaded = upload(tokens)  # also in the place of the pages, of which none is read
+        return cls(np.zeros((0, 2), np.int32), tokens, uploaded, uploaded)
 
     @classmethod
     def of(cls, slots: IntArray, page_size: int) -> WritePlan:
@@ -160,27 +160,24 @@ class PrefillPlan:
 
     @classmethod
     def of(cls, tables: SequenceTables, window: int | None, group: int, side: int) -> PrefillPlan:
-        rows = np.diff(tables.query_starts).astype(np.int64)
-        lines = rows * group
-        positions = tables.context_lens - rows
-        counts = -(-lines // side)
-        starts = np.concatenate([[0], np.cumsum(counts)])
-        sequence = np.repeat(np.arange(len(tables)), counts)
-        first_line = (np.arange(len(sequence)) - starts[sequence]) * side
-        last_line = np.minimum(first_line + side, lines[sequence]) - 1
-        seen = positions[sequence] + first_line // group - (window or NO_WINDOW) + 1
-        first_key = np.maximum(0, seen) // tables.page_size * tables.page_size
-        columns = (
-            sequence,
-            tables.query_starts[sequence],
-            first_line,
-            lines[sequence],
-            positions[sequence],
-            first_key,
-            positions[sequence] + last_line // group + 1,
-            np.full(len(sequence), window or NO_WINDOW),
-        )
-        return cls(len(sequence), upload(np.stack(columns, axis=1)))
+        sequences, counts, num_tiles = [], [], 0
+        starts = tables.query_starts.tolist()
+        for sequence, context in enumerate(tables.context_lens.tolist()):
+            start, end = starts[sequence], starts[sequence + 1]
+            lines, position = (end - start) * group, context - (end - start)
+            # Of a tile before all others, from which the first lines are counted.
+            before = -num_tiles * side
+            sequences.append((sequence, start, before, lines, position, 0, 0, window or NO_WINDOW))
+            counts.append(-(-lines // side))
+            num_tiles += counts[-1]
+        tiles = np.array(sequences, np.int32).repeat(counts, axis=0)
+        tiles[:, 2] += np.arange(0, num_tiles * side, side, dtype=np.int32)
+        first_line, lines, position = tiles[:, 2], tiles[:, 3], tiles[:, 4]
+        tiles[:, 6] = position - -np.minimum(first_line + side, lines) // group
+        if window is not None:
+            seen = np.maximum(0, position + first_line // group - window + 1)
+            tiles[:, 5] = seen // tables.page_size * tables.page_size
+        return cls(num_tiles, upload(tiles))
 
 
 def tile_side(head_dim: int, item_size: int) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from operator import lt
 from typing import Any, TypeAlias, TypeVar
 
 import mlx.core as mx
@@ -21,6 +22,8 @@ IntArray = npt.NDArray[np.int32]
 Plan = TypeVar("Plan")
 Arrays: TypeAlias = tuple[mx.array, ...]
 MakeArrays: TypeAlias = "Callable[[SequenceTables], Arrays]"
+
+_MOST = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -48,17 +51,19 @@ class SequenceTables:
                 f"{sequences} page tables, context_lens {self.context_lens.shape} and query_starts "
                 f"{self.query_starts.shape} do not belong together"
             )
-        rows = np.diff(self.query_starts)
-        if not sequences or self.query_starts[0] or (rows < 1).any():
+        # In lists: numpy's calls take as long as a hundred numbers.
+        lengths, starts = self.context_lens.tolist(), self.query_starts.tolist()
+        rows = [end - start for start, end in pairwise(starts)]
+        if not sequences or starts[0] or min(rows) < 1:
             raise ValueError("query_starts must begin at 0 and give every sequence a row")
-        if (self.context_lens < rows).any():
+        if any(map(lt, lengths, rows)):
             raise ValueError("a context must hold its sequence's own rows")
-        if int(self.context_lens.max()) > max_pages * self.page_size:
+        if max(lengths) > max_pages * self.page_size:
             raise ValueError(
-                f"a context of {int(self.context_lens.max())} tokens does not fit in "
+                f"a context of {max(lengths)} tokens does not fit in "
                 f"{max_pages} pages of {self.page_size}"
             )
-        if (self._pages_in_use < 0).any():
+        if self.highest_page > _MOST:
             raise ValueError("pages are numbered from 0")
 
     def __len__(self) -> int:
@@ -92,14 +97,10 @@ class SequenceTables:
 
     @cached_property
     def highest_page(self) -> int:
-        """The highest page in use; padding does not count."""
-        return int(self._pages_in_use.max())
-
-    @cached_property
-    def _pages_in_use(self) -> IntArray:
+        """The highest page in use, a negative one above all others; padding does not count."""
         counts = -(-self.context_lens // self.page_size)
         is_used = np.arange(self.page_tables.shape[1]) < counts[:, None]
-        return self.page_tables[is_used]
+        return int(self.page_tables[is_used].view(np.uint32).max())
 
     @cached_property
     def num_breaks(self) -> int:

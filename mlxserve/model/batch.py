@@ -77,9 +77,11 @@ class Batch:
                 tokens[start:end] = chunk.request.token_ids[chunk.start], *chunk.draft
             elif not chunk.is_lazy:
                 tokens[start:end] = chunk.request.token_ids[chunk.start : chunk.end]
-            where = np.arange(chunk.start, chunk.end, dtype=np.int32)
-            positions[start:end] = where
-            slots[start:end] = table[where // page_size] * page_size + where % page_size
+            positions[start:end] = np.arange(chunk.start, chunk.end, dtype=np.int32)
+            page, offset = divmod(chunk.start, page_size)
+            pages = table[page : -(-chunk.end // page_size)]
+            of_pages = (pages[:, None] * page_size + np.arange(page_size, dtype=np.int32)).ravel()
+            slots[start:end] = of_pages[offset : offset + chunk.length]
         parts = _parts(chunks)
         num_decodes = next((i for i, c in enumerate(parts) if c.length > 1), len(parts))
         part_tables = [np.frombuffer(chunk.page_table, np.int32) for chunk in parts]

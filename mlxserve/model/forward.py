@@ -32,7 +32,7 @@ from mlxserve.model.batch import Batch, IntArray, tables_alone
 from mlxserve.model.caches import ElsewhereLeaf
 from mlxserve.model.commits import Commits
 from mlxserve.model.gathered import GatheredKV
-from mlxserve.model.layer_state import LayerState
+from mlxserve.model.layer_state import LayerState, RecurrentRows
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.states import Arrays, Group, StateStore
 from mlxserve.model.step_graphs import StepGraphs
@@ -188,6 +188,8 @@ def _call(
     """(rows, vocabulary)."""
 
     adapters = None if loaded.adapters is None else loaded.adapters.rows
+    state_class, specs = loaded.caches.state_class, loaded.states
+    recurrent = RecurrentRows(groups, layout.positions, len(tokens), state_class, adapters)
 
     def layer(index: int) -> LayerKV:
         if windows is None:
@@ -199,14 +201,11 @@ def _call(
         return LayerKV(windows.kv, place, layout.windows)
 
     def state(index: int) -> LayerState:
-        num_arrays = len(loaded.states[index].arrays)
-        return LayerState(
-            index, num_arrays, groups, layout.positions, loaded.caches.state_class, adapters
-        )
+        return LayerState(index, len(specs[index].arrays), recurrent)
 
     def elsewhere(leaf: ElsewhereLeaf) -> LayerState | LayerKV:
         if leaf.is_state:
-            return LayerState(-1, 0, groups, layout.positions, loaded.caches.state_class, adapters)
+            return LayerState(-1, 0, recurrent)
         return LayerKV.elsewhere(kv, leaf.window, layout)
 
     with key_owners.one_forward(), activations():

@@ -105,10 +105,12 @@ class FusedAttention:
         """What attention's answer (T, heads, 1, dim) becomes."""
         rows = answer.reshape(len(answer), 1, -1)
         if self.is_gated:
-            width = self.heads.widths[0]
-            both = projected[0][..., :width].reshape(len(rows), 1, self.heads.num, -1)
-            rows = rows * mx.sigmoid(both[..., self.heads.dim :].reshape(rows.shape))
-        output: mx.array = layer.o_proj(rows)
+            both = projected[0]
+            if self.product is not None:  # by `split`, which takes the host half as long as a slice
+                both = mx.split(both, [self.heads.widths[0]], axis=-1)[0]
+            gates = mx.split(both.reshape(len(rows), 1, self.heads.num, -1), 2, axis=-1)[1]
+            rows = rows * mx.sigmoid(gates.reshape(rows.shape))
+        output: mx.array = layer["o_proj"](rows)  # not by __getattr__, which is Python's
         return output
 
 

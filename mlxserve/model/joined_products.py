@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -90,27 +90,12 @@ def input_width(layer: Any) -> int:
 
 @dataclass(slots=True)
 class _Shared:
-    """The product of some layers, and the parts of it that were not taken yet."""
+    """The product of some layers, and from the first one's call to the last one's the parts of it."""
 
     product: JoinedProduct
-    ends: list[int]
+    cuts: list[int]  # where the outputs of all layers but the first begin
     x: mx.array | None = None
-    parts: dict[int, mx.array] = field(default_factory=dict)  # by the layers' numbers
-
-    def first(self, x: mx.array) -> mx.array:
-        """What the layer that is called first makes of x."""
-        first, *others = mx.split(self.product(x), self.ends[:-1], axis=-1)
-        self.x, self.parts = x, dict(enumerate(others, 1))
-        return first
-
-    def take(self, number: int, x: mx.array) -> mx.array | None:
-        """What another one makes of x; None if the first was called with something else."""
-        if x is not self.x:
-            return None
-        part = self.parts.pop(number, None)
-        if not self.parts:
-            self.x = None  # a step's arrays are not kept
-        return part
+    parts: Sequence[mx.array] = ()
 
 
 class SharedLayer(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
@@ -120,13 +105,21 @@ class SharedLayer(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
         super().__init__()
         self.layer = layer
         self._shared = shared
-        self._number = number
+        self._number = number  # in the order of their calls
 
     def __call__(self, x: mx.array) -> mx.array:
-        if self._number == 0:
-            return self._shared.first(x)
-        part = self._shared.take(self._number, x)
-        return self.layer(x) if part is None else part
+        shared, number = self._shared, self._number
+        if number == 0:
+            shared.x = x
+            parts = mx.split(shared.product(x), shared.cuts, axis=-1)
+            shared.parts = parts  # type: ignore[assignment]  # a list, which mlx does not say
+            return parts[0]
+        if x is not shared.x:  # the first was called with something else
+            return self.layer(x)  # type: ignore[no-any-return]
+        part = shared.parts[number]
+        if number == len(shared.cuts):
+            shared.x, shared.parts = None, ()  # a step's arrays are not kept
+        return part
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +166,7 @@ def _shared_in(module: nn.Module, layers: Mapping[str, nn.Module], x: mx.array) 
         if can_join(members):
             found.append(Sharing(module, names))
             product, ends = JoinedProduct(members), list(accumulate(map(_output_width, members)))
-            shared = _Shared(product, ends)
+            shared = _Shared(product, ends[:-1])
             for number, name in enumerate(names):
                 module[name] = SharedLayer(layers[name], shared, number)
     if found and not _computes(module, x, expected):

@@ -11,46 +11,39 @@ group of rows, with an ArraysCache that holds the group's state, and its outputs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
 from mlxserve.model.adapted_layers import AdapterRows
-from mlxserve.model.states import Arrays, Group
+from mlxserve.model.states import Group
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentRows:
+    """What the recurrent layers of a step have in common."""
+
+    groups: Sequence[Group]
+    positions: mx.array  # (T,), as the attention layers of the step have them
+    num_rows: int
+    state_class: type  # the model's own ArraysCache
+    adapters: AdapterRows | None = None  # those of the step's rows, where the model has some
 
 
 class LayerState:
     """One recurrent layer's state for one step."""
 
-    __slots__ = (
-        *("_adapters", "_class", "_groups", "_layer", "_num_arrays"),
-        *("_num_rows", "_positions"),
-    )
+    __slots__ = ("_layer", "_num_arrays", "_step")
     # Of a padded batch; groups have no padding.
     lengths = None
     left_padding = None
 
-    def __init__(
-        self,
-        layer: int,
-        num_arrays: int,
-        groups: Sequence[Group],
-        positions: mx.array,
-        state_class: type,
-        adapters: AdapterRows | None = None,
-    ) -> None:
-        """positions: (T,), as the attention layers of the step have them
-        state_class: the model's own ArraysCache
-        adapters: those of the step's rows, where the model has some
-        """
-        self._adapters = adapters
+    def __init__(self, layer: int, num_arrays: int, step: RecurrentRows) -> None:
         self._layer = layer
-        self._class = state_class
         self._num_arrays = num_arrays
-        self._groups = groups
-        self._positions = positions
-        self._num_rows = len(positions)
+        self._step = step
 
     def make_mask(self, N: int, **_: Any) -> None:  # noqa: ARG002
         """None: no row is padding."""
@@ -60,58 +53,62 @@ class LayerState:
         """Nothing: only padded batches have lengths to move on."""
 
     def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A module's call, once for each group; its outputs as rows."""
+        """A module's call, once for each group; its outputs as rows.
+
+        args: the module and what it is called with
+        """
+        step, layer = self._step, self._layer
+        num_groups = len(step.groups)
         outputs = []
         changed: dict[int, mx.array | None] = {}  # what this module did to the group before
-        num_groups = len(self._groups)
-        for group in self._groups:
-            before = self._before(group, changed)
-            inner = self._class(self._num_arrays)
+        for group in step.groups:
+            before = group.begin(layer, self._num_arrays)
+            if group.previous is not None:
+                # Several modules may share a layer's state (time mix and channel mix of RWKV): from group to
+                # group each takes over only what it changed.
+                before = [changed.get(at, array) for at, array in enumerate(before)]
+            inner = step.state_class(self._num_arrays)
             inner.cache = list(before)
-            if self._adapters is not None:
-                self._adapters.narrow(group.first, group.end)
-            of_group = [self._of_group(value, group, inner) for value in args]
-            named = kwargs and {k: self._of_group(v, group, inner) for k, v in kwargs.items()}
-            outputs.append(_as_rows(call(*of_group, **named), group))
-            group.after[self._layer] = inner.cache
+            if step.adapters is not None:
+                step.adapters.narrow(group.first, group.end)
+            given = self._of_group(args, group, inner)
+            named = kwargs and dict(
+                zip(kwargs, self._of_group(kwargs.values(), group, inner), strict=True)
+            )
+            outputs.append(_as_rows(call(*given, **named), group))
+            group.after[layer] = inner.cache
             if num_groups > 1:
                 changed = {
                     at: new
                     for at, (new, old) in enumerate(zip(inner.cache, before, strict=True))
                     if new is not old
                 }
-        if self._adapters is not None:
-            self._adapters.widen()
+        if step.adapters is not None:
+            step.adapters.widen()
         return outputs[0] if num_groups == 1 else _joined(outputs)
 
-    def _before(self, group: Group, changed: dict[int, mx.array | None]) -> Arrays:
-        """The arrays that a group begins with.
+    def _of_group(self, values: Iterable[Any], group: Group, inner: Any) -> list[Any]:
+        """Arguments of the module as its group sees them."""
+        return [
+            self._rows_of(value, group)
+            if isinstance(value, mx.array)
+            else (inner if value is self else value)
+            for value in values
+        ]
 
-        Several modules may share a layer's state (time mix and channel mix of RWKV): the second
-        begins with what the first left, and from group to group takes over only what it changed.
-        """
-        arrays = group.after[self._layer] or group.begin(self._layer, self._num_arrays)
-        if group.previous is None:
-            return arrays
-        return [changed.get(at, array) for at, array in enumerate(arrays)]
-
-    def _of_group(self, value: Any, group: Group, inner: Any) -> Any:
-        """An argument of the module as its group sees it."""
-        if value is self:
-            return inner
-        if not isinstance(value, mx.array):
-            return value
-        num_rows = self._num_rows
+    def _rows_of(self, array: mx.array, group: Group) -> mx.array:
+        """(batch, length, ...) of an array of the step's rows, (T, 1, ...); others as they are."""
+        num_rows = self._step.num_rows
         if group.batch == num_rows:
-            return value
-        if value is self._positions:
+            return array
+        if array is self._step.positions:
             return mx.array(group.positions)
-        shape = value.shape
+        shape = array.shape
         if shape[:2] != (num_rows, 1):
-            return value
+            return array
         if group.length < num_rows:  # beside other groups
-            value = value[group.first : group.end]
-        return value.reshape(group.batch, group.length, *shape[2:])
+            array = array[group.first : group.end]
+        return array.reshape((group.batch, group.length, *shape[2:]))
 
 
 def _as_rows(output: Any, group: Group) -> Any:
@@ -119,7 +116,7 @@ def _as_rows(output: Any, group: Group) -> Any:
     if group.length == 1:
         return output
     if isinstance(output, mx.array):
-        return output.reshape(group.batch * group.length, 1, *output.shape[2:])
+        return output.reshape((group.batch * group.length, 1, *output.shape[2:]))
     if isinstance(output, (tuple, list)):
         return type(output)(_as_rows(part, group) for part in output)
     return output

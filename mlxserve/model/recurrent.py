@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import mlx.nn as nn
@@ -36,11 +35,11 @@ def is_in_groups(kind: type) -> bool:
 
 
 def _in_groups(plain: Callable[..., Any]) -> Callable[..., Any]:
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         for value in (*args, *kwargs.values()):
             if isinstance(value, LayerState):
-                return value.run(partial(plain, self), args, kwargs)
-        return plain(self, *args, **kwargs)
+                return value.run(plain, args, kwargs)
+        return plain(*args, **kwargs)
 
     return call
 

@@ -64,7 +64,9 @@ class Group:
         return self.first + self.batch * self.length
 
     def begin(self, layer: int, num_arrays: int) -> Arrays:
-        """What a layer begins with, where it is called once for the group."""
+        """What a module of a layer begins with: what another one of the layer has left, if there is one."""
+        if (left := self.after[layer]) is not None:
+            return left
         if self.before is not None:
             return self.before[layer]
         if self.previous is None:
@@ -181,8 +183,10 @@ class StateStore:
         if not self.is_used:
             return
         for group in groups:
+            # A convolution's state is a view of the chunk's last tokens, and keeps all of them.
+            is_copied = group.length > 1 and not group.is_within_chunk
             stack = [
-                self._filled(arrays, spec, group.batch)
+                self._filled(arrays, spec, group.batch, is_copied)
                 for arrays, spec in zip(group.after, self.specs, strict=True)
             ]
             for row, id_ in group.keeps:
@@ -190,19 +194,20 @@ class StateStore:
                 self._fresh += self._snapshots[id_]
             if group.is_within_chunk:
                 continue  # the next group goes on from it
-            if group.length > 1:
-                # A convolution's state is a view of the chunk's last tokens, and keeps all of them.
-                stack = [[mx.contiguous(array) for array in layer] for layer in stack]
             self._fresh += [array for layer in stack for array in layer]
             for row, (chunk, start) in enumerate(zip(group.chunks, group.positions, strict=True)):
                 self._held[chunk.request] = _Held(stack, group.batch, row, start + group.length)
 
     @staticmethod
-    def _filled(arrays: Arrays | None, spec: StateSpec, batch: int) -> list[mx.array]:
+    def _filled(
+        arrays: Arrays | None, spec: StateSpec, batch: int, is_copied: bool
+    ) -> list[mx.array]:
         """What a layer has left; zeros for what it did not set."""
         assert arrays is not None, "a recurrent layer was not called"
         return [
-            mx.zeros((batch, *shape), dtype) if array is None else array
+            mx.zeros((batch, *shape), dtype)
+            if array is None
+            else (mx.contiguous(array) if is_copied else array)
             for array, (shape, dtype) in zip(arrays, spec.arrays, strict=True)
         ]
 
