@@ -48,6 +48,20 @@ def test_mlx_gets_its_defaults_but_keeps_what_the_user_set(
     assert os.environ["MLX_MAX_MB_PER_BUFFER"] == "1280"
 
 
+@pytest.mark.parametrize("of_the_user", [None, "0", "1"])
+def test_how_a_gpu_hands_over_to_the_cpu_is_left_to_the_user(
+    of_the_user: str | None, prepare: Callable[[], Blas], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another project saw stale data with MLX_METAL_FAST_SYNCH."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    name = "MLX_METAL_FAST_SYNCH"
+    monkeypatch.setenv(name, of_the_user or "")
+    if of_the_user is None:
+        del os.environ[name]
+    prepare()
+    assert os.environ.get(name) == of_the_user
+
+
 # ---- what the machine is
 
 

@@ -14,6 +14,8 @@ from types import FrameType
 from mlxserve.errors import InvalidConfig
 
 STOP = b"stop\n"
+# Of MLX: mlx.launch does not hand on this machine's to others, and ranks should not differ in it.
+_HANDED_ON = ("MLX_METAL_FAST_SYNCH",)
 
 
 def run_by_launcher(hostfile: str, backend: str, port: int, stop: bytes | None = None) -> bool:
@@ -29,6 +31,9 @@ def run_by_launcher(hostfile: str, backend: str, port: int, stop: bytes | None =
         raise InvalidConfig(f"hostfile={hostfile} does not exist.", option="hostfile")
     program = shutil.which("mlx.launch") or str(Path(sys.executable).with_name("mlx.launch"))
     chosen = [] if backend == "any" else ["--backend", backend]
+    for name in _HANDED_ON:
+        if (value := os.environ.get(name)) is not None:
+            chosen += ["--env", f"{name}={value}"]
     launcher = [program, "--hostfile", hostfile, "--starting-port", str(port), *chosen, "--"]
     launched: list[subprocess.Popen[bytes]] = []
     num_signals = 0
