@@ -18,6 +18,11 @@ WORKING_SET = MEMORY * 2 // 3  # as macOS reports it
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    answer_as_a_mac()
+
+
+def answer_as_a_mac() -> None:
+    """For the life of this process."""
     machine.is_metal = lambda: True
     machine.total_memory = lambda: MEMORY
     machine.working_set = lambda: WORKING_SET
