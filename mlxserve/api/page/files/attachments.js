@@ -58,7 +58,7 @@ function drawAttached(problems = []) {
   $("attached").hidden = !attached.length && !problems.length;
   $("attached").replaceChildren(
     ...attached.map((one) => element("li", "", ...(one.url ? [thumbnail(one), " "] : []), visible(one.name) + " ",
-      button("Remove", () => { attached = attached.filter((other) => other !== one); drawAttached(); }, "Remove " + one.name))),
+      button("Remove", () => { attached = attached.filter((other) => other !== one); drawAttached(); $("attach").focus(); }, "Remove " + one.name))),
     ...problems.map((problem) => element("li", "problem", visible(problem))));
 }
 

@@ -15,12 +15,21 @@ export async function refresh() {
   } catch (error) {
     if (number !== asked) return;
     const reason = error instanceof Refused ? error.message : "The server does not answer.";
-    $("chat-list").replaceChildren(element("li", "quiet", reason));
+    redraw([element("li", "quiet", reason)]);
     return;
   }
   if (number !== asked) return;
   const none = $("search").value.trim() ? "No chat has these words." : "No chats yet.";
-  $("chat-list").replaceChildren(...(found.length ? found.map(row) : [element("li", "quiet", none)]));
+  redraw(found.length ? found.map(row) : [element("li", "quiet", none)]);
+}
+
+function redraw(rows) { // the keyboard stays where it was; it goes to the search if its chat is gone
+  const held = document.activeElement.closest("#chat-list li");
+  const place = held ? [...held.children].indexOf(document.activeElement) : -1;
+  $("chat-list").replaceChildren(...rows);
+  if (!held) return;
+  const same = rows.find((one) => one.dataset.chat === held.dataset.chat)?.children[place];
+  (same ?? $("search")).focus({ preventScroll: true });
 }
 
 function row(card) {
@@ -31,8 +40,10 @@ function row(card) {
   open.append(element("span", "title", title), element("span", "quiet",
     card.excerpt ? `${when.toLocaleDateString()} · ${visible(card.excerpt)}` : when.toLocaleString()));
   if (card.id === chats.currentId()) open.setAttribute("aria-current", "true");
-  return element("li", "", open,
+  const made = element("li", "", open,
     button("✎", () => renamed(card), "Rename " + title), button("✕", () => removed(card), "Delete " + title));
+  made.dataset.chat = card.id;
+  return made;
 }
 
 async function renamed(card) {
