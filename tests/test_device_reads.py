@@ -31,8 +31,11 @@ REVIEWED: dict[str, set[str]] = {
     "metal_kernels/pool_rows.py": {"np.flatnonzero(np.diff(slots) != 1) + 1"},
     "metal_kernels/metal.py": {"pool"},  # just evaluated, and only its layout is looked at
     "metal_kernels/numpy_attention.py": {"rows[..., -4:]"},
-    "metal_kernels/plans.py": {"numbers"},  # of Python or numpy, on their way to the device
-    "metal_kernels/tables.py": {"breaks", "self.query_starts"},
+    "metal_kernels/plans.py": {
+        "numbers",  # of Python or numpy, on their way to the device
+        *("sequences", "tables.query_starts", "tables.context_lens"),
+    },
+    "metal_kernels/tables.py": {"breaks", "self.query_starts", "self.context_lens"},
     "mlxserve/cache/kv.py": {"payload"},
     "mlxserve/model/batch.py": {"chunk.page_table"},
     "mlxserve/model/image_processor.py": {"value"},  # not mlx's
