@@ -96,7 +96,7 @@ def test_two_answers_and_a_resize(
 
 
 @pytest.mark.parametrize(
-    "stateful", ["qwen3_next", pytest.param("falcon_h1", marks=pytest.mark.slow)]
+    "stateful", ["qwen3_next", pytest.param("falcon_h1", marks=pytest.mark.long)]
 )
 def test_a_conversation_finds_as_much_as_with_plain_attention(
     stateful: str, model_folder: Folder

@@ -43,7 +43,7 @@ from tests.test_emulated_engine import give
 
 _MARKS: dict[str, Any] = {
     "qwen3_vl": (),
-    **dict.fromkeys(("qwen3_5", "mistral3"), pytest.mark.slow),
+    "qwen3_5": pytest.mark.slow,
 }
 ONE_BY_ONE = {"glm4v"}  # mlx-vlm's tower is not right for four images
 NUM_TOKENS = 24

@@ -91,7 +91,7 @@ def test_an_aborted_answer_changes_no_other(llm: LLM, expected: Answers) -> None
     assert llm.stats().scheduler.num_running == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_request_of_a_higher_class_goes_first_and_both_answers_are_right(
     folder: Path, expected: Answers
 ) -> None:

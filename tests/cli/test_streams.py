@@ -15,15 +15,16 @@ from mlxserve.api.server.server import bind
 from tests.cli.commands import ROOT
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has /dev/full")
 @pytest.mark.parametrize(
     "redirection",
     [
         ">/dev/full 2>&1",
-        pytest.param(">/dev/full", marks=pytest.mark.slow),
-        pytest.param("2>/dev/full", marks=pytest.mark.slow),
+        pytest.param(">/dev/full", marks=pytest.mark.long),
+        pytest.param("2>/dev/full", marks=pytest.mark.long),
     ],
 )
 def test_a_server_starts_answers_and_ends_when_its_output_cannot_be_written(
@@ -32,13 +33,12 @@ def test_a_server_starts_answers_and_ends_when_its_output_cannot_be_written(
     check_server(redirection)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "redirection",
     [
         "<&- >&- 2>&-",
-        pytest.param(">&-", marks=pytest.mark.slow),
-        pytest.param("2>&-", marks=pytest.mark.slow),
+        pytest.param(">&-", marks=pytest.mark.long),
+        pytest.param("2>&-", marks=pytest.mark.long),
     ],
 )
 def test_a_server_starts_answers_and_ends_when_its_streams_are_closed(redirection: str) -> None:

@@ -36,7 +36,13 @@ print(json.dumps([peak - before, weights]))
 
 # With 16 bits for what is 16 or 32 bits in the file, as on a Mac.
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["Q4_0", "Q5_K", "Q6_K", "MXFP4", "F16", "F32"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("Q4_0", "Q6_K", "F16"),
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("Q5_K", "MXFP4", "F32")),
+    ],
+)
 def test_the_peak_is_the_weights_and_a_few_pieces(tmp_path: Path, kind: str) -> None:
     file = write_llama(tmp_path / "large.gguf", kind, num_layers=6)
     done = subprocess.run(

@@ -193,10 +193,7 @@ def test_the_specification_does_the_same(case: Rotation, backend: Backend) -> No
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "head_dim",
-    [
-        pytest.param(d, marks=pytest.mark.slow if d in (80, 128) else pytest.mark.long)
-        for d in HEAD_DIMS
-    ],
+    [pytest.param(d, marks=pytest.mark.slow if d == 80 else pytest.mark.long) for d in HEAD_DIMS],
 )
 def test_every_head_dimension(
     head_dim: int, dtype: mx.Dtype, checked_backend: MetalBackend

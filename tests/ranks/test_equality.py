@@ -138,7 +138,8 @@ def test_four_ranks_answer_the_same(
     same(answers_of_ranks(folder, **options), answers(folder), 4)
 
 
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.ranks
+@pytest.mark.parametrize("split", WAYS)
 def test_a_quantised_model_is_divided_as_it_is(
     split: str, write_model: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -189,7 +189,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_size_that_does_not_divide_is_refused_and_leaves_no_process(
     model_folder: Callable[[str], Path],
 ) -> None:

@@ -43,12 +43,12 @@ def in_memory(reports: dict[KernelText, Report]) -> dict[str, Sequence[str]]:
     return {text.label: report.in_memory for text, report in reports.items() if report.in_memory}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_kernel_is_among_the_texts(texts: Sequence[KernelText]) -> None:
     assert {text.kernel for text in texts} == {spec.name for spec in ALL}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_dtype_and_head_dimension_is_among_the_texts(texts: Sequence[KernelText]) -> None:
     templates = [dict(text.template) for text in texts]
     found = {(template["T"], template.get("D")) for template in templates}
@@ -58,12 +58,12 @@ def test_every_dtype_and_head_dimension_is_among_the_texts(texts: Sequence[Kerne
     assert {key_dim for key_dim, _ in head_dims(DTYPES[0])} >= set(HEAD_DIMS)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_text_occurs_twice(texts: Sequence[KernelText]) -> None:
     assert len({text.text for text in texts}) == len(texts) > 500
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_threadgroup_has_more_threads_than_every_gpu_has_registers_for(
     texts: Sequence[KernelText],
 ) -> None:

@@ -185,6 +185,7 @@ def number_in(pattern: str, screen: str) -> int:
     return 0 if found is None else int(found[1].replace(",", ""))
 
 
+@pytest.mark.long
 def test_the_panel_shows_shared_and_reused_pages(pane: Pane, home: Home, tmp_path: Path) -> None:
     rules = "The train to Oslo left the valley in the morning. " * 12
     (tmp_path / "other").mkdir()

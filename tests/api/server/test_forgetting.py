@@ -44,7 +44,8 @@ def files(folder: Path) -> set[str]:
     return {file.name for file in folder.rglob("*.page")}
 
 
-@pytest.mark.parametrize("is_restarted", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("is_restarted", [True, False])
 def test_its_pages_are_gone_and_those_of_another_chat_stay(
     tmp_path: Path, is_restarted: bool
 ) -> None:

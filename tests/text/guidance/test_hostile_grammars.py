@@ -125,6 +125,7 @@ def test_a_mask_without_end_fails_its_answer_and_no_other_waits_or_changes(chat:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_an_answer_can_be_aborted_while_its_mask_is_computed(chat: Chat) -> None:
     async def scenario() -> None:
         async with plain_stream(chat):
@@ -178,6 +179,7 @@ def test_a_source_without_end_is_refused_while_the_others_go_on(
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_closing_does_not_wait_for_a_grammar(chat: Chat) -> None:
     async def scenario() -> None:
         before = seconds_of_children()
