@@ -17,6 +17,7 @@ MEANT = {
     "waiting.py": "looks again, until a deadline",
     "helpers/workers.py": "jobs that take long",
     "doctor/test_model_speeds.py": "an engine whose steps take 20 ms",
+    "ranks/slow_rank.py": "the steps of a rank that is slow",
     "reliability/hostile.py": "the pauses of a client",
     "perf/cleaner.py": "a disk that is slow",
     "perf/screen_child.py": "the pace of a measured stream",

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import gc
 import logging
 import queue
 import threading
@@ -23,7 +22,7 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any
 
-from mlxserve.engine import awake
+from mlxserve.engine import awake, garbage
 from mlxserve.engine.awake import Awake
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.memory import MemoryWatch
@@ -144,6 +143,7 @@ class AsyncEngine:
         self._next_stats = 0.0  # when they are copied again
         self.max_model_len = 0  # longest prompt plus answer, as of the last change
         self._ready: Future[None] = Future()
+        self._frozen = garbage.frozen()  # before there is anything of the engine
         self._ending = threading.Lock()
         if workers is not None:
             workers.attach(self.fail, self.seconds_since_beat)
@@ -392,7 +392,7 @@ class AsyncEngine:
         try:
             engine.close(keeps_pages=not self._has_failed)
             del engine
-            _free_arrays()
+            _free_arrays(self._frozen)
         except Exception:
             log.exception("The engine could not be closed in order")
 
@@ -553,17 +553,10 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _free_arrays() -> None:
-    """Free the arrays of an ended engine on the thread that made them.
-
-    A server has exempted what existed when its models were loaded from collections.
-    """
+def _free_arrays(since: garbage.Frozen) -> None:
+    """Free the arrays of an ended engine on the thread that made them."""
     import mlx.core as mx
 
-    is_frozen = gc.get_freeze_count() > 0
-    gc.unfreeze()
-    gc.collect()
-    if is_frozen:
-        gc.freeze()
+    garbage.collect(since)
     mx.synchronize()
     mx.clear_cache()

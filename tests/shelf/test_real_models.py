@@ -97,5 +97,7 @@ def test_an_unloaded_model_leaves_no_arrays_also_where_its_objects_were_frozen(
             assert mx.get_active_memory() <= before + (1 << 16)
         finally:
             gc.unfreeze()
+            gc.collect()
+            gc.freeze()  # as all tests have it
 
     go()
