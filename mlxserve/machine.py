@@ -14,8 +14,10 @@ import importlib
 import importlib.metadata
 import os
 import platform
+import random
 import re
 import resource
+import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,6 +57,8 @@ _STALLED = (20.0, 50.0)  # percent of the time: short of memory, and worse
 # crashes in its first steps, because its CPU allocator does not check what malloc returns.
 _LEAST_TO_LOAD = 1 << 30
 _LEAST_TO_COMPUTE = 256 << 20
+# Below those that systems give to connections and to who asks for any: 32,768 on Linux, 49,152 on macOS.
+_PORTS = range(20_000, 32_000)
 
 
 @functools.cache
@@ -300,3 +304,17 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed as a package"
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 on which nothing listens, for processes that listen once they have a model.
+
+    Until then no other process gets one of them, unless it asks for that very port. Raises OSError.
+    """
+    found: list[int] = []
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise OSError(f"Of the ports {_PORTS.start} to {_PORTS.stop - 1} fewer than {count} are free.")

@@ -60,7 +60,9 @@ def test_alone_in_a_batch_and_from_the_cache(
     "options",
     [
         pytest.param({"num_pages": 11}, id="pool too small"),
-        pytest.param({"num_state_slots": 2 * MAX_NUM_SEQS + 1}, id="one snapshot"),
+        pytest.param(
+            {"num_state_slots": 2 * MAX_NUM_SEQS + 1}, marks=pytest.mark.long, id="one snapshot"
+        ),
         pytest.param(
             {"page_aligned_scheduling": False, "max_num_batched_tokens": 37},
             marks=pytest.mark.long,

@@ -129,6 +129,7 @@ def run(code: str) -> str:
 _WHOLE = "{'mlx_lm.convert', 'transformers.dependency_versions_check'}"  # only by an __init__
 
 
+@pytest.mark.slow
 def test_a_model_is_served_without_all_of_mlx_lm_and_transformers() -> None:
     code = (
         "import sys; from mlxserve import LLM, SamplingParams; "

@@ -164,7 +164,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, marks=pytest.mark.long if number % 2 else pytest.mark.slow)
+        pytest.param(kind, marks=pytest.mark.long if number else pytest.mark.slow)
         for number, kind in enumerate(KINDS)
     ],
 )

@@ -59,7 +59,7 @@ def test_every_backend_gives_the_same_tokens(name: str, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(kind, marks=pytest.mark.slow) for kind in ("mlxserve-mini", "qwen3_next")]
+    [pytest.param(kind, marks=pytest.mark.long) for kind in ("mlxserve-mini", "qwen3_next")]
     + ["gemma3_text"],
 )
 def test_no_configuration_changes_a_token(

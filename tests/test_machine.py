@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import subprocess
 import sys
 import warnings
@@ -150,3 +152,16 @@ def faults(how: str) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc is Linux's")
 def test_memory_that_was_freed_is_not_fetched_from_the_kernel_again() -> None:
     assert faults("kept") < 100 < faults("given back")
+
+
+def test_free_ports_are_different_and_nothing_listens_on_them() -> None:
+    ports = machine.free_ports(50)
+    assert len(set(ports)) == 50
+    with contextlib.ExitStack() as stack:
+        for port in ports:
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
+
+
+def test_too_few_free_ports_are_an_error() -> None:
+    with pytest.raises(OSError, match="fewer than 20000 are free"):
+        machine.free_ports(20_000)

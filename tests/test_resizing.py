@@ -142,7 +142,7 @@ def test_pages_that_an_answer_was_promised_are_not_taken_from_it() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("num_pages", [256, 4096])
+@pytest.mark.parametrize("num_pages", [256, pytest.param(4096, marks=pytest.mark.slow)])
 def test_a_smaller_cache_frees_memory(num_pages: int) -> None:
     def active() -> int:
         return mx.get_active_memory() + mx.get_cache_memory()

@@ -45,7 +45,7 @@ def num_accepted(llm: LLM) -> int:
     "params",
     [
         GREEDY,
-        SAMPLED,
+        pytest.param(SAMPLED, marks=pytest.mark.slow),
         pytest.param(
             replace(GREEDY, ignore_eos=False, min_tokens=30, logit_bias={17: 1.5}),
             marks=pytest.mark.slow,

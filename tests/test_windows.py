@@ -70,13 +70,10 @@ def fewest(window: int, page_size: int) -> int:
 
 
 WINDOWS = (1, 2, 16, 17, 24, 32, 33, 47)
-# Ten seconds each: one in every run, a few with the slow ones, all of them with the long ones.
+# Ten seconds each: a few with the slow ones, all of them with the long ones.
 CASES = [
-    ("gpt_oss", 33, 16),
-    *(
-        pytest.param(*case, marks=pytest.mark.long if number % 36 else pytest.mark.slow)
-        for number, case in enumerate(itertools.product(KINDS, WINDOWS, PAGE_SIZES))
-    ),
+    pytest.param(*case, marks=pytest.mark.long if number % 36 else pytest.mark.slow)
+    for number, case in enumerate(itertools.product(KINDS, WINDOWS, PAGE_SIZES))
 ]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import psutil
 
 from mlxserve.errors import MlxServeError
 from mlxserve.hub.files import find_model
+from mlxserve.machine import free_ports
 
 _START_SECONDS = 300.0
 _STOP_SECONDS = 15.0
@@ -114,7 +114,7 @@ def run_child(
     name: str, command: list[str], ready: str, environment: Mapping[str, str]
 ) -> Iterator[Contender]:
     """A command's server, without its model, once its path `ready` answers. Raises ServerFailed."""
-    port = _free_port()
+    [port] = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     with _ends_when_told(), tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
@@ -170,9 +170,3 @@ def _cpu_seconds(process_id: int) -> float:
 
 def _first_model(url: str) -> str:
     return str(httpx.get(f"{url}/v1/models", trust_env=False).json()["data"][0]["id"])
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

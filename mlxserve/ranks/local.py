@@ -9,7 +9,6 @@ import contextlib
 import json
 import logging
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from mlxserve.machine import free_ports
 from mlxserve.ranks.environment import HOSTFILE, MASTER_ADDR, MASTER_PORT, RANK
 
 log = logging.getLogger("mlxserve.ranks")
@@ -40,12 +40,11 @@ class LocalRanks:
 
         options: of the engine, as they are given to EngineConfig
         """
-        places = _free_addresses(size + 1)
+        port, *of_ring = free_ports(size + 1)
         handle, name = tempfile.mkstemp(prefix=_PREFIX, suffix=".json")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump([[place] for place in places[:size]], file)
-        port = places[size].rpartition(":")[2]
-        shared = {HOSTFILE: name, MASTER_ADDR: _HOST, MASTER_PORT: port}
+            json.dump([[f"{_HOST}:{one}"] for one in of_ring], file)
+        shared = {HOSTFILE: name, MASTER_ADDR: _HOST, MASTER_PORT: str(port)}
         os.environ |= {RANK: "0", **shared}
         processes = []
         for rank in range(1, size):
@@ -98,11 +97,3 @@ def _threads(size: int) -> dict[str, str]:
     """Of a BLAS, so that ranks do not take one another's cores."""
     number = str(max(1, (os.cpu_count() or 1) // size))
     return {name: os.environ.get(name, number) for name in ("MKL_NUM_THREADS", "OMP_NUM_THREADS")}
-
-
-def _free_addresses(count: int) -> list[str]:
-    servers = [socket.create_server((_HOST, 0)) for _ in range(count)]
-    places = [f"{_HOST}:{server.getsockname()[1]}" for server in servers]
-    for server in servers:
-        server.close()
-    return places

@@ -69,7 +69,7 @@ def test_a_server_in_the_background_is_listed_and_stopped(home: Home) -> None:
     assert "No server of this user runs" in error_line(home.run("stop"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_with_several_servers_stop_asks_which(home: Home) -> None:
     for _ in range(2):
         home.start("--num-pages", "64")

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mlxserve.api.server.server import bind
+from mlxserve.machine import free_ports
 from tests.cli.commands import ROOT
 from tests.waiting import wait_until
 
@@ -46,8 +46,7 @@ def test_a_server_starts_answers_and_ends_when_its_streams_are_closed(redirectio
 
 
 def check_server(redirection: str) -> None:
-    with bind("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     command = f'exec "$0" -m mlxserve serve --num-pages 50 --port {port} {redirection}'
     null: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     popen = subprocess.Popen(["/bin/sh", "-c", command, sys.executable], cwd=ROOT, **null)

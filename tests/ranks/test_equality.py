@@ -11,8 +11,8 @@ import mlx.core as mx
 import pytest
 
 from mlxserve import machine
+from mlxserve.machine import free_ports
 from tests.conftest import ARCHITECTURES
-from tests.ranks.ports import free_port
 from tests.ranks.workload import Answers, answers, answers_of_ranks, launcher
 
 # Kinds with `shard` in mlx-lm, and kinds whose layers hand on nothing but hidden states.
@@ -82,7 +82,7 @@ def test_two_ranks_answer_what_one_process_does(
 def test_ranks_that_mlx_launch_starts_answer_the_same(
     split: str, model_folder: Callable[[str], Path], alone: Alone
 ) -> None:
-    options: dict[str, Any] = {f"{split}_parallel_size": 2, "master_port": free_port()}
+    options: dict[str, Any] = {f"{split}_parallel_size": 2, "master_port": free_ports(1)[0]}
     same(answers_of_ranks(model_folder("qwen3"), launcher(2), **options), alone("qwen3"))
 
 
@@ -94,7 +94,7 @@ def test_ranks_whose_kernels_write_in_place_answer_the_same(
     folder = write_model(tmp_path, "llama", head_dim=64)  # the kernels' smallest
     options: dict[str, Any] = {
         f"{split}_parallel_size": 2,
-        "master_port": free_port(),
+        "master_port": free_ports(1)[0],
         "emulated": True,
     }
     same(answers_of_ranks(folder, launcher(2), **options), answers(folder))

@@ -21,11 +21,11 @@ from typing import Any
 
 import pytest
 
+from mlxserve.machine import free_ports
 from mlxserve.model.attention import choose_attention
 from mlxserve.model.load import prepare
 from tests.model.test_every_architecture import ARCHITECTURES, build
 from tests.ranks.architectures import SECONDS, SIZE, Answers, answers
-from tests.ranks.ports import free_port, free_ports
 from tests.ranks.workload import ROOT
 
 REFUSED = json.loads(Path(__file__).with_name("refused_architectures.json").read_text())
@@ -116,7 +116,7 @@ class Pair:
         """Raises AssertionError if they neither answer nor refuse."""
         if not self._ranks:
             self._start()
-        port = free_port()
+        port = free_ports(1)[0]
         for rank in self._ranks:
             rank.begin({"name": name, "split": split, "port": port})
         results = self._results()

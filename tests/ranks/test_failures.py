@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mlxserve.machine import free_ports
 from tests.api.server.process import ROOT, Process, send_endless_request, served
-from tests.ranks.ports import free_port, free_ports
 from tests.ranks.test_equality import NOT_BY_LAYERS
 from tests.waiting import wait_until
 
@@ -138,7 +138,7 @@ def test_a_worker_ends_when_rank_0_does(ranks: StartRanks) -> None:
 
 
 def test_a_worker_without_rank_0_removes_the_hostfile_that_rank_0_wrote(tmp_path: Path) -> None:
-    hostfile, port = tmp_path / "mlxserve-hosts-1.json", free_port()
+    hostfile, port = tmp_path / "mlxserve-hosts-1.json", free_ports(1)[0]
     hostfile.touch()
     code, text = run_module(
         "mlxserve.ranks",
@@ -180,7 +180,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts.json"
     hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(2)]))
     code, text = serve_fails(
-        *("-tp", "2", "--distributed-timeout-seconds", "1", "--master-port", str(free_port())),
+        *("-tp", "2", "--distributed-timeout-seconds", "1", "--master-port", str(free_ports(1)[0])),
         MLX_RANK="0",
         MLX_HOSTFILE=str(hosts),
     )

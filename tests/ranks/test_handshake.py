@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from mlxserve.errors import EngineStopped, InvalidConfig
+from mlxserve.machine import free_ports
 from mlxserve.ranks.environment import lead_address, own_rank, ranks_on_this_machine
 from mlxserve.ranks.handshake import Hello, report_to_lead, wait_for_workers
 from mlxserve.ranks.wire import VERSION, Channel, FrameKind
-from tests.ranks.ports import free_port
 
 HELLO = Hello(0, {"mlx": "1", "mlxserve": "2"}, "abc", {"page_size": "16"})
 
 
 def free_address() -> tuple[str, int]:
-    return "127.0.0.1", free_port()
+    return "127.0.0.1", free_ports(1)[0]
 
 
 def worker(address: tuple[str, int], hello: Hello) -> Callable[[], Channel | EngineStopped]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks.ports import free_port
+from mlxserve.machine import free_ports
 from tests.ranks.slow_rank import NUM_ROWS, PAGE_SIZE, SECONDS
 from tests.ranks.workload import ROOT, launcher
 
@@ -20,7 +20,7 @@ from tests.ranks.workload import ROOT, launcher
 def test_steps_have_the_work_of_a_second_of_the_slowest_rank(
     split: str, model_folder: Callable[[str], Path]
 ) -> None:
-    options = {f"{split}_parallel_size": 2, "master_port": free_port()}
+    options = {f"{split}_parallel_size": 2, "master_port": free_ports(1)[0]}
     module = [sys.executable, "-m", "tests.ranks.slow_rank", str(model_folder("llama"))]
     done = subprocess.run(
         [*launcher(2), *module, json.dumps(options)],

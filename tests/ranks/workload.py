@@ -19,10 +19,10 @@ from typing import Any
 
 from mlxserve import SamplingParams, machine
 from mlxserve.config import EngineConfig
+from mlxserve.machine import free_ports
 from mlxserve.ranks.environment import own_rank
 from mlxserve.request import Pooling
 from mlxserve.sampling_params import Structure, StructureKind
-from tests.ranks.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGES = 40  # of 16 tokens: too few for all requests at once
@@ -156,7 +156,7 @@ def answers_of_ranks(folder: Path, launcher: Sequence[str] = (), **options: Any)
 def launcher(size: int) -> list[str]:
     """mlx.launch for ranks on this machine."""
     program = Path(sys.executable).with_name("mlx.launch")
-    return [str(program), "-n", str(size), "-p", str(free_port()), "--backend", "ring", "--"]
+    return [str(program), "-n", str(size), "-p", str(free_ports(1)[0]), "--backend", "ring", "--"]
 
 
 if __name__ == "__main__":

@@ -92,6 +92,7 @@ def test_anthropics_client_asks_and_streams(server: Process) -> None:
         assert client.messages.count_tokens(model=REAL, messages=said(QUESTION)).input_tokens > 10
 
 
+@pytest.mark.long
 def test_ollamas_client_lists_chats_generates_and_embeds(of_ollama: Any) -> None:
     assert {model.model.partition(":")[0] for model in of_ollama.list().models} == {
         REAL, EMBEDDER, TINY,

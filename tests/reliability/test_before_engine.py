@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
         yield found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_others_pass_requests_of_many_tiny_messages(server: Process) -> None:
     with tiny_messages(server, 14, 6_000) as attack:
         wait_until(lambda: len(attack.statuses) >= 2)

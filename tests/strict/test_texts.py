@@ -70,7 +70,7 @@ def test_no_threadgroup_has_more_threads_than_every_gpu_has_registers_for(
     assert max(text.threads for text in texts) <= MOST_THREADS
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_few_texts_of_each_kernel_are_accepted(some: dict[KernelText, Report]) -> None:
     assert {text.kernel for text in some} == {spec.name for spec in ALL}
     assert refused(some) == {}

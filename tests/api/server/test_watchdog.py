@@ -193,7 +193,7 @@ def test_a_server_whose_step_hangs_ends_with_an_exit_code_of_its_own() -> None:
     assert "in hangs" in errors
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_server_whose_step_holds_pythons_lock_ends_as_well() -> None:
     code, statuses, errors = _served("locks")
     assert (code, statuses) == (-signal.SIGKILL, [0, 0])

@@ -195,6 +195,7 @@ def test_a_process_that_an_operator_killed_or_stopped_costs_no_answer(
     assert (guide.error, again.error, masks.refused) == (None, None, [])
 
 
+@pytest.mark.slow
 def test_grammars_are_compiled_beside_the_masks_of_others(masks: Masks) -> None:
     """500 times 1,000 characters take most of a second; until then the others get their masks."""
     guide = masks.guide(masks.regex("[0-9]{9}"))

@@ -263,7 +263,7 @@ def polls(monkeypatch: pytest.MonkeyPatch) -> list[EngineStats]:
     return told
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_engine_that_does_nothing_is_asked_again_when_a_page_changes(
     panel_alone: Run,
     server: FakeServer,
