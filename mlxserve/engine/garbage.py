@@ -10,7 +10,7 @@ class Frozen(NamedTuple):
     """What is exempt at a time. An object that is freed leaves the number; a later freeze adds to it."""
 
     num_again: int  # how often `collect` has exempted what was left
-    num_objects: int  # whoever froze them
+    num_objects: int  # also those that were frozen elsewhere
 
 
 _num_again = 0

@@ -159,4 +159,4 @@ def test_no_thread_outlives_a_server(serve_real: Serve) -> None:
         threads = set(threading.enumerate()) - before
         return {thread.name for thread in threads if "asyncio" not in thread.name}
 
-    wait_until(lambda: not others(), complaint=others)
+    wait_until(lambda: not others(), complaint="a thread of the server goes on")
