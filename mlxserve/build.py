@@ -40,13 +40,8 @@ from mlxserve.model.attention import backend_names, load_probed
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.rank_group import RankGroup
 from mlxserve.model.runner import ModelRunner
-from mlxserve.model.sizing import (
-    StepPeak,
-    default_step_budget,
-    first_pages,
-    measure_step,
-    with_sizes,
-)
+from mlxserve.model.sizing import default_step_budget, first_pages, with_sizes
+from mlxserve.model.step_peak import StepPeak, measure_step
 from mlxserve.model.window_group import WindowGroup, window_group
 from mlxserve.model.work import forward_work
 from mlxserve.model.workers import Workers

@@ -18,7 +18,7 @@ from mlxserve.config import EngineConfig
 from mlxserve.engine.engine import Engine
 from mlxserve.hub.files import find_model
 from mlxserve.machine import Memory
-from mlxserve.model import sizing
+from mlxserve.model import step_peak
 from mlxserve.request import Request
 from mlxserve.sampling_params import SamplingParams
 
@@ -60,7 +60,7 @@ def num_steps(engine: Engine) -> int:
 def slow_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The step that is measured seems to take hours."""
     clock = itertools.count(0, 10_000)
-    monkeypatch.setattr(sizing, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    monkeypatch.setattr(step_peak, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
 
 
 @pytest.mark.usefixtures("as_on_metal", "slow_clock")

@@ -104,7 +104,7 @@ class Entry:
         has_scores: attention without Metal keeps float32 scores, of 64 rows at a time in ten arrays,
                     and a CPU's activations five arrays more than a GPU's
 
-        A rule of thumb fitted to what `model.sizing` measures for Llama and Qwen3 geometries on a
+        A rule of thumb fitted to what `model.step_peak` measures for Llama and Qwen3 geometries on a
         CPU: 7 values per hidden unit and 2 per intermediate one, with those of its activations 7. For
         the embedded model and that of 100M it is within a tenth of the planned peak; it has not been
         compared on Metal.

@@ -28,7 +28,7 @@ _SHARE = 8  # of the memory: one part for the tower's step
 _FEWEST_PIXELS = 1 << 20
 # Numbers of images that are computed at once: a larger one keeps the device busy by itself.
 _MOST_INPUTS = 2 << 20
-_MARGIN = 1.25  # as of a step (`sizing`)
+_MARGIN = 1.25  # as of a step (`step_peak`)
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,7 +220,7 @@ def test_a_step_must_fit_as_well() -> None:
 def test_the_estimated_step_of_the_embedded_model_matches_the_measured_one(cache: Path) -> None:
     from mlxserve.model.attention import choose_attention
     from mlxserve.model.load import load
-    from mlxserve.model.sizing import measure_step
+    from mlxserve.model.step_peak import measure_step
 
     loaded = load(find_model(None), is_metal=False, memory_limit=1 << 34)
     _, backend, _ = choose_attention("auto", loaded)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,40 +12,13 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from metal_kernels import long_chunks
-from metal_kernels.choice import select_backend
-from metal_kernels.kernels import (
-    ALL,
-    GROUPED_DECODE,
-    PAGED_LATENT,
-    QUANTISE_KV,
-    ROTATE_AND_WRITE,
-    WRITE_KV_TOKENS,
-    Kernel,
-    KernelSpec,
-)
-from metal_kernels.metal import MetalBackend
-from metal_kernels.x86.backend import X86Backend
-from mlxserve.cache.kv import LayerSpec
 from mlxserve.config import EngineConfig
 from mlxserve.errors import InvalidConfig, OutOfMemory
 from mlxserve.hub.context import Context
-from mlxserve.model import step_graphs
-from mlxserve.model.fused_layers import FusedLayers
 from mlxserve.model.load import LoadedModel, prepare
-from mlxserve.model.probe import probe
-from mlxserve.model.sizing import (
-    StepPeak,
-    copied_positions,
-    default_step_budget,
-    first_pages,
-    fit_pages,
-    measure_step,
-    measured_rows,
-    peak_with_copies,
-    with_sizes,
-)
-from tests.emulated import emulated_backend, emulated_factory
+from mlxserve.model.sizing import default_step_budget, first_pages, fit_pages, with_sizes
+from mlxserve.model.step_peak import StepPeak
+from tests.model.test_step_peak import measured
 
 MIB = 1 << 20
 PAGE_BYTES = 16 * 3 * 2 * (64 + 64) * 4  # slots * layers * kv heads * (key + value) * float32
@@ -54,14 +27,6 @@ PAGE_BYTES = 16 * 3 * 2 * (64 + 64) * 4  # slots * layers * kv heads * (key + va
 @pytest.fixture(scope="module")
 def loaded(build_model: Callable[..., tuple[nn.Module, dict[str, Any]]]) -> LoadedModel:
     return prepare(*build_model("llama"), "tiny")
-
-
-def measured(loaded: LoadedModel, rows: int, *, is_metal: bool = False) -> StepPeak:
-    config = EngineConfig().with_options(
-        page_size=16, max_num_batched_tokens=rows, max_num_seqs=min(rows, 64)
-    )
-    backend = select_backend("cpu")
-    return measure_step(config, loaded, backend, is_metal=is_metal, memory_limit=1 << 34)
 
 
 def pages(
@@ -198,154 +163,6 @@ def test_a_step_on_metal_is_shorter_by_default_and_as_long_as_it_must_be() -> No
 def test_a_chosen_number_of_tokens_per_step_is_kept(*, is_metal: bool) -> None:
     config = EngineConfig().with_options(max_num_batched_tokens=1024)
     assert default_step_budget(config, is_metal=is_metal) == config
-
-
-def test_on_metal_all_rows_of_a_step_are_measured_and_not_extrapolated(
-    loaded: LoadedModel,
-) -> None:
-    step = measured(loaded, 512, is_metal=True)
-    assert step.num_rows == 512
-    assert step.measured < step.planned < 1.3 * step.measured
-
-
-def test_the_step_measured_on_metal_has_decodes_that_sample_and_a_chunk() -> None:
-    assert measured_rows(512, 64) == (63, 449)
-    assert measured_rows(64, 64) == (63, 1)
-    assert measured_rows(1, 1) == (0, 1)
-    assert measured_rows(8192, 64) == (63, 1985)
-
-
-def test_a_chunk_is_measured_where_its_copies_are_largest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLX's attention reads copies of a long chunk's pages, which take memory: here 16 MiB a layer."""
-    monkeypatch.setattr(long_chunks, "total_memory", lambda: 512 << 20)
-    half, full = LayerSpec(8, 128, 128, mx.float16), LayerSpec(8, 128, 128, mx.float32)
-    assert copied_positions([half, full], 512, 40_960) == [512, 4096]
-    assert copied_positions([half, LayerSpec(4, 128, 128, mx.bfloat16)], 512, 40_960) == [
-        4096,
-        8192,
-    ]
-    assert copied_positions([half], 512, 1000) == [1000]
-    assert copied_positions([half], 255, 40_960) == [255]
-    assert copied_positions([full], 512, 40_960) == [512]
-    assert copied_positions([], 512, 40_960) == [512]
-
-
-def test_copies_beyond_the_measured_positions_are_planned_for() -> None:
-    """At 128 Ki positions of 512 MiB a layer, three layers are under way instead of seven."""
-    spec, measured = LayerSpec(8, 128, 128, mx.bfloat16), 700 << 20
-
-    def peak(longest: int, layers: Sequence[LayerSpec] = (spec,)) -> int:
-        return peak_with_copies(measured, layers, 512, 8192, longest, 16 << 30)
-
-    assert peak(8192) == peak(4096) == measured
-    assert measured < peak(32_768) < peak(131_072) == peak(1 << 20)
-    assert peak(131_072) >= 2 * (512 << 20) + measured // 3
-    assert peak(131_072, [replace(spec, window=1024)]) == measured
-    assert peak(131_072, [replace(spec, dtype=mx.float32)]) == measured
-
-
-def test_the_measured_chunk_sees_as_many_positions_as_are_copied(
-    build_model: Callable[..., tuple[nn.Module, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[int] = []
-    real = X86Backend.paged_prefill
-
-    def recording(backend: X86Backend, *args: Any, **options: Any) -> mx.array:
-        if args[3].num_rows > len(args[3]):  # no decodes
-            seen.append(int(args[3].context_lens.max()))
-        return real(backend, *args, **options)
-
-    monkeypatch.setattr(X86Backend, "paged_prefill", recording)
-    model, small = build_model("llama", head_dim=64, num_hidden_layers=1)
-    model.set_dtype(mx.float16)
-    config = EngineConfig().with_options(
-        page_size=16, max_num_batched_tokens=257, max_num_seqs=2, max_model_len=300
-    )
-    loaded = prepare(model, small, "half")
-    assert loaded.layers[0].dtype == mx.float16
-    step = measure_step(config, loaded, X86Backend(), is_metal=True, memory_limit=1 << 34)
-    assert step.start == (300 - 256) // 16 * 16 == 32
-    assert set(seen) == {32 + 256}
-
-
-def test_measuring_on_metal_frees_its_memory(loaded: LoadedModel) -> None:
-    measured(loaded, 64, is_metal=True)
-    before = mx.get_active_memory()
-    measured(loaded, 64, is_metal=True)
-    assert mx.get_active_memory() <= before
-
-
-@pytest.mark.parametrize("is_fused", [False, True], ids=["layers as defined", "fused"])
-@pytest.mark.parametrize("is_quantised", [False, True], ids=["own dtype", "8 bits"])
-def test_probe_and_measured_step_have_the_device_compile_every_kernel(
-    is_quantised: bool, is_fused: bool, build_model: Callable[..., tuple[nn.Module, dict[str, Any]]]
-) -> None:
-    """What is compiled later is compiled in a running answer, as copies of pages once were."""
-    used: set[str] = set()
-    make = emulated_factory()
-
-    def factory(spec: KernelSpec, source: str) -> Kernel:
-        kernel = make(spec, source)
-
-        def call(**arguments: Any) -> list[mx.array]:
-            used.add(spec.name)
-            return kernel(**arguments)
-
-        return call
-
-    model, small = build_model("llama", head_dim=64, num_hidden_layers=1)
-    model.set_dtype(mx.float16)
-    loaded, backend = prepare(model, small, "half"), MetalBackend(factory)
-    loaded = loaded.in_8_bits() if is_quantised else loaded
-    if is_fused:
-        assert FusedLayers.of(loaded.model, loaded.dtype, 300)
-    assert probe(loaded, backend) < (0.2 if is_quantised else 3e-2)
-    config = EngineConfig().with_options(
-        page_size=16, max_num_batched_tokens=257, max_num_seqs=2, max_model_len=300
-    )
-    measure_step(config, loaded, backend, is_metal=True, memory_limit=1 << 34)
-    # Pages from the disk cache are whole ones, whose rows are quantised already. Its groups are small. Fused
-    # layers write the rows that they rotate.
-    unused = {GROUPED_DECODE, PAGED_LATENT, WRITE_KV_TOKENS if is_quantised else QUANTISE_KV}
-    unused |= {WRITE_KV_TOKENS, QUANTISE_KV} if is_fused else {ROTATE_AND_WRITE}
-    assert used == {spec.name for spec in ALL if spec not in unused}
-
-
-def test_a_decode_is_recorded_while_a_step_is_measured(
-    build_model: Callable[..., tuple[nn.Module, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At the fourth token of the first answer the device would compile what the recorded graph fuses."""
-    ran: list[int] = []
-
-    def record(step: Callable[..., Any]) -> Callable[..., Any]:
-        def call(tokens: mx.array, *arguments: Any) -> Any:
-            ran.append(tokens.shape[0])
-            return step(tokens, *arguments)
-
-        return call
-
-    monkeypatch.setattr(step_graphs, "record", record)
-    # Emulated kernels have the pool.
-    monkeypatch.setattr(step_graphs, "first_pages", lambda pools: pools)
-    model, small = build_model("llama", num_hidden_layers=1)
-    loaded = prepare(model, small, "tiny")
-    config = EngineConfig().with_options(
-        page_size=16, max_num_batched_tokens=32, max_num_seqs=2, max_model_len=64
-    )
-    measure_step(config, loaded, emulated_backend(), is_metal=True, memory_limit=1 << 34)
-    assert ran == [1]
-
-
-def test_the_planned_and_the_measured_bytes_are_logged(
-    loaded: LoadedModel, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "mlxserve.sizing")
-    measured(loaded, 512)
-    [line] = [record.message for record in caplog.records if record.message.startswith("Step")]
-    assert re.fullmatch(
-        r"Step of 512 tokens: [\d.]+ GiB planned, [\d.]+ GiB measured with 256 tokens in [\d.]+ s",
-        line,
-    )
 
 
 def test_a_growing_cache_starts_with_an_eighth_or_two_full_steps() -> None:

@@ -22,7 +22,7 @@ from mlxserve.config import EngineConfig  # noqa: E402
 from mlxserve.engine.pace import Pace  # noqa: E402
 from mlxserve.forward_work import WorkBudget  # noqa: E402
 from mlxserve.model.runner import ModelRunner  # noqa: E402
-from mlxserve.model.sizing import StepPeak  # noqa: E402
+from mlxserve.model.step_peak import StepPeak  # noqa: E402
 from mlxserve.ranks.environment import own_rank  # noqa: E402
 from mlxserve.ranks.run import build_chat_of_ranks, run_worker  # noqa: E402
 from tests.as_a_mac import answer_as_a_mac  # noqa: E402

@@ -1,0 +1,246 @@
+"""What a step takes next to weights and pool: one of the most rows, or on a CPU a part of it, is run at load.
+
+`sizing` plans the pages that are left.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from metal_kernels.long_chunks import longest_copied
+from mlxserve import machine
+from mlxserve.cache.kv import Backends, KVPool, LayerSpec
+from mlxserve.config import EngineConfig
+from mlxserve.model.batch import Batch
+from mlxserve.model.commits import rows_kept
+from mlxserve.model.load import LoadedModel
+from mlxserve.model.runner import ModelRunner
+from mlxserve.model.step_graphs import TIMES_BEFORE
+from mlxserve.model.window_group import WindowGroup
+from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
+from mlxserve.sampling_params import SamplingParams
+
+log = logging.getLogger("mlxserve.sizing")
+
+# Rows of the measured forward on a CPU, where all 2,048 would cost seconds of start-up. A step's
+# temporaries grow with its rows, so the peak of a full step is extrapolated.
+_MEASURED_ROWS = 256
+# On Metal the peak is not proportional to the rows: MLX's command buffers keep what they read until
+# they complete, up to a limit (machine.py). Extrapolating 256 rows of an 8B model gives 2.0 times the
+# peak of 2,048. So all rows are measured, up to these.
+_MOST_MEASURED_ROWS = 2048
+# Of the measured peak. Where a command buffer ends depends on the shapes before it, so that a smaller
+# step or one with longer contexts may need more than the measured one: up to 1.05 times its peak at
+# 512 rows and 1.23 at 2,048, in replays of MLX's rules for four models and four sizes of machine.
+_MARGIN = 1.25
+# Positions that the measured chunk sees at most: with 128 Ki the step would take tens of seconds. What the
+# copies of more take is known.
+_MOST_MEASURED_POSITIONS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class StepPeak:
+    """Bytes that a step of `num_rows` needs next to weights and pool.
+
+    measured: of the step that ran, with `num_measured` rows
+    seconds: that it took
+    start: positions before those rows, which they see
+    """
+
+    planned: int
+    measured: int
+    num_rows: int
+    num_measured: int
+    seconds: float
+    start: int = 0
+
+
+def measure_step(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    backends: Backends,
+    *,
+    is_metal: bool,
+    memory_limit: int,
+    group: WindowGroup | None = None,
+) -> StepPeak:
+    """Run a step of `max_num_batched_tokens` rows, or on a CPU part of it, for its peak of memory. What images
+    need beside it is planned as well.
+
+    memory_limit: bytes to plan with, which bound the positions that a chunk can see
+    group: layers with a window, if they may have a pool of their own
+    """
+    num_rows, start = config.scheduler.step_budget, 0
+    if is_metal:
+        step = measured_rows(num_rows, config.scheduler.max_num_seqs)
+        rows, measured = sum(step), 0
+        longest = min(
+            config.scheduler.max_model_len or loaded.max_length,
+            loaded.context.longest,
+            _most_positions(loaded, memory_limit, group),
+        )
+        seen = copied_positions(loaded.layers, step[1], min(longest, _MOST_MEASURED_POSITIONS))
+        if loaded.group is not None:  # the same forwards on every rank
+            seen = [loaded.all_max(max(seen))]
+        for positions in seen:
+            start = (positions - step[1]) // config.page_size * config.page_size
+            found, seconds = _run_sampling(loaded, backends, config.page_size, step, start)
+            measured = max(measured, found)
+        measured = peak_with_copies(
+            measured, loaded.layers, rows, max(seen), longest, machine.total_memory()
+        )
+        planned = planned_peak(measured, rows, num_rows)
+    else:
+        rows = min(_MEASURED_ROWS, num_rows)
+        measured, seconds = _run_chunk(loaded, backends, config.page_size, rows)
+        # The measured chunk made one new state; each decode makes another.
+        planned = measured * num_rows // rows
+        planned += config.scheduler.max_num_seqs * loaded.state_nbytes
+    if loaded.vision is not None:  # the tower may begin while a step is under way
+        planned += loaded.vision.planned_nbytes
+    log.info(
+        "Step of %d tokens: %.2f GiB planned, %.2f GiB measured with %d tokens in %.2f s",
+        num_rows,
+        planned / (1 << 30),
+        measured / (1 << 30),
+        rows,
+        seconds,
+    )
+    return StepPeak(planned, measured, num_rows, rows, seconds, start)
+
+
+def peak_with_copies(
+    measured: int, layers: Sequence[LayerSpec], rows: int, seen: int, longest: int, memory: int
+) -> int:
+    """The peak of a step whose chunk of `rows` has as many positions copied for MLX's attention as one may,
+    from that of a step that saw `seen`: fewer layers are under way, each with larger copies.
+
+    longest: positions of a sequence. memory: of the machine, in bytes
+    """
+    copied, nbytes = 0, 0
+    for spec in layers:
+        most = longest_copied(rows, spec.kv_heads, spec.key_dim, spec.dtype, memory)
+        positions = min(most, longest, (spec.window or longest) + rows)
+        copied = max(copied, positions)
+        each = spec.kv_heads * (spec.key_dim + spec.value_dim) * spec.dtype.size
+        nbytes = max(nbytes, positions * each)
+    if copied <= seen:
+        return measured
+    most_rows = machine.rows_under_way(memory)
+    before, after = (most_rows // rows_kept(rows, 0, 0, at) + 2 for at in (seen, copied))
+    return max(measured, measured * after // before + after * nbytes)
+
+
+def _most_positions(loaded: LoadedModel, memory_limit: int, group: WindowGroup | None) -> int:
+    """Of a sequence that has all memory beside the weights."""
+    each = sum(spec.bytes_per_token() for spec in loaded.layers)
+    if group is not None:
+        each = group.other_page_bytes // group.page_size
+    return max(1, (memory_limit - loaded.weight_size) // each) if each else loaded.max_length
+
+
+def measured_rows(num_rows: int, max_num_seqs: int) -> tuple[int, int]:
+    """(decodes, rows of one chunk) of the step that is measured on Metal: as many of each request's
+    kind as a step of `num_rows` may have, since the sampler's memory follows the decodes."""
+    rows = min(num_rows, _MOST_MEASURED_ROWS)
+    num_decodes = min(max_num_seqs, rows) - 1
+    return num_decodes, rows - num_decodes
+
+
+def copied_positions(layers: Sequence[LayerSpec], rows: int, longest: int) -> list[int]:
+    """Positions that a chunk of `rows` sees where a layer's copies for MLX's attention are largest, in
+    rising order; those of its own rows where no layer copies. At most `longest`.
+    """
+    most = {longest_copied(rows, spec.kv_heads, spec.key_dim, spec.dtype) for spec in layers}
+    return sorted({max(rows, min(positions, longest)) for positions in most}) or [rows]
+
+
+def planned_peak(measured: int, num_measured: int, num_rows: int) -> int:
+    """Bytes to plan for a step of `num_rows` on Metal, of which `num_measured` were measured."""
+    return int(measured * num_rows // num_measured * _MARGIN)
+
+
+def _run_sampling(
+    loaded: LoadedModel, backends: Backends, page_size: int, rows: tuple[int, int], start: int
+) -> tuple[int, float]:
+    """(peak, seconds): the larger peak of two runs, and the second one's time.
+
+    The first waits for kernels to be compiled, and meanwhile the device completes command buffers.
+    Copies a page and writes one as the disk cache does, too, and has the step of a decode recorded, so that
+    no kernel is compiled in an answer: the recorded graph fuses other operations than the built one.
+
+    start: of the chunk, whose rows see that many positions more: all on one page, over and over, because
+    only the numbers would be others
+    """
+    params = SamplingParams(temperature=1.0, top_p=0.9)
+    num_decodes, length = rows
+    num_pages = num_decodes + -(-length // page_size) + 1  # one to copy to
+    kv = KVPool(loaded.layers, num_pages, page_size, backends)
+    runner = ModelRunner(loaded, kv)
+    pages = [as_page_table([page]) for page in range(num_decodes)]
+    seen = [0] * (start // page_size)
+    pages.append(as_page_table([*seen, *range(num_decodes, num_pages - 1)]))
+    spans = [(0, 1)] * num_decodes + [(start, length)]
+    chunks = [
+        Chunk(
+            LiveRequest(Request(f"sizing-{i}", [0] * (first + n), params)),
+            first,
+            n,
+            pages[i],
+            samples=True,
+        )
+        for i, (first, n) in enumerate(spans)
+    ]
+    peaks = []
+    for _ in range(2):
+        before, began = _reset_peak(), time.perf_counter()
+        pending = runner.launch(chunks)
+        runner.start(pending)
+        runner.collect(pending)
+        seconds = time.perf_counter() - began
+        peaks.append(max(0, mx.get_peak_memory() - before))
+        del pending
+    decode = Chunk(LiveRequest(Request("sizing", [0, 0], params)), 1, 1, pages[0], samples=True)
+    for _ in range(TIMES_BEFORE + 2):  # the first one shows what is uploaded
+        pending = runner.launch([decode])
+        runner.start(pending)
+        runner.collect(pending)
+    kv.copy_pages([0], [num_pages - 1])
+    kv.write_pages([0], kv.read_pages([0]))
+    del kv, runner
+    _return_memory()
+    return max(peaks), seconds
+
+
+def _run_chunk(
+    loaded: LoadedModel, backends: Backends, page_size: int, rows: int
+) -> tuple[int, float]:
+    """(peak, seconds)."""
+    pages = as_page_table(range(-(-rows // page_size)))
+    kv = KVPool(loaded.layers, len(pages), page_size, backends)
+    runner = ModelRunner(loaded, kv)
+    request = LiveRequest(Request("sizing", [0] * rows, SamplingParams(temperature=0)))
+    batch = Batch.of([Chunk(request, 0, rows, pages, samples=True)], page_size)
+    before, began = _reset_peak(), time.perf_counter()
+    mx.eval(runner.logits(batch, mx.array(batch.tokens)))
+    seconds = time.perf_counter() - began
+    peak = max(0, mx.get_peak_memory() - before)
+    del kv, runner
+    _return_memory()
+    return peak, seconds
+
+
+def _reset_peak() -> int:
+    """Bytes in use now, above which the peak is measured from here on."""
+    mx.reset_peak_memory()
+    return int(mx.get_active_memory())
+
+
+def _return_memory() -> None:
+    mx.synchronize()
+    mx.clear_cache()
