@@ -14,8 +14,10 @@ import logging
 import os
 import shutil
 import signal
+import ssl
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ from hypothesis import settings
 from mlxserve.hub.embedded import model_path
 from mlxserve.hub.gguf_places import package_model
 from mlxserve.machine import import_mlx_lm
+from tests.suites import pytest_collection_modifyitems as pytest_collection_modifyitems
+from tests.suites import pytest_ignore_collect as pytest_ignore_collect
 
 # Imported by any other function, mlx-lm lowers the limit of open files of this process for good:
 # test_5000_sockets_cost_little_and_block_no_request was skipped.
@@ -34,56 +38,6 @@ import_mlx_lm()
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One more than cores, which would idle while tests wait for processes, deadlines and screens."""
     return (os.cpu_count() or 1) + 1
-
-
-def _keep_out_of_slow(items: list[pytest.Item]) -> None:
-    """A slow file or test may have a test or a parameter for another suite."""
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    for item in slow:
-        for node in item.listchain():
-            node.own_markers = [mark for mark in node.own_markers if mark.name != "slow"]
-    for item in slow:
-        if not (item.get_closest_marker("long") or item.get_closest_marker("ranks")):
-            item.add_marker("slow")
-
-
-# Folders whose tests are a suite of their own: they test no part of the product.
-_SUITES = {
-    "tests/emulator/tests": "emulator",
-    "tests/perf/simulation": "instruments",
-    "tests/training/tests": "instruments",
-}
-# Files that take longest come first, so that no worker ends with one of them while the others idle.
-_FIRST = (
-    "tests/metal_kernels/test_msl_attention.py",
-    "tests/real/test_long_prompts.py",
-    "tests/reliability/test_side_by_side.py",
-    "tests/model/test_every_architecture.py",
-    "tests/reliability/test_faults.py",
-    "tests/ranks/test_equality.py",
-    "tests/ranks/test_failures.py",
-    "tests/test_architectures.py",
-    "tests/test_stateful_requests.py",
-    "tests/test_wheel.py",
-    "tests/tui/test_app.py",
-    "tests/engine/test_recovery.py",
-    "tests/api/server/test_restart.py",
-    "tests/api/server/test_signals.py",
-    "tests/test_emulated_engine.py",
-)
-
-
-@pytest.hookimpl(tryfirst=True)  # before `-m` selects
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    places = dict.fromkeys(item.path for item in items)
-    order = {config.rootpath / name: place for place, name in enumerate(_FIRST, -len(_FIRST))}
-    order |= {path: place for place, path in enumerate(places) if path not in order}
-    items.sort(key=lambda item: order[item.path])
-    _keep_out_of_slow(items)
-    for item in items:
-        folder = item.path.parent.relative_to(config.rootpath).as_posix()
-        if folder in _SUITES and not item.get_closest_marker("train"):
-            item.add_marker(_SUITES[folder])
 
 
 def pytest_collection_finish() -> None:
@@ -444,6 +398,14 @@ def no_configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         patch.setenv("MLXSERVE_HOME", str(tmp_path_factory.mktemp("home")))
         patch.delenv("COLORFGBG", raising=False)  # the colours of the terminal they are run in
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates_are_read_once() -> Iterator[None]:
+    """Every client of httpx would read the system's for 20 ms of CPU, and no test uses TLS."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))
         yield
 
 
