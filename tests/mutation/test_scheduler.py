@@ -41,6 +41,7 @@ from tests.scheduler import (
     test_disk_pages,
     test_drafts,
     test_forks,
+    test_pins,
     test_pitfalls,
     test_preemption,
     test_prefix_cache,
@@ -159,9 +160,6 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     "hand out a page twice": Bug(RunSet, "_cut", "if stop < end:", "if stop <= end:"),
     "evict what is pinned": Bug(PagePool, "_free", "counts[page] or page in pins", "counts[page]"),
     "share without counting": Bug(PagePool, "retain", "counts[page] += 1", "counts[page] = 1"),
-    "keep a match over an eviction": Bug(
-        PrefixCache, "match", "if evicted is None or found.has_lost(evicted):", "if False:"
-    ),
     "overlook the newest eviction": Bug(
         PagePool,
         "evicted_since",
@@ -174,13 +172,6 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         "self.pool.retain(cached)",
         "self.pool.release(self.pool.allocate(min(2, self.pool.num_free))); "
         "self.pool.retain(cached)",
-    ),
-    "promise the pins' pages to others": Bug(
-        Capacity,
-        "of",
-        "self._pins.num_kept_from(request)",
-        "0",
-        options={"num_pages": 6, "max_pinned_fraction": 1.0},
     ),
     "keep a claim that was dropped": Bug(Pins, "_give_up", "del self._claims[hash_]", "pass"),
     "forget to copy a fork's tail": Bug(
@@ -216,9 +207,6 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     "never free a duplicate": Bug(
         PageTables, "_release_duplicates", "self.pool.release(self._duplicates)", "pass"
     ),
-    "count the hits of a request that comes back": Bug(
-        StepPlanner, "_count_hits", "if not request.has_run:", "if True:"
-    ),
     "begin smaller and drop what runs": Bug(
         Scheduler, "resize", "num_preempted = self.preemption.preempt_to(0)", "pass"
     ),
@@ -234,32 +222,11 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     "leave the forks of a leader that ended": Bug(
         Roster, "end", "self.waiting.add(new_leader)", "pass"
     ),
-    "break instead of defer": Bug(
-        Admission,
-        "choose",
-        "self.count_deferral(request)",
-        "return",
-        options={
-            "num_pages": 24,
-            "max_num_seqs": 5,
-            "max_num_batched_tokens": 11,  # a chunk of 8, and too little for another page
-            "enable_chunked_prefill": True,
-            "page_aligned_scheduling": True,
-            "enable_prefix_caching": False,
-            "long_prefill_token_threshold": 8,
-        },
-    ),
     "match a tail as if it were full": Bug(
         PrefixCache,
         "tail",
         "return Tail(page, num_tokens) if num_tokens else None",
         "return Tail(page, page_size - 1)",
-    ),
-    "match the last token": Bug(
-        PrefixCache, "matchable", "(len(request.token_ids) - 1)", "len(request.token_ids)"
-    ),
-    "count free hits as free": Bug(
-        Admission, "_num_needed", "needed += self._pool.num_idle(cached)", "pass"
     ),
     "plan for a preempted request": Bug(
         StepPlanner,
@@ -280,20 +247,6 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         "leave",
         "return self.pages_published(led)",
         "return []",
-        options={"num_pages": 24, "enable_prefix_caching": True},
-    ),
-    "read pages of another position": Bug(
-        DiskPages,
-        "load",
-        "request.page_table[first:end]",
-        "request.page_table[: end - first]",
-        options={"num_pages": 24, "enable_prefix_caching": True},
-    ),
-    "believe that all pages came back from disk": Bug(
-        PageTables,
-        "finish_load",
-        "request.num_computed += num_tokens",
-        "request.num_computed += len(load.run.hashes) * self.pool.page_size",
         options={"num_pages": 24, "enable_prefix_caching": True},
     ),
     "write a page that was evicted": Bug(
@@ -646,20 +599,6 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         test_pitfalls.test_p15_every_hit_is_a_token_that_is_not_computed,
     ),
     # Admission.
-    "break instead of defer": Bug(
-        Admission,
-        "choose",
-        "self.count_deferral(request)",
-        "return",
-        test_admission.test_an_aligned_prompt_waits_for_a_page_of_budget_and_others_do_not,
-    ),
-    "check instead of reserve": Bug(
-        Admission,
-        "choose",
-        "self._pool.num_free - self._stats.pages_reserved",
-        "self._pool.num_free",
-        test_admission.test_two_prompts_that_only_fit_one_after_the_other_do_not_thrash,
-    ),
     "charge cached tokens": Bug(
         Admission,
         "_look",
@@ -704,13 +643,6 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         test_forks.test_forks_overtake_a_request_that_lacks_memory_only_as_often_as_requests_may,
         {"max_overtakes": 3, "num_overtaking": 3},
     ),
-    "overtake without end": Bug(
-        Admission,
-        "choose",
-        "passed.append(request)",
-        "pass",
-        test_admission.test_a_small_request_overtakes_one_that_lacks_memory_once,
-    ),
     # The cache, the disk, resizes.
     "publish a page with an unknown token": Bug(
         Commit,
@@ -733,6 +665,21 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "has_ends and end == request.disk_end",
         "has_ends",
         test_disk_pages.test_a_run_in_parts_has_its_state_at_the_end,
+    ),
+    "believe that all pages came back from disk": Bug(
+        PageTables,
+        "finish_load",
+        "request.num_computed += num_tokens",
+        "request.num_computed += len(load.run.hashes) * self.pool.page_size",
+        test_disk_pages.test_what_the_disk_lost_is_computed_and_said,
+        {"at_most": 1},
+    ),
+    "read pages of another position": Bug(
+        DiskPages,
+        "load",
+        "request.page_table[first:end]",
+        "request.page_table[: end - first]",
+        test_disk_pages.test_pages_on_disk_follow_those_in_memory,
     ),
     "go on as if nothing was lost": Bug(
         PageTables,
@@ -858,6 +805,13 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "len(save.pages) * self._tables.pool.page_size",
         test_disk_pages.test_only_what_the_disk_took_counts_as_swapped,
         {"takes": 0},
+    ),
+    "promise the pins' pages to others": Bug(
+        Capacity,
+        "of",
+        "self._pins.num_kept_from(request)",
+        "0",
+        test_pins.test_what_can_never_fit_beside_the_pins_is_refused,
     ),
     # Plans that differ from those of a scheduler that looks at everything.
     "another plan: count free hits as free": Bug(

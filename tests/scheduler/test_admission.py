@@ -57,44 +57,12 @@ def test_two_prompts_of_1024_with_512_cached_each_use_1024_of_a_2048_budget(
     engine.drain()
 
 
-def test_an_aligned_prompt_waits_for_a_page_of_budget_and_others_do_not(
-    make_engine: Callable,
-) -> None:
-    engine = make_engine(
-        num_pages=512, max_num_batched_tokens=64, page_size=PAGE, max_model_len=4096, max_num_seqs=8
-    )
-    engine.add([1] * 5, max_tokens=9)
-    engine.launch()
-    engine.add([2] * 70, max_tokens=9)
-    engine.add([3] * 90, max_tokens=9)
-    engine.add([4] * 3, max_tokens=9)
-    # 63 are left: a page of r1, then 31, too few for r2's first page but enough for all of r3.
-    assert engine.spans(engine.launch()) == [("r0", 5, 1), ("r1", 0, 32), ("r3", 0, 3)]
-    assert engine.scheduler.stats().align_deferrals == 1
-    engine.drain()
-
-
 def test_requests_are_admitted_by_class_and_then_by_arrival(make_engine: Callable) -> None:
     engine = make_engine(num_pages=256, max_num_seqs=1, **LARGE)
     for priority in (1, 0, 1, 0):
         engine.add([1] * 5, max_tokens=1, priority=priority)
     engine.drain()
     assert [step[0][0] for step in engine.trace if step] == ["r1", "r3", "r0", "r2"]
-
-
-def test_two_prompts_that_only_fit_one_after_the_other_do_not_thrash(make_engine: Callable) -> None:
-    engine = make_engine(
-        num_pages=60,
-        page_size=PAGE,
-        max_num_batched_tokens=128,
-        max_model_len=1920,
-        long_prefill_token_threshold=64,
-    )
-    engine.add([1] * 1600, max_tokens=4)
-    engine.add([2] * 1600, max_tokens=4)
-    engine.drain()
-    assert engine.scheduler.stats().num_preemptions == 0
-    assert engine.num_computed == 2 * (1600 + 3)
 
 
 def test_after_a_preemption_admission_leaves_room_to_grow(make_engine: Callable) -> None:
@@ -106,19 +74,6 @@ def test_after_a_preemption_admission_leaves_room_to_grow(make_engine: Callable)
         engine.drain()
         preemptions.append(engine.scheduler.stats().num_preemptions)
     assert preemptions[1] < preemptions[0] / 2
-
-
-def test_a_small_request_overtakes_one_that_lacks_memory_once(make_engine: Callable) -> None:
-    engine = make_engine(num_pages=10, page_size=4, max_model_len=40)
-    engine.add([1] * 20, max_tokens=12)
-    engine.launch()
-    engine.add([2] * 24, max_tokens=1)
-    engine.add([3] * 3, max_tokens=1)
-    engine.add([4] * 3, max_tokens=1)
-    engine.drain()
-    started = [name for step in engine.trace for name, start, _ in step if start == 0]
-    assert started == ["r0", "r2", "r1", "r3"]
-    assert engine.scheduler.stats().overtakes == 1
 
 
 def test_four_cold_requests_compute_and_hold_their_long_prefix_once(make_engine: Callable) -> None:

@@ -150,6 +150,7 @@ def test_p08_a_request_that_lacks_memory_is_overtaken_once(make_engine: Callable
     engine.drain()
     started = [name for step in engine.trace for name, start, _ in step if start == 0]
     assert started == ["r0", "r2", "r1", "r3"]
+    assert engine.scheduler.stats().overtakes == 1
 
 
 def test_p09_a_prompt_with_less_than_a_page_of_budget_is_deferred_and_others_start(
@@ -165,6 +166,7 @@ def test_p09_a_prompt_with_less_than_a_page_of_budget_is_deferred_and_others_sta
         engine.add([number] * length, max_tokens=9)
     # 63 are left: a page of r1, then 31, too few for r2's first page but enough for all of r3.
     assert engine.spans(engine.launch()) == [("r0", 5, 1), ("r1", 0, 32), ("r3", 0, 3)]
+    assert engine.scheduler.stats().align_deferrals == 1
     engine.drain()
 
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
-import pytest
-
 from mlxserve.cache.groups import Window
 from mlxserve.cache.pages import PagePool
 from mlxserve.config import PreemptionMode
@@ -38,25 +36,30 @@ def numbered(first: int, length: int) -> list[int]:
     return list(range(first, first + length))
 
 
-@pytest.mark.parametrize("window", [1, 2, 4, 5, 9])
-@pytest.mark.parametrize("num_tokens", [1, 4, 9, 14])
-def test_a_prefix_is_usable_where_its_whole_window_is_there(window: int, num_tokens: int) -> None:
+def test_a_prefix_is_usable_where_its_whole_window_is_there() -> None:
     """Against a search through all boundaries, for each set of pages that are there."""
-    num_pages = 5
-    for there in product([False, True], repeat=num_pages):
-        pool = PagePool(16, PAGE)
-        for index, is_there in enumerate(there):
-            [page] = pool.allocate(1) or []
-            if is_there:
-                pool.publish(page, b"%d" % index, b"", [0] * PAGE)
-        windows = Windows(pool, Window(window, PAGE))
-        seen = [range(max(0, end * PAGE - window + 1), end * PAGE) for end in range(num_pages + 1)]
-        expected = max(
-            end
-            for end in range(num_pages + 1)
-            if all(there[position // PAGE] for position in seen[end])
-        )
-        assert windows.num_usable([b"%d" % i for i in range(num_pages)], num_pages) == expected
+    for window in [1, 2, 4, 5, 9]:
+        for num_tokens in [1, 4, 9, 14]:
+            num_pages = 5
+            for there in product([False, True], repeat=num_pages):
+                pool = PagePool(16, PAGE)
+                for index, is_there in enumerate(there):
+                    [page] = pool.allocate(1) or []
+                    if is_there:
+                        pool.publish(page, b"%d" % index, b"", [0] * PAGE)
+                windows = Windows(pool, Window(window, PAGE))
+                seen = [
+                    range(max(0, end * PAGE - window + 1), end * PAGE)
+                    for end in range(num_pages + 1)
+                ]
+                expected = max(
+                    end
+                    for end in range(num_pages + 1)
+                    if all(there[position // PAGE] for position in seen[end])
+                )
+                assert (
+                    windows.num_usable([b"%d" % i for i in range(num_pages)], num_pages) == expected
+                ), (window, num_tokens)
 
 
 def test_a_request_holds_its_window_and_no_more(make_engine: MakeEngine) -> None:
