@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
 
 import pytest
 
 from mlxserve.config import EngineConfig, PageTail, SchedulerConfig
 from mlxserve.errors import InvalidConfig, MlxServeError
-from mlxserve.option import NamedOption, options_of
+from mlxserve.option import options_of
 
 
 def test_the_defaults_are_valid_and_leave_open_what_the_model_decides() -> None:
@@ -16,9 +15,8 @@ def test_the_defaults_are_valid_and_leave_open_what_the_model_decides() -> None:
     assert (config.model, config.num_pages, config.scheduler.max_model_len) == (None, None, None)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_values_at_the_edge_of_their_range_are_accepted() -> None:
+    for options in [
         {"page_size": 16},
         {"page_size": 64},
         {"num_pages": 2},
@@ -32,17 +30,13 @@ def test_the_defaults_are_valid_and_leave_open_what_the_model_decides() -> None:
         {"revision": "main", "model": "some-org/some-model"},
         {"attention_backend": "reference"},
         {"kv_cache_dtype": "q8"},
-    ],
-    ids=str,
-)
-def test_values_at_the_edge_of_their_range_are_accepted(options: dict[str, Any]) -> None:
-    config = EngineConfig(**options)
-    assert {name: getattr(config, name) for name in options} == options
+    ]:
+        config = EngineConfig(**options)
+        assert {name: getattr(config, name) for name in options} == options, options
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_so_are_those_of_the_scheduler() -> None:
+    for options in [
         {"max_num_seqs": 1, "max_num_batched_tokens": 1},
         {"max_num_seqs": 9, "max_num_batched_tokens": 9},
         {"max_model_len": 2},
@@ -51,17 +45,13 @@ def test_values_at_the_edge_of_their_range_are_accepted(options: dict[str, Any])
         {"max_pinned_fraction": 1.0},
         {"max_overtakes": 0, "ageing_steps": 1, "max_num_waiting": 1},
         {"prefix_follow_pages": 1, "growth_pages": 0, "immune_after_preemptions": 1},
-    ],
-    ids=str,
-)
-def test_so_are_those_of_the_scheduler(options: dict[str, Any]) -> None:
-    config = EngineConfig().with_options(**options)
-    assert config.scheduler == SchedulerConfig(**options)
+    ]:
+        config = EngineConfig().with_options(**options)
+        assert config.scheduler == SchedulerConfig(**options), options
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
+def test_values_outside_it_are_refused() -> None:
+    for name, values in [
         ("num_pages", [1, 0, -1]),
         ("page_size", [0, 8, 33, 128]),
         ("max_num_batched_tokens", [0, -5]),
@@ -92,24 +82,20 @@ def test_so_are_those_of_the_scheduler(options: dict[str, Any]) -> None:
         ("trace", [""]),
         ("model", [""]),
         ("revision", [""]),
-    ],
-)
-def test_values_outside_it_are_refused(name: str, values: list[Any]) -> None:
-    for value in values:
-        with pytest.raises(InvalidConfig, match=f"^{name} must be "):
-            EngineConfig().with_options(**{name: value})
+    ]:
+        for value in values:
+            with pytest.raises(InvalidConfig, match=f"^{name} must be "):
+                EngineConfig().with_options(**{name: value})
 
 
-@pytest.mark.parametrize(
-    "option", [each for each in options_of(EngineConfig) if each.kind in (int, float)], ids=str
-)
-def test_a_huge_number_is_refused_with_the_range_that_is_allowed(option: NamedOption) -> None:
-    for value in (99_999_999_999_999_999_999, 1e300 if option.kind is float else 10**40):
-        with pytest.raises(InvalidConfig, match=rf"^{option.name} must be ") as caught:
-            EngineConfig().with_options(**{option.name: value})
-        highest = "one of" if option.choices else r"(to|at most) [0-9.]+, got "
-        assert re.search(highest, str(caught.value))
-        assert len(str(caught.value)) < 200
+def test_a_huge_number_is_refused_with_the_range_that_is_allowed() -> None:
+    for option in [each for each in options_of(EngineConfig) if each.kind in (int, float)]:
+        for value in (99_999_999_999_999_999_999, 1e300 if option.kind is float else 10**40):
+            with pytest.raises(InvalidConfig, match=rf"^{option.name} must be ") as caught:
+                EngineConfig().with_options(**{option.name: value})
+            highest = "one of" if option.choices else r"(to|at most) [0-9.]+, got "
+            assert re.search(highest, str(caught.value)), option
+            assert len(str(caught.value)) < 200, option
 
 
 def test_a_mode_is_given_by_its_word() -> None:

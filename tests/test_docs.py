@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 
 import click
-import pytest
 from typer.main import get_command
 
 from mlxserve.bench.cli import app as bench_app
@@ -56,35 +55,35 @@ def flags_of(words: list[str]) -> list[str]:
     return [word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_command_of_a_console_block_exists_with_its_flags(page: Path) -> None:
-    for line in console_lines(page.read_text(encoding="utf-8")):
-        for part in re.split(r"\s(?:&&|\|)\s", line):
-            typed = part.removeprefix("uv run ")
-            known = [c for c in commands() if f"{typed} ".startswith(f"{c} ")]
-            if known:
-                command = max(known, key=len)
-                given = flags_of(shlex.split(typed))
-                assert set(given) <= commands()[command], f"{page.name}: {line}"
-                assert not (command in ("mlxserve", "mlxserve bench") and not given), line
+def test_every_command_of_a_console_block_exists_with_its_flags() -> None:
+    for page in PAGES:
+        for line in console_lines(page.read_text(encoding="utf-8")):
+            for part in re.split(r"\s(?:&&|\|)\s", line):
+                typed = part.removeprefix("uv run ")
+                known = [c for c in commands() if f"{typed} ".startswith(f"{c} ")]
+                if known:
+                    command = max(known, key=len)
+                    given = flags_of(shlex.split(typed))
+                    assert set(given) <= commands()[command], f"{page.name}: {line}"
+                    assert not (command in ("mlxserve", "mlxserve bench") and not given), line
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_flag_in_the_text_exists(page: Path) -> None:
-    known = frozenset().union(*commands().values())
-    named = re.findall(r"`(--[a-z][a-z-]+)", page.read_text(encoding="utf-8"))
-    assert set(named) <= known
+def test_every_flag_in_the_text_exists() -> None:
+    for page in PAGES:
+        known = frozenset().union(*commands().values())
+        named = re.findall(r"`(--[a-z][a-z-]+)", page.read_text(encoding="utf-8"))
+        assert set(named) <= known, page
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_file_and_link_in_the_text_exists(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    files = re.findall(
-        r"`((?:mlxserve|metal_kernels|tui|tests|docs|\.ci|\.github)/[\w./-]*)`", text
-    )
-    assert [name for name in files if not (ROOT / name).exists()] == []
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
-    assert [link for link in links if not (page.parent / link).exists()] == []
+def test_every_file_and_link_in_the_text_exists() -> None:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        files = re.findall(
+            r"`((?:mlxserve|metal_kernels|tui|tests|docs|\.ci|\.github)/[\w./-]*)`", text
+        )
+        assert [name for name in files if not (ROOT / name).exists()] == [], page
+        links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+        assert [link for link in links if not (page.parent / link).exists()] == [], page
 
 
 def definitions(path: Path) -> set[str]:

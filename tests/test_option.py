@@ -4,7 +4,7 @@
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Annotated, Any
+from typing import Annotated
 
 import pytest
 
@@ -35,9 +35,8 @@ class House(Options):
     budget: Annotated[float, Option("What it may cost.", "Model", ge=0)] = 0.5
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
+def test_a_value_within_its_bounds_is_kept() -> None:
+    for name, value, expected in [
         ("floors", 1, 1),
         ("doors", 9, 9),
         ("size", 32, 32),
@@ -48,21 +47,18 @@ class House(Options):
         ("is_open", True, True),
         ("guests", ["a", "b"], ("a", "b")),
         ("budget", 0, 0),
-    ],
-)
-def test_a_value_within_its_bounds_is_kept(name: str, value: Any, expected: Any) -> None:
-    house = House().with_options(**{name: value})
-    owner = house.paint if name in ("colour", "litres") else house
-    assert getattr(owner, name) == expected
+    ]:
+        house = House().with_options(**{name: value})
+        owner = house.paint if name in ("colour", "litres") else house
+        assert getattr(owner, name) == expected, name
 
 
 def test_an_enums_member_is_given_by_its_name_in_lower_case() -> None:
     assert House().with_options(colour="dark_blue").paint.colour is Colour.DARK_BLUE
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "sentence"),
-    [
+def test_another_value_is_refused_by_a_sentence_with_name_range_and_value() -> None:
+    for name, value, sentence in [
         ("floors", 0, "floors must be a whole number of floors, at least 1, got 0"),
         ("floors", 1.0, "floors must be a whole number of floors, at least 1, got 1.0"),
         ("floors", True, "floors must be a whole number of floors, at least 1, got True"),
@@ -85,15 +81,11 @@ def test_an_enums_member_is_given_by_its_name_in_lower_case() -> None:
             "budget must be a number, at least 0 and at most 1000000000, got inf",
         ),
         ("budget", float("nan"), "budget must be a number, at least 0, got nan"),
-    ],
-)
-def test_another_value_is_refused_by_a_sentence_with_name_range_and_value(
-    name: str, value: Any, sentence: str
-) -> None:
-    with pytest.raises(InvalidConfig) as caught:
-        House().with_options(**{name: value})
-    assert str(caught.value) == sentence
-    assert caught.value.option == name
+    ]:
+        with pytest.raises(InvalidConfig) as caught:
+            House().with_options(**{name: value})
+        assert str(caught.value) == sentence, name
+        assert caught.value.option == name, name
 
 
 def test_an_unknown_name_is_refused_with_similar_names() -> None:
@@ -108,9 +100,8 @@ def test_the_options_of_a_nested_config_are_listed_in_its_place() -> None:
     assert names[2:6] == ["size", "colour", "litres", "name"]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "value"),
-    [
+def test_a_text_is_read_as_the_options_type() -> None:
+    for name, text, value in [
         ("floors", "3", 3),
         ("litres", "0.5", 0.5),
         ("is_open", "Yes", True),
@@ -118,11 +109,9 @@ def test_the_options_of_a_nested_config_are_listed_in_its_place() -> None:
         ("guests", "a, b,", ("a", "b")),
         ("name", "3", "3"),
         ("colour", "red", "red"),
-    ],
-)
-def test_a_text_is_read_as_the_options_type(name: str, text: str, value: Any) -> None:
-    [option] = [option for option in options_of(House) if option.name == name]
-    assert option.parsed(text) == value
+    ]:
+        [option] = [option for option in options_of(House) if option.name == name]
+        assert option.parsed(text) == value, name
 
 
 @pytest.mark.parametrize(("name", "text"), [("floors", "x"), ("litres", "x"), ("is_open", "x")])

@@ -103,12 +103,12 @@ BAD_JSON = [
 ]
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES, EMBEDDINGS])
-@pytest.mark.parametrize("body", BAD_JSON, ids=range(len(BAD_JSON)))
-def test_bad_json_is_refused_on_every_route(client: TestClient, path: str, body: bytes) -> None:
-    reply = client.post(path, content=body, headers={"content-type": "application/json"})
-    assert reply.status_code == 400
-    assert not re.search(r"Traceback|File \"|site-packages", reply.text)
+def test_bad_json_is_refused_on_every_route(client: TestClient) -> None:
+    for path in [CHAT, COMPLETIONS, RESPONSES, MESSAGES, EMBEDDINGS]:
+        for body in BAD_JSON:
+            reply = client.post(path, content=body, headers={"content-type": "application/json"})
+            assert reply.status_code == 400, body[:99]
+            assert not re.search(r"Traceback|File \"|site-packages", reply.text), body[:99]
 
 
 MANY = 64 << 10
@@ -208,14 +208,14 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize(("path", "fields", "field"), NUMBERS)
 def test_a_number_out_of_range_is_refused_with_its_fields_name(
-    client: TestClient, chat: FakeChat, path: str, fields: dict[str, Any], field: str
+    client: TestClient, chat: FakeChat
 ) -> None:
-    reply = client.post(path, json={**BODIES[path], **fields})
-    assert reply.status_code == 400, reply.text
-    assert reply.json()["error"]["message"].startswith(field)
-    assert chat.submitted == []
+    for path, fields, field in NUMBERS:
+        reply = client.post(path, json={**BODIES[path], **fields})
+        assert reply.status_code == 400, (path, field, reply.text)
+        assert reply.json()["error"]["message"].startswith(field), (path, reply.text)
+        assert chat.submitted == [], (path, field)
 
 
 # Schemas.

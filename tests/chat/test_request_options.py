@@ -12,9 +12,8 @@ from mlxserve.request import BACKGROUND
 from mlxserve.text.parsing.turn import AssistantTurn
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
+def test_a_value_of_the_wrong_kind_is_refused_by_its_name() -> None:
+    for name, value in [
         ("cache_salt", b"salt"),
         ("cache_salt", 7),
         ("prefix_name", ["rules"]),
@@ -25,12 +24,10 @@ from mlxserve.text.parsing.turn import AssistantTurn
         ("priority", 0.5),
         ("request_id", 7),
         ("turn", {"tools": []}),
-    ],
-)
-def test_a_value_of_the_wrong_kind_is_refused_by_its_name(name: str, value: Any) -> None:
-    with pytest.raises(InvalidParameter, match=f"^{name}: must be") as caught:
-        RequestOptions(**{name: value})
-    assert caught.value.name == name
+    ]:
+        with pytest.raises(InvalidParameter, match=f"^{name}: must be") as caught:
+            RequestOptions(**{name: value})
+        assert caught.value.name == name, name
 
 
 def test_a_request_that_skips_the_cache_has_no_named_prefix() -> None:

@@ -66,17 +66,18 @@ def test_a_truncated_file_is_refused(file: Path, share: float) -> None:
     assert "damaged" in refusal(file)
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_random_damage_is_refused_or_read_but_never_fails_otherwise(file: Path, seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    content = bytearray(file.read_bytes())
-    for at in draw.integers(4, 400, 3):
-        content[at] = draw.integers(256)
-    file.write_bytes(content)
-    try:
-        read_header(file)
-    except UnsupportedModel:
-        refusal(file)
+def test_random_damage_is_refused_or_read_but_never_fails_otherwise(file: Path) -> None:
+    whole = file.read_bytes()
+    for seed in range(60):
+        draw = np.random.default_rng(seed)
+        content = bytearray(whole)
+        for at in draw.integers(4, 400, 3):
+            content[at] = draw.integers(256)
+        file.write_bytes(content)
+        try:
+            read_header(file)
+        except UnsupportedModel:
+            refusal(file)
 
 
 FORGED = {

@@ -111,11 +111,14 @@ def test_the_context_and_how_far_the_scaling_reaches(
     assert context_of(text) == Context(length, longest)
 
 
-@pytest.mark.parametrize("factor", [float("nan"), float("inf"), -4, 0, True, "4", None, [4]])
-@pytest.mark.parametrize("kind", ["yarn", "linear", 3, ["yarn"], None])
-def test_a_scaling_that_cannot_be_is_none(kind: object, factor: object) -> None:
-    text = {"max_position_embeddings": 4096, "rope_scaling": {"type": kind, "factor": factor}}
-    assert context_of(text) == Context(4096, 4096)
+def test_a_scaling_that_cannot_be_is_none() -> None:
+    for factor in [float("nan"), float("inf"), -4, 0, True, "4", None, [4]]:
+        for kind in ["yarn", "linear", 3, ["yarn"], None]:
+            text = {
+                "max_position_embeddings": 4096,
+                "rope_scaling": {"type": kind, "factor": factor},
+            }
+            assert context_of(text) == Context(4096, 4096), (factor, kind)
 
 
 @pytest.mark.parametrize("text", [{}, {"max_position_embeddings": None}, {"n_ctx": True}])

@@ -224,9 +224,8 @@ def test_a_file_is_not_a_folder(folder: Path) -> None:
     assert "is a file. Name the folder" in not_found(str(folder / "config.json"))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_a_name_that_is_neither_folder_nor_repository_is_not_found() -> None:
+    for name in [
         "no-such-model",
         "/no/such/folder",
         "a/b/c",
@@ -237,11 +236,10 @@ def test_a_file_is_not_a_folder(folder: Path) -> None:
         "org/na me",
         "org/\0",
         "https://example.org/model",
-    ],
-    ids=lambda name: name[:20].encode("unicode_escape").decode(),
-)
-def test_a_name_that_is_neither_folder_nor_repository_is_not_found(name: str) -> None:
-    assert "neither an existing folder nor a Hugging Face repository id" in not_found(name)
+    ]:
+        assert "neither an existing folder nor a Hugging Face repository id" in not_found(name), (
+            name
+        )
 
 
 @pytest.fixture

@@ -198,9 +198,8 @@ def test_the_package_is_smollm2(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert ("smollm2", Origin.PACKAGE) in [(one.name, one.source) for one in entries()]
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
+def test_what_asks_for_a_gguf_file_of_a_repository() -> None:
+    for name, expected in [
         ("org/repo", None),
         ("org/repo:Q4_K_M", ("org/repo", "Q4_K_M")),
         ("hf.co/org/repo", ("org/repo", None)),
@@ -209,10 +208,8 @@ def test_the_package_is_smollm2(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("qwen3:4b", None),
         ("hf.co/org", None),
         ("hf.co/org/repo/file.gguf", None),
-    ],
-)
-def test_what_asks_for_a_gguf_file_of_a_repository(name: str, expected: object) -> None:
-    assert hub_reference(name) == expected
+    ]:
+        assert hub_reference(name) == expected, name
 
 
 def test_a_file_of_a_repository_is_downloaded_with_its_parts_and_no_others(

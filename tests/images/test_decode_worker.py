@@ -64,9 +64,8 @@ def test_damage_of_what_the_camera_says_does_not_matter() -> None:
     assert pixels_of(data).shape == (16, 24, 3)
 
 
-@pytest.mark.parametrize(
-    ("mode", "colour", "seen"),
-    [
+def test_each_kind_of_pixel_becomes_a_colour_on_white() -> None:
+    for mode, colour, seen in [
         ("1", 1, WHITE),
         ("L", 77, [77, 77, 77]),
         ("LA", (0, 0), WHITE),
@@ -76,12 +75,8 @@ def test_damage_of_what_the_camera_says_does_not_matter() -> None:
         ("I;16", 0, [0, 0, 0]),
         ("I;16", 257 * 77, [77, 77, 77]),
         ("I;16", 65535, WHITE),
-    ],
-)
-def test_each_kind_of_pixel_becomes_a_colour_on_white(
-    mode: str, colour: int | tuple[int, ...], seen: list[int]
-) -> None:
-    assert pixels_of(file_of(Image.new(mode, (3, 2), colour)))[0, 0].tolist() == seen
+    ]:
+        assert pixels_of(file_of(Image.new(mode, (3, 2), colour)))[0, 0].tolist() == seen, mode
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "GIF"])

@@ -6,7 +6,6 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import pytest
 
 from metal_kernels.limits import HEAD_DIMS, PAGE_SIZES
 from metal_kernels.metal import DTYPES, MetalBackend
@@ -66,24 +65,20 @@ def patterns(size: int) -> dict[str, list[int]]:
     }
 
 
-@pytest.mark.parametrize("page_size", PAGE_SIZES)
-@pytest.mark.parametrize("pattern", patterns(16))
-def test_rows_go_to_their_slots_bit_by_bit(
-    pattern: str, page_size: int, checked_backend: MetalBackend
-) -> None:
-    pools, held = filled(checked_backend, page_size, 64, mx.float16)
-    check_write(checked_backend, pools, held, patterns(page_size)[pattern])
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_every_row_size_is_written_bit_by_bit(
-    head_dim: int, dtype: mx.Dtype, checked_backend: MetalBackend
-) -> None:
+def test_rows_go_to_their_slots_bit_by_bit(checked_backend: MetalBackend) -> None:
     for page_size in PAGE_SIZES:
-        pools, held = filled(checked_backend, page_size, head_dim, dtype)
-        slots = patterns(page_size)["decodes, then chunks"]
-        check_write(checked_backend, pools, held, slots)
+        for pattern in patterns(16):
+            pools, held = filled(checked_backend, page_size, 64, mx.float16)
+            check_write(checked_backend, pools, held, patterns(page_size)[pattern])
+
+
+def test_every_row_size_is_written_bit_by_bit(checked_backend: MetalBackend) -> None:
+    for dtype in DTYPES:
+        for head_dim in HEAD_DIMS:
+            for page_size in PAGE_SIZES:
+                pools, held = filled(checked_backend, page_size, head_dim, dtype)
+                slots = patterns(page_size)["decodes, then chunks"]
+                check_write(checked_backend, pools, held, slots)
 
 
 def check_write(
@@ -121,19 +116,17 @@ def test_transposed_rows_are_written(checked_backend: MetalBackend) -> None:
         assert np.array_equal(pool, wanted)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_copied_pages_are_bit_equal_and_others_stay(
-    head_dim: int, dtype: mx.Dtype, checked_backend: MetalBackend
-) -> None:
-    sources, targets = np.array([3, 1, 3], np.int32), np.array([0, 5, 2], np.int32)
-    for page_size in PAGE_SIZES:
-        pools, held = filled(checked_backend, page_size, head_dim, dtype)
-        checked_backend.copy_pages(*pools, sources, targets, page_size)
-        for pool, wanted in zip(read(checked_backend, pools), held, strict=True):
-            pages = wanted.reshape(NUM_PAGES, -1)
-            pages[targets] = pages[sources]
-            assert np.array_equal(pool, wanted)
+def test_copied_pages_are_bit_equal_and_others_stay(checked_backend: MetalBackend) -> None:
+    for dtype in DTYPES:
+        for head_dim in HEAD_DIMS:
+            sources, targets = np.array([3, 1, 3], np.int32), np.array([0, 5, 2], np.int32)
+            for page_size in PAGE_SIZES:
+                pools, held = filled(checked_backend, page_size, head_dim, dtype)
+                checked_backend.copy_pages(*pools, sources, targets, page_size)
+                for pool, wanted in zip(read(checked_backend, pools), held, strict=True):
+                    pages = wanted.reshape(NUM_PAGES, -1)
+                    pages[targets] = pages[sources]
+                    assert np.array_equal(pool, wanted), (dtype, head_dim)
 
 
 def test_copying_no_pages_changes_nothing(checked_backend: MetalBackend) -> None:
@@ -144,14 +137,14 @@ def test_copying_no_pages_changes_nothing(checked_backend: MetalBackend) -> None
         assert np.array_equal(pool, wanted)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_any_mixture_of_runs_is_written_bit_by_bit(seed: int, fast_backend: MetalBackend) -> None:
-    random = np.random.default_rng(seed)
-    pools, held = filled(fast_backend, 16, 64, mx.bfloat16)
-    cuts = np.sort(random.choice(np.arange(1, NUM_PAGES * 16), 9, replace=False))
-    runs: list[Any] = np.split(np.arange(NUM_PAGES * 16), cuts)
-    random.shuffle(runs)
-    check_write(fast_backend, pools, held, np.concatenate(runs[:7]).tolist())
+def test_any_mixture_of_runs_is_written_bit_by_bit(fast_backend: MetalBackend) -> None:
+    for seed in range(8):
+        random = np.random.default_rng(seed)
+        pools, held = filled(fast_backend, 16, 64, mx.bfloat16)
+        cuts = np.sort(random.choice(np.arange(1, NUM_PAGES * 16), 9, replace=False))
+        runs: list[Any] = np.split(np.arange(NUM_PAGES * 16), cuts)
+        random.shuffle(runs)
+        check_write(fast_backend, pools, held, np.concatenate(runs[:7]).tolist())
 
 
 def test_whole_pages_and_single_rows_have_kernels_of_their_own() -> None:

@@ -42,9 +42,8 @@ def write(**changes: Any) -> None:
     BACKEND.write_kv(arguments["keys"], arguments["values"], *pools(), arguments["slots"])
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_a_write_that_does_not_fit_is_refused() -> None:
+    for changes, message in [
         ({"keys": mx.zeros((2, 2, 8))}, r"keys are \(2, 2, 8\); 3 slots"),
         ({"values": mx.zeros((4, 2, 4))}, r"values are \(4, 2, 4\); 3 slots"),
         ({"keys": mx.zeros((3, 1, 8))}, r"keys are \(3, 1, 8\)"),
@@ -58,12 +57,10 @@ def write(**changes: Any) -> None:
         ({"slots": np.array([0, 1, -1], np.int32)}, r"slots must be in 0\.\.63"),
         ({"slots": np.array([0, 1, 2])}, "one row of int32"),
         ({"slots": np.array([[0, 1, 2]], np.int32)}, "one row of int32"),
-    ],
-)
-def test_a_write_that_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
-    write()
-    with pytest.raises(ValueError, match=message):
-        write(**changes)
+    ]:
+        write()
+        with pytest.raises(ValueError, match=message):
+            write(**changes)
 
 
 def attend(**changes: Any) -> mx.array:
@@ -78,9 +75,8 @@ def attend(**changes: Any) -> mx.array:
     return BACKEND.paged_prefill(queries, k_pool, v_pool, **arguments)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_attention_that_does_not_fit_is_refused() -> None:
+    for changes, message in [
         ({"queries": mx.zeros((2, 4, 8))}, "queries have 2 rows, the tables describe 3"),
         ({"queries": mx.zeros((3, 3, 8))}, "3 query heads do not divide into 2 kv heads"),
         ({"queries": mx.zeros((3, 4, 16))}, "head dimension 16, the pool's keys 8"),
@@ -94,12 +90,10 @@ def attend(**changes: Any) -> mx.array:
         ({"attention": Attention(1.0, softcap=0.0)}, "a softcap must be above 0"),
         ({"attention": Attention(1.0, softcap=float("nan"))}, "a softcap must be above 0"),
         ({"sinks": mx.zeros(2)}, r"sinks must be \(4,\), got \(2,\)"),
-    ],
-)
-def test_attention_that_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
-    assert attend().shape == (3, 4, 4)
-    with pytest.raises(ValueError, match=message):
-        attend(**changes)
+    ]:
+        assert attend().shape == (3, 4, 4), changes
+        with pytest.raises(ValueError, match=message):
+            attend(**changes)
 
 
 def latent_pools(kv_heads: int = 1, rope_dim: int = 4) -> tuple[mx.array, mx.array]:
@@ -120,9 +114,8 @@ def attend_latents(**changes: Any) -> mx.array:
     return BACKEND.paged_latent(*queries, k_pool, v_pool, tables(), scale=1.0)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_attention_over_latents_that_do_not_fit_is_refused() -> None:
+    for changes, message in [
         ({"q_latent": mx.zeros((2, 5, 8))}, "queries have 2 rows, the tables describe 3"),
         ({"q_latent": mx.zeros((3, 5, 16))}, "head dimension 16, the pool's keys 8"),
         ({"q_rope": mx.zeros((3, 5, 8))}, r"q_rope is \(3, 5, 8\) .* take \(3, 5, 4\)"),
@@ -130,14 +123,10 @@ def attend_latents(**changes: Any) -> mx.array:
         ({"q_rope": mx.zeros((3, 5, 4), mx.float16)}, r"q_rope is .* of mlx.core.float16"),
         ({"pools": latent_pools(kv_heads=5)}, "1 kv head, the pool has 5"),
         ({"pools": latent_pools(rope_dim=2)}, r"take \(3, 5, 2\)"),
-    ],
-)
-def test_attention_over_latents_that_do_not_fit_is_refused(
-    changes: dict[str, Any], message: str
-) -> None:
-    assert attend_latents().shape == (3, 5, 8)
-    with pytest.raises(ValueError, match=message):
-        attend_latents(**changes)
+    ]:
+        assert attend_latents().shape == (3, 5, 8), changes
+        with pytest.raises(ValueError, match=message):
+            attend_latents(**changes)
 
 
 @pytest.mark.parametrize(

@@ -129,35 +129,40 @@ def test_tiles_cover_every_line_and_every_key_it_sees(
     assert covered == [(s, n) for s, (_, rows) in enumerate(sequences) for n in range(rows * group)]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_write_moves_every_row_once_and_whole_pages_as_pages(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    slots = np.arange(16 * 12, dtype=np.int32)
-    if seed:
-        cuts = np.sort(random.choice(np.arange(1, len(slots)), 2 * seed, replace=False))
-        parts = np.split(slots, cuts)
-        random.shuffle(parts)  # type: ignore[arg-type]
-        slots = np.concatenate(parts[: len(parts) - seed // 4])
-    plan = WritePlan.of(slots, 16)
-    written = dict(plan.tokens.tolist())
-    for first_row, page in plan.pages.tolist():
-        for offset in range(16):
-            assert written.setdefault(first_row + offset, page * 16 + offset) == page * 16 + offset
-    assert written == dict(enumerate(slots.tolist()))
-    assert len(plan.tokens) + 16 * len(plan.pages) == len(slots)
-    expected = {
-        int(slots[row]) // 16
-        for row in range(len(slots) - 15)
-        if slots[row] % 16 == 0 and (np.diff(slots[row : row + 16]) == 1).all()
-    }
-    assert set(plan.pages[:, 1].tolist()) == expected
+def test_a_write_moves_every_row_once_and_whole_pages_as_pages() -> None:
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        slots = np.arange(16 * 12, dtype=np.int32)
+        if seed:
+            cuts = np.sort(random.choice(np.arange(1, len(slots)), 2 * seed, replace=False))
+            parts = np.split(slots, cuts)
+            random.shuffle(parts)  # type: ignore[arg-type]
+            slots = np.concatenate(parts[: len(parts) - seed // 4])
+        plan = WritePlan.of(slots, 16)
+        written = dict(plan.tokens.tolist())
+        for first_row, page in plan.pages.tolist():
+            for offset in range(16):
+                assert (
+                    written.setdefault(first_row + offset, page * 16 + offset) == page * 16 + offset
+                ), seed
+        assert written == dict(enumerate(slots.tolist())), seed
+        assert len(plan.tokens) + 16 * len(plan.pages) == len(slots), seed
+        expected = {
+            int(slots[row]) // 16
+            for row in range(len(slots) - 15)
+            if slots[row] % 16 == 0 and (np.diff(slots[row : row + 16]) == 1).all()
+        }
+        assert set(plan.pages[:, 1].tolist()) == expected, seed
 
 
-@pytest.mark.parametrize("item_size", [2, 4])
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_a_tile_fits_for_every_head_dimension(head_dim: int, item_size: int) -> None:
-    side = tile_side(head_dim, item_size)
-    assert tile_bytes(head_dim, item_size, side, num_tiles(head_dim, item_size, side)) <= 32 << 10
+def test_a_tile_fits_for_every_head_dimension() -> None:
+    for item_size in [2, 4]:
+        for head_dim in HEAD_DIMS:
+            side = tile_side(head_dim, item_size)
+            assert (
+                tile_bytes(head_dim, item_size, side, num_tiles(head_dim, item_size, side))
+                <= 32 << 10
+            ), (item_size, head_dim)
 
 
 def test_keys_and_values_have_tiles_of_their_own_where_both_fit() -> None:
@@ -173,25 +178,25 @@ def test_a_head_that_fits_in_no_tile_is_refused() -> None:
         tile_side(1024, 4)
 
 
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_every_head_of_a_group_is_computed(head_dim: int) -> None:
-    for group in range(1, 100):
-        split = HeadSplit.of(group, head_dim)
-        assert split.heads * split.parts * split.blocks >= group
-        assert split.heads * -(-head_dim // 128) * 4 <= 64, "registers of queries and sums"
-        assert split.threads <= 256, "an M1 has registers for no more"
-        if group <= (16 if head_dim <= 256 else 8):
-            assert split.blocks == 1, "keys and values are read once"
+def test_every_head_of_a_group_is_computed() -> None:
+    for head_dim in HEAD_DIMS:
+        for group in range(1, 100):
+            split = HeadSplit.of(group, head_dim)
+            assert split.heads * split.parts * split.blocks >= group, head_dim
+            assert split.heads * -(-head_dim // 128) * 4 <= 64, "registers of queries and sums"
+            assert split.threads <= 256, "an M1 has registers for no more"
+            if group <= (16 if head_dim <= 256 else 8):
+                assert split.blocks == 1, "keys and values are read once"
 
 
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_every_head_of_a_large_group_is_computed(head_dim: int) -> None:
-    for group in range(4, 130):
-        split = GroupSplit.of(group, head_dim)
-        assert 8 * split.parts * split.blocks >= group
-        assert split.threads <= 256, "an M1 has registers for no more"
-        if group <= (32 if head_dim <= 256 else 16):
-            assert split.blocks == 1, "keys and values are read once"
+def test_every_head_of_a_large_group_is_computed() -> None:
+    for head_dim in HEAD_DIMS:
+        for group in range(4, 130):
+            split = GroupSplit.of(group, head_dim)
+            assert 8 * split.parts * split.blocks >= group, head_dim
+            assert split.threads <= 256, "an M1 has registers for no more"
+            if group <= (32 if head_dim <= 256 else 16):
+                assert split.blocks == 1, "keys and values are read once"
 
 
 @pytest.mark.parametrize(

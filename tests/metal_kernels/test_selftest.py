@@ -231,9 +231,8 @@ class RefusesTheText(EmulatedMachine):
         raise RuntimeError("[metal::Device] Unable to build metal library from source\nerror: ...")
 
 
-@pytest.mark.parametrize(
-    ("machine", "reason"),
-    [
+def test_the_error_is_named() -> None:
+    for machine, reason in [
         (CopiesInputs, "keys written by a kernel are not in the pool: mlx handed it a copy"),
         (WritesLate, "step 0 attended over keys that were not written yet"),
         (WritesEarly, "step 0 attended over the keys of step 3"),
@@ -243,12 +242,10 @@ class RefusesTheText(EmulatedMachine):
         (ChunksOfAnotherStep, "the chunk of step 1 attended over the keys of step 0"),
         (RefusesTheThreads, "a kernel does not run: .*Thread group size"),
         (RefusesTheText, "a kernel does not run: .*Unable to build metal library"),
-    ],
-)
-def test_the_error_is_named(machine: type[EmulatedMachine], reason: str) -> None:
-    found = why_not_in_place(MetalBackend(machine()))
-    assert found is not None
-    assert re.match(reason, found), found
+    ]:
+        found = why_not_in_place(MetalBackend(machine()))
+        assert found is not None, machine
+        assert re.match(reason, found), found
 
 
 def test_the_control_fails_where_only_fences_keep_the_order() -> None:

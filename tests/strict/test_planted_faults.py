@@ -226,10 +226,10 @@ def test_the_table_has_more_than_32_faults() -> None:
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) > 32
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_refused(fault: Fault, decode: KernelText) -> None:
-    faults = check(plant(decode.text, fault.body, fault.header)).faults
-    assert any(fault.because in message for message in faults), faults
+def test_a_planted_fault_is_refused(decode: KernelText) -> None:
+    for fault in FAULTS:
+        faults = check(plant(decode.text, fault.body, fault.header)).faults
+        assert any(fault.because in message for message in faults), (fault.name, faults)
 
 
 def test_a_small_input_named_as_a_device_pointer_is_refused(decode: KernelText) -> None:

@@ -69,9 +69,9 @@ def with_template(folder: Path, template: str) -> Tokenizer:
 # ---- text to ids and back
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_text_survives_a_round_trip(text: str) -> None:
-    assert embedded().decode(embedded().encode(text)) == text
+def test_text_survives_a_round_trip() -> None:
+    for text in TEXTS:
+        assert embedded().decode(embedded().encode(text)) == text, text
 
 
 def test_special_tokens_are_not_decoded() -> None:

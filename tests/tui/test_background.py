@@ -60,9 +60,8 @@ def test_a_terminal_that_was_closed_says_nothing() -> None:
     os.close(read)
 
 
-@pytest.mark.parametrize(
-    ("colour", "is_light"),
-    [
+def test_brightness_decides() -> None:
+    for colour, is_light in [
         (b"rgb:f/f/f", True),
         (b"rgb:fa/fa/f7", True),
         (b"rgba:ffff/ffff/ffff/8000", True),
@@ -71,10 +70,8 @@ def test_a_terminal_that_was_closed_says_nothing() -> None:
         (b"rgb:1616/1818/1f1f", False),
         (b"#ffffff", None),
         (b"rgb:zz/zz/zz", None),
-    ],
-)
-def test_brightness_decides(colour: bytes, is_light: bool | None) -> None:
-    assert is_light_background(b"\x1b]11;" + colour + b"\x07") is is_light
+    ]:
+        assert is_light_background(b"\x1b]11;" + colour + b"\x07") is is_light, colour
 
 
 @pytest.mark.parametrize(("answer", "is_light"), [(WHITE, True), (BLACK, False), (b"", False)])

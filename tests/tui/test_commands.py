@@ -95,9 +95,9 @@ def test_an_unknown_command_is_recognised_as_one(line: str) -> None:
     assert looks_like_command(line)
 
 
-@pytest.mark.parametrize("line", ["/", "/ ", "/ a", "/usr/bin", "/a\nb", "a /b", "//", ""])
-def test_a_text_that_only_starts_with_a_slash_is_a_message(line: str) -> None:
-    assert not looks_like_command(line)
+def test_a_text_that_only_starts_with_a_slash_is_a_message() -> None:
+    for line in ["/", "/ ", "/ a", "/usr/bin", "/a\nb", "a /b", "//", ""]:
+        assert not looks_like_command(line), line
 
 
 def test_keys_are_written_as_on_the_keyboard() -> None:

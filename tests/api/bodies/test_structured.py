@@ -90,9 +90,8 @@ def test_the_text_format_is_not_a_structure(fields: dict[str, Any]) -> None:
     assert structure(**fields) is None
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
+def test_an_invalid_format_is_refused_by_name() -> None:
+    for fields, param in [
         ({"response_format": "json"}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
@@ -106,12 +105,10 @@ def test_the_text_format_is_not_a_structure(fields: dict[str, Any]) -> None:
             "structured_outputs",
         ),
         ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
-    ],
-)
-def test_an_invalid_format_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(ApiError) as caught:
-        structure(**fields)
-    assert (caught.value.status, caught.value.param) == (400, param)
+    ]:
+        with pytest.raises(ApiError) as caught:
+            structure(**fields)
+        assert (caught.value.status, caught.value.param) == (400, param), fields
 
 
 def test_completions_accept_structured_outputs() -> None:

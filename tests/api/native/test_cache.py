@@ -48,11 +48,15 @@ def test_a_resize_reports_the_new_cache(client: TestClient) -> None:
     }
 
 
-@pytest.mark.parametrize("num_pages", [1, 0, -5, 2.5, "64", True, None, 10**30, [64]])
-def test_an_invalid_number_of_pages_is_refused(client: TestClient, num_pages: int) -> None:
-    reply = client.post(RESIZE, json={"num_pages": num_pages})
-    error = reply.json()["error"]
-    assert (reply.status_code, error["param"], error["code"]) == (400, "num_pages", "invalid_value")
+def test_an_invalid_number_of_pages_is_refused(client: TestClient) -> None:
+    for num_pages in [1, 0, -5, 2.5, "64", True, None, 10**30, [64]]:
+        reply = client.post(RESIZE, json={"num_pages": num_pages})
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"], error["code"]) == (
+            400,
+            "num_pages",
+            "invalid_value",
+        ), num_pages
 
 
 def test_a_resize_needs_a_number(client: TestClient) -> None:

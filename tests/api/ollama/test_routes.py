@@ -341,9 +341,8 @@ def test_a_seed_below_zero_is_none_and_a_stop_may_be_one_text(
     assert params.stop == ("x",)
 
 
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
+def test_a_bad_option_is_refused_by_its_name(client: TestClient) -> None:
+    for options, name in [
         ({"temperature": "hot"}, "options.temperature"),
         ({"temperature": -1}, "options.temperature"),
         ({"top_p": 2}, "options.top_p"),
@@ -352,13 +351,11 @@ def test_a_seed_below_zero_is_none_and_a_stop_may_be_one_text(
         ({"stop": [1]}, "options.stop"),
         ([], "options"),
         (3, "options"),
-    ],
-)
-def test_a_bad_option_is_refused_by_its_name(client: TestClient, options: Any, name: str) -> None:
-    if options == []:
-        assert whole(client, options=options)["done"]  # as nothing
-    else:
-        assert refused(ask(client, options=options), 400).startswith(f"{name}: ")
+    ]:
+        if options == []:
+            assert whole(client, options=options)["done"], options  # as nothing
+        else:
+            assert refused(ask(client, options=options), 400).startswith(f"{name}: "), options
 
 
 def test_options_that_change_nothing_are_named(client: TestClient) -> None:
@@ -414,9 +411,8 @@ def test_think_sets_the_templates_variables(
     assert asked.turn.thinking_budget == budget
 
 
-@pytest.mark.parametrize(
-    ("fields", "name"),
-    [
+def test_a_bad_field_is_refused_by_its_name(client: TestClient) -> None:
+    for fields, name in [
         ({"format": "xml"}, "format"),
         ({"format": 3}, "format"),
         ({"think": "hard"}, "think"),
@@ -428,21 +424,15 @@ def test_think_sets_the_templates_variables(
         ({"messages": [{"role": "wizard", "content": ""}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
-    ],
-)
-def test_a_bad_field_is_refused_by_its_name(
-    client: TestClient, fields: dict[str, Any], name: str
-) -> None:
-    assert refused(ask(client, **fields), 400).startswith(f"{name}: ")
+    ]:
+        assert refused(ask(client, **fields), 400).startswith(f"{name}: "), fields
 
 
-@pytest.mark.parametrize(
-    "keep_alive", [0, -1, 300, 1.5, "0", "-1m", "5m", "1h30m", "300ms", "1.5h"]
-)
-def test_a_keep_alive_is_seconds_or_a_duration(client: TestClient, keep_alive: object) -> None:
-    reply = ask(client, keep_alive=keep_alive)
-    assert reply.status_code == 200
-    assert warning(reply) == ""
+def test_a_keep_alive_is_seconds_or_a_duration(client: TestClient) -> None:
+    for keep_alive in [0, -1, 300, 1.5, "0", "-1m", "5m", "1h30m", "300ms", "1.5h"]:
+        reply = ask(client, keep_alive=keep_alive)
+        assert reply.status_code == 200, keep_alive
+        assert warning(reply) == "", keep_alive
 
 
 # What the model cannot do.

@@ -85,9 +85,8 @@ def test_minus_one_is_no_limit(field: str) -> None:
     assert completion.sampling(DEFAULTS).max_tokens == 2**31 - 1
 
 
-@pytest.mark.parametrize(
-    ("fields", "effort"),
-    [
+def test_the_effort_is_read_where_other_servers_have_it() -> None:
+    for fields, effort in [
         ({"reasoning": {"effort": "high"}}, "high"),
         ({"reasoning": {"effort": "none"}}, "none"),
         ({"reasoning": {"enabled": False}}, "none"),
@@ -98,15 +97,13 @@ def test_minus_one_is_no_limit(field: str) -> None:
         ({"reasoning": False}, "none"),
         ({"reasoning": {}}, None),
         ({"reasoning": None}, None),
-    ],
-)
-def test_the_effort_is_read_where_other_servers_have_it(
-    fields: dict[str, Any], effort: str | None
-) -> None:
-    request = chat(**fields)
-    assert request.effort == effort
-    assert request.template_kwargs.get("enable_thinking") == (effort and effort != "none")
-    assert request.unknown_fields == []
+    ]:
+        request = chat(**fields)
+        assert request.effort == effort, fields
+        assert request.template_kwargs.get("enable_thinking") == (effort and effort != "none"), (
+            fields
+        )
+        assert request.unknown_fields == [], fields
 
 
 def test_completions_have_openais_default_of_16_tokens() -> None:
@@ -128,9 +125,8 @@ def test_a_prompt_comes_in_four_forms(prompt: Any, prompts: tuple[Any, ...]) -> 
     assert CompletionRequest.read({"prompt": prompt}).prompt == prompts
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    [
+def test_other_prompts_are_refused() -> None:
+    for prompt in [
         None,
         [],
         {},
@@ -144,103 +140,101 @@ def test_a_prompt_comes_in_four_forms(prompt: Any, prompts: tuple[Any, ...]) -> 
         [1.5],
         [["a"]],
         ["a"] * (MAX_PROMPTS + 1),
-    ],
-)
-def test_other_prompts_are_refused(prompt: Any) -> None:
-    assert refused(CompletionRequest, {"prompt": prompt}).param == "prompt"
+    ]:
+        assert refused(CompletionRequest, {"prompt": prompt}).param == "prompt", prompt
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"messages": []}, "messages"),
-        ({"messages": HELLO * (MAX_MESSAGES + 1)}, "messages"),
-        ({"messages": "Hello"}, "messages"),
-        ({"messages": ["Hello"]}, "messages[0]"),
-        ({"messages": [{"content": "Hello"}]}, "messages[0].role"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user"}]}, "messages[0]"),
-        ({"messages": [{"role": "user", "content": None}]}, "messages[0]"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content"),
-        ({"temperature": "hot"}, "temperature"),
-        ({"temperature": True}, "temperature"),
-        ({"temperature": -1}, "temperature"),
-        ({"temperature": 1e308}, "temperature"),
-        ({"temperature": [0]}, "temperature"),
-        ({"top_p": 0}, "top_p"),
-        ({"top_p": 1.1}, "top_p"),
-        ({"top_k": -2}, "top_k"),
-        ({"top_k": 1.5}, "top_k"),
-        ({"min_p": 2}, "min_p"),
-        ({"min_tokens": -1}, "min_tokens"),
-        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": -2}, "max_tokens"),
-        ({"max_tokens": 10**12}, "max_tokens"),
-        ({"max_tokens": 1e12}, "max_tokens"),
-        ({"max_completion_tokens": -5}, "max_completion_tokens"),
-        ({"seed": 2**80}, "seed"),
-        ({"seed": "x"}, "seed"),
-        ({"stop": [1]}, "stop"),
-        ({"stop": ""}, "stop"),
-        ({"stop": [""]}, "stop"),
-        ({"stop": ["x"] * 10_000}, "stop"),
-        ({"stop": {"a": 1}}, "stop"),
-        ({"stop_token_ids": [-1]}, "stop_token_ids"),
-        ({"stop_token_ids": [1] * 1_000}, "stop_token_ids"),
-        ({"logit_bias": {"x": 1}}, "logit_bias"),
-        ({"logit_bias": {"-1": 1}}, "logit_bias"),
-        ({"logit_bias": {"²": 1}}, "logit_bias"),
-        ({"logit_bias": {"99999999999": 1}}, "logit_bias"),
-        ({"logit_bias": {"4294967296": 1}}, "logit_bias"),
-        ({"logit_bias": {"1": 1e9}}, "logit_bias"),
-        ({"logit_bias": {"1": "x"}}, "logit_bias[1]"),
-        ({"logit_bias": [1]}, "logit_bias"),
-        ({"logit_bias": {str(i): 1 for i in range(MAX_LOGIT_BIASES + 1)}}, "logit_bias"),
-        ({"logprobs": 5}, "logprobs"),
-        ({"top_logprobs": 5}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 10**6}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
-        ({"presence_penalty": 1e9}, "presence_penalty"),
-        ({"frequency_penalty": "x"}, "frequency_penalty"),
-        ({"repetition_penalty": 0}, "repetition_penalty"),
-        ({"stream": "yes"}, "stream"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-        ({"stream": True, "stream_options": []}, "stream_options"),
-        ({"cache_salt": ""}, "cache_salt"),
-        ({"cache_salt": 5}, "cache_salt"),
-        ({"priority": 2**40}, "priority"),
-        ({"priority": 0.5}, "priority"),
-        ({"model": 5}, "model"),
-        ({"chat_template_kwargs": {"thinking": [5]}}, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"thinking": "x" * 257}}, "chat_template_kwargs"),
-        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
-        ({"n": 9}, "n"),
-        ({"n": 0}, "n"),
-        ({"n": 10**9}, "n"),
-        ({"n": -1}, "n"),
-        ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools[0].function.name"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tool_choice": "sometimes"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice"),
-        ({"functions": [{"name": "f"}]}, "functions"),
-        ({"response_format": {"type": "xml"}}, "response_format"),
-        ({"modalities": ["audio"]}, "modalities"),
-        ({"reasoning_effort": "enormous"}, "reasoning_effort"),
-        ({"thinking_budget": -1}, "thinking_budget"),
-        ({"reasoning": "enormous"}, "reasoning.effort"),
-        ({"reasoning": {"effort": 3}}, "reasoning.effort"),
-        ({"web_search_options": {}}, "web_search_options"),
-    ],
-)  # fmt: skip
-def test_a_bad_value_is_refused_with_its_fields_name(fields: dict[str, Any], param: str) -> None:
-    error = refused(ChatRequest, {"messages": HELLO, **fields})
-    assert error.param == param
-    assert error.message.startswith(f"{param}: ")
-    assert len(error.message) < 400
+BAD = [
+    ({"messages": []}, "messages"),
+    ({"messages": HELLO * (MAX_MESSAGES + 1)}, "messages"),
+    ({"messages": "Hello"}, "messages"),
+    ({"messages": ["Hello"]}, "messages[0]"),
+    ({"messages": [{"content": "Hello"}]}, "messages[0].role"),
+    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0]"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0]"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": 1e308}, "temperature"),
+    ({"temperature": [0]}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -2}, "max_tokens"),
+    ({"max_tokens": 10**12}, "max_tokens"),
+    ({"max_tokens": 1e12}, "max_tokens"),
+    ({"max_completion_tokens": -5}, "max_completion_tokens"),
+    ({"seed": 2**80}, "seed"),
+    ({"seed": "x"}, "seed"),
+    ({"stop": [1]}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": ["x"] * 10_000}, "stop"),
+    ({"stop": {"a": 1}}, "stop"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    ({"stop_token_ids": [1] * 1_000}, "stop_token_ids"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"²": 1}}, "logit_bias"),
+    ({"logit_bias": {"99999999999": 1}}, "logit_bias"),
+    ({"logit_bias": {"4294967296": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": 1e9}}, "logit_bias"),
+    ({"logit_bias": {"1": "x"}}, "logit_bias[1]"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"logit_bias": {str(i): 1 for i in range(MAX_LOGIT_BIASES + 1)}}, "logit_bias"),
+    ({"logprobs": 5}, "logprobs"),
+    ({"top_logprobs": 5}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 10**6}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    ({"presence_penalty": 1e9}, "presence_penalty"),
+    ({"frequency_penalty": "x"}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"stream": True, "stream_options": []}, "stream_options"),
+    ({"cache_salt": ""}, "cache_salt"),
+    ({"cache_salt": 5}, "cache_salt"),
+    ({"priority": 2**40}, "priority"),
+    ({"priority": 0.5}, "priority"),
+    ({"model": 5}, "model"),
+    ({"chat_template_kwargs": {"thinking": [5]}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"thinking": "x" * 257}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+    ({"n": 9}, "n"),
+    ({"n": 0}, "n"),
+    ({"n": 10**9}, "n"),
+    ({"n": -1}, "n"),
+    ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tool_choice": "sometimes"}, "tool_choice"),
+    ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"response_format": {"type": "xml"}}, "response_format"),
+    ({"modalities": ["audio"]}, "modalities"),
+    ({"reasoning_effort": "enormous"}, "reasoning_effort"),
+    ({"thinking_budget": -1}, "thinking_budget"),
+    ({"reasoning": "enormous"}, "reasoning.effort"),
+    ({"reasoning": {"effort": 3}}, "reasoning.effort"),
+    ({"web_search_options": {}}, "web_search_options"),
+]
+
+
+def test_a_bad_value_is_refused_with_its_fields_name() -> None:
+    for fields, param in BAD:
+        error = refused(ChatRequest, {"messages": HELLO, **fields})
+        assert error.param == param, (fields, param)
+        assert error.message.startswith(f"{param}: "), (fields, param)
+        assert len(error.message) < 400, (fields, param)
 
 
 @pytest.mark.parametrize(

@@ -59,13 +59,15 @@ def test_it_may_run_its_own_scripts_only_and_ask_this_server_only(
     assert reply.headers["x-content-type-options"] == "nosniff"
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_it_names_no_other_host_and_makes_no_markup_of_text(name: str) -> None:
-    text = FILES[name]
-    assert not re.search(r"https?://(?!www\.w3\.org/)", text)
-    assert not re.search(r"<[^>]+\s(on\w+|style)=", text)
-    assert not re.search(r"<script(?! type=\"module\" src=)|<style", text)
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
+def test_it_names_no_other_host_and_makes_no_markup_of_text() -> None:
+    for name in FILES:
+        text = FILES[name]
+        assert not re.search(r"https?://(?!www\.w3\.org/)", text), name
+        assert not re.search(r"<[^>]+\s(on\w+|style)=", text), name
+        assert not re.search(r"<script(?! type=\"module\" src=)|<style", text), name
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text
+        ), name
 
 
 @pytest.mark.parametrize(

@@ -18,25 +18,23 @@ from tests.metal_kernels.x86.arrays import arrays
 SIZES = [(1, 1), (1, 90), (7, 7), (7, 90), (64, 90), (65, 65), (150, 200), (20, 3_000), (9, 12_000)]
 
 
-@pytest.mark.parametrize(
-    ("rows", "positions", "window", "has_sinks"),
-    [
+def test_it_equals_fused() -> None:
+    for rows, positions, window, has_sinks in [
         (rows, positions, window, has_sinks)
         for (rows, positions), window, has_sinks in itertools.product(
             SIZES, [None, 20], [False, True]
         )
-    ],
-)
-def test_it_equals_fused(rows: int, positions: int, window: int | None, has_sinks: bool) -> None:
-    if window:  # the caller cuts off what no row sees
-        positions = min(positions, rows + window - 1)
-    given = arrays(rows, positions)
-    sinks = mx.random.normal((6,), key=mx.random.key(9)) if has_sinks else None
-    attention = Attention(0.2, window)
-    expected, found = (
-        np.array(attend(*given, attention, sinks)) for attend in (fused.attend, attend_written_out)
-    )
-    assert np.abs(expected - found).max() < 2e-6
+    ]:
+        if window:  # the caller cuts off what no row sees
+            positions = min(positions, rows + window - 1)
+        given = arrays(rows, positions)
+        sinks = mx.random.normal((6,), key=mx.random.key(9)) if has_sinks else None
+        attention = Attention(0.2, window)
+        expected, found = (
+            np.array(attend(*given, attention, sinks))
+            for attend in (fused.attend, attend_written_out)
+        )
+        assert np.abs(expected - found).max() < 2e-6, rows
 
 
 def test_a_softcap_bounds_the_scores_of_every_tile() -> None:

@@ -202,16 +202,21 @@ TEXT = {"type": "object", "properties": {"a": {"type": "string"}}, "required": [
 COUNT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
-@pytest.mark.parametrize(
-    ("name", "schema", "text"),
-    [
+def test_arguments_that_would_be_misparsed_are_not_allowed(
+    tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    for name, schema, text in [
         ("function_gemma", TEXT, "call:run{a:word}"),  # no quotes
         ("function_gemma", TEXT, "call:run{}"),
         ("function_gemma", COUNT, "call:run{a:1.5}"),
         ("function_gemma", COUNT, "call:other{a:1}"),
         ("kimi_k3", TEXT, '<|open|>call tool="run" index="1"<|sep|><|close|>call<|sep|>'),
-        ("kimi_k3", COUNT, '<|open|>call tool="run" index="1"<|sep|><|open|>argument key="a" '
-         'type="integer"<|sep|>"1"<|close|>argument<|sep|>'),
+        (
+            "kimi_k3",
+            COUNT,
+            '<|open|>call tool="run" index="1"<|sep|><|open|>argument key="a" '
+            'type="integer"<|sep|>"1"<|close|>argument<|sep|>',
+        ),
         ("kimi_k3", COUNT, '<|open|>call tool="run" index="1"<|sep|><|open|>argument key="b" '),
         ("kimi_k3", TEXT, '<|open|>call tool="run" index="0"'),
         ("minicpm5", TEXT, '"run"><param name="a">a < b</param>'),  # without CDATA
@@ -220,19 +225,19 @@ COUNT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required":
         ("muse_spark", COUNT, '<atem:invoke name="run"><atem:parameter name="a">"5"</atem:'),
         ("muse_spark", TEXT, '<atem:invoke name="run"></atem:invoke>'),
         ("muse_spark", TEXT, '<atem:invoke name="other">'),
-        ("deepseek_v32", COUNT, '<｜DSML｜invoke name="run">\n<｜DSML｜parameter name="a" string="true"'),
+        (
+            "deepseek_v32",
+            COUNT,
+            '<｜DSML｜invoke name="run">\n<｜DSML｜parameter name="a" string="true"',
+        ),
         ("glm47", TEXT, "run</tool_call>"),
         ("mistral", COUNT, 'run[ARGS]{"a": "1"'),
-    ],
-)  # fmt: skip
-def test_arguments_that_would_be_misparsed_are_not_allowed(
-    name: str, schema: dict[str, Any], text: str, tokenizer: Tokenizer, grammars: Grammars
-) -> None:
-    tools = [tool("run", schema)]
-    source = call_grammar(markup(name), tools, is_whole=False, repeats=False)
-    matcher = compile_lark(grammars, source)
-    token_ids = tokenizer.encode(text)
-    assert outcome(matcher, token_ids) is RowOutcome.REFUSED
+    ]:
+        tools = [tool("run", schema)]
+        source = call_grammar(markup(name), tools, is_whole=False, repeats=False)
+        matcher = compile_lark(grammars, source)
+        token_ids = tokenizer.encode(text)
+        assert outcome(matcher, token_ids) is RowOutcome.REFUSED, name
 
 
 @pytest.mark.parametrize("name", ["qwen3_coder", "minicpm5", "muse_spark", "minimax_m3"])
@@ -243,7 +248,10 @@ def test_a_parameter_the_format_cannot_express_is_refused(name: str) -> None:
         call_grammar(markup(name), tools, is_whole=True, repeats=True)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("called", ["look-up", "fs/read", "github.issue", "a:b"])
-def test_every_format_writes_the_names_that_the_api_accepts(name: str, called: str) -> None:
-    assert call_grammar(markup(name), [tool(called, LOOK)], is_whole=True, repeats=True)
+def test_every_format_writes_the_names_that_the_api_accepts() -> None:
+    for name in FAMILIES:
+        for called in ["look-up", "fs/read", "github.issue", "a:b"]:
+            assert call_grammar(markup(name), [tool(called, LOOK)], is_whole=True, repeats=True), (
+                name,
+                called,
+            )

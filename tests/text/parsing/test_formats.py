@@ -135,23 +135,23 @@ def test_every_format_has_a_case() -> None:
     assert {row_of(case) for case in WRITTEN} | MESSAGES == set(ROWS)
 
 
-@pytest.mark.parametrize("case", WRITTEN)
-def test_a_call_is_read_in_pieces_of_any_size(case: str) -> None:
-    family = markup(row_of(case))
-    lead = "to=user<|message|>Yes. " if family.format and family.format.channels else "Yes. "
-    found = parse_in_pieces(f"{lead}{WRITTEN[case]}", family)
-    assert (found.text, found.calls) == ("Yes.", CALLED)
+def test_a_call_is_read_in_pieces_of_any_size() -> None:
+    for case in WRITTEN:
+        family = markup(row_of(case))
+        lead = "to=user<|message|>Yes. " if family.format and family.format.channels else "Yes. "
+        found = parse_in_pieces(f"{lead}{WRITTEN[case]}", family)
+        assert (found.text, found.calls) == ("Yes.", CALLED), case
 
 
-@pytest.mark.parametrize("case", WRITTEN)
-def test_a_call_that_was_cut_off_is_never_another_call(case: str) -> None:
-    family, text = markup(row_of(case)), WRITTEN[case]
-    if family.format and family.format.channels:
-        text = f"to=look<|message|>{text}"
-    for end in range(len(text)):
-        for name, arguments in parse(text[:end], family).calls:
-            assert (name, arguments) in CALLED or isinstance(arguments, str), text[:end]
-            assert arguments != "", "an empty text is taken for no arguments"
+def test_a_call_that_was_cut_off_is_never_another_call() -> None:
+    for case in WRITTEN:
+        family, text = markup(row_of(case)), WRITTEN[case]
+        if family.format and family.format.channels:
+            text = f"to=look<|message|>{text}"
+        for end in range(len(text)):
+            for name, arguments in parse(text[:end], family).calls:
+                assert (name, arguments) in CALLED or isinstance(arguments, str), text[:end]
+                assert arguments != "", "an empty text is taken for no arguments"
 
 
 NOISE = [
@@ -183,20 +183,20 @@ NOISE += [
 ]
 
 
-@pytest.mark.parametrize("case", WRITTEN)
-def test_any_mixture_of_a_formats_pieces_is_read_in_pieces_of_any_size(case: str) -> None:
-    rng, family, text = Random(case), markup(row_of(case)), WRITTEN[case]
-    cuts = [(a, rng.randrange(a, len(text))) for a in rng.sample(range(len(text)), 6)]
-    fragments = [
-        *NOISE,
-        *(text[a:b] for a, b in cuts),
-        *re.split(r"(?<=[>\]}])", text),
-        *[text] * 5,
-    ]
-    if family.format and family.format.channels:
-        fragments += ["to=look", "to=user", "<|message|>", "<|eom|>"] * 3
-    for _ in range(10):
-        parse_in_pieces("".join(rng.choices(fragments, k=rng.randrange(1, 12))), family)
+def test_any_mixture_of_a_formats_pieces_is_read_in_pieces_of_any_size() -> None:
+    for case in WRITTEN:
+        rng, family, text = Random(case), markup(row_of(case)), WRITTEN[case]
+        cuts = [(a, rng.randrange(a, len(text))) for a in rng.sample(range(len(text)), 6)]
+        fragments = [
+            *NOISE,
+            *(text[a:b] for a, b in cuts),
+            *re.split(r"(?<=[>\]}])", text),
+            *[text] * 5,
+        ]
+        if family.format and family.format.channels:
+            fragments += ["to=look", "to=user", "<|message|>", "<|eom|>"] * 3
+        for _ in range(10):
+            parse_in_pieces("".join(rng.choices(fragments, k=rng.randrange(1, 12))), family)
 
 
 @pytest.mark.parametrize("name", [row.name for row in FORMATS if row.ends and row.joint is None])
@@ -495,12 +495,10 @@ ANSWERS: list[tuple[str, str, str, str, list[tuple[str, Any]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "text", "said", "thought", "calls"), ANSWERS)
-def test_answers_of_real_models(
-    name: str, text: str, said: str, thought: str, calls: list[tuple[str, Any]]
-) -> None:
-    found = parse_in_pieces(text, markup(name))
-    assert (found.text, found.reasoning, found.calls) == (said, thought, calls)
+def test_answers_of_real_models() -> None:
+    for name, text, said, thought, calls in ANSWERS:
+        found = parse_in_pieces(text, markup(name))
+        assert (found.text, found.reasoning, found.calls) == (said, thought, calls), name
 
 
 @pytest.mark.parametrize(
@@ -543,11 +541,11 @@ THINKS = {
 }
 
 
-@pytest.mark.parametrize("name", THINKS)
-def test_thinking_in_a_familys_own_markers_is_told_from_text(name: str) -> None:
-    begin, end = THINKS[name]
-    found = parse_in_pieces(f"{begin}I'm\nthinking{end}Hello!", markup(name, THINKS[name]))
-    assert (found.reasoning, found.text) == ("I'm\nthinking", "Hello!")
+def test_thinking_in_a_familys_own_markers_is_told_from_text() -> None:
+    for name in THINKS:
+        begin, end = THINKS[name]
+        found = parse_in_pieces(f"{begin}I'm\nthinking{end}Hello!", markup(name, THINKS[name]))
+        assert (found.reasoning, found.text) == ("I'm\nthinking", "Hello!"), name
 
 
 def test_without_tools_a_call_of_any_format_is_text() -> None:
@@ -597,11 +595,11 @@ TEMPLATES = {
 }
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_a_format_is_recognised_by_its_template(template: str) -> None:
-    found = recognise(f"{{{{ tools }}}} {template}")
-    assert found is not None
-    assert found.name == TEMPLATES[template]
+def test_a_format_is_recognised_by_its_template() -> None:
+    for template in TEMPLATES:
+        found = recognise(f"{{{{ tools }}}} {template}")
+        assert found is not None, template
+        assert found.name == TEMPLATES[template], template
 
 
 def test_a_format_is_recognised_by_tokens_and_by_name_where_the_template_is_silent() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from mlxserve.text.parsing.overlap import overlap
 
 
-@pytest.mark.parametrize(
-    ("text", "markers", "length"),
-    [
+def test_overlap_is_the_longest_suffix_that_starts_a_marker() -> None:
+    for text, markers, length in [
         ("", ["ab"], 0),
         ("x", [], 0),
         ("xa", ["ab"], 1),
@@ -19,9 +16,5 @@ from mlxserve.text.parsing.overlap import overlap
         ("a <", ["<think>"], 1),
         ("aaa", ["a"], 0),
         ("abab", ["ababc"], 4),
-    ],
-)
-def test_overlap_is_the_longest_suffix_that_starts_a_marker(
-    text: str, markers: list[str], length: int
-) -> None:
-    assert overlap(text, tuple(markers)) == length
+    ]:
+        assert overlap(text, tuple(markers)) == length, text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -105,9 +104,8 @@ def test_without_parallel_calls_the_first_call_ends_the_turn() -> None:
     assert not list(parser.finish())
 
 
-@pytest.mark.parametrize(
-    ("text", "calls", "rest"),
-    [
+def test_malformed_calls_become_text_or_incomplete_calls() -> None:
+    for text, calls, rest in [
         ("<tool_call>\nlook around\n</tool_call> ok", [], "\nlook around\n ok"),
         ('<tool_call>{"name": "look"}</tool_call>', [("look", {})], ""),
         (
@@ -131,13 +129,9 @@ def test_without_parallel_calls_the_first_call_ends_the_turn() -> None:
             "",
         ),
         ("<tool_call>", [], ""),
-    ],
-)
-def test_malformed_calls_become_text_or_incomplete_calls(
-    text: str, calls: list[tuple[str, Any]], rest: str
-) -> None:
-    found = parse(text)
-    assert (found.calls, found.text) == (calls, rest)
+    ]:
+        found = parse(text)
+        assert (found.calls, found.text) == (calls, rest), text
 
 
 @pytest.mark.parametrize("name", ["json_tools", "qwen3_coder"])
@@ -157,26 +151,21 @@ def test_a_long_call_in_small_pieces_is_parsed(name: str) -> None:
 CALLED = [("look", {"n": 1})]
 
 
-@pytest.mark.parametrize("size", [1, 1000])
-@pytest.mark.parametrize(
-    ("text", "said", "calls"),
-    [
-        ('{"name": "look", "parameters": {"n": 1}}', "", CALLED),
-        ('\n\n{"type": "function", "name": "look", "parameters": {"n": 1}}', "", CALLED),
-        ('<|python_tag|>{"name": "look", "parameters": {"n": 1}}', "", CALLED),
-        ('{"name": "Ann", "age": 3} is JSON', '{"name": "Ann", "age": 3} is JSON', []),
-        ("{x} and {y}", "{x} and {y}", []),
-        ('{"na', '{"na', []),
-        (" Hello {you}", " Hello {you}", []),
-        ("", "", []),
-    ],
-)
-def test_a_bare_json_object_is_a_call_only_if_it_names_a_tool(
-    text: str, said: str, calls: list[tuple[str, Any]], size: int
-) -> None:
-    pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    found = parse(text, markup("llama3"), pieces=pieces)
-    assert (found.text, found.calls) == (said, calls)
+def test_a_bare_json_object_is_a_call_only_if_it_names_a_tool() -> None:
+    for size in [1, 1000]:
+        for text, said, calls in [
+            ('{"name": "look", "parameters": {"n": 1}}', "", CALLED),
+            ('\n\n{"type": "function", "name": "look", "parameters": {"n": 1}}', "", CALLED),
+            ('<|python_tag|>{"name": "look", "parameters": {"n": 1}}', "", CALLED),
+            ('{"name": "Ann", "age": 3} is JSON', '{"name": "Ann", "age": 3} is JSON', []),
+            ("{x} and {y}", "{x} and {y}", []),
+            ('{"na', '{"na', []),
+            (" Hello {you}", " Hello {you}", []),
+            ("", "", []),
+        ]:
+            pieces = [text[at : at + size] for at in range(0, len(text), size)]
+            found = parse(text, markup("llama3"), pieces=pieces)
+            assert (found.text, found.calls) == (said, calls), (size, text)
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])

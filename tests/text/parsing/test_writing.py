@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from mlxserve.text.parsing.writing import write_calls
 from tests.text.parsing.answers import ROWS, markup, parse
 
@@ -32,23 +30,25 @@ def written(name: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
     return f"to=look<|message|>{text}" if is_message else text
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_written_calls_are_read_back(name: str) -> None:
-    for number, arguments in enumerate(ARGUMENTS):
-        called = "typed" if "flag" in arguments or "tree" in arguments else NAMES[number % 5]
-        text = written(name, [(called, arguments)])
-        found = parse(text, markup(name))
-        assert (found.calls, found.text, found.reasoning) == ([(called, arguments)], "", ""), text
+def test_written_calls_are_read_back() -> None:
+    for name in ROWS:
+        for number, arguments in enumerate(ARGUMENTS):
+            called = "typed" if "flag" in arguments or "tree" in arguments else NAMES[number % 5]
+            text = written(name, [(called, arguments)])
+            found = parse(text, markup(name))
+            assert (found.calls, found.text, found.reasoning) == ([(called, arguments)], "", ""), (
+                text
+            )
 
 
-@pytest.mark.parametrize("name", sorted(ROWS.keys() - {"harmony"}))
-def test_several_written_calls_are_read_back(name: str) -> None:
-    calls: list[tuple[str, dict[str, Any]]] = [
-        ("look", {"at": "x\n", "n": 1}),
-        ("fs/read", {"q": "y"}),
-        ("rest", {}),
-    ]
-    assert parse(written(name, calls), markup(name)).calls == calls
+def test_several_written_calls_are_read_back() -> None:
+    for name in sorted(ROWS.keys() - {"harmony"}):
+        calls: list[tuple[str, dict[str, Any]]] = [
+            ("look", {"at": "x\n", "n": 1}),
+            ("fs/read", {"q": "y"}),
+            ("rest", {}),
+        ]
+        assert parse(written(name, calls), markup(name)).calls == calls, name
 
 
 def test_the_ids_of_calls_are_kept_where_the_format_has_them() -> None:

@@ -82,11 +82,9 @@ def test_the_pasted_path_of_a_picture_is_recognised(folder: Path) -> None:
     assert pasted_picture(apostrophe.replace("'", "\\'")) == apostrophe
 
 
-@pytest.mark.parametrize(
-    "text", ["", "a.png", "see /a.png", "/missing.png", "/etc/hosts", "'", "\0/a.png"]
-)
-def test_other_pasted_text_stays_text(text: str) -> None:
-    assert pasted_picture(text) is None
+def test_other_pasted_text_stays_text() -> None:
+    for text in ["", "a.png", "see /a.png", "/missing.png", "/etc/hosts", "'", "\0/a.png"]:
+        assert pasted_picture(text) is None, text
 
 
 def message(number: int, role: Role, text: str, *images: KeptImage) -> StoredMessage:

@@ -16,9 +16,8 @@ def test_what_is_set_becomes_fields_and_words() -> None:
     assert Sampling().words == ""
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
+def test_what_cannot_be_set_says_what_can() -> None:
+    for name, text, words in [
         ("temprature", "1", "These can: temperature, top_p"),
         ("temperature", "warm", "temperature is a number from 0 to 2, or off"),
         ("temperature", "9", "from 0 to 2"),
@@ -30,11 +29,9 @@ def test_what_is_set_becomes_fields_and_words() -> None:
         ("max_tokens", "1.5", "a whole number"),
         ("seed", "", "seed is a whole number, or off"),
         ("effort", "huge", "minimal, low, medium, high"),
-    ],
-)
-def test_what_cannot_be_set_says_what_can(name: str, text: str, words: str) -> None:
-    with pytest.raises(SamplingRefused, match=words):
-        Sampling().changed(name, text)
+    ]:
+        with pytest.raises(SamplingRefused, match=words):
+            Sampling().changed(name, text)
 
 
 def test_it_is_stored_as_text() -> None:

@@ -1,6 +1,5 @@
 """The first line gives way from its end."""
 
-import pytest
 from textual.content import Content
 
 from tui.widgets.title_line import fitting
@@ -11,9 +10,8 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("room", "line"),
-    [
+def test_whole_parts_are_left_out_from_the_end() -> None:
+    for room, line in [
         (100, "mini · 41 / 4.1k · temperature 0.7 · with a system prompt · http://x:1"),
         (60, "mini · 41 / 4.1k · temperature 0.7 · with a system prompt"),
         (40, "mini · 41 / 4.1k · temperature 0.7"),
@@ -21,10 +19,8 @@ PARTS = [
         (4, "mini"),
         (3, "mi…"),
         (0, ""),
-    ],
-)
-def test_whole_parts_are_left_out_from_the_end(room: int, line: str) -> None:
-    assert fitting(PARTS, room).plain == line
+    ]:
+        assert fitting(PARTS, room).plain == line, room
 
 
 def test_columns_are_counted_not_characters() -> None:
