@@ -27,7 +27,8 @@ MEANT = {
 
 def sleeps(path: Path) -> Iterator[int]:
     """Lines of calls that sleep; `asyncio.sleep(0)` only lets other tasks run."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    text = path.read_text("utf-8")
+    for node in ast.walk(ast.parse(text)) if "sleep" in text else ():
         if not isinstance(node, ast.Call) or ast.unparse(node) == "asyncio.sleep(0)":
             continue
         if ast.unparse(node.func) in {"time.sleep", "asyncio.sleep"}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cli.commands import error_line, mlxserve
+from tests.cli.commands import Run, error_line, mlxserve
 
 
 @pytest.mark.slow
@@ -18,7 +18,5 @@ def test_bench_has_commands_of_its_own() -> None:
     assert "╭" not in outcome.out, "its help looks like that of the other commands"
 
 
-def test_a_mistake_in_a_benchmark_is_one_line() -> None:
-    assert "no such folder" in error_line(
-        mlxserve("bench", "decode", "--model", "./no such folder")
-    )
+def test_a_mistake_in_a_benchmark_is_one_line(run: Run) -> None:
+    assert "no such folder" in error_line(run("bench", "decode", "--model", "./no such folder"))

@@ -10,9 +10,9 @@ from mlxserve.version import __version__
 from tests.cli.commands import Run, error_line, mlxserve, python
 
 
-@pytest.mark.parametrize("flag", ["--version", "-V"])
-def test_version_prints_the_version(flag: str) -> None:
-    assert mlxserve(flag) == (0, f"mlxserve {__version__}\n", "")
+def test_version_prints_the_version(run: Run) -> None:
+    assert mlxserve("--version") == (0, f"mlxserve {__version__}\n", "")
+    assert run("-V") == run("--version")
 
 
 @pytest.mark.parametrize("command", [(), ("serve",), ("key", "create")])
@@ -95,23 +95,26 @@ def test_a_users_mistake_shows_no_traceback() -> None:
         (["fly"], "No such command 'fly'"),
     ],
 )
-def test_a_wrong_flag_is_a_usage_error(args: list[str], words: str) -> None:
-    outcome = mlxserve(*args)
+def test_a_wrong_flag_is_a_usage_error(args: list[str], words: str, run: Run) -> None:
+    outcome = run(*args)
     assert outcome.code == 2
     assert words in outcome.err
     assert "Traceback" not in outcome.err
 
 
-def test_an_address_of_another_machine_is_one_clear_error() -> None:
-    outcome = mlxserve("serve", "--host", "203.0.113.7", MLXSERVE_API_KEY="k" * 32)
+def test_an_address_of_another_machine_is_one_clear_error(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLXSERVE_API_KEY", "k" * 32)
+    outcome = run("serve", "--host", "203.0.113.7")
     assert "Cannot listen on 203.0.113.7 port 8000" in error_line(outcome)
 
 
-def test_a_port_in_use_is_one_clear_error() -> None:
+def test_a_port_in_use_is_one_clear_error(run: Run) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        line = error_line(mlxserve("serve", "--port", str(port)))
+        line = error_line(run("serve", "--port", str(port)))
     assert f"Port {port} on 127.0.0.1 is in use" in line
     assert "--port" in line

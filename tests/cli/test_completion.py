@@ -18,20 +18,20 @@ from mlxserve.cli.completion import (
     well_known_models,
 )
 from mlxserve.cli.running_servers import RunningServer
-from tests.cli.commands import mlxserve
+from tests.cli.commands import Run
 
 COMMAND = Path(sys.executable).parent / "mlxserve"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_has_a_script(shell: str) -> None:
-    done = mlxserve("completion", shell)
+def test_each_shell_has_a_script(shell: str, run: Run) -> None:
+    done = run("completion", shell)
     assert (done.code, done.err) == (0, "")
     assert f"_MLXSERVE_COMPLETE=complete_{shell}" in done.out
 
 
-def test_another_shell_has_none() -> None:
-    outcome = mlxserve("completion", "tcsh")
+def test_another_shell_has_none(run: Run) -> None:
+    outcome = run("completion", "tcsh")
     assert outcome.code == 2
     assert "Invalid value for 'shell': 'tcsh' is not one of 'bash', 'zsh', 'fish'" in outcome.err
 
@@ -80,15 +80,15 @@ def test_models_that_run_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert served_models("") == ["org/one", "two"]
 
 
-@pytest.mark.parametrize("line", ["show", "run", "serve --port 1 -m"])
+@pytest.mark.parametrize("line", ["run", "serve --port 1 -m"])
 def test_a_models_name_is_completed_where_one_is_wanted(line: str) -> None:
     assert completed(f"mlxserve {line} mlxserve-") == {"mlxserve-mini"}
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed; not run")
-def test_bash_reads_its_script(tmp_path: Path) -> None:
+def test_bash_reads_its_script(tmp_path: Path, run: Run) -> None:
     script = tmp_path / "script"
-    script.write_text(mlxserve("completion", "bash").out)
+    script.write_text(run("completion", "bash").out)
     (tmp_path / "hub" / "models--mlx-community--Qwen3-4B-4bit" / "snapshots" / "1").mkdir(
         parents=True
     )
@@ -110,5 +110,5 @@ def test_bash_reads_its_script(tmp_path: Path) -> None:
     assert offered == "4b"
 
 
-def test_bench_has_none_of_its_own() -> None:
-    assert "completion" not in mlxserve("bench", "--help").out
+def test_bench_has_none_of_its_own(run: Run) -> None:
+    assert "completion" not in run("bench", "--help").out

@@ -313,9 +313,8 @@ def test_an_answer_that_is_all_thought_says_so(running: RecordingServer, run: Ru
 # ---- which word is the model
 
 
-@pytest.mark.parametrize(
-    ("words", "model", "prompt"),
-    [
+def test_a_model_may_stand_before_the_prompt() -> None:
+    for words, model, prompt in [
         ((), None, None),
         (("hello",), None, "hello"),
         (("note: this",), None, "note: this"),
@@ -326,12 +325,8 @@ def test_an_answer_that_is_all_thought_says_so(running: RecordingServer, run: Ru
         (("mlxserve-mini", "hi"), "mlxserve-mini", "hi"),
         (("llama3.2", "hi"), "llama3.2", "hi"),
         (("org/name", "hi"), "org/name", "hi"),
-    ],
-)
-def test_a_model_may_stand_before_the_prompt(
-    words: tuple[str, ...], model: str | None, prompt: str | None
-) -> None:
-    assert run_command.model_and_prompt(words) == (model, prompt)
+    ]:
+        assert run_command.model_and_prompt(words) == (model, prompt), words
 
 
 @pytest.mark.parametrize("words", [("why", "is"), ("why", "is", "the", "sky", "blue?")])

@@ -96,22 +96,22 @@ async def an_answer(chat: Chat) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "point"),
+    ("ask", "point", "error"),
     [
-        (a_vector, Point(Embedding, "advance")),
-        (a_vector, Point(ModelRunner, "embedding")),
-        (a_snapshot, Point(Engine, "snapshot")),
-        (a_larger_cache, Point(ModelRunner, "resize")),
-        (a_larger_cache, Point(Scheduler, "resize")),
-        (a_smaller_cache, Point(Scheduler, "resize")),
-        (a_smaller_cache, Point(ModelRunner, "resize")),
-        (a_reset, Point(Scheduler, "reset_prefix_cache")),
-        (an_answer, Point(Scheduler, "add")),
-        (an_answer, Point(FairShare, "arrive")),
+        (a_vector, Point(Embedding, "advance"), RuntimeError),
+        (a_vector, Point(ModelRunner, "embedding"), MemoryError),
+        (a_snapshot, Point(Engine, "snapshot"), OSError),
+        (a_larger_cache, Point(ModelRunner, "resize"), RuntimeError),
+        (a_larger_cache, Point(ModelRunner, "resize"), MemoryError),
+        (a_larger_cache, Point(Scheduler, "resize"), OSError),
+        (a_smaller_cache, Point(Scheduler, "resize"), RuntimeError),
+        (a_smaller_cache, Point(ModelRunner, "resize"), MemoryError),
+        (a_reset, Point(Scheduler, "reset_prefix_cache"), OSError),
+        (an_answer, Point(Scheduler, "add"), RuntimeError),
+        (an_answer, Point(FairShare, "arrive"), MemoryError),
     ],
     ids=lambda value: str(value) if isinstance(value, Point) else value.__name__,
 )
-@pytest.mark.parametrize("error", [RuntimeError, MemoryError, OSError])
 def test_an_exception_in_a_call_reaches_its_caller_and_the_engine_goes_on(
     shared: Chat,
     ask: Callable[[Chat], Coroutine[Any, Any, None]],
