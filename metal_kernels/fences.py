@@ -30,6 +30,7 @@ class _History:
     pool: weakref.ref[mx.array]
     write: mx.array
     reads: list[mx.array] = field(default_factory=list)  # since that write
+    kind: int | None = None
 
 
 class Fences:
@@ -37,6 +38,7 @@ class Fences:
 
     def __init__(self) -> None:
         self._histories: dict[int, _History] = {}
+        self._kinds: dict[tuple[object, ...], int] = {}  # numbered as they are met
 
     def add(self, pool: mx.array) -> None:
         """A new pool, which nothing has touched yet."""
@@ -48,6 +50,15 @@ class Fences:
 
         start = mx.zeros(8, mx.int32)
         self._histories[key] = _History(weakref.ref(pool, forget), start)
+
+    def kind(self, k_pool: mx.array, v_pool: mx.array) -> int:
+        """Equal for pools of equal shapes and dtypes, of which plans depend. A number, because mlx makes both
+        anew for each that asks, and a dtype's hash takes as long as a call of an op."""
+        history = self._of(k_pool)
+        if history.kind is None:
+            found = k_pool.shape, k_pool.dtype, v_pool.shape, v_pool.dtype
+            history.kind = self._kinds.setdefault(found, len(self._kinds))
+        return history.kind
 
     def before_read(self, pool: mx.array) -> mx.array:
         """What a reader binds."""

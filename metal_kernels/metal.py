@@ -172,7 +172,7 @@ class MetalBackend:
             check_decode(tables)
             return self._dispatches.decode(queries, k_pool, tables, attention, sinks)
 
-        key = ("decode", attention, shapes_of(queries, k_pool, v_pool, sinks))
+        key = ("decode", *self._key(queries, k_pool, v_pool, attention, sinks))
         attend, merge = tables.plan(key, plan)
         after = self.fences.before_read(k_pool)
         partials, fence = attend(queries=queries, k_pool=k_pool, v_pool=v_pool, after=after)
@@ -209,7 +209,7 @@ class MetalBackend:
                 for run in runs
             ]
 
-        key = ("runs", attention, shapes_of(queries, k_pool, v_pool, sinks))
+        key = ("runs", *self._key(queries, k_pool, v_pool, attention, sinks))
         outputs = []
         for run, tiles in tables.plan(key, plan):
             rows = rows_of(run)
@@ -234,7 +234,7 @@ class MetalBackend:
     ) -> mx.array:
         """As `paged_prefill`, by the tile kernel, which reads the pages themselves."""
         attend = tables.plan(
-            ("prefill", attention, shapes_of(queries, k_pool, v_pool, sinks)),
+            ("prefill", *self._key(queries, k_pool, v_pool, attention, sinks)),
             lambda: self._dispatches.prefill(queries, k_pool, tables, attention, sinks),
         )
         return self._by_tiles(attend, queries, k_pool, v_pool, sinks)
@@ -305,6 +305,19 @@ class MetalBackend:
 
     # ---- plans: made once per step for the layers of a shape
 
+    def _key(
+        self,
+        queries: mx.array,
+        k_pool: mx.array,
+        v_pool: mx.array,
+        attention: Attention,
+        sinks: mx.array | None,
+    ) -> tuple[Hashable, ...]:
+        """What a plan depends on, besides the tables."""
+        of_sinks = None if sinks is None else (sinks.shape, sinks.dtype)
+        kind = self.fences.kind(k_pool, v_pool)
+        return attention, kind, queries.shape, queries.dtype, of_sinks
+
     def _writes_of(
         self, keys: mx.array, values: mx.array, k_pool: mx.array, v_pool: mx.array, slots: Slots
     ) -> tuple[Dispatch, ...]:
@@ -345,7 +358,7 @@ class MetalBackend:
     ) -> Dispatch:
         if slots is not self._slots:
             self._begin(slots)
-        key = (heads, len(projected), k_pool.shape, k_pool.dtype)  # all rows have one dtype
+        key = (heads, len(projected), self.fences.kind(k_pool, v_pool))  # all rows have one dtype
         found = self._rotations.get(key)
         if found is None:
             _check_pools(k_pool, v_pool)

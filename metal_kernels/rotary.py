@@ -31,11 +31,12 @@ def rotated(
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Queries, keys and values as models pass them to attention, (T, heads, 1, dim).
 
+    projected: (T, 1, width) each, or (1, T, width)
     turns: (T, 1, 1, rotated) float32, the cosine and the sine of each pair, where its two elements are; not
         read where nothing is rotated
     """
     queries, keys, values = _separate(projected, heads)
-    rows = len(queries)
+    rows = max(queries.shape[:2])
     queries = queries.reshape(rows, heads.num, 1, -1)[..., : heads.dim]
     keys, values = (side.reshape(rows, heads.num_kv, 1, heads.dim) for side in (keys, values))
     if heads.epsilon is not None:
@@ -106,7 +107,7 @@ class RotatedWrites:
         """For rows like these. moves: row and slot of every row. Raises ValueError for what does not fit
         together."""
         _check(projected, turns, heads, norms, k_pool)
-        rows, dtype = len(projected[0]), projected[0].dtype
+        rows, dtype = max(projected[0].shape[:2]), projected[0].dtype
         epsilon = heads.epsilon or (0.0, 0.0)
         if epsilon not in self._numbers:
             self._numbers[epsilon] = upload([*epsilon, 0, 0, 0, 0, 0, 0], np.float32)
@@ -143,11 +144,13 @@ def _check(
     projected: Projected, turns: mx.array, heads: Heads, norms: Norms, k_pool: mx.array
 ) -> None:
     """Raises ValueError."""
-    rows, dtype = len(projected[0]), projected[0].dtype
+    dtype = projected[0].dtype
     widths = heads.widths if len(projected) == 3 else (sum(heads.widths),)
     found = [array.shape for array in projected]
-    if found != [(rows, 1, width) for width in widths]:
+    *batch, _ = found[0]
+    if len(batch) != 2 or 1 not in batch or found != [(*batch, width) for width in widths]:
         raise ValueError(f"projections are {found}; {heads} takes rows of {widths}")
+    rows = max(batch)
     if heads.num % heads.num_kv or heads.rotated % 2 or heads.rotated > heads.dim:
         raise ValueError(f"{heads} does not describe heads")
     if turns.dtype != mx.float32 or turns.size < kernels.SMALLEST_INPUT:

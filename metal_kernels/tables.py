@@ -98,15 +98,17 @@ class SequenceTables:
     @cached_property
     def highest_page(self) -> int:
         """The highest page in use, a negative one above all others; padding does not count."""
-        counts = -(-self.context_lens // self.page_size)
-        is_used = np.arange(self.page_tables.shape[1]) < counts[:, None]
-        return int(self.page_tables[is_used].view(np.uint32).max())
+        first_slots = np.arange(0, self.page_tables.shape[1] * self.page_size, self.page_size)
+        is_used = first_slots < self.context_lens[:, None]
+        pages = self.page_tables.view(np.uint32)
+        return int(np.maximum.reduce(pages, axis=None, initial=0, where=is_used))
 
     @cached_property
     def num_breaks(self) -> int:
         """How often a sequence's next page in use is not the one that follows."""
-        counts = -(-self.context_lens // self.page_size)
-        is_used = np.arange(1, self.page_tables.shape[1]) < counts[:, None]
+        size = self.page_size
+        first_slots = np.arange(size, self.page_tables.shape[1] * size, size)
+        is_used = first_slots < self.context_lens[:, None]
         return int(np.count_nonzero(is_used & (np.diff(self.page_tables) != 1)))
 
     def slots(self, sequence: int, positions: npt.NDArray[np.integer]) -> IntArray:

@@ -31,7 +31,8 @@ class LayerKV:
     """One layer's cache for one step, with the three names that mlx-lm's models use.
 
     Rows are batch entries of length 1: keys arrive as (T, kv_heads, 1, head_dim), `offset` is the
-    position of every row, and no mask is needed because a row attends to its own pages only.
+    position of every row, and no mask is needed because a row attends to its own pages only. Where a
+    step is called as (1, T), its layers are fused, which pass rows all the same.
     """
 
     __slots__ = ("_index", "_pool", "_spec", "_step", "_written", "offset")
@@ -44,7 +45,7 @@ class LayerKV:
         self._index = index
         self._spec = spec or pool.specs[index]
         self._step = step
-        self.offset = step.positions  # (T,) int32: the position of each row
+        self.offset = step.positions if step.offset is None else step.offset
         self._written: tuple[mx.array, mx.array] | None = None
 
     @classmethod
@@ -65,7 +66,7 @@ class LayerKV:
         """What `rope` makes of the rows' positions: once in a step, for all layers that it is the same of."""
         turns = self._step.turns.get(rope)
         if turns is None:
-            turns = self._step.turns[rope] = rope.turns(self.offset)
+            turns = self._step.turns[rope] = rope.turns(self._step.positions)
         return turns
 
     def rotate_and_write(
@@ -86,7 +87,7 @@ class LayerKV:
         window_size: int | None = None,
     ) -> PagedWindow | None:
         """None, or a PagedWindow for `attend` if the window is not the layer's own."""
-        if N != 1:
+        if N != 1 and self._step.offset is None:
             raise ValueError(f"rows of a paged step have length 1, got {N}")
         if window_size is None or window_size == self._spec.window:
             return None

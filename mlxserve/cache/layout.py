@@ -27,6 +27,8 @@ class StepLayout:
     after_layer: Callable[[mx.array], None] | None = (
         None  # called with the keys that a layer writes
     )
+    # (1,) int32: of a step that is one chunk and is called as (1, T), the position of its first row.
+    offset: mx.array | None = None
     windows: StepLayout | None = None  # the same rows in the pool of layers with a window
     adapters: tuple[mx.array, mx.array] | None = None  # `RowAdapters` of the rows, if any has one
     # Cosines and sines of the rows, made by the first layer that needs them, by what makes them.

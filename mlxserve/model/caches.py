@@ -126,10 +126,10 @@ def _replacement(
     elsewhere: Callable[[ElsewhereLeaf], Any] | None,
 ) -> Any:
     # Not a closure that calls itself: such a ring would keep a step's arrays until it is collected.
-    if isinstance(node, KVLeaf):
-        return kv(node.index)
     if isinstance(node, StateLeaf):
         return state(node.index)
+    if isinstance(node, KVLeaf):
+        return kv(node.index)
     if isinstance(node, ElsewhereLeaf):
         assert elsewhere is not None, "all layers are this process's"
         return elsewhere(node)

@@ -1,6 +1,7 @@
 """A step's forward: the logits of its rows, with the caches that its layers are called with.
 
-    Rows        the model is called once: every token is a row of the batch, (T, 1)
+    Rows        the model is called once: every token is a row of the batch, (T, 1); with (1, T) where the step
+                is one chunk beside recurrent layers, and attention is fused, which takes both
     Sequences   the model is called for each sequence, (1, tokens), as mlx-lm does: for models whose
                 attention needs a whole sequence. Decodes do not share a product, which is slower
 
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 
 import mlx.core as mx
 import numpy as np
@@ -31,10 +32,11 @@ from mlxserve.model.adapted_layers import RowAdapters
 from mlxserve.model.batch import Batch, IntArray, tables_alone
 from mlxserve.model.caches import ElsewhereLeaf
 from mlxserve.model.commits import Commits
+from mlxserve.model.fused_attention import num_fused
 from mlxserve.model.gathered import GatheredKV
-from mlxserve.model.layer_state import LayerState, RecurrentRows
+from mlxserve.model.layer_state import GroupCaches, LayerState, RecurrentRows
 from mlxserve.model.load import LoadedModel
-from mlxserve.model.states import Arrays, Group, StateStore
+from mlxserve.model.states import Group, StateStore
 from mlxserve.model.step_graphs import StepGraphs
 
 Activations: TypeAlias = Callable[[], AbstractContextManager[None]]  # entered for each forward
@@ -79,6 +81,12 @@ class Rows:
         call = _call if loaded.adapters is None else _call_with_adapters
         self._forward = partial(call, loaded, _activations_of(loaded, kv), windows)
         is_recorded = loaded.group is None and windows is None
+        self._takes_chunks = (  # as (1, T)
+            is_recorded
+            and states.is_used
+            and loaded.adapters is None
+            and num_fused(loaded.model) == len(loaded.layers)
+        )
         self._graphs = StepGraphs(self._forward, kv, is_recorded=is_recorded)
 
     def logits(self, batch: Batch, tokens: mx.array, rows: list[int] | None) -> mx.array:
@@ -102,6 +110,8 @@ class Rows:
         if rows is not None and len(rows) == len(batch.tokens):
             rows = None  # all of them, in order
         groups = self._states.groups(batch.plan, batch.num_decodes) if self._states.is_used else ()
+        if self._takes_chunks and len(groups) == 1 and groups[0].length > 1 and pictures is None:
+            layout = replace(layout, offset=layout.positions[:1])
         if rows is None and pictures is not None and (pictures.parts or self._is_told_positions):
             # What is shown is of this step, and would be a constant of a recorded one.
             logits = self._forward(groups, self._kv, layout, tokens)
@@ -117,7 +127,7 @@ class Rows:
         self, rows: list[int], groups: Sequence[Group], layout: StepLayout, tokens: mx.array
     ) -> mx.array:
         wanted = mx.array(rows)
-        with self._selector.choosing(wanted, len(tokens)):
+        with self._selector.choosing(wanted, len(tokens), int(layout.offset is not None)):
             logits = self._forward(groups, self._kv, layout, tokens)
         if logits.shape[0] != len(rows):
             logits = logits[wanted]  # a head that is not wrapped computed every row
@@ -188,8 +198,11 @@ def _call(
     """(rows, vocabulary)."""
 
     adapters = None if loaded.adapters is None else loaded.adapters.rows
-    state_class, specs = loaded.caches.state_class, loaded.states
-    recurrent = RecurrentRows(groups, layout.positions, len(tokens), state_class, adapters)
+    num_arrays = [len(spec.arrays) for spec in loaded.states]
+    state_class = loaded.caches.state_class
+    recurrent = RecurrentRows(
+        groups, layout.positions, len(tokens), num_arrays, state_class, adapters
+    )
 
     def layer(index: int) -> LayerKV:
         if windows is None:
@@ -200,17 +213,21 @@ def _call(
         assert layout.windows is not None, "the step has page tables for windows"
         return LayerKV(windows.kv, place, layout.windows)
 
-    def state(index: int) -> LayerState:
-        return LayerState(index, len(specs[index].arrays), recurrent)
-
     def elsewhere(leaf: ElsewhereLeaf) -> LayerState | LayerKV:
         if leaf.is_state:
-            return LayerState(-1, 0, recurrent)
+            return LayerState(recurrent, -1)
         return LayerKV.elsewhere(kv, leaf.window, layout)
 
     with key_owners.one_forward(), activations():
-        caches = loaded.caches.build(layer, state, elsewhere)
-        logits: mx.array = loaded.model(tokens[:, None], cache=caches)
+        if layout.offset is not None:
+            [group] = groups
+            states = GroupCaches(group, num_arrays, state_class)
+            caches = loaded.caches.build(layer, states.__getitem__)
+            logits: mx.array = loaded.model(tokens[None], cache=caches)
+            states.commit()
+            return logits[0]
+        caches = loaded.caches.build(layer, partial(LayerState, recurrent), elsewhere)
+        logits = loaded.model(tokens[:, None], cache=caches)
     return logits[:, 0]
 
 
@@ -238,10 +255,8 @@ class Sequences:
         self, group: Group, batch: Batch, tokens: mx.array, wanted: list[int] | None
     ) -> mx.array:
         """(rows of the group, vocabulary), or only those that are wanted."""
-        states = {
-            index: self._state(group.begin(index, len(spec.arrays)))
-            for index, spec in enumerate(self._states.specs)
-        }
+        num_arrays = [len(spec.arrays) for spec in self._states.specs]
+        states = GroupCaches(group, num_arrays, self._loaded.caches.state_class)
         layout = self._layout(group, batch)
         caches = self._loaded.caches.build(
             lambda index: GatheredKV(self._kv, index, layout, group.start), states.__getitem__
@@ -249,8 +264,7 @@ class Sequences:
         chosen = None if wanted is None else mx.array(wanted or [group.length - 1])
         with self._loaded.selector.choosing(chosen, group.length, axis=1), self._activations():
             logits: mx.array = self._model_of(group)(tokens[None], cache=caches)[0]
-        for index, cache in states.items():
-            group.after[index] = cache.cache
+        states.commit()
         if wanted is None:
             return logits
         if wanted and logits.shape[0] != len(wanted):
@@ -280,8 +294,3 @@ class Sequences:
             if self._commits is None
             else _after_layer(self._commits, positions, 0, tables),
         )
-
-    def _state(self, arrays: Arrays) -> Any:
-        cache = self._loaded.caches.state_class(len(arrays))
-        cache.cache = list(arrays)
-        return cache

@@ -87,7 +87,7 @@ class FusedAttention:
     is_gated: bool  # beside each query lies the gate of its answer
 
     def __call__(self, layer: Any, x: mx.array, mask: object, cache: LayerKV) -> mx.array:
-        """(T, 1, hidden) of rows (T, 1, hidden)."""
+        """As x: rows (T, 1, hidden), or a chunk (1, T, hidden)."""
         projected = self.projected(layer, x)
         turns = cache.turns(self.rope)
         queries = cache.rotate_and_write(projected, turns, self.heads, self.norms)
@@ -103,13 +103,14 @@ class FusedAttention:
 
     def output(self, layer: Any, answer: mx.array, projected: Projected) -> mx.array:
         """What attention's answer (T, heads, 1, dim) becomes."""
-        rows = answer.reshape(len(answer), 1, -1)
+        batch, length, _ = projected[0].shape
+        rows = answer.reshape(batch, length, -1)
         if self.is_gated:
             both = projected[0]
             if self.product is not None:  # by `split`, which takes the host half as long as a slice
                 both = mx.split(both, [self.heads.widths[0]], axis=-1)[0]
-            gates = mx.split(both.reshape(len(rows), 1, self.heads.num, -1), 2, axis=-1)[1]
-            rows = rows * mx.sigmoid(gates.reshape(rows.shape))
+            gates = mx.split(both.reshape(batch, length, self.heads.num, -1), 2, axis=-1)[1]
+            rows = rows * mx.sigmoid(gates.reshape(batch, length, -1))
         output: mx.array = layer["o_proj"](rows)  # not by __getattr__, which is Python's
         return output
 
@@ -138,6 +139,11 @@ def fuse_attention(model: nn.Module, dtype: mx.Dtype, context: int) -> list[nn.M
         vars(layer)[_MARK] = found
         fused.append(layer)
     return fused
+
+
+def num_fused(model: nn.Module) -> int:
+    """Attention layers of `model` that are fused now."""
+    return sum(_MARK in vars(module) for module in model.modules())
 
 
 def separate(layers: Sequence[nn.Module]) -> None:

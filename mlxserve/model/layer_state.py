@@ -7,6 +7,9 @@ group of rows, with an ArraysCache that holds the group's state, and its outputs
     rows of a step    | decodes (S rows) | chunk of A (L rows)          | chunk of B ...
     recurrent module  | (S, 1, hidden)   | (1, k, .), then (1, L - k, .) | (1, M, .)
     everything else   | (T, 1, hidden): one product for all rows, weights are read once
+
+A step of one chunk whose attention is fused needs none: the whole model is called with (1, T), as mlx-lm does, and
+an ArraysCache for each layer (`GroupCaches`).
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ class RecurrentRows:
     groups: Sequence[Group]
     positions: mx.array  # (T,), as the attention layers of the step have them
     num_rows: int
+    num_arrays: Sequence[int]  # of each layer's state
     state_class: type  # the model's own ArraysCache
     adapters: AdapterRows | None = None  # those of the step's rows, where the model has some
 
@@ -35,14 +39,13 @@ class RecurrentRows:
 class LayerState:
     """One recurrent layer's state for one step."""
 
-    __slots__ = ("_layer", "_num_arrays", "_step")
+    __slots__ = ("_layer", "_step")
     # Of a padded batch; groups have no padding.
     lengths = None
     left_padding = None
 
-    def __init__(self, layer: int, num_arrays: int, step: RecurrentRows) -> None:
+    def __init__(self, step: RecurrentRows, layer: int) -> None:
         self._layer = layer
-        self._num_arrays = num_arrays
         self._step = step
 
     def make_mask(self, N: int, **_: Any) -> None:  # noqa: ARG002
@@ -58,16 +61,16 @@ class LayerState:
         args: the module and what it is called with
         """
         step, layer = self._step, self._layer
-        num_groups = len(step.groups)
+        num_groups, num_arrays = len(step.groups), step.num_arrays[layer]
         outputs = []
         changed: dict[int, mx.array | None] = {}  # what this module did to the group before
         for group in step.groups:
-            before = group.begin(layer, self._num_arrays)
+            before = group.begin(layer, num_arrays)
             if group.previous is not None:
                 # Several modules may share a layer's state (time mix and channel mix of RWKV): from group to
                 # group each takes over only what it changed.
                 before = [changed.get(at, array) for at, array in enumerate(before)]
-            inner = step.state_class(self._num_arrays)
+            inner = step.state_class(num_arrays)
             inner.cache = list(before)
             if step.adapters is not None:
                 step.adapters.narrow(group.first, group.end)
@@ -75,7 +78,8 @@ class LayerState:
             named = kwargs and dict(
                 zip(kwargs, self._of_group(kwargs.values(), group, inner), strict=True)
             )
-            outputs.append(_as_rows(call(*given, **named), group))
+            output = call(*given, **named)
+            outputs.append(output if group.length == 1 else _as_rows(output))
             group.after[layer] = inner.cache
             if num_groups > 1:
                 changed = {
@@ -91,7 +95,7 @@ class LayerState:
         """Arguments of the module as its group sees them."""
         return [
             self._rows_of(value, group)
-            if isinstance(value, mx.array)
+            if type(value) is mx.array  # `isinstance` takes as long as an op's call for other types
             else (inner if value is self else value)
             for value in values
         ]
@@ -103,22 +107,36 @@ class LayerState:
             return array
         if array is self._step.positions:
             return mx.array(group.positions)
-        shape = array.shape
-        if shape[:2] != (num_rows, 1):
+        if array.shape[:2] != (num_rows, 1):
             return array
-        if group.length < num_rows:  # beside other groups
+        if len(self._step.groups) > 1:
             array = array[group.first : group.end]
-        return array.reshape((group.batch, group.length, *shape[2:]))
+        return array if group.length == 1 else array.swapaxes(0, 1)
 
 
-def _as_rows(output: Any, group: Group) -> Any:
-    """A group's output as rows of the step, each of them if a module returns several."""
-    if group.length == 1:
-        return output
+class GroupCaches:
+    """The states of a group as the model's own ArraysCaches, in the order of the layers."""
+
+    def __init__(self, group: Group, num_arrays: Sequence[int], state_class: type) -> None:
+        self._group = group
+        self._caches: list[Any] = [state_class(num) for num in num_arrays]
+        for layer, (cache, num) in enumerate(zip(self._caches, num_arrays, strict=True)):
+            cache.cache = list(group.begin(layer, num))
+
+    def __getitem__(self, layer: int) -> Any:
+        return self._caches[layer]
+
+    def commit(self) -> None:
+        """The model was called: the group has what its layers left."""
+        self._group.after = [cache.cache for cache in self._caches]
+
+
+def _as_rows(output: Any) -> Any:
+    """What a module returns of a chunk, (1, length, ...), as rows of the step."""
     if isinstance(output, mx.array):
-        return output.reshape((group.batch * group.length, 1, *output.shape[2:]))
+        return output.swapaxes(0, 1)
     if isinstance(output, (tuple, list)):
-        return type(output)(_as_rows(part, group) for part in output)
+        return type(output)(_as_rows(part) for part in output)
     return output
 
 

@@ -36,8 +36,8 @@ def is_in_groups(kind: type) -> bool:
 
 def _in_groups(plain: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, LayerState):
+        for value in args if not kwargs else (*args, *kwargs.values()):
+            if type(value) is LayerState:
                 return value.run(plain, args, kwargs)
         return plain(*args, **kwargs)
 

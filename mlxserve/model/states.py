@@ -183,7 +183,7 @@ class StateStore:
         if not self.is_used:
             return
         for group in groups:
-            # A convolution's state is a view of the chunk's last tokens, and keeps all of them.
+            # A convolution's state may be a view of the chunk's last tokens, and keep all of them.
             is_copied = group.length > 1 and not group.is_within_chunk
             stack = [
                 self._filled(arrays, spec, group.batch, is_copied)
@@ -202,12 +202,15 @@ class StateStore:
     def _filled(
         arrays: Arrays | None, spec: StateSpec, batch: int, is_copied: bool
     ) -> list[mx.array]:
-        """What a layer has left; zeros for what it did not set."""
+        """What a layer has left; zeros for what it did not set.
+
+        is_copied: what may be a view of tokens, which a matrix of each head is not
+        """
         assert arrays is not None, "a recurrent layer was not called"
         return [
             mx.zeros((batch, *shape), dtype)
             if array is None
-            else (mx.contiguous(array) if is_copied else array)
+            else (mx.contiguous(array) if is_copied and len(shape) < 3 else array)
             for array, (shape, dtype) in zip(arrays, spec.arrays, strict=True)
         ]
 

@@ -20,15 +20,20 @@ from metal_kernels.metal import MetalBackend
 from metal_kernels.reading import read
 from metal_kernels.reference import ReferenceBackend
 from metal_kernels.x86.backend import X86Backend
+from mlxserve.cache.kv import KVPool
 from mlxserve.errors import UnsupportedModel
 from mlxserve.model import attention
 from mlxserve.model.attention import choose_attention
+from mlxserve.model.batch import Batch
 from mlxserve.model.fused_attention import FusedAttention, fuse_attention
 from mlxserve.model.fused_layers import FusedLayers, can_fuse
 from mlxserve.model.joined_products import JoinedProduct, SharedLayer, can_join, share
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.paged import use_paged_attention
 from mlxserve.model.probe import probe
+from mlxserve.model.runner import ModelRunner
+from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
+from mlxserve.sampling_params import SamplingParams
 from tests.conftest import each_of
 from tests.emulated import emulated_backend
 
@@ -256,6 +261,49 @@ def test_recurrent_layers_share_the_product_of_their_input(build_model: BuildMod
     loaded, fused = fused_model(build_model, "qwen3_next")
     names = [sharing.names for sharing in fused.sharing]
     assert names.count(("in_proj_qkvz", "in_proj_ba")) == len(loaded.states)
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_a_chunk_alone_is_called_as_mlx_lm_calls_it_where_attention_beside_states_is_fused(
+    is_fused: bool, build_model: BuildModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, fused = fused_model(build_model, "qwen3_next")
+    if not is_fused:
+        fused.undo()
+    ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8]
+    expected = loaded.model(mx.array([ids]))[0]
+    mx.eval(expected)
+    shapes, kind = [], type(loaded.model)
+    plain = kind.__call__
+
+    def watched(model: nn.Module, tokens: mx.array, **options: Any) -> mx.array:
+        shapes.append(tokens.shape)
+        logits: mx.array = plain(model, tokens, **options)
+        return logits
+
+    monkeypatch.setattr(kind, "__call__", watched)
+    runner = ModelRunner(loaded, KVPool(loaded.layers, 4, 16, ReferenceBackend()))
+    first, second = (
+        LiveRequest(Request(name, ids, SamplingParams(temperature=0))) for name in "ab"
+    )
+    pages = {first: as_page_table([2, 0]), second: as_page_table([3, 1])}
+
+    def logits_of(*cuts: tuple[LiveRequest, int, int], all_rows: bool = False) -> mx.array:
+        chunks = [Chunk(r, begin, end - begin, pages[r], samples=True) for r, begin, end in cuts]
+        batch = Batch.of(chunks, 16)
+        return runner.logits(batch, mx.array(batch.tokens), all_rows=all_rows)
+
+    # Alone, its last row and all rows; then beside a decode.
+    found = [
+        (logits_of((first, 0, 7), all_rows=True), expected[:7]),
+        (logits_of((first, 7, 18)), expected[17:18]),
+        (logits_of((second, 0, 5)), expected[4:5]),
+        (logits_of((first, 18, 19), (second, 5, 19)), mx.stack([expected[18]] * 2)),
+    ]
+    alone = [(1, num) if is_fused else (num, 1) for num in (7, 11, 5)]
+    assert shapes == [*alone, (15, 1)]
+    for logits, wanted in found:
+        assert mx.allclose(logits, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_layers_of_different_inputs_share_nothing() -> None:
