@@ -130,13 +130,27 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 Serve: TypeAlias = Callable[..., LLM]
 
 
+SIZES: dict[str, Any] = {
+    "num_pages": 96,
+    "page_size": 16,
+    "max_model_len": 512,
+    "num_state_slots": 64,
+    "disable_log_stats": True,
+}
+
+
+@pytest.fixture(scope="module")
+def shared(model: Model) -> Iterator[LLM]:
+    with LLM(str(model.folder), **SIZES) as llm:
+        yield llm
+
+
 @pytest.fixture
 def serve(model: Model) -> Iterator[Serve]:
     opened: list[LLM] = []
 
     def build(**options: Any) -> LLM:
-        sizes = {"num_pages": 96, "page_size": 16, "max_model_len": 512, "num_state_slots": 64}
-        opened.append(LLM(str(model.folder), disable_log_stats=True, **{**sizes, **options}))
+        opened.append(LLM(str(model.folder), **{**SIZES, **options}))
         return opened[-1]
 
     yield build
@@ -144,13 +158,12 @@ def serve(model: Model) -> Iterator[Serve]:
         llm.close()
 
 
-def test_images_alone_together_and_cached(model: Model, serve: Serve) -> None:
-    llm = serve()
+def test_images_alone_together_and_cached(model: Model, shared: LLM) -> None:
     for said in QUESTIONS.values():
-        agree(model, llm, [said])
-    llm.reset_prefix_cache()
-    agree(model, llm, list(QUESTIONS.values()))
-    outputs = agree(model, llm, list(QUESTIONS.values()))
+        agree(model, shared, [said])
+    shared.reset_prefix_cache()
+    agree(model, shared, list(QUESTIONS.values()))
+    outputs = agree(model, shared, list(QUESTIONS.values()))
     assert sum(output.usage.cached_tokens for output in outputs) > 64
 
 
@@ -172,9 +185,8 @@ def test_an_adapter_of_the_text_answers_about_images(
     agree(model, llm, list(QUESTIONS.values()))
 
 
-def test_usage_counts_the_rows_of_images(serve: Serve) -> None:
-    llm = serve()
-    one, two, none = (output.usage for output in ask(llm, [("a", A), ("a", A, A), ("a",)]))
+def test_usage_counts_the_rows_of_images(shared: LLM) -> None:
+    one, two, none = (output.usage for output in ask(shared, [("a", A), ("a", A, A), ("a",)]))
     assert one.image_tokens > 0
     assert two.image_tokens == 2 * one.image_tokens
     assert none.image_tokens == 0
@@ -344,10 +356,9 @@ def test_features_that_were_given_up_are_computed_again(
     assert stats.num_kept == 1
 
 
-def test_answers_to_one_prompt_share_its_image(model: Model, serve: Serve) -> None:
-    llm = serve()
+def test_answers_to_one_prompt_share_its_image(model: Model, shared: LLM) -> None:
     said = QUESTIONS["two images"]
-    [output] = llm.chat(
+    [output] = shared.chat(
         conversation(said),
         SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, n=3),
         use_tqdm=False,
@@ -375,18 +386,18 @@ def test_pages_of_an_image_are_found_on_disk_after_a_restart(
         assert llm.stats().vision.num_computed == 1
 
 
-def test_a_marker_of_images_in_a_text_is_text(model: Model, serve: Serve) -> None:
-    llm, marker = serve(), model.marker
+def test_a_marker_of_images_in_a_text_is_text(model: Model, shared: LLM) -> None:
+    marker = model.marker
     said = {"role": "assistant", "content": marker}
     asked = [*conversation(("a", A)), said, *conversation(("b",))]
     with pytest.raises(InvalidParameter, match="marker of images"):
-        llm.chat(asked, PARAMS, use_tqdm=False)
-    [typed] = ask(llm, [(f"a{marker}", A)])
-    [plain] = ask(llm, [("a", A)])
+        shared.chat(asked, PARAMS, use_tqdm=False)
+    [typed] = ask(shared, [(f"a{marker}", A)])
+    [plain] = ask(shared, [("a", A)])
     assert typed.usage.image_tokens == plain.usage.image_tokens
 
 
-def test_the_library_takes_files_bytes_and_pixels(serve: Serve, tmp_path: Path) -> None:
+def test_the_library_takes_files_bytes_and_pixels(shared: LLM, tmp_path: Path) -> None:
     pillow = Pillow.fromarray(A.pixels)
     path = tmp_path / "a.png"
     pillow.save(path)
@@ -399,16 +410,14 @@ def test_the_library_takes_files_bytes_and_pixels(serve: Serve, tmp_path: Path) 
         {"type": "image", "image": A.pixels},
         {"type": "image_url", "image_url": {"url": url}},
     ]
-    llm = serve()
     text = {"type": "text", "text": "What?"}
-    [expected] = ask(llm, [("What?", A)])
+    [expected] = ask(shared, [("What?", A)])
     asked = [[{"role": "user", "content": [text, part]}] for part in parts]
-    for output in llm.chat(asked, PARAMS, use_tqdm=False):
+    for output in shared.chat(asked, PARAMS, use_tqdm=False):
         assert output.token_ids == expected.token_ids
 
 
-def test_an_image_that_cannot_be_read_is_refused(serve: Serve) -> None:
-    llm = serve()
+def test_an_image_that_cannot_be_read_is_refused(shared: LLM) -> None:
     for part, said in (
         ({"type": "image"}, "needs one of path, bytes, image"),
         ({"type": "image", "path": "/nowhere/cat.png"}, "cannot be read: .*/nowhere/cat.png"),
@@ -419,7 +428,7 @@ def test_an_image_that_cannot_be_read_is_refused(serve: Serve) -> None:
     ):
         content = [{"type": "text", "text": "What?"}, part]
         with pytest.raises(InvalidParameter, match=said) as caught:
-            llm.chat([{"role": "user", "content": content}], PARAMS, use_tqdm=False)
+            shared.chat([{"role": "user", "content": content}], PARAMS, use_tqdm=False)
         assert caught.value.name == "messages[0].content[1]"
 
 
