@@ -241,12 +241,12 @@ class ChatApp(App[None]):
         parsed = parse(event.text)
         if parsed is not None and parsed[1] and not parsed[0].argument:
             self.window.composer.write(event.text)
-            self.notify(f"{parsed[0].usage} takes no argument.", markup=False)
+            self.notify(f"{parsed[0].usage} takes no argument.")
         elif parsed is not None:
             await self._run(*parsed)
         elif looks_like_command(event.text):
             self.window.composer.write(event.text)
-            self.notify("Unknown command. F1 lists all commands.", markup=False)
+            self.notify("Unknown command. F1 lists all commands.")
         else:
             self.browsing.end_find()
             self._revising.send(event.text)
@@ -313,7 +313,7 @@ class ChatApp(App[None]):
             if result is not None:
                 await result
         except StoreError as error:
-            self.notify(str(error), severity="error", markup=False)
+            self.notify(str(error), severity="error")
 
     def _stop(self) -> None:
         """Esc: cancel editing, stop the answer, focus the composer, or empty it of a command; twice: edit
@@ -369,7 +369,7 @@ class ChatApp(App[None]):
         elif self.answering.is_answering:
             self.answering.stop()
         else:
-            self.notify("Press Ctrl+C again to quit.", timeout=SECONDS, markup=False)
+            self.notify("Press Ctrl+C again to quit.", timeout=SECONDS)
 
     def _request_quit(self) -> None:
         self.run_worker(self.action_quit(), group="quit")

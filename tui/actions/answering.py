@@ -100,9 +100,7 @@ class Answering:
 
     def run_when_connected(self, operation: Operation) -> None:
         if self._link.connection is None:
-            self._window.notify(
-                "Not connected yet; try again when the server is ready.", markup=False
-            )
+            self._window.notify("Not connected yet; try again when the server is ready.")
         else:
             self.run(operation)
 
@@ -111,16 +109,14 @@ class Answering:
         if path and path[-1].state in CAN_CONTINUE and (path[-1].text or path[-1].rounds):
             self.run_when_connected(partial(self.continue_answer, path[-1]))
         else:
-            self._window.notify(
-                "Nothing to continue: the last answer was not stopped or cut off.", markup=False
-            )
+            self._window.notify("Nothing to continue: the last answer was not stopped or cut off.")
 
     def compact(self) -> None:
         """Put a summary in place of the oldest messages."""
         if self._open_chat.path:
             self.run_when_connected(self._compact)
         else:
-            self._window.notify("This chat is empty: send a message first.", markup=False)
+            self._window.notify("This chat is empty: send a message first.")
 
     def continue_shorter(self) -> None:
         """Continue a full chat without its oldest messages."""
@@ -244,7 +240,7 @@ class Answering:
         """Have the server forget what it keeps of a chat that was deleted."""
         connection, tools = self._link.connection, self._tools.definitions
         if words := await forget_pages(connection, left, tools, self.sampling.fields):
-            self._window.notify(words, markup=False)
+            self._window.notify(words)
 
     async def _show_not_connected(self) -> None:
         """The connection was lost while the operation waited."""
@@ -307,7 +303,7 @@ class Answering:
             # The answer continues; the user is told once that it is not saved.
             if not self._has_reported_unsaved:
                 self._has_reported_unsaved = True
-                self._window.notify(str(error), severity="error", markup=False)
+                self._window.notify(str(error), severity="error")
 
     def _tick(self, answer: LiveAnswer, view: AnswerView) -> None:
         if self._operations.answer is not answer:

@@ -101,16 +101,14 @@ class Browsing:
         try:
             export(chat, self._open_chat.path, kind, to)
         except OSError as error:
-            self._window.notify(
-                f"Export failed: {error}. Choose another file.", severity="error", markup=False
-            )
+            self._window.notify(f"Export failed: {error}. Choose another file.", severity="error")
         else:
-            self._window.notify(f"Exported to {to}", markup=False)
+            self._window.notify(f"Exported to {to}")
 
     def _has_messages(self) -> bool:
         """Says so, if it has none."""
         if self._open_chat.chat is None:
-            self._window.notify("This chat is empty: send a message first.", markup=False)
+            self._window.notify("This chat is empty: send a message first.")
         return self._open_chat.chat is not None
 
     async def find(self, words: str = "") -> None:
@@ -120,7 +118,7 @@ class Browsing:
         elif await self._find(words):
             self._draft.begin(f"{FIND}{words}")  # Enter goes to the previous match
         else:
-            self._window.notify("No match in this chat.", markup=False)
+            self._window.notify("No match in this chat.")
 
     async def _find(self, words: str) -> bool:
         sought = words.casefold()

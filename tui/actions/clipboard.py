@@ -15,10 +15,10 @@ _TIMEOUT_SECONDS = 5.0
 def put_in_clipboard(app: App[None], text: str, what: str) -> None:
     """Copy a text of the model or the user, cleaned, and show a notice."""
     if not text:
-        app.notify(f"Nothing to copy: there is no {what} yet.", markup=False)
+        app.notify(f"Nothing to copy: there is no {what} yet.")
         return
     copy(app, clean(text))
-    app.notify(f"Copied the {what}.", timeout=2, markup=False)
+    app.notify(f"Copied the {what}.", timeout=2)
 
 
 def copy(app: App[None], text: str) -> None:
@@ -32,4 +32,4 @@ def copy(app: App[None], text: str) -> None:
     try:
         subprocess.run([pbcopy], input=text.encode(), check=False, timeout=_TIMEOUT_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
-        app.notify(f"pbcopy failed: {error}", severity="warning", markup=False)
+        app.notify(f"pbcopy failed: {error}", severity="warning")

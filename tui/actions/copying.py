@@ -31,9 +31,7 @@ class Copying:
         blocks = [] if answer is None else code_blocks(answer.text)
         at = int(number) - 1 if number.isdecimal() else len(blocks) - 1
         if number and not (number.isdecimal() and 0 <= at < len(blocks)):
-            self._app.notify(
-                f"The answer has {len(blocks)} code blocks: give a number up to that.", markup=False
-            )
+            self._app.notify(f"The answer has {len(blocks)} code blocks: give a number up to that.")
         else:
             put_in_clipboard(self._app, blocks[at] if blocks else "", "code block")
 

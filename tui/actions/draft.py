@@ -40,7 +40,7 @@ class Draft:
             if text:
                 await self._open_chat.set_setting(_SETTING, "")
         except StoreError as error:
-            self._app.notify(str(error), severity="error", markup=False)
+            self._app.notify(str(error), severity="error")
             return
         if text and not self._window.composer.text:
             self._window.composer.write(text)
@@ -82,7 +82,7 @@ class Draft:
             words = (
                 f"There is no file {missing[0]}. Press Enter again to send the message as it is."
             )
-            self._app.notify(words, severity="warning", markup=False)
+            self._app.notify(words, severity="warning")
             return None
         try:
             asked = with_files(text, Path.cwd())
@@ -107,12 +107,12 @@ class Draft:
             with self._app.suspend():
                 text = edit_in_editor(self._window.composer.whole_text)
         except EditorFailed as error:
-            self._app.notify(str(error), severity="error", markup=False)
+            self._app.notify(str(error), severity="error")
         except SuspendNotSupported:
-            self._app.notify("This kind of terminal cannot open an editor.", markup=False)
+            self._app.notify("This kind of terminal cannot open an editor.")
         else:
             self._window.composer.write(text)
 
     def _put_back(self, text: str, error: AttachmentRefused) -> None:
         self._window.composer.write(text)
-        self._app.notify(str(error), severity="error", markup=False)
+        self._app.notify(str(error), severity="error")

@@ -46,7 +46,7 @@ class ModelSwitch:
         served = [] if connection is None else connection.models
         can_change = self._link.can_change_model
         if connection is None and not can_change:
-            self._app.notify("Not connected yet; try again when the server is ready.", markup=False)
+            self._app.notify("Not connected yet; try again when the server is ready.")
         elif not name:
             models = self._models if can_change else None
             self._app.push_screen(ModelsDialog(served, self._link.model, models), self._take)
@@ -58,8 +58,7 @@ class ModelSwitch:
             known = ", ".join(one_line(model, 60) for model in served[:8])
             self._app.notify(
                 f"The server has no such model. It has: {known}. `mlxserve chat {one_line(name, 60)}` "
-                "starts a chat with it on a server of its own.",
-                markup=False,
+                "starts a chat with it on a server of its own."
             )
 
     async def connected(self) -> None:
@@ -77,12 +76,11 @@ class ModelSwitch:
         try:
             await self._models.use(name)
         except ChatError as error:
-            self._app.notify(str(error), severity="warning", markup=False)
+            self._app.notify(str(error), severity="warning")
         else:
             self._app.notify(
                 f"{one_line(name, 60)} is what chat, run and serve use from now on. "
-                "`mlxserve use` changes that.",
-                markup=False,
+                "`mlxserve use` changes that."
             )
 
     def _take(self, choice: Model | str | None) -> None:
@@ -127,8 +125,6 @@ class ModelSwitch:
     def _keep(self, why: str) -> None:
         """Keep the old model, if there is one."""
         old = one_line(self._link.model, 60)
-        self._app.notify(
-            f"{why} {old} stays in use." if old else why, severity="error", markup=False
-        )
+        self._app.notify(f"{why} {old} stays in use." if old else why, severity="error")
         if not self._answering.is_answering:
             self._answering.show_ready()

@@ -85,9 +85,7 @@ class Revising:
         later = len(path) - path.index(question) - 2 if question in path else 0
         if later > 0:
             noun = "message stays" if later == 1 else "messages stay"
-            self._window.notify(
-                f"{later} later {noun} with the version before: Alt+Left shows it.", markup=False
-            )
+            self._window.notify(f"{later} later {noun} with the version before: Alt+Left shows it.")
 
     def _question(self, message: StoredMessage) -> StoredMessage | None:
         """The message if it is a question, else the question that it answers."""

@@ -40,9 +40,7 @@ class SamplingChoice:
         sampling = self._answering.sampling
         if not name:
             set_now = sampling.words or "nothing; the model's defaults apply"
-            self._window.notify(
-                f"Set: {set_now}. Names: {', '.join(NAMES)}, {PRESET}.", markup=False
-            )
+            self._window.notify(f"Set: {set_now}. Names: {', '.join(NAMES)}, {PRESET}.")
             return
         try:
             changed = (
@@ -52,7 +50,7 @@ class SamplingChoice:
             )
         except SamplingRefused as error:
             self._draft.begin(f"/set {argument}")
-            self._window.notify(str(error), severity="error", markup=False)
+            self._window.notify(str(error), severity="error")
             return
         self._use(changed)
         await self._open_chat.set_setting(_SETTING, changed.as_text())

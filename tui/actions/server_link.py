@@ -119,7 +119,6 @@ class ServerLink:
             self._window.notify(
                 f"The server {server.ending}, and is restarted. Its log is {server.log}",
                 severity="warning",
-                markup=False,
             )
             self.connect()
 
@@ -169,8 +168,7 @@ class ServerLink:
             if before is not None and before.url is not None and self._connector.server is not None:
                 self._window.notify(
                     f"The server at {before.url} keeps its model; this chat has one of its own now. "
-                    "`mlxserve stop` ends the other.",
-                    markup=False,
+                    "`mlxserve stop` ends the other."
                 )
 
     def _report(self, waiting: ConnectProgress) -> None:

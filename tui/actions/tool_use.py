@@ -37,12 +37,12 @@ class ToolUse:
         try:
             await self._toolbox.start()
         except StoreError as error:
-            self._app.notify(str(error), title="Tools", severity="error", markup=False)
+            self._app.notify(str(error), title="Tools", severity="error")
             return
         failed = [card for card in self._toolbox.cards if card.state is ServerState.FAILED]
         words = self._toolbox.problem or " ".join(card.problem for card in failed)
         if words:
-            self._app.notify(words, title="Tools", severity="warning", markup=False)
+            self._app.notify(words, title="Tools", severity="warning")
 
     def show(self) -> None:
         self._app.push_screen(ToolsDialog(self._toolbox))
@@ -109,7 +109,7 @@ class ToolUse:
         if model not in self._without_tools:
             self._without_tools.add(model)
             words = f"{one_line(model, 60)} does not take tools here, so it answers without them."
-            self._app.notify(words, title="Tools", markup=False)
+            self._app.notify(words, title="Tools")
 
     async def _confirm(self, tool: Tool, arguments: str) -> Decision:
         """Ask the user. Esc stops the answer."""

@@ -46,5 +46,5 @@ class Welcoming:
         try:
             return (await self._open_chat.chats())[:MAX_RECENT]
         except StoreError as error:
-            self._window.notify(str(error), severity="error", markup=False)
+            self._window.notify(str(error), severity="error")
             return []
