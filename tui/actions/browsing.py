@@ -5,6 +5,7 @@ Every change is an operation, so it stops the running answer first.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -22,26 +23,19 @@ from tui.widgets.window import ChatWindow
 FIND = "/find "  # the start of the command that searches
 
 
+@dataclass
 class Browsing:
     """Owns the last search. `exports` is the folder of exported chats for which no file is named."""
 
     class Opened(Event):
         """Another chat or branch was opened. Posted by the window."""
 
-    def __init__(
-        self,
-        open_chat: OpenChat,
-        answering: Answering,
-        draft: Draft,
-        window: ChatWindow,
-        exports: Path,
-    ) -> None:
-        self._open_chat = open_chat
-        self._answering = answering
-        self._draft = draft
-        self._window = window
-        self._exports = exports
-        self._found = ("", 0)  # the text searched for last, and the message in which it was found
+    _open_chat: OpenChat
+    _answering: Answering
+    _draft: Draft
+    _window: ChatWindow
+    _exports: Path
+    _found: tuple[str, int] = ("", 0)  # the text searched for last, and the message that has it
 
     def new(self) -> None:
         self._answering.run(self._new)

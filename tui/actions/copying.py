@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from textual.app import App
 
 from tui.actions.answering import Answering
@@ -10,13 +12,13 @@ from tui.chat.messages import StoredMessage
 from tui.paint.markdown import code_blocks
 
 
+@dataclass
 class Copying:
     """Shows a notice for everything copied, or if there is nothing to copy."""
 
-    def __init__(self, app: App[None], answering: Answering) -> None:
-        self._app = app
-        self._answering = answering
-        self._copied = (0, 0)  # a message, and how often one of its blocks was copied in a row
+    _app: App[None]
+    _answering: Answering
+    _copied: tuple[int, int] = (0, 0)  # a message, and how often a block of it was copied in a row
 
     def message(self, message: StoredMessage) -> None:
         put_in_clipboard(self._app, message.text, "message")

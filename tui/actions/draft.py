@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from textual.app import App, SuspendNotSupported
@@ -21,17 +22,15 @@ from tui.widgets.window import ChatWindow
 _SETTING = "draft"
 
 
+@dataclass
 class Draft:
     """Shows a notice if something cannot be put into the composer."""
 
-    def __init__(
-        self, app: App[None], window: ChatWindow, open_chat: OpenChat, link: ServerLink
-    ) -> None:
-        self._link = link
-        self._app = app
-        self._window = window
-        self._open_chat = open_chat
-        self._asked_about = ""  # a message that mentions a file that does not exist
+    _app: App[None]
+    _window: ChatWindow
+    _open_chat: OpenChat
+    _link: ServerLink
+    _asked_about: str = ""  # a message that mentions a file that does not exist
 
     async def restore(self) -> None:
         """Put back what was not sent when the terminal was left."""

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 
 from textual.app import App
@@ -22,23 +23,16 @@ from tui.talk.models import BUNDLED, Model, ModelCatalog, ModelOrigin
 from tui.widgets.models_dialog import ModelsDialog
 
 
+@dataclass
 class ModelSwitch:
     """`models` finds and downloads others."""
 
-    def __init__(
-        self,
-        app: App[None],
-        link: ServerLink,
-        answering: Answering,
-        models: ModelCatalog,
-        chat: OpenChat,
-    ) -> None:
-        self._app = app
-        self._chat = chat
-        self._chosen = ""  # by the user, until it is remembered
-        self._link = link
-        self._answering = answering
-        self._models = models
+    _app: App[None]
+    _link: ServerLink
+    _answering: Answering
+    _models: ModelCatalog
+    _chat: OpenChat
+    _chosen: str = ""  # by the user, until it is remembered
 
     def choose(self, name: str = "") -> None:
         """Switch to the model with this name; without a name, show a list."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 from tui.actions.answering import Answering
@@ -12,23 +13,16 @@ from tui.chat.open_chat import OpenChat
 from tui.widgets.window import ChatWindow
 
 
+@dataclass
 class Revising:
     """Owns the question that is being edited, if there is one."""
 
-    def __init__(
-        self,
-        open_chat: OpenChat,
-        link: ServerLink,
-        answering: Answering,
-        draft: Draft,
-        window: ChatWindow,
-    ) -> None:
-        self._open_chat = open_chat
-        self._link = link
-        self._answering = answering
-        self._draft = draft
-        self._window = window
-        self._editing: StoredMessage | None = None
+    _open_chat: OpenChat
+    _link: ServerLink
+    _answering: Answering
+    _draft: Draft
+    _window: ChatWindow
+    _editing: StoredMessage | None = None
 
     @property
     def is_editing(self) -> bool:

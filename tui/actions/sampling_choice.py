@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from tui.actions.answering import Answering
@@ -13,22 +14,15 @@ from tui.widgets.window import ChatWindow
 _SETTING = "sampling"
 
 
+@dataclass
 class SamplingChoice:
     """`presets` is the file of presets; it may be missing."""
 
-    def __init__(
-        self,
-        open_chat: OpenChat,
-        answering: Answering,
-        draft: Draft,
-        window: ChatWindow,
-        presets: Path,
-    ) -> None:
-        self._open_chat = open_chat
-        self._answering = answering
-        self._draft = draft
-        self._window = window
-        self._presets = presets
+    _open_chat: OpenChat
+    _answering: Answering
+    _draft: Draft
+    _window: ChatWindow
+    _presets: Path
 
     async def restore(self) -> None:
         """Set what was set last."""

@@ -8,6 +8,7 @@ nearly   a warning in the status line; /compact works at any time
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from tui.actions.server_link import ServerLink
@@ -32,13 +33,13 @@ _MAX_SUMMARY = 400  # tokens
 _UNKNOWN_CONTEXT = 4096  # tokens, where the server does not report it
 
 
+@dataclass
 class Shortening:
     """Leaves the oldest messages of the open chat out of what the model gets."""
 
-    def __init__(self, open_chat: OpenChat, link: ServerLink, window: ChatWindow) -> None:
-        self._open_chat = open_chat
-        self._link = link
-        self._window = window
+    _open_chat: OpenChat
+    _link: ServerLink
+    _window: ChatWindow
 
     async def leave_out_oldest(self) -> bool:
         """Free about half of the context. False if nothing can be left out."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tui.actions.server_link import ServerLink
 from tui.chat.chat_file import StoreError
@@ -14,17 +14,15 @@ from tui.widgets.welcome import MAX_RECENT, WelcomeFacts
 from tui.widgets.window import ChatWindow
 
 
+@dataclass
 class Welcoming:
     """`models` lists what this machine runs, which takes a while; it is asked once."""
 
-    def __init__(
-        self, link: ServerLink, open_chat: OpenChat, models: ModelCatalog, window: ChatWindow
-    ) -> None:
-        self._link = link
-        self._open_chat = open_chat
-        self._models = models
-        self._window = window
-        self._best: Model | None = None  # that this machine runs, once it was looked for
+    _link: ServerLink
+    _open_chat: OpenChat
+    _models: ModelCatalog
+    _window: ChatWindow
+    _best: Model | None = None  # that this machine runs, once it was looked for
 
     def begin(self) -> None:
         """Fill it in the background, in place of the last time."""

@@ -71,12 +71,12 @@ class _Heard:
         ]
 
 
+@dataclass(frozen=True)
 class ToolLoop:
     """`confirm` is asked before every call that is not always allowed."""
 
-    def __init__(self, toolbox: Toolbox, confirm: Confirm) -> None:
-        self._toolbox = toolbox
-        self._confirm = confirm
+    _toolbox: Toolbox
+    _confirm: Confirm
 
     async def answer(
         self, ask: Ask, messages: Messages, *, continues: bool = False, has_thinking: bool = False
