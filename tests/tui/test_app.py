@@ -1217,9 +1217,7 @@ async def test_the_palette_knows_the_names_of_the_commands(t: Terminal) -> None:
     await t.until_shown("/retry  Ctrl+R")
 
 
-async def test_enter_pressed_while_the_list_of_commands_empties_sends_the_text(
-    t: Terminal,
-) -> None:
+async def test_enter_pressed_while_the_list_of_commands_empties_sends_the_text(t: Terminal) -> None:
     """What is typed at once, as a paste by a terminal or tmux, outruns the list."""
     await t.until_ready()
     t.composer.load_text("/export json /no/such/folder/chat.json")

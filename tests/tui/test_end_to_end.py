@@ -44,10 +44,7 @@ def test_a_conversation_in_a_terminal(
 
 
 def test_killing_it_loses_at_most_the_last_second(
-    open_window: Callable[..., Window],
-    server: FakeServer,
-    home: Home,
-    patience: float,
+    open_window: Callable[..., Window], server: FakeServer, home: Home, patience: float
 ) -> None:
     server.script(scripts.say("half of it"), scripts.Gate())
     window = open_window(*attached(server.url))
@@ -64,10 +61,7 @@ def test_killing_it_loses_at_most_the_last_second(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_and_keeps_the_text_so_far(
-    open_window: Callable[..., Window],
-    server: FakeServer,
-    home: Home,
-    number: signal.Signals,
+    open_window: Callable[..., Window], server: FakeServer, home: Home, number: signal.Signals
 ) -> None:
     server.script(scripts.say("half of it"), scripts.Gate())
     window = open_window(*attached(server.url))
@@ -80,10 +74,7 @@ def test_a_signal_ends_it_and_keeps_the_text_so_far(
 
 
 def test_closing_the_window_ends_it_and_keeps_the_text_so_far(
-    open_window: Callable[..., Window],
-    server: FakeServer,
-    home: Home,
-    patience: float,
+    open_window: Callable[..., Window], server: FakeServer, home: Home, patience: float
 ) -> None:
     server.script(scripts.say("half of it"), scripts.Gate())
     window = open_window(*attached(server.url))

@@ -105,18 +105,13 @@ def is_harmless(character: str) -> bool:
 
 of_some_length = pytest.mark.parametrize(
     "names",
-    [
-        pytest.param(SHORT, id="short"),
-        pytest.param(LONG, marks=pytest.mark.long, id="long"),
-    ],
+    [pytest.param(SHORT, id="short"), pytest.param(LONG, marks=pytest.mark.long, id="long")],
 )
 
 
 @of_some_length
 def test_no_answer_puts_anything_harmful_on_the_screen(
-    names: Sequence[str],
-    terminal: Callable[..., None],
-    server: FakeServer,
+    names: Sequence[str], terminal: Callable[..., None], server: FakeServer
 ) -> None:
     async def story(t: Terminal) -> None:
         await t.ask("/thinking")  # open in every chat from now on
@@ -182,11 +177,7 @@ def frame(screen: str) -> list[str]:
 @needs_tmux
 @of_some_length
 def test_no_answer_controls_the_terminal(
-    names: Sequence[str],
-    pane: Pane,
-    server: FakeServer,
-    home: Home,
-    tmp_path: Path,
+    names: Sequence[str], pane: Pane, server: FakeServer, home: Home, tmp_path: Path
 ) -> None:
     obedient(pane)
     pane.open("--url", server.url)

@@ -146,9 +146,7 @@ def test_an_invalid_flag_is_reported_on_the_normal_screen(
     ],
 )
 def test_only_the_chat_in_a_usual_terminal_has_a_first_frame(
-    open_window: Callable[..., Window],
-    arguments: tuple[str, ...],
-    variables: dict[str, str],
+    open_window: Callable[..., Window], arguments: tuple[str, ...], variables: dict[str, str]
 ) -> None:
     assigned = [f"{name}={value}" for name, value in variables.items()]
     window = open_window(

@@ -127,11 +127,7 @@ def drag_over(pane: Pane, words: str, until: str) -> None:
     ],
 )
 def test_the_first_five_minutes(
-    pane_of_size: Callable[..., Pane],
-    home: Home,
-    tmp_path: Path,
-    size: tuple[int, int],
-    theme: str,
+    pane_of_size: Callable[..., Pane], home: Home, tmp_path: Path, size: tuple[int, int], theme: str
 ) -> None:
     second = tmp_path / "second-model"
     shutil.copytree(model_path(), second)

@@ -40,11 +40,7 @@ class Answering:
     """At most one answer at a time."""
 
     def __init__(
-        self,
-        open_chat: OpenChat,
-        link: ServerLink,
-        window: ChatWindow,
-        tools: ToolUse,
+        self, open_chat: OpenChat, link: ServerLink, window: ChatWindow, tools: ToolUse
     ) -> None:
         self._tools = tools
         self._open_chat = open_chat

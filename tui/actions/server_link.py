@@ -25,11 +25,7 @@ class ServerLink:
     class Connected(Event):
         """It has connected, or that failed. Posted by the window."""
 
-    def __init__(
-        self,
-        connector: Connector,
-        window: ChatWindow,
-    ) -> None:
+    def __init__(self, connector: Connector, window: ChatWindow) -> None:
         self._connector = connector
         self._window = window
         self._is_connecting = False

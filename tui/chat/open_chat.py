@@ -11,15 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 from tui.chat.context import last_to_go, num_left_out, sent_messages, used_tokens
-from tui.chat.messages import (
-    ChatRecord,
-    LeftOut,
-    NewQuestion,
-    Role,
-    State,
-    StoredMessage,
-    Version,
-)
+from tui.chat.messages import ChatRecord, LeftOut, NewQuestion, Role, State, StoredMessage, Version
 from tui.chat.picture import KeptImage
 from tui.chat.store import SearchHit, Store
 from tui.chat.traces import Traces, traces

@@ -18,15 +18,7 @@ from pathlib import Path
 
 from tui.chat.calls import rounds_of, rounds_text
 from tui.chat.chat_file import StoreError, open_file, open_memory
-from tui.chat.messages import (
-    AnswerStats,
-    ChatRecord,
-    LeftOut,
-    Role,
-    State,
-    StoredMessage,
-    Version,
-)
+from tui.chat.messages import AnswerStats, ChatRecord, LeftOut, Role, State, StoredMessage, Version
 from tui.chat.picture import KeptImage, as_text, from_text
 from tui.sanitise import one_line
 
@@ -282,8 +274,7 @@ class Store:
     def questions(self, limit: int = 200) -> list[str]:
         """Earlier questions, oldest first: the composer's history."""
         rows = self._db.execute(
-            "SELECT text FROM messages WHERE role = ? ORDER BY id DESC LIMIT ?",
-            (Role.USER, limit),
+            "SELECT text FROM messages WHERE role = ? ORDER BY id DESC LIMIT ?", (Role.USER, limit)
         )
         newest_first = dict.fromkeys(row["text"] for row in rows)
         return list(newest_first)[::-1]

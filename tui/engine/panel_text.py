@@ -194,9 +194,7 @@ def legend(pages: PageMapReplica, num_own: int, folded: FoldedMap) -> Content:
     if folded.num_left_out:
         scale += f"; the last {folded.num_left_out:,} are unused"
     gap = Content("  ")
-    return Content("\n").join(
-        [gap.join(signs), gap.join([*rest, own]), _quiet(scale)],
-    )
+    return Content("\n").join([gap.join(signs), gap.join([*rest, own]), _quiet(scale)])
 
 
 def window_legend(pages: PageMapReplica) -> Content:

@@ -160,10 +160,7 @@ def move_highlight(options: OptionList, step: int) -> None:
 class HelpDialog(ModalScreen[None]):
     """All keys and commands."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *CLOSE,
-        Binding("f1", "dismiss", "Close", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [*CLOSE, Binding("f1", "dismiss", "Close", show=False)]
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog") as dialog:

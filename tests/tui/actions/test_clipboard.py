@@ -44,9 +44,7 @@ def test_pbcopy_gets_the_text_if_it_exists(pbcopy: Callable[[str], Path], tmp_pa
     assert board.read_text(encoding="utf-8") == "some é"
 
 
-def test_a_hanging_pbcopy_does_not_block_the_terminal(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_hanging_pbcopy_does_not_block_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     def hang(*_: object, **how: object) -> None:
         assert how["timeout"]
         raise subprocess.TimeoutExpired("pbcopy", 5)

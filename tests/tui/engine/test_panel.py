@@ -35,9 +35,7 @@ def shows_engine(server: FakeServer, *more: object) -> None:
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 def test_the_panel_shows_pages_statistics_and_reuse(
-    terminal: Run,
-    server: FakeServer,
-    size: tuple[int, int],
+    terminal: Run, server: FakeServer, size: tuple[int, int]
 ) -> None:
     shows_engine(server)
     server.script(
@@ -265,10 +263,7 @@ def polls(monkeypatch: pytest.MonkeyPatch) -> list[EngineStats]:
 
 @pytest.mark.long
 def test_an_engine_that_does_nothing_is_asked_again_when_a_page_changes(
-    panel_alone: Run,
-    server: FakeServer,
-    polls: list[EngineStats],
-    monkeypatch: pytest.MonkeyPatch,
+    panel_alone: Run, server: FakeServer, polls: list[EngineStats], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(panel, "QUIET_POLL_SECONDS", 3600)
     begins = scripts.Gate()
@@ -296,9 +291,7 @@ def test_an_engine_that_does_nothing_is_asked_again_when_a_page_changes(
 
 @pytest.mark.usefixtures("polls")
 def test_a_sparkline_goes_on_at_the_same_speed_while_the_engine_is_asked_less_often(
-    panel_alone: Run,
-    server: FakeServer,
-    monkeypatch: pytest.MonkeyPatch,
+    panel_alone: Run, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(panel, "QUIET_POLL_SECONDS", 2)  # 200 polls, of which 60 are shown
     shows_engine(server)

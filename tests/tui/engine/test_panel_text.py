@@ -67,8 +67,7 @@ def test_missing_statistics_are_reported_as_missing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "bars"),
-    [([], ""), ([0, 0], "  "), ([0, 50, 100], " ▅█"), ([7], "█")],
+    ("values", "bars"), [([], ""), ([0, 0], "  "), ([0, 50, 100], " ▅█"), ([7], "█")]
 )
 def test_a_sparkline_is_relative_to_its_largest_value(values: list[float], bars: str) -> None:
     assert sparkline(values) == bars

@@ -140,7 +140,7 @@ def test_known_languages_are_coloured_and_unknown_ones_are_not() -> None:
 def test_columns_of_a_table_are_aligned() -> None:
     table = shown("| a | bb |\n|:--|--:|\n| ccc | 1 |\n| d | 22 |")
     assert [line.split() for line in table if "─" not in line] == [
-        *(["a", "bb"], ["ccc", "1"], ["d", "22"]),
+        *(["a", "bb"], ["ccc", "1"], ["d", "22"])
     ]
     assert table[2].index("1") == table[3].index("22") + 1
 

@@ -33,9 +33,7 @@ def run(tmp_path: Path) -> Iterator[Callable[[str], ServerProcess]]:
         server.stop()
 
 
-def test_the_address_is_the_one_that_the_server_prints(
-    run: Callable[[str], ServerProcess],
-) -> None:
+def test_the_address_is_the_one_that_the_server_prints(run: Callable[[str], ServerProcess]) -> None:
     server = run(READY + UNTIL_PARENT_EXITS)
     assert asyncio.run(server.address()) == "http://127.0.0.1:4567"
     assert server.is_running

@@ -22,10 +22,7 @@ TOOLS = {
     "never": "Never answers.",
     "told": "Names the requests that were cancelled.",
 }
-SCHEMA = {
-    "type": "object",
-    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 
 
 def main() -> None:

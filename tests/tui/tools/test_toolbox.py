@@ -152,9 +152,7 @@ def test_a_server_that_dies_is_a_sentence_and_starts_again(file: Path) -> None:
     tell(story, file, {"s": scripted()})
 
 
-def test_servers_that_do_not_start_say_why_and_hold_up_no_other(
-    file: Path,
-) -> None:
+def test_servers_that_do_not_start_say_why_and_hold_up_no_other(file: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
 

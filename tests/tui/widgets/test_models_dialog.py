@@ -338,12 +338,7 @@ def test_a_named_model_is_downloaded_while_the_old_one_answers(
     ],
 )
 def test_a_model_that_cannot_be_had_leaves_the_old_one_running(
-    play: Run,
-    ours: OwnServer,
-    server: FakeServer,
-    name: str,
-    error: str,
-    words: str,
+    play: Run, ours: OwnServer, server: FakeServer, name: str, error: str, words: str
 ) -> None:
     machine = Machine(FOUND)
     machine.error, machine.holds = error, False
