@@ -8,16 +8,15 @@ from typing import ClassVar
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from tui.chat.tool_loop import Decision
 from tui.sanitise import clean, one_line
 from tui.tools.toolbox import Tool
-from tui.widgets.dialogs import CLOSE
+from tui.widgets.dialog import Dialog
 
 _MAX_ARGUMENTS = 20_000  # characters that are shown; the number of others is said
 _CHOICES = (
@@ -28,11 +27,10 @@ _CHOICES = (
 )
 
 
-class CallDialog(ModalScreen[Decision | None]):
+class CallDialog(Dialog[Decision | None]):
     """Returns the decision; None for Esc, which stops the answer."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        *CLOSE,
         Binding("pageup", "scroll_arguments(-1)", show=False, priority=True),
         Binding("pagedown", "scroll_arguments(1)", show=False, priority=True),
     ]
@@ -44,9 +42,7 @@ class CallDialog(ModalScreen[Decision | None]):
 
     def compose(self) -> ComposeResult:
         tool = self._tool
-        with Vertical(classes="dialog") as dialog:
-            dialog.border_title = "The model wants to call a tool"
-            dialog.border_subtitle = "↓ Enter chooses · Esc stops the answer"
+        with self.box("The model wants to call a tool", "↓ Enter chooses · Esc stops the answer"):
             yield Static(
                 Content.assemble(
                     (one_line(tool.tool, 80), "bold"), f" of the server {one_line(tool.server, 60)}"

@@ -13,9 +13,8 @@ from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
@@ -23,20 +22,11 @@ from tui.chat.messages import ChatRecord
 from tui.chat.store import SearchHit
 from tui.commands import COMMANDS, COMPOSER_KEYS, MESSAGE_KEYS, key_words
 from tui.sanitise import one_line
+from tui.widgets.dialog import Dialog, ListDialog, Rows
 
 Row = tuple[str, str, str]  # a command or key, the key of a command, its help
 _TITLE_WIDTH = 18
 _BEFORE_MATCH = 16  # characters of a message shown before a match
-CLOSE: list[BindingType] = [
-    Binding("escape", "dismiss", "Close", show=False),
-    Binding("ctrl+c", "dismiss", "Close", show=False, priority=True),
-    Binding("ctrl+q", "app.quit", "Quit", show=False, priority=True),
-]
-# In a list below a field that keeps the focus.
-MOVE: list[BindingType] = [
-    Binding("down", "move(1)", "Down", show=False, priority=True),
-    Binding("up", "move(-1)", "Up", show=False, priority=True),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +37,8 @@ class ChatChoice:
     message_id: int | None = None
 
 
-class ChatsDialog(ModalScreen[ChatChoice | None]):
+class ChatsDialog(ListDialog[ChatChoice | None, ChatChoice]):
     """The chats, most recent first; typing searches all their messages."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *CLOSE,
-        *MOVE,
-        Binding("ctrl+d", "delete", "Delete", show=False, priority=True),
-    ]
 
     def __init__(
         self,
@@ -66,25 +50,19 @@ class ChatsDialog(ModalScreen[ChatChoice | None]):
         self._chats = list(chats)
         self._search = search
         self._delete = delete
-        self._choices: list[ChatChoice] = []
-        self._marked: int | None = None  # the chat on which Ctrl+D was pressed once
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog") as dialog:
-            dialog.border_title = "Chats"
-            dialog.border_subtitle = "Enter opens · Ctrl+D deletes · Esc closes"
+        with self.box("Chats", "Enter opens · Ctrl+D deletes · Esc closes"):
             yield Input(placeholder="Search all chats", compact=True)
-            yield OptionList(compact=True)
+            yield Rows(compact=True)
             yield Static(id="note", markup=False)
 
     def on_mount(self) -> None:
-        self.query_one(OptionList).can_focus = False
         self._show_chats()
 
-    def _say(self, words: str) -> None:
-        note = self.query_one("#note", Static)
-        note.display = bool(words)
-        note.update(Content.styled(words, "$text-quiet"))
+    def say(self, words: str) -> None:
+        super().say(words)
+        self.query_one("#note").display = bool(words)
 
     def _show_chats(self) -> None:
         self._show(
@@ -94,10 +72,10 @@ class ChatsDialog(ModalScreen[ChatChoice | None]):
         )
 
     def _show(self, choices: list[ChatChoice], lines: Sequence[Content], when_empty: str) -> None:
-        self._choices = choices
+        self._shown = choices
         self._marked = None
-        self._say("")
-        options = self.query_one(OptionList)
+        self.say("")
+        options = self.query_one(Rows)
         options.set_options(
             lines or [Option(Content.styled(when_empty, "$text-quiet"), disabled=True)]
         )
@@ -118,9 +96,8 @@ class ChatsDialog(ModalScreen[ChatChoice | None]):
         )
 
     def action_move(self, step: int) -> None:
-        self._marked = None
-        self._say("")
-        move_highlight(self.query_one(OptionList), step)
+        super().action_move(step)
+        self.say("")
 
     async def action_delete(self) -> None:
         """Delete the chat on the second press; the first only asks for it."""
@@ -129,7 +106,7 @@ class ChatsDialog(ModalScreen[ChatChoice | None]):
             return
         if self._marked != choice.chat_id:
             self._marked = choice.chat_id
-            self._say(
+            self.say(
                 "Press Ctrl+D again to delete this chat for good, with the cached pages of its prompts."
             )
             return
@@ -138,11 +115,6 @@ class ChatsDialog(ModalScreen[ChatChoice | None]):
         self.query_one(Input).value = ""
         self._show_chats()
 
-    @property
-    def _chosen(self) -> ChatChoice | None:
-        at = self.query_one(OptionList).highlighted
-        return None if at is None or not self._choices else self._choices[at]
-
     @on(Input.Submitted)
     @on(OptionList.OptionSelected)
     def _choose(self) -> None:
@@ -150,22 +122,13 @@ class ChatsDialog(ModalScreen[ChatChoice | None]):
             self.dismiss(self._chosen)
 
 
-def move_highlight(options: OptionList, step: int) -> None:
-    if step > 0:
-        options.action_cursor_down()
-    else:
-        options.action_cursor_up()
-
-
-class HelpDialog(ModalScreen[None]):
+class HelpDialog(Dialog[None]):
     """All keys and commands."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [*CLOSE, Binding("f1", "dismiss", "Close", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("f1", "dismiss", "Close", show=False)]
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll(classes="dialog") as dialog:
-            dialog.border_title = "Keys and commands"
-            dialog.border_subtitle = "Esc closes"
+        with self.box("Keys and commands", "Esc closes", VerticalScroll):
             for heading, rows in _help():
                 yield Static(heading, classes="heading", markup=False)
                 yield Static(_table(rows), classes="keys")

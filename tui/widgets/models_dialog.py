@@ -11,9 +11,7 @@ from typing import ClassVar
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
@@ -21,7 +19,7 @@ from tui.chat.download_speed import DownloadSpeed
 from tui.sanitise import one_line
 from tui.talk.errors import ChatError
 from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin, best_of
-from tui.widgets.dialogs import CLOSE, MOVE, move_highlight
+from tui.widgets.dialog import ListDialog, Rows
 
 _BAR_WIDTH = 16
 _WIDE = 100  # columns from which a repository's owner is shown
@@ -37,63 +35,53 @@ class HubSearch:
     words: str
 
 
-class ModelsDialog(ModalScreen[Model | str | None]):
+class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
     """Returns the chosen model, or the name of another one as it was typed.
 
     models: finds and downloads others; None if the server cannot be restarted from here
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "back", "Close", show=False),
-        *CLOSE[1:],
-        *MOVE,
-        Binding("ctrl+d", "delete", "Delete", show=False, priority=True),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "back", "Close", show=False)]
 
     def __init__(self, served: Sequence[str], current: str, models: ModelCatalog | None) -> None:
         super().__init__()
         self._rows = [Model(name, ModelOrigin.SERVER) for name in served]
         self._current = current
         self._models = models
-        self._shown: list[Model | str | HubSearch] = []  # what the options stand for
         self._searched: set[str] = set()  # words that the hub was asked for
         self._progress: dict[str, Downloaded] = {}  # of running and paused downloads
         self._loading: str | None = None  # the name of the model being downloaded
         self._download: asyncio.Task[None] | None = None
-        self._marked: str | None = None  # the model on which Ctrl+D was pressed once
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog") as dialog:
-            dialog.border_title = "Models"
-            dialog.border_subtitle = "Enter uses or downloads · Ctrl+D deletes · Esc closes"
+        with self.box("Models", "Enter uses or downloads · Ctrl+D deletes · Esc closes"):
             yield Input(
                 placeholder="Filter, words to search for, or a name: qwen3:4b, owner/name, a folder",
                 compact=True,
             )
             yield Static(id="columns", markup=False)
-            yield OptionList(compact=True)
+            yield Rows(compact=True)
             yield Static(id="note", markup=False)
 
     def on_mount(self) -> None:
-        self.query_one(OptionList).can_focus = False
         self._show(self._current)
         if self._models is None:
-            self._say("The server was not started here, so its models cannot be changed.")
+            self.say("The server was not started here, so its models cannot be changed.")
         else:
-            self._say("Listing the models on this machine …")
+            self.say("Listing the models on this machine …")
             self.run_worker(self._find(self._models), group="find")
 
     async def _find(self, models: ModelCatalog) -> None:
         try:
             found = await models.find()
         except ChatError as error:
-            self._say(str(error))
+            self.say(str(error))
             return
         served = {row.name for row in self._rows}
         running = {m.name: m for m in found if m.name in served}
         self._rows = [running.get(row.name, row) for row in self._rows]
         self._rows += [model for model in found if model.name not in served]
-        self._say(self._legend(models.disk_free))
+        self.say(self._legend(models.disk_free))
         self._show()
 
     def _legend(self, disk_free: int | None) -> str:
@@ -104,9 +92,6 @@ class ModelsDialog(ModalScreen[Model | str | None]):
             words.append(f"{_ABSENT} downloaded to this machine's disk first{free}.")
         return " ".join(words)
 
-    def _say(self, words: str) -> None:
-        self.query_one("#note", Static).update(Content.styled(words, "$text-quiet"))
-
     @on(Input.Changed)
     def _filter(self) -> None:
         self._marked = None
@@ -114,7 +99,7 @@ class ModelsDialog(ModalScreen[Model | str | None]):
 
     def _show(self, name: str | None = None) -> None:
         """List what the filter leaves, with this name highlighted, else the same as before."""
-        options = self.query_one(OptionList)
+        options = self.query_one(Rows)
         if name is None and isinstance(before := self._chosen, Model):
             name = before.name
         typed = self.query_one(Input).value.strip()
@@ -139,11 +124,6 @@ class ModelsDialog(ModalScreen[Model | str | None]):
         names = [row.name for row in rows]
         at = names.index(name) if name in names else 0
         options.highlighted = at if lines else None
-
-    @property
-    def _chosen(self) -> Model | str | HubSearch | None:
-        at = self.query_one(OptionList).highlighted
-        return None if at is None or at >= len(self._shown) else self._shown[at]
 
     def _short(self, name: str) -> str:
         """The name as shown, in a narrow window without a repository's owner."""
@@ -176,13 +156,13 @@ class ModelsDialog(ModalScreen[Model | str | None]):
             self.run_worker(self._search(row.words), group="search", exclusive=True)
         elif row.is_gguf and not row.is_here:
             self.query_one(Input).value = f"{row.name}:{_USUAL_QUANTISATION}"
-            self._say("Enter takes this quantisation of its files; another one may be named.")
+            self.say("Enter takes this quantisation of its files; another one may be named.")
         elif row.refusal:
-            self._say(row.refusal)
+            self.say(row.refusal)
         elif row.is_here:
             self.dismiss(row)
         elif self._loading is not None:
-            self._say(f"{one_line(self._loading, 60)} is already downloading; Esc pauses it.")
+            self.say(f"{one_line(self._loading, 60)} is already downloading; Esc pauses it.")
         elif self._models is not None and not self._is_disk_too_small(self._models, row):
             self._loading = row.name
             self._progress.setdefault(row.name, Downloaded(0, row.weight_size))
@@ -195,15 +175,11 @@ class ModelsDialog(ModalScreen[Model | str | None]):
         missing = (row.weight_size or 0) - done
         if models.disk_free is None or missing <= models.disk_free:
             return False
-        self._say(
+        self.say(
             f"{one_line(row.name, 60)} needs {missing / 1e9:.1f} GB of disk, and "
             f"{models.disk_free / 1e9:.1f} GB are free. Ctrl+D deletes a downloaded model."
         )
         return True
-
-    def action_move(self, step: int) -> None:
-        self._marked = None
-        move_highlight(self.query_one(OptionList), step)
 
     def action_back(self) -> None:
         """Pause the download, else clear the filter, else close."""
@@ -223,46 +199,46 @@ class ModelsDialog(ModalScreen[Model | str | None]):
         name = one_line(row.name, 60)
         if row.source is not ModelOrigin.DOWNLOADED:
             where = "was not downloaded by mlxserve" if row.is_here else "is not on this machine"
-            self._say(f"{name} {where}, so there is nothing to delete.")
+            self.say(f"{name} {where}, so there is nothing to delete.")
         elif row.name == self._current:
-            self._say(f"{name} is in use. Choose another model first.")
+            self.say(f"{name} is in use. Choose another model first.")
         elif self._marked != row.name:
             self._marked = row.name
-            self._say(f"Press Ctrl+D again to delete {name} from this machine's disk.")
+            self.say(f"Press Ctrl+D again to delete {name} from this machine's disk.")
         else:
             self._marked = None
-            self._say(f"Deleting {name} …")
+            self.say(f"Deleting {name} …")
             self.run_worker(self._remove(self._models, row), group="delete")
 
     async def _search(self, words: str) -> None:
         """Add what the hub has."""
         assert self._models is not None, "without it there is no such row"
-        self._say(f"Searching the hub for {one_line(words, 60)} …")
+        self.say(f"Searching the hub for {one_line(words, 60)} …")
         try:
             found = await self._models.search(words)
         except ChatError as error:
-            self._say(str(error))
+            self.say(str(error))
             return
         self._searched.add(words)
         known = {row.name for row in self._rows}
         new = [model for model in found if model.name not in known]
         self._rows += new
         if not found:
-            self._say("The hub has no such model for MLX or in GGUF. Try fewer words.")
+            self.say("The hub has no such model for MLX or in GGUF. Try fewer words.")
         else:
-            self._say(f"{_ABSENT} from the Hugging Face hub, by downloads. Enter downloads one.")
+            self.say(f"{_ABSENT} from the Hugging Face hub, by downloads. Enter downloads one.")
         self._show(new[0].name if new else None)
 
     async def _remove(self, models: ModelCatalog, row: Model) -> None:
         try:
             await models.remove(row.name)
         except ChatError as error:
-            self._say(str(error))
+            self.say(str(error))
             return
         self._rows = [one for one in self._rows if one is not row]
         self._show()
         await self._find(models)  # a well-known one can be downloaded again
-        self._say(f"{one_line(row.name, 60)} was deleted.")
+        self.say(f"{one_line(row.name, 60)} was deleted.")
 
     async def on_unmount(self) -> None:
         if self._download is not None:
@@ -271,21 +247,21 @@ class ModelsDialog(ModalScreen[Model | str | None]):
 
     async def _get(self, models: ModelCatalog, row: Model) -> None:
         name, speed = one_line(row.name, 60), DownloadSpeed()
-        self._say(f"Downloading {name} …")
+        self.say(f"Downloading {name} …")
         try:
             async with aclosing(models.download(row.name)) as steps:
                 async for step in steps:
                     if isinstance(step, Downloaded):
                         self._progress[row.name] = step
-                        self._say(f"Downloading {name}: {speed.words(step)}. Esc pauses.")
+                        self.say(f"Downloading {name}: {speed.words(step)}. Esc pauses.")
                         self._show()
         except ChatError as error:
             if self._progress[row.name].done == 0:
                 del self._progress[row.name]
-            self._say(str(error))
+            self.say(str(error))
         except asyncio.CancelledError:
             if self.is_mounted:
-                self._say("Paused; Enter resumes.")
+                self.say("Paused; Enter resumes.")
             raise
         else:
             del self._progress[row.name]
@@ -293,7 +269,7 @@ class ModelsDialog(ModalScreen[Model | str | None]):
                 replace(one, source=ModelOrigin.DOWNLOADED) if one is row else one
                 for one in self._rows
             ]
-            self._say(f"{name} is downloaded; Enter selects it.")
+            self.say(f"{name} is downloaded; Enter selects it.")
         finally:
             self._loading = self._download = None
             if self.is_mounted:

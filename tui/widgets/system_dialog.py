@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import BindingType
-from textual.containers import Vertical
 from textual.events import Key, Paste
 from textual.message import Message
-from textual.screen import ModalScreen
 from textual.widgets import TextArea
 
 from tui.sanitise import clean
 from tui.widgets.composer import NEW_LINE_KEYS
-from tui.widgets.dialogs import CLOSE
+from tui.widgets.dialog import Dialog
 
 
 class SystemText(TextArea):
@@ -42,19 +37,16 @@ class SystemText(TextArea):
             self.insert("\n")
 
 
-class SystemDialog(ModalScreen[str | None]):
+class SystemDialog(Dialog[str | None]):
     """Returns the new system prompt, empty for none; None: it stays as it was."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [*CLOSE]
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self._text = clean(text)
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog") as dialog:
-            dialog.border_title = "System prompt of this chat"
-            dialog.border_subtitle = "Enter saves · Ctrl+J new line · Ctrl+U empties · Esc cancels"
+        keys = "Enter saves · Ctrl+J new line · Ctrl+U empties · Esc cancels"
+        with self.box("System prompt of this chat", keys):
             yield SystemText(
                 self._text,
                 placeholder="What the model is told before the chat, such as: Answer in one sentence.",

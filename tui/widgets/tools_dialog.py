@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import BindingType
-from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
@@ -17,7 +12,7 @@ from tui.sanitise import one_line
 from tui.tools.servers_file import ToolsError
 from tui.tools.session import ServerState
 from tui.tools.toolbox import Permission, ServerCard, Tool, Toolbox
-from tui.widgets.dialogs import CLOSE
+from tui.widgets.dialog import Dialog
 
 _SIGNS = {
     ServerState.READY: "●",
@@ -38,10 +33,8 @@ _HOW = (
 _LOOK_SECONDS = 0.25
 
 
-class ToolsDialog(ModalScreen[None]):
+class ToolsDialog(Dialog[None]):
     """Enter on a server switches it, or starts it again; on a tool: asks first, always, never."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [*CLOSE]
 
     def __init__(self, toolbox: Toolbox) -> None:
         super().__init__()
@@ -51,9 +44,7 @@ class ToolsDialog(ModalScreen[None]):
         self._problem = ""  # with the last change
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog") as dialog:
-            dialog.border_title = "Tools"
-            dialog.border_subtitle = "Enter switches · Esc closes"
+        with self.box("Tools", "Enter switches · Esc closes"):
             yield OptionList(compact=True)
             yield Static(id="note", markup=False)
 
@@ -89,8 +80,7 @@ class ToolsDialog(ModalScreen[None]):
         words = self._toolbox.problem or _HOW.format(file=self._toolbox.file)
         if row is not None:
             words = row.problem if isinstance(row, ServerCard) else row.description
-        note = Content.styled(one_line(self._problem or words, 600), "$text-quiet")
-        self.query_one("#note", Static).update(note)
+        self.say(one_line(self._problem or words, 600))
 
     @on(OptionList.OptionSelected)
     def _switch(self, event: OptionList.OptionSelected) -> None:
