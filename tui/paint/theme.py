@@ -9,54 +9,33 @@ from textual.theme import Theme
 
 Colours = dict[str, str]  # what a colour is used for -> `#RRGGBB`
 
-_DARK_COLOURS: Colours = {
-    "background": "#16181F",
-    "surface": "#1C1F28",
-    "panel": "#262A36",
-    "foreground": "#D5DAEE",
-    "quiet": "#8B92AB",  # text of less importance
-    "primary": "#8AADF4",
-    "secondary": "#A5ADCB",
-    "accent": "#C6A0F6",
-    "warning": "#EED49F",
-    "error": "#ED8796",
-    "success": "#A6DA95",
-    "border": "#3A4054",
-    "border-blurred": "#2C3140",
-    "highlight": "#28314A",  # the selected row of a list; quiet text stays readable on it
-    "code-background": "#22252F",
-    "number": "#F5A97F",  # in code
-    "found": "#16181F",  # search results
-    "found-background": "#EED49F",
-    "owner-0": "#A6DA95",  # of requests and their pages
-    "owner-1": "#F5A97F",
-    "owner-2": "#7DC4E4",
-    "owner-3": "#F5BDE6",
+# In the dark and in the light theme.
+_COLOURS: dict[str, tuple[str, str]] = {
+    "background": ("#16181F", "#FAFAF7"),
+    "surface": ("#1C1F28", "#F1F1EC"),
+    "panel": ("#262A36", "#E6E6DF"),
+    "foreground": ("#D5DAEE", "#22252E"),
+    "quiet": ("#8B92AB", "#646A7C"),  # text of less importance
+    "primary": ("#8AADF4", "#2A5DB0"),
+    "secondary": ("#A5ADCB", "#5C6378"),
+    "accent": ("#C6A0F6", "#7A3FB5"),
+    "warning": ("#EED49F", "#8A5A00"),
+    "error": ("#ED8796", "#B3261E"),
+    "success": ("#A6DA95", "#2B6E36"),
+    "border": ("#3A4054", "#C3C4BC"),
+    "border-blurred": ("#2C3140", "#D8D8D0"),
+    "highlight": ("#28314A", "#DCE5F4"),  # the selected row of a list; quiet text is readable on it
+    "code-background": ("#22252F", "#EFEFE9"),
+    "number": ("#F5A97F", "#9A4A00"),  # in code
+    "found": ("#16181F", "#22252E"),  # search results
+    "found-background": ("#EED49F", "#FFDF8A"),
+    "owner-0": ("#A6DA95", "#2B6E36"),  # of requests and their pages
+    "owner-1": ("#F5A97F", "#9A4A00"),
+    "owner-2": ("#7DC4E4", "#0B6E7F"),
+    "owner-3": ("#F5BDE6", "#A3367A"),
 }
-_LIGHT_COLOURS: Colours = {
-    "background": "#FAFAF7",
-    "surface": "#F1F1EC",
-    "panel": "#E6E6DF",
-    "foreground": "#22252E",
-    "quiet": "#646A7C",
-    "primary": "#2A5DB0",
-    "secondary": "#5C6378",
-    "accent": "#7A3FB5",
-    "warning": "#8A5A00",
-    "error": "#B3261E",
-    "success": "#2B6E36",
-    "border": "#C3C4BC",
-    "border-blurred": "#D8D8D0",
-    "highlight": "#DCE5F4",
-    "code-background": "#EFEFE9",
-    "number": "#9A4A00",
-    "found": "#22252E",
-    "found-background": "#FFDF8A",
-    "owner-0": "#2B6E36",
-    "owner-1": "#9A4A00",
-    "owner-2": "#0B6E7F",
-    "owner-3": "#A3367A",
-}
+_DARK_COLOURS: Colours = {name: dark for name, (dark, _) in _COLOURS.items()}
+_LIGHT_COLOURS: Colours = {name: light for name, (_, light) in _COLOURS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
