@@ -25,11 +25,11 @@ def as_markdown(path: Path, typed: str | None = None) -> str:
         raise AttachmentRefused(f"{typed} is not a UTF-8 text file.") from error
     except OSError as error:
         raise AttachmentRefused(f"{typed} cannot be read: {error.strerror}.") from error
-    fence = _fence_around(text)
+    fence = fence_around(text)
     return f"{path.name}:\n{fence}{path.suffix.removeprefix('.')}\n{text.rstrip()}\n{fence}\n"
 
 
-def _fence_around(text: str) -> str:
+def fence_around(text: str) -> str:
     """A fence longer than any run of backticks in the text, so that nothing in it closes the block."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     return "`" * max(3, longest + 1)

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from tui.chat.attachment import fence_around
+
 
 class CallState(StrEnum):
     ASKED = "asked"  # waits for the user
@@ -109,19 +111,11 @@ def rounds_markdown(rounds: Iterable[ToolRound]) -> str:
     for one in rounds:
         parts += [one.text] if one.text.strip() else []
         for call in one.calls:
-            fence = "`" * max(3, 1 + _longest_fence(call.answer))
+            fence = fence_around(call.answer)
             parts.append(
                 f"Called `{call.name}` with `{call.arguments}`:\n\n{fence}\n{call.answer}\n{fence}"
             )
     return "\n\n".join(parts)
-
-
-def _longest_fence(text: str) -> int:
-    longest = run = 0
-    for character in text:
-        run = run + 1 if character == "`" else 0
-        longest = max(longest, run)
-    return longest
 
 
 def _round(fields: dict[str, Any]) -> ToolRound:
