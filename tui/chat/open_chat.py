@@ -6,13 +6,13 @@ The store runs in a thread of its own, so that a locked file never holds up the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from tui.chat.context import last_to_go, num_left_out, sent_messages, used_tokens
 from tui.chat.messages import ChatRecord, LeftOut, NewQuestion, Role, State, StoredMessage, Version
-from tui.chat.picture import KeptImage
 from tui.chat.store import SearchHit, Store
 from tui.chat.traces import Traces, traces
 
@@ -117,11 +117,19 @@ class OpenChat:
         parent_id = self.leaf_id if instead_of is None else instead_of.parent_id
         kept = () if instead_of is None else instead_of.images
         images = (*kept, *(one for one in asked.images if one not in kept))
-        return await self._add(parent_id, Role.USER, asked.text, State.DONE, "", images)
+        question = await self._call(
+            self._store.add, self.chat.id, parent_id, Role.USER, asked.text, images=images
+        )
+        await self._show(question.id)
+        return question
 
     async def begin_answer(self, question: StoredMessage, model: str) -> StoredMessage:
         """Write an empty answer to the question, next to those it already has."""
-        return await self._add(question.id, Role.ASSISTANT, "", State.WRITING, model)
+        assert self.chat is not None, "the question is in a chat"
+        add = partial(self._store.add, state=State.WRITING, model=model)
+        answer = await self._call(add, self.chat.id, question.id, Role.ASSISTANT, "")
+        await self._show(answer.id)
+        return answer
 
     async def save(self, message: StoredMessage) -> None:
         self.path = [message if m.id == message.id else m for m in self.path]
@@ -158,33 +166,11 @@ class OpenChat:
     async def set_setting(self, name: str, value: str) -> None:
         await self._call(self._store.set_setting, name, value)
 
-    async def _add(
-        self,
-        parent_id: int | None,
-        role: Role,
-        text: str,
-        state: State,
-        model: str,
-        images: Sequence[KeptImage] = (),
-    ) -> StoredMessage:
-        assert self.chat is not None, "a chat is created before its first message"
-
-        def add(chat_id: int) -> StoredMessage:
-            return self._store.add(
-                chat_id, parent_id, role, text, state=state, model=model, images=images
-            )
-
-        message = await self._call(add, self.chat.id)
-        await self._show(message.id)
-        return message
-
     async def _show(self, leaf_id: int | None) -> None:
         path = await self._call(self._store.path, leaf_id)
         self.versions = await self._call(self._store.versions, path)
         self.path = path
 
     async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        def call() -> T:
-            return function(*args, **kwargs)
-
+        call = partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
