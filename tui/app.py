@@ -39,7 +39,7 @@ from tui.actions.welcoming import Welcoming
 from tui.chat.chat_file import StoreError
 from tui.chat.open_chat import OpenChat
 from tui.chat.store import Store
-from tui.commands import COMMANDS, Command, command_named, key_words, looks_like_command, parse
+from tui.commands import COMMAND_NAMED, COMMANDS, Command, looks_like_command, parse
 from tui.engine.panel import PanelInput
 from tui.engine.placement import PanelPlacement
 from tui.home import Home
@@ -65,7 +65,6 @@ class ChatApp(App[None]):
 
     TITLE = "mlxserve"
     CSS_PATH = "app.tcss"
-    ENABLE_COMMAND_PALETTE = True
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (WIDE, "-wide")]  # noqa: RUF012 (as the base class)
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(",".join(command.keys), f"command('{command.name}')", command.help, show=False)
@@ -187,8 +186,7 @@ class ChatApp(App[None]):
         screen: Screen[object],  # noqa: ARG002 (the palette passes it)
     ) -> Iterable[SystemCommand]:
         for command in COMMANDS:
-            keys = " ".join(key_words(key) for key in command.keys)
-            title = f"/{command.name}  {keys}".rstrip()
+            title = f"/{command.name}  {command.key_words}".rstrip()
             yield SystemCommand(title, command.help, partial(self._run, command))
 
     def _panel_input(self) -> PanelInput:
@@ -301,7 +299,7 @@ class ChatApp(App[None]):
     # Commands
 
     async def action_command(self, name: str) -> None:
-        await self._run(command_named(name))
+        await self._run(COMMAND_NAMED[name])
 
     async def _run(self, command: Command, argument: str = "") -> None:
         self.window.status.begin_cause()

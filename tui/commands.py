@@ -26,6 +26,11 @@ class Command:
     def usage(self) -> str:
         return f"/{self.name} {self.argument}".rstrip()
 
+    @property
+    def key_words(self) -> str:
+        """`Ctrl+N`; empty for none."""
+        return " ".join(map(key_words, self.keys))
+
 
 COMMANDS: tuple[Command, ...] = (
     Command("new", "Start a new chat; this one is saved", ("ctrl+n",)),
@@ -54,6 +59,8 @@ COMMANDS: tuple[Command, ...] = (
     Command("help", "Show all keys and commands", ("f1",)),
     Command("quit", "Quit, and stop the server started here", ("ctrl+q",)),
 )
+
+COMMAND_NAMED = {command.name: command for command in COMMANDS}
 
 COMPOSER_KEYS: tuple[tuple[str, str], ...] = (
     ("Enter", "Send; during an answer, the message is queued"),
@@ -88,16 +95,12 @@ def matching(typed: str, commands: Iterable[Command] = COMMANDS) -> list[Command
     return [c for score, c in sorted(scored, key=lambda pair: -pair[0]) if score > 0]
 
 
-def command_named(name: str) -> Command:
-    return next(command for command in COMMANDS if command.name == name)
-
-
 def parse(line: str) -> tuple[Command, str] | None:
     """The command and its argument if the line is a command, such as `/export json`."""
     if not line.startswith("/"):
         return None
     name, _, argument = line[1:].partition(" ")
-    found = next((command for command in COMMANDS if command.name == name), None)
+    found = COMMAND_NAMED.get(name)
     return None if found is None else (found, argument.strip())
 
 

@@ -20,7 +20,7 @@ from textual.widgets.option_list import Option
 
 from tui.chat.messages import ChatRecord
 from tui.chat.store import SearchHit
-from tui.commands import COMMANDS, COMPOSER_KEYS, MESSAGE_KEYS, key_words
+from tui.commands import COMMANDS, COMPOSER_KEYS, MESSAGE_KEYS
 from tui.sanitise import one_line
 from tui.widgets.dialog import Dialog, ListDialog, Rows
 
@@ -135,10 +135,7 @@ class HelpDialog(Dialog[None]):
 
 
 def _help() -> Iterator[tuple[str, Sequence[Row]]]:
-    commands = [
-        (command.usage, " ".join(key_words(key) for key in command.keys), command.help)
-        for command in COMMANDS
-    ]
+    commands = [(command.usage, command.key_words, command.help) for command in COMMANDS]
     yield "Writing a message", [(keys, "", words) for keys, words in COMPOSER_KEYS]
     yield "Commands, also in the palette (Ctrl+P)", commands
     yield "On a message (press Tab)", [(keys, "", words) for keys, words in MESSAGE_KEYS]

@@ -8,7 +8,7 @@ from textual.content import Content
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
-from tui.commands import Command, key_words, matching
+from tui.commands import Command, matching
 from tui.sanitise import one_line
 
 
@@ -55,9 +55,8 @@ class Suggestions(OptionList, can_focus=False):
 
 
 def _line(command: Command) -> Content:
-    keys = " ".join(key_words(key) for key in command.keys)
     return Content.assemble(
         (command.usage.ljust(22), "bold"),
-        (keys.ljust(11), "$primary"),
+        (command.key_words.ljust(11), "$primary"),
         (command.help, "$text-quiet"),
     )
