@@ -78,9 +78,10 @@ class Painter:
             return tuple(self._code(tokens[0], frame, has_label=not continued))
         return tuple(self._elements(tokens, frame, first_number=first_number))
 
-    def plain(self, source: str) -> tuple[Strip, ...]:
+    def plain(self, source: str, style: Style | None = None) -> tuple[Strip, ...]:
         """The source as plain text, wrapped."""
-        return tuple(self._wrap(Text(clean(source).rstrip("\n")), Frame(self.width)))
+        lines = self._wrap(Text(clean(source).rstrip("\n")), Frame(self.width))
+        return tuple(lines if style is None else (line.apply_style(style) for line in lines))
 
     def _elements(
         self,
@@ -112,9 +113,9 @@ class Painter:
             case "blockquote_open":
                 if not frame.has_room(2):
                     return self._elements(inner, frame)
-                quoted = self._elements(inner, frame.inside(2))
+                lines = self._elements(inner, frame.inside(2))
                 bar = Segment("▌ ", self.palette.marker)
-                return [_indent(line, bar) for line in quoted]
+                return [_indent(line, bar) for line in lines]
             case "fence" | "code_block":
                 return self._code(first, frame, has_label=True)
             case "table_open":
@@ -300,6 +301,11 @@ def _alignment(token: Token) -> Literal["left", "center", "right"]:
             return "center"
         case _:
             return "left"
+
+
+def quoted(line: Strip, style: Style) -> Strip:
+    """The line behind a bar, two cells wide, both in this style."""
+    return _indent(line.apply_style(style), Segment("│ ", style))
 
 
 def _indent(line: Strip, prefix: Segment) -> Strip:

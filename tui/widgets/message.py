@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
-from rich.segment import Segment
 from rich.style import Style
 from textual.binding import Binding, BindingType
 from textual.events import Click
@@ -33,7 +32,7 @@ from tui.chat.messages import State, StoredMessage, Version
 from tui.chat.progress import waiting_words
 from tui.chat.stats_text import ending_line, seconds_words
 from tui.paint.markdown import MarkdownStream
-from tui.paint.painter import LINK, Painter
+from tui.paint.painter import LINK, Painter, quoted
 from tui.paint.theme import Palette
 from tui.widgets.round_lines import RoundLines
 from tui.widgets.strips import StripView
@@ -110,9 +109,9 @@ class MessageView(StripView, can_focus=True):
     async def painted(self) -> None:
         """Wait until every line is painted."""
 
-    def _ending(self, painter: Painter) -> list[Strip]:
+    def _ending(self, painter: Painter) -> Sequence[Strip]:
         words = ending_line(self.message, self.version)
-        return styled(painter.plain(words), self._palette.marker) if words else []
+        return painter.plain(words, self._palette.marker) if words else ()
 
 
 class AnswerView(MessageView):
@@ -127,8 +126,8 @@ class AnswerView(MessageView):
         self._body: MarkdownStream | None = None
         self._thoughts: MarkdownStream | None = None  # None: closed
         self._rounds = RoundLines()
-        self._head: list[Strip] = []
-        self._foot: list[Strip] = []
+        self._head: Sequence[Strip] = ()
+        self._foot: Sequence[Strip] = ()
         self._are_results_open = False
         self._num_rounds = 0  # of the running answer, as far as they are painted
         self._unpainted = ""  # text that has arrived and is not painted yet
@@ -165,8 +164,7 @@ class AnswerView(MessageView):
 
     def _thought(self, y: int) -> Strip:
         assert self._thoughts is not None, "closed thinking has no lines"
-        line = self._thoughts.line(y).apply_style(self._palette.marker)
-        return Strip([Segment("│ ", self._palette.marker), *line], 2 + line.cell_length)
+        return quoted(self._thoughts.line(y), self._palette.marker)
 
     def paint(self, width: int, palette: Palette) -> None:
         self._painter = Painter(width, palette)
@@ -351,31 +349,32 @@ class AnswerView(MessageView):
         self._head = self._thinking_lines()
         self._foot = self._foot_lines()
 
-    def _thinking_lines(self) -> list[Strip]:
+    def _thinking_lines(self) -> Sequence[Strip]:
         if not self.has_thinking:
-            return []
+            return ()
         is_thinking = self._answer is not None and self._answer.phase is AnswerPhase.THINKING
         words = "Thinking" if is_thinking else "Thought"
         if self._thinking_seconds:
             words += f" for {seconds_words(self._thinking_seconds)}"
         sign = "▸" if self._thoughts is None else "▾"
-        return styled(self._painter.plain(f"{sign} {words}"), self._palette.marker)
+        return self._painter.plain(f"{sign} {words}", self._palette.marker)
 
-    def _foot_lines(self) -> list[Strip]:
+    def _foot_lines(self) -> Sequence[Strip]:
         if self._answer is not None:
             return self._waiting_lines(self._answer)
-        lines = []
+        ending = self._ending(self._painter)
         if self.message.state is State.FAILED and self.message.error:
-            lines += styled(self._painter.plain(f"✗ {self.message.error}"), self._error_style)
-        return lines + self._ending(self._painter)
+            error = self._painter.plain(f"✗ {self.message.error}", self._error_style)
+            return (*error, *ending)
+        return ending
 
-    def _waiting_lines(self, answer: LiveAnswer) -> list[Strip]:
+    def _waiting_lines(self, answer: LiveAnswer) -> Sequence[Strip]:
         """A spinner until the first piece arrives."""
         if answer.phase is not AnswerPhase.WAITING:
-            return []
+            return ()
         sign = SPINNER[self._frame // 2 % len(SPINNER)]
         words = f"{sign} {waiting_words(answer.progress, answer.seconds)}"
-        return styled(self._painter.plain(words), self._palette.marker)
+        return self._painter.plain(words, self._palette.marker)
 
     @property
     def _error_style(self) -> Style:
@@ -384,7 +383,3 @@ class AnswerView(MessageView):
 
 def _blank(_: int) -> Strip:
     return Strip.blank(0)
-
-
-def styled(strips: Sequence[Strip], style: Style) -> list[Strip]:
-    return [strip.apply_style(style) for strip in strips]

@@ -13,7 +13,7 @@ from tui.paint.painter import Painter
 from tui.paint.preview import preview
 from tui.paint.theme import Palette
 from tui.sanitise import one_line
-from tui.widgets.message import LONG_TEXT, MessageView, styled
+from tui.widgets.message import LONG_TEXT, MessageView
 
 # A question of more lines is folded to its first ones.
 _LONG_QUESTION, _SHOWN_LINES = 40, 12
@@ -63,12 +63,12 @@ class QuestionView(MessageView):
         shown = list(painter.plain("\n".join(text[:LONG_TEXT].split("\n")[:_SHOWN_LINES])))
         num_lines = text.count("\n") + 1
         words = f"… {num_lines:,} lines, {len(text):,} characters · Tab, then t shows all"
-        return [*shown[:_SHOWN_LINES], *styled(painter.plain(words), self._palette.marker)]
+        return [*shown[:_SHOWN_LINES], *painter.plain(words, self._palette.marker)]
 
     def paint(self, width: int, palette: Palette) -> None:
         painter = Painter(width, palette)
         self._lines = []
         for picture in self.message.images:
-            name = painter.plain(f"[{one_line(picture.name, 60)}]")
-            self._lines += [*preview(picture.content, width), *styled(name, palette.marker)]
+            name = painter.plain(f"[{one_line(picture.name, 60)}]", palette.marker)
+            self._lines += [*preview(picture.content, width), *name]
         self._lines += [*self._text_lines(painter), *self._ending(painter)]

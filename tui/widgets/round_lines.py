@@ -10,20 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
 from tui.chat.calls import CallRecord, CallState, ToolRound
 from tui.chat.stats_text import seconds_words
 from tui.paint.markdown import MarkdownStream
-from tui.paint.painter import Painter
+from tui.paint.painter import Painter, quoted
 from tui.sanitise import one_line
 
 _MAX_ARGUMENTS = 300  # characters in the line of a call
 _WORDS = {
     CallState.ASKED: "waits for you",
     CallState.RUNNING: "running …",
+    CallState.FAILED: "failed",
     CallState.REFUSED: "not allowed",
     CallState.STOPPED: "stopped",
 }
@@ -66,36 +66,23 @@ def _lines(
     narrow = Painter(painter.width - 2, painter.palette)
     lines: list[Strip] = []
     if is_open and one.thinking.strip():
-        lines += _quoted(narrow, one.thinking.strip(), marker)
+        lines += [quoted(line, marker) for line in narrow.plain(one.thinking.strip())]
     if one.text.strip():
         body = MarkdownStream.whole(one.text, painter)
         lines += [body.line(y) for y in range(body.num_lines)]
         lines.append(Strip.blank(0))
     for call in one.calls:
-        is_bad = call.state is CallState.FAILED
-        head = painter.plain(_head(call, is_open=is_open))
-        lines += [strip.apply_style(error if is_bad else marker) for strip in head]
+        style = error if call.state is CallState.FAILED else marker
+        lines += painter.plain(_head(call, is_open=is_open), style)
         if is_open and call.result:
-            lines += _quoted(narrow, call.result, marker)
+            lines += [quoted(line, marker) for line in narrow.plain(call.result)]
     lines.append(Strip.blank(0))
     return lines
 
 
 def _head(call: CallRecord, *, is_open: bool) -> str:
     sign = "✗" if call.state is CallState.FAILED else "▾" if is_open else "▸"
-    words = _WORDS.get(call.state, "failed" if call.state is CallState.FAILED else "")
+    call_words = f"{sign} {one_line(call.name, 70)} {one_line(call.arguments, _MAX_ARGUMENTS)}"
     seconds = "" if call.seconds is None else seconds_words(call.seconds)
-    parts = [
-        f"{sign} {one_line(call.name, 70)} {one_line(call.arguments, _MAX_ARGUMENTS)}",
-        words,
-        seconds,
-    ]
+    parts = (call_words, _WORDS.get(call.state, ""), seconds)
     return " · ".join(part.strip() for part in parts if part)
-
-
-def _quoted(painter: Painter, text: str, marker: Style) -> list[Strip]:
-    bar = Segment("│ ", marker)
-    return [
-        Strip([bar, *line.apply_style(marker)], 2 + line.cell_length)
-        for line in painter.plain(text)
-    ]
