@@ -33,7 +33,7 @@ from tui.chat.messages import NewQuestion
 from tui.chat.store import Store
 from tui.home import Home
 from tui.talk.client import ChatClient
-from tui.talk.connection import ConnectOptions, Connector, ConnectProgress, ServerConnection
+from tui.talk.connection import ConnectOptions, Connector, Report, ServerConnection
 from tui.talk.engine_client import EngineClient
 from tui.talk.models import ServedModel
 from tui.talk.pieces import Finish, Piece, TextPiece
@@ -146,7 +146,7 @@ class ScriptedConnector(Connector):
         super().__init__(ConnectOptions(url=client.url), home)
         self._client = client
 
-    async def connect(self, report: Callable[[ConnectProgress], None]) -> ServerConnection:
+    async def connect(self, report: Report) -> ServerConnection:
         return ServerConnection(self._client, [ServedModel("scripted")], "scripted")
 
 

@@ -15,7 +15,7 @@ from tui.chat.store import Store
 from tui.home import Home
 from tui.opening import ENTER, LEAVE, PLACEHOLDER, STARTING, TITLE
 from tui.paint.theme import LIGHT
-from tui.talk.connection import ConnectOptions, Connector, ConnectProgress, ServerConnection
+from tui.talk.connection import ConnectOptions, Connector, Report, ServerConnection
 
 LIGHT_BACKGROUND = "48;2;250;250;247"
 CHAT = ("-m", "mlxserve", "chat", "--url")
@@ -35,7 +35,7 @@ main()
 
 
 class NeverConnects(Connector):
-    async def connect(self, report: Callable[[ConnectProgress], None]) -> ServerConnection:
+    async def connect(self, report: Report) -> ServerConnection:
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
 

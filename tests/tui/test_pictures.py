@@ -34,7 +34,7 @@ from tui.chat.messages import AnswerStats, Role
 from tui.chat.store import Store
 from tui.home import Home
 from tui.paint.theme import DARK, LIGHT
-from tui.talk.connection import ConnectOptions, Connector, ConnectProgress
+from tui.talk.connection import ConnectOptions, Connector, Report
 from tui.talk.errors import ChatError
 from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
 from tui.widgets.dialogs import HelpDialog
@@ -226,7 +226,7 @@ class OwnServer(Connector):
         self._url = server.url
         self.is_running = False
 
-    async def address(self, report: Callable[[ConnectProgress], None]) -> str:
+    async def address(self, report: Report) -> str:
         if not self.is_running:
             raise ChatError("The server exited with code 1. The full log is server.log.")
         return self._url

@@ -11,7 +11,7 @@ import time
 from textual.message import Message as Event
 
 from tui.sanitise import one_line
-from tui.talk.connection import ConnectOptions, Connector, ConnectProgress, ServerConnection
+from tui.talk.connection import ConnectOptions, Connector, ServerConnection
 from tui.talk.errors import ChatError
 from tui.widgets.window import ChatWindow
 
@@ -149,12 +149,12 @@ class ServerLink:
         before, self._before = self._before, None
         failed = self.requested
         try:
-            self.connection = await self._connector.connect(self._report)
+            self.connection = await self._connector.connect(self.say)
         except ChatError as error:
             if before is None:
                 raise
             await self._use(before)
-            self.connection = await self._connector.connect(self._report)
+            self.connection = await self._connector.connect(self.say)
             words = one_line(failed, 60) if failed else "The model"
             await self._window.transcript.say(
                 f"{words} did not start, so {one_line(self.model, 60)} answers. {error}",
@@ -166,6 +166,3 @@ class ServerLink:
                     f"The server at {before.url} keeps its model; this chat has one of its own now. "
                     "`mlxserve stop` ends the other."
                 )
-
-    def _report(self, waiting: ConnectProgress) -> None:
-        self._window.status.say(waiting.words, progress=waiting.progress)

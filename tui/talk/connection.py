@@ -28,6 +28,8 @@ _POLL_SECONDS = 0.2
 # "2026-01-02 03:04:05,678 INFO mlxserve.engine: " is of no use in the status line.
 _LOG_PREFIX = re.compile(r"^[\d-]+ [\d:,.]+ [A-Z]+ \S+: ")
 
+# Gets what `connect` is waiting for, and how far that is (0 to 1) if known.
+Report = Callable[[str, float | None], None]
 CreateServer = Callable[[str | None, Sequence[str], Home], ServerProcess]  # of a model, with flags
 
 
@@ -36,9 +38,7 @@ class ConnectOptions:
     """Which server and which model to connect to."""
 
     url: str | None = None  # None: start a server
-    is_found: bool = (
-        False  # the address is that of a server of this user, and not one that was asked for
-    )
+    is_found: bool = False  # the address is that of a server of this user, not one that was given
     model: str | None = None
     server_args: Sequence[str] = ()
     read_key: Callable[[str], str | None] = lambda _url: None  # for the server at this address
@@ -50,14 +50,6 @@ class ConnectOptions:
             at = args.index("--model")
             del args[at : at + 2]
         return replace(self, url=None, is_found=False, model=model, server_args=args)
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectProgress:
-    """What `connect` is waiting for, and how far that is (0 to 1) if known."""
-
-    words: str
-    progress: float | None = None
 
 
 class ServerConnection:
@@ -119,7 +111,7 @@ class Connector:
             with suppress(ChatError):  # `connect` tries again and reports the failure
                 self._start_server()
 
-    async def connect(self, report: Callable[[ConnectProgress], None]) -> ServerConnection:
+    async def connect(self, report: Report) -> ServerConnection:
         """Wait until the server is ready. Raises ChatError."""
         url = await self.address(report)
         # httpx takes longer to import than the first picture may take, so it is imported here.
@@ -152,7 +144,7 @@ class Connector:
         if self.server is not None:
             self.server.stop()
 
-    async def address(self, report: Callable[[ConnectProgress], None]) -> str:
+    async def address(self, report: Report) -> str:
         """The server's address; starts a server if none was given. Raises ChatError."""
         if self.options.url is not None:
             return self.options.url
@@ -177,23 +169,16 @@ class Connector:
         self.server = server
         return server
 
-    async def _report_start(
-        self, server: ServerProcess, report: Callable[[ConnectProgress], None]
-    ) -> None:
+    async def _report_start(self, server: ServerProcess, report: Report) -> None:
         started = time.monotonic()
         while True:
             said = one_line(_LOG_PREFIX.sub("", server.last_lines(1)), 60)
             seconds = time.monotonic() - started
-            report(
-                ConnectProgress(
-                    f"Starting the server, {seconds:.0f} s" + (f" · {said}" if said else "")
-                )
-            )
+            words = f"Starting the server, {seconds:.0f} s"
+            report(f"{words} · {said}" if said else words, None)
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def _wait_until_ready(
-        self, client: ChatClient, report: Callable[[ConnectProgress], None]
-    ) -> None:
+    async def _wait_until_ready(self, client: ChatClient, report: Report) -> None:
         started = time.monotonic()
         while True:
             health = await client.health()
@@ -202,7 +187,7 @@ class Connector:
             if self.server is not None and not self.server.is_running:
                 raise self.server.why_it_stopped()
             seconds = time.monotonic() - started
-            report(ConnectProgress(f"Loading the model, {seconds:.0f} s", health.progress))
+            report(f"Loading the model, {seconds:.0f} s", health.progress)
             await asyncio.sleep(_POLL_SECONDS)
 
     def _has_to_leave(self, models: Sequence[str]) -> bool:

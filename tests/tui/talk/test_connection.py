@@ -1,24 +1,40 @@
 import asyncio
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.tui.fake_server import FakeServer
 from tui.home import Home
-from tui.talk.connection import ConnectOptions, Connector, ConnectProgress, ServerConnection
+from tui.talk.connection import ConnectOptions, Connector, Report, ServerConnection
 from tui.talk.errors import ChatError
+
+LLAMA_SERVER = {"message": "Loading model", "type": "unavailable_error", "code": 503}
+
+
+class Reports(list[tuple[str, float | None]]):
+    """What was waited for; `then` follows each of them."""
+
+    def __init__(self, then: Callable[[str], None] = lambda _: None) -> None:
+        super().__init__()
+        self._then = then
+
+    def __call__(self, words: str, progress: float | None) -> None:
+        self.append((words, progress))
+        self._then(words)
 
 
 def connect(
-    options: ConnectOptions, home: Path, reports: list[ConnectProgress] | None = None
+    options: ConnectOptions, home: Path, report: Report | None = None
 ) -> tuple[ServerConnection, Connector]:
     async def run() -> tuple[ServerConnection, Connector]:
         connector = Connector(options, Home(home))
         try:
-            connection = await connector.connect((reports if reports is not None else []).append)
+            connection = await connector.connect(report or Reports())
             await connection.client.close()
         finally:
             connector.stop_server()
@@ -49,31 +65,20 @@ def test_a_server_without_models_is_an_error(server: FakeServer, tmp_path: Path)
         connect(ConnectOptions(url=server.url), tmp_path)
 
 
-def test_loading_is_reported_until_the_server_is_ready(server: FakeServer, tmp_path: Path) -> None:
-    server.health = (503, {"status": "loading", "progress": 0.5})
+@pytest.mark.parametrize(
+    ("loading", "progress"),
+    [({"status": "loading", "progress": 0.5}, 0.5), ({"error": LLAMA_SERVER}, None)],
+)
+def test_loading_is_reported_until_the_server_is_ready(
+    server: FakeServer, tmp_path: Path, loading: dict[str, Any], progress: float | None
+) -> None:
+    def is_ready(_: str) -> None:
+        server.health = (200, {"status": "ok"})
 
-    class Reports(list[ConnectProgress]):
-        def append(self, progress: ConnectProgress) -> None:
-            super().append(progress)
-            server.health = (200, {"status": "ok"})
-
-    reports = Reports()
-    connect(ConnectOptions(url=server.url), tmp_path, reports)
-    assert [report.progress for report in reports] == [0.5]
-    assert "Loading the model" in reports[0].words
-
-
-def test_llama_server_is_waited_for_while_it_loads(server: FakeServer, tmp_path: Path) -> None:
-    error = {"message": "Loading model", "type": "unavailable_error", "code": 503}
-    server.health = (503, {"error": error})
-
-    class Reports(list[ConnectProgress]):
-        def append(self, progress: ConnectProgress) -> None:
-            super().append(progress)
-            server.health = (200, {"status": "ok"})
-
-    connection, _ = connect(ConnectOptions(url=server.url), tmp_path, reports := Reports())
-    assert len(reports) == 1
+    server.health = (503, loading)
+    connection, _ = connect(ConnectOptions(url=server.url), tmp_path, reports := Reports(is_ready))
+    assert [progress for _, progress in reports] == [progress]
+    assert "Loading the model" in reports[0][0]
     assert connection.models == ["small", "large"]
 
 
@@ -103,20 +108,16 @@ def own_server(
 
 
 def test_a_server_is_started_if_none_is_given(own_server: SimpleNamespace, tmp_path: Path) -> None:
-    class Reports(list[ConnectProgress]):
-        def append(self, progress: ConnectProgress) -> None:
-            super().append(progress)
-            if "Loading weights" in progress.words:
-                own_server.go.touch()
+    def go_on(words: str) -> None:
+        if "Loading weights" in words:
+            own_server.go.touch()
 
-    reports = Reports()
-    connection, connector = connect(
-        ConnectOptions(model="org/small-4bit"), tmp_path / "home", reports
-    )
+    options = ConnectOptions(model="org/small-4bit")
+    connection, connector = connect(options, tmp_path / "home", reports := Reports(go_on))
     assert connection.model == "small", "it lists the model under a name of its own"
     assert "--model org/small-4bit" in own_server.arguments.read_text()
-    assert "Starting the server" in reports[0].words
-    assert any(report.words.endswith(" s · Loading weights") for report in reports)
+    assert "Starting the server" in reports[0][0]
+    assert any(words.endswith(" s · Loading weights") for words, _ in reports)
     assert connector.server is not None
     assert not connector.server.is_running
 
