@@ -1,27 +1,29 @@
-"""Fixtures of the terminal's tests: a scripted server, and terminals in which stories are played."""
+"""Fixtures of the terminal's tests: a scripted server, and terminals."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+)
 from pathlib import Path
 from typing import Any
 
 import pytest
-from textual.pilot import Pilot
-from textual.widget import Widget
 
 from tests.tui.fake_server import FakeServer
-from tests.tui.terminals import PATIENCE, Host, Hosted, Pane, Terminal, Window
+from tests.tui.terminals import PATIENCE, Open, Pane, Terminal, Window
 from tui.app import ChatApp
 from tui.chat.store import Store
 from tui.home import Home
 from tui.talk.client import ChatClient
 from tui.talk.connection import ConnectOptions, Connector
-from tui.talk.models import ModelCatalog
 
 
 @pytest.fixture
@@ -52,34 +54,6 @@ def in_client() -> Callable[[str, Callable[[ChatClient], Awaitable[Any]]], Any]:
     return call
 
 
-Story = Callable[[Terminal], Awaitable[None]]
-
-
-@pytest.fixture
-def host() -> Callable[..., None]:
-    """Runs a story with one widget or one dialog, without the rest of the chat."""
-
-    def run(
-        story: Callable[[Hosted], Awaitable[None]],
-        content: Widget,
-        *,
-        size: tuple[int, int] = (100, 30),
-    ) -> None:
-        async def play() -> None:
-            app = Host(content)
-            async with app.run_test(size=size) as pilot:
-                await story(Hosted(app, pilot))
-
-        asyncio.run(play())
-
-    return run
-
-
-@pytest.fixture
-def new_terminal() -> Callable[[ChatApp, Pilot[None]], Terminal]:
-    return Terminal
-
-
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))  # which /model writes to
@@ -87,60 +61,57 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 @pytest.fixture
-def play(home: Home, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Runs a story in a terminal with this connector, where a second press never comes too late."""
+def terminal(server: FakeServer, home: Home, monkeypatch: pytest.MonkeyPatch) -> Open:
+    """Opens the chat, where a second press never comes too late: `async with terminal() as t`."""
     monkeypatch.setattr("tui.actions.second_press.SECONDS", 3600.0)
 
-    def run(
-        story: Story,
-        connector: Connector,
+    @asynccontextmanager
+    async def opened(
+        connector: Connector | None = None,
         *,
+        is_ready: bool = True,
         size: tuple[int, int] = (100, 30),
-        theme_name: str = "mlxserve-dark",
-        models: ModelCatalog | None = None,
-    ) -> None:
-        async def play() -> None:
-            store = Store.open(home.chats)
-            app = ChatApp(connector, store, home, theme_name=theme_name, models=models)
+        **how: Any,
+    ) -> AsyncGenerator[Terminal, None]:
+        """With this connector, by default to the fake server; waits for it if it is to be ready."""
+        connector = connector or Connector(ConnectOptions(url=server.url), home)
+        app = ChatApp(connector, Store.open(home.chats), home, **how)
+        try:
             async with app.run_test(size=size, notifications=True) as pilot:
-                await story(Terminal(app, pilot))
+                t = Terminal(app, pilot)
+                if is_ready:
+                    await t.until_ready()
+                yield t
                 await app.action_quit()
+        finally:
+            connector.stop_server()
 
-        asyncio.run(play())
-
-    return run
-
-
-@pytest.fixture
-def terminal(server: FakeServer, home: Home, play: Callable[..., None]) -> Callable[..., None]:
-    """Runs a story in a terminal that is connected to the fake server."""
-
-    def run(story: Story, *, is_ready: bool = True, **how: Any) -> None:
-        async def when_ready(terminal: Terminal) -> None:
-            if is_ready:
-                await terminal.until_ready()
-            await story(terminal)
-
-        play(when_ready, Connector(ConnectOptions(url=server.url), home), **how)
-
-    return run
+    return opened
 
 
 @pytest.fixture
-def t(terminal: Callable[..., None]) -> Callable[..., None]:
-    """In a coroutine test: the chat, ready, as a `Terminal`; in a window of `size` if it has that."""
-    return terminal
+def t(terminal: Open, request: pytest.FixtureRequest) -> AbstractAsyncContextManager[Terminal]:
+    """The chat, ready; in a window of `size` if the test has that."""
+    has_size = "size" in request.fixturenames
+    return terminal(size=request.getfixturevalue("size")) if has_size else terminal()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine with a terminal `t` as its story."""
-    story, given = pyfuncitem.obj, pyfuncitem.funcargs
-    if "t" not in given or not inspect.iscoroutinefunction(story):
+    """Run a test that is a coroutine; what its fixtures return to be entered is open meanwhile."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
         return None
-    arguments = {name: given[name] for name in inspect.signature(story).parameters if name != "t"}
-    how = {"size": given["size"]} if "size" in given else {}
-    given["t"](lambda terminal: story(t=terminal, **arguments), **how)
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+            for name, value in given.items():
+                if isinstance(value, AbstractAsyncContextManager):
+                    given[name] = await stack.enter_async_context(value)
+            await test(**given)
+
+    asyncio.run(run())
     return True
 
 

@@ -14,7 +14,8 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,18 @@ class Terminal(Screenful):
 
     async def until_ready(self) -> None:
         await self.until(lambda: "Ready" in self.status)
+
+    async def until_answered(self, text: str = "Yes.") -> None:
+        """Wait for the end of the last answer, which is this."""
+        await self.until(lambda: "Ready" in self.status and self.messages[-1:] == [text])
+
+    async def talk(self, *questions: str) -> None:
+        """Ask one after the other, each once the one before is answered by "Yes."."""
+        for question in questions:
+            num_messages = len(self.messages) + 2
+            await self.ask(question)
+            await self.until(lambda num=num_messages: len(self.messages) == num)
+            await self.until_answered()
 
     @property
     def composer(self) -> Composer:
@@ -340,3 +353,16 @@ class Hosted(Screenful):
     def __init__(self, app: Host, pilot: Pilot[None]) -> None:
         super().__init__(app, pilot)
         self.app = app
+
+
+@asynccontextmanager
+async def hosted(
+    content: Widget, *, size: tuple[int, int] = (100, 30)
+) -> AsyncGenerator[Hosted, None]:
+    """One widget or one dialog, without the rest of the chat."""
+    app = Host(content)
+    async with app.run_test(size=size) as pilot:
+        yield Hosted(app, pilot)
+
+
+Open = Callable[..., AbstractAsyncContextManager[Terminal]]  # the fixture `terminal`

@@ -1,4 +1,3 @@
-import asyncio
 import os
 import re
 import subprocess
@@ -17,9 +16,9 @@ from textual.widgets import OptionList
 
 from tests.images.files import file_of, picture
 from tests.tui import scripts
+from tests.tui.chats_on_disk import branch, delete_chat, write_chat
 from tests.tui.fake_server import FakeServer
-from tests.tui.terminals import Terminal
-from tui.app import ChatApp
+from tests.tui.terminals import Open, Terminal
 from tui.chat.messages import Role, State
 from tui.chat.open_chat import OpenChat
 from tui.chat.store import Store
@@ -31,8 +30,6 @@ from tui.widgets.dialogs import ChatsDialog, HelpDialog
 from tui.widgets.message import AnswerView
 from tui.widgets.models_dialog import ModelsDialog
 from tui.widgets.transcript import Transcript
-
-Run = Callable[..., None]
 
 
 def shows(t: Terminal, dialog: type[Screen[Any]]) -> bool:
@@ -74,9 +71,7 @@ async def test_an_answer_streams_onto_the_screen(t: Terminal, server: FakeServer
 
 
 async def test_the_whole_conversation_is_sent(t: Terminal, server: FakeServer) -> None:
-    for text in ("one", "two"):
-        await t.ask(text)
-        await t.until(lambda: "Ready" in t.status and t.messages[-1:] == ["Yes."])
+    await t.talk("one", "two")
     assert server.requests[1]["messages"] == [
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": "Yes."},
@@ -108,13 +103,13 @@ async def test_enter_sends_also_when_the_list_of_commands_empties_at_that_moment
     await t.until(lambda: len(server.requests) == 1)
 
 
-def test_esc_stops_the_answer_and_keeps_its_text(
-    terminal: Run, server: FakeServer, home: Home, patience: float
+async def test_esc_stops_the_answer_and_keeps_its_text(
+    terminal: Open, server: FakeServer, home: Home, patience: float
 ) -> None:
     gate = scripts.Gate()
     server.script(scripts.say("half of it"), gate)
 
-    async def story(t: Terminal) -> None:
+    async with terminal() as t:
         await t.ask("why?")
         await t.until_shown("half of it")
         await t.press("escape")
@@ -122,12 +117,8 @@ def test_esc_stops_the_answer_and_keeps_its_text(
         assert "half of it" in t.screen
         assert "stopped" in t.screen
         assert t.views[-1].message.state is State.STOPPED
-
-    terminal(story)
     assert server.disconnects.acquire(timeout=patience), "the server is told"
-    store = Store.open(home.chats)
-    assert store.path(store.chats()[0].leaf_id)[-1].text == "half of it"
-    store.close()
+    assert branch(home)[-1].text == "half of it"
 
 
 async def test_the_question_is_on_disk_before_it_is_sent(
@@ -137,10 +128,9 @@ async def test_the_question_is_on_disk_before_it_is_sent(
     server.script(gate, scripts.say("x"))
     await t.ask("remember me")
     await t.until(gate.reached.is_set)
-    other = Store.open(home.chats)
-    assert other.questions() == ["remember me"]
-    assert other.path(other.chats()[0].leaf_id)[-1].state is State.WRITING
-    other.close()
+    assert [(m.text, m.state) for m in branch(home)] == [
+        *(("remember me", State.DONE), ("", State.WRITING))
+    ]
     gate.open()
     await t.until_shown("x")
 
@@ -162,10 +152,12 @@ async def test_a_lost_connection_keeps_the_text_so_far(t: Terminal, server: Fake
     assert t.messages[-1] == "half"
 
 
-def test_a_failed_connection_is_reported_and_retried(terminal: Run, server: FakeServer) -> None:
+async def test_a_failed_connection_is_reported_and_retried(
+    terminal: Open, server: FakeServer
+) -> None:
     server.models = []
 
-    async def story(t: Terminal) -> None:
+    async with terminal(is_ready=False) as t:
         await t.until_shown("has no model")
         assert "Not connected" in t.status
         server.models = ["small"]
@@ -173,13 +165,13 @@ def test_a_failed_connection_is_reported_and_retried(terminal: Run, server: Fake
         await t.until_ready()
         assert "has no model" not in t.screen
 
-    terminal(story, is_ready=False)
 
-
-def test_a_message_sent_while_connecting_is_queued(terminal: Run, server: FakeServer) -> None:
+async def test_a_message_sent_while_connecting_is_queued(
+    terminal: Open, server: FakeServer
+) -> None:
     server.health = (503, {"status": "loading", "progress": 0.25})
 
-    async def story(t: Terminal) -> None:
+    async with terminal(is_ready=False) as t:
         await t.until(lambda: "Loading" in t.status)
         assert "25%" in t.status
         await t.ask("are you there?")
@@ -187,8 +179,6 @@ def test_a_message_sent_while_connecting_is_queued(terminal: Run, server: FakeSe
         server.health = (200, {})
         await t.until_shown("Yes.")
         assert "queued:" not in t.screen
-
-    terminal(story, is_ready=False)
 
 
 async def test_messages_sent_during_an_answer_are_queued(t: Terminal, server: FakeServer) -> None:
@@ -221,8 +211,7 @@ async def test_a_new_chat_stops_the_answer_and_keeps_both(t: Terminal, server: F
     await t.until_shown("first")
     await t.press("ctrl+n")
     await t.until(lambda: t.messages == [])
-    await t.ask("two")
-    await t.until_shown("Yes.")
+    await t.talk("two")
     await t.press("ctrl+o")
     await t.until(lambda: isinstance(t.app.screen, ChatsDialog))
     await t.press("down", "enter")
@@ -259,9 +248,7 @@ async def test_thinking_opened_while_it_streams_continues(t: Terminal, server: F
 
 
 async def test_an_edited_question_starts_a_branch(t: Terminal, server: FakeServer) -> None:
-    await t.ask("one")
-    await t.until_shown("Yes.")
-    await t.until_ready()
+    await t.talk("one")
     await t.press("escape", "escape")
     await t.until(lambda: t.composer.text == "one")
     await t.ask("uno")
@@ -274,9 +261,7 @@ async def test_an_edited_question_starts_a_branch(t: Terminal, server: FakeServe
 
 
 async def test_esc_twice_edits_only_if_nothing_was_typed_between(t: Terminal) -> None:
-    await t.ask("one")
-    await t.until_shown("Yes.")
-    await t.until_ready()
+    await t.talk("one")
     await t.press("escape")
     await t.ask("/rename A title")
     await t.until_shown("A title")
@@ -295,9 +280,7 @@ async def test_esc_drops_a_command_that_was_begun(t: Terminal) -> None:
 
 
 async def test_esc_twice_with_another_key_between_edits_nothing(t: Terminal) -> None:
-    await t.ask("one")
-    await t.until(lambda: t.messages[-1:] == ["Yes."])
-    await t.until_ready()
+    await t.talk("one")
     await t.press("escape", "tab", "escape", "escape")
     await t.pilot.pause()
     assert t.composer.text == ""
@@ -346,9 +329,7 @@ async def test_a_wide_window_has_a_wider_column(
 
 
 async def test_esc_cancels_an_edit(t: Terminal, server: FakeServer) -> None:
-    await t.ask("one")
-    await t.until_shown("Yes.")
-    await t.until_ready()
+    await t.talk("one")
     await t.ask("/edit")
     await t.until(lambda: t.composer.text == "one")
     await t.press("escape")
@@ -358,9 +339,7 @@ async def test_esc_cancels_an_edit(t: Terminal, server: FakeServer) -> None:
 
 
 async def test_keys_act_on_the_focused_message(t: Terminal, server: FakeServer) -> None:
-    for text in ("one", "two"):
-        await t.ask(text)
-        await t.until(lambda: "Ready" in t.status and t.messages[-1:] == ["Yes."])
+    await t.talk("one", "two")
     await t.press("shift+tab", "up", "up")
     assert t.app.focused is t.views[1]
     await t.press("r")
@@ -388,9 +367,7 @@ async def test_search_finds_words_in_every_chat(t: Terminal, server: FakeServer)
 
 
 async def test_a_chat_is_deleted_on_the_second_press(t: Terminal, home: Home) -> None:
-    await t.ask("one")
-    await t.until_shown("Yes.")
-    await t.until_ready()
+    await t.talk("one")
     await t.press("ctrl+o")
     await t.until(lambda: isinstance(t.app.screen, ChatsDialog))
     await t.press("ctrl+d")
@@ -401,16 +378,16 @@ async def test_a_chat_is_deleted_on_the_second_press(t: Terminal, home: Home) ->
     await t.until(lambda: t.messages == [])
 
 
-def test_a_deleted_chat_takes_its_cached_pages_with_it(terminal: Run, server: FakeServer) -> None:
+async def test_a_deleted_chat_takes_its_cached_pages_with_it(
+    terminal: Open, server: FakeServer
+) -> None:
     server.model_fields = {"owned_by": "mlxserve"}
     forgotten = {"models": ["large"], "pages": 3, "pages_on_disk": 2}
     server.engine["/api/v1/cache/forget"] = forgotten
 
-    async def story(t: Terminal) -> None:
+    async with terminal() as t:
         await t.until_ready()
-        await t.ask("one")
-        await t.until_shown("Yes.")
-        await t.until_ready()
+        await t.talk("one")
         await t.press("ctrl+o")
         await t.until(lambda: isinstance(t.app.screen, ChatsDialog))
         await t.press("ctrl+d", "ctrl+d")
@@ -422,15 +399,11 @@ def test_a_deleted_chat_takes_its_cached_pages_with_it(terminal: Run, server: Fa
         await t.press("escape")
         await t.until_shown("The chat is deleted, with 3")
 
-    terminal(story)
-
 
 async def test_a_system_prompt_is_set_changed_and_removed(t: Terminal, server: FakeServer) -> None:
     await t.ask("/system Rhyme.")
     await t.until_shown("with a system prompt")
-    await t.ask("one")
-    await t.until_shown("Yes.")
-    await t.until_ready()
+    await t.talk("one")
     assert server.requests[0]["messages"][0] == {"role": "system", "content": "Rhyme."}
     await t.ask("/system")
     await t.until_shown("System prompt of this chat")
@@ -472,12 +445,8 @@ async def test_text_after_a_command_without_argument_is_not_lost(t: Terminal) ->
 async def test_a_message_to_a_chat_deleted_elsewhere_is_returned(
     t: Terminal, server: FakeServer, home: Home
 ) -> None:
-    await t.ask("one")
-    await t.until_shown("Yes.")
-    await t.until_ready()
-    other = Store.open(home.chats)
-    other.delete(other.chats()[0].id)
-    other.close()
+    await t.talk("one")
+    delete_chat(home)
     await t.ask("two")
     await t.until_shown("This chat was deleted")
     assert t.composer.text == "two"
@@ -492,9 +461,7 @@ async def test_an_answer_in_a_chat_deleted_elsewhere_continues_with_a_notice(
     server.script(scripts.say("half "), gate, scripts.say("whole"))
     await t.ask("one")
     await t.until_shown("half")
-    other = Store.open(home.chats)
-    other.delete(other.chats()[0].id)
-    other.close()
+    delete_chat(home)
     await t.until_shown("This chat was deleted")
     gate.open()
     await t.until_shown("half whole")
@@ -506,9 +473,7 @@ async def test_a_slash_alone_is_a_message(t: Terminal, server: FakeServer) -> No
 
 
 async def test_the_arrow_keys_recall_earlier_questions(t: Terminal) -> None:
-    for text in ("one", "two"):
-        await t.ask(text)
-        await t.until(lambda: "Ready" in t.status and t.messages[-1:] == ["Yes."])
+    await t.talk("one", "two")
     await t.type("draft")
     await t.press("up")
     assert t.composer.text == "two"
@@ -546,12 +511,10 @@ async def test_a_path_is_a_message(t: Terminal, server: FakeServer) -> None:
     await t.until_shown("Yes.")
 
 
-def test_the_theme_is_remembered(terminal: Run, home: Home) -> None:
-    async def story(t: Terminal) -> None:
+async def test_the_theme_is_remembered(terminal: Open, home: Home) -> None:
+    async with terminal() as t:
         await t.press("f2")
         await t.until(lambda: t.app.theme == "mlxserve-light")
-
-    terminal(story)
     store = Store.open(home.chats)
     assert store.setting("theme") == "mlxserve-light"
     store.close()
@@ -562,17 +525,14 @@ async def test_a_model_is_chosen(t: Terminal, server: FakeServer) -> None:
     await t.until(lambda: isinstance(t.app.screen, ModelsDialog))
     await t.press("down", "enter")
     await t.until_shown("large")
-    await t.ask("one")
-    await t.until_shown("Yes.")
+    await t.talk("one")
     assert server.requests[0]["model"] == "large"
     await t.ask("/model nonsense")
     await t.until_shown("no such model")
 
 
 async def test_a_chat_is_renamed_and_exported(t: Terminal, tmp_path: Path) -> None:
-    await t.ask("one")
-    await t.until_shown("Yes.")
-    await t.until_ready()
+    await t.talk("one")
     await t.ask("/rename Better title")
     await t.until_shown("Better title")
     await t.ask(f"/export {tmp_path / 'chat.json'}")
@@ -596,20 +556,18 @@ async def test_copying_is_explicit_and_safe(
     await t.until(lambda: t.app.clipboard == "ls␛[2J\n")
 
 
-def test_hostile_text_stays_text(terminal: Run, server: FakeServer) -> None:
+async def test_hostile_text_stays_text(terminal: Open, server: FakeServer) -> None:
     hostile = "\x1b]52;c;x\x07 [red]x[/] [@click=app.quit]y[/] \u202e \x9b2J"
     server.script(scripts.think(hostile), scripts.say(hostile))
     server.models = ["\x1b[31m[bold]evil"]
 
-    async def story(t: Terminal) -> None:
+    async with terminal() as t:
         await t.ask(hostile)
         await t.until_shown("[@click=app.quit]y[/]")
         await t.press("ctrl+t")
         await t.until_ready()
         assert "␛[31m[bold]evil" in t.screen
         assert all(c.isprintable() or c == "\n" for c in t.screen)
-
-    terminal(story)
 
 
 async def test_a_click_on_the_thinking_opens_it(t: Terminal, server: FakeServer) -> None:
@@ -638,10 +596,10 @@ async def test_a_click_on_a_link_opens_it_and_only_web_pages_are_links(
     assert len(opened) == len("page") // 2
 
 
-def test_every_screen_works_in_a_small_window(terminal: Run, server: FakeServer) -> None:
+async def test_every_screen_works_in_a_small_window(terminal: Open, server: FakeServer) -> None:
     server.script(scripts.say("# A\n\n- b\n\n```py\nc\n```\n\n|d|e|\n|-|-|\n|f|g|\n\nthe end"))
 
-    async def story(t: Terminal) -> None:
+    async with terminal(size=(30, 12)) as t:
         await t.ask("why?")
         await t.until_shown("the end")
         for key, dialog in (("f1", HelpDialog), ("ctrl+o", ChatsDialog)):
@@ -655,8 +613,6 @@ def test_every_screen_works_in_a_small_window(terminal: Run, server: FakeServer)
         await t.until(lambda: "does not report its" not in t.screen)
         await t.pilot.resize_terminal(40, 20)
         await t.until_shown("the end")
-
-    terminal(story, size=(30, 12))
 
 
 async def test_a_scroll_position_is_kept_while_text_arrives(
@@ -676,8 +632,8 @@ async def test_a_scroll_position_is_kept_while_text_arrives(
     assert t.app.window.transcript.max_scroll_y > at + 60
 
 
-def test_a_long_chat_is_shown_from_its_end_and_extended_when_scrolling_up(
-    terminal: Run, home: Home
+async def test_a_long_chat_is_shown_from_its_end_and_extended_when_scrolling_up(
+    terminal: Open, home: Home
 ) -> None:
     store = Store.open(home.chats)
     chat = store.create_chat("long")
@@ -686,7 +642,7 @@ def test_a_long_chat_is_shown_from_its_end_and_extended_when_scrolling_up(
         parent = store.add(chat.id, parent, Role.USER, f"number {number:03}").id
     store.close()
 
-    async def story(t: Terminal) -> None:
+    async with terminal() as t:
         await t.press("ctrl+o", "enter")
         await t.until_shown("number 057")
         assert len(t.views) == Transcript.WINDOW
@@ -706,26 +662,19 @@ def test_a_long_chat_is_shown_from_its_end_and_extended_when_scrolling_up(
         await t.until(lambda: t.app.focused in t.views)
         await t.until_shown("number 003")
 
-    terminal(story)
 
-
-def test_a_long_answer_shows_its_end_first_and_then_all_of_it(terminal: Run, home: Home) -> None:
+async def test_a_long_answer_shows_its_end_first_and_then_all_of_it(
+    terminal: Open, home: Home
+) -> None:
     text = "# Title\n\n" + "some *words* of prose\n\n" * 900 + "the **end**"
-    store = Store.open(home.chats)
-    chat = store.create_chat("long")
-    question = store.add(chat.id, None, Role.USER, "tell me")
-    store.add(chat.id, question.id, Role.ASSISTANT, text)
-    store.close()
-
-    async def story(t: Terminal) -> None:
+    write_chat(home, "long", "tell me", text)
+    async with terminal() as t:
         await t.press("ctrl+o", "enter")
         await t.until_shown("end")
         await t.until(lambda: t.views[-1].num_lines == 2 * 902 - 1)
         assert "the end" in t.screen, "Markdown, not its source"
         await t.pilot.resize_terminal(60, 20)
         await t.until(lambda: "the end" in t.screen)
-
-    terminal(story)
 
 
 async def test_a_large_piece_is_painted_in_parts(t: Terminal, server: FakeServer) -> None:
@@ -804,15 +753,14 @@ def own_server(
     return create
 
 
-def test_a_question_is_asked_again_when_its_server_has_died(
-    server: FakeServer, home: Home, play: Callable[..., None]
+async def test_a_question_is_asked_again_when_its_server_has_died(
+    server: FakeServer, home: Home, terminal: Open
 ) -> None:
     gate = scripts.Gate()
     server.script(scripts.say("half"), gate, scripts.hang_up, reason=None)
     connector = Connector(ConnectOptions(), home, own_server(server, home))
 
-    async def story(t: Terminal) -> None:
-        await t.until_ready()
+    async with terminal(connector) as t:
         await t.ask("why?")
         await t.until_shown("half")
         process = connector.server
@@ -824,18 +772,14 @@ def test_a_question_is_asked_again_when_its_server_has_died(
         assert "version 2 of 2" in t.screen
         assert "✗" not in t.screen
 
-    play(story, connector)
-    connector.stop_server()
 
-
-def test_a_server_that_dies_is_restarted_once_and_then_reported_with_its_log(
-    server: FakeServer, home: Home, play: Callable[..., None]
+async def test_a_server_that_dies_is_restarted_once_and_then_reported_with_its_log(
+    server: FakeServer, home: Home, terminal: Open
 ) -> None:
     create = own_server(server, home)
     connector = Connector(ConnectOptions(), home, create)
 
-    async def story(t: Terminal) -> None:
-        await t.until_ready()
+    async with terminal(connector) as t:
         process = connector.server
         assert process is not None
         process.stop()
@@ -851,9 +795,6 @@ def test_a_server_that_dies_is_restarted_once_and_then_reported_with_its_log(
         await t.until(lambda: connector.server is not again)
         await t.until_ready()
         assert "The full log is" not in t.screen
-
-    play(story, connector)
-    connector.stop_server()
 
 
 class Known(ModelCatalog):
@@ -871,15 +812,14 @@ class Known(ModelCatalog):
 
 
 @pytest.mark.parametrize("starts", [True, False])
-def test_a_model_that_a_found_server_lacks_gets_a_server_of_its_own(
-    server: FakeServer, home: Home, play: Callable[..., None], starts: bool
+async def test_a_model_that_a_found_server_lacks_gets_a_server_of_its_own(
+    server: FakeServer, home: Home, terminal: Open, starts: bool
 ) -> None:
     create = own_server(server, home) if starts else own_server(server, home, "exit 3")
     connector = Connector(ConnectOptions(url=server.url, is_found=True), home, create)
     models = Known()
 
-    async def story(t: Terminal) -> None:
-        await t.until_ready()
+    async with terminal(connector, models=models) as t:
         await t.ask("/model org/other")
         if starts:
             await t.until(lambda: models.used == ["org/other"])
@@ -890,38 +830,31 @@ def test_a_model_that_a_found_server_lacks_gets_a_server_of_its_own(
             assert connector.options.url == server.url
             assert models.used == []
         await t.until_ready()
-        await t.ask("still there?")
-        await t.until_shown("Yes.")
-
-    play(story, connector, models=models)
-    connector.stop_server()
+        await t.talk("still there?")
     with closing(Store.open(home.chats)) as store:
         assert store.last_model() == ("org/other" if starts else "small")
 
 
-def test_the_chat_goes_on_with_the_usual_model_where_its_own_cannot_be_had(
-    server: FakeServer, home: Home, play: Callable[..., None]
+async def test_the_chat_goes_on_with_the_usual_model_where_its_own_cannot_be_had(
+    server: FakeServer, home: Home, terminal: Open
 ) -> None:
     usual = ConnectOptions(url=server.url, is_found=True)
     wanted = replace(usual, model="org/gone")
     create = own_server(server, home, "exit 3")
     connector = Connector(wanted, home, create, instead=usual)
 
-    async def story(t: Terminal) -> None:
-        await t.until_ready()
+    async with terminal(connector) as t:
         await t.until_shown("org/gone did not start, so small answers.")
 
-    play(story, connector)
-    connector.stop_server()
 
-
-def test_a_question_that_finds_its_server_gone_is_asked_again_once_there_is_another(
-    server: FakeServer, home: Home, play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+async def test_a_question_that_finds_its_server_gone_is_asked_again_once_there_is_another(
+    server: FakeServer, home: Home, terminal: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connector = Connector(ConnectOptions(), home, own_server(server, home))
     ask = OpenChat.ask
 
-    async def story(t: Terminal) -> None:
+    async with terminal(connector, is_ready=False) as t:
+
         async def ask_while_it_dies(*args: Any, **options: Any) -> Any:
             question = await ask(*args, **options)
             await t.app.link.close()  # as when the end of the server has just been noticed
@@ -936,9 +869,6 @@ def test_a_question_that_finds_its_server_gone_is_asked_again_once_there_is_anot
         await t.until_ready()
         assert "✗" not in t.screen
 
-    play(story, connector)
-    connector.stop_server()
-
 
 async def test_ctrl_c_alone_does_not_quit(t: Terminal) -> None:
     await t.press("ctrl+c")
@@ -946,11 +876,13 @@ async def test_ctrl_c_alone_does_not_quit(t: Terminal) -> None:
     assert t.app.is_running
 
 
-def test_a_stopped_answer_is_continued(terminal: Run, server: FakeServer, home: Home) -> None:
+async def test_a_stopped_answer_is_continued(
+    terminal: Open, server: FakeServer, home: Home
+) -> None:
     server.script(scripts.say("one, two, "), scripts.Gate())
     server.script(scripts.say("three"))
 
-    async def story(t: Terminal) -> None:
+    async with terminal() as t:
         await t.ask("/continue")
         await t.until_shown("Nothing to continue")
         await t.ask("count")
@@ -964,12 +896,8 @@ def test_a_stopped_answer_is_continued(terminal: Run, server: FakeServer, home: 
         last = server.requests[1]
         assert last["messages"][-1] == {"role": "assistant", "content": "one, two, "}
         assert last["continue_final_message"] is True
-
-    terminal(story)
-    store = Store.open(home.chats)
-    last = store.path(store.chats()[0].leaf_id)[-1]
+    last = branch(home)[-1]
     assert (last.text, last.state) == ("one, two, three", State.DONE)
-    store.close()
 
 
 async def test_a_file_is_mentioned_completed_and_sent(
@@ -1016,21 +944,19 @@ async def test_a_picture_is_mentioned_shown_and_sent(
     assert server.requests[1]["messages"][0]["content"][0] == image
 
 
-def test_a_model_that_reads_text_only_gets_no_picture(
-    terminal: Run, server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_model_that_reads_text_only_gets_no_picture(
+    terminal: Open, server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.png").write_bytes(file_of(picture()))
     server.model_fields = {"capabilities": ["completion"]}
 
-    async def story(t: Terminal) -> None:
+    async with terminal() as t:
         await t.until_ready()
         await t.ask("what is @a.png")
         await t.until_shown("small reads text only. Choose a model that sees images")
         assert t.composer.text == "what is @a.png"
         assert server.requests == []
-
-    terminal(story)
 
 
 async def test_code_blocks_are_copied_one_after_the_other(
@@ -1059,7 +985,7 @@ def has_found(t: Terminal, line: str) -> bool:
     return [text.split("\n")[0] for text in marked] == [line]
 
 
-def test_find_goes_from_the_last_match_to_earlier_ones(terminal: Run, home: Home) -> None:
+async def test_find_goes_from_the_last_match_to_earlier_ones(terminal: Open, home: Home) -> None:
     store = Store.open(home.chats)
     chat = store.create_chat("long")
     parent = None
@@ -1068,7 +994,7 @@ def test_find_goes_from_the_last_match_to_earlier_ones(terminal: Run, home: Home
         parent = store.add(chat.id, parent, Role.USER, words).id
     store.close()
 
-    async def story(t: Terminal) -> None:
+    async with terminal() as t:
         await t.press("ctrl+o", "enter")
         await t.until_shown("number 47")
         await t.press("f5")
@@ -1080,8 +1006,6 @@ def test_find_goes_from_the_last_match_to_earlier_ones(terminal: Run, home: Home
             assert t.composer.text == "/find lighthouse"
         await t.ask("/find harbour")
         await t.until_shown("No match in this chat")
-
-    terminal(story)
 
 
 async def test_tab_goes_to_the_last_message(t: Terminal, server: FakeServer) -> None:
@@ -1109,13 +1033,13 @@ async def test_ctrl_q_quits_from_a_dialog(t: Terminal) -> None:
     await t.until(lambda: not t.app.is_running)
 
 
-def test_sampling_is_set_shown_sent_and_remembered(
-    terminal: Run, server: FakeServer, home: Home
+async def test_sampling_is_set_shown_sent_and_remembered(
+    terminal: Open, server: FakeServer, home: Home
 ) -> None:
     home.create()
     home.presets.write_text("[creative]\ntemperature = 1.1\n")
 
-    async def story(t: Terminal) -> None:
+    async with terminal() as t:
         await t.ask("/set")
         await t.until_shown("the model's defaults apply")
         await t.ask("/set temperature 0.3")
@@ -1130,46 +1054,26 @@ def test_sampling_is_set_shown_sent_and_remembered(
         t.composer.write("")
         await t.ask("/set preset creative")
         await t.until_shown("temperature 1.1 ·")
-
-    async def again(t: Terminal) -> None:
+    async with terminal() as t:
         await t.until_shown("temperature 1.1 ·")
         await t.ask("/set temperature off")
         await t.until(lambda: "temperature 1.1" not in t.screen)
 
-    terminal(story)
-    terminal(again)
 
-
-def test_the_last_chat_is_continued_and_a_draft_is_kept(
-    server: FakeServer, home: Home, new_terminal: Callable[..., Terminal]
-) -> None:
-    async def play(story: Callable[[Terminal], Any], *, continues: bool) -> ChatApp:
-        connector = Connector(ConnectOptions(url=server.url), home)
-        app = ChatApp(connector, Store.open(home.chats), home, continues=continues)
-        async with app.run_test(size=(100, 30), notifications=True) as pilot:
-            t = new_terminal(app, pilot)
-            await t.until_ready()
-            await story(t)
-            await app.action_quit()
-        return app
-
-    async def first(t: Terminal) -> None:
-        await t.ask("why?")
-        await t.until(lambda: t.messages[-1:] == ["Yes."])
+async def test_the_last_chat_is_continued_and_a_draft_is_kept(terminal: Open) -> None:
+    async with terminal() as t:
+        await t.talk("why?")
         await t.type("half a thought")
-
-    async def second(t: Terminal) -> None:
+    assert t.app.has_chat
+    async with terminal(continues=True) as t:
         await t.until(lambda: t.messages == ["why?", "Yes."])
         assert t.composer.text == "half a thought"
         t.composer.write("")
-
-    async def third(t: Terminal) -> None:
+    assert t.app.has_chat
+    async with terminal() as t:
         assert t.messages == []
         assert t.composer.text == ""
-
-    assert asyncio.run(play(first, continues=False)).has_chat
-    assert asyncio.run(play(second, continues=True)).has_chat
-    assert not asyncio.run(play(third, continues=False)).has_chat
+    assert not t.app.has_chat
 
 
 async def test_a_mentioned_file_that_does_not_exist_is_pointed_out_once(
@@ -1199,9 +1103,7 @@ async def test_scrolled_up_the_end_is_one_key_away(t: Terminal, server: FakeServ
 async def test_regenerating_an_earlier_answer_says_where_the_later_messages_are(
     t: Terminal, server: FakeServer
 ) -> None:
-    for text in ("one", "two"):
-        await t.ask(text)
-        await t.until(lambda: t.messages[-1:] == ["Yes."] and "Ready" in t.status)
+    await t.talk("one", "two")
     await t.press("tab", "up", "up", "r")
     await t.until_shown("2 later messages stay with the version before: Alt+Left")
     await t.until(lambda: t.messages == ["one", "Yes."])

@@ -8,10 +8,11 @@ import httpx
 import pytest
 
 from tests.tui import scripts
+from tests.tui.chats_on_disk import branch
 from tests.tui.fake_server import FakeServer
 from tests.tui.terminals import Window
 from tests.waiting import wait_until
-from tui.chat.messages import State, StoredMessage
+from tui.chat.messages import State
 from tui.chat.store import Store
 from tui.home import Home
 
@@ -20,13 +21,6 @@ CTRL_C, CTRL_Q, ENTER = "\x03", "\x11", "\r"
 
 def attached(url: str) -> tuple[str, str]:
     return "-c", f"from tui.launch import main; raise SystemExit(main(url={url!r}, model=None))"
-
-
-def last_message(home: Home) -> StoredMessage:
-    store = Store.open(home.chats)
-    message = store.path(store.chats()[0].leaf_id)[-1]
-    store.close()
-    return message
 
 
 def test_a_conversation_in_a_terminal(
@@ -40,7 +34,7 @@ def test_a_conversation_in_a_terminal(
     window.wait_for("Ready")
     window.press(CTRL_Q)
     assert window.end() == 0
-    assert last_message(home).text == "It is **blue**."
+    assert branch(home)[-1].text == "It is **blue**."
 
 
 def test_killing_it_loses_at_most_the_last_second(
@@ -51,10 +45,10 @@ def test_killing_it_loses_at_most_the_last_second(
     window.wait_for("Ready")
     window.press("why?" + ENTER)
     window.wait_for("half of it")
-    wait_until(lambda: last_message(home).text == "half of it", patience)
+    wait_until(lambda: branch(home)[-1].text == "half of it", patience)
     window.process.send_signal(signal.SIGKILL)
     window.end()
-    message = last_message(home)
+    message = branch(home)[-1]
     assert (message.text, message.state) == ("half of it", State.WRITING)
     assert server.disconnects.acquire(timeout=patience)
 
@@ -70,7 +64,7 @@ def test_a_signal_ends_it_and_keeps_the_text_so_far(
     window.wait_for("half of it")
     window.process.send_signal(number)
     assert window.end() == 0
-    assert (last_message(home).text, last_message(home).state) == ("half of it", State.STOPPED)
+    assert (branch(home)[-1].text, branch(home)[-1].state) == ("half of it", State.STOPPED)
 
 
 def test_closing_the_window_ends_it_and_keeps_the_text_so_far(
@@ -83,7 +77,7 @@ def test_closing_the_window_ends_it_and_keeps_the_text_so_far(
     window.wait_for("half of it")
     window.hang_up()
     window.process.wait(patience)
-    assert (last_message(home).text, last_message(home).state) == ("half of it", State.STOPPED)
+    assert (branch(home)[-1].text, branch(home)[-1].state) == ("half of it", State.STOPPED)
 
 
 def test_ctrl_c_twice_ends_it(open_window: Callable[..., Window], server: FakeServer) -> None:
@@ -141,4 +135,4 @@ def test_the_installed_command_starts_and_stops_its_server(
         return False
 
     wait_until(is_gone, 60.0)
-    assert last_message(home).chat_id == 1
+    assert branch(home)[-1].chat_id == 1

@@ -15,10 +15,10 @@ import pytest
 from textual.strip import Strip
 
 from tests.tui import scripts
+from tests.tui.chats_on_disk import branch
 from tests.tui.fake_server import FakeServer
-from tests.tui.terminals import Pane, Terminal
+from tests.tui.terminals import Pane
 from tui.chat.messages import Role, State
-from tui.chat.store import Store
 from tui.home import Home
 
 pytestmark = pytest.mark.slow
@@ -110,10 +110,15 @@ of_some_length = pytest.mark.parametrize(
 
 
 @of_some_length
-def test_no_answer_puts_anything_harmful_on_the_screen(
+async def test_no_answer_puts_anything_harmful_on_the_screen(
     names: Sequence[str], terminal: Callable[..., None], server: FakeServer
 ) -> None:
-    async def story(t: Terminal) -> None:
+    def check(name: str, strip: Strip, width: int) -> None:
+        assert strip.cell_length == width, name
+        assert sum(segment.cell_length for segment in strip) == width, name
+        assert all(is_harmless(character) for character in strip.text), (name, strip.text)
+
+    async with terminal(size=(80, 24)) as t:
         await t.ask("/thinking")  # open in every chat from now on
         for name in names:
             server.script(scripts.think(HOSTILE[name]), scripts.say(HOSTILE[name]))
@@ -129,13 +134,6 @@ def test_no_answer_puts_anything_harmful_on_the_screen(
                     check(name, strip, t.app.size.width)
             assert t.app.clipboard == "", name
             assert t.app.title == "mlxserve", name
-
-    def check(name: str, strip: Strip, width: int) -> None:
-        assert strip.cell_length == width, name
-        assert sum(segment.cell_length for segment in strip) == width, name
-        assert all(is_harmless(character) for character in strip.text), (name, strip.text)
-
-    terminal(story, size=(80, 24))
 
 
 # Everything in a terminal that an answer could change, as a tmux format.
@@ -156,9 +154,7 @@ def obedient(pane: Pane) -> None:
 
 def last_answer(home: Home) -> str | None:
     """The saved text of the newest chat's answer, once it is done."""
-    store = Store.open(home.chats)
-    message = store.path(store.chats()[0].leaf_id)[-1]
-    store.close()
+    message = branch(home)[-1]
     is_done = message.role is Role.ASSISTANT and message.state is State.DONE
     return message.text if is_done else None
 

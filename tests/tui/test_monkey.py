@@ -7,7 +7,6 @@ import pytest
 
 from tests.tui import scripts
 from tests.tui.fake_server import FakeServer
-from tests.tui.terminals import Terminal
 from tui.chat.messages import State
 from tui.chat.store import Store
 from tui.commands import COMMANDS
@@ -33,7 +32,7 @@ KEYS = [
         *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 10)),
     ],
 )
-def test_the_terminal_works_after_random_keys(
+async def test_the_terminal_works_after_random_keys(
     terminal: Callable[..., None],
     server: FakeServer,
     home: "Home",
@@ -54,7 +53,7 @@ def test_the_terminal_works_after_random_keys(
             )
         )
 
-    async def story(t: Terminal) -> None:
+    async with terminal() as t:
         for _ in range(100):
             await t.press(chance.choice(KEYS))
         while len(t.app.screen_stack) > 1:
@@ -64,11 +63,7 @@ def test_the_terminal_works_after_random_keys(
         await t.press("ctrl+n")
         await t.until(lambda: not t.app.answering.is_busy and t.messages == [])
         server.clear_scripts()
-        await t.ask("are you well?")
-        await t.until_shown("Yes.")
-        await t.until_ready()
-
-    terminal(story)
+        await t.talk("are you well?")
     store = Store.open(home.chats)
     for chat in store.chats():
         assert all(m.state is not State.WRITING for m in store.path(chat.leaf_id))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.tui.fake_server import FakeServer
-from tests.tui.terminals import Terminal, Window
+from tests.tui.terminals import Open, Window
 from tests.waiting import wait_until
 from tui.chat.store import Store
 from tui.home import Home
@@ -40,21 +40,21 @@ class NeverConnects(Connector):
         raise AssertionError("unreachable")
 
 
-def test_the_app_draws_the_words_of_the_frame_in_the_same_places(
-    open_window: Callable[..., Window], play: Callable[..., None], home: Home
+async def test_the_app_draws_the_words_of_the_frame_in_the_same_places(
+    open_window: Callable[..., Window], terminal: Open, home: Home
 ) -> None:
     window = open_window("-c", ENDLESS, "chat")
     window.wait_for_bytes("importing")
     placed = re.findall(r"\x1b\[(\d+);(\d+)H(?:\x1b\[1m)?(\w[ \w]*)", window.all_written)
     assert [words for *_, words in placed] == [TITLE, STARTING, PLACEHOLDER]
 
-    async def story(t: Terminal) -> None:
+    async with terminal(
+        NeverConnects(ConnectOptions(url="http://127.0.0.1:1"), home), is_ready=False
+    ) as t:
         await t.until_shown(STARTING)
         lines = t.screen.split("\n")
         for y, x, words in placed:
             assert lines[int(y) - 1][int(x) - 1 :].startswith(words)
-
-    play(story, NeverConnects(ConnectOptions(url="http://127.0.0.1:1"), home))
 
 
 def test_the_frame_needs_no_slow_import() -> None:

@@ -14,7 +14,7 @@ import itertools
 import os
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,11 +27,11 @@ from textual.widgets import Input, OptionList
 
 from tests.images.files import file_of as image_file
 from tests.tui import scripts
+from tests.tui.chats_on_disk import write_chat
 from tests.tui.fake_server import FakeServer
-from tests.tui.terminals import Terminal
+from tests.tui.terminals import Open, Terminal
 from tui.chat.live_answer import AnswerPhase, LiveAnswer
-from tui.chat.messages import AnswerStats, Role
-from tui.chat.store import Store
+from tui.chat.messages import AnswerStats
 from tui.home import Home
 from tui.paint.theme import DARK, LIGHT
 from tui.talk.connection import ConnectOptions, Connector, Report
@@ -210,12 +210,8 @@ def standing_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def earlier_chats(home: Home) -> None:
-    store = Store.open(home.chats)
     for title in ("The lighthouse of Eddystone", "Why pages are 32 tokens"):
-        chat = store.create_chat(title)
-        question = store.add(chat.id, None, Role.USER, title)
-        store.add(chat.id, question.id, Role.ASSISTANT, f"{title}: stone by stone.")
-    store.close()
+        write_chat(home, title, title, f"{title}: stone by stone.")
 
 
 class OwnServer(Connector):
@@ -384,8 +380,8 @@ async def image_state(t: Terminal, album: Album, server: FakeServer) -> None:
     ],
 )
 @pytest.mark.usefixtures("standing_clock")
-def test_every_state_looks_as_accepted(
-    play: Callable[..., None],
+async def test_every_state_looks_as_accepted(
+    terminal: Open,
     server: FakeServer,
     home: Home,
     size: tuple[int, int],
@@ -401,7 +397,9 @@ def test_every_state_looks_as_accepted(
     server.health = (503, {"status": "loading", "progress": 0.6})
     connector = OwnServer(server, home)
 
-    async def story(t: Terminal) -> None:
+    async with terminal(
+        connector, is_ready=False, size=size, theme_name=theme, models=Machine()
+    ) as t:
         album = Album(t, size, theme)
         t.composer.cursor_blink = False
         await album.take("not-connected", "Not connected", "exited with code 1")
@@ -430,8 +428,6 @@ def test_every_state_looks_as_accepted(
         await engine_states(t, album, server)
         await image_state(t, album, server)
         assert album.taken == STATES
-
-    play(story, connector, size=size, theme_name=theme, models=Machine())
 
 
 def test_there_is_one_accepted_picture_per_state_size_and_theme() -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.tui.chats_on_disk import branch
 from tests.tui.terminals import Pane
-from tui.chat.messages import State, StoredMessage
-from tui.chat.store import Store
+from tui.chat.messages import State
 from tui.home import Home
 
 pytestmark = [
@@ -56,13 +56,6 @@ class Brake:
             ran = time.monotonic() - began
 
 
-def last_message(home: Home) -> StoredMessage:
-    store = Store.open(home.chats)
-    message = store.path(store.chats()[0].leaf_id)[-1]
-    store.close()
-    return message
-
-
 def is_writing(screen: str) -> bool:
     return "Writing · Esc stops" in screen
 
@@ -91,11 +84,11 @@ def test_a_day_in_the_terminal(pane: Pane, home: Home, tmp_path: Path) -> None:
         pane.until(is_writing)
         pane.press("Escape")
         pane.until_shown("Stopped")
-    stopped = last_message(home)
+    stopped = branch(home)[-1]
     assert stopped.state is State.STOPPED
     pane.ask("/continue")
     pane.until_ready()
-    continued = last_message(home)
+    continued = branch(home)[-1]
     assert (continued.id, continued.state) == (stopped.id, State.DONE)
     assert continued.text.startswith(stopped.text)
 
@@ -164,7 +157,7 @@ def test_a_kill_during_an_answer_loses_at_most_a_second(pane: Pane, home: Home) 
         os.kill(pane.pid, signal.SIGKILL)
         killed = time.monotonic()
     assert pane.until_ended() == "9"
-    kept = last_message(home)
+    kept = branch(home)[-1]
     assert kept.state is State.WRITING
     # Saved every second; a busy machine may take most of another one to look at the screen and to save.
     assert shown_before(killed - 1.9) > 0

@@ -1,6 +1,6 @@
 """Tools in the chat's window: a call is shown, confirmed, made, folded and told to the model."""
 
-from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -8,22 +8,20 @@ from textual.widgets import OptionList
 
 from tests.tui import scripts
 from tests.tui.fake_server import FakeServer
-from tests.tui.terminals import Terminal
+from tests.tui.terminals import Open, Terminal
 from tests.tui.tools.kept_settings import scripted, write_servers
 from tui.chat.calls import CallState
 from tui.chat.messages import State
-from tui.home import Home
 from tui.widgets.call_dialog import CallDialog
 from tui.widgets.tools_dialog import ToolsDialog
 
-Run = Callable[..., None]
 ADD = scripts.call("s__add", '{"a": 20, "b": 22}')
 
 
 @pytest.fixture
-def t(terminal: Run, home: Home, tmp_path: Path) -> Run:
+def t(terminal: Open, tmp_path: Path) -> AbstractAsyncContextManager[Terminal]:
     write_servers(tmp_path / "config" / "mlxserve" / "mcp.json", {"s": scripted()})
-    return terminal
+    return terminal()
 
 
 def is_asking(t: Terminal) -> bool:
@@ -33,10 +31,6 @@ def is_asking(t: Terminal) -> bool:
 async def choose(t: Terminal, number: int) -> None:
     await t.until(lambda: is_asking(t) and t.app.screen.query_one(OptionList).has_focus)
     await t.press(*["down"] * number, "enter")
-
-
-async def until_answered(t: Terminal, text: str) -> None:
-    await t.until(lambda: "Ready" in t.status and t.messages[-1:] == [text])
 
 
 async def test_a_confirmed_call_is_made_and_its_result_told_to_the_model(
@@ -51,7 +45,7 @@ async def test_a_confirmed_call_is_made_and_its_result_told_to_the_model(
     await t.press("enter")  # nothing is chosen yet
     assert is_asking(t)
     await choose(t, 1)
-    await until_answered(t, "It is 42.")
+    await t.until_answered("It is 42.")
     assert "Let me add." in t.screen
     assert '▸ s__add {"a": 20, "b": 22}' in t.screen
     first, second = server.requests
@@ -66,8 +60,7 @@ async def test_a_confirmed_call_is_made_and_its_result_told_to_the_model(
     assert result == {"role": "tool", "tool_call_id": "id-0", "content": "42"}
     await t.press("ctrl+t")
     await t.until_shown("│ 42")
-    await t.ask("thanks")
-    await until_answered(t, "Yes.")
+    await t.talk("thanks")
     assert [m["role"] for m in server.requests[2]["messages"]] == [
         *("user", "assistant", "tool", "assistant", "user")
     ]
@@ -81,7 +74,7 @@ async def test_a_tool_that_is_always_allowed_is_asked_about_once(
         server.script(scripts.say("42"))
     await t.ask("one")
     await choose(t, 2)
-    await until_answered(t, "42")
+    await t.until_answered("42")
     await t.ask("two")
     await t.until(lambda: len(server.requests) == 4 and "Ready" in t.status)
     assert t.messages[-2:] == ["two", "42"]
@@ -95,7 +88,7 @@ async def test_a_refused_tool_is_not_called_and_one_refused_for_good_not_offered
     await t.ask("one")
     await choose(t, 3)
     await choose(t, 4)
-    await until_answered(t, "Well.")
+    await t.until_answered("Well.")
     results = [m["content"] for m in server.requests[1]["messages"] if m["role"] == "tool"]
     assert results == ["The user did not allow this call."] * 2
     offered = [tool["function"]["name"] for tool in server.requests[1]["tools"]]
@@ -134,7 +127,7 @@ async def test_an_answer_stopped_in_a_call_is_continued_with_what_it_has(
     await t.press("escape")
     await t.until(lambda: "Stopped" in t.status)
     await t.ask("/continue")
-    await until_answered(t, "Yes.")
+    await t.until_answered()
     results = [m["content"] for m in server.requests[1]["messages"] if m["role"] == "tool"]
     assert results == ["42", "The user stopped this call."]
     assert "continue_final_message" not in server.requests[1]
@@ -146,8 +139,7 @@ async def test_a_model_that_takes_no_tools_answers_without_them(
 ) -> None:
     await t.until(lambda: "8 tools" in t.screen)
     server.script(scripts.refuse(400, "tools: how this model writes tool calls is not known"))
-    await t.ask("one")
-    await until_answered(t, "Yes.")
+    await t.talk("one")
     assert "small does not take tools here" in t.screen
     assert ["tools" in request for request in server.requests] == [True, False]
     assert server.requests[0]["messages"] == server.requests[1]["messages"]
@@ -161,7 +153,7 @@ async def test_hostile_results_reach_the_screen_as_visible_characters(
     await t.ask("one")
     await t.until_shown("Says ␛[31mred␛[0m and ⟨U+202E⟩gnol.")
     await choose(t, 1)
-    await until_answered(t, "Done.")
+    await t.until_answered("Done.")
     await t.press("ctrl+t")
     await t.until_shown("│ ␛]52;c;aGk=␇␛[2J⟨U+202E⟩ hidden")
 
@@ -179,21 +171,16 @@ async def test_tools_shows_and_switches_servers_and_tools(t: Terminal, server: F
     await t.press("up", "enter")
     await t.until_shown("○ s  off")
     await t.press("escape")
-    await t.ask("one")
-    await until_answered(t, "Yes.")
+    await t.talk("one")
     assert "tools" not in server.requests[0]
 
 
-def test_without_servers_tools_says_how_to_name_some(terminal: Run, tmp_path: Path) -> None:
-    async def story(t: Terminal) -> None:
+async def test_without_servers_tools_says_how_to_name_some(terminal: Open, tmp_path: Path) -> None:
+    async with terminal() as t:
         await t.ask("/tools")
         await t.until_shown("mcpServers")
-
-    terminal(story)
     (tmp_path / "config" / "mlxserve").mkdir(parents=True, exist_ok=True)
     (tmp_path / "config" / "mlxserve" / "mcp.json").write_text('{\n"mcpServers": [}')
 
-    async def damaged(t: Terminal) -> None:
+    async with terminal() as t:
         await t.until_shown("line 2")
-
-    terminal(damaged)

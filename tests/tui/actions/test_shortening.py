@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 from tests.tui import scripts
+from tests.tui.chats_on_disk import branch
 from tests.tui.fake_server import FakeServer
-from tests.tui.terminals import Terminal
-from tui.chat.store import Store
+from tests.tui.terminals import Open, Terminal
 from tui.home import Home
 
-Run = Callable[..., None]
 CONTEXT = 1000
 
 
@@ -39,12 +37,12 @@ def asked(server: FakeServer) -> list[str]:
     return [message["content"] for message in server.requests[-1]["messages"]]
 
 
-def test_the_header_shows_how_much_of_the_context_is_used(
-    terminal: Run, server: FakeServer
+async def test_the_header_shows_how_much_of_the_context_is_used(
+    terminal: Open, server: FakeServer
 ) -> None:
     exchanges(server, 300, 850)
 
-    async def story(t: Terminal) -> None:
+    async with terminal() as t:
         assert "small · 0 / 1.0k" in t.screen
         await talk(t, 1)
         assert "small · 300 / 1.0k" in t.screen
@@ -52,16 +50,14 @@ def test_the_header_shows_how_much_of_the_context_is_used(
         await t.until(lambda: "85% of the context is used · /compact frees it" in t.status)
         assert "small · 850 / 1.0k" in t.screen
 
-    terminal(story)
 
-
-def test_a_full_chat_continues_without_its_oldest_messages(
-    terminal: Run, server: FakeServer, home: Home
+async def test_a_full_chat_continues_without_its_oldest_messages(
+    terminal: Open, server: FakeServer, home: Home
 ) -> None:
     exchanges(server, 300, 600, 900)
     server.script(too_long(), reason=None)
 
-    async def story(t: Terminal) -> None:
+    async with terminal() as t:
         await talk(t, 3)
         await t.ask("one more")
         await t.until(lambda: "This chat is full" in t.status)
@@ -76,22 +72,17 @@ def test_a_full_chat_continues_without_its_oldest_messages(
         await t.ask("and now")
         await t.until(lambda: len(server.requests) == 6)
         assert asked(server) == ["question 2", "answer 2", "one more", "Yes.", "and now"]
-
-    terminal(story)
-    store = Store.open(home.chats)
-    [record] = store.chats()
-    texts = [message.text for message in store.path(record.leaf_id)]
+    texts = [message.text for message in branch(home)]
     assert texts[:4] == ["question 0", "answer 0", "question 1", "answer 1"]
     assert "" not in texts  # the refused answer is not kept
-    store.close()
 
 
-def test_a_full_chat_can_be_summarised(terminal: Run, server: FakeServer) -> None:
+async def test_a_full_chat_can_be_summarised(terminal: Open, server: FakeServer) -> None:
     exchanges(server, 300, 600, 900)
     server.script(too_long(), reason=None)
     server.script(scripts.say("They asked three things."))
 
-    async def story(t: Terminal) -> None:
+    async with terminal() as t:
         await talk(t, 3)
         await t.ask("one more")
         await t.until(lambda: "This chat is full" in t.status)
@@ -106,14 +97,12 @@ def test_a_full_chat_can_be_summarised(terminal: Run, server: FakeServer) -> Non
         assert "Summarise our conversation" in question["messages"][-1]["content"]
         assert question["messages"][0]["content"] == "question 0"
 
-    terminal(story)
 
-
-def test_a_summary_that_fails_changes_nothing(terminal: Run, server: FakeServer) -> None:
+async def test_a_summary_that_fails_changes_nothing(terminal: Open, server: FakeServer) -> None:
     exchanges(server, 300)
     server.script(scripts.refuse(500, "it broke"), reason=None)
 
-    async def story(t: Terminal) -> None:
+    async with terminal() as t:
         await talk(t, 1)
         await t.ask("/compact")
         await t.until_shown("The chat was not summarised")
@@ -121,8 +110,6 @@ def test_a_summary_that_fails_changes_nothing(terminal: Run, server: FakeServer)
         await t.ask("still here?")
         await t.until(lambda: len(server.requests) == 3)
         assert asked(server) == ["question 0", "answer 0", "still here?"]
-
-    terminal(story)
 
 
 async def test_a_message_that_is_too_long_alone_says_so(t: Terminal, server: FakeServer) -> None:

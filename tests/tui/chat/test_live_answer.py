@@ -94,113 +94,92 @@ def test_a_failure_keeps_the_text_so_far() -> None:
     assert story.saved[-1] == message
 
 
-def test_a_stop_keeps_the_text_so_far_and_closes_the_stream() -> None:
-    async def run() -> None:
-        story = Story()
-        task = asyncio.create_task(story.answer.run())
-        await story.give(TextPiece("half"))
-        story.answer.stop()
-        message = await task
-        assert (message.text, message.state) == ("half", State.STOPPED)
-        assert story.saved[-1] == message
-        assert story.is_closed
-
-    asyncio.run(run())
+async def test_a_stop_keeps_the_text_so_far_and_closes_the_stream() -> None:
+    story = Story()
+    task = asyncio.create_task(story.answer.run())
+    await story.give(TextPiece("half"))
+    story.answer.stop()
+    message = await task
+    assert (message.text, message.state) == ("half", State.STOPPED)
+    assert story.saved[-1] == message
+    assert story.is_closed
 
 
-def test_a_stop_before_the_run_counts() -> None:
-    async def run() -> None:
-        story = Story()
-        story.answer.stop()
-        assert (await story.answer.run()).state is State.STOPPED
-
-    asyncio.run(run())
+async def test_a_stop_before_the_run_counts() -> None:
+    story = Story()
+    story.answer.stop()
+    assert (await story.answer.run()).state is State.STOPPED
 
 
-def test_cancelling_the_run_keeps_the_text_so_far() -> None:
-    async def run() -> None:
-        story = Story()
-        task = asyncio.create_task(story.answer.run())
-        await story.give(TextPiece("half"))
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert (story.saved[-1].text, story.saved[-1].state) == ("half", State.STOPPED)
-        assert story.is_closed
-
-    asyncio.run(run())
+async def test_cancelling_the_run_keeps_the_text_so_far() -> None:
+    story = Story()
+    task = asyncio.create_task(story.answer.run())
+    await story.give(TextPiece("half"))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (story.saved[-1].text, story.saved[-1].state) == ("half", State.STOPPED)
+    assert story.is_closed
 
 
-def test_it_is_saved_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_is_saved_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answer_module, "CHECKPOINT_SECONDS", 0.01)
 
-    async def run() -> None:
-        story = Story()
-        task = asyncio.create_task(story.answer.run())
-        await story.give(TextPiece("half"))
-        async with asyncio.timeout(60):
-            await story.was_saved.wait()
-        assert (story.saved[0].text, story.saved[0].state) == ("half", State.WRITING)
-        await story.give(Finish("stop"), None)
-        await task
-
-    asyncio.run(run())
+    story = Story()
+    task = asyncio.create_task(story.answer.run())
+    await story.give(TextPiece("half"))
+    async with asyncio.timeout(60):
+        await story.was_saved.wait()
+    assert (story.saved[0].text, story.saved[0].state) == ("half", State.WRITING)
+    await story.give(Finish("stop"), None)
+    await task
 
 
-def test_take_returns_the_new_text() -> None:
-    async def run() -> None:
-        story = Story()
-        task = asyncio.create_task(story.answer.run())
-        await story.give(ThinkingPiece("t"), TextPiece("a"), TextPiece("b"))
-        assert story.answer.take() == NewText("ab", "t")
-        assert story.answer.take() == NewText()
-        await story.give(TextPiece("c"))
-        assert story.answer.take() == NewText("c")
-        assert story.answer.taken() == NewText("abc", "t")
-        await story.give(None)
-        await task
-
-    asyncio.run(run())
+async def test_take_returns_the_new_text() -> None:
+    story = Story()
+    task = asyncio.create_task(story.answer.run())
+    await story.give(ThinkingPiece("t"), TextPiece("a"), TextPiece("b"))
+    assert story.answer.take() == NewText("ab", "t")
+    assert story.answer.take() == NewText()
+    await story.give(TextPiece("c"))
+    assert story.answer.take() == NewText("c")
+    assert story.answer.taken() == NewText("abc", "t")
+    await story.give(None)
+    await task
 
 
-def test_the_phase_follows_the_pieces() -> None:
-    async def run() -> None:
-        story = Story()
-        task = asyncio.create_task(story.answer.run())
-        phases = [story.answer.phase]
-        for piece in (ThinkingPiece("t"), TextPiece("a")):
-            await story.give(piece)
-            phases.append(story.answer.phase)
-        await story.give(None)
-        await task
+async def test_the_phase_follows_the_pieces() -> None:
+    story = Story()
+    task = asyncio.create_task(story.answer.run())
+    phases = [story.answer.phase]
+    for piece in (ThinkingPiece("t"), TextPiece("a")):
+        await story.give(piece)
         phases.append(story.answer.phase)
-        assert phases == [
-            AnswerPhase.WAITING,
-            AnswerPhase.THINKING,
-            AnswerPhase.WRITING,
-            AnswerPhase.ENDED,
-        ]
+    await story.give(None)
+    await task
+    phases.append(story.answer.phase)
+    assert phases == [
+        AnswerPhase.WAITING,
+        AnswerPhase.THINKING,
+        AnswerPhase.WRITING,
+        AnswerPhase.ENDED,
+    ]
 
-    asyncio.run(run())
 
-
-def test_statistics_are_measured_from_the_first_piece() -> None:
-    async def run() -> None:
-        story = Story()
-        task = asyncio.create_task(story.answer.run())
-        story.clock.now += 0.5
-        await story.give(ThinkingPiece("t"))
-        story.clock.now += 2.0
-        await story.give(TextPiece("a"))
-        stats = story.answer.stats
-        assert (stats.first_token_seconds, stats.decode_seconds) == (0.5, 2.0)
-        assert stats.completion_tokens == 2
-        await story.give(Finish("stop"), UsagePiece(60, 21, 50), None)
-        stats = (await task).stats
-        assert (stats.completion_tokens, stats.cached_tokens) == (21, 50)
-        assert stats.tokens_per_second == 10.0
-
-    asyncio.run(run())
+async def test_statistics_are_measured_from_the_first_piece() -> None:
+    story = Story()
+    task = asyncio.create_task(story.answer.run())
+    story.clock.now += 0.5
+    await story.give(ThinkingPiece("t"))
+    story.clock.now += 2.0
+    await story.give(TextPiece("a"))
+    stats = story.answer.stats
+    assert (stats.first_token_seconds, stats.decode_seconds) == (0.5, 2.0)
+    assert stats.completion_tokens == 2
+    await story.give(Finish("stop"), UsagePiece(60, 21, 50), None)
+    stats = (await task).stats
+    assert (stats.completion_tokens, stats.cached_tokens) == (21, 50)
+    assert stats.tokens_per_second == 10.0
 
 
 def test_a_tool_call_is_shown() -> None:

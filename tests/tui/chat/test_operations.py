@@ -57,74 +57,59 @@ def endless_answer(has_begun: asyncio.Event) -> LiveAnswer:
     return LiveAnswer(empty, pieces(), save)
 
 
-def test_operations_run_one_after_another() -> None:
-    async def run() -> None:
-        background, gate = Background(), asyncio.Event()
-        background.begin("one", gate)
-        background.begin("two")
-        await asyncio.sleep(0)
-        assert not background.operations.is_idle
-        gate.set()
+async def test_operations_run_one_after_another() -> None:
+    background, gate = Background(), asyncio.Event()
+    background.begin("one", gate)
+    background.begin("two")
+    await asyncio.sleep(0)
+    assert not background.operations.is_idle
+    gate.set()
+    await background.finish()
+    assert background.operations.is_idle
+    order = ["one begins", "one ends", "two begins", "two ends"]
+    assert [entry for entry in background.log if "after" not in entry] == order
+    assert {"after one", "after two"} <= set(background.log)
+
+
+async def test_a_new_operation_stops_the_running_answer() -> None:
+    background = Background()
+    ended = background.begin_answer()
+    await background.has_begun.wait()
+    background.begin("next")
+    await background.finish()
+    assert ended[0].state is State.STOPPED
+    assert background.operations.answer is None
+    assert "next ends" in background.log
+
+
+async def test_an_answer_that_begins_while_an_operation_waits_is_stopped_at_once() -> None:
+    background = Background()
+    ended = background.begin_answer()
+    background.begin("next")
+    await background.finish()
+    assert (ended[0].state, ended[0].text) == (State.STOPPED, "")
+
+
+async def test_finish_waits_for_the_running_operation() -> None:
+    background = Background()
+    ended = background.begin_answer()
+    await background.has_begun.wait()
+    async with asyncio.timeout(60):
+        await background.operations.finish()
+    assert ended[0].state is State.STOPPED
+    await background.finish()
+
+
+async def test_after_a_failed_operation_the_next_one_runs() -> None:
+    background = Background()
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    background.operations.begin(fail, lambda: None)
+    with pytest.raises(ZeroDivisionError):
         await background.finish()
-        assert background.operations.is_idle
-        order = ["one begins", "one ends", "two begins", "two ends"]
-        assert [entry for entry in background.log if "after" not in entry] == order
-        assert {"after one", "after two"} <= set(background.log)
-
-    asyncio.run(run())
-
-
-def test_a_new_operation_stops_the_running_answer() -> None:
-    async def run() -> None:
-        background = Background()
-        ended = background.begin_answer()
-        await background.has_begun.wait()
-        background.begin("next")
-        await background.finish()
-        assert ended[0].state is State.STOPPED
-        assert background.operations.answer is None
-        assert "next ends" in background.log
-
-    asyncio.run(run())
-
-
-def test_an_answer_that_begins_while_an_operation_waits_is_stopped_at_once() -> None:
-    async def run() -> None:
-        background = Background()
-        ended = background.begin_answer()
-        background.begin("next")
-        await background.finish()
-        assert (ended[0].state, ended[0].text) == (State.STOPPED, "")
-
-    asyncio.run(run())
-
-
-def test_finish_waits_for_the_running_operation() -> None:
-    async def run() -> None:
-        background = Background()
-        ended = background.begin_answer()
-        await background.has_begun.wait()
-        async with asyncio.timeout(60):
-            await background.operations.finish()
-        assert ended[0].state is State.STOPPED
-        await background.finish()
-
-    asyncio.run(run())
-
-
-def test_after_a_failed_operation_the_next_one_runs() -> None:
-    async def run() -> None:
-        background = Background()
-
-        async def fail() -> None:
-            raise ZeroDivisionError
-
-        background.operations.begin(fail, lambda: None)
-        with pytest.raises(ZeroDivisionError):
-            await background.finish()
-        background.tasks.clear()
-        background.begin("next")
-        await background.finish()
-        assert background.operations.is_idle
-
-    asyncio.run(run())
+    background.tasks.clear()
+    background.begin("next")
+    await background.finish()
+    assert background.operations.is_idle

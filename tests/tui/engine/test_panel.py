@@ -1,14 +1,15 @@
 """The engine panel in a terminal, with a scripted server."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 import pytest
 from textual.widgets import Static
 
 from tests.tui import scripts
 from tests.tui.fake_server import FakeServer
-from tests.tui.terminals import Hosted, Terminal
+from tests.tui.terminals import Hosted, Open, hosted
 from tui.engine import panel
 from tui.engine.page_watch import PageWatch
 from tui.engine.panel import STRIP, EnginePanel, PanelInput
@@ -17,7 +18,6 @@ from tui.talk.client import ChatClient
 from tui.talk.engine_client import EngineClient
 from tui.talk.engine_state import EngineStats
 
-Run = Callable[..., None]
 PAGES = "p2a3s1c4f6"
 
 
@@ -34,8 +34,8 @@ def shows_engine(server: FakeServer, *more: object) -> None:
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-def test_the_panel_shows_pages_statistics_and_reuse(
-    terminal: Run, server: FakeServer, size: tuple[int, int]
+async def test_the_panel_shows_pages_statistics_and_reuse(
+    terminal: Open, server: FakeServer, size: tuple[int, int]
 ) -> None:
     shows_engine(server)
     server.script(
@@ -43,10 +43,8 @@ def test_the_panel_shows_pages_statistics_and_reuse(
         scripts.usage(19020, 3, 18432, num_tokens=18432, differs_at=18440, reason="new_text"),
     )
 
-    async def story(t: Terminal) -> None:
-        await t.ask("why?")
-        await t.until_shown("Yes.")
-        await t.until_ready()
+    async with terminal(size=size) as t:
+        await t.talk("why?")
         await t.press(*opening(size))
         await t.until_shown("▲▲■■■◆□□□□······")
         for words in (
@@ -66,17 +64,17 @@ def test_the_panel_shows_pages_statistics_and_reuse(
         await t.press("escape" if size[0] < 110 else "f4")
         await t.until(lambda: "this chat" not in t.screen)
 
-    terminal(story, size=size)
 
-
-def test_pages_of_windows_are_shown_below_the_others(terminal: Run, server: FakeServer) -> None:
+async def test_pages_of_windows_are_shown_below_the_others(
+    terminal: Open, server: FakeServer
+) -> None:
     shows_engine(server)
     told = {"page_size": 32, "num_pages": 16, "pages": PAGES, "window_pages": "a3c4f5"}
     change = scripts.page_event("delta", seq=1, pages=[], window_pages=[[0, "c1"]])
     gate = scripts.Gate()
     server.map = [scripts.page_event("snapshot", seq=0, **told), gate, change, scripts.Gate()]
 
-    async def story(t: Terminal) -> None:
+    async with terminal(size=(120, 44)) as t:
         await t.press("f4")
         for words in ("▲▲■■■◆□□□□······", "Pages of windows", "■■■□□□□·····"):
             await t.until_shown(words)
@@ -84,11 +82,9 @@ def test_pages_of_windows_are_shown_below_the_others(terminal: Run, server: Fake
         gate.open()
         await t.until_shown("□■■□□□□·····")
 
-    terminal(story, size=(120, 44))
 
-
-def test_the_pages_of_the_open_chat_are_marked_also_after_its_answer(
-    terminal: Run, server: FakeServer
+async def test_the_pages_of_the_open_chat_are_marked_also_after_its_answer(
+    terminal: Open, server: FakeServer
 ) -> None:
     asked, ended = scripts.Gate(), scripts.Gate()
     own = {"id": "request-1", "from": 0, "pages": [[2, 3]]}
@@ -102,11 +98,10 @@ def test_the_pages_of_the_open_chat_are_marked_also_after_its_answer(
     writing = scripts.Gate()
     server.script(scripts.say("Yes."), writing)
 
-    async def story(t: Terminal) -> None:
+    async with terminal(size=(120, 40)) as t:
         await t.press("f4")
         await t.until_shown("this chat 0")
-        await t.ask("why?")
-        await t.until_shown("Yes.")
+        await t.talk("why?")
         asked.open()
         await t.until_shown("this chat 3")
         ended.open()
@@ -116,12 +111,10 @@ def test_the_pages_of_the_open_chat_are_marked_also_after_its_answer(
         await t.press("ctrl+n")
         await t.until_shown("this chat 0")
 
-    terminal(story, size=(120, 40))
-
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-def test_a_panel_opened_after_an_answer_marks_its_pages(
-    terminal: Run, server: FakeServer, size: tuple[int, int]
+async def test_a_panel_opened_after_an_answer_marks_its_pages(
+    terminal: Open, server: FakeServer, size: tuple[int, int]
 ) -> None:
     asked = scripts.Gate()
     own = {"id": "request-1", "from": 0, "pages": [[2, 3]]}
@@ -132,10 +125,8 @@ def test_a_panel_opened_after_an_answer_marks_its_pages(
         scripts.page_event("delta", seq=2, pages=[[2, "c3"]], gone=["request-1"]),
     )
 
-    async def story(t: Terminal) -> None:
-        await t.ask("why?")
-        await t.until_shown("Yes.")
-        await t.until_ready()
+    async with terminal(size=size) as t:
+        await t.talk("why?")
         asked.open()
         for _ in range(2):
             await t.press(*opening(size))
@@ -143,13 +134,11 @@ def test_a_panel_opened_after_an_answer_marks_its_pages(
             await t.press("escape" if size[0] < 110 else "f4")
             await t.until(lambda: not t.app.screen.query(EnginePanel))
 
-    terminal(story, size=size)
 
-
-def test_the_panel_moves_to_where_there_is_room(terminal: Run, server: FakeServer) -> None:
+async def test_the_panel_moves_to_where_there_is_room(terminal: Open, server: FakeServer) -> None:
     shows_engine(server)
 
-    async def story(t: Terminal) -> None:
+    async with terminal(size=(120, 40)) as t:
         await t.press("f4")
         await t.until_shown("▲▲■■■◆")
         await t.pilot.resize_terminal(80, 24)
@@ -165,20 +154,17 @@ def test_the_panel_moves_to_where_there_is_room(terminal: Run, server: FakeServe
         await t.until(lambda: not isinstance(t.app.screen, EngineScreen))
         await t.until_shown("▲▲■■■◆")
 
-    terminal(story, size=(120, 40))
 
-
-def test_in_a_narrow_window_a_strip_leaves_the_chat_in_sight(
-    terminal: Run, server: FakeServer
+async def test_in_a_narrow_window_a_strip_leaves_the_chat_in_sight(
+    terminal: Open, server: FakeServer
 ) -> None:
     shows_engine(server)
 
-    async def story(t: Terminal) -> None:
+    async with terminal(size=(80, 24)) as t:
         await t.press("f4")
         await t.until_shown("▲▲■■■◆□□□□······")
         await t.until_shown("running 1 · waiting 2")
-        await t.ask("why?")
-        await t.until_shown("Yes.")
+        await t.talk("why?")
         assert "▲▲■■■◆" in t.screen
         await t.press("f4")
         await t.until(lambda: isinstance(t.app.screen, EngineScreen))
@@ -186,42 +172,30 @@ def test_in_a_narrow_window_a_strip_leaves_the_chat_in_sight(
         await t.press("f4")
         await t.until(lambda: not t.app.screen.query(EnginePanel))
 
-    terminal(story, size=(80, 24))
+
+@asynccontextmanager
+async def shown_alone(server: FakeServer) -> AsyncGenerator[Hosted, None]:
+    """The panel of the fake server, without a chat."""
+    shown = PanelInput(None, None, None)
+    watch = PageWatch(lambda: shown.engine)
+    alone = EnginePanel(lambda: shown, watch)
+    async with hosted(alone, size=(50, 40)) as t, ChatClient(server.url) as client:
+        shown = PanelInput(client.engine, None, None)
+        watching = asyncio.create_task(watch.run())
+        yield t
+        watching.cancel()
+        await alone.remove()
 
 
-@pytest.fixture
-def panel_alone(host: Run, server: FakeServer) -> Run:
-    """Runs a story with the panel of the fake server, without a chat."""
-
-    def run(story: Callable[[Hosted], Awaitable[None]]) -> None:
-        shown = PanelInput(None, None, None)
-        watch = PageWatch(lambda: shown.engine)
-
-        async def connected(t: Hosted) -> None:
-            nonlocal shown
-            async with ChatClient(server.url) as client:
-                shown = PanelInput(client.engine, None, None)
-                watching = asyncio.create_task(watch.run())
-                await story(t)
-                watching.cancel()
-                await t.app.query(EnginePanel).remove()
-
-        host(connected, EnginePanel(lambda: shown, watch), size=(50, 40))
-
-    return run
-
-
-def test_a_server_without_an_engine_is_reported(panel_alone: Run) -> None:
-    async def story(t: Hosted) -> None:
+async def test_a_server_without_an_engine_is_reported(server: FakeServer) -> None:
+    async with shown_alone(server) as t:
         await t.until_shown("does not report its")
         assert "shared" not in t.screen
 
-    panel_alone(story)
-
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-def test_waiting_is_shown_as_progress(
-    terminal: Run, server: FakeServer, size: tuple[int, int]
+async def test_waiting_is_shown_as_progress(
+    terminal: Open, server: FakeServer, size: tuple[int, int]
 ) -> None:
     def is_now(state: str, **more: object) -> None:
         card = scripts.request_card("request-1", state, **more)
@@ -231,7 +205,7 @@ def test_waiting_is_shown_as_progress(
     server.script(gate, scripts.say("Yes."))
     is_now("queued", position=2)
 
-    async def story(t: Terminal) -> None:
+    async with terminal(size=size) as t:
         await t.ask("why?")
         await t.until_shown("in the queue, position 2")
         is_now("loading")
@@ -242,8 +216,6 @@ def test_waiting_is_shown_as_progress(
         gate.open()
         await t.until_shown("Yes.")
         await t.until_ready()
-
-    terminal(story, size=size)
 
 
 @pytest.fixture
@@ -262,8 +234,10 @@ def polls(monkeypatch: pytest.MonkeyPatch) -> list[EngineStats]:
 
 
 @pytest.mark.long
-def test_an_engine_that_does_nothing_is_asked_again_when_a_page_changes(
-    panel_alone: Run, server: FakeServer, polls: list[EngineStats], monkeypatch: pytest.MonkeyPatch
+async def test_an_engine_that_does_nothing_is_asked_again_when_a_page_changes(
+    server: FakeServer,
+    polls: list[EngineStats],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(panel, "QUIET_POLL_SECONDS", 3600)
     begins = scripts.Gate()
@@ -271,7 +245,7 @@ def test_an_engine_that_does_nothing_is_asked_again_when_a_page_changes(
     shows_engine(server, begins, delta)
     server.engine["/api/v1/kv/stats"] = scripts.engine_stats()
 
-    async def story(t: Hosted) -> None:
+    async with shown_alone(server) as t:
         await t.until_shown("▲▲■■■◆□□□□······")
         await t.until_shown("running 0")
         num_polls = 0
@@ -286,25 +260,22 @@ def test_an_engine_that_does_nothing_is_asked_again_when_a_page_changes(
         num_polls = len(polls)
         await t.until(lambda: len(polls) > num_polls + 5)
 
-    panel_alone(story)
-
 
 @pytest.mark.usefixtures("polls")
-def test_a_sparkline_goes_on_at_the_same_speed_while_the_engine_is_asked_less_often(
-    panel_alone: Run, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+async def test_a_sparkline_goes_on_at_the_same_speed_while_the_engine_is_asked_less_often(
+    server: FakeServer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(panel, "QUIET_POLL_SECONDS", 2)  # 200 polls, of which 60 are shown
     shows_engine(server)
 
-    async def story(t: Hosted) -> None:
+    def now(t: Hosted) -> str:
+        return "".join(str(one.content) for one in t.app.screen.query("#now").results(Static))
+
+    async with shown_alone(server) as t:
         await t.until(lambda: "█" in now(t))
         nothing = {"prefill": 0.0, "generation": 0.0}
         stats = scripts.engine_stats() | {"tokens_per_second": nothing}
         server.engine["/api/v1/kv/stats"] = stats
         await t.until(lambda: "running 0" in now(t))
         await t.until(lambda: "█" not in now(t))
-
-    def now(t: Hosted) -> str:
-        return "".join(str(one.content) for one in t.app.screen.query("#now").results(Static))
-
-    panel_alone(story)

@@ -153,18 +153,17 @@ def test_an_unreachable_server_is_an_error_with_what_to_do() -> None:
             ask(url)
 
 
-def test_closing_the_stream_closes_the_connection(server: FakeServer, patience: float) -> None:
+async def test_closing_the_stream_closes_the_connection(
+    server: FakeServer, patience: float
+) -> None:
     gate = scripts.Gate()
     server.script(scripts.say("one"), gate, scripts.say("two"))
 
-    async def run() -> None:
-        async with ChatClient(server.url) as client:
-            stream = client.stream(QUESTION, model="small")
-            assert await anext(stream) == Began("request-1")
-            assert await anext(stream) == TextPiece("one")
-            await stream.aclose()
-
-    asyncio.run(run())
+    async with ChatClient(server.url) as client:
+        stream = client.stream(QUESTION, model="small")
+        assert await anext(stream) == Began("request-1")
+        assert await anext(stream) == TextPiece("one")
+        await stream.aclose()
     assert server.disconnects.acquire(timeout=patience)
 
 

@@ -34,7 +34,7 @@ def connect(
     async def run() -> tuple[ServerConnection, Connector]:
         connector = Connector(options, Home(home))
         try:
-            connection = await connector.connect(report or Reports())
+            connection = await connector.connect(Reports() if report is None else report)
             await connection.client.close()
         finally:
             connector.stop_server()

@@ -36,56 +36,44 @@ async def serving(reply: bytes, patience: float) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("turns", range(24))
-def test_a_request_of_any_age_ends_with_its_client(turns: int, patience: float) -> None:
+async def test_a_request_of_any_age_ends_with_its_client(turns: int, patience: float) -> None:
     """httpx alone leaves the connection open while it is being opened: up to ten turns of the event
     loop."""
 
-    async def story() -> None:
-        async with serving(REPLY, patience) as url:
-            client = ClosingClient(base_url=url)
-            asking = asyncio.create_task(client.get("/"))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            await client.aclose()
-            with contextlib.suppress(httpx.ReadError, RuntimeError):
-                assert (await asking).text == "ok"
-
-    asyncio.run(story())
+    async with serving(REPLY, patience) as url:
+        client = ClosingClient(base_url=url)
+        asking = asyncio.create_task(client.get("/"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await client.aclose()
+        with contextlib.suppress(httpx.ReadError, RuntimeError):
+            assert (await asking).text == "ok"
 
 
-def test_a_request_without_a_reply_ends_with_its_client(patience: float) -> None:
-    async def story() -> None:
-        async with serving(b"", patience) as url:
-            client = ClosingClient(base_url=url)
-            asking = asyncio.create_task(client.get("/"))
-            for _ in range(100):
-                await asyncio.sleep(0)
-            await client.aclose()
-            with pytest.raises(httpx.ReadError, match="was closed"):
-                await asking
-
-    asyncio.run(story())
+async def test_a_request_without_a_reply_ends_with_its_client(patience: float) -> None:
+    async with serving(b"", patience) as url:
+        client = ClosingClient(base_url=url)
+        asking = asyncio.create_task(client.get("/"))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        await client.aclose()
+        with pytest.raises(httpx.ReadError, match="was closed"):
+            await asking
 
 
-def test_a_reader_that_is_cancelled_stays_cancelled(patience: float) -> None:
-    async def story() -> None:
-        async with serving(b"", patience) as url, ClosingClient(base_url=url) as client:
-            asking = asyncio.create_task(client.get("/"))
-            for _ in range(100):
-                await asyncio.sleep(0)
-            asking.cancel()
-            await client.aclose()
-            with pytest.raises(asyncio.CancelledError):
-                await asking
-
-    asyncio.run(story())
+async def test_a_reader_that_is_cancelled_stays_cancelled(patience: float) -> None:
+    async with serving(b"", patience) as url, ClosingClient(base_url=url) as client:
+        asking = asyncio.create_task(client.get("/"))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await client.aclose()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
 
 
-def test_replies_are_read_as_ever(patience: float) -> None:
-    async def story() -> None:
-        async with serving(REPLY, patience) as url, ClosingClient(base_url=url) as client:
-            for _ in range(2):
-                async with client.stream("GET", "/") as reply:
-                    assert await reply.aread() == b"ok"
-
-    asyncio.run(story())
+async def test_replies_are_read_as_ever(patience: float) -> None:
+    async with serving(REPLY, patience) as url, ClosingClient(base_url=url) as client:
+        for _ in range(2):
+            async with client.stream("GET", "/") as reply:
+                assert await reply.aread() == b"ok"

@@ -76,7 +76,7 @@ def test_a_search_that_fails_says_why(program: Program) -> None:
 
 
 @pytest.mark.parametrize("is_cancelled_again", [True, False], ids=["cancelled twice", "deaf"])
-def test_a_child_that_does_not_end_when_told_is_gone_with_its_task(
+async def test_a_child_that_does_not_end_when_told_is_gone_with_its_task(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cancelled_again: bool
 ) -> None:
     """As asyncio.run cancels what the app has cancelled before, and where nothing else comes."""
@@ -89,17 +89,14 @@ def test_a_child_that_does_not_end_when_told_is_gone_with_its_task(
         "while True: time.sleep(600)"
     )
 
-    async def play() -> None:
-        task = asyncio.ensure_future(models.find())
-        await until(lambda: pid.exists() and bool(pid.read_text()))
+    task = asyncio.ensure_future(models.find())
+    await until(lambda: pid.exists() and bool(pid.read_text()))
+    task.cancel()
+    if is_cancelled_again:
+        await until(told.exists)
         task.cancel()
-        if is_cancelled_again:
-            await until(told.exists)
-            task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(play())
+    with pytest.raises(asyncio.CancelledError):
+        await task
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
 

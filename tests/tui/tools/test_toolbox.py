@@ -4,7 +4,8 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +19,19 @@ from tui.tools.results import MAX_RESULT
 from tui.tools.session import ServerState
 from tui.tools.toolbox import Permission, Toolbox, unique_name
 
-Story = Callable[[Toolbox], Awaitable[None]]
 
-
-def tell(
-    story: Story, file: Path, servers: dict[str, Any], settings: KeptSettings | None = None
-) -> None:
-    """A story with a toolbox that has started."""
-
-    async def run() -> None:
-        kept = KeptSettings() if settings is None else settings
-        toolbox = Toolbox(write_servers(file, servers), kept)
-        await toolbox.start()
-        try:
-            await story(toolbox)
-        finally:
-            await toolbox.close()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def started(
+    file: Path, servers: dict[str, Any], settings: KeptSettings | None = None
+) -> AsyncGenerator[Toolbox, None]:
+    """A toolbox that has started."""
+    kept = KeptSettings() if settings is None else settings
+    toolbox = Toolbox(write_servers(file, servers), kept)
+    await toolbox.start()
+    try:
+        yield toolbox
+    finally:
+        await toolbox.close()
 
 
 @pytest.fixture
@@ -60,8 +56,11 @@ def http_server() -> Iterator[str]:
 
 
 @pytest.mark.slow  # the package takes seconds to import, here and in the process
-def test_servers_of_the_package_answer_over_stdio_and_http(file: Path, http_server: str) -> None:
-    async def story(toolbox: Toolbox) -> None:
+async def test_servers_of_the_package_answer_over_stdio_and_http(
+    file: Path, http_server: str
+) -> None:
+    here = python("-m", "tests.tui.tools.package_server")
+    async with started(file, {"here": here, "there": {"url": http_server}}) as toolbox:
         assert [card.problem for card in toolbox.cards] == ["", ""]
         assert [tool.name for tool in toolbox.offered()] == [
             *("here__fail", "here__greet", "there__fail", "there__greet")
@@ -75,30 +74,27 @@ def test_servers_of_the_package_answer_over_stdio_and_http(file: Path, http_serv
         assert failed.is_error
         assert "fail" in failed.text
 
-    here = python("-m", "tests.tui.tools.package_server")
-    tell(story, file, {"here": here, "there": {"url": http_server}})
 
-
-def test_a_command_gets_no_key_and_ends_with_the_toolbox(
+async def test_a_command_gets_no_key_and_ends_with_the_toolbox(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLXSERVE_API_KEY", "secret")
     facts: dict[str, Any] = {}
 
-    async def story(toolbox: Toolbox) -> None:
+    async with started(
+        file, {"s": scripted(str(tmp_path / "facts"), env={"MINE": "1"})}
+    ) as toolbox:
         assert (await toolbox.call("s__add", '{"a": 1, "b": 2}')).text == "3"
         facts.update(json.loads((tmp_path / "facts").read_text()))
         assert psutil.pid_exists(facts["pid"])
-
-    tell(story, file, {"s": scripted(str(tmp_path / "facts"), env={"MINE": "1"})})
     assert not psutil.pid_exists(facts["pid"])
     assert "MLXSERVE_API_KEY" not in facts["env"]
     assert facts["env"]["MINE"] == "1"
     assert facts["env"]["HOME"] == os.environ["HOME"]
 
 
-def test_what_a_tool_returns_is_bounded_and_failures_are_results(file: Path) -> None:
-    async def story(toolbox: Toolbox) -> None:
+async def test_what_a_tool_returns_is_bounded_and_failures_are_results(file: Path) -> None:
+    async with started(file, {"s": scripted()}) as toolbox:
         huge = await toolbox.call("s__huge", "{}")
         assert huge.text.startswith("start ")
         assert huge.text.endswith(" end")
@@ -113,13 +109,11 @@ def test_what_a_tool_returns_is_bounded_and_failures_are_results(file: Path) -> 
         unknown = await toolbox.call("s__nonesuch", "{}")
         assert "There is no tool 's__nonesuch'. There are: s__add," in unknown.text
 
-    tell(story, file, {"s": scripted()})
 
-
-def test_a_call_ends_at_its_time_limit_or_when_it_is_cancelled_and_the_server_goes_on(
+async def test_a_call_ends_at_its_time_limit_or_when_it_is_cancelled_and_the_server_goes_on(
     file: Path,
 ) -> None:
-    async def story(toolbox: Toolbox) -> None:
+    async with started(file, {"s": scripted(timeout=0.2), "slow": scripted()}) as toolbox:
         late = await toolbox.call("s__never", "{}")
         assert late.is_error
         assert "did not answer within 0.2 seconds" in late.text
@@ -134,11 +128,9 @@ def test_a_call_ends_at_its_time_limit_or_when_it_is_cancelled_and_the_server_go
         assert told != "cancelled: 0"
         assert (await toolbox.call("slow__add", '{"a": 1, "b": 1}')).text == "2"
 
-    tell(story, file, {"s": scripted(timeout=0.2), "slow": scripted()})
 
-
-def test_a_server_that_dies_is_a_sentence_and_starts_again(file: Path) -> None:
-    async def story(toolbox: Toolbox) -> None:
+async def test_a_server_that_dies_is_a_sentence_and_starts_again(file: Path) -> None:
+    async with started(file, {"s": scripted()}) as toolbox:
         dead = await toolbox.call("s__dies", "{}")
         assert dead.is_error
         assert "s has ended." in dead.text
@@ -149,20 +141,10 @@ def test_a_server_that_dies_is_a_sentence_and_starts_again(file: Path) -> None:
         await toolbox.switch("s", is_on=True)
         assert (await toolbox.call("s__add", '{"a": 2, "b": 2}')).text == "4"
 
-    tell(story, file, {"s": scripted()})
 
-
-def test_servers_that_do_not_start_say_why_and_hold_up_no_other(file: Path) -> None:
+async def test_servers_that_do_not_start_say_why_and_hold_up_no_other(file: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-
-    async def story(toolbox: Toolbox) -> None:
-        problems = {card.name: card.problem for card in toolbox.cards}
-        assert "no command 'nonesuch-command'" in problems["absent"]
-        assert "No module named 'nonesuch'" in problems["broken"]
-        assert problems["away"].startswith("away did not start:")
-        assert problems["good"] == ""
-        assert {tool.server for tool in toolbox.offered()} == {"good"}
 
     servers = {
         "absent": {"command": "nonesuch-command"},
@@ -170,74 +152,68 @@ def test_servers_that_do_not_start_say_why_and_hold_up_no_other(file: Path) -> N
         "away": {"url": f"http://127.0.0.1:{port}/mcp"},
         "good": scripted(),
     }
-    tell(story, file, servers)
+    async with started(file, servers) as toolbox:
+        problems = {card.name: card.problem for card in toolbox.cards}
+        assert "no command 'nonesuch-command'" in problems["absent"]
+        assert "No module named 'nonesuch'" in problems["broken"]
+        assert problems["away"].startswith("away did not start:")
+        assert problems["good"] == ""
+        assert {tool.server for tool in toolbox.offered()} == {"good"}
 
 
-def test_without_the_package_a_server_says_how_to_install_it(
+async def test_without_the_package_a_server_says_how_to_install_it(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mcp", None)
 
-    async def story(toolbox: Toolbox) -> None:
+    async with started(file, {"s": scripted()}) as toolbox:
         assert toolbox.cards[0].problem == connection.MISSING
 
-    tell(story, file, {"s": scripted()})
 
-
-def test_a_choice_is_kept_until_the_tool_is_described_otherwise(file: Path) -> None:
+async def test_a_choice_is_kept_until_the_tool_is_described_otherwise(file: Path) -> None:
     settings = KeptSettings()
 
-    async def choose(toolbox: Toolbox) -> None:
+    async with started(file, {"s": scripted()}, settings) as toolbox:
         await toolbox.permit("s__add", Permission.ALWAYS)
         await toolbox.permit("s__huge", Permission.NEVER)
         assert toolbox.tool("s__huge") is None
-
-    async def kept(toolbox: Toolbox) -> None:
+    async with started(file, {"s": scripted()}, settings) as toolbox:
         add = toolbox.tool("s__add")
         assert add is not None
         assert add.permission is Permission.ALWAYS
         assert toolbox.tool("s__huge") is None
         assert "There is no tool" in (await toolbox.call("s__huge", "{}")).text
-
-    async def asked_again(toolbox: Toolbox) -> None:
+    async with started(file, {"s": scripted(env={"OTHER": "1"})}, settings) as toolbox:
         add = toolbox.tool("s__add")
         assert add is not None
         assert add.permission is Permission.ASK
         assert toolbox.tool("s__huge") is None
 
-    tell(choose, file, {"s": scripted()}, settings)
-    tell(kept, file, {"s": scripted()}, settings)
-    tell(asked_again, file, {"s": scripted(env={"OTHER": "1"})}, settings)
 
-
-def test_a_server_is_switched_off_and_stays_off(file: Path) -> None:
+async def test_a_server_is_switched_off_and_stays_off(file: Path) -> None:
     settings = KeptSettings()
 
-    async def off(toolbox: Toolbox) -> None:
+    async with started(file, {"s": scripted()}, settings) as toolbox:
         await toolbox.switch("s", is_on=False)
         assert toolbox.offered() == []
-
-    async def on(toolbox: Toolbox) -> None:
+    async with started(file, {"s": scripted()}, settings) as toolbox:
         [card] = toolbox.cards
         assert (card.state, card.is_on) == (ServerState.OFF, False)
         await toolbox.switch("s", is_on=True)
         assert toolbox.offered() != []
-
-    tell(off, file, {"s": scripted()}, settings)
-    tell(on, file, {"s": scripted()}, settings)
 
 
 def damage(file: Path) -> None:
     file.write_text("{")
 
 
-def test_a_file_that_has_changed_is_read_again_and_servers_that_stay_go_on(
+async def test_a_file_that_has_changed_is_read_again_and_servers_that_stay_go_on(
     file: Path, tmp_path: Path
 ) -> None:
     notes = tmp_path / "notes"  # written by the server when it starts
     same = scripted(str(notes))
 
-    async def story(toolbox: Toolbox) -> None:
+    async with started(file, {"s": same}) as toolbox:
         process = json.loads(notes.read_text())["pid"]
         notes.unlink()
         write_servers(file, {"s": same, "t": scripted(), "u": {"command": "no-such-command"}})
@@ -258,20 +234,15 @@ def test_a_file_that_has_changed_is_read_again_and_servers_that_stay_go_on(
         await toolbox.start()
         assert toolbox.offered() == []
 
-    tell(story, file, {"s": same})
 
+async def test_a_damaged_file_is_a_problem_and_no_failure(file: Path) -> None:
+    damage(file)
 
-def test_a_damaged_file_is_a_problem_and_no_failure(file: Path) -> None:
-    file.write_text("{")
-
-    async def run() -> None:
-        toolbox = Toolbox(file, KeptSettings())
-        await toolbox.start()
-        assert "line 1" in toolbox.problem
-        assert toolbox.cards == []
-        await toolbox.close()
-
-    asyncio.run(run())
+    toolbox = Toolbox(file, KeptSettings())
+    await toolbox.start()
+    assert "line 1" in toolbox.problem
+    assert toolbox.cards == []
+    await toolbox.close()
 
 
 def test_names_are_unique_and_of_the_api() -> None:

@@ -2,20 +2,18 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
 from tests.tui.fake_server import FakeServer
-from tests.tui.terminals import Hosted, Terminal
+from tests.tui.terminals import Open, Terminal, hosted
 from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector
 from tui.talk.errors import ChatError
 from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
 from tui.talk.server_process import ServerProcess
 from tui.widgets.models_dialog import ModelsDialog
-
-Run = Callable[..., None]
 
 FOUND = [
     Model("mini", ModelOrigin.BUNDLED, 10_000_000, True, 90_000),
@@ -100,8 +98,8 @@ def ours(server: FakeServer, home: Home) -> OwnServer:
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-def test_models_are_shown_with_size_context_and_verdict(host: Run, size: tuple[int, int]) -> None:
-    async def story(t: Hosted) -> None:
+async def test_models_are_shown_with_size_context_and_verdict(size: tuple[int, int]) -> None:
+    async with hosted(dialog(Machine(FOUND)), size=size) as t:
         for words in ("● mini", "0.01 GB", "here", "2.26 GB", "4,000", "↓ 4.61 GB"):
             await t.until_shown(words)
         for words in ("Context", "Good for", "short chats", "a few messages", "too large"):
@@ -109,14 +107,11 @@ def test_models_are_shown_with_size_context_and_verdict(host: Run, size: tuple[i
         await t.until_shown("where 90 GB are free")
         assert len(t.screen.split("\n")) == size[1]
 
-    host(story, dialog(Machine(FOUND)), size=size)
 
-
-def test_selecting_a_local_model_restarts_the_server(
-    play: Run, ours: OwnServer, server: FakeServer
+async def test_selecting_a_local_model_restarts_the_server(
+    terminal: Open, ours: OwnServer, server: FakeServer
 ) -> None:
-    async def story(t: Terminal) -> None:
-        await t.until_ready()
+    async with terminal(ours, models=Machine(FOUND)) as t:
         await t.ask("/model")
         await t.until_shown("here  ")
         first = ours.server
@@ -126,22 +121,18 @@ def test_selecting_a_local_model_restarts_the_server(
         await t.until(lambda: ours.server is not first)
         await t.until_ready()
         assert not first.is_running
-        await t.ask("one")
-        await t.until_shown("Yes.")
+        await t.talk("one")
         assert server.requests[0]["model"] == "here"
-
-    play(story, ours, models=Machine(FOUND))
-    ours.stop_server()
     assert [c[c.index("0") + 1 :] for c in ours.commands] == [
         ["--exit-with-parent", "--model", "mini", "--seed", "1"],
         ["--exit-with-parent", "--model", "a/here", "--seed", "1"],
     ]
 
 
-def test_a_download_is_paused_and_resumed(host: Run) -> None:
+async def test_a_download_is_paused_and_resumed() -> None:
     machine = Machine(FOUND)
 
-    async def story(t: Hosted) -> None:
+    async with hosted(dialog(machine)) as t:
         await t.until_shown("there  ")
         await t.press("down", "down", "enter")
         await t.until_shown("25%")
@@ -153,23 +144,19 @@ def test_a_download_is_paused_and_resumed(host: Run) -> None:
         await t.press("enter")
         await t.until(lambda: bool(t.app.results))
         assert [model.name for model in t.app.results] == ["a/there"]
-
-    host(story, dialog(machine))
     assert machine.downloads == ["a/there", "a/there"]
 
 
-def test_the_largest_useful_model_is_starred(host: Run) -> None:
+async def test_the_largest_useful_model_is_starred() -> None:
     useful = Model("a/useful", ModelOrigin.SUGGESTED, 2_000_000_000, False, 9000, 40_960)
 
-    async def story(t: Hosted) -> None:
+    async with hosted(dialog(Machine([*FOUND, useful]))) as t:
         await t.until_shown("★ a/useful")
         assert t.screen.count("★") == 2, "its row, and what the star means"
 
-    host(story, dialog(Machine([*FOUND, useful])))
 
-
-def test_typing_filters_and_escape_clears_before_it_closes(host: Run) -> None:
-    async def story(t: Hosted) -> None:
+async def test_typing_filters_and_escape_clears_before_it_closes() -> None:
+    async with hosted(dialog(Machine(FOUND))) as t:
         await t.until_shown("huge")
         await t.type("ere a/")
         await t.until(lambda: "huge" not in t.screen)
@@ -181,10 +168,8 @@ def test_typing_filters_and_escape_clears_before_it_closes(host: Run) -> None:
         await t.press("escape")
         await t.until(lambda: t.app.results == [None])
 
-    host(story, dialog(Machine(FOUND)))
 
-
-def test_the_hub_is_searched_and_what_it_has_is_downloaded(host: Run) -> None:
+async def test_the_hub_is_searched_and_what_it_has_is_downloaded() -> None:
     machine = Machine(FOUND)
     machine.holds = False
     machine.hub = [
@@ -193,7 +178,7 @@ def test_the_hub_is_searched_and_what_it_has_is_downloaded(host: Run) -> None:
         FOUND[1],
     ]
 
-    async def story(t: Hosted) -> None:
+    async with hosted(dialog(machine)) as t:
         await t.until_shown("here  ")
         await t.type("gemma")
         await t.until_shown("search the hub for gemma")
@@ -210,29 +195,26 @@ def test_the_hub_is_searched_and_what_it_has_is_downloaded(host: Run) -> None:
         await t.press("enter")
         await t.until(lambda: t.app.results == ["c/gemma-9-GGUF:Q4_K_M"])
 
-    host(story, dialog(machine))
 
-
-def test_a_hub_that_cannot_be_searched_says_why(host: Run) -> None:
+async def test_a_hub_that_cannot_be_searched_says_why() -> None:
     machine = Machine(FOUND)
     machine.error = "The hub cannot be searched now: no network."
 
-    async def story(t: Hosted) -> None:
+    async with hosted(dialog(machine)) as t:
         await t.until_shown("here  ")
         await t.type("gemma")
         await t.press("down", "enter")
         await t.until_shown("The hub cannot be searched now: no network.")
         await t.until_shown("search the hub for gemma")
 
-    host(story, dialog(machine))
 
-
-def test_another_name_is_resolved_downloaded_and_used(play: Run, ours: OwnServer) -> None:
+async def test_another_name_is_resolved_downloaded_and_used(
+    terminal: Open, ours: OwnServer
+) -> None:
     machine = Machine(FOUND)
     machine.holds = False
 
-    async def story(t: Terminal) -> None:
-        await t.until_ready()
+    async with terminal(ours, models=machine) as t:
         await t.ask("/model")
         await t.until_shown("huge")
         await t.type("qwen3:4b")
@@ -240,17 +222,14 @@ def test_another_name_is_resolved_downloaded_and_used(play: Run, ours: OwnServer
         await t.press("enter")
         await t.until(lambda: len(ours.commands) == 2)
         await t.until_ready()
-
-    play(story, ours, models=machine)
-    ours.stop_server()
     assert machine.downloads == ["qwen3:4b"]
     assert "qwen3:4b" in ours.commands[1]
 
 
-def test_a_downloaded_model_is_deleted_on_the_second_press(host: Run) -> None:
+async def test_a_downloaded_model_is_deleted_on_the_second_press() -> None:
     machine = Machine(FOUND)
 
-    async def story(t: Hosted) -> None:
+    async with hosted(dialog(machine)) as t:
         await t.until_shown("here  ")
         await t.press("ctrl+d")
         await t.until_shown("was not downloaded")  # the bundled one
@@ -262,72 +241,59 @@ def test_a_downloaded_model_is_deleted_on_the_second_press(host: Run) -> None:
         await t.press("ctrl+d")
         await t.until_shown("a/here was deleted")
         await t.until(lambda: "2.26 GB" not in t.screen)
-
-    host(story, dialog(machine))
     assert machine.removed == ["a/here"]
 
 
-def test_a_model_that_the_disk_cannot_hold_is_not_downloaded(host: Run) -> None:
+async def test_a_model_that_the_disk_cannot_hold_is_not_downloaded() -> None:
     machine = Machine(FOUND)
     machine.disk_free = 3_000_000_000
 
-    async def story(t: Hosted) -> None:
+    async with hosted(dialog(machine)) as t:
         await t.until_shown("there  ")
         await t.press("down", "down", "enter")
         await t.until_shown("needs 4.6 GB of disk, and 3.0 GB are free")
-
-    host(story, dialog(machine))
     assert machine.downloads == []
 
 
-def test_a_failed_download_shows_why(host: Run) -> None:
+async def test_a_failed_download_shows_why() -> None:
     machine = Machine(FOUND)
     machine.error = "a/there cannot be downloaded now. Check the connection."
 
-    async def story(t: Hosted) -> None:
+    async with hosted(dialog(machine)) as t:
         await t.until_shown("there  ")
         await t.press("down", "down", "enter")
         await t.until_shown("Check the connection")
         assert "0.00 GB" not in t.screen
         assert "paused" not in t.screen
 
-    host(story, dialog(machine))
 
-
-def test_a_model_that_is_too_large_is_not_even_downloaded(host: Run) -> None:
+async def test_a_model_that_is_too_large_is_not_even_downloaded() -> None:
     machine = Machine(FOUND)
 
-    async def story(t: Hosted) -> None:
+    async with hosted(dialog(machine)) as t:
         await t.until_shown("huge  ")
         await t.press("down", "down", "down", "enter")
         await t.until_shown("too large for this machine's memory: it needs 45.0 GB")
-
-    host(story, dialog(machine))
     assert machine.downloads == []
 
 
-def test_a_named_model_is_downloaded_while_the_old_one_answers(
-    play: Run, ours: OwnServer, server: FakeServer
+async def test_a_named_model_is_downloaded_while_the_old_one_answers(
+    terminal: Open, ours: OwnServer, server: FakeServer
 ) -> None:
     machine = Machine(FOUND)
 
-    async def story(t: Terminal) -> None:
-        await t.until_ready()
+    async with terminal(ours, models=machine) as t:
         first = ours.server
         assert first is not None
         await t.ask("/model a/there")
         await t.until(lambda: "Downloading a/there 0.0 of 0.0 GB" in t.status)
-        await t.ask("are you there?")
-        await t.until(lambda: t.messages[-1:] == ["Yes."])
+        await t.talk("are you there?")
         assert first.is_running
         machine.holds = False
         await t.ask("/model a/there")
         await t.until(lambda: ours.server is not first)
         await t.until_ready()
         assert "a/there" in ours.commands[1]
-
-    play(story, ours, models=machine)
-    ours.stop_server()
 
 
 @pytest.mark.parametrize(
@@ -337,45 +303,35 @@ def test_a_named_model_is_downloaded_while_the_old_one_answers(
         ("a/huge", "", "too large for this machine's memory"),
     ],
 )
-def test_a_model_that_cannot_be_had_leaves_the_old_one_running(
-    play: Run, ours: OwnServer, server: FakeServer, name: str, error: str, words: str
+async def test_a_model_that_cannot_be_had_leaves_the_old_one_running(
+    terminal: Open, ours: OwnServer, server: FakeServer, name: str, error: str, words: str
 ) -> None:
     machine = Machine(FOUND)
     machine.error, machine.holds = error, False
 
-    async def story(t: Terminal) -> None:
-        await t.until_ready()
+    async with terminal(ours, models=machine) as t:
         await t.ask(f"/model {name}")
         await t.until_shown(words)
         await t.until_shown("stays")  # in use
         await t.until_ready()
-        await t.ask("still here?")
-        await t.until(lambda: t.messages[-1:] == ["Yes."])
-
-    play(story, ours, models=machine)
+        await t.talk("still here?")
     assert ours.server is not None
     assert len(ours.commands) == 1
-    ours.stop_server()
 
 
-def test_a_model_that_does_not_start_gives_way_to_the_one_before(
-    play: Run, ours: OwnServer, server: FakeServer
+async def test_a_model_that_does_not_start_gives_way_to_the_one_before(
+    terminal: Open, ours: OwnServer, server: FakeServer
 ) -> None:
     ours.fails_with = "a/here"
 
-    async def story(t: Terminal) -> None:
-        await t.until_ready()
+    machine = Machine(FOUND)
+    machine.holds = False
+    async with terminal(ours, models=machine) as t:
         await t.ask("/model a/here")
         await t.until_shown("a/here did not start, so mini answers")
         await t.until_ready()
         assert "mini" in t.screen.split("\n")[0]
-        await t.ask("still here?")
-        await t.until(lambda: t.messages[-1:] == ["Yes."])
-
-    machine = Machine(FOUND)
-    machine.holds = False
-    play(story, ours, models=machine)
-    ours.stop_server()
+        await t.talk("still here?")
     assert [c[c.index("--model") + 1] for c in ours.commands] == ["mini", "a/here", "mini"]
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
+from tests.tui.chats_on_disk import write_chat
 from tests.tui.fake_server import FakeServer
-from tests.tui.terminals import Terminal
-from tui.chat.messages import Role
-from tui.chat.store import Store
+from tests.tui.terminals import Open, Terminal
 from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector
 from tui.talk.models import BUNDLED, Downloaded, Model, ModelCatalog, ModelOrigin, best_of
 from tui.talk.server_process import ServerProcess
 
-Run = Callable[..., None]
 FOUND = [
     Model(BUNDLED, ModelOrigin.BUNDLED, 6_000_000, True, 90_000, 4096),
     Model("org/Small-1B-4bit", ModelOrigin.SUGGESTED, 700_000_000, True, 90_000, 40_960),
@@ -60,12 +58,12 @@ def test_the_largest_model_with_a_useful_context_is_recommended() -> None:
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-def test_the_demonstration_says_what_it_is_and_recommends_a_model(
-    play: Run, server: FakeServer, home: Home, size: tuple[int, int]
+async def test_the_demonstration_says_what_it_is_and_recommends_a_model(
+    terminal: Open, server: FakeServer, home: Home, size: tuple[int, int]
 ) -> None:
     connector = own(server, home)
 
-    async def story(t: Terminal) -> None:
+    async with terminal(connector, is_ready=False, size=size, models=Machine()) as t:
         await t.until_shown("mlxserve-mini is a demonstration")
         await t.until_shown("Download Good-4B-4bit, 2.3 GB   it suits this machine")
         await t.until_shown("What is a page?")
@@ -75,9 +73,6 @@ def test_the_demonstration_says_what_it_is_and_recommends_a_model(
         await t.until_shown("↑↓ choose · Enter presses")
         await t.press("end", "enter")
         await t.until(lambda: "Good-4B-4bit" in t.screen.split("\n")[0])
-
-    play(story, connector, size=size, models=Machine())
-    connector.stop_server()
 
 
 @pytest.mark.parametrize("way", ["tab", "down", "enter"])
@@ -90,24 +85,18 @@ async def test_an_idea_is_asked_with_enter(t: Terminal, server: FakeServer, way:
     assert t.composer.has_focus
 
 
-def test_recent_chats_go_on(terminal: Run, home: Home) -> None:
-    store = Store.open(home.chats)
+async def test_recent_chats_go_on(terminal: Open, home: Home) -> None:
     for title in ("First things", "Last things"):
-        chat = store.create_chat(title)
-        store.add(chat.id, None, Role.USER, title)
-    store.close()
+        write_chat(home, title, title)
 
-    async def story(t: Terminal) -> None:
+    async with terminal() as t:
         await t.until_shown("Go on Last things")
         await t.press("tab", *["down"] * 4, "enter")
         await t.until(lambda: t.messages == ["First things"])
 
-    terminal(story)
-
 
 async def test_a_new_chat_is_welcomed_as_well(t: Terminal) -> None:
-    await t.ask("why?")
-    await t.until(lambda: t.messages[-1:] == ["Yes."])
+    await t.talk("why?")
     await t.press("ctrl+n")
     await t.until_shown("Go on why?")
 
