@@ -16,6 +16,9 @@ EMPTY = StoredMessage(
 )
 
 
+Given = Piece | CallsPiece | Exception | None  # None: the end
+
+
 class Clock:
     """Time that only the test advances."""
 
@@ -34,19 +37,19 @@ class Story:
         self.was_saved = asyncio.Event()
         self.is_closed = False
         self.clock = Clock()
-        self._pieces: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+        self._pieces: asyncio.Queue[Given] = asyncio.Queue()
         self.answer = LiveAnswer(EMPTY, self._stream(), self._save, self.clock)
 
-    async def give(self, *pieces: Piece | Exception | None) -> None:
+    async def give(self, *pieces: Given) -> None:
         for piece in pieces:
             self._pieces.put_nowait(piece)
         await self._pieces.join()
 
-    async def _stream(self) -> AsyncGenerator[Piece, None]:
+    async def _stream(self) -> AsyncGenerator[Piece | CallsPiece, None]:
         try:
             while True:
                 piece = await self._pieces.get()
-                if not isinstance(piece, Piece):
+                if not isinstance(piece, Piece | CallsPiece):
                     self._pieces.task_done()
                 if piece is None:
                     return
@@ -62,20 +65,20 @@ class Story:
         self.was_saved.set()
 
 
-def answer_of(*pieces: Piece | Exception | None) -> tuple[StoredMessage, Story]:
+def begun() -> tuple[Story, asyncio.Task[StoredMessage]]:
+    story = Story()
+    return story, asyncio.create_task(story.answer.run())
+
+
+async def answer_of(*pieces: Given) -> tuple[StoredMessage, Story]:
     """The message that these pieces make."""
-
-    async def run() -> tuple[StoredMessage, Story]:
-        story = Story()
-        task = asyncio.create_task(story.answer.run())
-        await story.give(*pieces)
-        return await task, story
-
-    return asyncio.run(run())
+    story, task = begun()
+    await story.give(*pieces)
+    return await task, story
 
 
-def test_pieces_make_a_message_and_it_is_saved() -> None:
-    message, story = answer_of(
+async def test_pieces_make_a_message_and_it_is_saved() -> None:
+    message, story = await answer_of(
         *(ThinkingPiece("h"), ThinkingPiece("m"), TextPiece("Hel"), TextPiece("lo")),
         *(Finish("stop"), None),
     )
@@ -83,20 +86,20 @@ def test_pieces_make_a_message_and_it_is_saved() -> None:
     assert story.saved[-1] == message
 
 
-def test_an_answer_at_the_length_limit_is_cut_off() -> None:
-    assert answer_of(TextPiece("a"), Finish("length"), None)[0].state is State.CUT
+async def test_an_answer_at_the_length_limit_is_cut_off() -> None:
+    message, _ = await answer_of(TextPiece("a"), Finish("length"), None)
+    assert message.state is State.CUT
 
 
-def test_a_failure_keeps_the_text_so_far() -> None:
-    message, story = answer_of(TextPiece("half"), ChatError("It broke. Try again."))
+async def test_a_failure_keeps_the_text_so_far() -> None:
+    message, story = await answer_of(TextPiece("half"), ChatError("It broke. Try again."))
     assert (message.text, message.state) == ("half", State.FAILED)
     assert message.error == "It broke. Try again."
     assert story.saved[-1] == message
 
 
 async def test_a_stop_keeps_the_text_so_far_and_closes_the_stream() -> None:
-    story = Story()
-    task = asyncio.create_task(story.answer.run())
+    story, task = begun()
     await story.give(TextPiece("half"))
     story.answer.stop()
     message = await task
@@ -112,8 +115,7 @@ async def test_a_stop_before_the_run_counts() -> None:
 
 
 async def test_cancelling_the_run_keeps_the_text_so_far() -> None:
-    story = Story()
-    task = asyncio.create_task(story.answer.run())
+    story, task = begun()
     await story.give(TextPiece("half"))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -125,8 +127,7 @@ async def test_cancelling_the_run_keeps_the_text_so_far() -> None:
 async def test_it_is_saved_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answer_module, "CHECKPOINT_SECONDS", 0.01)
 
-    story = Story()
-    task = asyncio.create_task(story.answer.run())
+    story, task = begun()
     await story.give(TextPiece("half"))
     async with asyncio.timeout(60):
         await story.was_saved.wait()
@@ -136,8 +137,7 @@ async def test_it_is_saved_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_take_returns_the_new_text() -> None:
-    story = Story()
-    task = asyncio.create_task(story.answer.run())
+    story, task = begun()
     await story.give(ThinkingPiece("t"), TextPiece("a"), TextPiece("b"))
     assert story.answer.take() == NewText("ab", "t")
     assert story.answer.take() == NewText()
@@ -149,8 +149,7 @@ async def test_take_returns_the_new_text() -> None:
 
 
 async def test_the_phase_follows_the_pieces() -> None:
-    story = Story()
-    task = asyncio.create_task(story.answer.run())
+    story, task = begun()
     phases = [story.answer.phase]
     for piece in (ThinkingPiece("t"), TextPiece("a")):
         await story.give(piece)
@@ -167,8 +166,7 @@ async def test_the_phase_follows_the_pieces() -> None:
 
 
 async def test_statistics_are_measured_from_the_first_piece() -> None:
-    story = Story()
-    task = asyncio.create_task(story.answer.run())
+    story, task = begun()
     story.clock.now += 0.5
     await story.give(ThinkingPiece("t"))
     story.clock.now += 2.0
@@ -182,8 +180,8 @@ async def test_statistics_are_measured_from_the_first_piece() -> None:
     assert stats.tokens_per_second == 10.0
 
 
-def test_a_tool_call_is_shown() -> None:
-    message, _ = answer_of(
+async def test_a_tool_call_is_shown() -> None:
+    message, _ = await answer_of(
         ToolPiece(0, "look", ""),
         ToolPiece(0, "", '{"at"'),
         ToolPiece(0, "", ":1}"),
@@ -193,15 +191,15 @@ def test_a_tool_call_is_shown() -> None:
     assert 'look({"at":1})' in message.text
 
 
-def test_a_defect_is_not_hidden() -> None:
+async def test_a_defect_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError):
-        answer_of(ZeroDivisionError("a bug"))
+        await answer_of(ZeroDivisionError("a bug"))
 
 
-def test_a_round_of_calls_takes_the_text_and_the_next_one_is_measured_anew() -> None:
+async def test_a_round_of_calls_takes_the_text_and_the_next_one_is_measured_anew() -> None:
     asked = CallRecord(id="1", name="t", arguments="{}")
     done = replace(asked, state=CallState.DONE, result="42", seconds=0.1)
-    pieces: list[Piece | CallsPiece] = [
+    message, _ = await answer_of(
         ThinkingPiece("hm"),
         TextPiece("Look:"),
         ToolPiece(0, "t", "{}", "1"),
@@ -210,35 +208,16 @@ def test_a_round_of_calls_takes_the_text_and_the_next_one_is_measured_anew() -> 
         CallsPiece((done,)),
         TextPiece("It is 42."),
         Finish("stop"),
-    ]
-
-    async def stream() -> AsyncGenerator[Piece | CallsPiece, None]:
-        for piece in pieces:
-            yield piece
-
-    async def save(_: StoredMessage) -> None:
-        """Nothing is kept."""
-
-    async def run() -> StoredMessage:
-        return await LiveAnswer(EMPTY, stream(), save).run()
-
-    message = asyncio.run(run())
+        None,
+    )
     assert message.rounds == (ToolRound("Look:", "hm", (done,)),)
     assert (message.text, message.thinking, message.state) == ("It is 42.", "", State.DONE)
     assert (message.stats.prompt_tokens, message.stats.completion_tokens) == (10, 1)
 
 
-def test_calls_of_an_answer_that_fails_are_stopped() -> None:
-    async def stream() -> AsyncGenerator[Piece | CallsPiece, None]:
-        yield CallsPiece((CallRecord(id="1", name="t", arguments="{}"),), is_new=True)
-        raise ChatError("The server failed.")
-
-    async def save(_: StoredMessage) -> None:
-        """Nothing is kept."""
-
-    async def run() -> StoredMessage:
-        return await LiveAnswer(EMPTY, stream(), save).run()
-
-    message = asyncio.run(run())
+async def test_calls_of_an_answer_that_fails_are_stopped() -> None:
+    call = CallRecord(id="1", name="t", arguments="{}")
+    failure = ChatError("The server failed.")
+    message, _ = await answer_of(CallsPiece((call,), is_new=True), failure)
     assert message.state is State.FAILED
     assert message.rounds[0].calls[0].state is CallState.STOPPED
