@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -41,17 +41,8 @@ def patience() -> float:
 
 
 @pytest.fixture
-def in_client() -> Callable[[str, Callable[[ChatClient], Awaitable[Any]]], Any]:
-    """Calls a function with a client of the server, in an event loop of its own."""
-
-    def call(url: str, function: Callable[[ChatClient], Awaitable[Any]]) -> Any:
-        async def run() -> Any:
-            async with ChatClient(url) as client:
-                return await function(client)
-
-        return asyncio.run(run())
-
-    return call
+def client(server: FakeServer) -> ChatClient:
+    return ChatClient(server.url)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 import asyncio
 import socket
-from collections.abc import Callable
-from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -167,16 +165,16 @@ async def test_closing_the_stream_closes_the_connection(
     assert server.disconnects.acquire(timeout=patience)
 
 
-def test_models_are_listed(server: FakeServer, in_client: Callable[..., object]) -> None:
+async def test_models_are_listed(server: FakeServer, client: ChatClient) -> None:
     names = [ServedModel("small"), ServedModel("large")]
-    assert in_client(server.url, lambda client: client.models()) == names
+    assert await client.models() == names
 
 
-def test_our_server_says_how_long_its_context_is(
-    server: FakeServer, in_client: Callable[..., object]
+async def test_our_server_says_how_long_its_context_is(
+    server: FakeServer, client: ChatClient
 ) -> None:
     server.model_fields = {"owned_by": "mlxserve", "max_model_len": 4096}
-    [model, _] = in_client(server.url, lambda client: client.models())  # type: ignore[misc]
+    [model, _] = await client.models()
     assert model == ServedModel("small", 4096, is_ours=True)
 
 
@@ -188,50 +186,41 @@ def test_our_server_says_how_long_its_context_is(
         ([], ["small", "large"]),
     ],
 )
-def test_models_that_only_embed_are_not_listed(
-    server: FakeServer, in_client: Callable[..., object], small: list[str], listed: list[str]
+async def test_models_that_only_embed_are_not_listed(
+    server: FakeServer, client: ChatClient, small: list[str], listed: list[str]
 ) -> None:
     server.fields_of["small"] = {"capabilities": small}
-    found = in_client(server.url, lambda client: client.models())
-    assert [one.name for one in found] == listed  # type: ignore[attr-defined]
+    assert [one.name for one in await client.models()] == listed
 
 
-def test_an_answer_that_repeats_itself_is_stopped_where_the_server_can(
-    server: FakeServer, in_client: Callable[..., object]
+async def test_an_answer_that_repeats_itself_is_stopped_where_the_server_can(
+    server: FakeServer, client: ChatClient
 ) -> None:
     end = {"index": 0, "delta": {}, "finish_reason": "stop", "stop_reason": "repetition"}
     server.script(scripts.say("a a a"), scripts.event({"choices": [end]}), reason=None)
 
-    async def ask_it(client: ChatClient) -> list[Piece]:
-        stream = client.stream(QUESTION, model="small", stops_loops=True)
-        return [piece async for piece in stream]
-
-    pieces = in_client(server.url, ask_it)
-    assert isinstance(pieces, list)
-    assert pieces[-1] == Finish("repetition")
+    stream = client.stream(QUESTION, model="small", stops_loops=True)
+    assert [piece async for piece in stream][-1] == Finish("repetition")
     assert server.requests[0]["stop_on_repetition"] is True
 
 
-def test_health_distinguishes_loading_from_ready(
-    server: FakeServer, in_client: Callable[..., object]
+async def test_health_distinguishes_loading_from_ready(
+    server: FakeServer, client: ChatClient
 ) -> None:
-    def health() -> SimpleNamespace:
-        return in_client(server.url, lambda client: client.health())  # type: ignore[return-value]
-
-    assert health().is_ready
+    assert await client.health() == Health(is_ready=True)
     server.health = (503, {"status": "loading", "progress": 0.25})
-    assert (health().is_ready, health().progress) == (False, 0.25)
+    assert await client.health() == Health(is_ready=False, progress=0.25)
     server.health = (404, {})
-    assert health().is_ready
+    assert await client.health() == Health(is_ready=True)
 
 
-def test_a_server_whose_engine_died_is_an_error(
-    server: FakeServer, in_client: Callable[..., object]
+async def test_a_server_whose_engine_died_is_an_error(
+    server: FakeServer, client: ChatClient
 ) -> None:
     error = {"message": "The engine has stopped. Restart the server.", "code": "engine_stopped"}
     server.health = (503, {"error": error})
     with pytest.raises(ChatError, match="engine has stopped"):
-        in_client(server.url, lambda client: client.health())
+        await client.health()
 
 
 @pytest.mark.parametrize(
@@ -249,16 +238,15 @@ def test_a_server_whose_engine_died_is_an_error(
         ),
     ],
 )
-def test_another_server_s_reply_to_health_is_no_failure(
+async def test_another_server_s_reply_to_health_is_no_failure(
     server: FakeServer,
-    in_client: Callable[..., object],
+    client: ChatClient,
     status: int,
     body: dict[str, object],
     is_ready: bool,
 ) -> None:
     server.health = (status, body)
-    health = in_client(server.url, lambda client: client.health())
-    assert health == Health(is_ready)
+    assert await client.health() == Health(is_ready)
 
 
 @pytest.mark.parametrize(
