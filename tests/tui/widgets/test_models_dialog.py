@@ -3,11 +3,12 @@
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
 from tests.tui.fake_server import FakeServer
-from tests.tui.terminals import Open, Terminal, hosted
+from tests.tui.terminals import Hosted, Open, hosted
 from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector
 from tui.talk.errors import ChatError
@@ -92,14 +93,26 @@ def dialog(models: Machine) -> ModelsDialog:
 
 
 @pytest.fixture
+def machine() -> Machine:
+    return Machine(FOUND)
+
+
+@pytest.fixture
+def t(machine: Machine) -> AbstractAsyncContextManager[Hosted]:
+    return hosted(dialog(machine))
+
+
+@pytest.fixture
 def ours(server: FakeServer, home: Home) -> OwnServer:
     server.models = ["mini"]
     return OwnServer(server, home)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-async def test_models_are_shown_with_size_context_and_verdict(size: tuple[int, int]) -> None:
-    async with hosted(dialog(Machine(FOUND)), size=size) as t:
+async def test_models_are_shown_with_size_context_and_verdict(
+    machine: Machine, size: tuple[int, int]
+) -> None:
+    async with hosted(dialog(machine), size=size) as t:
         for words in ("● mini", "0.01 GB", "here", "2.26 GB", "4,000", "↓ 4.61 GB"):
             await t.until_shown(words)
         for words in ("Context", "Good for", "short chats", "a few messages", "too large"):
@@ -109,9 +122,9 @@ async def test_models_are_shown_with_size_context_and_verdict(size: tuple[int, i
 
 
 async def test_selecting_a_local_model_restarts_the_server(
-    terminal: Open, ours: OwnServer, server: FakeServer
+    terminal: Open, machine: Machine, ours: OwnServer, server: FakeServer
 ) -> None:
-    async with terminal(ours, models=Machine(FOUND)) as t:
+    async with terminal(ours, models=machine) as t:
         await t.ask("/model")
         await t.until_shown("here  ")
         first = ours.server
@@ -129,21 +142,18 @@ async def test_selecting_a_local_model_restarts_the_server(
     ]
 
 
-async def test_a_download_is_paused_and_resumed() -> None:
-    machine = Machine(FOUND)
-
-    async with hosted(dialog(machine)) as t:
-        await t.until_shown("there  ")
-        await t.press("down", "down", "enter")
-        await t.until_shown("25%")
-        await t.press("escape")
-        await t.until_shown("25% paused")
-        await t.until_shown("Enter resumes")
-        await t.press("enter")
-        await t.until_shown("is downloaded; Enter selects it")
-        await t.press("enter")
-        await t.until(lambda: bool(t.app.results))
-        assert [model.name for model in t.app.results] == ["a/there"]
+async def test_a_download_is_paused_and_resumed(t: Hosted, machine: Machine) -> None:
+    await t.until_shown("there  ")
+    await t.press("down", "down", "enter")
+    await t.until_shown("25%")
+    await t.press("escape")
+    await t.until_shown("25% paused")
+    await t.until_shown("Enter resumes")
+    await t.press("enter")
+    await t.until_shown("is downloaded; Enter selects it")
+    await t.press("enter")
+    await t.until(lambda: bool(t.app.results))
+    assert [model.name for model in t.app.results] == ["a/there"]
     assert machine.downloads == ["a/there", "a/there"]
 
 
@@ -155,63 +165,57 @@ async def test_the_largest_useful_model_is_starred() -> None:
         assert t.screen.count("★") == 2, "its row, and what the star means"
 
 
-async def test_typing_filters_and_escape_clears_before_it_closes() -> None:
-    async with hosted(dialog(Machine(FOUND))) as t:
-        await t.until_shown("huge")
-        await t.type("ere a/")
-        await t.until(lambda: "huge" not in t.screen)
-        for words in ("here", "there", "another model: ere a/"):
-            await t.until_shown(words)
-        await t.press("escape")
-        await t.until_shown("huge")
-        assert t.app.results == []
-        await t.press("escape")
-        await t.until(lambda: t.app.results == [None])
+async def test_typing_filters_and_escape_clears_before_it_closes(t: Hosted) -> None:
+    await t.until_shown("huge")
+    await t.type("ere a/")
+    await t.until(lambda: "huge" not in t.screen)
+    for words in ("here", "there", "another model: ere a/"):
+        await t.until_shown(words)
+    await t.press("escape")
+    await t.until_shown("huge")
+    assert t.app.results == []
+    await t.press("escape")
+    await t.until(lambda: t.app.results == [None])
 
 
-async def test_the_hub_is_searched_and_what_it_has_is_downloaded() -> None:
-    machine = Machine(FOUND)
+async def test_the_hub_is_searched_and_what_it_has_is_downloaded(
+    t: Hosted, machine: Machine
+) -> None:
     machine.holds = False
     machine.hub = [
         Model("b/gemma-9-4bit", ModelOrigin.SUGGESTED, downloads=12_345),
         Model("c/gemma-9-GGUF", ModelOrigin.SUGGESTED, downloads=99, is_gguf=True),
         FOUND[1],
     ]
-
-    async with hosted(dialog(machine)) as t:
-        await t.until_shown("here  ")
-        await t.type("gemma")
-        await t.until_shown("search the hub for gemma")
-        await t.press("down", "enter")
-        await t.until_shown("12,345 downloads")
-        await t.until_shown("GGUF, 99 downloads")
-        assert "search the hub" not in t.screen
-        assert machine.searches == ["gemma"]
-        await t.press("enter")
-        await t.until_shown("is downloaded; Enter selects it")
-        assert machine.downloads == ["b/gemma-9-4bit"]
-        await t.press("down", "enter")
-        await t.until_shown("another model: c/gemma-9-GGUF:Q4_K_M")
-        await t.press("enter")
-        await t.until(lambda: t.app.results == ["c/gemma-9-GGUF:Q4_K_M"])
+    await t.until_shown("here  ")
+    await t.type("gemma")
+    await t.until_shown("search the hub for gemma")
+    await t.press("down", "enter")
+    await t.until_shown("12,345 downloads")
+    await t.until_shown("GGUF, 99 downloads")
+    assert "search the hub" not in t.screen
+    assert machine.searches == ["gemma"]
+    await t.press("enter")
+    await t.until_shown("is downloaded; Enter selects it")
+    assert machine.downloads == ["b/gemma-9-4bit"]
+    await t.press("down", "enter")
+    await t.until_shown("another model: c/gemma-9-GGUF:Q4_K_M")
+    await t.press("enter")
+    await t.until(lambda: t.app.results == ["c/gemma-9-GGUF:Q4_K_M"])
 
 
-async def test_a_hub_that_cannot_be_searched_says_why() -> None:
-    machine = Machine(FOUND)
+async def test_a_hub_that_cannot_be_searched_says_why(t: Hosted, machine: Machine) -> None:
     machine.error = "The hub cannot be searched now: no network."
-
-    async with hosted(dialog(machine)) as t:
-        await t.until_shown("here  ")
-        await t.type("gemma")
-        await t.press("down", "enter")
-        await t.until_shown("The hub cannot be searched now: no network.")
-        await t.until_shown("search the hub for gemma")
+    await t.until_shown("here  ")
+    await t.type("gemma")
+    await t.press("down", "enter")
+    await t.until_shown("The hub cannot be searched now: no network.")
+    await t.until_shown("search the hub for gemma")
 
 
 async def test_another_name_is_resolved_downloaded_and_used(
-    terminal: Open, ours: OwnServer
+    terminal: Open, machine: Machine, ours: OwnServer
 ) -> None:
-    machine = Machine(FOUND)
     machine.holds = False
 
     async with terminal(ours, models=machine) as t:
@@ -226,62 +230,54 @@ async def test_another_name_is_resolved_downloaded_and_used(
     assert "qwen3:4b" in ours.commands[1]
 
 
-async def test_a_downloaded_model_is_deleted_on_the_second_press() -> None:
-    machine = Machine(FOUND)
-
-    async with hosted(dialog(machine)) as t:
-        await t.until_shown("here  ")
-        await t.press("ctrl+d")
-        await t.until_shown("was not downloaded")  # the bundled one
-        await t.press("down", "ctrl+d")
-        await t.until_shown("Press Ctrl+D again to delete a/here")
-        await t.press("down", "up", "ctrl+d")
-        await t.until_shown("Press Ctrl+D again")
-        assert machine.removed == []
-        await t.press("ctrl+d")
-        await t.until_shown("a/here was deleted")
-        await t.until(lambda: "2.26 GB" not in t.screen)
+async def test_a_downloaded_model_is_deleted_on_the_second_press(
+    t: Hosted, machine: Machine
+) -> None:
+    await t.until_shown("here  ")
+    await t.press("ctrl+d")
+    await t.until_shown("was not downloaded")  # the bundled one
+    await t.press("down", "ctrl+d")
+    await t.until_shown("Press Ctrl+D again to delete a/here")
+    await t.press("down", "up", "ctrl+d")
+    await t.until_shown("Press Ctrl+D again")
+    assert machine.removed == []
+    await t.press("ctrl+d")
+    await t.until_shown("a/here was deleted")
+    await t.until(lambda: "2.26 GB" not in t.screen)
     assert machine.removed == ["a/here"]
 
 
-async def test_a_model_that_the_disk_cannot_hold_is_not_downloaded() -> None:
-    machine = Machine(FOUND)
+async def test_a_model_that_the_disk_cannot_hold_is_not_downloaded(
+    t: Hosted, machine: Machine
+) -> None:
     machine.disk_free = 3_000_000_000
-
-    async with hosted(dialog(machine)) as t:
-        await t.until_shown("there  ")
-        await t.press("down", "down", "enter")
-        await t.until_shown("needs 4.6 GB of disk, and 3.0 GB are free")
+    await t.until_shown("there  ")
+    await t.press("down", "down", "enter")
+    await t.until_shown("needs 4.6 GB of disk, and 3.0 GB are free")
     assert machine.downloads == []
 
 
-async def test_a_failed_download_shows_why() -> None:
-    machine = Machine(FOUND)
+async def test_a_failed_download_shows_why(t: Hosted, machine: Machine) -> None:
     machine.error = "a/there cannot be downloaded now. Check the connection."
-
-    async with hosted(dialog(machine)) as t:
-        await t.until_shown("there  ")
-        await t.press("down", "down", "enter")
-        await t.until_shown("Check the connection")
-        assert "0.00 GB" not in t.screen
-        assert "paused" not in t.screen
+    await t.until_shown("there  ")
+    await t.press("down", "down", "enter")
+    await t.until_shown("Check the connection")
+    assert "0.00 GB" not in t.screen
+    assert "paused" not in t.screen
 
 
-async def test_a_model_that_is_too_large_is_not_even_downloaded() -> None:
-    machine = Machine(FOUND)
-
-    async with hosted(dialog(machine)) as t:
-        await t.until_shown("huge  ")
-        await t.press("down", "down", "down", "enter")
-        await t.until_shown("too large for this machine's memory: it needs 45.0 GB")
+async def test_a_model_that_is_too_large_is_not_even_downloaded(
+    t: Hosted, machine: Machine
+) -> None:
+    await t.until_shown("huge  ")
+    await t.press("down", "down", "down", "enter")
+    await t.until_shown("too large for this machine's memory: it needs 45.0 GB")
     assert machine.downloads == []
 
 
 async def test_a_named_model_is_downloaded_while_the_old_one_answers(
-    terminal: Open, ours: OwnServer, server: FakeServer
+    terminal: Open, machine: Machine, ours: OwnServer, server: FakeServer
 ) -> None:
-    machine = Machine(FOUND)
-
     async with terminal(ours, models=machine) as t:
         first = ours.server
         assert first is not None
@@ -304,9 +300,14 @@ async def test_a_named_model_is_downloaded_while_the_old_one_answers(
     ],
 )
 async def test_a_model_that_cannot_be_had_leaves_the_old_one_running(
-    terminal: Open, ours: OwnServer, server: FakeServer, name: str, error: str, words: str
+    terminal: Open,
+    machine: Machine,
+    ours: OwnServer,
+    server: FakeServer,
+    name: str,
+    error: str,
+    words: str,
 ) -> None:
-    machine = Machine(FOUND)
     machine.error, machine.holds = error, False
 
     async with terminal(ours, models=machine) as t:
@@ -320,11 +321,10 @@ async def test_a_model_that_cannot_be_had_leaves_the_old_one_running(
 
 
 async def test_a_model_that_does_not_start_gives_way_to_the_one_before(
-    terminal: Open, ours: OwnServer, server: FakeServer
+    terminal: Open, machine: Machine, ours: OwnServer, server: FakeServer
 ) -> None:
     ours.fails_with = "a/here"
 
-    machine = Machine(FOUND)
     machine.holds = False
     async with terminal(ours, models=machine) as t:
         await t.ask("/model a/here")
@@ -335,8 +335,9 @@ async def test_a_model_that_does_not_start_gives_way_to_the_one_before(
     assert [c[c.index("--model") + 1] for c in ours.commands] == ["mini", "a/here", "mini"]
 
 
-async def test_a_server_started_elsewhere_offers_only_its_own_models(t: Terminal) -> None:
-    await t.ask("/model")
-    await t.until(lambda: isinstance(t.app.screen, ModelsDialog))
-    await t.until_shown("was not started here")
-    assert "large" in t.screen
+async def test_a_server_started_elsewhere_offers_only_its_own_models(terminal: Open) -> None:
+    async with terminal() as t:
+        await t.ask("/model")
+        await t.until(lambda: isinstance(t.app.screen, ModelsDialog))
+        await t.until_shown("was not started here")
+        assert "large" in t.screen
