@@ -101,7 +101,8 @@ async def test_the_pages_of_the_open_chat_are_marked_also_after_its_answer(
     async with terminal(size=(120, 40)) as t:
         await t.press("f4")
         await t.until_shown("this chat 0")
-        await t.talk("why?")
+        await t.ask("why?")
+        await t.until_shown("Yes.")
         asked.open()
         await t.until_shown("this chat 3")
         ended.open()
