@@ -45,6 +45,12 @@ def ending_line(message: StoredMessage, version: Version) -> str:
     return " · ".join(parts)
 
 
+def bar(fraction: float, width: int) -> str:
+    """A line of this width, its first part thicker."""
+    full = round(width * min(1.0, max(0.0, fraction)))
+    return "━" * full + "┄" * (width - full)
+
+
 def seconds_words(seconds: float) -> str:
     """`0.21 s`, `4.2 s`, `2 min 05 s`."""
     if seconds < 1:

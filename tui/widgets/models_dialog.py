@@ -16,6 +16,7 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from tui.chat.download_speed import DownloadSpeed
+from tui.chat.stats_text import bar
 from tui.sanitise import one_line
 from tui.talk.errors import ChatError
 from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin, best_of
@@ -285,6 +286,5 @@ def _columns(
 def _progress_words(progress: Downloaded, *, is_paused: bool) -> str:
     words = f"{progress.done / 1e9:.2f} GB"
     if (fraction := progress.fraction) is not None:
-        full = round(_BAR_WIDTH * fraction)
-        words = f"{'━' * full}{'┄' * (_BAR_WIDTH - full)} {fraction:.0%}"
+        words = f"{bar(fraction, _BAR_WIDTH)} {fraction:.0%}"
     return f"{words} paused" if is_paused else words

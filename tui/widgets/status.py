@@ -13,6 +13,7 @@ from textual.timer import Timer
 from textual.widget import Widget
 from textual.widgets import Static
 
+from tui.chat.stats_text import bar
 from tui.opening import STARTING
 from tui.sanitise import clean
 
@@ -64,8 +65,8 @@ class StatusLine(Container):
 
     def say(self, words: str, *, style: str = "", progress: float | None = None) -> None:
         """Show the current activity."""
-        bar = "" if progress is None else f"  {_bar(progress)} {progress:.0%}"
-        self._activity = Content.assemble((words + bar, style))
+        done = "" if progress is None else f"  {bar(progress, _BAR_WIDTH)} {progress:.0%}"
+        self._activity = Content.assemble((words + done, style))
         self.query_one("#activity", Static).update(self._activity)
 
     def tell(self, words: str, severity: str = "information", seconds: float | None = None) -> None:
@@ -101,8 +102,3 @@ class StatusLine(Container):
     def words(self) -> str:
         """Both texts, as shown without a message."""
         return f"{self._activity} {self.query_one(FittingLine).words}"
-
-
-def _bar(progress: float) -> str:
-    full = round(_BAR_WIDTH * min(1.0, max(0.0, progress)))
-    return "━" * full + "┄" * (_BAR_WIDTH - full)
