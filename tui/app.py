@@ -354,7 +354,7 @@ class ChatApp(App[None]):
             self.window.transcript.scroll_page_down()
 
     def action_scroll_to_end(self) -> None:
-        self.window.transcript.follow()
+        self.window.transcript.anchor()
 
     # Quitting
 

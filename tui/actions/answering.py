@@ -121,7 +121,7 @@ class Answering:
 
     def toggle_thinking(self) -> None:
         is_open = self._is_thinking_open = not self._is_thinking_open
-        for view in self._window.transcript.answers():
+        for view in self._window.query(AnswerView):
             view.open_thinking(is_open=is_open)
 
     def stop(self) -> None:
@@ -253,7 +253,7 @@ class Answering:
         self._ticked = "", None
         view.follow(answer)
         view.open_thinking(is_open=self._is_thinking_open)
-        window.transcript.follow()
+        window.transcript.anchor()
         ticker = window.set_interval(1 / _FRAMES_PER_SECOND, partial(self._tick, answer, view))
         watching = asyncio.create_task(watch_progress(connection.client.engine, answer))
         try:

@@ -168,7 +168,7 @@ class Browsing:
         await window.show(self._open_chat, choice.message_id)
         view = None if choice.message_id is None else window.transcript.view(choice.message_id)
         if view is None:
-            window.transcript.follow()
+            window.transcript.anchor()
             window.composer.focus()
         else:
             view.focus()

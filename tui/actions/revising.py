@@ -45,8 +45,7 @@ class Revising:
         question = self._question(message)
         if question is not None:
             self._editing = question
-            self._window.composer.write(question.text)
-            self._window.composer.focus()
+            self._draft.begin(question.text)
             self._window.hint(is_editing=True)
 
     def edit_last(self) -> None:

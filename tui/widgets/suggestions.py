@@ -17,41 +17,34 @@ class Suggestions(OptionList, can_focus=False):
 
     def __init__(self) -> None:
         super().__init__(id="suggestions", compact=True)
-        self._commands: list[Command] = []
-        self._paths: list[str] = []
+        self._rows: Sequence[Command | str] = ()
 
     def suggest_paths(self, paths: Sequence[str]) -> bool:
         """Suggest these files and folders; False if there are none."""
-        self._commands, self._paths = [], list(paths)
-        self.set_options([Option(Content(one_line(path)), id=path) for path in self._paths])
-        return self._show()
+        return self._show(paths, [Content(one_line(path)) for path in paths])
 
     def suggest_commands(self, typed: str) -> bool:
         """Suggest matching commands; False, and hidden, if there are none."""
         is_name = typed.startswith("/") and " " not in typed and "\n" not in typed
-        self._commands = matching(typed[1:]) if is_name else []
-        self._paths = []
-        self.set_options([Option(_line(command), id=command.name) for command in self._commands])
-        return self._show()
+        commands = matching(typed[1:]) if is_name else []
+        return self._show(commands, [_line(command) for command in commands])
 
-    def _show(self) -> bool:
-        if self.option_count:
+    def _show(self, rows: Sequence[Command | str], lines: Sequence[Content]) -> bool:
+        self._rows = rows
+        self.set_options([Option(line) for line in lines])
+        if rows:
             self.highlighted = 0
-        self.display = self.option_count > 0
+        self.display = bool(rows)
         return self.display
 
     def close(self) -> None:
         self.suggest_commands("")
 
     @property
-    def chosen(self) -> Command | None:
+    def chosen(self) -> Command | str | None:
+        """A command or a path."""
         at = self.highlighted
-        return self._commands[at] if at is not None and self._commands else None
-
-    @property
-    def chosen_path(self) -> str | None:
-        at = self.highlighted
-        return self._paths[at] if at is not None and self._paths else None
+        return self._rows[at] if at is not None and self._rows else None
 
 
 def _line(command: Command) -> Content:

@@ -164,10 +164,6 @@ class Transcript(VerticalScroll, can_focus=False):
         for shown in self.query_children(Welcome):
             shown.show(facts)
 
-    def focus_ideas(self) -> bool:
-        """Focus the list of an empty chat. False if there is none."""
-        return any(shown.focus_ideas() for shown in self.query_children(Welcome))
-
     def view(self, message_id: int) -> MessageView | None:
         return next((view for view in self.views if view.message.id == message_id), None)
 
@@ -177,9 +173,6 @@ class Transcript(VerticalScroll, can_focus=False):
         at = next((y for y, line in enumerate(lines) if words in line), 0)
         top = view.virtual_region.y + at - self.size.height // 3
         self.scroll_to(y=max(0, top), animate=False, immediate=True)
-
-    def answers(self) -> list[AnswerView]:
-        return list(self.query_children(AnswerView))
 
     async def say(self, words: str, *, is_error: bool = False) -> None:
         """Show a notice below the last message, in place of any other."""
@@ -192,10 +185,6 @@ class Transcript(VerticalScroll, can_focus=False):
     def use_palette(self, palette: Palette) -> None:
         for view in self.views:
             view.use_palette(palette)
-
-    def follow(self) -> None:
-        """Scroll to the end and follow it."""
-        self.anchor()
 
 
 def view_of(message: StoredMessage, version: Version, palette: Palette) -> MessageView:

@@ -153,7 +153,7 @@ class ChatWindow(Vertical):
 
     def focus_ideas(self) -> bool:
         """Go to the rows of an empty chat; False if there are none."""
-        return not self.transcript.views and self.transcript.focus_ideas()
+        return any(shown.focus_ideas() for shown in self.query(Welcome))
 
     def focus_message(self, step: int) -> None:
         """Focus the previous or next message; after the last, the composer."""
@@ -189,18 +189,18 @@ class ChatWindow(Vertical):
     @on(Composer.Suggest)
     def _suggest(self, event: Composer.Suggest) -> None:
         suggestions = self.query_one(Suggestions)
-        command, path = suggestions.chosen, suggestions.chosen_path
+        chosen = suggestions.chosen
         match event.key:
             case "up":
                 suggestions.action_cursor_up()
             case "down":
                 suggestions.action_cursor_down()
-            case "tab" if command is not None:
-                self.composer.write(f"/{command.name} ")
-            case "enter" if command is not None:
-                self._accept_command(command)
-            case "tab" | "enter" if path is not None:
-                self.composer.complete(path)
+            case "tab" if isinstance(chosen, Command):
+                self.composer.write(f"/{chosen.name} ")
+            case "enter" if isinstance(chosen, Command):
+                self._accept_command(chosen)
+            case "tab" | "enter" if isinstance(chosen, str):
+                self.composer.complete(chosen)
             case _:
                 suggestions.close()
                 self.composer.has_suggestions = False
