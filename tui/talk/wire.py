@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -16,36 +17,28 @@ _MAX_ERROR_SIZE = 64 * 1024
 _INVALID = (400, 422, 500, 501)  # by which servers refuse fields that they or the model cannot do
 
 
-class explained:
-    """Context manager that turns httpx exceptions into a ChatError that says what to do."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        match error:
-            case httpx.ConnectError() | httpx.ConnectTimeout():
-                raise ChatError(
-                    f"No server answers at {self._url}. Start one with `mlxserve serve`, "
-                    "or check the address given to --url."
-                ) from error
-            case httpx.TimeoutException():
-                raise ChatError(
-                    f"The server at {self._url} took too long to respond. Try again in a moment."
-                ) from error
-            case httpx.TransportError():
-                raise ChatError(
-                    f"The connection to {self._url} was lost. "
-                    "The text so far is kept; press Ctrl+R to retry."
-                ) from error
-            case EventTooLarge():
-                raise ChatError(
-                    f"The server at {self._url} sent {error}. "
-                    "Check that it is an OpenAI-compatible server."
-                ) from error
+@contextmanager
+def explained(url: str) -> Iterator[None]:
+    """Turn httpx's exceptions into a ChatError that says what to do."""
+    try:
+        yield
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        raise ChatError(
+            f"No server answers at {url}. Start one with `mlxserve serve`, "
+            "or check the address given to --url."
+        ) from error
+    except httpx.TimeoutException as error:
+        raise ChatError(
+            f"The server at {url} took too long to respond. Try again in a moment."
+        ) from error
+    except httpx.TransportError as error:
+        raise ChatError(
+            f"The connection to {url} was lost. The text so far is kept; press Ctrl+R to retry."
+        ) from error
+    except EventTooLarge as error:
+        raise ChatError(
+            f"The server at {url} sent {error}. Check that it is an OpenAI-compatible server."
+        ) from error
 
 
 def check(status: int, content: bytes, url: str) -> None:
