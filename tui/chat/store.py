@@ -30,7 +30,10 @@ _UNTITLED = "New chat"
 # Signs of Markdown before and in a line: headings, quotes, lists, fences, code, bold.
 _MARKS = re.compile(r"^\s*(?:```.*|~~~.*|#{1,6}\s+|>\s?|[-*+]\s+)|`+|\*\*")
 REQUESTED = "requested:"  # of a setting, before a served model's name: what it was asked for by
-_STATS = [field.name for field in fields(AnswerStats)]  # columns of a message
+# Columns whose values are those of the fields of the same name.
+_OF_CHAT = ("id", "title", "created_at", "updated_at", "leaf_id", "system")
+_OF_MESSAGE = ("id", "chat_id", "parent_id", "text", "thinking", "error", "model", "created_at")
+_STATS = [field.name for field in fields(AnswerStats)]  # of a message
 _DELETED = "This chat was deleted. Start a new one with Ctrl+N."
 # Shorter words contain no trigram and are searched without the index.
 _TRIGRAM_SIZE = 3
@@ -324,33 +327,18 @@ def title_of(words: str) -> str:
 
 
 def _chat(row: sqlite3.Row) -> ChatRecord:
-    return ChatRecord(
-        id=row["id"],
-        title=row["title"],
-        created_at=row["created_at"],
-        updated_at=row["updated_at"],
-        leaf_id=row["leaf_id"],
-        system=row["system"],
-        left_out=None
-        if row["left_out_last"] is None
-        else LeftOut(row["left_out_last"], row["left_out_newest"], row["summary"]),
-    )
+    last = row["left_out_last"]
+    left_out = None if last is None else LeftOut(last, row["left_out_newest"], row["summary"])
+    return ChatRecord(**{name: row[name] for name in _OF_CHAT}, left_out=left_out)
 
 
 def _message(row: sqlite3.Row) -> StoredMessage:
     return StoredMessage(
-        id=row["id"],
-        chat_id=row["chat_id"],
-        parent_id=row["parent_id"],
+        **{name: row[name] for name in _OF_MESSAGE},
         role=Role(row["role"]),
-        text=row["text"],
-        thinking=row["thinking"],
         state=State(row["state"]),
-        error=row["error"],
-        model=row["model"],
         stats=AnswerStats(**{name: row[name] for name in _STATS}),
         rounds=rounds_of(row["rounds"]),
-        created_at=row["created_at"],
         images=from_text(row["images"]),
     )
 
