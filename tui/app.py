@@ -96,7 +96,8 @@ class ChatApp(App[None]):
         self.window = window = ChatWindow()
         models = models or ModelCatalog()
         self.link = ServerLink(connector, window)
-        self._tools = ToolUse(self, Toolbox(usual_file(), chat))
+        self._toolbox = Toolbox(usual_file(), chat)
+        self._tools = ToolUse(self, self._toolbox)
         self.answering = Answering(chat, self.link, window, self._tools)
         self._draft = Draft(self, window, chat, self.link)
         self.browsing = Browsing(chat, self.answering, self._draft, window, home.exports)
@@ -379,7 +380,7 @@ class ChatApp(App[None]):
         self._is_quitting = True
         await self.answering.finish()
         await self.link.close()
-        await self._tools.close()
+        await self._toolbox.close()
         with suppress(StoreError):  # there is no screen any more to report it on
             await self._draft.keep()
         others = [worker for worker in self.workers if worker.group != "quit"]

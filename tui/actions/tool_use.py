@@ -47,10 +47,6 @@ class ToolUse:
     def show(self) -> None:
         self._app.push_screen(ToolsDialog(self._toolbox))
 
-    async def close(self) -> None:
-        """End the servers."""
-        await self._toolbox.close()
-
     @property
     def words(self) -> str:
         """`3 tools`; empty for none."""

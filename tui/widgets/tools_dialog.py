@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import partial
+
 from textual import on
 from textual.app import ComposeResult
 from textual.content import Content
@@ -87,20 +90,16 @@ class ToolsDialog(Dialog[None]):
         row = self._rows[event.option_index]
         if isinstance(row, ServerCard):
             is_on = not row.is_on or row.state is ServerState.FAILED
-            self.run_worker(self._switch_server(row.name, is_on=is_on), group=row.name)
+            change = partial(self._toolbox.switch, row.name, is_on=is_on)
+            self.run_worker(self._change(change), group=row.name)
         else:
-            self.run_worker(self._permit(row))
+            self.run_worker(
+                self._change(partial(self._toolbox.permit, row.name, _NEXT[row.permission]))
+            )
 
-    async def _switch_server(self, name: str, *, is_on: bool) -> None:
+    async def _change(self, change: Callable[[], Awaitable[None]]) -> None:
         try:
-            await self._toolbox.switch(name, is_on=is_on)
-        except ToolsError as error:
-            self._problem = str(error)
-        self._show()
-
-    async def _permit(self, tool: Tool) -> None:
-        try:
-            await self._toolbox.permit(tool.name, _NEXT[tool.permission])
+            await change()
         except ToolsError as error:
             self._problem = str(error)
         self._show()
