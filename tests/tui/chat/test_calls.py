@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from tui.chat.calls import (
     CallRecord,
     CallState,
@@ -20,19 +22,13 @@ def called(state: CallState, result: str = "") -> CallRecord:
 ROUND = ToolRound("Look:", "hm", (called(CallState.DONE, "42"),))
 
 
-def test_rounds_are_kept_with_their_message() -> None:
+def test_rounds_are_kept_with_their_message(store: Store) -> None:
     assert rounds_of(rounds_text((ROUND,))) == (ROUND,)
     assert rounds_of(rounds_text(())) == ()
-    store = Store.in_memory()
     chat = store.create_chat("hi")
     message = store.add(chat.id, None, Role.ASSISTANT, "")
-    changed = StoredMessage(
-        **{name: getattr(message, name) for name in ("id", "chat_id", "parent_id", "role", "text")},
-        rounds=(ROUND,),
-    )
-    store.save(changed)
+    store.save(replace(message, rounds=(ROUND,)))
     assert store.message(message.id).rounds == (ROUND,)
-    store.close()
 
 
 def test_every_call_has_a_result_in_a_request() -> None:

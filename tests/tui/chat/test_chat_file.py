@@ -1,7 +1,6 @@
 import sqlite3
 import stat
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,18 +9,6 @@ import pytest
 from tui.chat import chat_file
 from tui.chat.chat_file import MIGRATIONS, StoreError
 from tui.chat.store import Store
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "home" / "chat.sqlite"
-
-
-@pytest.fixture
-def store(path: Path) -> Iterator[Store]:
-    store = Store.open(path)
-    yield store
-    store.close()
 
 
 def test_only_the_owner_can_read_the_files(store: Store, path: Path) -> None:

@@ -115,12 +115,10 @@ def test_pictures_come_before_the_text_of_their_question() -> None:
     ]
 
 
-def test_the_store_keeps_pictures_with_their_question() -> None:
-    store = Store.in_memory()
+def test_the_store_keeps_pictures_with_their_question(store: Store) -> None:
     chat = store.create_chat("What?")
     asked = store.add(chat.id, None, Role.USER, "What?", images=[RED])
     store.add(chat.id, asked.id, Role.ASSISTANT, "A dot.")
     assert [one.images for one in store.messages(chat.id)] == [(RED,), ()]
     assert [hit.message_id for hit in store.search("What")] == [asked.id]
     assert store.search("AAAA") == []
-    store.close()

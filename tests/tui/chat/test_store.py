@@ -1,7 +1,6 @@
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,18 +9,6 @@ import pytest
 from tui.chat.chat_file import StoreError
 from tui.chat.messages import AnswerStats, ChatRecord, Role, State, StoredMessage
 from tui.chat.store import REQUESTED, Store
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "home" / "chat.sqlite"
-
-
-@pytest.fixture
-def store(path: Path) -> Iterator[Store]:
-    store = Store.open(path)
-    yield store
-    store.close()
 
 
 def talk(store: Store, *texts: str) -> tuple[ChatRecord, list[StoredMessage]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,13 +11,6 @@ from tui.chat.chat_file import StoreError
 from tui.chat.messages import LeftOut, Role, State
 from tui.chat.store import Store
 from tui.chat.traces import traces
-
-
-@pytest.fixture
-def store() -> Iterator[Store]:
-    store = Store.in_memory()
-    yield store
-    store.close()
 
 
 def chat(store: Store, *texts: str, system: str = "", parent: int | None = None) -> int:

@@ -11,40 +11,13 @@ from tui.paint.painter import PLAIN_SIZE, Painter
 from tui.paint.theme import palette
 
 PALETTE = palette(dark=True)
-HOSTILE = st.lists(
-    st.sampled_from(
-        [
-            *("\x1b[31m", "\x1b]8;;http://x\x1b\\", "\x9b", "\u202e", "&#27;", "&#x202e;", "\x07"),
-            *(
-                "[bold]",
-                "[/]",
-                "[link=x]",
-                "\\",
-                "`",
-                "```\n",
-                "~~~py\n",
-                "    ",
-                "\n",
-                "\n\n",
-                "a",
-            ),
-            *("- ", "1. ", "> ", "# ", "|a|b|\n", "|-|-|\n", "![i](\x1b[0m)", "[t](http://h/\x1b)"),
-            *(
-                "**",
-                "~~",
-                "你好",
-                "👩‍🚀",
-                "\t",
-                "<script>",
-                "---\n",
-                "word " * 9,
-                "[r]: /u\n",
-                "[r]",
-            ),
-        ]
-    ),
-    max_size=30,
-).map("".join)
+FRAGMENTS = [
+    *("\x1b[31m", "\x1b]8;;http://x\x1b\\", "\x9b", "\u202e", "&#27;", "&#x202e;", "\x07"),
+    *("[bold]", "[/]", "[link=x]", "\\", "`", "```\n", "~~~py\n", "    ", "\n", "\n\n", "a"),
+    *("- ", "1. ", "> ", "# ", "|a|b|\n", "|-|-|\n", "![i](\x1b[0m)", "[t](http://h/\x1b)"),
+    *("**", "~~", "你好", "👩‍🚀", "\t", "<script>", "---\n", "word " * 9, "[r]: /u\n", "[r]"),
+]
+HOSTILE = st.lists(st.sampled_from(FRAGMENTS), max_size=30).map("".join)
 
 
 @cache
@@ -84,42 +57,39 @@ def test_prose_and_code_fit_into_the_width(text: str, width: int) -> None:
         assert line.cell_length <= max(width, 12)
 
 
-def test_console_markup_is_text() -> None:
-    assert shown("[bold red]no[/] [@click=app.quit]x[/]") == [
-        "[bold red]no[/] [@click=app.quit]x[/]"
-    ]
+LISTS = "- a\n- b\n  - c\n\n9. x\n10. y\n\n- [ ] open\n- [x] done"
+MARKUP = "[bold red]no[/] [@click=app.quit]x[/]"
 
 
-def test_html_is_text() -> None:
-    assert shown("<b>x</b>\n\n<!-- y -->") == ["<b>x</b>", "", "<!-- y -->"]
-
-
-def test_the_target_of_a_link_is_always_shown() -> None:
-    assert shown("[bank](https://evil.example)") == ["bank (https://evil.example)"]
-
-
-def test_a_link_that_shows_its_target_shows_it_once() -> None:
-    assert shown("<https://a.example>") == ["https://a.example"]
-
-
-def test_a_script_address_is_not_a_link() -> None:
-    assert shown("[x](javascript:alert)") == ["[x](javascript:alert)"]
-
-
-def test_lists_are_marked_numbered_and_nested() -> None:
-    text = "- a\n- b\n  - c\n\n9. x\n10. y\n\n- [ ] open\n- [x] done"
-    assert shown(text) == [
-        *("• a", "• b", "  ◦ c", "", " 9. x", "10. y", ""),
-        *("• ☐ open", "• ☑ done"),
-    ]
-
-
-def test_items_of_a_loose_list_are_separated() -> None:
-    assert shown("1. a\n\n   b\n\n2. c") == ["1. a", "", "   b", "", "2. c"]
-
-
-def test_code_keeps_its_spaces_and_shows_its_language() -> None:
-    assert shown("```python\nif x:\n\ty  = 1\n```") == ["  python", "  if x:", "      y  = 1"]
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(MARKUP, [MARKUP], id="console markup is text"),
+        pytest.param("<b>x</b>\n\n<!-- y -->", ["<b>x</b>", "", "<!-- y -->"], id="HTML is text"),
+        pytest.param(
+            "[bank](https://x.example)", ["bank (https://x.example)"], id="a link's target"
+        ),
+        pytest.param("<https://a.example>", ["https://a.example"], id="a target is shown once"),
+        pytest.param("[x](javascript:alert)", ["[x](javascript:alert)"], id="a script is no link"),
+        pytest.param(
+            LISTS,
+            ["• a", "• b", "  ◦ c", "", " 9. x", "10. y", "", "• ☐ open", "• ☑ done"],
+            id="lists are marked, numbered and nested",
+        ),
+        pytest.param("1. a\n\n   b\n\n2. c", ["1. a", "", "   b", "", "2. c"], id="a loose list"),
+        pytest.param(
+            "```python\nif x:\n\ty  = 1\n```",
+            ["  python", "  if x:", "      y  = 1"],
+            id="code keeps its spaces and shows its language",
+        ),
+        pytest.param("> a\n>\n> b", ["▌ a", "▌", "▌ b"], id="a quote has a bar"),
+        pytest.param("![cat](http://h/c.png)", ["[image: cat] http://h/c.png"], id="an image"),
+        pytest.param("roses\nviolets", ["roses", "violets"], id="line breaks are kept"),
+        *(pytest.param(text, [], id=repr(text)) for text in ("", "\n\n", "   ", "[a]: /b")),
+    ],
+)
+def test_markdown_is_shown(text: str, expected: list[str]) -> None:
+    assert shown(text) == expected
 
 
 def test_a_long_line_of_code_is_folded_not_cut() -> None:
@@ -150,26 +120,9 @@ def test_a_table_wider_than_the_screen_becomes_a_list() -> None:
     assert shown(f"{header}\n|{'-|' * 12}\n{row}", 20) == ["h: v"] * 12
 
 
-def test_a_quote_has_a_bar() -> None:
-    assert shown("> a\n>\n> b") == ["▌ a", "▌", "▌ b"]
-
-
-def test_an_image_is_shown_as_its_text_and_address() -> None:
-    assert shown("![cat](http://h/c.png)") == ["[image: cat] http://h/c.png"]
-
-
-def test_line_breaks_are_kept() -> None:
-    assert shown("roses\nviolets") == ["roses", "violets"]
-
-
 def test_a_giant_paragraph_is_shown_unparsed() -> None:
     text = "**word** " * (PLAIN_SIZE // 8)
     assert "".join(shown(text)).startswith("**word** **word**")
-
-
-@pytest.mark.parametrize("text", ["", "\n\n", "   ", "[a]: /b"])
-def test_a_text_without_content_has_no_lines(text: str) -> None:
-    assert shown(text) == []
 
 
 @pytest.mark.parametrize("text", [">" * 500 + "a", "- " * 500, "[" * 500, "*a" * 500, "`" * 999])

@@ -119,27 +119,28 @@ def test_an_error_status_gives_the_server_s_message_and_what_to_do(
     assert "\n" not in str(caught.value)
 
 
-def test_an_error_status_without_a_message_is_still_a_sentence(server: FakeServer) -> None:
-    server.script(scripts.Refuse(500, b"<html>oops"))
-    with pytest.raises(ChatError, match=r"failed \(HTTP 500\)\. Press"):
-        ask(server.url)
-
-
-def test_a_server_that_is_not_ready_says_so(server: FakeServer) -> None:
-    server.script(scripts.refuse(503, "loading"))
-    with pytest.raises(ChatError, match="not ready yet: loading"):
-        ask(server.url)
-
-
-def test_an_error_in_the_middle_ends_the_answer(server: FakeServer) -> None:
-    server.script(scripts.say("half"), scripts.event({"error": {"message": "out of pages"}}))
-    with pytest.raises(ChatError, match="out of pages"):
-        ask(server.url)
-
-
-def test_an_incomplete_answer_is_an_error(server: FakeServer) -> None:
-    server.script(scripts.say("half"), scripts.hang_up, reason=None)
-    with pytest.raises(ChatError, match=r"before the answer was complete.*kept"):
+@pytest.mark.parametrize(
+    ("script", "reason", "words"),
+    [
+        ([scripts.Refuse(500, b"<html>oops")], None, r"failed \(HTTP 500\)\. Press"),
+        (scripts.refuse(503, "loading"), None, "not ready yet: loading"),
+        (
+            [*scripts.say("half"), scripts.event({"error": {"message": "out of pages"}})],
+            "stop",
+            "out of pages",
+        ),
+        (
+            [*scripts.say("half"), scripts.hang_up],
+            None,
+            r"before the answer was complete.*kept",
+        ),
+    ],
+)
+def test_an_answer_that_fails_says_why(
+    server: FakeServer, script: list[scripts.Step], reason: str | None, words: str
+) -> None:
+    server.script(script, reason=reason)
+    with pytest.raises(ChatError, match=words):
         ask(server.url)
 
 

@@ -21,36 +21,24 @@ def read(stream: bytes, *cuts: int) -> list[ServerEvent]:
     return [event for part in parts for event in reader.feed(part)]
 
 
-def test_an_event_ends_at_an_empty_line() -> None:
-    assert read(b"data: one\n\ndata: two\n") == [ServerEvent("one")]
-
-
-def test_lines_of_data_are_joined() -> None:
-    assert read(b"data: a\ndata:  b\n\n") == [ServerEvent("a\n b")]
-
-
-def test_every_kind_of_line_end_works() -> None:
-    assert read(b"data: a\r\n\r\ndata: b\r\rdata: c\n\n") == [*map(ServerEvent, "abc")]
-
-
-def test_comments_and_unknown_fields_are_ignored() -> None:
-    assert read(b": keep-alive\n\nid: 3\nretry: 1\n\n") == []
-
-
-def test_a_name_without_data_is_not_an_event() -> None:
-    assert read(b"event: ping\n\ndata: a\n\n") == [ServerEvent("a")]
+@pytest.mark.parametrize(
+    ("stream", "events"),
+    [
+        pytest.param(b"data: one\n\ndata: two\n", ["one"], id="an event ends at an empty line"),
+        pytest.param(b"data: a\ndata:  b\n\n", ["a\n b"], id="lines of data are joined"),
+        pytest.param(b"data: a\r\n\r\ndata: b\r\rdata: c\n\n", ["a", "b", "c"], id="line ends"),
+        pytest.param(b": keep-alive\n\nid: 3\nretry: 1\n\n", [], id="comments and other fields"),
+        pytest.param(b"event: ping\n\ndata: a\n\n", ["a"], id="a name without data"),
+        pytest.param(b"\xef\xbb\xbfdata: a\n\n", ["a"], id="a byte order mark"),
+        pytest.param(b"data: a\xffb\n\n", ["a\ufffdb"], id="bytes that are not text are replaced"),
+    ],
+)
+def test_a_stream_is_read_as_events(stream: bytes, events: list[str]) -> None:
+    assert read(stream) == [ServerEvent(data) for data in events]
 
 
 def test_a_name_goes_with_its_data() -> None:
     assert read(b"event: error\ndata: a\n\n") == [ServerEvent("a", "error")]
-
-
-def test_a_byte_order_mark_is_not_part_of_the_first_field() -> None:
-    assert read(b"\xef\xbb\xbfdata: a\n\n") == [ServerEvent("a")]
-
-
-def test_bytes_that_are_not_text_are_replaced() -> None:
-    assert read(b"data: a\xffb\n\n") == [ServerEvent("a\ufffdb")]
 
 
 def test_a_character_cut_in_two_is_whole_again() -> None:
