@@ -11,10 +11,14 @@ from __future__ import annotations
 import json
 import select
 import threading
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tests.tui.scripts import Gate, HangUp, Refuse, Send, Step, chunk, say
+from tui.home import Home
+from tui.talk.connection import CreateServer
+from tui.talk.server_process import ServerProcess
 
 
 class FakeServer:
@@ -29,9 +33,8 @@ class FakeServer:
         self.headers: list[dict[str, str]] = []
         self.queries: list[tuple[str, str]] = []  # paths that were read, and what followed `?`
         self.disconnects = threading.Semaphore(0)
-        self.engine: dict[
-            str, Any
-        ] = {}  # replies of mlxserve's own routes, by path; without an entry: 404
+        # Replies of mlxserve's own routes, by path; without an entry: 404.
+        self.engine: dict[str, Any] = {}
         self.map: list[Step] = []  # the page map's events
         self.is_ending = False
         self._scripts: list[list[Step]] = []
@@ -147,3 +150,13 @@ class FakeServer:
                 self.wfile.write(body)
 
         return Handler
+
+
+def in_place_of_a_server(server: FakeServer, program: str = "") -> CreateServer:
+    """Starts this program of sh; by default one that only prints the fake server's address."""
+    program = program or f"echo mlxserve is ready at {server.url}; exec cat > /dev/null"
+
+    def create(_model: str | None, _server_args: Sequence[str], home: Home) -> ServerProcess:
+        return ServerProcess(["sh", "-c", program], home.new_log("a.log"))
+
+    return create

@@ -2,7 +2,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,7 @@ from textual.widgets import OptionList
 from tests.images.files import file_of, picture
 from tests.tui import scripts
 from tests.tui.chats_on_disk import branch, delete_chat, write_chat
-from tests.tui.fake_server import FakeServer
+from tests.tui.fake_server import FakeServer, in_place_of_a_server
 from tests.tui.terminals import Open, Terminal
 from tui.chat.messages import Role, State
 from tui.chat.open_chat import OpenChat
@@ -25,7 +25,6 @@ from tui.chat.store import Store
 from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector
 from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
-from tui.talk.server_process import ServerProcess
 from tui.widgets.dialogs import ChatsDialog, HelpDialog
 from tui.widgets.message import AnswerView
 from tui.widgets.models_dialog import ModelsDialog
@@ -739,26 +738,12 @@ async def test_an_editor_that_cannot_open_is_reported(t: Terminal) -> None:
     assert t.composer.text == "draft"
 
 
-def own_server(
-    server: FakeServer, home: Home, program: str | None = None
-) -> Callable[..., ServerProcess]:
-    """Starts a program in sh, by default one that only prints the fake server's address."""
-    home.create()
-    script = home.folder / "serve"
-    script.write_text(program or f"echo mlxserve is ready at {server.url}\nexec cat > /dev/null\n")
-
-    def create(_model: str | None, _server_args: Sequence[str], home: Home) -> ServerProcess:
-        return ServerProcess(["sh", str(script)], home.new_log("a.log"))
-
-    return create
-
-
 async def test_a_question_is_asked_again_when_its_server_has_died(
     server: FakeServer, home: Home, terminal: Open
 ) -> None:
     gate = scripts.Gate()
     server.script(scripts.say("half"), gate, scripts.hang_up, reason=None)
-    connector = Connector(ConnectOptions(), home, own_server(server, home))
+    connector = Connector(ConnectOptions(), home, in_place_of_a_server(server))
 
     async with terminal(connector) as t:
         await t.ask("why?")
@@ -776,8 +761,7 @@ async def test_a_question_is_asked_again_when_its_server_has_died(
 async def test_a_server_that_dies_is_restarted_once_and_then_reported_with_its_log(
     server: FakeServer, home: Home, terminal: Open
 ) -> None:
-    create = own_server(server, home)
-    connector = Connector(ConnectOptions(), home, create)
+    connector = Connector(ConnectOptions(), home, in_place_of_a_server(server))
 
     async with terminal(connector) as t:
         process = connector.server
@@ -815,7 +799,7 @@ class Known(ModelCatalog):
 async def test_a_model_that_a_found_server_lacks_gets_a_server_of_its_own(
     server: FakeServer, home: Home, terminal: Open, starts: bool
 ) -> None:
-    create = own_server(server, home) if starts else own_server(server, home, "exit 3")
+    create = in_place_of_a_server(server, "" if starts else "exit 3")
     connector = Connector(ConnectOptions(url=server.url, is_found=True), home, create)
     models = Known()
 
@@ -840,7 +824,7 @@ async def test_the_chat_goes_on_with_the_usual_model_where_its_own_cannot_be_had
 ) -> None:
     usual = ConnectOptions(url=server.url, is_found=True)
     wanted = replace(usual, model="org/gone")
-    create = own_server(server, home, "exit 3")
+    create = in_place_of_a_server(server, "exit 3")
     connector = Connector(wanted, home, create, instead=usual)
 
     async with terminal(connector) as t:
@@ -850,17 +834,16 @@ async def test_the_chat_goes_on_with_the_usual_model_where_its_own_cannot_be_had
 async def test_a_question_that_finds_its_server_gone_is_asked_again_once_there_is_another(
     server: FakeServer, home: Home, terminal: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connector = Connector(ConnectOptions(), home, own_server(server, home))
+    connector = Connector(ConnectOptions(), home, in_place_of_a_server(server))
     ask = OpenChat.ask
 
-    async with terminal(connector, is_ready=False) as t:
+    async with terminal(connector) as t:
 
         async def ask_while_it_dies(*args: Any, **options: Any) -> Any:
             question = await ask(*args, **options)
             await t.app.link.close()  # as when the end of the server has just been noticed
             return question
 
-        await t.until_ready()
         monkeypatch.setattr(OpenChat, "ask", ask_while_it_dies)
         await t.ask("why?")
         await t.until_shown("Not connected. Press Ctrl+R")

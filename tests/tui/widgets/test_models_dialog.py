@@ -1,13 +1,12 @@
 """The model picker, with a scripted server and a scripted command line."""
 
 import asyncio
-import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from tests.tui.fake_server import FakeServer
+from tests.tui.fake_server import FakeServer, in_place_of_a_server
 from tests.tui.terminals import Hosted, Open, hosted
 from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector
@@ -75,17 +74,16 @@ class OwnServer(Connector):
     def __init__(self, server: FakeServer, home: Home) -> None:
         options = ConnectOptions(server_args=["--model", "mini", "--seed", "1"])
         super().__init__(options, home, self.create)
-        self._url = server.url
+        self._fake = server
         self.commands: list[list[str]] = []
         self.fails_with = ""  # a model whose server exits at once
 
     def create(self, model: str | None, server_args: Sequence[str], home: Home) -> ServerProcess:
         real = ServerProcess.for_model(model, server_args, home)
         self.commands.append(real.command[5:])
-        if model is not None and model == self.fails_with:
-            return ServerProcess([sys.executable, "-c", "raise SystemExit(3)"], real.log)
-        script = f"import sys; print('mlxserve is ready at {self._url}', flush=True)"
-        return ServerProcess([sys.executable, "-c", f"{script}; sys.stdin.read()"], real.log)
+        fails = model is not None and model == self.fails_with
+        create = in_place_of_a_server(self._fake, "exit 3" if fails else "")
+        return create(model, server_args, home)
 
 
 def dialog(models: Machine) -> ModelsDialog:

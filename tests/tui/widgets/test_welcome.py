@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 
 import pytest
 
 from tests.tui.chats_on_disk import write_chat
-from tests.tui.fake_server import FakeServer
+from tests.tui.fake_server import FakeServer, in_place_of_a_server
 from tests.tui.terminals import Open, Terminal
 from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector
 from tui.talk.models import BUNDLED, Downloaded, Model, ModelCatalog, ModelOrigin, best_of
-from tui.talk.server_process import ServerProcess
 
 FOUND = [
     Model(BUNDLED, ModelOrigin.BUNDLED, 6_000_000, True, 90_000, 4096),
@@ -41,13 +39,7 @@ def own(server: FakeServer, home: Home) -> Connector:
     """A server of the chat's own, which has the bundled model."""
     server.models = [BUNDLED]
     server.model_fields = {"owned_by": "mlxserve", "max_model_len": 4096}
-
-    def create(_model: str | None, _args: Sequence[str], home: Home) -> ServerProcess:
-        script = f"import sys; print('mlxserve is ready at {server.url}', flush=True)"
-        command = [sys.executable, "-c", f"{script}; sys.stdin.read()"]
-        return ServerProcess(command, home.new_log("a.log"))
-
-    return Connector(ConnectOptions(), home, create)
+    return Connector(ConnectOptions(), home, in_place_of_a_server(server))
 
 
 def test_the_largest_model_with_a_useful_context_is_recommended() -> None:
