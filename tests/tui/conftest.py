@@ -6,12 +6,7 @@ import asyncio
 import inspect
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    ExitStack,
-    asynccontextmanager,
-)
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 

@@ -97,6 +97,11 @@ class Terminal(Screenful):
     async def until_ready(self) -> None:
         await self.until(lambda: "Ready" in self.status)
 
+    async def open(self, dialog: type[Screen[Any]], key: str) -> None:
+        """Press a key, and wait for the dialog that it opens."""
+        await self.press(key)
+        await self.until(lambda: isinstance(self.app.screen, dialog))
+
     async def until_answered(self, text: str = "Yes.") -> None:
         """Wait for the end of the last answer, which is this."""
         await self.until(lambda: "Ready" in self.status and self.messages[-1:] == [text])

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from textual.screen import Screen
 from textual.widgets import OptionList
 
 from tests.images.files import file_of, picture
@@ -29,10 +28,6 @@ from tui.widgets.dialogs import ChatsDialog, HelpDialog
 from tui.widgets.message import AnswerView
 from tui.widgets.models_dialog import ModelsDialog
 from tui.widgets.transcript import Transcript
-
-
-def shows(t: Terminal, dialog: type[Screen[Any]]) -> bool:
-    return isinstance(t.app.screen, dialog)
 
 
 def has_copied(t: Terminal, text: str) -> bool:
@@ -211,8 +206,7 @@ async def test_a_new_chat_stops_the_answer_and_keeps_both(t: Terminal, server: F
     await t.press("ctrl+n")
     await t.until(lambda: t.messages == [])
     await t.talk("two")
-    await t.press("ctrl+o")
-    await t.until(lambda: isinstance(t.app.screen, ChatsDialog))
+    await t.open(ChatsDialog, "ctrl+o")
     await t.press("down", "enter")
     await t.until(lambda: t.messages == ["one", "first"])
     await t.until_shown("stopped")
@@ -327,7 +321,7 @@ async def test_a_wide_window_has_a_wider_column(
         await t.until(lambda: t.composer.region.width == column)
 
 
-async def test_esc_cancels_an_edit(t: Terminal, server: FakeServer) -> None:
+async def test_esc_cancels_an_edit(t: Terminal) -> None:
     await t.talk("one")
     await t.ask("/edit")
     await t.until(lambda: t.composer.text == "one")
@@ -350,14 +344,13 @@ async def test_keys_act_on_the_focused_message(t: Terminal, server: FakeServer) 
     await t.until(lambda: t.messages == ["one", "Yes.", "two", "Yes."])
 
 
-async def test_search_finds_words_in_every_chat(t: Terminal, server: FakeServer) -> None:
+async def test_search_finds_words_in_every_chat(t: Terminal) -> None:
     for text in ("the lighthouse", "the harbour"):
         await t.press("ctrl+n")
         await t.until(lambda: t.messages == [])
         await t.ask(text)
         await t.until(lambda: "Ready" in t.status and t.messages[-1:] == ["Yes."])
-    await t.press("ctrl+o")
-    await t.until(lambda: isinstance(t.app.screen, ChatsDialog))
+    await t.open(ChatsDialog, "ctrl+o")
     await t.type("ghtho")
     await t.until(lambda: t.app.screen.query_one(OptionList).option_count == 1)
     await t.until(lambda: re.search(r"\d\d \w{3}  the lighthouse +the li", t.screen) is not None)
@@ -365,10 +358,9 @@ async def test_search_finds_words_in_every_chat(t: Terminal, server: FakeServer)
     await t.until(lambda: t.messages == ["the lighthouse", "Yes."])
 
 
-async def test_a_chat_is_deleted_on_the_second_press(t: Terminal, home: Home) -> None:
+async def test_a_chat_is_deleted_on_the_second_press(t: Terminal) -> None:
     await t.talk("one")
-    await t.press("ctrl+o")
-    await t.until(lambda: isinstance(t.app.screen, ChatsDialog))
+    await t.open(ChatsDialog, "ctrl+o")
     await t.press("ctrl+d")
     await t.until_shown("again to delete")
     await t.press("ctrl+d")
@@ -387,8 +379,7 @@ async def test_a_deleted_chat_takes_its_cached_pages_with_it(
     async with terminal() as t:
         await t.until_ready()
         await t.talk("one")
-        await t.press("ctrl+o")
-        await t.until(lambda: isinstance(t.app.screen, ChatsDialog))
+        await t.open(ChatsDialog, "ctrl+o")
         await t.press("ctrl+d", "ctrl+d")
         await t.until_shown("No chats yet")
         await t.until(lambda: len(server.requests) == 2)
@@ -441,9 +432,7 @@ async def test_text_after_a_command_without_argument_is_not_lost(t: Terminal) ->
     assert t.composer.text == "/new plan for the garden"
 
 
-async def test_a_message_to_a_chat_deleted_elsewhere_is_returned(
-    t: Terminal, server: FakeServer, home: Home
-) -> None:
+async def test_a_message_to_a_chat_deleted_elsewhere_is_returned(t: Terminal, home: Home) -> None:
     await t.talk("one")
     delete_chat(home)
     await t.ask("two")
@@ -466,7 +455,7 @@ async def test_an_answer_in_a_chat_deleted_elsewhere_continues_with_a_notice(
     await t.until_shown("half whole")
 
 
-async def test_a_slash_alone_is_a_message(t: Terminal, server: FakeServer) -> None:
+async def test_a_slash_alone_is_a_message(t: Terminal) -> None:
     await t.ask("/ ")
     await t.until_shown("Yes.")
 
@@ -505,7 +494,7 @@ async def test_an_unknown_command_is_not_sent(t: Terminal, server: FakeServer) -
     assert server.requests == []
 
 
-async def test_a_path_is_a_message(t: Terminal, server: FakeServer) -> None:
+async def test_a_path_is_a_message(t: Terminal) -> None:
     await t.ask("/etc/hosts is what?")
     await t.until_shown("Yes.")
 
@@ -602,8 +591,7 @@ async def test_every_screen_works_in_a_small_window(terminal: Open, server: Fake
         await t.ask("why?")
         await t.until_shown("the end")
         for key, dialog in (("f1", HelpDialog), ("ctrl+o", ChatsDialog)):
-            await t.press(key)
-            await t.until(partial(shows, t, dialog))
+            await t.open(dialog, key)
             assert len(t.screen.split("\n")) == 12
             await t.press("escape")
         await t.press("f4")
@@ -653,8 +641,7 @@ async def test_a_long_chat_is_shown_from_its_end_and_extended_when_scrolling_up(
         t.app.window.transcript.scroll_home(animate=False)
         await t.until(lambda: t.messages[0] == "number 000")
         await t.until(lambda: "earlier message" not in t.screen)
-        await t.press("ctrl+o")
-        await t.until(lambda: isinstance(t.app.screen, ChatsDialog))
+        await t.open(ChatsDialog, "ctrl+o")
         await t.type("number 003")
         await t.until(lambda: t.app.screen.query_one(OptionList).option_count == 1)
         await t.press("enter")
@@ -691,7 +678,7 @@ async def test_a_large_piece_is_painted_in_parts(t: Terminal, server: FakeServer
     assert max(b - a for a, b in pairwise(steps)) < 4_000
 
 
-def test_without_a_usable_file_the_chat_works_in_memory(server: FakeServer, home: Home) -> None:
+def test_without_a_usable_file_the_chat_works_in_memory(home: Home) -> None:
     from tui.launch import open_store
 
     home.folder.mkdir()
@@ -991,7 +978,7 @@ async def test_find_goes_from_the_last_match_to_earlier_ones(terminal: Open, hom
         await t.until_shown("No match in this chat")
 
 
-async def test_tab_goes_to_the_last_message(t: Terminal, server: FakeServer) -> None:
+async def test_tab_goes_to_the_last_message(t: Terminal) -> None:
     for text in ("one", "two", "three"):
         await t.ask(text)
         await t.until_ready()
@@ -1003,15 +990,13 @@ async def test_tab_goes_to_the_last_message(t: Terminal, server: FakeServer) -> 
 
 @pytest.mark.parametrize("key", ["ctrl+c", "escape"])
 async def test_a_dialog_is_closed(key: str, t: Terminal) -> None:
-    await t.press("f1")
-    await t.until(lambda: isinstance(t.app.screen, HelpDialog))
+    await t.open(HelpDialog, "f1")
     await t.press(key)
     await t.until(lambda: not isinstance(t.app.screen, HelpDialog))
 
 
 async def test_ctrl_q_quits_from_a_dialog(t: Terminal) -> None:
-    await t.press("f1")
-    await t.until(lambda: isinstance(t.app.screen, HelpDialog))
+    await t.open(HelpDialog, "f1")
     await t.press("ctrl+q")
     await t.until(lambda: not t.app.is_running)
 
@@ -1084,7 +1069,7 @@ async def test_scrolled_up_the_end_is_one_key_away(t: Terminal, server: FakeServ
 
 
 async def test_regenerating_an_earlier_answer_says_where_the_later_messages_are(
-    t: Terminal, server: FakeServer
+    t: Terminal,
 ) -> None:
     await t.talk("one", "two")
     await t.press("tab", "up", "up", "r")

@@ -308,8 +308,7 @@ async def writing_states(t: Terminal, album: Album) -> None:
 
 
 async def dialog_states(t: Terminal, album: Album) -> None:
-    await t.press("f1")
-    await t.until(lambda: isinstance(t.app.screen, HelpDialog))
+    await t.open(HelpDialog, "f1")
     await album.take("help", "Keys and commands")
     await t.press("escape")
     await t.press("ctrl+o")

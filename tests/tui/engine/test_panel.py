@@ -236,9 +236,7 @@ def polls(monkeypatch: pytest.MonkeyPatch) -> list[EngineStats]:
 
 @pytest.mark.long
 async def test_an_engine_that_does_nothing_is_asked_again_when_a_page_changes(
-    server: FakeServer,
-    polls: list[EngineStats],
-    monkeypatch: pytest.MonkeyPatch,
+    server: FakeServer, polls: list[EngineStats], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(panel, "QUIET_POLL_SECONDS", 3600)
     begins = scripts.Gate()
@@ -264,8 +262,7 @@ async def test_an_engine_that_does_nothing_is_asked_again_when_a_page_changes(
 
 @pytest.mark.usefixtures("polls")
 async def test_a_sparkline_goes_on_at_the_same_speed_while_the_engine_is_asked_less_often(
-    server: FakeServer,
-    monkeypatch: pytest.MonkeyPatch,
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(panel, "QUIET_POLL_SECONDS", 2)  # 200 polls, of which 60 are shown
     shows_engine(server)

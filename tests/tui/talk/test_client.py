@@ -129,11 +129,7 @@ def test_an_error_status_gives_the_server_s_message_and_what_to_do(
             "stop",
             "out of pages",
         ),
-        (
-            [*scripts.say("half"), scripts.hang_up],
-            None,
-            r"before the answer was complete.*kept",
-        ),
+        ([*scripts.say("half"), scripts.hang_up], None, r"before the answer was complete.*kept"),
     ],
 )
 def test_an_answer_that_fails_says_why(
@@ -166,7 +162,7 @@ async def test_closing_the_stream_closes_the_connection(
     assert server.disconnects.acquire(timeout=patience)
 
 
-async def test_models_are_listed(server: FakeServer, client: ChatClient) -> None:
+async def test_models_are_listed(client: ChatClient) -> None:
     names = [ServedModel("small"), ServedModel("large")]
     assert await client.models() == names
 
@@ -240,11 +236,7 @@ async def test_a_server_whose_engine_died_is_an_error(
     ],
 )
 async def test_another_server_s_reply_to_health_is_no_failure(
-    server: FakeServer,
-    client: ChatClient,
-    status: int,
-    body: dict[str, object],
-    is_ready: bool,
+    server: FakeServer, client: ChatClient, status: int, body: dict[str, object], is_ready: bool
 ) -> None:
     server.health = (status, body)
     assert await client.health() == Health(is_ready)

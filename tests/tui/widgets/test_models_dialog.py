@@ -274,7 +274,7 @@ async def test_a_model_that_is_too_large_is_not_even_downloaded(
 
 
 async def test_a_named_model_is_downloaded_while_the_old_one_answers(
-    terminal: Open, machine: Machine, ours: OwnServer, server: FakeServer
+    terminal: Open, machine: Machine, ours: OwnServer
 ) -> None:
     async with terminal(ours, models=machine) as t:
         first = ours.server
@@ -298,13 +298,7 @@ async def test_a_named_model_is_downloaded_while_the_old_one_answers(
     ],
 )
 async def test_a_model_that_cannot_be_had_leaves_the_old_one_running(
-    terminal: Open,
-    machine: Machine,
-    ours: OwnServer,
-    server: FakeServer,
-    name: str,
-    error: str,
-    words: str,
+    terminal: Open, machine: Machine, ours: OwnServer, name: str, error: str, words: str
 ) -> None:
     machine.error, machine.holds = error, False
 
@@ -319,7 +313,7 @@ async def test_a_model_that_cannot_be_had_leaves_the_old_one_running(
 
 
 async def test_a_model_that_does_not_start_gives_way_to_the_one_before(
-    terminal: Open, machine: Machine, ours: OwnServer, server: FakeServer
+    terminal: Open, machine: Machine, ours: OwnServer
 ) -> None:
     ours.fails_with = "a/here"
 

@@ -68,7 +68,7 @@ async def test_the_demonstration_says_what_it_is_and_recommends_a_model(
 
 
 @pytest.mark.parametrize("way", ["tab", "down", "enter"])
-async def test_an_idea_is_asked_with_enter(t: Terminal, server: FakeServer, way: str) -> None:
+async def test_an_idea_is_asked_with_enter(t: Terminal, way: str) -> None:
     await t.until_shown("Explain how a paged KV cache works.")
     assert "demonstration" not in t.screen
     await t.press(way, "down", "enter")
