@@ -3,6 +3,7 @@
 import re
 import signal
 from collections.abc import Callable
+from contextlib import closing
 
 import httpx
 import pytest
@@ -23,12 +24,25 @@ def attached(url: str) -> tuple[str, str]:
     return "-c", f"from tui.launch import main; raise SystemExit(main(url={url!r}, model=None))"
 
 
-def test_a_conversation_in_a_terminal(
-    open_window: Callable[..., Window], server: FakeServer, home: Home
-) -> None:
-    server.script(scripts.say("It is **blue**."))
+@pytest.fixture
+def window(open_window: Callable[..., Window], server: FakeServer) -> Window:
+    """A chat that is ready."""
     window = open_window(*attached(server.url))
     window.wait_for("Ready")
+    return window
+
+
+@pytest.fixture
+def writing(window: Window, server: FakeServer) -> Window:
+    """A chat in the middle of an answer."""
+    server.script(scripts.say("half of it"), scripts.Gate())
+    window.press("why?" + ENTER)
+    window.wait_for("half of it")
+    return window
+
+
+def test_a_conversation_in_a_terminal(window: Window, server: FakeServer, home: Home) -> None:
+    server.script(scripts.say("It is **blue**."))
     window.press("why?" + ENTER)
     window.wait_for("It is blue.")
     window.wait_for("Ready")
@@ -38,16 +52,11 @@ def test_a_conversation_in_a_terminal(
 
 
 def test_killing_it_loses_at_most_the_last_second(
-    open_window: Callable[..., Window], server: FakeServer, home: Home, patience: float
+    writing: Window, server: FakeServer, home: Home, patience: float
 ) -> None:
-    server.script(scripts.say("half of it"), scripts.Gate())
-    window = open_window(*attached(server.url))
-    window.wait_for("Ready")
-    window.press("why?" + ENTER)
-    window.wait_for("half of it")
     wait_until(lambda: branch(home)[-1].text == "half of it", patience)
-    window.process.send_signal(signal.SIGKILL)
-    window.end()
+    writing.process.send_signal(signal.SIGKILL)
+    writing.end()
     message = branch(home)[-1]
     assert (message.text, message.state) == ("half of it", State.WRITING)
     assert server.disconnects.acquire(timeout=patience)
@@ -55,34 +64,22 @@ def test_killing_it_loses_at_most_the_last_second(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_and_keeps_the_text_so_far(
-    open_window: Callable[..., Window], server: FakeServer, home: Home, number: signal.Signals
+    writing: Window, home: Home, number: signal.Signals
 ) -> None:
-    server.script(scripts.say("half of it"), scripts.Gate())
-    window = open_window(*attached(server.url))
-    window.wait_for("Ready")
-    window.press("why?" + ENTER)
-    window.wait_for("half of it")
-    window.process.send_signal(number)
-    assert window.end() == 0
+    writing.process.send_signal(number)
+    assert writing.end() == 0
     assert (branch(home)[-1].text, branch(home)[-1].state) == ("half of it", State.STOPPED)
 
 
 def test_closing_the_window_ends_it_and_keeps_the_text_so_far(
-    open_window: Callable[..., Window], server: FakeServer, home: Home, patience: float
+    writing: Window, home: Home, patience: float
 ) -> None:
-    server.script(scripts.say("half of it"), scripts.Gate())
-    window = open_window(*attached(server.url))
-    window.wait_for("Ready")
-    window.press("why?" + ENTER)
-    window.wait_for("half of it")
-    window.hang_up()
-    window.process.wait(patience)
+    writing.hang_up()
+    writing.process.wait(patience)
     assert (branch(home)[-1].text, branch(home)[-1].state) == ("half of it", State.STOPPED)
 
 
-def test_ctrl_c_twice_ends_it(open_window: Callable[..., Window], server: FakeServer) -> None:
-    window = open_window(*attached(server.url))
-    window.wait_for("Ready")
+def test_ctrl_c_twice_ends_it(window: Window) -> None:
     window.press(CTRL_C)
     window.wait_for("again to quit")
     window.press(CTRL_C)
@@ -102,9 +99,8 @@ def test_two_terminals_share_their_chats(
         window.wait_for("Ready")
         window.press(CTRL_Q)
         assert window.end() == 0
-    store = Store.open(home.chats)
-    assert sorted(chat.title for chat in store.chats()) == ["number 0", "number 1"]
-    store.close()
+    with closing(Store.open(home.chats)) as store:
+        assert sorted(chat.title for chat in store.chats()) == ["number 0", "number 1"]
 
 
 @pytest.mark.slow
