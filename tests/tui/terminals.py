@@ -371,3 +371,4 @@ async def hosted(
 
 
 Open = Callable[..., AbstractAsyncContextManager[Terminal]]  # the fixture `terminal`
+OpenWindow = Callable[..., Window]  # the fixture `open_window`

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from tests.tui.fake_server import FakeServer
-from tests.tui.terminals import Window
+from tests.tui.terminals import OpenWindow
 from tui.background import QUESTION, is_light_background, is_light_by_name, read_answer
 
 WHITE = b"\x1b]11;rgb:ffff/ffff/ffff\x1b\\"
@@ -76,7 +76,7 @@ def test_brightness_decides() -> None:
 
 @pytest.mark.parametrize(("answer", "is_light"), [(WHITE, True), (BLACK, False), (b"", False)])
 def test_the_chat_opens_in_the_theme_of_the_terminal(
-    open_window: Callable[..., Window],
+    open_window: OpenWindow,
     server: FakeServer,
     monkeypatch: pytest.MonkeyPatch,
     answer: bytes,
@@ -98,7 +98,7 @@ def test_the_chat_opens_in_the_theme_of_the_terminal(
 
 
 def test_a_terminal_whose_background_is_named_is_not_asked(
-    open_window: Callable[..., Window], server: FakeServer, monkeypatch: pytest.MonkeyPatch
+    open_window: OpenWindow, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.setenv("COLORFGBG", "0;15")

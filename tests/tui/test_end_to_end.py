@@ -2,7 +2,6 @@
 
 import re
 import signal
-from collections.abc import Callable
 from contextlib import closing
 
 import httpx
@@ -11,7 +10,7 @@ import pytest
 from tests.tui import scripts
 from tests.tui.chats_on_disk import branch
 from tests.tui.fake_server import FakeServer
-from tests.tui.terminals import Window
+from tests.tui.terminals import OpenWindow, Window
 from tests.waiting import wait_until
 from tui.chat.messages import State
 from tui.chat.store import Store
@@ -25,7 +24,7 @@ def attached(url: str) -> tuple[str, str]:
 
 
 @pytest.fixture
-def window(open_window: Callable[..., Window], server: FakeServer) -> Window:
+def window(open_window: OpenWindow, server: FakeServer) -> Window:
     """A chat that is ready."""
     window = open_window(*attached(server.url))
     window.wait_for("Ready")
@@ -87,7 +86,7 @@ def test_ctrl_c_twice_ends_it(window: Window) -> None:
 
 
 def test_two_terminals_share_their_chats(
-    open_window: Callable[..., Window], server: FakeServer, home: Home
+    open_window: OpenWindow, server: FakeServer, home: Home
 ) -> None:
     windows = [open_window(*attached(server.url)) for _ in range(2)]
     for window in windows:
@@ -106,7 +105,7 @@ def test_two_terminals_share_their_chats(
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["quit", "killed"])
 def test_the_installed_command_starts_and_stops_its_server(
-    open_window: Callable[..., Window], home: Home, ending: str
+    open_window: OpenWindow, home: Home, ending: str
 ) -> None:
     window = open_window("-m", "mlxserve", "chat", patience=180.0)
     window.wait_for("Ready")

@@ -4,12 +4,11 @@ import asyncio
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
 from tests.tui.fake_server import FakeServer
-from tests.tui.terminals import Open, Window
+from tests.tui.terminals import Open, OpenWindow
 from tests.waiting import wait_until
 from tui.chat.store import Store
 from tui.home import Home
@@ -41,7 +40,7 @@ class NeverConnects(Connector):
 
 
 async def test_the_app_draws_the_words_of_the_frame_in_the_same_places(
-    open_window: Callable[..., Window], terminal: Open, home: Home
+    open_window: OpenWindow, terminal: Open, home: Home
 ) -> None:
     window = open_window("-c", ENDLESS, "chat")
     window.wait_for_bytes("importing")
@@ -70,10 +69,7 @@ def test_the_frame_needs_no_slow_import() -> None:
 
 
 def test_keys_typed_before_the_app_runs_reach_it(
-    open_window: Callable[..., Window],
-    server: FakeServer,
-    home: Home,
-    monkeypatch: pytest.MonkeyPatch,
+    open_window: OpenWindow, server: FakeServer, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLORTERM", "truecolor")
     store = Store.open(home.chats)
@@ -102,7 +98,7 @@ def test_keys_typed_before_the_app_runs_reach_it(
 
 @pytest.mark.parametrize("end", ["ctrl+c", "SIGTERM", "SIGHUP"])
 def test_a_signal_before_the_app_runs_restores_the_terminal(
-    open_window: Callable[..., Window], end: str
+    open_window: OpenWindow, end: str
 ) -> None:
     window = open_window("-c", ENDLESS, "chat", "--url", "http://127.0.0.1:9")
     window.wait_for("importing")
@@ -125,7 +121,7 @@ def test_a_signal_before_the_app_runs_restores_the_terminal(
     ],
 )
 def test_an_invalid_flag_is_reported_on_the_normal_screen(
-    open_window: Callable[..., Window], flags: tuple[str, ...], words: str, code: int
+    open_window: OpenWindow, flags: tuple[str, ...], words: str, code: int
 ) -> None:
     window = open_window("-m", "mlxserve", "chat", *flags)
     assert window.end() == code
@@ -146,7 +142,7 @@ def test_an_invalid_flag_is_reported_on_the_normal_screen(
     ],
 )
 def test_only_the_chat_in_a_usual_terminal_has_a_first_frame(
-    open_window: Callable[..., Window], arguments: tuple[str, ...], variables: dict[str, str]
+    open_window: OpenWindow, arguments: tuple[str, ...], variables: dict[str, str]
 ) -> None:
     assigned = [f"{name}={value}" for name, value in variables.items()]
     window = open_window(

@@ -1,10 +1,8 @@
 """What an answer costs a slow line, such as ssh over a phone: bytes, not time."""
 
-from collections.abc import Callable
-
 from tests.tui import scripts
 from tests.tui.fake_server import FakeServer
-from tests.tui.terminals import Window
+from tests.tui.terminals import OpenWindow
 from tests.tui.test_end_to_end import ENTER, attached
 
 WORDS = (
@@ -18,7 +16,7 @@ MOST = 200_000  # bytes; over five seconds they are 16,000, and were 53,000
 
 
 def test_an_answer_of_200_characters_writes_few_bytes(
-    open_window: Callable[..., Window], server: FakeServer
+    open_window: OpenWindow, server: FakeServer
 ) -> None:
     gates = [scripts.Gate() for _ in PIECES]
     steps = [

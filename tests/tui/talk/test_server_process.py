@@ -14,10 +14,11 @@ from tui.talk.server_process import ServerProcess, ServerStopped
 
 READY = "print('loading weights'); print('mlxserve is ready at http://127.0.0.1:4567')\n"
 UNTIL_PARENT_EXITS = "import sys; sys.stdin.read(); print('the parent is gone', flush=True)\n"
+Run = Callable[[str], ServerProcess]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Callable[[str], ServerProcess]]:
+def run(tmp_path: Path) -> Iterator[Run]:
     """Starts a script in place of the server."""
     started: list[ServerProcess] = []
 
@@ -33,22 +34,20 @@ def run(tmp_path: Path) -> Iterator[Callable[[str], ServerProcess]]:
         server.stop()
 
 
-def test_the_address_is_the_one_that_the_server_prints(run: Callable[[str], ServerProcess]) -> None:
+def test_the_address_is_the_one_that_the_server_prints(run: Run) -> None:
     server = run(READY + UNTIL_PARENT_EXITS)
     assert asyncio.run(server.address()) == "http://127.0.0.1:4567"
     assert server.is_running
 
 
-def test_its_output_goes_to_the_log(run: Callable[[str], ServerProcess]) -> None:
+def test_its_output_goes_to_the_log(run: Run) -> None:
     native = "import os; os.write(2, b'native \\x1b[31mnoise\\n')\n"
     server = run(native + READY + UNTIL_PARENT_EXITS)
     asyncio.run(server.address())
     assert "native ␛[31mnoise" in server.last_lines(10)
 
 
-def test_a_server_that_exits_early_reports_its_last_output(
-    run: Callable[[str], ServerProcess],
-) -> None:
+def test_a_server_that_exits_early_reports_its_last_output(run: Run) -> None:
     server = run("import sys; print('no such model: x', file=sys.stderr); sys.exit(3)")
     with pytest.raises(ServerStopped) as caught:
         asyncio.run(server.address())
@@ -56,9 +55,7 @@ def test_a_server_that_exits_early_reports_its_last_output(
         assert part in str(caught.value)
 
 
-def test_logged_requests_are_not_part_of_its_last_output(
-    run: Callable[[str], ServerProcess],
-) -> None:
+def test_logged_requests_are_not_part_of_its_last_output(run: Run) -> None:
     server = run(
         "import os, signal\n"
         "print('out of pages')\n"
@@ -70,7 +67,7 @@ def test_logged_requests_are_not_part_of_its_last_output(
     assert "GET" not in str(caught.value)
 
 
-def test_stop_ends_the_process(run: Callable[[str], ServerProcess]) -> None:
+def test_stop_ends_the_process(run: Run) -> None:
     server = run(READY + UNTIL_PARENT_EXITS)
     asyncio.run(server.address())
     server.stop()
@@ -78,9 +75,7 @@ def test_stop_ends_the_process(run: Callable[[str], ServerProcess]) -> None:
     server.stop()
 
 
-def test_a_server_that_ignores_sigterm_is_killed(
-    run: Callable[[str], ServerProcess], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_ignores_sigterm_is_killed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tui.talk.server_process.STOP_SECONDS", 0.2)
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     server = run(stubborn + READY + "while True: time.sleep(1)")
