@@ -283,15 +283,13 @@ class ChatApp(App[None]):
 
     @on(MessageView.ActChosen)
     def _act_chosen(self, event: MessageView.ActChosen) -> None:
-        match event.act:
-            case MessageAct.EDIT:
-                self._revising.edit(event.message)
-            case MessageAct.RETRY:
-                self._revising.retry(event.message)
-            case MessageAct.COPY:
-                self._copying.message(event.message)
-            case MessageAct.COPY_CODE:
-                self._copying.next_code(event.message)
+        acts = {
+            MessageAct.EDIT: self._revising.edit,
+            MessageAct.RETRY: self._revising.retry,
+            MessageAct.COPY: self._copying.message,
+            MessageAct.COPY_CODE: self._copying.next_code,
+        }
+        acts[event.act](event.message)
 
     @on(MessageView.ShowVersion)
     def _show_version(self, event: MessageView.ShowVersion) -> None:

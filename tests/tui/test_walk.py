@@ -17,6 +17,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from mlxserve.hub.embedded import model_path
+from tests.tui.contrast import Colour, contrast
 from tests.tui.terminals import Pane
 from tui.chat.messages import Role, State
 from tui.chat.store import Store
@@ -30,19 +31,7 @@ _DRAGS, _DRAG_SECONDS = 8, 15.0
 WORD = re.compile(r"[^\W_]{3,}")
 
 
-def luminance(colour: tuple[int, int, int]) -> float:
-    """As defined by WCAG 2: 0 for black, 1 for white."""
-    parts = [c / 255 for c in colour]
-    red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def contrast(one: tuple[int, int, int], other: tuple[int, int, int]) -> float:
-    dark, light = sorted((luminance(one), luminance(other)))
-    return (light + 0.05) / (dark + 0.05)
-
-
-def painted(screen: str) -> Iterator[tuple[str, tuple[int, int, int], tuple[int, int, int]]]:
+def painted(screen: str) -> Iterator[tuple[str, Colour, Colour]]:
     """(text, its colour, the colour behind it) of each piece of a screen that has both, in true colour."""
     text_colour = back_colour = None
     parts = SGR.split(screen)

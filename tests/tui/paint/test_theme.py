@@ -5,20 +5,15 @@ from rich.style import Style
 from textual.color import Color
 from textual.theme import Theme
 
+from tests.tui.contrast import contrast
 from tui.paint.theme import DARK, LIGHT, palette
 
 THEMES = {"dark": DARK, "light": LIGHT}
 READABLE = 4.5  # WCAG 2.1, level AA, for text
 
 
-def luminance(color: Color) -> float:
-    parts = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in color.normalized]
-    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
-
-
-def contrast(one: str, other: str) -> float:
-    dark, light = sorted([luminance(Color.parse(one)), luminance(Color.parse(other))])
-    return (light + 0.05) / (dark + 0.05)
+def contrast_of(one: str, other: str) -> float:
+    return contrast(Color.parse(one).rgb, Color.parse(other).rgb)
 
 
 def text_colors(theme: Theme) -> dict[str, str]:
@@ -36,7 +31,7 @@ def text_colors(theme: Theme) -> dict[str, str]:
 def test_every_text_has_enough_contrast(name: str, ground: str) -> None:
     theme = THEMES[name]
     for what, color in text_colors(theme).items():
-        assert contrast(color, getattr(theme, ground)) >= READABLE, what
+        assert contrast_of(color, getattr(theme, ground)) >= READABLE, what
 
 
 @pytest.mark.parametrize("name", THEMES)
@@ -46,7 +41,7 @@ def test_every_markdown_style_has_enough_contrast(name: str) -> None:
         style: Style = getattr(styles, field.name)
         text = style.color.name if style.color else theme.foreground
         ground = style.bgcolor.name if style.bgcolor else theme.background
-        assert contrast(text or "", ground or "") >= READABLE, field.name
+        assert contrast_of(text or "", ground or "") >= READABLE, field.name
 
 
 def test_one_theme_is_dark_and_one_is_light() -> None:
