@@ -58,38 +58,28 @@ def test_prose_and_code_fit_into_the_width(text: str, width: int) -> None:
 
 
 LISTS = "- a\n- b\n  - c\n\n9. x\n10. y\n\n- [ ] open\n- [x] done"
+LIST_LINES = ["• a", "• b", "  ◦ c", "", " 9. x", "10. y", "", "• ☐ open", "• ☑ done"]
 MARKUP = "[bold red]no[/] [@click=app.quit]x[/]"
+CODE = "```python\nif x:\n\ty  = 1\n```"
+SHOWN = {
+    "console markup is text": (MARKUP, [MARKUP]),
+    "HTML is text": ("<b>x</b>\n\n<!-- y -->", ["<b>x</b>", "", "<!-- y -->"]),
+    "the target of a link": ("[bank](https://x.example)", ["bank (https://x.example)"]),
+    "a target that is shown": ("<https://a.example>", ["https://a.example"]),
+    "a script is not a link": ("[x](javascript:alert)", ["[x](javascript:alert)"]),
+    "lists are marked, numbered and nested": (LISTS, LIST_LINES),
+    "a loose list": ("1. a\n\n   b\n\n2. c", ["1. a", "", "   b", "", "2. c"]),
+    "code with its spaces and language": (CODE, ["  python", "  if x:", "      y  = 1"]),
+    "a quote has a bar": ("> a\n>\n> b", ["▌ a", "▌", "▌ b"]),
+    "an image": ("![cat](http://h/c.png)", ["[image: cat] http://h/c.png"]),
+    "line breaks are kept": ("roses\nviolets", ["roses", "violets"]),
+    **{f"nothing: {text!r}": (text, list[str]()) for text in ("", "\n\n", "   ", "[a]: /b")},
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        pytest.param(MARKUP, [MARKUP], id="console markup is text"),
-        pytest.param("<b>x</b>\n\n<!-- y -->", ["<b>x</b>", "", "<!-- y -->"], id="HTML is text"),
-        pytest.param(
-            "[bank](https://x.example)", ["bank (https://x.example)"], id="a link's target"
-        ),
-        pytest.param("<https://a.example>", ["https://a.example"], id="a target is shown once"),
-        pytest.param("[x](javascript:alert)", ["[x](javascript:alert)"], id="a script is no link"),
-        pytest.param(
-            LISTS,
-            ["• a", "• b", "  ◦ c", "", " 9. x", "10. y", "", "• ☐ open", "• ☑ done"],
-            id="lists are marked, numbered and nested",
-        ),
-        pytest.param("1. a\n\n   b\n\n2. c", ["1. a", "", "   b", "", "2. c"], id="a loose list"),
-        pytest.param(
-            "```python\nif x:\n\ty  = 1\n```",
-            ["  python", "  if x:", "      y  = 1"],
-            id="code keeps its spaces and shows its language",
-        ),
-        pytest.param("> a\n>\n> b", ["▌ a", "▌", "▌ b"], id="a quote has a bar"),
-        pytest.param("![cat](http://h/c.png)", ["[image: cat] http://h/c.png"], id="an image"),
-        pytest.param("roses\nviolets", ["roses", "violets"], id="line breaks are kept"),
-        *(pytest.param(text, [], id=repr(text)) for text in ("", "\n\n", "   ", "[a]: /b")),
-    ],
-)
-def test_markdown_is_shown(text: str, expected: list[str]) -> None:
-    assert shown(text) == expected
+def test_markdown_is_shown() -> None:
+    for what, (text, expected) in SHOWN.items():
+        assert shown(text) == expected, what
 
 
 def test_a_long_line_of_code_is_folded_not_cut() -> None:

@@ -21,20 +21,20 @@ def read(stream: bytes, *cuts: int) -> list[ServerEvent]:
     return [event for part in parts for event in reader.feed(part)]
 
 
-@pytest.mark.parametrize(
-    ("stream", "events"),
-    [
-        pytest.param(b"data: one\n\ndata: two\n", ["one"], id="an event ends at an empty line"),
-        pytest.param(b"data: a\ndata:  b\n\n", ["a\n b"], id="lines of data are joined"),
-        pytest.param(b"data: a\r\n\r\ndata: b\r\rdata: c\n\n", ["a", "b", "c"], id="line ends"),
-        pytest.param(b": keep-alive\n\nid: 3\nretry: 1\n\n", [], id="comments and other fields"),
-        pytest.param(b"event: ping\n\ndata: a\n\n", ["a"], id="a name without data"),
-        pytest.param(b"\xef\xbb\xbfdata: a\n\n", ["a"], id="a byte order mark"),
-        pytest.param(b"data: a\xffb\n\n", ["a\ufffdb"], id="bytes that are not text are replaced"),
-    ],
-)
-def test_a_stream_is_read_as_events(stream: bytes, events: list[str]) -> None:
-    assert read(stream) == [ServerEvent(data) for data in events]
+READ = {
+    "an event ends at an empty line": (b"data: one\n\ndata: two\n", ["one"]),
+    "lines of data are joined": (b"data: a\ndata:  b\n\n", ["a\n b"]),
+    "every kind of line end": (b"data: a\r\n\r\ndata: b\r\rdata: c\n\n", ["a", "b", "c"]),
+    "comments and unknown fields": (b": keep-alive\n\nid: 3\nretry: 1\n\n", []),
+    "a name without data is not an event": (b"event: ping\n\ndata: a\n\n", ["a"]),
+    "a byte order mark": (b"\xef\xbb\xbfdata: a\n\n", ["a"]),
+    "bytes that are not text are replaced": (b"data: a\xffb\n\n", ["a\ufffdb"]),
+}
+
+
+def test_a_stream_is_read_as_events() -> None:
+    for what, (stream, events) in READ.items():
+        assert read(stream) == [ServerEvent(data) for data in events], what
 
 
 def test_a_name_goes_with_its_data() -> None:
