@@ -229,9 +229,12 @@ class Store:
             (message_id,),
         ).fetchone()
         leaf_id = int(row["id"])
+        self.show_leaf(chat_id, leaf_id)
+        return leaf_id
+
+    def show_leaf(self, chat_id: int, leaf_id: int | None) -> None:
         with self._write() as db:
             db.execute("UPDATE chats SET leaf_id = ? WHERE id = ?", (leaf_id, chat_id))
-        return leaf_id
 
     def recover(self) -> int:
         """Mark the unfinished answers of dead terminals as stopped; returns their number.
