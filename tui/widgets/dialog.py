@@ -35,7 +35,7 @@ class Dialog(ModalScreen[Result]):
         self.query_one("#note", Static).update(Content.styled(words, "$text-quiet"))
 
 
-class Rows(OptionList, can_focus=False):
+class DialogList(OptionList, can_focus=False):
     """The list of a `ListDialog`."""
 
 
@@ -55,12 +55,12 @@ class ListDialog(Dialog[Result], Generic[Result, Row]):
 
     @property
     def _chosen(self) -> Row | None:
-        at = self.query_one(Rows).highlighted
+        at = self.query_one(DialogList).highlighted
         return None if at is None or at >= len(self._shown) else self._shown[at]
 
     def action_move(self, step: int) -> None:
         self._marked = None
-        rows = self.query_one(Rows)
+        rows = self.query_one(DialogList)
         if step > 0:
             rows.action_cursor_down()
         else:

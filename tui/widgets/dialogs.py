@@ -22,7 +22,7 @@ from tui.chat.messages import ChatRecord
 from tui.chat.store import SearchHit
 from tui.commands import COMMANDS, COMPOSER_KEYS, MESSAGE_KEYS
 from tui.sanitise import one_line
-from tui.widgets.dialog import Dialog, ListDialog, Rows
+from tui.widgets.dialog import Dialog, DialogList, ListDialog
 
 Row = tuple[str, str, str]  # a command or key, the key of a command, its help
 _TITLE_WIDTH = 18
@@ -54,7 +54,7 @@ class ChatsDialog(ListDialog[ChatChoice | None, ChatChoice]):
     def compose(self) -> ComposeResult:
         with self.box("Chats", "Enter opens · Ctrl+D deletes · Esc closes"):
             yield Input(placeholder="Search all chats", compact=True)
-            yield Rows(compact=True)
+            yield DialogList(compact=True)
             yield Static(id="note", markup=False)
 
     def on_mount(self) -> None:
@@ -75,7 +75,7 @@ class ChatsDialog(ListDialog[ChatChoice | None, ChatChoice]):
         self._shown = choices
         self._marked = None
         self.say("")
-        options = self.query_one(Rows)
+        options = self.query_one(DialogList)
         options.set_options(
             lines or [Option(Content.styled(when_empty, "$text-quiet"), disabled=True)]
         )

@@ -20,7 +20,7 @@ from tui.chat.stats_text import bar
 from tui.sanitise import one_line
 from tui.talk.errors import ChatError
 from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin, best_of
-from tui.widgets.dialog import ListDialog, Rows
+from tui.widgets.dialog import DialogList, ListDialog
 
 _BAR_WIDTH = 16
 _WIDE = 100  # columns from which a repository's owner is shown
@@ -61,7 +61,7 @@ class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
                 compact=True,
             )
             yield Static(id="columns", markup=False)
-            yield Rows(compact=True)
+            yield DialogList(compact=True)
             yield Static(id="note", markup=False)
 
     def on_mount(self) -> None:
@@ -100,7 +100,7 @@ class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
 
     def _show(self, name: str | None = None) -> None:
         """List what the filter leaves, with this name highlighted, else the same as before."""
-        options = self.query_one(Rows)
+        options = self.query_one(DialogList)
         if name is None and isinstance(before := self._chosen, Model):
             name = before.name
         typed = self.query_one(Input).value.strip()
