@@ -8,7 +8,7 @@ one that a harmless answer uses as well.
 import re
 import shutil
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from textual.strip import Strip
 from tests.tui import scripts
 from tests.tui.chats_on_disk import branch
 from tests.tui.fake_server import FakeServer
-from tests.tui.terminals import Pane
+from tests.tui.terminals import Open, Pane
 from tui.chat.messages import Role, State
 from tui.home import Home
 
@@ -111,7 +111,7 @@ of_some_length = pytest.mark.parametrize(
 
 @of_some_length
 async def test_no_answer_puts_anything_harmful_on_the_screen(
-    names: Sequence[str], terminal: Callable[..., None], server: FakeServer
+    names: Sequence[str], terminal: Open, server: FakeServer
 ) -> None:
     def check(name: str, strip: Strip, width: int) -> None:
         assert strip.cell_length == width, name
