@@ -9,6 +9,8 @@ machine, and so do processes that a test starts.
 
 from __future__ import annotations
 
+from functools import wraps
+
 import pytest
 
 from mlxserve import machine
@@ -24,5 +26,5 @@ def pytest_configure(config: pytest.Config) -> None:
 def answer_as_a_mac() -> None:
     """For the life of this process."""
     machine.is_metal = lambda: True
-    machine.total_memory = lambda: MEMORY
+    machine.total_memory = wraps(machine.total_memory.__wrapped__)(lambda: MEMORY)
     machine.working_set = lambda: WORKING_SET

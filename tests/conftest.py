@@ -371,6 +371,14 @@ def on_metal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`machine` says that this is no Mac."""
+    from mlxserve import machine
+
+    monkeypatch.setattr(machine, "is_metal", lambda: False)
+
+
+@pytest.fixture
 def unhurried_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk cache of this process writes and reads everything, however slow the disk is."""
     monkeypatch.setattr("mlxserve.engine.transfers.CLOSING_SECONDS", 300.0)

@@ -70,7 +70,7 @@ def test_on_metal_a_step_is_limited_by_the_measured_speed_while_nothing_decodes(
     assert num_steps(build()) >= 512 // 32
 
 
-@pytest.mark.usefixtures("slow_clock")
+@pytest.mark.usefixtures("on_a_cpu", "slow_clock")
 def test_a_cpu_has_no_such_limit(build: Callable[..., Engine]) -> None:
     assert num_steps(build()) <= 3
 
@@ -86,6 +86,7 @@ def test_on_metal_all_512_rows_are_measured_even_if_pages_are_asked_for(
     assert "measured with 512 tokens" in caplog.text
 
 
+@pytest.mark.usefixtures("on_a_cpu")
 def test_a_cpu_measures_nothing_where_pages_are_asked_for(
     build: Callable[..., Engine], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -121,6 +122,7 @@ def test_on_metal_mlx_keeps_freed_memory_for_one_step(
     assert (wired, wired_of_second) == (None, 3 << 29)
 
 
+@pytest.mark.usefixtures("on_a_cpu")
 def test_a_cpu_has_no_limits_and_says_so_if_one_is_asked_for(
     build: Callable[..., Engine],
     limits: list[tuple[int, int | None]],
@@ -160,6 +162,7 @@ def test_on_metal_the_cache_starts_small_unless_its_pages_are_asked_for(
     assert now == pytest.approx(whole / 8 if starts_small else whole, abs=0.06)
 
 
+@pytest.mark.usefixtures("on_a_cpu")
 def test_on_a_cpu_the_cache_starts_with_two_full_steps_unless_its_pages_are_asked_for(
     build: Callable[..., Engine], caplog: pytest.LogCaptureFixture
 ) -> None:

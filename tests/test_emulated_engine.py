@@ -116,6 +116,7 @@ def give(monkeypatch: pytest.MonkeyPatch, *backends: Backend) -> None:
     monkeypatch.setattr(attention, "select_backends", select)
 
 
+@pytest.mark.usefixtures("on_a_cpu")  # weights become float32
 def test_layers_on_kernels_and_on_plain_mlx_give_the_same_tokens(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -136,6 +137,7 @@ def test_layers_on_kernels_and_on_plain_mlx_give_the_same_tokens(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("on_a_cpu")
 def test_emulated_kernels_give_the_tokens_that_plain_mlx_gives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -161,6 +163,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.usefixtures("on_a_cpu")
 @pytest.mark.parametrize(
     "kind",
     [

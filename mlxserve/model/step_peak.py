@@ -22,7 +22,7 @@ from mlxserve.model.load import LoadedModel
 from mlxserve.model.runner import ModelRunner
 from mlxserve.model.step_graphs import TIMES_BEFORE
 from mlxserve.model.window_group import WindowGroup
-from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
+from mlxserve.request import Chunk, LiveRequest, Request, StatePlan, as_page_table
 from mlxserve.sampling_params import SamplingParams
 
 log = logging.getLogger("mlxserve.sizing")
@@ -185,16 +185,10 @@ def _run_sampling(
     pages = [as_page_table([page]) for page in range(num_decodes)]
     seen = [0] * (start // page_size)
     pages.append(as_page_table([*seen, *range(num_decodes, num_pages - 1)]))
-    spans = [(0, 1)] * num_decodes + [(start, length)]
+    spans = [(0, 1, None)] * num_decodes + [(start, length, _state_before(start, loaded, runner))]
     chunks = [
-        Chunk(
-            LiveRequest(Request(f"sizing-{i}", [0] * (first + n), params)),
-            first,
-            n,
-            pages[i],
-            samples=True,
-        )
-        for i, (first, n) in enumerate(spans)
+        Chunk(_live(first + n, params), first, n, pages[i], samples=True, state=state)
+        for i, (first, n, state) in enumerate(spans)
     ]
     peaks = []
     for _ in range(2):
@@ -205,9 +199,11 @@ def _run_sampling(
         seconds = time.perf_counter() - began
         peaks.append(max(0, mx.get_peak_memory() - before))
         del pending
-    decode = Chunk(LiveRequest(Request("sizing", [0, 0], params)), 1, 1, pages[0], samples=True)
-    for _ in range(TIMES_BEFORE + 2):  # the first one shows what is uploaded
-        pending = runner.launch([decode])
+    # The first step that goes on from a state shows what is uploaded.
+    num_steps = TIMES_BEFORE + 2 + int(loaded.has_states)
+    request = _live(num_steps, params)
+    for position in range(num_steps):
+        pending = runner.launch([Chunk(request, position, 1, pages[0], samples=True)])
         runner.start(pending)
         runner.collect(pending)
     kv.copy_pages([0], [num_pages - 1])
@@ -217,6 +213,18 @@ def _run_sampling(
     return max(peaks), seconds
 
 
+def _live(num_tokens: int, params: SamplingParams) -> LiveRequest:
+    return LiveRequest(Request("sizing", [0] * num_tokens, params))
+
+
+def _state_before(start: int, loaded: LoadedModel, runner: ModelRunner) -> StatePlan | None:
+    """What a chunk goes on from that begins there: a snapshot of zeros, where the model has recurrent states."""
+    if not start or not loaded.has_states:
+        return None
+    runner.write_state(0, bytes(loaded.state_nbytes))
+    return StatePlan(restore=0, keeps=())
+
+
 def _run_chunk(
     loaded: LoadedModel, backends: Backends, page_size: int, rows: int
 ) -> tuple[int, float]:
@@ -224,7 +232,7 @@ def _run_chunk(
     pages = as_page_table(range(-(-rows // page_size)))
     kv = KVPool(loaded.layers, len(pages), page_size, backends)
     runner = ModelRunner(loaded, kv)
-    request = LiveRequest(Request("sizing", [0] * rows, SamplingParams(temperature=0)))
+    request = _live(rows, SamplingParams(temperature=0))
     batch = Batch.of([Chunk(request, 0, rows, pages, samples=True)], page_size)
     before, began = _reset_peak(), time.perf_counter()
     mx.eval(runner.logits(batch, mx.array(batch.tokens)))

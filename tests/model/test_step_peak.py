@@ -98,8 +98,11 @@ def test_copies_beyond_the_measured_positions_are_planned_for() -> None:
     assert peak(131_072, [replace(spec, dtype=mx.float32)]) == measured
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_next"])
 def test_the_measured_chunk_sees_as_many_positions_as_are_copied(
-    build_model: Callable[..., tuple[nn.Module, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+    architecture: str,
+    build_model: Callable[..., tuple[nn.Module, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[int] = []
     real = X86Backend.paged_prefill
@@ -110,13 +113,14 @@ def test_the_measured_chunk_sees_as_many_positions_as_are_copied(
         return real(backend, *args, **options)
 
     monkeypatch.setattr(X86Backend, "paged_prefill", recording)
-    model, small = build_model("llama", head_dim=64, num_hidden_layers=1)
+    model, small = build_model(architecture, head_dim=64, mlp_only_layers=list(range(8)))
     model.set_dtype(mx.float16)
     config = EngineConfig().with_options(
         page_size=16, max_num_batched_tokens=257, max_num_seqs=2, max_model_len=300
     )
     loaded = prepare(model, small, "half")
     assert loaded.layers[0].dtype == mx.float16
+    assert loaded.has_states == (architecture == "qwen3_next")
     step = measure_step(config, loaded, X86Backend(), is_metal=True, memory_limit=1 << 34)
     assert step.start == (300 - 256) // 16 * 16 == 32
     assert set(seen) == {32 + 256}
@@ -165,8 +169,11 @@ def test_probe_and_measured_step_have_the_device_compile_every_kernel(
     assert used == {spec.name for spec in ALL if spec not in unused}
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_next"])
 def test_a_decode_is_recorded_while_a_step_is_measured(
-    build_model: Callable[..., tuple[nn.Module, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+    architecture: str,
+    build_model: Callable[..., tuple[nn.Module, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At the fourth token of the first answer the device would compile what the recorded graph fuses."""
     ran: list[int] = []
@@ -181,7 +188,7 @@ def test_a_decode_is_recorded_while_a_step_is_measured(
     monkeypatch.setattr(step_graphs, "record", record)
     # Emulated kernels have the pool.
     monkeypatch.setattr(step_graphs, "first_pages", lambda pools: pools)
-    model, small = build_model("llama", num_hidden_layers=1)
+    model, small = build_model(architecture, head_dim=64)
     loaded = prepare(model, small, "tiny")
     config = EngineConfig().with_options(
         page_size=16, max_num_batched_tokens=32, max_num_seqs=2, max_model_len=64
