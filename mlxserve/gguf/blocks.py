@@ -6,7 +6,7 @@ only put into another order: exact with float32 scales. In float16, scales of Q4
 two numbers) are rounded by at most 2^-11; those of the others are float16 in the file and stay exact.
 IQ4_NL and IQ4_XS have 4 bits for 16 values from -127 to 113, which 8 bits have as they are. MXFP4 is
 mlx's mxfp4. Q2_K, Q3_K and Q6_K have groups of 16, which mlx has not: they become 8 bits in groups of 32,
-with an error of 0.5 % (rms).
+Q3_K exactly, Q2_K and Q6_K with an error of 0.5 % (rms).
 
 Codes are packed little-endian, first value lowest, as `mx.quantize` does. Layouts: ggml-common.h and
 ggml-quants.c of llama.cpp.
@@ -27,32 +27,38 @@ from mlxserve.gguf.lanes import (
     ONES,
     Bytes,
     Floats,
+    Halves,
     Lanes,
     columns,
     copied,
     halves,
     lanes,
-    shifted,
 )
+from mlxserve.gguf.scales import Scale
 
 GROUP_SIZE = 32
 _SIX, _FOUR, _TWO = (np.uint32(0x01010101 * bits) for bits in (0b111111, 0b1111, 0b110000))
+_EACH_TWO = np.arange(0, 16, 2, dtype=np.uint16)[:, np.newaxis]
+_DOWN_TO_BIT_4 = np.arange(4, dtype=np.uint64).reshape(4, 1, 1)
+_UP_TO_BIT_4 = np.uint64(4) - _DOWN_TO_BIT_4
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-# The scale of each group, and its bias, which mxfp4 has not; a block is a row of each
-Scales = tuple[Floats | Bytes, Floats | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Repacking:
-    """repack  (blocks, codes) -> scales; takes (num_blocks, bytes of a block) and writes the codes"""
+    """repack  takes (num_blocks, bytes of a block), writes the codes and returns scales: (num_blocks, groups of a
+            block), or 1 for all; and biases, as (2, num_blocks, groups), where they do not follow from scales
+    zero    the code of 0, where all groups have the same one: their bias is scale * -zero
+    """
 
     bits: int
-    repack: Callable[[Bytes, Bytes], Scales]
+    repack: Callable[[Bytes, Bytes], Scale]
+    zero: int = 0
     mode: str = "affine"
 
 
-def _half(raw: Bytes, at: int) -> Floats:
-    return halves(raw, at)[:, np.newaxis]
+def _half(raw: Bytes, at: int) -> Halves:
+    return raw[:, at : at + 2].view(np.float16)
 
 
 def _split(nibbles: Bytes, size: int, codes: Bytes) -> None:
@@ -99,15 +105,14 @@ def _pack_5_bits(codes_of_8: Lanes, codes: Bytes) -> None:
         row[:, 16:].view(np.uint32)[:, 0] = end[group]
 
 
-def _q4_0(raw: Bytes, codes: Bytes) -> Scales:
-    scale = _half(raw, 0)
+def _q4_0(raw: Bytes, codes: Bytes) -> Halves:
     _split(copied(raw, 2), 16, codes)
-    return scale, -8 * scale
+    return _half(raw, 0)
 
 
-def _q4_1(raw: Bytes, codes: Bytes) -> Scales:
+def _q4_1(raw: Bytes, codes: Bytes) -> Halves:
     _split(copied(raw, 4), 16, codes)
-    return _half(raw, 0), _half(raw, 2)
+    return raw[:, :4].view(np.float16).T[:, :, np.newaxis]
 
 
 def _five(raw: Bytes, fifth: int, nibbles: int, codes: Bytes) -> None:
@@ -123,24 +128,22 @@ def _five(raw: Bytes, fifth: int, nibbles: int, codes: Bytes) -> None:
     _pack_5_bits(found[np.newaxis], codes)
 
 
-def _q5_0(raw: Bytes, codes: Bytes) -> Scales:
-    scale = _half(raw, 0)
+def _q5_0(raw: Bytes, codes: Bytes) -> Halves:
     _five(raw, 2, 6, codes)
-    return scale, -16 * scale
+    return _half(raw, 0)
 
 
-def _q5_1(raw: Bytes, codes: Bytes) -> Scales:
+def _q5_1(raw: Bytes, codes: Bytes) -> Halves:
     _five(raw, 4, 8, codes)
-    return _half(raw, 0), _half(raw, 2)
+    return raw[:, :4].view(np.float16).T[:, :, np.newaxis]
 
 
-def _q8_0(raw: Bytes, codes: Bytes) -> Scales:
-    scale = _half(raw, 0)
+def _q8_0(raw: Bytes, codes: Bytes) -> Halves:
     np.bitwise_xor(copied(raw, 2).view(np.uint64), 0x80 * ONES, out=codes.view(np.uint64))
-    return scale, -128 * scale
+    return _half(raw, 0)
 
 
-def _k_scales(raw: Bytes) -> tuple[Floats, Floats]:
+def _k_scales(raw: Bytes) -> Floats:
     """Scales and biases of the eight groups of Q4_K and Q5_K: 6 bits each, times one of the block."""
     low, middle, high = np.ascontiguousarray(raw[:, 4:16].view(np.uint32).T)
     six = np.empty((2, len(raw), 2), np.uint32)  # in each four bytes
@@ -152,23 +155,24 @@ def _k_scales(raw: Bytes) -> tuple[Floats, Floats]:
     found = six.view(np.uint8).astype(np.float32)
     for factors, one in zip(found, (halves(raw, 0), -halves(raw, 2)), strict=True):
         factors *= np.repeat(one, 8).reshape(factors.shape)
-    return found[0], found[1]
+    return found
 
 
-def _q4_k(raw: Bytes, codes: Bytes) -> Scales:
+def _q4_k(raw: Bytes, codes: Bytes) -> Floats:
     _split(copied(raw, 16), 32, codes)
     return _k_scales(raw)
 
 
-def _q5_k(raw: Bytes, codes: Bytes) -> Scales:
+def _q5_k(raw: Bytes, codes: Bytes) -> Floats:
     fifth, pairs = lanes(raw, 16, 48), lanes(raw, 48, 176).reshape(4, 4, -1)
     low_and_high = np.empty((4, 2, 4, len(raw)), np.uint64)
     np.bitwise_and(pairs, NIBBLES, out=low_and_high[:, 0])
     pairs >>= np.uint64(4)
     np.bitwise_and(pairs, NIBBLES, out=low_and_high[:, 1])
     found = low_and_high.reshape(8, 4, -1)
-    for group in range(8):
-        found[group] |= shifted(fifth, 4 - group, 0x10)
+    bits = np.concatenate((fifth << _UP_TO_BIT_4, fifth >> _DOWN_TO_BIT_4))
+    bits &= 0x10 * ONES
+    found |= bits
     _pack_5_bits(found, codes)
     return _k_scales(raw)
 
@@ -184,49 +188,49 @@ def _iq4_pairs() -> npt.NDArray[np.uint32]:
 
 def _split_iq4(nibbles: Bytes, codes: Bytes) -> None:
     """nibbles: contiguous; 16 bytes of each group."""
-    found = _iq4_pairs().take(nibbles.view(np.uint16))  # an index in brackets takes twice as long
+    # An index in brackets takes twice as long, one of 16 bits or checked for its range half as long again.
+    found = _iq4_pairs().take(nibbles.view(np.uint16).astype(np.intp), mode="wrap")
     stored = codes.view(np.complex128).reshape(-1, 2)
     stored[:, 0] = found.astype(np.uint16).view(np.complex128).reshape(-1)
     found >>= 16
     stored[:, 1] = found.astype(np.uint16).view(np.complex128).reshape(-1)
 
 
-def _iq4_nl(raw: Bytes, codes: Bytes) -> Scales:
-    scale = _half(raw, 0)
+def _iq4_nl(raw: Bytes, codes: Bytes) -> Halves:
     _split_iq4(copied(raw, 2), codes)
-    return scale, -128 * scale
+    return _half(raw, 0)
 
 
-def _iq4_xs(raw: Bytes, codes: Bytes) -> Scales:
+def _iq4_xs(raw: Bytes, codes: Bytes) -> Floats:
     _split_iq4(copied(raw, 8), codes)
     low = columns(raw, 4, 8)
-    high = raw[:, 2:4].view(np.uint16)[:, 0]
-    scales = np.empty((8, len(raw)), np.int8)
-    for group in range(8):
-        four = low[group // 2] >> 4 if group % 2 else low[group // 2] & 15
-        scales[group] = four | ((high >> 2 * group) & 3).astype(np.uint8) << 4
-    scale = (halves(raw, 0) * (scales - np.int8(32))).T
-    return scale, -128 * scale
+    high = (raw[:, 2:4].view(np.uint16).T >> _EACH_TWO).astype(np.uint8)
+    high &= 3
+    high <<= 4
+    high[::2] |= low & 15
+    high[1::2] |= low >> 4
+    scale: Floats = halves(raw, 0) * (high.view(np.int8) - np.int8(32))
+    return scale.T
 
 
-def _mxfp4(raw: Bytes, codes: Bytes) -> Scales:
+def _mxfp4(raw: Bytes, codes: Bytes) -> Bytes:
     _split(copied(raw, 1), 16, codes)
-    return raw[:, :1], None
+    return raw[:, :1]
 
 
 REPACKINGS: Mapping[str, Repacking] = {
-    "Q4_0": Repacking(4, _q4_0),
+    "Q4_0": Repacking(4, _q4_0, 8),
     "Q4_1": Repacking(4, _q4_1),
-    "Q5_0": Repacking(5, _q5_0),
+    "Q5_0": Repacking(5, _q5_0, 16),
     "Q5_1": Repacking(5, _q5_1),
-    "Q8_0": Repacking(8, _q8_0),
+    "Q8_0": Repacking(8, _q8_0, 128),
     "Q4_K": Repacking(4, _q4_k),
     "Q5_K": Repacking(5, _q5_k),
     "Q2_K": Repacking(8, groups_of_16.q2_k),
-    "Q3_K": Repacking(8, groups_of_16.q3_k),
-    "Q6_K": Repacking(8, groups_of_16.q6_k),
-    "IQ4_NL": Repacking(8, _iq4_nl),
-    "IQ4_XS": Repacking(8, _iq4_xs),
-    "MXFP4": Repacking(4, _mxfp4, "mxfp4"),
+    "Q3_K": Repacking(8, groups_of_16.q3_k, 128),
+    "Q6_K": Repacking(8, groups_of_16.q6_k, 128),
+    "IQ4_NL": Repacking(8, _iq4_nl, 128),
+    "IQ4_XS": Repacking(8, _iq4_xs, 128),
+    "MXFP4": Repacking(4, _mxfp4, mode="mxfp4"),
 }
-INEXACT = frozenset({"Q2_K", "Q3_K", "Q6_K"})
+INEXACT = frozenset({"Q2_K", "Q6_K"})

@@ -1,27 +1,74 @@
 """Repacks Q2_K, Q3_K and Q6_K, whose groups have 16 values, as 8 bits in mlx's groups of 32.
 
-Two groups with different scales share one of mlx's. In Q3_K and Q6_K the larger scale decides: its codes are
-multiplied by 32 or 4, and its values stay as they are; those of the other group are rounded to a step as
-fine. In Q2_K each group has an offset as well, and what both can reach is divided by 255.
-
-    code of 8 bits = (slope * code of the file + start) / 256      in 16 bits
+Two groups with different scales share one of mlx's. Their scales are whole multiples of one of the block: in
+Q3_K of at most 32, with which all values are one of 253 steps of the block's scale. In Q2_K each group has an
+offset as well: the step is the block's scale, divided by the largest whole number with which 253 steps reach all
+values of both, and the offset of one is rounded to it. In Q6_K the larger scale decides: its codes are multiplied
+by 4, and its values stay as they are; those of the other group are rounded to a step as fine.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-from mlxserve.gguf.lanes import NIBBLES, Bytes, Floats, Lanes, columns, halves, lanes, shifted
+from mlxserve.gguf.lanes import NIBBLES, ONES, Bytes, Floats, Lanes, columns, halves, lanes, shifted
 
-Signed = npt.NDArray[np.int8]
+Numbers = npt.NDArray[np.uint16]
 _FIELDS = np.uint64(0x0001000100010001)  # four of 16 bits
 _HALF = 128  # what rounds to the nearest, in 1/256
-_TINY = np.float32(1e-30)  # below every scale but 0
+_STEPS = np.float32(253)  # two more may come from rounding
 _WHOLE = np.float32(3 << 22)  # added to a number, this leaves its nearest integer in the lower bits
 
 
-def q6_k(raw: Bytes, codes: Bytes) -> tuple[Floats, Floats]:
+def q2_k(raw: Bytes, codes: Bytes) -> Floats:
+    pairs = lanes(raw, 16, 80).reshape(2, 4, -1)
+    two = np.empty((2, 4, 4, len(raw)), np.uint64)
+    for place in range(4):
+        shifted(pairs, -2 * place, 3, two[:, place])
+    small = columns(raw, 0, 16).reshape(8, 2, -1)
+    half, offset = halves(raw, 80), halves(raw, 82)
+    factors = (small & 15) * (half != 0)
+    # In units of `half`, a value is factor * code - ratio * below.
+    unit = np.where(half == 0, np.float32(1), half)
+    ratio = offset / unit
+    below = small >> 4
+    flipped = (ratio < 0) * np.uint8(15)  # 15 - below is what is above the least value then
+    below ^= flipped
+    most = np.maximum(below[:, 0], below[:, 1])
+    starts = (most[:, np.newaxis] - below) * np.abs(ratio)
+    ends = starts + (3 * factors + 1)  # never 0
+    steps = _STEPS / np.maximum(ends[:, 0], ends[:, 1])
+    whole = np.floor(steps)
+    steps = whole if whole.all() else np.where(whole == 0, steps, whole)
+    starts *= steps[:, np.newaxis]
+    slopes = factors * steps[:, np.newaxis]
+    _multiply_bytes(two.reshape(16, 2, -1), _rounded(slopes), _rounded(starts), codes)
+    return np.stack((unit / steps, (most ^ flipped) * -offset)).swapaxes(1, 2)
+
+
+def q3_k(raw: Bytes, codes: Bytes) -> Floats:
+    third, pairs = lanes(raw, 0, 32), lanes(raw, 32, 96).reshape(2, 4, -1)
+    thirds = np.stack((third, third >> np.uint64(4)))
+    three = np.empty((2, 4, 4, len(raw)), np.uint64)
+    for place in range(4):
+        shifted(pairs, -2 * place, 3, three[:, place])
+        three[:, place] |= shifted(thirds, 2 - place, 4)
+    low, top = columns(raw, 96, 104), columns(raw, 104, 108)
+    factors = np.concatenate((low & 15, low >> 4))  # and 32 more than it is
+    for place in range(4):
+        factors[4 * place :][:4] |= (
+            top << (4 - 2 * place) if place < 2 else top >> (2 * place - 4)
+        ) & 48
+    # 128 - factor * (code - 4), because a factor of -32 is common and one of 32 does not exist
+    slopes = np.uint16(32) - factors
+    _multiply_bytes(three.reshape(16, 2, -1), slopes, factors << 2, codes)
+    return -halves(raw, 108)[:, np.newaxis]
+
+
+def q6_k(raw: Bytes, codes: Bytes) -> Floats:
     pairs = lanes(raw, 0, 128).reshape(2, 2, 4, -1)
     top = lanes(raw, 128, 192).reshape(2, 4, -1)
     six = np.empty((2, 4, 4, len(raw)), np.uint64)
@@ -30,82 +77,43 @@ def q6_k(raw: Bytes, codes: Bytes) -> tuple[Floats, Floats]:
     np.bitwise_and(pairs, NIBBLES, out=six[:, 2:])
     for place in range(4):
         six[:, place] |= shifted(top, 4 - 2 * place, 0x30)
-    scales = columns(raw, 192, 208).view(np.int8)
-    return _around_the_middle(six.reshape(16, 2, -1), 32, halves(raw, 208), scales, codes)
-
-
-def q3_k(raw: Bytes, codes: Bytes) -> tuple[Floats, Floats]:
-    third, pairs = lanes(raw, 0, 32), lanes(raw, 32, 96).reshape(2, 4, -1)
-    thirds = np.stack((third, third >> np.uint64(4)))
-    three = np.empty((2, 4, 4, len(raw)), np.uint64)
-    for place in range(4):
-        shifted(pairs, -2 * place, 3, three[:, place])
-        three[:, place] |= shifted(thirds, 2 - place, 4)
-    low, top = columns(raw, 96, 104), columns(raw, 104, 108)
-    scales = np.concatenate((low & 15, low >> 4))
-    for place in range(4):
-        scales[4 * place :][:4] |= ((top >> 2 * place) & 3) << 4
-    signed = scales.view(np.int8) - np.int8(32)
-    return _around_the_middle(three.reshape(16, 2, -1), 4, halves(raw, 108), signed, codes)
-
-
-def q2_k(raw: Bytes, codes: Bytes) -> tuple[Floats, Floats]:
-    pairs = lanes(raw, 16, 80).reshape(2, 4, -1)
-    two = np.empty((2, 4, 4, len(raw)), np.uint64)
-    for place in range(4):
-        shifted(pairs, -2 * place, 3, two[:, place])
-    small = columns(raw, 0, 16).reshape(8, 2, -1)
-    factors, offsets = (small & 15).astype(np.float32), (small >> 4).astype(np.float32)
-    factors *= halves(raw, 80)
-    offsets *= -halves(raw, 82)
-    ends = offsets + 3 * factors
-    lower, upper = np.minimum(offsets, ends), np.maximum(offsets, ends)
-    # In bfloat16's 8 bits, so that both are the same in every dtype that they are kept in.
-    bias = _below_in_bfloat16(np.minimum(lower[:, 0], lower[:, 1]))
-    scale = -_below_in_bfloat16((bias - np.maximum(upper[:, 0], upper[:, 1])) / 255)
-    steps = (256 / np.maximum(scale, _TINY))[:, np.newaxis]
-    factors *= steps
-    offsets -= bias[:, np.newaxis]
-    offsets *= steps
-    starts = _in_each_field(offsets) + np.uint16(_HALF)
-    _multiply(two.reshape(16, 2, -1), _in_each_field(factors), starts, codes)
-    return scale.T, bias.T
-
-
-def _around_the_middle(
-    found: Lanes, middle: int, half: Floats, scales: Signed, codes: Bytes
-) -> tuple[Floats, Floats]:
-    """Quantise half * scale * (code - middle), of (16, 2, n) lanes of codes and (16, n) scales.
-
-    The bias is -128 scales in every dtype, so rounding the scale moves no value against another.
-    """
-    pairs = scales.reshape(8, 2, -1)
-    (first, second), sizes = pairs.swapaxes(0, 1), np.abs(pairs).view(np.uint8)
+    scales = columns(raw, 192, 208).view(np.int8).reshape(8, 2, -1)
+    (first, second), sizes = scales.swapaxes(0, 1), np.abs(scales).view(np.uint8)
     # One of both, modulo 256: np.where takes five times as long.
     larger = first + (second - first) * (sizes[:, 0] < sizes[:, 1])
     # Where both are 0, any step but infinity does.
-    steps = np.float32(32768 // middle) / (larger | (larger == 0)).astype(np.float32)
-    slopes = pairs * steps[:, np.newaxis]
+    steps = np.float32(1024) / (larger | (larger == 0)).astype(np.float32)
+    slopes = scales * steps[:, np.newaxis]
     # Of a scale of the other sign, code 0 must not become 256.
-    np.maximum(slopes, -((32767 - _HALF) // middle), out=slopes)
-    fields = _in_each_field(slopes)
-    _multiply(found, fields, np.uint16(32768 + _HALF) - fields * np.uint16(middle), codes)
-    scale = half * np.float32(middle / 128) * larger
-    return scale.T, -128 * scale.T
+    np.maximum(slopes, -((32767 - _HALF) // 32), out=slopes)
+    _multiply(six.reshape(16, 2, -1), _rounded(slopes), codes)
+    return (halves(raw, 208) * np.float32(0.25) * larger).T
 
 
-def _multiply(
-    found: Lanes, slopes: npt.NDArray[np.uint16], starts: npt.NDArray[np.uint16], codes: Bytes
-) -> None:
-    """Write (slope * code + start) / 256 of (16, 2, n) lanes, which are overwritten.
+def _multiply_bytes(found: Lanes, slopes: Numbers, starts: npt.NDArray[Any], codes: Bytes) -> None:
+    """Write slope * code + start of (16, 2, n) lanes, which are overwritten; 16 bits or 8 for each start.
+
+    All results are bytes, so two of them are one number of 16 bits: what a product takes from the upper one, its
+    start gives back.
+    """
+    fields = found.view(np.uint16)
+    fields *= _in_each_field(slopes)
+    fields += (starts.reshape(16, 1, -1) * ONES).view(np.uint16)
+    codes.view(np.uint64)[...] = found.reshape(32, -1).T
+
+
+def _multiply(found: Lanes, slopes: Numbers, codes: Bytes) -> None:
+    """Write slope * (code - 32) / 256 + 128 of (16, 2, n) lanes, which are overwritten; (16, n) numbers.
 
     By numbers of 16 bits, two codes in each: what a product overflows by, its sum gets back.
     """
+    by_four = _in_each_field(slopes)
+    starts = np.uint16(32768 + _HALF) - by_four * np.uint16(32)
     upper = found.view(np.uint16)
     lower = upper & np.uint16(0xFF)
     upper >>= np.uint16(8)
     for fields in (lower, upper):
-        fields *= slopes
+        fields *= by_four
         fields += starts
     lower >>= np.uint16(8)
     upper &= np.uint16(0xFF00)
@@ -113,14 +121,11 @@ def _multiply(
     codes.view(np.uint64)[...] = found.reshape(32, -1).T
 
 
-def _in_each_field(numbers: Floats) -> npt.NDArray[np.uint16]:
-    """(8, 2, n) numbers, rounded and modulo 65536, as (16, 1, 4 * n): four times each."""
-    rounded = (numbers + _WHOLE).view(np.uint32).astype(np.uint16)
-    return (rounded * _FIELDS).view(np.uint16).reshape(16, 1, -1)
+def _rounded(numbers: Floats) -> Numbers:
+    """Modulo 65536."""
+    return (numbers + _WHOLE).view(np.uint32).astype(np.uint16)
 
 
-def _below_in_bfloat16(values: Floats) -> Floats:
-    """The next number down that bfloat16 has."""
-    bits = values.view(np.int32)
-    # Cut off, negative numbers become larger: they are moved down by almost a step before.
-    return ((bits + ((bits >> 31) & 0xFFFF)) & ~0xFFFF).view(np.float32)
+def _in_each_field(numbers: Numbers) -> Numbers:
+    """(16, n) or (8, 2, n) numbers as (16, 1, 4 * n): four times each."""
+    return (numbers.reshape(16, 1, -1) * _FIELDS).view(np.uint16)

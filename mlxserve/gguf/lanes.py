@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
+Halves = npt.NDArray[np.float16]
 Lanes = npt.NDArray[np.uint64]
 
 NIBBLES = np.uint64(0x0F0F0F0F0F0F0F0F)
@@ -46,7 +47,11 @@ def shifted(values: Lanes, places: int, mask: int, out: Lanes | None = None) -> 
 
     The mask must leave out what comes from a neighbouring byte.
     """
+    bits = np.uint64(mask) * ONES
+    if not places:
+        kept: Lanes = np.bitwise_and(values, bits, out=out)
+        return kept
     shift = np.left_shift if places > 0 else np.right_shift
     moved: Lanes = shift(values, np.uint64(abs(places)), out=out)
-    moved &= np.uint64(mask) * ONES
+    moved &= bits
     return moved

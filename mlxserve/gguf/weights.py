@@ -1,8 +1,7 @@
 """Loads a GGUF file's tensors as an mlx-lm model: named, repacked and put in mlx-lm's order.
 
 Tensors are read and repacked in pieces, by several threads, straight into mlx's memory, so that little more
-is used at any time than what is kept. mlx clears memory before it can be written to, which takes half as long as
-repacking, so it clears the next tensor's in the meantime.
+is used at any time than what is kept. The threads begin with the next tensor while one is put in order.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -27,12 +26,14 @@ from mlxserve.gguf.config import architecture, family
 from mlxserve.gguf.families import COMMON_MODULES, Family
 from mlxserve.gguf.lanes import Bytes
 from mlxserve.gguf.latents import computed, other_form
+from mlxserve.gguf.memory import unwritten
 from mlxserve.gguf.reader import Header, TensorInfo, block_size
+from mlxserve.gguf.scales import write_scales
 
-# Values repacked at a time, or bytes moved: less costs calls, more costs caches. Not a power of two, with which
-# all rows of lanes would begin in the same places of a cache.
-_PIECE = 1_000_000
-_LARGE_PIECE = 1 << 24  # bytes that are only read
+# Values repacked at a time: less costs calls, each of which may wait for the interpreter, more costs caches. Not a
+# power of two, with which all rows of lanes would begin in the same places of a cache.
+_PIECE = 2_000_000
+_LARGE_PIECE = 1 << 22  # bytes that are only read
 _KEPT_BY_MALLOC = 1 << 24  # bytes, more than a piece's arrays have together
 _PLAIN = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 _IN_THE_CONFIGURATION = frozenset(
@@ -69,7 +70,8 @@ def load_gguf(header: Header, config: Mapping[str, Any], *, is_metal: bool) -> n
     model: nn.Module = model_class(args_class.from_dict(dict(config)))
     quantised: dict[str, dict[str, Any]] = {}
     weights: Arrays = {}
-    for slot, tensor, memory in _with_memory(_matched(model, header, config)):
+    scale_dtype = mx.float16 if dtype == mx.float16 else mx.float32
+    for slot, tensor, packing in _begun(_matched(model, header, config), scale_dtype):
         module, _, leaf = slot.path.rpartition(".")
         if isinstance(tensor, str):
             sources = other_form(tensor, header.tensors)
@@ -77,9 +79,10 @@ def load_gguf(header: Header, config: Mapping[str, Any], *, is_metal: bool) -> n
             weights[slot.path] = computed(tensor, plain, config).astype(dtype)
             mx.eval(weights[slot.path])
             continue
-        offset = one.norm_offset if "norm" in module else 0.0
-        arrays = _read(tensor, slot, leaf, offset, memory)
-        if "scales" in arrays:
+        if packing is None:
+            arrays = {leaf: _plain(tensor, slot, one.norm_offset if "norm" in module else 0.0)}
+        else:
+            arrays = packing.result()
             how = REPACKINGS[tensor.kind]
             quantised[module] = {"group_size": GROUP_SIZE, "bits": how.bits, "mode": how.mode}
         heads = _ROTATED.get(tensor.name.split(".")[-2])
@@ -87,8 +90,7 @@ def load_gguf(header: Header, config: Mapping[str, Any], *, is_metal: bool) -> n
             for array in arrays.values():
                 _swap_pairs(array, config[heads])
         arrays = {f"{module}.{name}": _converted(one, dtype) for name, one in arrays.items()}
-        # Scales are converted while the next tensor is repacked. A whole tensor must be gone before that.
-        (mx.async_eval if memory else mx.eval)(*arrays.values())
+        mx.eval(*arrays.values())
         weights |= arrays
     mx.eval(list(weights.values()))
     if hasattr(model, "sanitize"):
@@ -169,52 +171,47 @@ def _own_name(path: str, one: Family) -> str | None:
     return None
 
 
-def _with_memory(
-    matched: Iterable[tuple[_Slot, TensorInfo | str]],
-) -> Iterator[tuple[_Slot, TensorInfo | str, tuple[mx.array, ...]]]:
-    """Each with the arrays to repack it into, if it is; mlx clears those of the next one at the same time."""
+@dataclass(frozen=True, slots=True)
+class _Packing:
+    """A tensor that threads repack.
+
+    arrays  by the names that they have in an mlx module
+    """
+
+    arrays: Arrays
+    pieces: list[Future[None]]
+
+    def result(self) -> Arrays:
+        """When all pieces are repacked. Raises OSError."""
+        for piece in self.pieces:
+            piece.result()
+        return self.arrays
+
+
+def _begun(
+    matched: Iterable[tuple[_Slot, TensorInfo | str]], scale_dtype: mx.Dtype
+) -> Iterator[tuple[_Slot, TensorInfo | str, _Packing | None]]:
+    """Each with its repacking, if it is repacked; that of the next one has begun then as well."""
     before = None
     for slot, tensor in matched:
-        memory: tuple[mx.array, ...] = ()
-        if isinstance(tensor, TensorInfo) and _is_packed(tensor, slot):
-            memory = _memory(tensor)
-            mx.async_eval(*memory)  # type: ignore[no-untyped-call]
+        packing = None
+        if isinstance(tensor, TensorInfo) and slot.can_pack and tensor.kind in REPACKINGS:
+            packing = _begin(tensor, scale_dtype)
         if before is not None:
             yield before
-        before = slot, tensor, memory
+        before = slot, tensor, packing
     if before is not None:
         yield before
 
 
-def _is_packed(tensor: TensorInfo, slot: _Slot) -> bool:
-    return slot.can_pack and tensor.kind in REPACKINGS
-
-
-def _memory(tensor: TensorInfo) -> tuple[mx.array, ...]:
-    """The arrays to repack a tensor into: codes, scales, biases."""
-    how = REPACKINGS[tensor.kind]
-    *rows, width = tensor.shape
-    is_affine = how.mode == "affine"
-    kind = mx.float32 if is_affine else mx.uint8
-    return (
-        mx.empty((*rows, width * how.bits // 32), mx.uint32),
-        *(mx.empty((*rows, width // GROUP_SIZE), kind) for _ in range(1 + is_affine)),
-    )
-
-
-def _read(
-    tensor: TensorInfo, slot: _Slot, leaf: str, offset: float, memory: tuple[mx.array, ...]
-) -> Arrays:
-    """The tensor's arrays by the names that they have in an mlx module. Raises UnsupportedModel."""
-    if _is_packed(tensor, slot):
-        arrays = repacked(tensor, memory)
-        return {leaf if name == "weight" else name: one for name, one in arrays.items()}
+def _plain(tensor: TensorInfo, slot: _Slot, offset: float) -> mx.array:
+    """The values of a parameter. Raises UnsupportedModel."""
     array = dense(tensor)
     if offset:
         array = array.astype(mx.float32) - offset
     if array.size == np.prod(slot.shape):  # axes of one, which llama.cpp leaves out
         array = array.reshape(slot.shape)
-    return {leaf: array}
+    return array
 
 
 def dense(tensor: TensorInfo) -> mx.array:
@@ -227,7 +224,7 @@ def dense(tensor: TensorInfo) -> mx.array:
             "formats. Take a file of another quantisation, such as Q4_K_M or Q8_0."
         )
     how = REPACKINGS[tensor.kind]
-    arrays = repacked(tensor, _memory(tensor))
+    arrays = _begin(tensor, mx.float32).result()
     return mx.dequantize(
         arrays["weight"],
         arrays["scales"],
@@ -240,21 +237,29 @@ def dense(tensor: TensorInfo) -> mx.array:
 
 def _raw(tensor: TensorInfo) -> mx.array:
     """The tensor's bytes."""
-    found = mx.empty((tensor.nbytes,), mx.uint8)
+    found = unwritten((tensor.nbytes,), mx.uint8)
     memory = view(found)
 
     def read(start: int) -> None:
         _read_into(tensor, start, memory[start : start + _LARGE_PIECE])
 
-    _for_each(read, range(0, tensor.nbytes, _LARGE_PIECE))
+    for piece in _submitted(read, range(0, tensor.nbytes, _LARGE_PIECE)):
+        piece.result()
     return found
 
 
-def repacked(tensor: TensorInfo, memory: tuple[mx.array, ...]) -> Arrays:
-    """The codes, scales and biases of all rows, in `memory`; scales in float32."""
+def _begin(tensor: TensorInfo, scale_dtype: mx.Dtype) -> _Packing:
+    """Begin to repack all rows of a tensor."""
     how = REPACKINGS[tensor.kind]
     num_values, num_bytes = block_size(tensor.kind)
     num_blocks = tensor.nbytes // num_bytes
+    *rows, width = tensor.shape
+    is_affine = how.mode == "affine"
+    kinds = [scale_dtype, scale_dtype] if is_affine else [mx.uint8]
+    memory = (
+        unwritten((*rows, width * how.bits // 32), mx.uint32),
+        *(unwritten((*rows, width // GROUP_SIZE), kind) for kind in kinds),
+    )
     # numpy writes into mlx's memory.
     codes, *columns = (view(one).reshape(num_blocks, -1) for one in memory)
     codes = codes.view(np.uint8)
@@ -264,11 +269,11 @@ def repacked(tensor: TensorInfo, memory: tuple[mx.array, ...]) -> Arrays:
         piece = slice(start, min(start + step, num_blocks))
         raw = np.empty((piece.stop - start, num_bytes), np.uint8)
         _read_into(tensor, start * num_bytes, raw.reshape(-1))
-        for column, found in zip(columns, how.repack(raw, codes[piece]), strict=False):
-            column[piece] = found
+        found = how.repack(raw, codes[piece])
+        write_scales(found, how.zero, *(column[piece] for column in columns))
 
-    _for_each(repack, range(0, num_blocks, step))
-    return dict(zip(("weight", "scales", "biases"), memory, strict=False))
+    names = dict(zip(("weight", "scales", "biases"), memory, strict=False))
+    return _Packing(names, _submitted(repack, range(0, num_blocks, step)))
 
 
 def _read_into(tensor: TensorInfo, start: int, memory: Bytes) -> None:
@@ -279,10 +284,9 @@ def _read_into(tensor: TensorInfo, start: int, memory: Bytes) -> None:
             raise OSError(f"{tensor.file.name} has become shorter while it was read")
 
 
-def _for_each(work: Callable[[int], None], starts: Iterable[int]) -> None:
-    """By several threads: numpy computes, and files are read, without holding the interpreter."""
-    for _ in _threads().map(work, starts):
-        pass
+def _submitted(work: Callable[[int], None], starts: Iterable[int]) -> list[Future[None]]:
+    """For several threads: numpy computes, and files are read, without holding the interpreter."""
+    return [_threads().submit(work, start) for start in starts]
 
 
 @cache
@@ -300,10 +304,5 @@ def _swap_pairs(array: mx.array, num_heads: int) -> None:
     mlx-lm rotates halves, llama.cpp neighbours.
     """
     heads = view(array.view(mx.uint8)).reshape(num_heads, -1, 2, array.nbytes // array.shape[0])
-    step = max(1, _PIECE // heads[0].nbytes)
-
-    def swap(start: int) -> None:
-        piece = heads[start : start + step]
-        piece[:] = piece.swapaxes(1, 2).copy().reshape(piece.shape)
-
-    _for_each(swap, range(0, num_heads, step))
+    for head in heads:
+        head[:] = head.swapaxes(0, 1).copy().reshape(head.shape)

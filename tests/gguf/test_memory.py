@@ -8,8 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
+from metal_kernels.reading import view
+from mlxserve.gguf.memory import unwritten
 from tests.gguf.random_files import write_llama
 
 CHILD = """
@@ -56,3 +59,11 @@ def test_the_peak_is_the_weights_and_a_few_pieces(tmp_path: Path, kind: str) -> 
     assert weights > 36 << 20
     # A copy of all weights would take as much again; the largest tensor has up to 11.5 MB.
     assert grown < weights + (24 << 20)
+
+
+@pytest.mark.parametrize("dtype", [mx.uint8, mx.uint32, mx.float16, mx.float32], ids=str)
+def test_an_unwritten_array_holds_what_numpy_writes(dtype: mx.Dtype) -> None:
+    array = unwritten((3, 5, 1000), dtype)
+    assert (array.shape, array.dtype) == ((3, 5, 1000), dtype)
+    view(array)[:] = 7
+    assert mx.array_equal(array, mx.full((3, 5, 1000), 7, dtype))

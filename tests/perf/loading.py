@@ -18,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from mlxserve import machine
 from mlxserve.bench.report import Figure, Report
@@ -32,7 +33,9 @@ WIDTH, INNER = 2048, 8192  # of Llama 3.2 1B; narrow tensors are one piece each,
 _VALUES = 4 * WIDTH * WIDTH + 3 * WIDTH * INNER  # of a layer
 _GB = 1e9
 
-Seconds = tuple[float, float]  # wall, of all CPUs
+Load = tuple[
+    float, float, float
+]  # seconds for each GB, wall and of all CPUs, and GB that they become
 
 
 def bench_loading(
@@ -48,7 +51,7 @@ def bench_loading(
                 ),
                 write_folder(Path(folder, "mlx"), _num_layers("F16", megabytes)),
             )
-            found: dict[Path, list[Seconds]] = {place: [] for place in places}
+            found: dict[Path, list[Load]] = {place: [] for place in places}
             for number in range(1, rounds + 1):
                 progress(f"{kind}: round {number} of {rounds}")
                 for place in places:
@@ -57,7 +60,7 @@ def bench_loading(
     return Report("loading", {"megabytes": megabytes, "rounds": rounds}, tuple(figures))
 
 
-def seconds_for_a_gb(place: Path) -> Seconds:
+def seconds_for_a_gb(place: Path) -> Load:
     """Load a GGUF file or a folder in this process."""
     machine.import_mlx_lm()
     from mlx_lm.utils import load_model
@@ -68,22 +71,23 @@ def seconds_for_a_gb(place: Path) -> Seconds:
         import_module(module)
     wall, of_cpus = time.perf_counter(), time.process_time()
     if place.is_dir():
-        load_model(place, lazy=False)
+        model, _ = load_model(place, lazy=False)
     else:
         header = read_header(place)
-        load_gguf(header, model_config(header), is_metal=True)
+        model = load_gguf(header, model_config(header), is_metal=True)
     share = _GB / file.stat().st_size
-    return share * (time.perf_counter() - wall), share * (time.process_time() - of_cpus)
+    seconds = share * (time.perf_counter() - wall), share * (time.process_time() - of_cpus)
+    return *seconds, share * sum(one.nbytes for _, one in tree_flatten(model.parameters())) / _GB
 
 
-def _in_a_process(place: Path) -> Seconds:
+def _in_a_process(place: Path) -> Load:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         return process.submit(seconds_for_a_gb, place).result()
 
 
-def _fastest(rounds: list[Seconds]) -> Seconds:
-    walls, of_cpus = zip(*rounds, strict=True)
-    return min(walls), min(of_cpus)
+def _fastest(rounds: list[Load]) -> Load:
+    walls, of_cpus, sizes = zip(*rounds, strict=True)
+    return min(walls), min(of_cpus), sizes[0]
 
 
 def write_folder(folder: Path, num_layers: int) -> Path:
@@ -122,13 +126,15 @@ def _num_layers(kind: str, megabytes: int) -> int:
     return max(1, round(megabytes * 1e6 / (_VALUES / num_values * nbytes)))
 
 
-def _figures(kind: str, gguf: Seconds, folder: Seconds) -> list[Figure]:
+def _figures(kind: str, gguf: Load, folder: Load) -> list[Figure]:
     return [
         *(
             Figure(kind, "s/GB", (seconds,), f"{who}, {clock}")
-            for who, pair in (("GGUF", gguf), ("safetensors", folder))
-            for clock, seconds in zip(("wall", "CPU"), pair, strict=True)
+            for who, load in (("GGUF", gguf), ("safetensors", folder))
+            for clock, seconds in zip(("wall", "CPU"), load[:2], strict=True)
         ),
+        Figure(kind, "GB", (gguf[2],), "in memory for each GB"),
         Figure(kind, "", (gguf[0] / folder[0],), "ratio, wall"),
+        Figure(kind, "", (gguf[0] / gguf[2] / folder[0],), "ratio for each GB in memory, wall"),
         Figure(kind, "", (gguf[1] / folder[1],), "ratio, CPU"),
     ]
