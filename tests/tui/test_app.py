@@ -87,16 +87,6 @@ async def test_enter_sends_and_other_keys_start_a_new_line(t: Terminal, server: 
     assert t.composer.text == ""
 
 
-async def test_enter_sends_also_when_the_list_of_commands_empties_at_that_moment(
-    t: Terminal, server: FakeServer
-) -> None:
-    await t.type("/mod")
-    await t.until_shown("/model [NAME]")
-    t.composer.write("no command")  # as a paste, whose effect on the list comes later
-    await t.press("enter")
-    await t.until(lambda: len(server.requests) == 1)
-
-
 async def test_esc_stops_the_answer_and_keeps_its_text(
     terminal: Open, server: FakeServer, home: Home, patience: float
 ) -> None:
@@ -455,11 +445,6 @@ async def test_an_answer_in_a_chat_deleted_elsewhere_continues_with_a_notice(
     await t.until_shown("half whole")
 
 
-async def test_a_slash_alone_is_a_message(t: Terminal) -> None:
-    await t.ask("/ ")
-    await t.until_shown("Yes.")
-
-
 async def test_the_arrow_keys_recall_earlier_questions(t: Terminal) -> None:
     await t.talk("one", "two")
     await t.type("draft")
@@ -494,9 +479,8 @@ async def test_an_unknown_command_is_not_sent(t: Terminal, server: FakeServer) -
     assert server.requests == []
 
 
-async def test_a_path_is_a_message(t: Terminal) -> None:
-    await t.ask("/etc/hosts is what?")
-    await t.until_shown("Yes.")
+async def test_a_slash_alone_and_a_path_are_messages(t: Terminal) -> None:
+    await t.talk("/ ", "/etc/hosts is what?")
 
 
 async def test_the_theme_is_remembered(terminal: Open, home: Home) -> None:
