@@ -32,4 +32,4 @@ class _OnlyHeader(BytesIO):
     """An npy file of which what follows the header is left as it is in memory."""
 
     def readinto(self, buffer: Any, /) -> int:
-        return super().readinto(buffer) or memoryview(buffer).nbytes
+        return super().readinto(buffer) or len(buffer)  # of bytes

@@ -51,6 +51,8 @@ class PanelPlacement:
         app = self._app
         if isinstance(app.screen, EngineScreen):
             app.pop_screen()
+            # The strip was removed from it just before another screen was shown, which left its room.
+            app.screen.query_one("#bottom").refresh(layout=True)
         elif self._beside:
             is_strip = self._beside.first().has_class(STRIP)
             await self._beside.remove()

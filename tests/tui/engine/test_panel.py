@@ -172,6 +172,7 @@ async def test_in_a_narrow_window_a_strip_leaves_the_chat_in_sight(
         await t.until_shown("Last answer")
         await t.press("f4")
         await t.until(lambda: not t.app.screen.query(EnginePanel))
+        await t.until(lambda: t.composer.region.bottom == 23)  # just above the status line
 
 
 @asynccontextmanager
