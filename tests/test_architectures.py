@@ -15,6 +15,7 @@ import pytest
 from mlxserve import LLM, SamplingParams
 from tests.conftest import STATEFUL, UNUSUAL, each_of
 from tests.test_equality import GREEDY, NUM_TOKENS, dense_tokens, prompts_of, tokens
+from tests.together import begun_together
 
 PAGE_SIZE = 16
 PROMPTS = prompts_of(vocabulary=500)[::2]  # half of them share 70 tokens
@@ -76,7 +77,8 @@ def test_in_every_other_setting(
 ) -> None:
     with serve(model_folder(kind), **options) as llm:
         for _ in range(2):
-            assert tokens(llm, PROMPTS) == expected
+            with begun_together(len(PROMPTS)):
+                assert tokens(llm, PROMPTS) == expected
         stats = llm.stats()
         assert (stats.scheduler.num_preemptions > 0) == ("num_pages" in options)
         if "num_state_slots" in options and kind in STATEFUL:

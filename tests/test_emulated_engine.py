@@ -36,6 +36,7 @@ from mlxserve import LLM, SamplingParams
 from mlxserve.model import attention
 from tests.emulated import emulated_factory
 from tests.test_equality import dense_tokens, prompts_of, tokens
+from tests.together import begun_together
 
 GREEDY = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
 LONG = replace(GREEDY, max_tokens=70)
@@ -101,8 +102,8 @@ def answers() -> dict[str, Tokens]:
         assert llm.stats().engine.num_steps > len(QUESTIONS) + GREEDY.max_tokens
         found["each twice"] = list(forks(llm, QUESTIONS))
     with LLM(num_pages=9, max_model_len=112, **OPTIONS) as llm:
-        # So long that two of them do not fit: they begin one after the other on a busy machine.
-        found["with a preemption"] = list(conversations(llm, QUESTIONS, LONG))
+        with begun_together(len(QUESTIONS)):
+            found["with a preemption"] = list(conversations(llm, QUESTIONS, LONG))
         assert llm.stats().scheduler.num_preemptions > 0
     return found
 
@@ -182,6 +183,7 @@ def test_states_latents_and_shared_keys_beside_emulated_kernels(
     options = {"max_num_batched_tokens": 40, "max_num_seqs": 4, "num_pages": 11, **OPTIONS}
     with LLM(str(folder), **options) as llm:
         for _ in range(2):  # the second from the cache
-            assert tokens(llm, prompts) == expected
+            with begun_together(len(prompts)):
+                assert tokens(llm, prompts) == expected
         assert llm.stats().scheduler.num_preemptions > 0
     assert factory.dispatches

@@ -40,6 +40,7 @@ from tests.model.small_vision import (
 )
 from tests.model.test_image_probe import write_in_16_bits
 from tests.test_emulated_engine import give
+from tests.together import begun_together
 
 _MARKS: dict[str, Any] = {
     "qwen3_vl": (),
@@ -203,7 +204,8 @@ def test_images_in_chunks_preempted_and_beside_drafts(model: Model, serve: Serve
         page_aligned_scheduling=False,
         speculative_tokens=3,
     )
-    agree(model, llm, list(QUESTIONS.values()))
+    with begun_together(len(QUESTIONS)):
+        agree(model, llm, list(QUESTIONS.values()))
     assert llm.stats().scheduler.num_preemptions > 0
     agree(model, llm, [QUESTIONS["two images"]])
 

@@ -18,6 +18,7 @@ from mlxserve import LLM, InvalidConfig, SamplingParams
 from mlxserve.model import attention
 from tests.emulated import emulated_backend
 from tests.test_equality import prompts_of, tokens
+from tests.together import begun_together
 
 GREEDY = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
 OPTIONS: Any = {"kv_cache_dtype": "q8", "page_size": 16, "disable_log_stats": True}
@@ -81,7 +82,8 @@ def test_no_configuration_changes_a_token(
         assert tokens(llm, prompts) == expected, "after the cache was resized"
     with LLM(folder, num_pages=400, max_num_batched_tokens=16, max_num_seqs=16, **OPTIONS) as llm:
         assert tokens(llm, prompts) == expected, "in chunks of one page"
-    with LLM(folder, num_pages=14, num_state_slots=40, **OPTIONS) as llm:
+    small = {"num_pages": 14, "num_state_slots": 40}
+    with LLM(folder, **small, **OPTIONS) as llm, begun_together(len(prompts)):
         assert tokens(llm, prompts) == expected, "in a pool far too small"
         assert llm.stats().scheduler.num_preemptions > 0
 

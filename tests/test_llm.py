@@ -35,6 +35,7 @@ from mlxserve.api.metrics import Metrics, metrics_page
 from mlxserve.engine.async_engine import AsyncEngine
 from mlxserve.engine.output_stream import OutputStream
 from mlxserve.request import Request
+from tests.together import begun_together
 
 OPTIONS: Any = {"temperature": 1.5, "max_tokens": 12, "ignore_eos": True}
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
@@ -217,7 +218,8 @@ def test_three_times_more_demand_than_pages_is_served_in_both_modes(
     options = {**SMALL, "disable_log_stats": False, "log_stats_interval": 1e-6}
     caplog.set_level("INFO", "mlxserve.engine")
     with LLM(folder, preemption_mode=mode, disk_cache_dir=str(tmp_path), **options) as tight:
-        outputs = tight.generate(CROWD, LONG, use_tqdm=False)
+        with begun_together(len(CROWD)):
+            outputs = tight.generate(CROWD, LONG, use_tqdm=False)
         tight.check()
         stats = tight.stats()
         page = bytes(metrics_page([Metrics(tight.model_name, tight.stats)]).body).decode()

@@ -28,6 +28,7 @@ from mlxserve.model import attention
 from mlxserve.request import CacheMiss
 from tests.emulated import emulated_backend
 from tests.test_equality import GREEDY, dense_tokens, tokens
+from tests.together import begun_together
 
 KINDS = ("gemma3_text", "gpt_oss")
 OPTIONS: dict[str, Any] = {"num_pages": 400, "disable_log_stats": True}
@@ -259,7 +260,8 @@ def test_preempted_answers_are_read_from_disk(
     with LLM(
         folder, page_size=16, num_window_pages=16, disk_cache_dir=str(tmp_path / "swap"), **options
     ) as llm:
-        found = [one.token_ids for one in llm.generate(prompts, params, use_tqdm=False)]
+        with begun_together(len(prompts)):
+            found = [one.token_ids for one in llm.generate(prompts, params, use_tqdm=False)]
         assert found == expected
         stats = llm.stats().scheduler
         assert stats.num_preemptions > 0

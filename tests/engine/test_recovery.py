@@ -31,6 +31,7 @@ from mlxserve.scheduler.fairness import FairShare
 from mlxserve.scheduler.scheduler import Scheduler
 from tests.device_errors import broken
 from tests.reliability.faults import Fault, Point
+from tests.together import begun_together
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 PROMPT = [7, 8, 9, 10] * 12
@@ -251,7 +252,8 @@ def test_a_preempted_answer_survives_with_the_tokens_it_has(interval: int) -> No
         prompts = [[20 + number, *PROMPT[:30]] for number in range(3)]
         wanted = [await tokens(chat, prompt, params) for prompt in prompts]
         for at in range(20, 110, interval):
-            with Fault(Point(ModelRunner, "launch"), planted, at).planted():
+            fault = Fault(Point(ModelRunner, "launch"), planted, at)
+            with fault.planted(), begun_together(len(prompts)):
                 answers = await asyncio.gather(
                     *(tokens(chat, prompt, params) for prompt in prompts), return_exceptions=True
                 )
