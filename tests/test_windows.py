@@ -112,7 +112,7 @@ def test_greedy_tokens_are_the_dense_ones_in_every_configuration(
 
 def test_a_long_answer_holds_no_more_than_its_window(in_window: Callable[..., str]) -> None:
     folder = in_window("gpt_oss", 24)
-    params = replace(GREEDY, max_tokens=150)
+    params = replace(GREEDY, max_tokens=90)
     prompts = [[1, 2, 3], [4, 5, 6, 7]]
     with LLM(folder, page_size=16, num_window_pages=0, **OPTIONS) as llm:
         expected = [one.token_ids for one in llm.generate(prompts, params, use_tqdm=False)]
