@@ -266,10 +266,10 @@ def test_an_adapter_of_layers_that_the_model_lacks_is_refused(
         LLM(tuned.base, adapters={"a": adapter}, **OPTIONS)
 
 
-@pytest.mark.parametrize("given", [("a",), ("=b",), ("a=",), ("a:b=c",), ("a=b", "a=c")])
-def test_adapters_are_given_by_name_and_folder(given: tuple[str, ...]) -> None:
-    with pytest.raises(InvalidConfig, match="adapter"):
-        LLM(adapter=given)
+def test_adapters_are_given_by_name_and_folder() -> None:
+    for given in [("a",), ("=b",), ("a=",), ("a:b=c",), ("a=b", "a=c")]:
+        with pytest.raises(InvalidConfig, match="adapter"):
+            LLM(adapter=given)
 
 
 def test_ranks_have_no_adapters() -> None:

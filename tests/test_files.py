@@ -108,10 +108,10 @@ def test_numbers_of_our_files_are_read() -> None:
     assert own_json(b'{"a": -12, "b": 1700000000.25}') == {"a": -12, "b": 1700000000.25}
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"1", b"\xff", b"{", b"\xef\xbb\xbf{}"])
-def test_what_is_not_an_object_is_not_ours(content: bytes) -> None:
-    with pytest.raises(ValueError):
-        own_json(content)
+def test_what_is_not_an_object_is_not_ours() -> None:
+    for content in [b"", b"[]", b"1", b"\xff", b"{", b"\xef\xbb\xbf{}"]:
+        with pytest.raises(ValueError):
+            own_json(content)
 
 
 # ---- a model's folder

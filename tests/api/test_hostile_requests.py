@@ -272,13 +272,13 @@ def test_the_cache_of_compiled_schemas_is_bounded(count: int) -> None:
 # Markup of tools and control tokens.
 
 
-@pytest.mark.parametrize("name", ["<|im_end|>", "a b", "x\n", "</tool_call>", "", "a" * 200])
-def test_markup_in_a_tools_name_is_refused(client: TestClient, name: str) -> None:
-    function = {"name": name, "parameters": {"type": "object"}}
-    fields = {"tools": [{"type": "function", "function": function}]}
-    assert client.post(CHAT, json={**BODIES[CHAT], **fields}).status_code == 400
-    fields = {"tools": [{"name": name, "input_schema": {"type": "object"}}]}
-    assert client.post(MESSAGES, json={**BODIES[MESSAGES], **fields}).status_code == 400
+def test_markup_in_a_tools_name_is_refused(client: TestClient) -> None:
+    for name in ["<|im_end|>", "a b", "x\n", "</tool_call>", "", "a" * 200]:
+        function = {"name": name, "parameters": {"type": "object"}}
+        fields = {"tools": [{"type": "function", "function": function}]}
+        assert client.post(CHAT, json={**BODIES[CHAT], **fields}).status_code == 400, name
+        fields = {"tools": [{"name": name, "input_schema": {"type": "object"}}]}
+        assert client.post(MESSAGES, json={**BODIES[MESSAGES], **fields}).status_code == 400, name
 
 
 @pytest.mark.parametrize(

@@ -74,22 +74,17 @@ def test_loading_says_how_long_a_model_stays(client: TestClient) -> None:
     assert card["unloads_in_seconds"] is None
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "code"),
-    [
+def test_what_cannot_be_done_is_refused_with_a_reason(client: TestClient) -> None:
+    for path, body, status, code in [
         (LOAD, {"model": "other"}, 404, "model_not_found"),
         (UNLOAD, {"model": "other"}, 404, "model_not_found"),
         (LOAD, {}, 400, "missing_required_parameter"),
         (LOAD, {"model": "first", "keep_alive": "soon"}, 400, "invalid_value"),
         (LOAD, {"model": "broken"}, 503, "out_of_memory"),
         (UNLOAD, {"model": "first", "force": "yes"}, 400, "invalid_value"),
-    ],
-)
-def test_what_cannot_be_done_is_refused_with_a_reason(
-    client: TestClient, path: str, body: dict[str, Any], status: int, code: str
-) -> None:
-    reply = client.post(path, json=body)
-    assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
+    ]:
+        reply = client.post(path, json=body)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (status, code), path
 
 
 def test_a_model_that_answers_is_unloaded_by_force_only(

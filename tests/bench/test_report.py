@@ -19,11 +19,9 @@ def shown(report: Report) -> str:
     return console.export_text()
 
 
-@pytest.mark.parametrize(
-    ("share", "value"), [(0.0, 1.0), (0.2, 1.0), (0.5, 3.0), (0.95, 5.0), (1.0, 5.0)]
-)
-def test_a_quantile_is_one_of_the_values(share: float, value: float) -> None:
-    assert quantile([5.0, 1.0, 4.0, 2.0, 3.0], share) == value
+def test_a_quantile_is_one_of_the_values() -> None:
+    for share, value in [(0.0, 1.0), (0.2, 1.0), (0.5, 3.0), (0.95, 5.0), (1.0, 5.0)]:
+        assert quantile([5.0, 1.0, 4.0, 2.0, 3.0], share) == value, share
 
 
 def test_a_quantile_of_nothing_is_not_a_number() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -240,26 +239,23 @@ def lower_hot_after(pool: PagePool) -> None:
     pool.hot_after = 1
 
 
-@pytest.mark.parametrize(
-    ("mistake", "message"),
-    [
+def test_the_audit_names_what_is_wrong() -> None:
+    for mistake, message in [
         (lambda pool: pool.share([0]), "page 0 is in 1 page tables, but counts 2"),
         (lambda pool: take(pool, 1), "is in 0 page tables, but counts 1"),
         (lambda pool: pool.release([0]), "page 0 is in 1 page tables, but counts 0"),
         (publish_under_a_wrong_hash, "wrong hash"),
         (lower_hot_after, "a hot page is filed as normal"),
-    ],
-)
-def test_the_audit_names_what_is_wrong(mistake: Callable[[PagePool], None], message: str) -> None:
-    pool = PagePool(8, PAGE_SIZE)
-    held = take(pool, 3)
-    publish(pool, held, 1, 2, 3)
-    pool.retain(found := cache(pool, 4))
-    pool.release(found)
-    pool.check([held])
-    mistake(pool)
-    with pytest.raises(AssertionError, match=message):
+    ]:
+        pool = PagePool(8, PAGE_SIZE)
+        held = take(pool, 3)
+        publish(pool, held, 1, 2, 3)
+        pool.retain(found := cache(pool, 4))
+        pool.release(found)
         pool.check([held])
+        mistake(pool)
+        with pytest.raises(AssertionError, match=message):
+            pool.check([held])
 
 
 class PoolMachine(RuleBasedStateMachine):

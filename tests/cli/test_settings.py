@@ -101,21 +101,16 @@ def test_a_mistake_in_the_file_names_the_file_and_the_option(
         build_all()
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "words"),
-    [
+def test_a_mistake_in_the_environment_names_the_variable() -> None:
+    for variable, value, words in [
         ("MLXSERVE_MAX_NUM_SEQ", "3", "MLXSERVE_MAX_NUM_SEQ .*max_num_seqs"),
         ("MLXSERVE_SEED", "x", r"seed must be a whole number.* got 'x' \(set by MLXSERVE_SEED\)"),
         ("MLXSERVE_DISABLE_LOG_STATS", "maybe", "must be true or false"),
         ("MLXSERVE_DISK_CACHE_SIZE", "much", "must be a number"),
         ("MLXSERVE_PAGE_SIZE", "7", r"page_size must be one of .*set by MLXSERVE_PAGE_SIZE"),
-    ],
-)
-def test_a_mistake_in_the_environment_names_the_variable(
-    variable: str, value: str, words: str
-) -> None:
-    with pytest.raises(InvalidConfig, match=words):
-        read(environment={variable: value}).build(EngineConfig)
+    ]:
+        with pytest.raises(InvalidConfig, match=words):
+            read(environment={variable: value}).build(EngineConfig)
 
 
 def test_a_rule_about_two_options_names_where_the_one_to_change_was_set(home: Path) -> None:

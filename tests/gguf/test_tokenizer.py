@@ -110,23 +110,18 @@ def test_special_tokens_are_named_in_the_configuration() -> None:
     assert "chat_template" not in config
 
 
-@pytest.mark.parametrize(
-    ("tokens", "named", "expected"),
-    [
+def test_all_tokens_that_end_an_answer_are_found() -> None:
+    for tokens, named, expected in [
         (["<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"], {"eos": 1}, [1, 0, 2]),
         (["<|im_start|>", "<|im_end|>", "<|endoftext|>"], {"eos": 1}, [1, 2]),
         (["<|return|>", "<|end|>", "<|call|>"], {"eos": 0}, [0, 2]),
         (["<|user|>", "<|assistant|>", "<|end|>"], {"eos": 2}, [2]),
         (["[gMASK]", "<|user|>", "<|endoftext|>"], {"eos": 2, "eot": 1}, [2, 1]),
         (["a", "b", "c"], {"eos": 77}, []),
-    ],
-)
-def test_all_tokens_that_end_an_answer_are_found(
-    tokens: list[str], named: dict[str, int], expected: list[int]
-) -> None:
-    metadata = {
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3, 3, 3],
-        **{f"tokenizer.ggml.{name}_token_id": number for name, number in named.items()},
-    }
-    assert end_tokens(Header(metadata, {}, "")) == expected
+    ]:
+        metadata = {
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": [3, 3, 3],
+            **{f"tokenizer.ggml.{name}_token_id": number for name, number in named.items()},
+        }
+        assert end_tokens(Header(metadata, {}, "")) == expected, tokens

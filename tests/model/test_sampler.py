@@ -193,17 +193,17 @@ FILTERS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_rounding_that_swaps_neighbours_in_rank_changes_no_draw(filters: dict[str, Any]) -> None:
+def test_rounding_that_swaps_neighbours_in_rank_changes_no_draw() -> None:
     """Pairs that differ by a millionth are swapped, none of them at a filter's bound."""
-    values = np.repeat(np.linspace(-6, 3, 550, dtype=np.float32), 2)
-    sign = np.tile(np.array([0, 1e-6], np.float32), 550)
-    places = np.random.default_rng(7).permutation(1100)
-    one, other = np.empty(1100, np.float32), np.empty(1100, np.float32)
-    one[places], other[places] = values + sign, values - sign
-    assert (np.argsort(one) != np.argsort(other)).sum() > 500
-    params = {"temperature": 1.1, **filters}
-    assert (many(400, one, **params) == many(400, other, **params)).all()
+    for filters in FILTERS:
+        values = np.repeat(np.linspace(-6, 3, 550, dtype=np.float32), 2)
+        sign = np.tile(np.array([0, 1e-6], np.float32), 550)
+        places = np.random.default_rng(7).permutation(1100)
+        one, other = np.empty(1100, np.float32), np.empty(1100, np.float32)
+        one[places], other[places] = values + sign, values - sign
+        assert (np.argsort(one) != np.argsort(other)).sum() > 500, filters
+        params = {"temperature": 1.1, **filters}
+        assert (many(400, one, **params) == many(400, other, **params)).all(), filters
 
 
 def test_a_token_that_a_narrower_filter_keeps_is_drawn_by_it_as_well() -> None:
@@ -343,16 +343,14 @@ def test_asking_for_more_alternatives_than_tokens_returns_all_tokens() -> None:
 # ---- min_tokens
 
 
-@pytest.mark.parametrize(
-    "params", [{"temperature": 0}, {"temperature": 1e-6}, {"top_k": 3}, {"top_p": 0.9}, {}]
-)
-def test_no_token_that_ends_an_answer_is_chosen_before_its_minimum(params: dict[str, Any]) -> None:
-    ends = {"stop_token_ids": (1,), "min_tokens": 3, **params}
-    early = [draw(seed, 1 + seed % 3, **ends) for seed in range(60)]  # of one token of prompt
-    late = [draw(seed, 4, **ends) for seed in range(60)]
-    chosen = tokens(np.tile(LOGITS, (120, 1)), [*early, *late])
-    assert 1 not in chosen[:60]
-    assert 1 in chosen[60:]
+def test_no_token_that_ends_an_answer_is_chosen_before_its_minimum() -> None:
+    for params in [{"temperature": 0}, {"temperature": 1e-6}, {"top_k": 3}, {"top_p": 0.9}, {}]:
+        ends = {"stop_token_ids": (1,), "min_tokens": 3, **params}
+        early = [draw(seed, 1 + seed % 3, **ends) for seed in range(60)]  # of one token of prompt
+        late = [draw(seed, 4, **ends) for seed in range(60)]
+        chosen = tokens(np.tile(LOGITS, (120, 1)), [*early, *late])
+        assert 1 not in chosen[:60], params
+        assert 1 in chosen[60:], params
 
 
 def test_the_minimum_holds_for_a_token_whose_predecessor_is_unread() -> None:
@@ -393,20 +391,16 @@ def guided(guide: Allows, **params: Any) -> Draw:
     return draw(outputs=(3, 4), guide=guide, **params)
 
 
-@pytest.mark.parametrize(
-    "params", [{"temperature": 0}, {}, {"top_k": 3}, {"top_p": 0.1}, {"logit_bias": {1: 1e4}}]
-)
-def test_a_guide_constrains_its_own_row_only(
-    params: dict[str, Any],
-) -> None:
-    logits = np.tile(LOGITS, (3, 1))
-    alone = tokens(LOGITS[None], [draw(9, **params)])[0]
-    draws = [guided(Allows(6)), draw(9, **params), guided(Allows(2, 6), **params)]
-    first, second, third = tokens(logits, draws)
-    assert first == 6
-    assert second == alone
-    assert third in (2, 6)
-    assert draws[0].request.asked.guide.num_read == 2  # type: ignore[union-attr]
+def test_a_guide_constrains_its_own_row_only() -> None:
+    for params in [{"temperature": 0}, {}, {"top_k": 3}, {"top_p": 0.1}, {"logit_bias": {1: 1e4}}]:
+        logits = np.tile(LOGITS, (3, 1))
+        alone = tokens(LOGITS[None], [draw(9, **params)])[0]
+        draws = [guided(Allows(6)), draw(9, **params), guided(Allows(2, 6), **params)]
+        first, second, third = tokens(logits, draws)
+        assert first == 6, params
+        assert second == alone, params
+        assert third in (2, 6), params
+        assert draws[0].request.asked.guide.num_read == 2, params  # type: ignore[union-attr]
 
 
 def test_a_greedy_guided_row_gets_the_best_allowed_token() -> None:

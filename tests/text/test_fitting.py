@@ -394,18 +394,15 @@ def test_system_messages_that_a_template_moves_to_the_front_become_user_messages
     ]
 
 
-@pytest.mark.parametrize(
-    ("rule", "form"),
-    [
+def test_arguments_stay_text_where_that_is_what_the_model_wrote() -> None:
+    for rule, form in [
         ("qwen 3", Arguments.TEXT),
         ("deepseek v3", Arguments.TEXT),
         ("qwen 2.5", Arguments.OBJECT),
         ("glm 4.7", Arguments.OBJECT),
         ("gemma 4", Arguments.OBJECT),  # it prints a text as it is, which is not its own syntax
-    ],
-)
-def test_arguments_stay_text_where_that_is_what_the_model_wrote(rule: str, form: str) -> None:
-    assert abilities(rule).arguments is form
+    ]:
+        assert abilities(rule).arguments is form, rule
 
 
 def test_variables_of_the_template_are_found() -> None:

@@ -28,9 +28,9 @@ def test_a_damaged_signature_is_ignored(at: int) -> None:
     assert signed_thinking(signature[: len(signature) // 2]) == ""
 
 
-@pytest.mark.parametrize("signature", [None, "", "mlxserve", "mlxserve1.", "mlxserve1.é", "EqQB"])
-def test_what_is_not_ours_is_ignored(signature: str | None) -> None:
-    assert signed_thinking(signature) == ""
+def test_what_is_not_ours_is_ignored() -> None:
+    for signature in [None, "", "mlxserve", "mlxserve1.", "mlxserve1.é", "EqQB"]:
+        assert signed_thinking(signature) == "", signature
 
 
 def test_a_signature_that_unpacks_to_too_much_is_ignored() -> None:

@@ -31,11 +31,11 @@ def test_loopback_needs_no_key() -> None:
         assert access_to(host) == AccessPolicy()
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "studio.local", ""])
-def test_listening_on_the_network_without_a_key_is_refused_with_instructions(host: str) -> None:
-    with pytest.raises(InvalidConfig, match="mlxserve key create"):
-        access_to(host)
-    assert access_to(host, environment_key=KEY).admin_keys == (KEY,)
+def test_listening_on_the_network_without_a_key_is_refused_with_instructions() -> None:
+    for host in ["0.0.0.0", "::", "192.168.1.5", "studio.local", ""]:
+        with pytest.raises(InvalidConfig, match="mlxserve key create"):
+            access_to(host)
+        assert access_to(host, environment_key=KEY).admin_keys == (KEY,), host
 
 
 def test_keys_come_from_the_file_and_the_environment(key_file: Path) -> None:
@@ -86,12 +86,10 @@ def test_a_server_on_all_addresses_accepts_any_address_and_its_own_names() -> No
     assert access_to("::", environment_key=KEY).any_address
 
 
-@pytest.mark.parametrize(
-    "origin", ["*", "null", "chat.example", "https://", "https://a/b", "file://x"]
-)
-def test_an_invalid_origin_is_refused(origin: str) -> None:
-    with pytest.raises(InvalidConfig, match="not an origin"):
-        access_to("127.0.0.1", allowed_origin=(origin,))
+def test_an_invalid_origin_is_refused() -> None:
+    for origin in ["*", "null", "chat.example", "https://", "https://a/b", "file://x"]:
+        with pytest.raises(InvalidConfig, match="not an origin"):
+            access_to("127.0.0.1", allowed_origin=(origin,))
 
 
 def test_created_keys_allow_listening_on_the_network(tmp_path: Path) -> None:

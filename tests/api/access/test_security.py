@@ -41,12 +41,9 @@ def word_of(reply: httpx2.Response) -> str:
     return error["code"] if "code" in error else error["type"]
 
 
-@pytest.mark.parametrize(
-    "host",
-    ["127.0.0.1", "127.0.0.1:8000", "localhost", "LOCALHOST:1", "[::1]", "[::1]:65535"],
-)
-def test_loopback_names_are_accepted_as_host(client: TestClient, host: str) -> None:
-    assert client.get("/health", headers={"host": host}).status_code == 200
+def test_loopback_names_are_accepted_as_host(client: TestClient) -> None:
+    for host in ["127.0.0.1", "127.0.0.1:8000", "localhost", "LOCALHOST:1", "[::1]", "[::1]:65535"]:
+        assert client.get("/health", headers={"host": host}).status_code == 200, host
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,8 @@ def asked(**fields: Any) -> ChatRequest:
     return ChatRequest.read({"messages": HELLO, **fields})
 
 
-@pytest.mark.parametrize(
-    ("choice", "mode", "names"),
-    [
+def test_a_choice_says_which_tools_may_or_must_be_called() -> None:
+    for choice, mode, names in [
         (None, ToolChoice.AUTO, ["a", "b"]),
         ("auto", ToolChoice.AUTO, ["a", "b"]),
         ("none", ToolChoice.NONE, ["a", "b"]),
@@ -38,14 +37,10 @@ def asked(**fields: Any) -> ChatRequest:
             ToolChoice.AUTO,
             ["a"],
         ),
-    ],
-)
-def test_a_choice_says_which_tools_may_or_must_be_called(
-    choice: Any, mode: ToolChoice, names: list[str]
-) -> None:
-    turn = asked(tools=[tool("a"), tool("b")], tool_choice=choice).turn()
-    assert turn.tool_choice is mode
-    assert [t["function"]["name"] for t in turn.tools] == names
+    ]:
+        turn = asked(tools=[tool("a"), tool("b")], tool_choice=choice).turn()
+        assert turn.tool_choice is mode, choice
+        assert [t["function"]["name"] for t in turn.tools] == names, choice
 
 
 def test_a_single_named_tool_is_called_once() -> None:
@@ -75,9 +70,8 @@ def test_templates_see_tools_without_fields_meant_for_clients() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("fields", "kwargs", "budget"),
-    [
+def test_thinking_becomes_a_template_variable_and_a_budget() -> None:
+    for fields, kwargs, budget in [
         ({}, {}, None),
         ({"reasoning_effort": "none"}, {"enable_thinking": False}, 0),
         ({"reasoning_effort": "high"}, {"enable_thinking": True, "reasoning_effort": "high"}, None),
@@ -88,14 +82,10 @@ def test_templates_see_tools_without_fields_meant_for_clients() -> None:
         ),
         ({"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}, 0),
         ({"thinking_budget": 7}, {}, 7),
-    ],
-)
-def test_thinking_becomes_a_template_variable_and_a_budget(
-    fields: dict[str, Any], kwargs: dict[str, Any], budget: int | None
-) -> None:
-    request = asked(**fields)
-    assert request.template_kwargs == kwargs
-    assert request.turn().thinking_budget == budget
+    ]:
+        request = asked(**fields)
+        assert request.template_kwargs == kwargs, fields
+        assert request.turn().thinking_budget == budget, fields
 
 
 def test_tools_are_refused_for_a_model_whose_calls_cannot_be_parsed(

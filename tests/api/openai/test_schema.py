@@ -111,18 +111,15 @@ def test_completions_have_openais_default_of_16_tokens() -> None:
     assert request.sampling(DEFAULTS).max_tokens == COMPLETION_MAX_TOKENS
 
 
-@pytest.mark.parametrize(
-    ("prompt", "prompts"),
-    [
+def test_a_prompt_comes_in_four_forms() -> None:
+    for prompt, prompts in [
         ("text", ("text",)),
         ("", ("",)),
         (["a", "b"], ("a", "b")),
         ([1, 2, 3], ((1, 2, 3),)),
         ([[1, 2], [3]], ((1, 2), (3,))),
-    ],
-)
-def test_a_prompt_comes_in_four_forms(prompt: Any, prompts: tuple[Any, ...]) -> None:
-    assert CompletionRequest.read({"prompt": prompt}).prompt == prompts
+    ]:
+        assert CompletionRequest.read({"prompt": prompt}).prompt == prompts, prompt
 
 
 def test_other_prompts_are_refused() -> None:
@@ -237,21 +234,16 @@ def test_a_bad_value_is_refused_with_its_fields_name() -> None:
         assert len(error.message) < 400, (fields, param)
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
+def test_a_bad_value_of_a_completion_is_refused_with_its_fields_name() -> None:
+    for fields, param in [
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 3}, "best_of"),
         ({"n": 1.0}, "n"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
-    ],
-)
-def test_a_bad_value_of_a_completion_is_refused_with_its_fields_name(
-    fields: dict[str, Any], param: str
-) -> None:
-    assert refused(CompletionRequest, {"prompt": "x", **fields}).param == param
+    ]:
+        assert refused(CompletionRequest, {"prompt": "x", **fields}).param == param, fields
 
 
 def test_a_missing_field_is_named() -> None:

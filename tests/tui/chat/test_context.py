@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
-
 from tui.chat.context import ContextUse, last_to_go, num_left_out, used_tokens
 from tui.chat.messages import AnswerStats, LeftOut, Role, StoredMessage
 
@@ -32,21 +30,16 @@ def question(path: Sequence[StoredMessage]) -> StoredMessage:
     )
 
 
-@pytest.mark.parametrize(
-    ("used", "limit", "words", "is_nearly_full"),
-    [
+def test_the_use_of_the_context_in_words() -> None:
+    for used, limit, words, is_nearly_full in [
         (0, 4096, "0 / 4.1k", False),
         (1234, 32_768, "1.2k / 33k", False),
         (3300, 4096, "3.3k / 4.1k", True),
         (950, None, "950 tokens", False),
         (0, None, "", False),
-    ],
-)
-def test_the_use_of_the_context_in_words(
-    used: int, limit: int | None, words: str, is_nearly_full: bool
-) -> None:
-    use = ContextUse(used, limit)
-    assert (use.words, use.is_nearly_full) == (words, is_nearly_full)
+    ]:
+        use = ContextUse(used, limit)
+        assert (use.words, use.is_nearly_full) == (words, is_nearly_full), used
 
 
 def test_the_tokens_are_those_of_the_last_answer_that_the_server_counted() -> None:

@@ -59,18 +59,13 @@ def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     assert to.read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    ("argument", "kind", "to"),
-    [
+def test_an_argument_names_the_format_the_file_or_both() -> None:
+    for argument, kind, to in [
         ("", Format.MARKDOWN, None),
         (" json ", Format.JSON, None),
         ("markdown my notes.txt", Format.MARKDOWN, Path("my notes.txt")),
         ("a b.json", Format.JSON, Path("a b.json")),
         ("~nobody-of-this-name/x.md", Format.MARKDOWN, Path("~nobody-of-this-name/x.md")),
         ("~/x.md", Format.MARKDOWN, Path.home() / "x.md"),
-    ],
-)
-def test_an_argument_names_the_format_the_file_or_both(
-    argument: str, kind: Format, to: Path | None
-) -> None:
-    assert target(argument) == (kind, to)
+    ]:
+        assert target(argument) == (kind, to), argument

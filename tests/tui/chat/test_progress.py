@@ -16,9 +16,8 @@ def progress(state: str, position: int | None = None, done: int = 0, of: int = 0
     )
 
 
-@pytest.mark.parametrize(
-    ("seen", "words"),
-    [
+def test_every_stage_has_a_text() -> None:
+    for seen, words in [
         (None, "Reading the prompt, 3 s"),
         (progress("queued", 2), "Waiting in the queue, position 2, 3 s"),
         (progress("loading"), "Loading cached pages from disk, 3 s"),
@@ -27,10 +26,8 @@ def progress(state: str, position: int | None = None, done: int = 0, of: int = 0
             "Reading the prompt, 12,400 of 19,000 tokens",
         ),
         (progress("decoding"), "Starting the answer, 3 s"),
-    ],
-)
-def test_every_stage_has_a_text(seen: Progress | None, words: str) -> None:
-    assert waiting_words(seen, 3.2).startswith(words)
+    ]:
+        assert waiting_words(seen, 3.2).startswith(words), seen
 
 
 def test_only_a_prefill_has_a_fraction() -> None:

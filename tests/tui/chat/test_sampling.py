@@ -39,9 +39,9 @@ def test_it_is_stored_as_text() -> None:
     assert Sampling.from_text(sampling.as_text()) == sampling
 
 
-@pytest.mark.parametrize("text", [None, "", "nonsense", "[]", '{"warmth": 1}', '{"top_p": 9}'])
-def test_anything_else_that_is_stored_is_the_default(text: str | None) -> None:
-    assert Sampling.from_text(text) == Sampling()
+def test_anything_else_that_is_stored_is_the_default() -> None:
+    for text in [None, "", "nonsense", "[]", '{"warmth": 1}', '{"top_p": 9}']:
+        assert Sampling.from_text(text) == Sampling(), text
 
 
 def test_presets_are_sections_of_a_file(tmp_path: Path) -> None:

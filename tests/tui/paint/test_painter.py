@@ -115,9 +115,9 @@ def test_a_giant_paragraph_is_shown_unparsed() -> None:
     assert "".join(shown(text)).startswith("**word** **word**")
 
 
-@pytest.mark.parametrize("text", [">" * 500 + "a", "- " * 500, "[" * 500, "*a" * 500, "`" * 999])
-def test_deep_nesting_gives_a_bounded_number_of_lines(text: str) -> None:
-    assert len(lines(text, 40)) < 5_000
+def test_deep_nesting_gives_a_bounded_number_of_lines() -> None:
+    for text in [">" * 500 + "a", "- " * 500, "[" * 500, "*a" * 500, "`" * 999]:
+        assert len(lines(text, 40)) < 5_000, text
 
 
 @pytest.mark.parametrize("width", [20, 80])

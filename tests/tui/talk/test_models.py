@@ -142,22 +142,17 @@ def test_a_paused_download_ends_its_process(program: Program) -> None:
         os.kill(pid, 0)
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "context", "usable", "words"),
-    [
+def test_the_usable_context_is_a_verdict() -> None:
+    for num_tokens, context, usable, words in [
         (90_000, 40_960, 40_960, "long documents"),
         (11_000, 40_960, 11_000, "chats and files"),
         (90_000, 4096, 4096, "short chats"),
         (900, 40_960, 900, "a few messages"),
         (0, 40_960, 0, "too large"),
         (9000, None, 9000, "chats and files"),
-    ],
-)
-def test_the_usable_context_is_a_verdict(
-    num_tokens: int, context: int | None, usable: int, words: str
-) -> None:
-    model = Model("a/b", ModelOrigin.FOLDER, 1, num_tokens > 0, num_tokens, context)
-    assert (model.usable_context, model.good_for) == (usable, words)
+    ]:
+        model = Model("a/b", ModelOrigin.FOLDER, 1, num_tokens > 0, num_tokens, context)
+        assert (model.usable_context, model.good_for) == (usable, words), num_tokens
 
 
 def test_a_model_is_found_by_the_words_of_its_names() -> None:
