@@ -14,6 +14,7 @@ Only the paged path is changed: with any other cache a layer is called as mlx-lm
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ from mlxserve.model.joined_products import JoinedProduct, can_join, input_width,
 log = logging.getLogger("mlxserve.fused_attention")
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_OUTPUTS = ("o_proj", "out_proj", "dense")
 _ROPES = ("rope", "rotary_emb")
 _NORMS = (
     ("q_norm", "k_norm"),
@@ -78,6 +80,7 @@ class FusedAttention:
     """What takes the place of an attention layer's call."""
 
     product: JoinedProduct | None  # None if the layer's own are called one by one
+    output_name: str  # of the last projection
     rope: Rope | NoRope
     heads: Heads
     norms: Norms
@@ -111,7 +114,7 @@ class FusedAttention:
                 both = mx.split(both, [self.heads.widths[0]], axis=-1)[0]
             gates = mx.split(both.reshape(batch, length, self.heads.num, -1), 2, axis=-1)[1]
             rows = rows * mx.sigmoid(gates.reshape(batch, length, -1))
-        output: mx.array = layer["o_proj"](rows)  # not by __getattr__, which is Python's
+        output: mx.array = layer[self.output_name](rows)  # not by __getattr__, which is Python's
         return output
 
 
@@ -154,8 +157,9 @@ def separate(layers: Sequence[nn.Module]) -> None:
 
 def _may_be_attention(layer: Any) -> bool:
     parameters = list(inspect.signature(type(layer).__call__).parameters)
-    has_layers = all(isinstance(layer.get(name), nn.Module) for name in (*_PROJECTIONS, "o_proj"))
-    return has_layers and parameters[2:] == ["mask", "cache"]
+    has_layers = all(isinstance(layer.get(name), nn.Module) for name in _PROJECTIONS)
+    has_output = any(isinstance(layer.get(name), nn.Module) for name in _OUTPUTS)
+    return has_layers and has_output and parameters[2:] == ["mask", "cache"]
 
 
 def _extend(kind: Any) -> None:
@@ -164,12 +168,16 @@ def _extend(kind: Any) -> None:
     if hasattr(original, _MARK):
         return
 
-    def call(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+    _, input_name, *_ = inspect.signature(original).parameters
+
+    @functools.wraps(original)
+    def call(self: Any, x: Any = None, mask: Any = None, cache: Any = None, **named: Any) -> Any:
+        if named:
+            x = named[input_name]
         fused = vars(self).get(_MARK)
         if fused is None or not isinstance(cache, LayerKV):
-            output: mx.array = original(self, x, mask, cache)
-            return output
-        return fused(self, x, mask, cache)  # type: ignore[no-any-return]
+            return original(self, x, mask, cache)
+        return fused(self, x, mask, cache)
 
     setattr(call, _MARK, True)
     kind.__call__ = call
@@ -243,10 +251,12 @@ def _candidates(layer: Any, cache: _Noting) -> Iterator[FusedAttention]:
         return
     step = len(layer.q_proj.weight) // num
     heads = Heads(num, num_kv, dim, 0, step=step)
+    output_name = next(name for name in _OUTPUTS if isinstance(layer.get(name), nn.Module))
     for norms, epsilon in _norms_of(layer):
         for rope, is_traditional in _ropes_of(layer, dim):
             yield FusedAttention(
                 product=None,
+                output_name=output_name,
                 rope=rope,
                 heads=heads._replace(
                     rotated=rope.rotated, is_traditional=is_traditional, epsilon=epsilon

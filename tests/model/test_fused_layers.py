@@ -36,6 +36,7 @@ from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
 from tests.conftest import each_of
 from tests.emulated import emulated_backend
+from tests.model import coverage, small_models
 
 BuildModel = Callable[..., tuple[Any, dict[str, Any]]]
 
@@ -78,6 +79,17 @@ def test_usual_attention_is_fused_and_the_probe_finds_it_right(
     assert probe(loaded, ReferenceBackend()) < 1e-4
     assert probe(loaded, emulated_backend()) < 1e-4
     probe(loaded.in_8_bits(), emulated_backend())
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "phi", "gptj"])
+def test_attention_is_fused_whatever_its_input_and_its_last_projection_are_called(
+    kind: str,
+) -> None:
+    config = coverage.rows("mlx-lm")[kind]["config"]
+    loaded = prepare(*small_models.build(kind, config), kind)
+    fused = FusedLayers.of(loaded.model, loaded.dtype, loaded.context.longest)
+    assert len(fused.attention) == len(loaded.layers)
+    assert probe(loaded, ReferenceBackend()) < 1e-4
 
 
 @pytest.mark.parametrize("kind", SCALINGS)
