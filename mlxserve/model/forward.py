@@ -93,6 +93,8 @@ class Rows:
         pictures, positions = batch.pictures, batch.positions
         if pictures is not None and pictures.positions is not None:
             positions = pictures.positions[0]  # what keys and queries are turned by
+        groups = self._states.groups(batch.plan, batch.num_decodes) if self._states.is_used else ()
+        is_chunk = len(groups) == 1 and groups[0].length > 1 and pictures is None
         layout = StepLayout(
             positions=mx.array(positions),
             slots=batch.slots,
@@ -102,6 +104,7 @@ class Rows:
             after_layer=None
             if self._commits is None
             else _after_layer(self._commits, batch.positions, batch.num_decodes, batch.chunks),
+            offset=mx.array([groups[0].start]) if is_chunk and self._takes_chunks else None,
         )
         if (windows := batch.windows) is not None:
             layout = replace(layout, windows=_in_windows(layout, windows))
@@ -109,9 +112,6 @@ class Rows:
             layout = replace(layout, adapters=self._adapters.of_chunks(batch.plan))
         if rows is not None and len(rows) == len(batch.tokens):
             rows = None  # all of them, in order
-        groups = self._states.groups(batch.plan, batch.num_decodes) if self._states.is_used else ()
-        if self._takes_chunks and len(groups) == 1 and groups[0].length > 1 and pictures is None:
-            layout = replace(layout, offset=layout.positions[:1])
         if rows is None and pictures is not None and (pictures.parts or self._is_told_positions):
             # What is shown is of this step, and would be a constant of a recorded one.
             logits = self._forward(groups, self._kv, layout, tokens)
