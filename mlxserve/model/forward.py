@@ -93,7 +93,9 @@ class Rows:
         pictures, positions = batch.pictures, batch.positions
         if pictures is not None and pictures.positions is not None:
             positions = pictures.positions[0]  # what keys and queries are turned by
-        groups = self._states.groups(batch.plan, batch.num_decodes) if self._states.is_used else ()
+        groups: Sequence[Group] = ()
+        if self._states.is_used:
+            groups = self._states.groups(batch.plan, batch.num_decodes)
         is_chunk = len(groups) == 1 and groups[0].length > 1 and pictures is None
         layout = StepLayout(
             positions=mx.array(positions),
