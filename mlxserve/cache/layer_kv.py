@@ -35,7 +35,8 @@ class LayerKV:
     step is called as (1, T), its layers are fused, which pass rows all the same.
     """
 
-    __slots__ = ("_index", "_pool", "_spec", "_step", "_written", "offset")
+    # `__dict__`: definitions of mlx-vlm keep notes of their own on a cache.
+    __slots__ = ("__dict__", "_index", "_pool", "_spec", "_step", "_written", "offset")
 
     def __init__(
         self, pool: KVPool, index: int, step: StepLayout, spec: LayerSpec | None = None

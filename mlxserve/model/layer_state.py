@@ -39,7 +39,11 @@ class RecurrentRows:
 class LayerState:
     """One recurrent layer's state for one step."""
 
-    __slots__ = ("_layer", "_step")
+    __slots__ = (
+        "__dict__",
+        "_layer",
+        "_step",
+    )  # definitions of mlx-vlm keep notes of their own on a cache
     # Of a padded batch; groups have no padding.
     lengths = None
     left_padding = None

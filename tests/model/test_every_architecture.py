@@ -42,9 +42,14 @@ def test_greedy_tokens_are_those_of_mlx_lm(name: str) -> None:
     assert small_models.served("mlx-lm", name, row["config"]) == row["served"]
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("nothing_is_compiled")
-@pytest.mark.parametrize("name", sorted(OF_MLX_VLM))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "qwen3_5_text" else pytest.mark.long)
+        for name in sorted(OF_MLX_VLM)
+    ],
+)
 def test_greedy_tokens_are_those_of_mlx_vlm_or_it_is_refused(name: str) -> None:
     row = OF_MLX_VLM[name]
     if "served" in row:
