@@ -39,11 +39,8 @@ class RecurrentRows:
 class LayerState:
     """One recurrent layer's state for one step."""
 
-    __slots__ = (
-        "__dict__",
-        "_layer",
-        "_step",
-    )  # definitions of mlx-vlm keep notes of their own on a cache
+    # `__dict__`: definitions of mlx-vlm keep notes of their own on a cache.
+    __slots__ = ("__dict__", "_layer", "_step")
     # Of a padded batch; groups have no padding.
     lengths = None
     left_padding = None
