@@ -32,7 +32,7 @@ from mlxserve.gguf.scales import write_scales
 
 # Values repacked at a time: less costs calls, each of which may wait for the interpreter, more costs caches. Not a
 # power of two, with which all rows of lanes would begin in the same places of a cache.
-_PIECE = 2_000_000
+_PIECE = 1_000_000
 _LARGE_PIECE = 1 << 22  # bytes that are only read
 _KEPT_BY_MALLOC = 1 << 24  # bytes, more than a piece's arrays have together
 _PLAIN = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
