@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mlxserve import LLM
 from mlxserve.engine.engine import Engine
 from mlxserve.errors import MlxServeError
 from mlxserve.images.picture import Picture
@@ -18,7 +19,7 @@ from tests.model import test_image_probe, test_picture_rows, test_shown_pictures
 from tests.model.small_vision import write_vision_model
 from tests.model.test_image_probe import in_16_bits as in_16_bits
 from tests.mutation.bug import Bug
-from tests.test_images import Model
+from tests.test_images import Model, Serve
 from tests.test_images import serve as serve
 
 pytestmark = pytest.mark.mutation
@@ -139,6 +140,12 @@ FOUND: dict[str, Bug] = {
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return Model(write_vision_model(tmp_path_factory.mktemp("qwen3_vl"), "qwen3_vl"))
+
+
+@pytest.fixture
+def shared(serve: Serve) -> LLM:
+    """Not with the next bug, which would find the pages that this one has written."""
+    return serve()
 
 
 @pytest.mark.parametrize("name", FOUND)

@@ -53,7 +53,7 @@ async def test_a_download_reports_progress_pauses_and_resumes(hub: Hub, tmp_path
                     return step.done
         raise AssertionError("it did not stop")
 
-    paused = asyncio.run(until_it_stops())
+    paused = await until_it_stops()
     assert SIZE // 3 <= paused < SIZE
     hub.resume.set()
     async with aclosing(ModelCatalog().download(REPOSITORY)) as steps:
@@ -68,7 +68,7 @@ async def test_a_download_reports_progress_pauses_and_resumes(hub: Hub, tmp_path
     assert not any("run_me.py" in path for path in hub.paths), "no program is downloaded"
     (file,) = (tmp_path / "hub").glob("models--*/snapshots/*/model.safetensors")
     assert file.read_bytes() == FILES["model.safetensors"]
-    found = {model.name: model for model in asyncio.run(ModelCatalog().find())}
+    found = {model.name: model for model in await ModelCatalog().find()}
     assert found[REPOSITORY].source is ModelOrigin.DOWNLOADED
     assert found[REPOSITORY].weight_size == SIZE
 

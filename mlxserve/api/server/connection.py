@@ -28,6 +28,8 @@ from mlxserve.errors import InvalidConfig
 logger = logging.getLogger(__name__)
 
 _OWN_FILES = 48  # for all but connections: 9 when idle, then swap and helpers, and accepting
+# A third of them for accepting: asyncio accepts as many connections again before those that make room are closed.
+_FEW_AT_ONCE = _OWN_FILES // 6
 _FEWEST_CONNECTIONS = 8
 _FIRST_PROBE_SECONDS, _PROBE_SECONDS = 0.1, 10.0
 _RAISE_IT = (
@@ -75,7 +77,7 @@ class Limits:
             self.connections,
             _RAISE_IT,
         )
-        return replace(self, connections=room, backlog=min(self.backlog, _OWN_FILES // 3))
+        return replace(self, connections=room, backlog=min(self.backlog, _FEW_AT_ONCE))
 
 
 class _Waiting(Enum):
