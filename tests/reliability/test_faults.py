@@ -36,6 +36,7 @@ from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.text.stream_decoder import StreamDecoder
 from mlxserve.text.tokenizer import Tokenizer
 from tests.reliability.faults import Fault, Point, all_planted, points_of
+from tests.together import begun_together
 
 ERRORS = (RuntimeError, MemoryError, OSError)
 # Not called while requests are served: at the end, or by tests.
@@ -164,7 +165,7 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
 def num_calls(subject: Subject) -> dict[Point, int]:
     """How often one load calls each point."""
     faults = [Fault(point, RuntimeError, at=1 << 60) for point in POINTS]
-    with all_planted(faults):
+    with all_planted(faults), begun_together(NUM_ANSWERS):
         asyncio.run(asyncio.wait_for(subject.load(), SECONDS))
     asyncio.run(subject.is_sound())
     return {fault.point: fault.num_calls for fault in faults}

@@ -231,7 +231,7 @@ def test_a_large_process_starts_again_and_no_answer_changes(
     monkeypatch.setattr(RUNNING, "now", lambda now=RUNNING.now: now() + 1e4)
     guide.read(masks.ids("1"))
     mask = guide.mask()
-    assert masks.helper.num_started == 2
+    assert masks.helper.num_started > 1  # and once more for each second that a start takes
     monkeypatch.undo()
     other.read(masks.ids("1"))
     assert other.mask() == mask
