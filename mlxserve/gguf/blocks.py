@@ -61,6 +61,11 @@ def _half(raw: Bytes, at: int) -> Halves:
     return raw[:, at : at + 2].view(np.float16)
 
 
+def _scale_and_bias(raw: Bytes) -> Halves:
+    """Of blocks that begin with both."""
+    return raw[:, :4].view(np.float16).T[:, :, np.newaxis]
+
+
 def _split(nibbles: Bytes, size: int, codes: Bytes) -> None:
     """Write the low halves of each `size` bytes as packed 4-bit codes, and after them the high ones.
 
@@ -112,7 +117,7 @@ def _q4_0(raw: Bytes, codes: Bytes) -> Halves:
 
 def _q4_1(raw: Bytes, codes: Bytes) -> Halves:
     _split(copied(raw, 4), 16, codes)
-    return raw[:, :4].view(np.float16).T[:, :, np.newaxis]
+    return _scale_and_bias(raw)
 
 
 def _five(raw: Bytes, fifth: int, nibbles: int, codes: Bytes) -> None:
@@ -135,7 +140,7 @@ def _q5_0(raw: Bytes, codes: Bytes) -> Halves:
 
 def _q5_1(raw: Bytes, codes: Bytes) -> Halves:
     _five(raw, 4, 8, codes)
-    return raw[:, :4].view(np.float16).T[:, :, np.newaxis]
+    return _scale_and_bias(raw)
 
 
 def _q8_0(raw: Bytes, codes: Bytes) -> Halves:

@@ -1,7 +1,7 @@
 """Arrays of mlx that nothing has been written to, for numpy to write.
 
 `mx.empty` is `mx.zeros`, which writes an array once on one thread before numpy can: a third of the time of a load
-of Q8_0 or F16. `mx.load` gives the memory of an array to whoever reads its file, and here it is left as it is. Two
+of Q8_0 or F16. `mx.load` hands the memory of an array to the file that fills it, and this file leaves it as it is. Two
 other ways were no faster in whole loads: pages of 2 MB (MADV_HUGEPAGE; in a virtual machine that gives free memory
 back, three times as slow) and pages mapped before they are written (MADV_POPULATE_WRITE).
 """
@@ -17,7 +17,7 @@ from numpy.lib import format as npy
 
 
 def unwritten(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    """An array whose values are whatever its memory holds. Not of bfloat16."""
+    """An array that has the values that were in its memory before. Not of bfloat16."""
     file = _OnlyHeader()
     name = str(dtype).removeprefix("mlx.core.")
     described = {"descr": np.dtype(name).str, "fortran_order": False, "shape": shape}
