@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
+from tui.loopback import is_here
 from tui.sanitise import one_line, well_formed
 from tui.talk.engine_client import EngineClient
 from tui.talk.errors import ChatError
@@ -57,16 +57,16 @@ class ChatClient:
             return request
 
         self.url = base_url(url)
-        is_here = _is_loopback(self.url)
+        here = is_here(self.url)
         self._http = ClosingClient(
             base_url=self.url,
             auth=authorize,
             timeout=_QUESTION_TIMEOUT,
             transport=transport,
             # Requests to this machine must not go through a proxy from the environment.
-            trust_env=not is_here,
+            trust_env=not here,
             # Reading the system's certificates takes 40 ms.
-            verify=not (is_here and self.url.startswith("http:")),
+            verify=not (here and self.url.startswith("http:")),
         )
         self.engine = EngineClient(self._http, self.url)
 
@@ -171,16 +171,6 @@ def base_url(url: str) -> str:
         )
     path = address.path.rstrip("/").removesuffix("/v1")
     return f"{address.scheme}://{address.netloc}{path}"
-
-
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 async def _chunks(reply: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:

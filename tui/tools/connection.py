@@ -10,10 +10,9 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from ipaddress import ip_address
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
+from tui.loopback import is_here
 from tui.sanitise import one_line
 from tui.tools.servers_file import ServerEntry, ToolsError
 
@@ -112,13 +111,5 @@ def _http_client(entry: ServerEntry) -> httpx2.AsyncClient:
         headers=dict(entry.headers),
         timeout=httpx2.Timeout(_HTTP_SECONDS, read=_STREAM_SECONDS),
         event_hooks={"response": [bound]},
-        trust_env=not _is_loopback(entry.url),  # no proxy on the way to this machine
+        trust_env=not is_here(entry.url),  # no proxy on the way to this machine
     )
-
-
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False

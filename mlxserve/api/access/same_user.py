@@ -7,7 +7,6 @@ owner of the other end in /proc/net/tcp; elsewhere the other end must belong to 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 import psutil
 from starlette.requests import Request
 
-from mlxserve.api.access.security import is_admin, key_id
+from mlxserve.api.access.security import is_admin, is_loopback, key_id
 
 ROOT = 0  # may read every file anyway
 
@@ -39,19 +38,12 @@ def is_from_same_user(request: Request) -> bool:
 
 def is_same_user(client: tuple[str, int], server_port: int) -> bool:
     """Of the connection from `client`, an address and a port, to this port. Blocking."""
-    if not _is_loopback(client[0]):
+    if not is_loopback(client[0]):
         return False
     if sys.platform == "linux":
         owners = set(_owners_on_linux(client[1], server_port))
         return bool(owners) and owners <= {os.getuid(), ROOT}
     return _is_of_our_processes(client[1], server_port)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _owners_on_linux(client_port: int, server_port: int) -> Iterator[int]:
