@@ -6,12 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mlxserve.cli import running_servers
 from mlxserve.cli.completion import (
+    VARIABLE,
     downloaded_models,
     models_here,
     served_models,
@@ -36,27 +38,22 @@ def test_another_shell_has_none(run: Run) -> None:
     assert "Invalid value for 'shell': 'tcsh' is not one of 'bash', 'zsh', 'fish'" in outcome.err
 
 
-def completed(line: str, **env: str) -> set[str]:
-    """What bash would offer for the last word of this line."""
-    words = line.split(" ")
-    done = subprocess.run(
-        [COMMAND],
-        env={
-            **os.environ,
-            "_MLXSERVE_COMPLETE": "complete_bash",
-            "COMP_WORDS": line,
-            "COMP_CWORD": str(len(words) - 1),
-            **env,
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return set(done.stdout.split())
+@pytest.fixture
+def completed(run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], set[str]]:
+    """What bash would offer for the last word of a line."""
+
+    def completed(line: str) -> set[str]:
+        with monkeypatch.context() as patch:
+            patch.setattr("__main__.__package__", None)  # as the console script has none
+            patch.setenv(VARIABLE, "complete_bash")
+            patch.setenv("COMP_WORDS", line)
+            patch.setenv("COMP_CWORD", str(line.count(" ")))
+            return set(run().out.split())
+
+    return completed
 
 
-def test_commands_and_flags_are_completed() -> None:
+def test_commands_and_flags_are_completed(completed: Callable[[str], set[str]]) -> None:
     assert completed("mlxserve ser") == {"serve", "service"}
     assert "--port" in completed("mlxserve serve --po")
     assert completed("mlxserve completion b") == {"bash"}
@@ -80,9 +77,11 @@ def test_models_that_run_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert served_models("") == ["org/one", "two"]
 
 
-@pytest.mark.parametrize("line", ["run", "serve --port 1 -m"])
-def test_a_models_name_is_completed_where_one_is_wanted(line: str) -> None:
-    assert completed(f"mlxserve {line} mlxserve-") == {"mlxserve-mini"}
+def test_a_models_name_is_completed_where_one_is_wanted(
+    completed: Callable[[str], set[str]],
+) -> None:
+    for line in ["run", "serve --port 1 -m"]:
+        assert completed(f"mlxserve {line} mlxserve-") == {"mlxserve-mini"}
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed; not run")
