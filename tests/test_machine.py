@@ -72,8 +72,7 @@ def test_memory_to_plan_with_is_part_of_what_there_is() -> None:
     assert 0 < found.working_set <= found.total
 
 
-def test_a_cpu_plans_with_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "is_metal", lambda: False)
+def test_a_cpu_plans_with_a_quarter(on_a_cpu: None) -> None:
     assert machine.memory().working_set == machine.memory().total // 4
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from metal_kernels import checkup, kernels, metal, selftest, speeds
 from metal_kernels.checkup import OpCheck
-from mlxserve import machine
 from mlxserve.doctor import kernels as doctor
 from mlxserve.doctor.finding import Finding, Grade
 from mlxserve.doctor.kernels import check_kernels
@@ -31,11 +30,6 @@ def answer_of_the_child(task: str, environment: dict[str, str]) -> list[dict[str
 
 
 @pytest.fixture
-def no_mac(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "is_metal", lambda: False)
-
-
-@pytest.fixture
 def mac(on_metal: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The emulator in place of Metal, and small sizes."""
     monkeypatch.setattr(kernels, "on_metal", emulated_factory())
@@ -50,7 +44,7 @@ def mac(on_metal: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.instruments
-@pytest.mark.usefixtures("no_mac")
+@pytest.mark.usefixtures("on_a_cpu")
 def test_without_metal_the_backend_that_computes_there_is_checked() -> None:
     missing, *ops = check_kernels()
     assert missing == Finding("Metal kernels", "not run: there is no Metal on this machine")
@@ -140,7 +134,7 @@ def test_a_check_that_raises_is_broken_and_the_others_follow(
     assert ("page writes" in findings) == (name != "speeds")
 
 
-@pytest.mark.usefixtures("no_mac")
+@pytest.mark.usefixtures("on_a_cpu")
 def test_without_metal_a_check_that_raises_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_arguments: object) -> None:
         raise OSError("no BLAS")

@@ -21,10 +21,11 @@ SMALL = {
 
 
 @pytest.fixture(autouse=True)
-def small_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_models(
+    on_a_cpu: None,  # a Mac evaluates a step with a prompt while it is built: its graph is gone
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(host, "GEOMETRIES", {"qwen3": SMALL})
-    # On a Mac a step with a prompt is evaluated while it is built, and its graph is gone.
-    monkeypatch.setattr("mlxserve.machine.is_metal", lambda: False)
     layers = {"num_hidden_layers": 4, "mlp_only_layers": [0, 1, 2, 3]}
     monkeypatch.setattr(host_states, "GEOMETRY", {**host_states.GEOMETRY, **layers})
 
