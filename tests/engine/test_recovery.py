@@ -64,6 +64,12 @@ def shared() -> Iterator[Chat]:
     chat.close()
 
 
+@pytest.fixture(scope="module")
+def wanted(shared: Chat) -> Any:
+    """What the shared engine answers to PROMPT."""
+    return asyncio.run(tokens(shared))
+
+
 def run(scenario: Callable[[Chat], Coroutine[Any, Any, None]], **options: Any) -> None:
     chat = make_chat(**options)
     try:
@@ -115,12 +121,12 @@ async def an_answer(chat: Chat) -> None:
 )
 def test_an_exception_in_a_call_reaches_its_caller_and_the_engine_goes_on(
     shared: Chat,
+    wanted: Any,
     ask: Callable[[Chat], Coroutine[Any, Any, None]],
     point: Point,
     error: type[Exception],
 ) -> None:
     async def scenario(chat: Chat) -> None:
-        wanted = await tokens(chat)
         fault = Fault(point, lambda: error("planted"))
         with fault.planted(), pytest.raises(EngineFailed) as caught:
             await ask(chat)
@@ -178,10 +184,9 @@ def test_a_prefix_is_added_and_can_be_removed_if_counting_fails_after_the_call(
 )
 @pytest.mark.parametrize("at", [2, 5])
 def test_a_failed_step_ends_its_request_with_an_error_and_the_next_is_answered(
-    shared: Chat, point: Point, at: int
+    shared: Chat, wanted: Any, point: Point, at: int
 ) -> None:
     async def scenario(chat: Chat) -> None:
-        wanted = await tokens(chat)
         before = (await chat.engine.snapshot()).stats.engine
         fault = Fault(point, planted, at, is_meant=is_busy)
         with fault.planted(), pytest.raises(EngineFailed) as caught:

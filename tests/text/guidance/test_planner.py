@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -99,19 +100,18 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize("name", SPECIAL)
-@pytest.mark.parametrize("is_required", [True, False])
 def test_calls_follow_their_schemas_after_the_familys_own_marker(
-    name: str, is_required: bool, tokenizer_with: Callable[[list[str], str], Tokenizer]
+    name: str, tokenizer_with: Callable[[list[str], str], Tokenizer]
 ) -> None:
     tokenizer = tokenizer_with(SPECIAL[name], TEMPLATES[name])
     markup = tokenizer.markup
     assert markup.format is not None
     assert markup.format.name == name
     planner = Planner(tokenizer, tokenizer.vocab_size, Door())
-    turn = AssistantTurn(
-        tools=TOOLS, tool_choice=ToolChoice.REQUIRED if is_required else ToolChoice.AUTO
-    )
-    for seed in range(2):
+    for is_required, seed in product((True, False), range(2)):
+        turn = AssistantTurn(
+            tools=TOOLS, tool_choice=ToolChoice.REQUIRED if is_required else ToolChoice.AUTO
+        )
         guide = plan(planner, turn)
         rng, parser = Random(seed), TurnParser(markup, turn)
         decoder = tokenizer.stream(parser.tokens)
@@ -162,16 +162,16 @@ def test_text_that_resembles_a_marker_stays_unconstrained(
 HARMONY = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>"]
 
 
-@pytest.mark.parametrize("is_required", [True, False])
 def test_harmony_may_think_before_its_constrained_answer(
-    is_required: bool, tokenizer_with: Callable[[list[str], str], Tokenizer]
+    tokenizer_with: Callable[[list[str], str], Tokenizer],
 ) -> None:
     tokenizer = tokenizer_with(HARMONY, "{{ tools }}")
     planner = Planner(tokenizer, tokenizer.vocab_size, Door())
-    choice = ToolChoice.REQUIRED if is_required else ToolChoice.AUTO
-    turn = AssistantTurn(tools=TOOLS if is_required else (), tool_choice=choice, thinking_budget=3)
-    structure = None if is_required else Structure(StructureKind.CHOICE, '["yes", "no"]')
-    for seed in range(6):
+    for is_required, seed in product((True, False), range(6)):
+        choice = ToolChoice.REQUIRED if is_required else ToolChoice.AUTO
+        tools = TOOLS if is_required else ()
+        turn = AssistantTurn(tools=tools, tool_choice=choice, thinking_budget=3)
+        structure = None if is_required else Structure(StructureKind.CHOICE, '["yes", "no"]')
         guide = plan(planner, turn, structure)
         rng, parser = Random(seed), TurnParser(tokenizer.markup, turn)
         decoder = tokenizer.stream(parser.tokens)
