@@ -194,18 +194,25 @@ def test_usage_counts_the_rows_of_images(shared: LLM) -> None:
     assert two.prompt_tokens > one.prompt_tokens > none.prompt_tokens + one.image_tokens
 
 
-def test_images_in_chunks_preempted_and_beside_drafts(model: Model, serve: Serve) -> None:
+def test_images_in_chunks_preempted_and_beside_drafts(
+    model: Model, shared: LLM, serve: Serve
+) -> None:
+    outputs = ask(shared, list(QUESTIONS.values()))
+    longest = max(output.usage.prompt_tokens for output in outputs) + NUM_TOKENS
+    # Just enough for one. Twice as many questions are in each other's way in whatever order they come.
+    num_pages = -(-longest // SIZES["page_size"])
     llm = serve(
-        num_pages=8,
-        max_model_len=128,
+        num_pages=num_pages,
+        max_model_len=num_pages * SIZES["page_size"],
         max_num_seqs=5,
         num_state_slots=32,
-        max_num_batched_tokens=7,
+        max_num_batched_tokens=14,
         page_aligned_scheduling=False,
         speculative_tokens=3,
     )
-    with begun_together(len(QUESTIONS)):
-        agree(model, llm, list(QUESTIONS.values()))
+    questions = [*QUESTIONS.values(), *reversed(QUESTIONS.values())]
+    with begun_together(len(questions)):
+        agree(model, llm, questions)
     assert llm.stats().scheduler.num_preemptions > 0
     agree(model, llm, [QUESTIONS["two images"]])
 

@@ -117,9 +117,12 @@ class Capacity:
                     "the whole context."
                 )
 
-    def refuse_resize(self, num_pages: int, live: Iterable[LiveRequest]) -> None:
+    def refuse_resize(
+        self, num_pages: int, live: Iterable[LiveRequest], pinned: Iterable[LiveRequest]
+    ) -> None:
         """Raises InvalidParameter; PrefixQuotaExceeded where named prefixes have too many pages for
-        it, and PagesPromised where it would cut the answer of a live request."""
+        it, or one could not be computed again; PagesPromised where it would cut the answer of a live
+        request."""
         check_num_pages(num_pages)
         num_pinned, quota = self._pins.num_pages, self._pins.quota_of(num_pages)
         if num_pinned > quota:
@@ -127,6 +130,13 @@ class Capacity:
                 f"named prefixes have {num_pinned} pages, but of {num_pages} they may have only "
                 f"{quota}. Remove a prefix, keep more pages, or raise max_pinned_fraction."
             )
+        for prefix in pinned:
+            if len(prefix.token_ids) >= (room := self.of(prefix, num_pages)):
+                raise PrefixQuotaExceeded(
+                    f"{num_pages} pages would leave {room} tokens for a named prefix of "
+                    f"{len(prefix.token_ids)}, which is computed again with one more. Remove a prefix, or "
+                    "keep more pages."
+                )
         for request in live:
             owed = self.owed(request)
             if not self.can_have(request, owed, num_pages):

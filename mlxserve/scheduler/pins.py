@@ -52,7 +52,7 @@ class Pins:
         Goes by what was promised and not by the page table, which may hold duplicates of pinned
         pages until they are published. So only a new reservation makes this number grow.
         """
-        if chain := self._promised.get(request.id):
+        if chain := self._chain(request):
             return self.num_pages - len(chain)
         # Its last token is computed again, and so is that token's page.
         num_matchable = (request.num_prompt - 1) // self._pool.page_size
@@ -68,8 +68,12 @@ class Pins:
     def num_beside(self, request: LiveRequest) -> int:
         """Pages that are or will be pinned for other requests than this one, its own prompt's among
         them: what it cannot have if it has to compute its whole prompt."""
-        chain = self._promised.get(request.id, ())
-        return self.num_pages - sum(self._claims[hash_] == 1 for hash_ in chain)
+        return self.num_pages - sum(self._claims[hash_] == 1 for hash_ in self._chain(request))
+
+    def _chain(self, prefix: LiveRequest) -> tuple[bytes, ...]:
+        """What it has claimed, whether it was computed or not; nothing for other requests."""
+        chains = (self._promised, self._pinned) if prefix.asked.pins else ()
+        return next((each[prefix.id] for each in chains if prefix.id in each), ())
 
     def reserve(self, request: LiveRequest, chain: tuple[bytes, ...]) -> None:
         """Claim the pages with these hashes. Raises PrefixQuotaExceeded; nothing happened then."""

@@ -272,7 +272,9 @@ class Scheduler:
         PagesPromised as `Capacity.refuse_resize` does; nothing happened then.
         """
         assert not self.page_tables.num_unread, "an unread step uses pages"
-        self.page_tables.capacity.refuse_resize(num_pages, self.roster.live)
+        prefixes, ids = self.roster.prefixes, self.roster.ids
+        pinned = [self._request(asked) for name, asked in prefixes.items() if name not in ids]
+        self.page_tables.capacity.refuse_resize(num_pages, self.roster.live, pinned)
         num_preempted = num_forgotten = 0
         if num_pages >= self.pool.num_pages:
             self.page_tables.grow_pool(num_pages)
@@ -311,10 +313,14 @@ class Scheduler:
         again = {request.id: request for request in waiting}
         windows = self.page_tables.windows
         self._begin(pool, None if windows is None else windows.renewed())
-        for name, asked in prefixes.items():
+        # Those that somebody waits for first: they have been promised their room.
+        for name, asked in sorted(prefixes.items(), key=lambda one: one[0] not in again):
             if name in again or name not in lives:
                 with suppress(MlxServeError):
-                    self._wait_again(again.get(name) or self._request(asked))
+                    if (request := again.get(name)) is None:
+                        request = self._request(asked)
+                        self.page_tables.capacity.refuse_too_long(request)
+                    self._wait_again(request)
                     self.roster.prefixes[name] = asked
         if len(self.roster.prefixes) < len(prefixes):
             logger.error(
@@ -333,7 +339,7 @@ class Scheduler:
         request.leader = request.loading = None
         request.num_computed = 0
         if request.asked.pins:
-            self.page_tables.promise_pins(request)
+            self._promise_pins(request)
         self._queue(request)
 
     # ---- look inside

@@ -352,7 +352,7 @@ class GhostEngine:
         return any(
             capacity(request, num_pages) < max(self.promises[request], len(request.token_ids) + 1)
             for request in self._live()
-        )
+        ) or any(capacity(prefix, num_pages) <= prefix.num_prompt for prefix in self.pinned)
 
     def _page_hashes(self, request: LiveRequest) -> list[bytes]:
         """Of all its full pages, computed anew."""

@@ -190,6 +190,20 @@ def test_a_smaller_pool_has_a_smaller_quota(make_engine: Callable) -> None:
         engine.add([1] * 24, 1, pins=True)
 
 
+def test_a_pool_that_named_prefixes_would_fill_is_refused(make_engine: Callable) -> None:
+    """They are computed again in it, each with room for one token more."""
+    engine = make_engine(num_pages=3, max_pinned_fraction=1.0)
+    engine.add([1] * 2 * engine.scheduler.pool.page_size, 1, pins=True)
+    engine.drain()
+    with pytest.raises(PrefixQuotaExceeded, match="leave 8 tokens for a named prefix of 8"):
+        engine.resize(2)
+    engine.audit()
+    engine.resize(4)
+    engine.resize(3)
+    engine.drain()
+    assert engine.scheduler.pool.num_pinned == 2
+
+
 def test_what_limits_the_running_requests_still_does(make_engine: Callable) -> None:
     engine = make_engine(num_pages=32, max_num_batched_tokens=128)
     engine.scheduler.limit_running(1)
