@@ -24,6 +24,7 @@ class FusedLayers:
 
     attention: list[nn.Module]
     sharing: list[Sharing]
+    modules: list[nn.Module]  # whose layers and arrays are attributes of the instance
 
     @classmethod
     def of(cls, model: nn.Module, dtype: mx.Dtype, context: int) -> FusedLayers:
@@ -31,9 +32,14 @@ class FusedLayers:
 
         dtype: of the rows; context: positions
         """
-        found = cls(fuse_attention(model, dtype, context), share(model, dtype))
+        attention, sharing = fuse_attention(model, dtype, context), share(model, dtype)
+        modules = model.modules()
+        for module in modules:
+            # nn.Module's `__getattr__` is entered only where the usual lookup has failed: it took 5,300
+            # instructions instead of 100 with Python 3.11, as many as a call of an op.
+            vars(module).update(module)
         mx.clear_cache()  # of the weights as they were
-        return found
+        return cls(attention, sharing, modules)
 
     def __bool__(self) -> bool:
         return bool(self.attention or self.sharing)
@@ -45,6 +51,9 @@ class FusedLayers:
         )
 
     def undo(self) -> None:
+        for module in self.modules:
+            for name in module:
+                vars(module).pop(name, None)
         separate(self.attention)
         for each in self.sharing:
             each.undo()

@@ -273,6 +273,26 @@ def test_recurrent_layers_share_the_product_of_their_input(build_model: BuildMod
     assert names.count(("in_proj_qkvz", "in_proj_ba")) == len(loaded.states)
 
 
+def test_fused_models_find_their_layers_and_arrays_without_python(
+    build_model: BuildModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, fused = fused_model(build_model, "qwen3_next")
+    expected, asked = dense(loaded), []
+    plain = nn.Module.__getattr__
+
+    def watched(module: nn.Module, name: str) -> Any:
+        asked.append(name)
+        return plain(module, name)
+
+    monkeypatch.setattr(nn.Module, "__getattr__", watched)
+    assert mx.array_equal(dense(loaded), expected)
+    assert asked == []
+    fused.undo()
+    dense(loaded)
+    assert {"self_attn", "linear_attn", "mlp", "in_proj_ba", "A_log", "weight"} <= {*asked}
+    assert not any(vars(module).keys() & module.keys() for module in loaded.model.modules())
+
+
 @pytest.mark.parametrize("is_fused", [False, True])
 def test_a_chunk_alone_is_called_as_mlx_lm_calls_it_where_attention_beside_states_is_fused(
     is_fused: bool, build_model: BuildModel, monkeypatch: pytest.MonkeyPatch
