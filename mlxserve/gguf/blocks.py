@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 from mlxserve.gguf import groups_of_16
 from mlxserve.gguf.lanes import (
-    NIBBLES,
     ONES,
     Bytes,
     Floats,
@@ -31,6 +30,7 @@ from mlxserve.gguf.lanes import (
     Lanes,
     columns,
     copied,
+    fields,
     halves,
     lanes,
 )
@@ -39,8 +39,6 @@ from mlxserve.gguf.scales import Scale
 GROUP_SIZE = 32
 _SIX, _FOUR, _TWO = (np.uint32(0x01010101 * bits) for bits in (0b111111, 0b1111, 0b110000))
 _EACH_TWO = np.arange(0, 16, 2, dtype=np.uint16)[:, np.newaxis]
-_DOWN_TO_BIT_4 = np.arange(4, dtype=np.uint64).reshape(4, 1, 1)
-_UP_TO_BIT_4 = np.uint64(4) - _DOWN_TO_BIT_4
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
@@ -125,11 +123,7 @@ def _five(raw: Bytes, fifth: int, nibbles: int, codes: Bytes) -> None:
     bits = np.unpackbits(columns(raw, fifth, fifth + 4), axis=1, bitorder="little")
     found = bits.view(np.uint64)
     found <<= np.uint64(4)
-    pairs = lanes(raw, nibbles, nibbles + 16)
-    found[:2] |= pairs & NIBBLES
-    pairs >>= np.uint64(4)
-    pairs &= NIBBLES
-    found[2:] |= pairs
+    found |= fields(lanes(raw, nibbles, nibbles + 16), 4).reshape(4, -1)
     _pack_5_bits(found[np.newaxis], codes)
 
 
@@ -169,15 +163,8 @@ def _q4_k(raw: Bytes, codes: Bytes) -> Floats:
 
 
 def _q5_k(raw: Bytes, codes: Bytes) -> Floats:
-    fifth, pairs = lanes(raw, 16, 48), lanes(raw, 48, 176).reshape(4, 4, -1)
-    low_and_high = np.empty((4, 2, 4, len(raw)), np.uint64)
-    np.bitwise_and(pairs, NIBBLES, out=low_and_high[:, 0])
-    pairs >>= np.uint64(4)
-    np.bitwise_and(pairs, NIBBLES, out=low_and_high[:, 1])
-    found = low_and_high.reshape(8, 4, -1)
-    bits = np.concatenate((fifth << _UP_TO_BIT_4, fifth >> _DOWN_TO_BIT_4))
-    bits &= 0x10 * ONES
-    found |= bits
+    found = fields(lanes(raw, 48, 176).reshape(4, 4, -1), 4).reshape(8, 4, -1)
+    found |= fields(lanes(raw, 16, 48), 1, 4)
     _pack_5_bits(found, codes)
     return _k_scales(raw)
 

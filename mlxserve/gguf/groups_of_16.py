@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlxserve.gguf.lanes import NIBBLES, ONES, Bytes, Floats, Lanes, columns, halves, lanes, shifted
+from mlxserve.gguf.lanes import ONES, Bytes, Floats, Lanes, columns, fields, halves, lanes
 
 Numbers = npt.NDArray[np.uint16]
 _FIELDS = np.uint64(0x0001000100010001)  # four of 16 bits
@@ -24,10 +24,7 @@ _WHOLE = np.float32(3 << 22)  # added to a number, this leaves its nearest integ
 
 
 def q2_k(raw: Bytes, codes: Bytes) -> Floats:
-    pairs = lanes(raw, 16, 80).reshape(2, 4, -1)
-    two = np.empty((2, 4, 4, len(raw)), np.uint64)
-    for place in range(4):
-        shifted(pairs, -2 * place, 3, two[:, place])
+    two = fields(lanes(raw, 16, 80).reshape(2, 4, -1), 2)
     small = columns(raw, 0, 16).reshape(8, 2, -1)
     half, offset = halves(raw, 80), halves(raw, 82)
     factors = (small & 15) * (half != 0)
@@ -50,18 +47,10 @@ def q2_k(raw: Bytes, codes: Bytes) -> Floats:
 
 
 def q3_k(raw: Bytes, codes: Bytes) -> Floats:
-    third, pairs = lanes(raw, 0, 32), lanes(raw, 32, 96).reshape(2, 4, -1)
-    thirds = np.stack((third, third >> np.uint64(4)))
-    three = np.empty((2, 4, 4, len(raw)), np.uint64)
-    for place in range(4):
-        shifted(pairs, -2 * place, 3, three[:, place])
-        three[:, place] |= shifted(thirds, 2 - place, 4)
-    low, top = columns(raw, 96, 104), columns(raw, 104, 108)
-    factors = np.concatenate((low & 15, low >> 4))  # and 32 more than it is
-    for place in range(4):
-        factors[4 * place :][:4] |= (
-            top << (4 - 2 * place) if place < 2 else top >> (2 * place - 4)
-        ) & 48
+    three = fields(lanes(raw, 32, 96).reshape(2, 4, -1), 2).reshape(8, 4, -1)
+    three |= fields(lanes(raw, 0, 32), 1, 2)
+    factors = fields(columns(raw, 96, 104), 4).reshape(16, -1)  # and 32 more than it is
+    factors |= fields(columns(raw, 104, 108), 2, 4).reshape(16, -1)
     # 128 - factor * (code - 4), because a factor of -32 is common and one of 32 does not exist
     slopes = np.uint16(32) - factors
     _multiply_bytes(three.reshape(16, 2, -1), slopes, factors << 2, codes)
@@ -69,14 +58,8 @@ def q3_k(raw: Bytes, codes: Bytes) -> Floats:
 
 
 def q6_k(raw: Bytes, codes: Bytes) -> Floats:
-    pairs = lanes(raw, 0, 128).reshape(2, 2, 4, -1)
-    top = lanes(raw, 128, 192).reshape(2, 4, -1)
-    six = np.empty((2, 4, 4, len(raw)), np.uint64)
-    np.bitwise_and(pairs, NIBBLES, out=six[:, :2])
-    pairs >>= np.uint64(4)
-    np.bitwise_and(pairs, NIBBLES, out=six[:, 2:])
-    for place in range(4):
-        six[:, place] |= shifted(top, 4 - 2 * place, 0x30)
+    six = fields(lanes(raw, 0, 128).reshape(2, 8, -1), 4).reshape(2, 4, 4, -1)
+    six |= fields(lanes(raw, 128, 192).reshape(2, 4, -1), 2, 4)
     scales = columns(raw, 192, 208).view(np.int8).reshape(8, 2, -1)
     (first, second), sizes = scales.swapaxes(0, 1), np.abs(scales).view(np.uint8)
     # One of both, modulo 256: np.where takes five times as long.
@@ -96,9 +79,9 @@ def _multiply_bytes(found: Lanes, slopes: Numbers, starts: npt.NDArray[Any], cod
     All results are bytes, so two of them are one number of 16 bits: what a product takes from the upper one, its
     start gives back.
     """
-    fields = found.view(np.uint16)
-    fields *= _in_each_field(slopes)
-    fields += (starts.reshape(16, 1, -1) * ONES).view(np.uint16)
+    pairs = found.view(np.uint16)
+    pairs *= _in_each_field(slopes)
+    pairs += (starts.reshape(16, 1, -1) * ONES).view(np.uint16)
     codes.view(np.uint64)[...] = found.reshape(32, -1).T
 
 
@@ -112,9 +95,9 @@ def _multiply(found: Lanes, slopes: Numbers, codes: Bytes) -> None:
     upper = found.view(np.uint16)
     lower = upper & np.uint16(0xFF)
     upper >>= np.uint16(8)
-    for fields in (lower, upper):
-        fields *= by_four
-        fields += starts
+    for part in (lower, upper):
+        part *= by_four
+        part += starts
     lower >>= np.uint16(8)
     upper &= np.uint16(0xFF00)
     upper |= lower

@@ -11,6 +11,8 @@ takes four times as long.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 import numpy.typing as npt
 
@@ -18,8 +20,8 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Halves = npt.NDArray[np.float16]
 Lanes = npt.NDArray[np.uint64]
+Words = TypeVar("Words", Bytes, Lanes)
 
-NIBBLES = np.uint64(0x0F0F0F0F0F0F0F0F)
 ONES = np.uint64(0x0101010101010101)
 
 
@@ -47,16 +49,15 @@ def columns(raw: Bytes, start: int, end: int) -> Bytes:
     return np.ascontiguousarray(raw[:, start:end].T)
 
 
-def shifted(values: Lanes, places: int, mask: int, out: Lanes | None = None) -> Lanes:
-    """Bits of each byte moved up by so many places (down, if negative), and cut by `mask`.
+def fields(values: Words, width: int, at: int = 0) -> Words:
+    """(..., lanes, blocks) -> (..., 8 / width, lanes, blocks): fields of `width` bits of each byte, the lowest first.
 
-    The mask must leave out what comes from a neighbouring byte.
+    They begin at bit `at` of their bytes afterwards, a multiple of the width, and all other bits are 0.
     """
-    bits = np.uint64(mask) * ONES
-    if not places:
-        kept: Lanes = np.bitwise_and(values, bits, out=out)
-        return kept
-    shift = np.left_shift if places > 0 else np.right_shift
-    moved: Lanes = shift(values, np.uint64(abs(places)), out=out)
-    moved &= bits
-    return moved
+    starts = np.arange(0, 8, width, dtype=values.dtype).reshape(-1, 1, 1)
+    masks = ((1 << width) - 1) * ONES.astype(values.dtype) << starts
+    found = values[..., np.newaxis, :, :] & masks
+    there = at // width
+    found[..., :there, :, :] <<= at - starts[:there]
+    found[..., there + 1 :, :, :] >>= starts[there + 1 :] - at
+    return found
