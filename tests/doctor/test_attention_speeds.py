@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import mlx.core as mx
 import pytest
 
 from metal_kernels.kernels import Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
-from metal_kernels.speeds import TimedAttention, latent_seconds, paged_seconds
+from metal_kernels.speeds import (
+    TimedAttention,
+    latent_seconds,
+    memory_bandwidth,
+    paged_seconds,
+)
 from metal_kernels.x86.backend import X86Backend
 from mlxserve.doctor import attention_speeds as module
 from mlxserve.doctor.attention_speeds import Task, attention_speeds, tasks
@@ -17,6 +23,11 @@ from tests.emulated import emulated_factory
 
 GROWN = 64 << 20
 DECODE = TimedAttention(context=75, kv_heads=2, head_dim=64, dtype=mx.float32)
+
+
+@pytest.fixture(autouse=True)
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "memory_bandwidth", partial(memory_bandwidth, nbytes=1 << 20))
 
 
 def test_ours_and_mlx_attention_are_timed_on_the_same_task() -> None:

@@ -12,6 +12,8 @@ from tests.gguf.random_files import write_llama
 from tests.perf.cli import app
 from tests.perf.loading import INNER, KINDS, WIDTH, seconds_for_a_gb, write_folder
 
+pytestmark = pytest.mark.instruments
+
 
 def test_both_places_are_loaded_and_timed(tmp_path: Path) -> None:
     file = write_llama(tmp_path / "large.gguf", "Q4_K", 1, WIDTH, INNER)
@@ -29,7 +31,6 @@ def test_an_unknown_kind_is_refused_with_those_that_there_are() -> None:
     assert KINDS[0] in done.output
 
 
-@pytest.mark.slow
 def test_a_round_has_seconds_and_ratios(tmp_path: Path) -> None:
     out = tmp_path / "loading.json"
     command = ["loading", "--kind", "Q8_0", "--megabytes", "1", "--rounds", "1", "--json", str(out)]

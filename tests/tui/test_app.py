@@ -255,13 +255,6 @@ async def test_esc_twice_edits_only_if_nothing_was_typed_between(t: Terminal) ->
     await t.until(lambda: t.composer.text == "one")
 
 
-async def test_esc_drops_a_command_that_was_begun(t: Terminal) -> None:
-    await t.ask("/find")
-    await t.until(lambda: t.composer.text == "/find ")
-    await t.press("escape")
-    await t.until(lambda: t.composer.text == "")
-
-
 async def test_esc_twice_with_another_key_between_edits_nothing(t: Terminal) -> None:
     await t.talk("one")
     await t.press("escape", "tab", "escape", "escape")
@@ -271,20 +264,25 @@ async def test_esc_twice_with_another_key_between_edits_nothing(t: Terminal) -> 
     await t.until(lambda: t.composer.text == "one")
 
 
-async def test_one_message_at_a_time_is_shown_below_the_composer(t: Terminal) -> None:
+async def test_one_message_at_a_time_is_shown_below_a_command_that_is_not_sent(
+    t: Terminal, server: FakeServer
+) -> None:
     await t.ask("/frobnicate")
     await t.until_shown("Unknown command. F1 lists all commands.")
+    assert t.composer.text == "/frobnicate"
     assert "Ready" not in t.screen
     t.composer.load_text("")
     await t.ask("/retry now")
     await t.until_shown("/retry takes no argument.")
+    assert t.composer.text == "/retry now"
+    assert server.requests == []
     assert "Unknown command" not in t.screen
     assert t.screen.rstrip().split("\n")[-1].strip() == "/retry takes no argument."
     t.app.window.status.end_message()
     await t.until_shown("Ready")
 
 
-async def test_messages_of_one_cause_are_shown_together(t: Terminal) -> None:
+async def test_messages_of_one_cause_are_shown_together_and_as_plain_text(t: Terminal) -> None:
     for words in ("First of three.", "Second of three.", "Third of three.", "Third of three."):
         t.app.notify(words)
     await t.until_shown("Third of three.")
@@ -292,9 +290,6 @@ async def test_messages_of_one_cause_are_shown_together(t: Terminal) -> None:
         "Second of three.",
         "Third of three.",
     ]
-
-
-async def test_text_of_a_server_in_a_message_is_plain(t: Terminal) -> None:
     t.app.notify("[bold]two\x1b[31m words[/]", title="Tools")
     await t.until_shown("Tools: [bold]two␛[31m words[/]")
 
@@ -311,7 +306,11 @@ async def test_a_wide_window_has_a_wider_column(
         await t.until(lambda: t.composer.region.width == column)
 
 
-async def test_esc_cancels_an_edit(t: Terminal) -> None:
+async def test_esc_cancels_a_command_that_was_begun_and_an_edit(t: Terminal) -> None:
+    await t.ask("/find")
+    await t.until(lambda: t.composer.text == "/find ")
+    await t.press("escape")
+    await t.until(lambda: t.composer.text == "")
     await t.talk("one")
     await t.ask("/edit")
     await t.until(lambda: t.composer.text == "one")
@@ -323,11 +322,17 @@ async def test_esc_cancels_an_edit(t: Terminal) -> None:
 
 async def test_keys_act_on_the_focused_message(t: Terminal, server: FakeServer) -> None:
     await t.talk("one", "two")
+    await t.press("tab")
+    assert t.app.focused is t.views[-1]
+    await t.press("tab")
+    assert t.app.focused is t.composer
     await t.press("shift+tab", "up", "up")
     assert t.app.focused is t.views[1]
     await t.press("r")
+    await t.until_shown("2 later messages stay with the version before: Alt+Left")
     await t.until(lambda: len(server.requests) == 3)
     await t.until(lambda: t.messages == ["one", "Yes."])
+    assert isinstance(t.app.focused, AnswerView)
     await t.until_shown("version 2 of 2")
     await t.until_ready()
     await t.press("left")  # the focus has stayed there
@@ -416,12 +421,6 @@ async def test_an_attached_file_is_shown_in_the_composer(
     assert server.requests[0]["messages"][0]["content"].endswith("```\n\nwhy?")
 
 
-async def test_text_after_a_command_without_argument_is_not_lost(t: Terminal) -> None:
-    await t.ask("/new plan for the garden")
-    await t.until_shown("takes no argument")
-    assert t.composer.text == "/new plan for the garden"
-
-
 async def test_a_message_to_a_chat_deleted_elsewhere_is_returned(t: Terminal, home: Home) -> None:
     await t.talk("one")
     delete_chat(home)
@@ -469,14 +468,6 @@ async def test_commands_are_suggested_and_run(t: Terminal) -> None:
     assert t.composer.text == "/theme "
     await t.press("enter")
     await t.until(lambda: t.app.theme == "mlxserve-light")
-
-
-async def test_an_unknown_command_is_not_sent(t: Terminal, server: FakeServer) -> None:
-    await t.type("/frobnicate")
-    await t.press("enter")
-    await t.until_shown("Unknown command")
-    assert t.composer.text == "/frobnicate"
-    assert server.requests == []
 
 
 async def test_a_slash_alone_and_a_path_are_messages(t: Terminal) -> None:
@@ -874,7 +865,12 @@ async def test_a_file_is_mentioned_completed_and_sent(
     await t.ask("and @bad.bin")
     await t.until_shown("bad.bin is not a UTF-8 text file")
     assert t.composer.text == "and @bad.bin"
+    await t.ask("read @missing.txt")
+    await t.until_shown("There is no file missing.txt")
+    assert t.composer.text == "read @missing.txt"
     assert len(server.requests) == 1
+    await t.press("enter")
+    await t.until(lambda: len(server.requests) == 2)
 
 
 async def test_a_picture_is_mentioned_shown_and_sent(
@@ -962,24 +958,11 @@ async def test_find_goes_from_the_last_match_to_earlier_ones(terminal: Open, hom
         await t.until_shown("No match in this chat")
 
 
-async def test_tab_goes_to_the_last_message(t: Terminal) -> None:
-    for text in ("one", "two", "three"):
-        await t.ask(text)
-        await t.until_ready()
-    await t.press("tab")
-    assert t.app.focused is t.views[-1]
-    await t.press("tab")
-    assert t.app.focused is t.composer
-
-
-@pytest.mark.parametrize("key", ["ctrl+c", "escape"])
-async def test_a_dialog_is_closed(key: str, t: Terminal) -> None:
-    await t.open(HelpDialog, "f1")
-    await t.press(key)
-    await t.until(lambda: not isinstance(t.app.screen, HelpDialog))
-
-
-async def test_ctrl_q_quits_from_a_dialog(t: Terminal) -> None:
+async def test_a_dialog_is_closed_and_ctrl_q_quits_from_it(t: Terminal) -> None:
+    for key in ("ctrl+c", "escape"):
+        await t.open(HelpDialog, "f1")
+        await t.press(key)
+        await t.until(lambda: not isinstance(t.app.screen, HelpDialog))
     await t.open(HelpDialog, "f1")
     await t.press("ctrl+q")
     await t.until(lambda: not t.app.is_running)
@@ -1028,17 +1011,6 @@ async def test_the_last_chat_is_continued_and_a_draft_is_kept(terminal: Open) ->
     assert not t.app.has_chat
 
 
-async def test_a_mentioned_file_that_does_not_exist_is_pointed_out_once(
-    t: Terminal, server: FakeServer
-) -> None:
-    await t.ask("read @missing.txt")
-    await t.until_shown("There is no file missing.txt")
-    assert server.requests == []
-    assert t.composer.text == "read @missing.txt"
-    await t.press("enter")
-    await t.until(lambda: len(server.requests) == 1)
-
-
 async def test_scrolled_up_the_end_is_one_key_away(t: Terminal, server: FakeServer) -> None:
     server.script(scripts.say("\n\n".join(f"line {number}" for number in range(80))))
     await t.ask("count")
@@ -1050,19 +1022,6 @@ async def test_scrolled_up_the_end_is_one_key_away(t: Terminal, server: FakeServ
     await t.press("ctrl+end")
     await t.until_shown("line 79")
     await t.until(lambda: "more lines" not in t.screen)
-
-
-async def test_regenerating_an_earlier_answer_says_where_the_later_messages_are(
-    t: Terminal,
-) -> None:
-    await t.talk("one", "two")
-    await t.press("tab", "up", "up", "r")
-    await t.until_shown("2 later messages stay with the version before: Alt+Left")
-    await t.until(lambda: t.messages == ["one", "Yes."])
-    assert isinstance(t.app.focused, AnswerView)
-    await t.until_ready()
-    await t.press("alt+left")
-    await t.until(lambda: t.messages == ["one", "Yes.", "two", "Yes."])
 
 
 async def test_the_palette_knows_the_names_of_the_commands(t: Terminal) -> None:
