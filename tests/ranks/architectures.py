@@ -58,7 +58,7 @@ def answers(choice: AttentionChoice, lead: Lead | None = None) -> Answers:
     config = SchedulerConfig(max_model_len=512, max_num_seqs=4, max_num_batched_tokens=48)
     slots = _NUM_STATE_SLOTS if loaded.has_states else None
     scheduler = Scheduler(config, PagePool(NUM_PAGES, PAGE_SIZE), slots)
-    engine = Engine(scheduler, ModelRunner(loaded, kv, lead=lead), Pace(None), lead=lead)
+    engine = Engine(scheduler, ModelRunner(loaded, kv, workers=lead), Pace(None), workers=lead)
     logprobs: list[float] = []
     seeded = SamplingParams(
         max_tokens=_NUM_TOKENS,

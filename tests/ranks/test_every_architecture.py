@@ -31,6 +31,7 @@ from tests.ranks.workload import ROOT
 REFUSED = json.loads(Path(__file__).with_name("refused_architectures.json").read_text())
 _OTHER_SECONDS = 3.0  # until the other rank has refused it as well, or waits for ever
 SPLITS = ("heads", "layers")
+_SAMPLE = {"llama", "qwen3_next"}
 # A fast BLAS before mlx is imported.
 _PROGRAM = """
 from mlxserve import machine
@@ -188,9 +189,15 @@ def expected_refusal(name: str, split: str) -> str | None:
     return sentences[0].format(name=name, kind=kind) if sentences else None
 
 
-@pytest.mark.ranks
 @pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+@pytest.mark.parametrize(
+    "name",
+    [
+        # Two in `.ci/run`, so that it sees when the instrument itself is broken.
+        pytest.param(name, marks=pytest.mark.slow if name in _SAMPLE else pytest.mark.ranks)
+        for name in sorted(ARCHITECTURES)
+    ],
+)
 def test_two_ranks_answer_what_one_process_does(
     name: str, split: str, pair: Pair, alone: Callable[[str], Answers]
 ) -> None:
