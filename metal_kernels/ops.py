@@ -307,7 +307,8 @@ def check_write(
     if slots.ndim != 1 or slots.dtype != np.int32:
         raise ValueError(f"slots must be one row of int32, got {slots.shape} of {slots.dtype}")
     num_slots = _slots_written(*shapes_of(keys, values, k_pool, v_pool), len(slots))
-    if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < num_slots:
+    # Unsigned, a negative one is above all others.
+    if len(slots) and int(slots.view(np.uint32).max()) >= num_slots:
         raise ValueError(f"slots must be in 0..{num_slots - 1}")
 
 

@@ -62,7 +62,7 @@ class WritePlan:
         tokens = np.empty((len(slots), 2), np.int32)
         tokens[:, 0], tokens[:, 1] = np.arange(len(slots)), slots
         uploaded = upload(tokens)  # also in the place of the pages, of which none is read
-        return cls(np.zeros((0, 2), np.int32), tokens, uploaded, uploaded)
+        return cls(tokens[:0], tokens, uploaded, uploaded)
 
     @classmethod
     def of(cls, slots: IntArray, page_size: int) -> WritePlan:

@@ -89,6 +89,7 @@ def test_rows_are_counted_and_listed_by_sequence() -> None:
 
 def test_padding_does_not_count_for_the_highest_page() -> None:
     assert tables([[3, 8, 77], [5, 77, 77]], [8, 4]).highest_page == 8
+    assert tables([[3, 8, 77]], [5]).highest_page == 8
 
 
 def test_tables_that_do_not_fit_together_are_refused() -> None:
