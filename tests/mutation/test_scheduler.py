@@ -111,12 +111,6 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     "overlook that windows are short": Bug(
         Preemption, "might_preempt", "self._tables.num_free", "self._pool.num_free"
     ),
-    "preempt for windows who holds none": Bug(
-        preemption,
-        "choose_victim",
-        "(windows.num_own(r) if windows else _frees_a_page(r, pool))",
-        "_frees_a_page(r, pool)",
-    ),
     "publish a window that is not read yet": Bug(
         PageTables,
         "finish_load",
@@ -219,27 +213,11 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     "end a page without a look": Bug(
         Commit, "_next_look", "return min(end_of_page, ", "return min(end_of_page + 1, "
     ),
-    "leave the forks of a leader that ended": Bug(
-        Roster, "end", "self.waiting.add(new_leader)", "pass"
-    ),
-    "match a tail as if it were full": Bug(
-        PrefixCache,
-        "tail",
-        "return Tail(page, num_tokens) if num_tokens else None",
-        "return Tail(page, page_size - 1)",
-    ),
     "plan for a preempted request": Bug(
         StepPlanner,
         "_plan_decodes",
         "if step.has_preempted:",
         "if False:",
-        options={"num_pages": 9, "max_num_seqs": 5},
-    ),
-    "admit in a step that preempted": Bug(
-        StepPlanner,
-        "plan",
-        "if not step.has_preempted:",
-        "if True:",
         options={"num_pages": 9, "max_num_seqs": 5},
     ),
     "follow a leader that is gone": Bug(
@@ -276,6 +254,36 @@ def test_the_state_machine_finds_the_bug(
 # ---- found by one test each
 
 FOUND_BY_CLAIM: dict[str, Bug] = {
+    # Which the machine finds after thousands of orders.
+    "preempt for windows who holds none": Bug(
+        preemption,
+        "choose_victim",
+        "(windows.num_own(r) if windows else _frees_a_page(r, pool))",
+        "_frees_a_page(r, pool)",
+        test_preemption.test_who_holds_no_page_of_a_window_is_not_preempted_for_one,
+    ),
+    "leave the forks of a leader that ended": Bug(
+        Roster,
+        "end",
+        "self.waiting.add(new_leader)",
+        "pass",
+        test_forks.test_when_the_leader_is_aborted_the_other_forks_continue,
+        options={"steps": 1},
+    ),
+    "match a tail as if it were full": Bug(
+        PrefixCache,
+        "tail",
+        "return Tail(page, num_tokens) if num_tokens else None",
+        "return Tail(page, page_size - 1)",
+        test_pins.test_a_prefix_alone_computes_its_last_token,
+    ),
+    "admit in a step that preempted": Bug(
+        StepPlanner,
+        "plan",
+        "if not step.has_preempted:",
+        "if True:",
+        test_admission.test_after_a_preemption_admission_leaves_room_to_grow,
+    ),
     # Guards that no claim held once.
     "a draft takes pages that are reserved": Bug(
         StepPlanner,

@@ -8,6 +8,7 @@ from mlxserve.cache.pages import PagePool
 from mlxserve.config import PreemptionMode
 from mlxserve.request import LiveRequest, Request, as_page_table
 from mlxserve.sampling_params import SamplingParams
+from mlxserve.scheduler import preemption
 from mlxserve.scheduler.preemption import choose_victim, recompute_cost
 from tests.scheduler.conftest import GhostEngine
 
@@ -82,6 +83,16 @@ def test_a_request_that_frees_no_page_is_never_the_victim(pool: PagePool) -> Non
     running(pool, 2, 0, shared=leader.page_table)
     assert choose_victim([sharer], pool, 3) is None
     assert choose_victim([], pool, 3) is None
+
+
+def test_who_holds_no_page_of_a_window_is_not_preempted_for_one(
+    make_engine: Callable[..., GhostEngine],
+) -> None:
+    scheduler = make_engine(window=8, num_window_pages=9).scheduler
+    request = running(scheduler.pool, 0, 2)
+    assert preemption.choose_victim([request], scheduler.pool, 3) is request
+    windows = scheduler.page_tables.windows
+    assert preemption.choose_victim([request], scheduler.pool, 3, windows) is None
 
 
 def test_a_request_in_flight_is_never_the_victim(pool: PagePool) -> None:
