@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from statistics import median
 from typing import Any
 
 import mlx.core as mx
@@ -115,8 +116,13 @@ def _figures(name: str, contenders: Contenders, rounds: int, steps: int) -> list
     contenders.ours()
     calls = contenders.factory.num_calls
     for _ in range(rounds):
-        ours.append(_milliseconds(contenders.ours, steps))
-        theirs.append(_milliseconds(contenders.theirs, steps))
+        for build in (contenders.ours, contenders.theirs) * (TIMES_BEFORE + 1):
+            build()  # until steps of these shapes are recorded
+        gc.collect()
+        # In turn: neither finds in the processor's caches what it used itself just now.
+        pairs = [(_seconds(contenders.ours), _seconds(contenders.theirs)) for _ in range(steps)]
+        ours.append(1e3 * median(a for a, _ in pairs))
+        theirs.append(1e3 * median(b for _, b in pairs))
     ratios = tuple(a / b for a, b in zip(ours, theirs, strict=True))
     return [
         Figure(f"{name}: ours ({calls} kernel calls)", "ms", tuple(ours)),
@@ -125,16 +131,11 @@ def _figures(name: str, contenders: Contenders, rounds: int, steps: int) -> list
     ]
 
 
-def _milliseconds(build: Callable[[], object], steps: int) -> float:
-    """CPU time of this thread per step, once steps of these shapes are recorded. The graph is freed
-    within it, as it is after each step."""
-    for _ in range(TIMES_BEFORE + 1):
-        build()
-    gc.collect()
+def _seconds(build: Callable[[], object]) -> float:
+    """CPU time of this thread for a step. Its graph is freed within it, as it is after each step."""
     began = time.thread_time()
-    for _ in range(steps):
-        build()
-    return 1e3 * (time.thread_time() - began) / steps
+    build()
+    return time.thread_time() - began
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,8 @@ GEOMETRY: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
+Steps = Callable[[int], Iterator[float]]  # takes as many steps: seconds to build each
+
 
 def figures(decodes: Sequence[int], chunk: int, rounds: int, steps: int) -> Iterator[Figure]:
     """Milliseconds to build a step of as many decodes, or one chunk, and the ratio to mlx-lm's; dispatches
@@ -72,15 +74,18 @@ def figures(decodes: Sequence[int], chunk: int, rounds: int, steps: int) -> Iter
     num_states = len(loaded.states)
     name = f"{num_states} recurrent and {len(loaded.layers)} attention layers"
     with single_ops(), _single_recurrence():
-        workloads = [(f"{n} decodes", _decoding(dense, loaded, n, steps)) for n in decodes]
-        ours_chunks, dense_chunks = _Chunks(loaded, chunk), _DenseChunks(dense, chunk)
-        each = ours_chunks.milliseconds, dense_chunks.milliseconds
-        workloads.append((f"chunk of {chunk}", [partial(one, steps) for one in each]))
-        for what, (ours, theirs) in workloads:
+        workloads = [(f"{n} decodes", _decoding(dense, loaded, n)) for n in decodes]
+        chunks = _Chunks(loaded, chunk).steps, _DenseChunks(dense, chunk).steps
+        workloads.append((f"chunk of {chunk}", chunks))
+        for what, each in workloads:
             a, b = [], []
             for _ in range(rounds):
-                a.append(ours())
-                b.append(theirs())
+                gc.collect()
+                # Step by step in turn: neither finds in the processor's caches what it used itself just now.
+                pairs = zip(*(one(steps) for one in each), strict=True)
+                ours, theirs = map(median, zip(*pairs, strict=True))
+                a.append(1e3 * ours)
+                b.append(1e3 * theirs)
             ratios = tuple(x / y for x, y in zip(a, b, strict=True))
             yield Figure(f"{name}, {what}: ours", "ms", tuple(a))
             yield Figure(f"{name}, {what}: mlx-lm", "ms", tuple(b))
@@ -107,20 +112,14 @@ def layer_dispatches(kind: str, chunk: int, who: str = "ours") -> Counter[str]:
         return of_a_layer(*builds)
 
 
-def _decoding(
-    dense: nn.Module, loaded: LoadedModel, num: int, steps: int
-) -> list[Callable[[], float]]:
-    """Two functions that return milliseconds of a step, once steps of these shapes are recorded."""
-
-    def milliseconds(step: Callable[[], float]) -> float:
-        gc.collect()
-        return 1e3 * median(step() for _ in range(steps))
-
+def _decoding(dense: nn.Module, loaded: LoadedModel, num: int) -> tuple[Steps, Steps]:
+    """Once steps of these shapes are recorded."""
     each = _ours(loaded, num), _theirs(dense, num)
     for step in each:
         for _ in range(TIMES_BEFORE + 1):
             step()
-    return [partial(milliseconds, step) for step in each]
+    ours, theirs = (lambda steps, one=one: (one() for _ in range(steps)) for one in each)
+    return ours, theirs
 
 
 def _fused_model(num_layers: int | None = None) -> LoadedModel:
@@ -181,16 +180,15 @@ class _Chunks:
         [request] = self._begun(1)
         return self._built(request)
 
-    def milliseconds(self, steps: int) -> float:
-        """Of a step, in which an earlier one's graph is freed."""
+    def steps(self, steps: int) -> Iterator[float]:
+        """Seconds of each, in which an earlier one's graph is freed."""
         first, *others = self._begun(1 + steps)
         self._built(first)
-        gc.collect()
-        began = time.thread_time()
         for request in others:
+            began = time.thread_time()
             self._built(request)
             self._runner.drop_states([])
-        return 1e3 * (time.thread_time() - began) / steps
+            yield time.thread_time() - began
 
     def _built(self, request: LiveRequest) -> mx.array:
         chunk = Chunk(request, CONTEXT, self._length, self._pages, samples=True)
@@ -229,13 +227,12 @@ class _DenseChunks:
             vars(each).update({n: list(v) if isinstance(v, list) else v for n, v in state.items()})
         return _chosen(self._model, self._tokens, self._used)
 
-    def milliseconds(self, steps: int) -> float:
+    def steps(self, steps: int) -> Iterator[float]:
         self.build()
-        gc.collect()
-        began = time.thread_time()
         for _ in range(steps):
+            began = time.thread_time()
             self.build()
-        return 1e3 * (time.thread_time() - began) / steps
+            yield time.thread_time() - began
 
 
 def _cache(layer: Any, num: int) -> Any:
