@@ -18,7 +18,7 @@ from mlxserve.hub.embedded import MODEL_NAME, model_path
 from tests.conftest import ATTENDING, each_of
 from tests.together import begun_together
 
-NUM_TOKENS = 8
+NUM_TOKENS = 12
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
 
 

@@ -199,7 +199,7 @@ def test_images_in_chunks_preempted_and_beside_drafts(
 ) -> None:
     outputs = ask(shared, list(QUESTIONS.values()))
     longest = max(output.usage.prompt_tokens for output in outputs) + NUM_TOKENS
-    # Just enough for one. Twice as many questions are in each other's way in whatever order they come.
+    # Enough pages for one question. With all of them twice, some are preempted in every order.
     num_pages = -(-longest // SIZES["page_size"])
     llm = serve(
         num_pages=num_pages,

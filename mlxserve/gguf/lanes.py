@@ -6,8 +6,8 @@ as fast as many short ones, and copies eight bytes as fast as one.
 The same steps as operations of mlx take 1.4 to 1.8 times as much CPU on x86: 0.8 s for a GB of Q4_K where numpy
 takes 0.44, 1.5 and 1.1 for Q5_K, 3.0 and 1.8 for Q2_K; the codes of Q4_K by mx.compile, which needs a compiler
 there, 0.5 and 0.2. Loops over bytes that numba compiles take 0.3 for these codes and 1.0 for Q5_K's, after 0.8 s
-for its import. Whoever measures it again has to let malloc keep its memory as weights.py does: without, numpy takes
-four times as long.
+for its import. To measure it again, let malloc keep its memory as weights.py does; otherwise numpy takes four times
+as long.
 """
 
 from __future__ import annotations

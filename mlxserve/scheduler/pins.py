@@ -72,8 +72,9 @@ class Pins:
 
     def _chain(self, prefix: LiveRequest) -> tuple[bytes, ...]:
         """What it has claimed, whether it was computed or not; nothing for other requests."""
-        chains = (self._promised, self._pinned) if prefix.asked.pins else ()
-        return next((each[prefix.id] for each in chains if prefix.id in each), ())
+        if not prefix.asked.pins:
+            return ()
+        return self._promised.get(prefix.id) or self._pinned.get(prefix.id, ())
 
     def reserve(self, request: LiveRequest, chain: tuple[bytes, ...]) -> None:
         """Claim the pages with these hashes. Raises PrefixQuotaExceeded; nothing happened then."""

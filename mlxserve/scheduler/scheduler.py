@@ -313,7 +313,7 @@ class Scheduler:
         again = {request.id: request for request in waiting}
         windows = self.page_tables.windows
         self._begin(pool, None if windows is None else windows.renewed())
-        # Those that somebody waits for first: they have been promised their room.
+        # First the prefixes of waiting requests, which were promised their room.
         for name, asked in sorted(prefixes.items(), key=lambda one: one[0] not in again):
             if name in again or name not in lives:
                 with suppress(MlxServeError):

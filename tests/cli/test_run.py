@@ -29,16 +29,18 @@ def model(write_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
     return str(write_model(tmp_path_factory.mktemp("run"), "qwen3"))
 
 
-def run_model(model: str, *args: str) -> CommandResult:
-    return mlxserve("run", "--model", model, "--num-pages", "64", "--max-tokens", "8", *args)
+def run_model(model: str, *args: str, stdin: str | None = None) -> CommandResult:
+    flags = ("--model", model, "--num-pages", "64", "--temperature", "0", "--max-tokens", "8")
+    return mlxserve("run", *flags, *args, stdin=stdin)
 
 
-def test_a_prompt_is_answered(model: str) -> None:
-    result = run_model(model, "Hello there", "--stats")
-    assert result.code == 0, result.err
-    assert result.out.strip()
-    assert result.out.endswith("\n")
-    assert re.search(r"prompt \d+ tokens \(0 cached\), answer \d+ tokens", result.err)
+def test_a_prompt_gets_the_same_answer_as_argument_and_from_a_pipe(model: str) -> None:
+    argument = run_model(model, "Hello there", "--stats")
+    assert argument.code == 0, argument.err
+    assert argument.out.strip()
+    assert argument.out.endswith("\n")
+    assert re.search(r"prompt \d+ tokens \(0 cached\), answer \d+ tokens", argument.err)
+    assert run_model(model, stdin="Hello there\n") == (0, argument.out, "")
 
 
 def test_run_between_two_pipes_of_which_the_second_is_closed_ends_without_a_traceback(
