@@ -61,6 +61,10 @@ def check(line: str) -> None:
     if words[0] in ("--extra", "--group"):
         assert words[1] in (EXTRAS if words[0] == "--extra" else GROUPS), line
         words = words[2:]
+    if words[0] == "mkdocs":
+        assert words[1:4] == ["build", "--strict", "-f"], line
+        assert (ROOT / words[4]).is_file(), line
+        return
     if words[0] == "pytest":
         assert len(words) == 1 or (words[1] == "-m" and words[2] in MARKERS), line
         return
@@ -79,6 +83,7 @@ def test_a_command_that_does_not_exist_is_found() -> None:
         "uv run --extra training pytest",
         "uv run --group real-models pytest",
         "bash .ci/walk",
+        "uv run --group docs mkdocs build --strict -f .github/none.yml",
         "make",
     ]:
         with pytest.raises(AssertionError):
