@@ -173,7 +173,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/api/bodies": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/request mlxserve/text/parsing "
-        "mlxserve/text/costs mlxserve/text/conversation mlxserve/api/errors mlxserve/door "
+        "mlxserve/text/costs mlxserve/text/conversation mlxserve/shelf mlxserve/api/errors mlxserve/door "
         "mlxserve/api/turns"
     ),
     "mlxserve/api/metrics": "mlxserve/stats mlxserve/text/deltas mlxserve/api/server",
@@ -216,7 +216,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/api/bodies mlxserve/api/server mlxserve/api/answers mlxserve/api/service mlxserve/images"
     ),
     "mlxserve/api/ollama": (
-        "mlxserve/errors mlxserve/shelf mlxserve/sampling_params mlxserve/request "
+        "mlxserve/errors mlxserve/sampling_params mlxserve/request "
         "mlxserve/text/parsing mlxserve/text/conversation mlxserve/text/deltas "
         "mlxserve/api/errors mlxserve/api/usage mlxserve/api/warnings mlxserve/api/server "
         "mlxserve/api/bodies mlxserve/api/answers mlxserve/api/service mlxserve/api/turns mlxserve/images"

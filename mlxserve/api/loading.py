@@ -14,13 +14,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.access.security import require_admin
+from mlxserve.api.bodies.keep_alive import KeepAlive
 from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, read_request
 from mlxserve.api.dispatch import ModelDispatch, OfferedModel, not_loaded
-from mlxserve.api.errors import ApiError, invalid_value, json_response
+from mlxserve.api.errors import ApiError, json_response
 from mlxserve.api.turns import unless_left
 from mlxserve.api.warnings import Warnings
-from mlxserve.errors import InvalidConfig, MlxServeError
-from mlxserve.shelf.keep_alive import keep_alive_seconds
+from mlxserve.errors import MlxServeError
 from mlxserve.shelf.shelf import ModelShelf
 
 
@@ -28,7 +28,7 @@ class LoadRequest(RequestBody):
     """The body of `POST /api/v1/models/load`."""
 
     model: str
-    keep_alive: str | float | None = None
+    keep_alive: KeepAlive = None
 
 
 class UnloadRequest(RequestBody):
@@ -66,12 +66,7 @@ class Loading:
         asked = await read_request(LoadRequest, request)
         name = self._dispatch.model(asked.model).model.name
         try:
-            seconds = None if asked.keep_alive is None else keep_alive_seconds(asked.keep_alive)
-            await unless_left(request, self._load(name, seconds))
-        except InvalidConfig as error:
-            if error.option != "keep_alive":
-                raise not_loaded(error) from error
-            raise invalid_value("keep_alive", str(error).removeprefix("keep_alive ")) from error
+            await unless_left(request, self._load(name, asked.keep_alive))
         except MlxServeError as error:
             raise not_loaded(error) from error
         return self._reply(request, name, asked)

@@ -10,27 +10,18 @@ from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from mlxserve.api.bodies.fields import MAX_DIMENSIONS, Prompt, TemplateKwargs, prompts, stop_strings
 from mlxserve.api.bodies.generation import NO_LIMIT, SamplingFields, TopK
+from mlxserve.api.bodies.keep_alive import KeepAlive
 from mlxserve.api.bodies.messages import MAX_MESSAGES, ChatMessage, conversation_of
 from mlxserve.api.bodies.request_body import NotYet, RequestBody
 from mlxserve.api.bodies.tools import Tools, thinking_budget, turn_of
-from mlxserve.errors import InvalidConfig
 from mlxserve.images.sources import data_url
 from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
-from mlxserve.shelf.keep_alive import keep_alive_seconds
 from mlxserve.text.conversation import PARAGRAPH, Conversation, Message, SentImage
 from mlxserve.text.parsing.turn import AssistantTurn
 
 MAX_IMAGES = 1_000
 MAX_CONTEXT = 2**20
 _LEVELS = ("low", "medium", "high", "max")
-
-
-def _duration(value: object) -> float | None:
-    """Seconds; inf for ever."""
-    try:
-        return None if value is None else keep_alive_seconds(value)
-    except InvalidConfig as error:
-        raise ValueError(str(error).removeprefix("keep_alive ")) from error
 
 
 def _format(value: object) -> Structure | None:
@@ -106,7 +97,7 @@ class OllamaRequest(RequestBody):
 
     name: str | None = None
     stream: Annotated[bool, BeforeValidator(lambda value: value is None or value)] = True
-    keep_alive: Annotated[float | None, PlainValidator(_duration)] = None
+    keep_alive: KeepAlive = None
     options: Annotated[OllamaOptions, BeforeValidator(lambda value: value or {})] = Field(
         default_factory=OllamaOptions
     )

@@ -1,0 +1,30 @@
+"""The field `keep_alive` of request bodies."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from pydantic import Field, PlainValidator
+
+from mlxserve.errors import InvalidConfig
+from mlxserve.shelf.keep_alive import keep_alive_seconds
+
+MAX_LENGTH = 64  # characters; Go's longest duration has 24
+
+
+def _seconds(value: object) -> float | None:
+    """Seconds; inf for ever."""
+    if value is None:
+        return None
+    if isinstance(value, str) and len(value) > MAX_LENGTH:
+        raise ValueError(f"must have at most {MAX_LENGTH} characters, got {len(value)}")
+    try:
+        return keep_alive_seconds(value)
+    except InvalidConfig as error:
+        raise ValueError(str(error).removeprefix("keep_alive ")) from error
+
+
+_Text: TypeAlias = Annotated[str, Field(max_length=MAX_LENGTH)]
+KeepAlive: TypeAlias = Annotated[
+    float | None, PlainValidator(_seconds, json_schema_input_type=_Text | float | None)
+]
