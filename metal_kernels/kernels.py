@@ -20,7 +20,7 @@ Template: TypeAlias = Sequence[tuple[str, "int | mx.Dtype"]]
 Size: TypeAlias = tuple[int, int, int]
 
 _FOLDER = Path(__file__).parent / "msl"
-_COMMENT = re.compile(r"[ \t]*//.*")
+_COMMENT = re.compile(r"(?<![ \t])[ \t]*+//.*")  # with all the blanks before it
 
 FENCE = ((8,), mx.int32)  # shape and dtype
 SMALLEST_INPUT = 8  # elements; MLX passes smaller inputs in another address space

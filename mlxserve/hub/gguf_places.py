@@ -24,7 +24,7 @@ _MODEL_LAYER = "application/vnd.ollama.image.model"
 _MAX_MANIFEST = 1 << 20  # bytes
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})")
-_QUANT = re.compile(r"(?:^|[-._])((?:I?Q|TQ)\d\w*|B?F16|F32|MXFP4\w*)$", re.IGNORECASE)
+_QUANT = re.compile(r"(?:^|[-._])((?:I?Q|TQ)\d\w{0,30}|B?F16|F32|MXFP4\w{0,30})$", re.IGNORECASE)
 _USUAL = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q8_0")  # without a quantisation in the name, as Ollama
 _ON_THE_HUB = re.compile(
     r"(?:(?:https://)?(?:hf\.co|huggingface\.co)/)?([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::([\w.-]+))?"

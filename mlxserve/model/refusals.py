@@ -19,7 +19,7 @@ _OTHER_PARTS = re.compile(
 # mlx's: the weights do not fit the module, by name or by shape.
 _MISFIT = re.compile(r"not in model|Missing \d+ parameters|Expected shape")
 # Of a transformer without a language model's head, as embedding models are published.
-_BARE = re.compile(r"not in model: *\n?\s*(embed_tokens|layers\.\d+|wte|h\.\d+)\.")
+_BARE = re.compile(r"not in model:\s*+(embed_tokens|layers\.\d+|wte|h\.\d+)\.")
 
 
 # mlx's: a function is compiled by a C++ compiler, in a folder for temporary files.

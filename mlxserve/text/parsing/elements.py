@@ -142,12 +142,12 @@ class _Head:
         pieces = re.split(r"\$(\w+)", written.strip())
         self.afters: tuple[str, ...] = (str(pieces[2]),) if pieces[2] else ()
         self.tail = pieces[-1][pieces[-1].rfind("<") :] if pieces[-1].count("<") > 1 else pieces[-1]
-        pieces[-1] = pieces[-1].removesuffix(self.tail)
+        pieces[-1] = pieces[-1].removesuffix(self.tail).rstrip()
         fixed = [_pattern(piece) for piece in pieces[::2]]
         fields = [f"(?P<{name}>{_FIELDS[name]})" for name in pieces[1::2]]
         first = f"{fixed[0]}{fields[0]}"
         others = "".join(f"{a}{b}" for a, b in zip(fixed[1:-1], fields[1:], strict=True))
-        self._pattern = re.compile(f"{first}{f'(?:{others})?' if others else ''}{fixed[-1]}\\s*")
+        self._pattern = re.compile(f"{first}{f'(?:{others})?' if others else ''}{fixed[-1]}")
 
     def read(self, cursor: Cursor, *ends: str) -> Reading[dict[str, str]]:
         """The fields of the markup. Without a tail it ends before one of `ends`."""
@@ -157,7 +157,7 @@ class _Head:
             text, _ = yield from cursor.until(self.tail, max_length=_LONGEST_HEAD)
         else:
             text = yield from self._before(cursor, ends)
-        found = self._pattern.fullmatch(text)
+        found = self._pattern.fullmatch(text.rstrip())
         if found is None:
             raise Malformed
         return found.groupdict()

@@ -16,7 +16,7 @@ _CLOSERS = {"[": "]", "(": ")", "{": "}"}
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
 _QUOTE = '"'
-_ZEROS = re.compile(r"^(-?)0+(?=\d+$)")  # before a whole number
+_PADDED = re.compile(r"(-?)0++(\d*+)")  # a whole number that begins with zeros
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
 
 
@@ -221,7 +221,8 @@ class ObjectSyntax(CallSyntax):
 
 def _number(word: str) -> str:
     """A number as JSON, with all its digits. Raises Malformed for any other word."""
-    word = _ZEROS.sub(r"\1", word)
+    if padded := _PADDED.fullmatch(word):
+        word = f"{padded[1]}{padded[2] or 0}"
     try:
         value = json_value(word)
     except ValueError:

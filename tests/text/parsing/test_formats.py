@@ -380,6 +380,13 @@ ANSWERS: list[tuple[str, str, str, str, list[tuple[str, Any]]]] = [
     ),
     (
         "pythonic",
+        "<|tool_call_start|>[pad(a=-000, b=-042, c=00, d=007.5)]<|tool_call_end|>",
+        "",
+        "",
+        [("pad", {"a": 0, "b": -42, "c": 0, "d": 7.5})],
+    ),
+    (
+        "pythonic",
         "<|tool_call_start|>[bash(command='python -c \"f(x, s='\\,'))\"\nls'), rest()]<|tool_call_end|>",
         "",
         "",
