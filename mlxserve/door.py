@@ -25,12 +25,12 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import IntEnum
 from operator import itemgetter
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from mlxserve.errors import ClientQueueFull, EngineStopped, QueueFull
 from mlxserve.helpers.waiting import while_wanted
@@ -45,6 +45,12 @@ BODY_MEMORY = 256 << 20  # bytes of all bodies that are being read or waiting
 _PIXELS_PER_BODY = 6  # bytes of decoded images, for each of `body_memory`
 UNCOUNTED_BODY = 64 << 10  # bytes of each that are not counted, so that small ones always pass
 _MAX_DEBTORS = 4096  # clients whose use is known, before those that have no debt are forgotten
+
+
+class InTurn(Protocol):
+    """Runs work that is expected to take some seconds in its client's turn, as `Door.run` does."""
+
+    def __call__(self, seconds: float, work: Callable[[], T]) -> Awaitable[T]: ...
 
 
 class Lane(IntEnum):

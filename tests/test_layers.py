@@ -20,6 +20,7 @@ ARROWS: dict[str, str] = {
     "tui/sanitise": "",
     "tui/loopback": "",
     "tui/home": "",
+    "tui/languages": "",
     "tui/commands": "",
     "tui/background": "",
     "tui/opening": "tui/background",
@@ -222,7 +223,8 @@ ARROWS: dict[str, str] = {
         "mlxserve/api/bodies mlxserve/api/answers mlxserve/api/service mlxserve/api/turns mlxserve/images"
     ),
     "mlxserve/api/page": (
-        "mlxserve/api/errors mlxserve/api/bodies mlxserve/api/turns mlxserve/api/warnings"
+        "tui/languages mlxserve/door mlxserve/helpers mlxserve/api/errors mlxserve/api/bodies "
+        "mlxserve/api/turns mlxserve/api/warnings"
     ),
     "mlxserve/api/native": (
         "tui/tools tui/chat mlxserve/chats mlxserve/version mlxserve/errors mlxserve/config mlxserve/request mlxserve/text/costs "

@@ -74,8 +74,7 @@ class Helper:
 
         seconds: for this job, from its start. Raises HelperKilled and JobFailed.
         """
-        self._turn.acquire()
-        job = self._begin(method, arguments, seconds)
+        job = self.begin_in_turn(method, *arguments, seconds=seconds)
         while not job.is_done:
             job.receive(seconds)
         return job.result
@@ -95,8 +94,19 @@ class Helper:
     def begin(self, method: str, *arguments: Any, seconds: float) -> Job:
         """Start a job without waiting. Raises RuntimeError while another one is under way, and
         HelperKilled."""
-        if not self._turn.acquire(blocking=False):
+        job = self.begin_if_idle(method, *arguments, seconds=seconds)
+        if job is None:
             raise RuntimeError(f"the helper for {self.name} has a job already")
+        return job
+
+    def begin_if_idle(self, method: str, *arguments: Any, seconds: float) -> Job | None:
+        """As `begin`; None while another job is under way."""
+        is_idle = self._turn.acquire(blocking=False)
+        return self._begin(method, arguments, seconds) if is_idle else None
+
+    def begin_in_turn(self, method: str, *arguments: Any, seconds: float) -> Job:
+        """As `begin`, once the jobs of other threads have ended."""
+        self._turn.acquire()
         return self._begin(method, arguments, seconds)
 
     def start(self) -> None:

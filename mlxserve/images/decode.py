@@ -14,12 +14,11 @@ from __future__ import annotations
 import importlib.util
 import threading
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
 from functools import cache, partial
 from hashlib import blake2b
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from mlxserve.door import MEDIUM_SECONDS, SHORT_SECONDS, Lane, lane_of
+from mlxserve.door import MEDIUM_SECONDS, SHORT_SECONDS, InTurn, Lane, lane_of
 from mlxserve.errors import InvalidRequest
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
 from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
@@ -38,12 +37,6 @@ _MOST_KEPT = 128 << 20  # bytes of pixels
 _HASHED_PER_SECOND = 500_000_000  # bytes of files
 _BYTES_PER_SECOND = 10_000_000  # of files, decoded, on two cores of an x86 server
 _SECONDS = {Lane.SHORT: 0.02, Lane.MEDIUM: 1.01 * SHORT_SECONDS, Lane.LONG: 1.01 * MEDIUM_SECONDS}
-
-
-class InTurn(Protocol):
-    """Runs work that is expected to take some seconds in its client's turn, as `Door.run` does."""
-
-    def __call__(self, seconds: float, work: Callable[[], T]) -> Awaitable[T]: ...
 
 
 class ImageDecoder:

@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mlxserve.door import InTurn
 from mlxserve.errors import InvalidParameter, InvalidRequest
-from mlxserve.images.decode import InTurn, image_decoder
+from mlxserve.images.decode import image_decoder
 from mlxserve.images.image import Image
 
 _GIVEN = ("path", "bytes", "image")

@@ -2,8 +2,8 @@ r"""Markdown of answers as a tree of elements, which the page builds one by one:
 
 A node is a text, or [tag, attributes, child, ...]. Raw HTML stays text; links go to web pages and
 mail addresses only; a picture becomes a link, because the page loads nothing from elsewhere. Formulas,
-$…$, $$…$$, \(…\) and \[…\], are MathML, and code is cut into spans of class `comment`, `keyword`,
-`string`, `number` or `name`.
+$…$, $$…$$, \(…\) and \[…\], are MathML. Code is one text, which `mlxserve.api.page.highlighting` cuts into
+spans of class `comment`, `keyword`, `string`, `number` or `name`.
 """
 
 from __future__ import annotations
@@ -11,25 +11,21 @@ from __future__ import annotations
 import html
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 from xml.etree.ElementTree import Element
+
+from mlxserve.api.page.highlighting import Node
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markdown_it.rules_block import StateBlock
     from markdown_it.rules_inline import StateInline
     from markdown_it.token import Token
-    from pygments.lexer import Lexer
-
-Node: TypeAlias = "str | list[Any]"
 
 MAX_NESTING = 20  # what is nested more deeply is shown without marks
 MAX_MARKED = 60_000  # characters of a text; a longer one is shown without marks
 MAX_FORMULA = 2_000
-MAX_HIGHLIGHTED = 50_000  # characters of a block of code
 _MAX_BRACES = 40  # levels of braces in a formula
 _LINK = re.compile(r"(https?://|mailto:)", re.IGNORECASE)
 _ALIGNMENTS = {
@@ -38,18 +34,6 @@ _ALIGNMENTS = {
     "text-align:right": "right",
 }
 _FORMULAS = {"$$": "$$", "$": "$", "\\[": "\\]", "\\(": "\\)"}
-_CLASSES = {
-    "Comment": "comment",
-    "Keyword": "keyword",
-    "Operator.Word": "keyword",
-    "Literal.String": "string",
-    "Literal.Number": "number",
-    "Name.Function": "name",
-    "Name.Class": "name",
-    "Name.Tag": "name",
-    "Name.Builtin": "name",
-    "Name.Decorator": "name",
-}
 # Of what latex2mathml writes; `href`, `style`, `class` and `id` are not among them.
 _MATH_ATTRIBUTES = frozenset(
     [
@@ -99,6 +83,16 @@ class Markdown:
             return _tree(self._parser.parse(text, {"deadline": deadline}), deadline)
         except _TooLong:
             return [["div", {"class": "plain"}, text]]
+
+
+def code_elements(nodes: Iterable[Node]) -> Iterator[list[Any]]:
+    """The elements of code: ["pre", {"language": …}, code]."""
+    for node in nodes:
+        if isinstance(node, list):
+            if node[0] == "pre":
+                yield node
+            else:
+                yield from code_elements(node[2:])
 
 
 # ---- what the parser knows beside CommonMark
@@ -190,7 +184,7 @@ def _tree(tokens: Iterable[Token], deadline: float) -> list[Node]:
             open_lists.pop()
         elif token.type == "inline":
             open_lists[-1] += _tree(token.children or (), deadline)
-        elif (leaf := _leaf(token, deadline)) != "":
+        elif (leaf := _leaf(token)) != "":
             open_lists[-1].append(leaf)
     return root
 
@@ -209,7 +203,7 @@ def _link(target: str) -> dict[str, str]:
     return {"href": target} if _LINK.match(target) else {}
 
 
-def _leaf(token: Token, deadline: float) -> Node:
+def _leaf(token: Token) -> Node:
     match token.type:
         case "softbreak":
             return "\n"
@@ -219,7 +213,7 @@ def _leaf(token: Token, deadline: float) -> Node:
             return ["code", {}, token.content]
         case "fence" | "code_block":
             language = (token.info.split() or [""])[0][:40]
-            return ["pre", {"language": language}, *_spans(token.content, language, deadline)]
+            return ["pre", {"language": language}, token.content.removesuffix("\n")]
         case "formula":
             return _formula(token)
         case "image":
@@ -227,39 +221,6 @@ def _leaf(token: Token, deadline: float) -> Node:
             return ["a" if link else "span", link, token.content or "picture"]
         case _:
             return token.content
-
-
-def _spans(code: str, language: str, deadline: float) -> Iterator[Node]:
-    """The code, its coloured parts as spans."""
-    from pygments.lexers import get_lexer_by_name
-    from pygments.util import ClassNotFound
-
-    code = code.removesuffix("\n")
-    if not language or len(code) > MAX_HIGHLIGHTED:
-        yield code
-        return
-    try:
-        lexer = get_lexer_by_name(language, stripnl=False)
-    except ClassNotFound:
-        yield code
-        return
-    for name, pieces in groupby(_coloured(lexer, code, deadline), itemgetter(0)):
-        text = "".join(piece for _, piece in pieces)
-        yield ["span", {"class": name}, text] if name else text
-
-
-def _coloured(lexer: Lexer, code: str, deadline: float) -> Iterator[tuple[str | None, str]]:
-    """(class, text) of each token."""
-    for _, kind, text in lexer.get_tokens_unprocessed(code):
-        _require_time(deadline)
-        yield _class_of(kind), text
-
-
-def _class_of(kind: Sequence[str]) -> str | None:
-    for length in (2, 1):
-        if name := _CLASSES.get(".".join(kind[:length])):
-            return name
-    return None
 
 
 # ---- formulas

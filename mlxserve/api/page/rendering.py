@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 from starlette.requests import Request
@@ -12,14 +16,17 @@ from starlette.routing import Route
 
 from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, read_request
 from mlxserve.api.errors import json_response
-from mlxserve.api.page.markdown import Markdown, Node
+from mlxserve.api.page.highlighting import MAX_CHARACTERS as MAX_CODE
+from mlxserve.api.page.highlighting import Node, highlighter
+from mlxserve.api.page.markdown import Markdown, code_elements
 from mlxserve.api.turns import in_turn
 from mlxserve.api.warnings import Warnings
+from tui.languages import lexer_name
 
 MAX_TEXTS = 1_000
 MAX_CHARACTERS = 500_000  # of all texts of one request
 MAX_SECONDS = 2.0  # of one request; what is left then is not parsed
-_CHARACTERS_PER_SECOND = 400_000  # of code, on two busy cores of an x86 server
+_CHARACTERS_PER_SECOND = 400_000  # on two busy cores of an x86 server
 
 
 class RenderRequest(RequestBody):
@@ -38,6 +45,7 @@ class Rendering:
     """The endpoint."""
 
     def __init__(self) -> None:
+        self._code = highlighter()
         self._warnings = Warnings()
 
     def routes(self) -> list[Route]:
@@ -48,11 +56,41 @@ class Rendering:
         asked = await read_request(RenderRequest, request)
         texts = asked.texts
         seconds = min(sum(map(len, texts)) / _CHARACTERS_PER_SECOND, MAX_SECONDS)
-        nodes = await in_turn(request, seconds, lambda: _nodes(texts))
+        nodes, code = await in_turn(request, seconds, lambda: _parsed(texts))
+        await self._colour(request, code)
         headers = self._warnings.header(request, asked.unknown_fields)
         return json_response({"data": nodes}, headers=headers)
 
+    async def _colour(self, request: Request, elements: list[_Code]) -> None:
+        """Code becomes spans."""
+        blocks = [(one.lexer, one.text) for one in elements]
+        spans = await self._code.spans(blocks, partial(in_turn, request))
+        for one, nodes in zip(elements, spans, strict=True):
+            if nodes is not None:
+                one.element[2:] = nodes
 
-def _nodes(texts: list[str]) -> list[list[Node]]:
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """An element with code in a known language."""
+
+    element: list[Any]
+    lexer: str
+
+    @property
+    def text(self) -> str:
+        return str(self.element[2])
+
+
+def _parsed(texts: list[str]) -> tuple[list[list[Node]], list[_Code]]:
     parser, end = Markdown(), time.thread_time() + MAX_SECONDS
-    return [parser.nodes(text, max(0.0, end - time.thread_time())) for text in texts]
+    nodes = [parser.nodes(text, max(0.0, end - time.thread_time())) for text in texts]
+    return nodes, list(_code(chain.from_iterable(nodes)))
+
+
+def _code(nodes: Iterable[Node]) -> Iterator[_Code]:
+    for element in code_elements(nodes):
+        _, attributes, text = element
+        lexer = lexer_name(attributes["language"])
+        if lexer is not None and 0 < len(text) <= MAX_CODE:
+            yield _Code(element, lexer)

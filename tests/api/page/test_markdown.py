@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from mlxserve.api.page.markdown import MAX_MARKED, Markdown
+from mlxserve.api.page.markdown import MAX_MARKED, Markdown, code_elements
 from mlxserve.api.page.rendering import MAX_CHARACTERS, MAX_TEXTS
 
 PATIENCE = 60.0  # seconds of a processor
@@ -60,17 +60,16 @@ def test_a_table_has_its_alignment() -> None:
     assert text_of([table]) == "ab1x"
 
 
-def test_code_is_coloured_and_keeps_every_character() -> None:
-    code = 'def f(x):\n    return "a" + 1  # é'
-    [block] = nodes(f"```python\n{code}\n```")
-    assert block[:2] == ["pre", {"language": "python"}]
-    assert text_of([block]) == code
-    classes = {one[1]["class"] for one in elements(block[2:])}
-    assert classes == {"keyword", "name", "string", "number", "comment"}
+def test_code_is_one_text_with_its_language() -> None:
+    code = "def f(x):\n\n    return 1"
+    assert nodes(f"```python\n{code}\n```") == [["pre", {"language": "python"}, code]]
+    assert nodes("~~~a b\n~~~") == [["pre", {"language": "a"}, ""]]
+    assert nodes(f"```{'a' * 50}\nb\n```") == [["pre", {"language": "a" * 40}, "b"]]
 
 
-def test_code_in_no_language_or_an_unknown_one_is_plain() -> None:
-    assert nodes("```klingon\na = 1\n```") == [["pre", {"language": "klingon"}, "a = 1"]]
+def test_elements_of_code_are_found_at_any_depth() -> None:
+    found = nodes("```a\n1\n```\n- > ~~~b\n  > 2\n  > ~~~\n\n`c`\n\n    3")
+    assert [element[2] for element in code_elements(found)] == ["1", "2", "3"]
 
 
 def test_a_formula_is_mathml() -> None:

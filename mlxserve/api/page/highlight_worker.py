@@ -1,0 +1,57 @@
+"""HighlightWorker: what a helper process does with code, in which some of Pygments' lexers may never end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import TypeAlias
+
+from pygments.lexers import get_lexer_by_name
+
+Run: TypeAlias = tuple[str | None, int]  # (class, characters)
+
+_CLASSES = {
+    "Comment": "comment",
+    "Keyword": "keyword",
+    "Operator.Word": "keyword",
+    "Literal.String": "string",
+    "Literal.Number": "number",
+    "Name.Function": "name",
+    "Name.Class": "name",
+    "Name.Tag": "name",
+    "Name.Builtin": "name",
+    "Name.Decorator": "name",
+}
+
+
+class HighlightWorker:
+    """Runs lexers. Nothing else is in its process that they could block."""
+
+    def __init__(self, seconds: float) -> None:
+        """seconds: of a processor, for one job"""
+        self._seconds = seconds
+
+    def runs(self, blocks: Sequence[tuple[str, str]]) -> Iterator[list[Run] | None]:
+        """The runs of each (lexer, code); None for those that the seconds are too short for."""
+        end = time.thread_time() + self._seconds
+        for lexer, code in blocks:
+            yield _runs(lexer, code, end)
+
+
+def _runs(lexer: str, code: str, end: float) -> list[Run] | None:
+    pieces: list[Run] = []
+    for _, kind, text in get_lexer_by_name(lexer, stripnl=False).get_tokens_unprocessed(code):
+        if time.thread_time() > end:
+            return None
+        pieces.append((_class_of(kind), len(text)))
+    grouped = groupby(pieces, itemgetter(0))
+    return [(name, sum(length for _, length in same)) for name, same in grouped]
+
+
+def _class_of(kind: Sequence[str]) -> str | None:
+    for length in (2, 1):
+        if name := _CLASSES.get(".".join(kind[:length])):
+            return name
+    return None
