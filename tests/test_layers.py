@@ -27,7 +27,7 @@ ARROWS: dict[str, str] = {
     "tui/talk": "tui/loopback tui/sanitise tui/home",
     "tui/tools": "tui/loopback tui/sanitise",
     "tui/chat": "tui/sanitise tui/talk tui/tools",
-    "tui/paint": "tui/sanitise",
+    "tui/paint": "tui/languages tui/sanitise",
     "tui/widgets": ("tui/sanitise tui/commands tui/opening tui/talk tui/tools tui/chat tui/paint"),
     "tui/engine": "tui/sanitise tui/talk tui/chat",
     "tui/actions": "tui/sanitise tui/talk tui/tools tui/chat tui/paint tui/widgets",

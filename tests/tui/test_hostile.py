@@ -62,6 +62,8 @@ HOSTILE: dict[str, str] = {
     "brackets": "[" * 3000 + "]" * 3000 + "(" * 3000,
     "marks": "*" * 3001 + "_" * 3001 + "~" * 3001 + "`" * 3001,
     "an unclosed fence": "```python\n" + "x = '''\n" * 1500,
+    "code whose lexer does not end": "```bash\n$'" + "\\" * 400 + "\n```\nafter",
+    "code of quadratic time": "```html+ng2\n" + "(" * 20_000 + "\n```\nafter",
     "fences in fences": "````\n```\n~~~\n" * 100,
     "deep quotes": ">" * 400 + " deep\n" + "> " * 400 + "deeper",
     "deep lists": "\n".join(f"{'  ' * depth}- {depth}" for depth in range(150)),

@@ -7,9 +7,10 @@ never read, and text decoded from entities is cleaned again before it is shown.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from rich import box
 from rich.cells import cell_len
@@ -26,15 +27,23 @@ from tui.sanitise import clean, one_line
 if TYPE_CHECKING:
     from markdown_it.token import Token
 
+T = TypeVar("T")
+
 # Beyond this a block other than code is shown as plain text: inline parsing of one huge paragraph
 # is superlinear, and its emphasis does not matter.
 PLAIN_SIZE = 32_768
 # Highlighting costs about 10 ms per 100 lines; beyond this many characters code stays plain.
-HIGHLIGHT_SIZE = 200_000
+HIGHLIGHT_SIZE = 50_000
 LINK = "link"  # the key of a link's URL in the meta data of a style
 MIN_WIDTH = 8  # where nesting would leave fewer columns, text is not indented further
 BULLETS = ("•", "◦", "▪")
 TASKS = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
+
+
+class InMain(Protocol):
+    """Calls a function in the main thread and returns its result, as `App.call_from_thread` does."""
+
+    def __call__(self, function: Callable[[], T], /) -> T: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +63,18 @@ class Frame:
 class Painter:
     """Paints for one width and one palette. Use in one thread only."""
 
-    def __init__(self, width: int, palette: Palette) -> None:
+    def __init__(self, width: int, palette: Palette, in_main: InMain | None = None) -> None:
+        """in_main: what calls a function in the main thread, for a painter of another one"""
         self.width = max(MIN_WIDTH, width)
         self.palette = palette
+        self._in_main = in_main
         self._console = Console(
             file=io.StringIO(), width=self.width, color_system="truecolor", legacy_windows=False
         )
 
-    def twin(self) -> Painter:
+    def twin(self, in_main: InMain) -> Painter:
         """An equal painter, for another thread."""
-        return Painter(self.width, self.palette)
+        return Painter(self.width, self.palette, in_main)
 
     def paint(
         self, tokens: Sequence[Token], *, continued: bool = False, first_number: int | None = None
@@ -174,7 +185,8 @@ class Painter:
         if language and len(code) <= HIGHLIGHT_SIZE:
             from tui.paint.syntax import spans
 
-            for style, start, end in spans(code, language, self.palette):
+            wanted = partial(spans, code, language, self.palette)
+            for style, start, end in self._in_main(wanted) if self._in_main else wanted():
                 text.stylize(style, start, end)
         return text
 

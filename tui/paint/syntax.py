@@ -1,26 +1,69 @@
 """Syntax highlighting: spans of code and their styles.
 
 The only module that imports pygments; it is imported late, for a fast start.
+
+A lexer may work for hours on one hostile line, inside a regular expression that holds the interpreter's lock. `re`
+looks for signals meanwhile, and Python runs their handlers in the main thread alone: so code is highlighted there.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import FrameType
 
 from pygments.lexer import Lexer
 from pygments.lexers import get_lexer_by_name
 from pygments.token import Token, _TokenType
-from pygments.util import ClassNotFound
 from rich.style import Style
 
+from tui.languages import lexer_name
 from tui.paint.theme import Palette
 
+MAX_SECONDS = 0.5  # of a processor, for one piece of code; 50,000 characters take 0.07
+slow_lexers: set[str] = set()  # lexers that took longer; they are not used again
 
-def spans(code: str, language: str, palette: Palette) -> Iterator[tuple[Style, int, int]]:
-    """(style, start, end) of each coloured span; none for an unknown language."""
-    lexer = _lexer(language)
-    if lexer is None:
-        return
+
+class _TooSlow(BaseException):
+    """Not an Exception, so that no lexer catches it."""
+
+
+def spans(code: str, language: str, palette: Palette) -> list[tuple[Style, int, int]]:
+    """(style, start, end) of each coloured span; none for an unknown language or one that took too long.
+
+    In the main thread only.
+    """
+    name = lexer_name(language)
+    if name is None or name in slow_lexers:
+        return []
+    lexer = _lexer(name)
+    try:
+        with _time_limit(MAX_SECONDS):
+            return list(_spans(lexer, code, palette))
+    except _TooSlow:
+        slow_lexers.add(name)
+        return []
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raises _TooSlow inside once this process has used the seconds."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise _TooSlow
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _spans(lexer: Lexer, code: str, palette: Palette) -> Iterator[tuple[Style, int, int]]:
     for start, kind, value in lexer.get_tokens_unprocessed(code):
         style = _style(kind, palette)
         if style is not None:
@@ -45,8 +88,6 @@ def _style(kind: _TokenType, palette: Palette) -> Style | None:
     return None
 
 
-def _lexer(language: str) -> Lexer | None:
-    try:
-        return get_lexer_by_name(language, stripnl=False)
-    except ClassNotFound:
-        return None
+@cache
+def _lexer(name: str) -> Lexer:
+    return get_lexer_by_name(name, stripnl=False)

@@ -184,7 +184,9 @@ class AnswerView(MessageView):
         stream = MarkdownStream(self._painter)
         stream.feed(self.message.text)
         stream.glance()
-        self._painting = self.run_worker(self._show_whole(stream, self._painter.twin()))
+        self._painting = self.run_worker(
+            self._show_whole(stream, self._painter.twin(self.app.call_from_thread))
+        )
         return stream
 
     async def _show_whole(self, stream: MarkdownStream, painter: Painter) -> None:
@@ -285,7 +287,8 @@ class AnswerView(MessageView):
             if len(stream.text) <= LONG_TEXT:
                 stream.show_final(stream.final_painting(painter))
                 continue
-            painting = await asyncio.to_thread(stream.final_painting, painter.twin())
+            twin = painter.twin(self.app.call_from_thread)
+            painting = await asyncio.to_thread(stream.final_painting, twin)
             stream.show_final(painting)
             if painter not in (self._painter, self._thoughts_painter):
                 # The window was resized meanwhile.

@@ -1,9 +1,11 @@
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 from typing import Self
 
 import pytest
+from rich.style import Style
 from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
 from textual.geometry import Offset, Region
@@ -13,16 +15,18 @@ from textual.selection import Selection
 from tui.chat.calls import CallRecord, CallState, ToolRound
 from tui.chat.live_answer import LiveAnswer
 from tui.chat.messages import Role, State, StoredMessage, Version
+from tui.paint import syntax
 from tui.paint.markdown import MarkdownStream
 from tui.paint.painter import Painter
-from tui.paint.theme import DARK, palette
+from tui.paint.theme import DARK, Palette, palette
 from tui.talk.pieces import Piece, TextPiece
-from tui.widgets.message import AnswerView, MessageView
+from tui.widgets.message import LONG_TEXT, AnswerView, MessageView
 from tui.widgets.question import QuestionView
 from tui.widgets.transcript import view_of
 
 ALONE = Version(0, (1,))
 PALETTE = palette(dark=True)
+BACKSLASH = "\\"
 
 
 def message(role: Role, text: str, **more: object) -> StoredMessage:
@@ -73,6 +77,26 @@ def test_the_ending_and_the_version_are_shown_below() -> None:
 def test_the_error_is_shown_below_the_text() -> None:
     failed = message(Role.ASSISTANT, "half", state=State.FAILED, error="It broke. Try again.")
     assert look(AnswerView(failed, ALONE, PALETTE)) == "half\n\n✗ It broke. Try again."
+
+
+def test_a_long_answer_is_painted_in_a_thread_and_its_code_highlighted_in_the_main_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def spans(code: str, language: str, palette: Palette) -> list[tuple[Style, int, int]]:
+        threads.append(threading.current_thread())
+        return real(code, language, palette)
+
+    threads: list[threading.Thread] = []
+    real = syntax.spans
+    monkeypatch.setattr(syntax, "spans", spans)
+    text = f"{'word ' * (LONG_TEXT // 5)}\n```python\nx = 1\n```\n```bash\n$'{400 * BACKSLASH}\n```\nlast"
+    view = view_of(message(Role.ASSISTANT, text), ALONE, PALETTE)
+    assert isinstance(view, AnswerView)
+    shown = look(view, lambda _pilot: view.painted())
+    assert shown.endswith("last")
+    assert "x = 1" in shown
+    assert threads[-2:] == [threading.main_thread()] * 2
+    syntax.slow_lexers.discard("bash")
 
 
 def test_closed_thinking_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
