@@ -74,15 +74,20 @@ class Markdown:
         self._parser = MarkdownIt("commonmark", options).enable(["table", "strikethrough"])
         _add_rules(self._parser)
 
-    def nodes(self, text: str, seconds: float) -> list[Node]:
-        """The blocks of a text. Beyond `seconds` of this thread the text is one block without marks."""
+    def nodes(self, text: str, seconds: float) -> list[Node] | None:
+        """The blocks of a text; None for one that takes longer than `seconds` of this thread."""
+        if len(text) > MAX_MARKED:
+            return unmarked(text)
         deadline = time.thread_time() + seconds
         try:
-            if len(text) > MAX_MARKED:
-                raise _TooLong
             return _tree(self._parser.parse(text, {"deadline": deadline}), deadline)
         except _TooLong:
-            return [["div", {"class": "plain"}, text]]
+            return None
+
+
+def unmarked(text: str) -> list[Node]:
+    """The text as one block without marks."""
+    return [["div", {"class": "plain"}, text]]
 
 
 def code_elements(nodes: Iterable[Node]) -> Iterator[list[Any]]:
@@ -102,7 +107,13 @@ def _add_rules(parser: MarkdownIt) -> None:
     inline, block = parser.inline.ruler, parser.block.ruler
     inline.before("text", "time", _check_time)
     inline.before("escape", "formula", _inline_formula)
-    block.before("table", "time", _check_block_time)
+    # Also for each line of a paragraph, list, quote or table, in the loop that looks for its end.
+    block.before(
+        "table",
+        "time",
+        _check_block_time,
+        {"alt": ["paragraph", "reference", "blockquote", "list"]},
+    )
     block.before("fence", "formula", _block_formula, {"alt": ["paragraph", "blockquote", "list"]})
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -18,14 +17,18 @@ from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, read_reques
 from mlxserve.api.errors import json_response
 from mlxserve.api.page.highlighting import MAX_CHARACTERS as MAX_CODE
 from mlxserve.api.page.highlighting import Node, highlighter
-from mlxserve.api.page.markdown import Markdown, code_elements
+from mlxserve.api.page.markdown import Markdown, code_elements, unmarked
 from mlxserve.api.turns import in_turn
 from mlxserve.api.warnings import Warnings
+from mlxserve.door import SHORT_SECONDS, Lane, lane_of
 from tui.languages import lexer_name
 
 MAX_TEXTS = 1_000
 MAX_CHARACTERS = 500_000  # of all texts of one request
 MAX_SECONDS = 2.0  # of one request; what is left then is not parsed
+TRY_SECONDS = (
+    0.1  # of these among short work: a usual answer takes 3 ms, some of 60,000 characters 1.3 s
+)
 _CHARACTERS_PER_SECOND = 400_000  # on two busy cores of an x86 server
 
 
@@ -54,12 +57,16 @@ class Rendering:
     async def render(self, request: Request) -> Response:
         """Parses Markdown for the page: each text as nested lists of [tag, attributes, child, …]."""
         asked = await read_request(RenderRequest, request)
-        texts = asked.texts
-        seconds = min(sum(map(len, texts)) / _CHARACTERS_PER_SECOND, MAX_SECONDS)
-        nodes, code = await in_turn(request, seconds, lambda: _parsed(texts))
-        await self._colour(request, code)
+        parsing = _Parsing(asked.texts)
+        seconds = min(sum(map(len, asked.texts)) / _CHARACTERS_PER_SECOND, MAX_SECONDS)
+        if lane_of(seconds) is Lane.SHORT:
+            await in_turn(request, seconds, partial(parsing.go_on, TRY_SECONDS))
+        if not parsing.is_done:
+            expected = max(seconds, 1.01 * SHORT_SECONDS)
+            await in_turn(request, expected, partial(parsing.finish, MAX_SECONDS))
+        await self._colour(request, parsing.code)
         headers = self._warnings.header(request, asked.unknown_fields)
-        return json_response({"data": nodes}, headers=headers)
+        return json_response({"data": parsing.nodes}, headers=headers)
 
     async def _colour(self, request: Request, elements: list[_Code]) -> None:
         """Code becomes spans."""
@@ -82,10 +89,32 @@ class _Code:
         return str(self.element[2])
 
 
-def _parsed(texts: list[str]) -> tuple[list[list[Node]], list[_Code]]:
-    parser, end = Markdown(), time.thread_time() + MAX_SECONDS
-    nodes = [parser.nodes(text, max(0.0, end - time.thread_time())) for text in texts]
-    return nodes, list(_code(chain.from_iterable(nodes)))
+class _Parsing:
+    """nodes, code: of the texts that are parsed"""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.nodes: list[list[Node]] = []
+        self.code: list[_Code] = []
+        self._texts = texts
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.nodes) == len(self._texts)
+
+    def go_on(self, seconds: float) -> None:
+        """For these seconds of this thread. A text that is not done then is begun again by the next call."""
+        parser, end = Markdown(), time.thread_time() + seconds
+        for text in self._texts[len(self.nodes) :]:
+            nodes = parser.nodes(text, max(0.0, end - time.thread_time()))
+            if nodes is None:
+                return
+            self.nodes.append(nodes)
+            self.code += _code(nodes)
+
+    def finish(self, seconds: float) -> None:
+        """What is left after these seconds has no marks."""
+        self.go_on(seconds)
+        self.nodes += map(unmarked, self._texts[len(self.nodes) :])
 
 
 def _code(nodes: Iterable[Node]) -> Iterator[_Code]:
