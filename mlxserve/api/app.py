@@ -19,12 +19,12 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from mlxserve.api.access.key_check import ApiKeyCheck
 from mlxserve.api.access.keys import Keyring
 from mlxserve.api.access.limits import KeyLimits, LimitCheck
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.access.security import (
     LOOPBACK_HOSTS,
-    ApiKeyCheck,
     HostCheck,
     OriginCheck,
     RequestId,
@@ -117,7 +117,7 @@ def create_app_of_shelf(
     )
     dispatch = ModelDispatch(shelf, shared, is_strict=strict_model_names)
     keyring.on_revoked(dispatch.drop_prefixes)
-    keyring.on_revoked(lambda key: open_requests.end(_revoked(), key.id))
+    keyring.on_revoked(lambda key: open_requests.end(_revoked(), key.sha256))
     chats = ChatShelf(data_home())
     tools = ToolRoutes(chats)
     forgetting = Forgetting(partial(_usable, dispatch))
@@ -150,7 +150,7 @@ def create_app_of_shelf(
                 any_address=access.any_address,
             ),
             Middleware(OriginCheck, origins=access.origins),
-            Middleware(ApiKeyCheck, keyring=keyring),
+            Middleware(ApiKeyCheck, keyring=keyring, is_behind_proxy=access.is_behind_proxy),
             Middleware(RequestRegister, open_requests=open_requests),
             Middleware(DrainCheck, drain=drain),
             Middleware(LimitCheck, limits=limits),

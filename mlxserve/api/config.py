@@ -93,6 +93,14 @@ class ServerConfig(Options):
             "Security",
         ),
     ] = ()
+    behind_proxy: Annotated[
+        bool,
+        Option(
+            "A reverse proxy or a tunnel that runs as this user passes on requests: none counts as this "
+            "user's own by its connection.",
+            "Security",
+        ),
+    ] = False
     allowed_origin: Annotated[
         tuple[str, ...],
         Option(

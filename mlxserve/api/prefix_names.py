@@ -1,7 +1,7 @@
 """Names of prefixes as API keys know them: another key neither sees nor uses them, an admin sees all.
 
 `Chat` knows a prefix as `OWNER/NAME`, where the owner is the id of the key that added it, and as
-`NAME` if it was added without a key.
+`NAME` if it was added with the owner's key or without one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_PREFIXES = 256  # of all keys together; the token ids of each stay in memory
 
 @dataclass(frozen=True, slots=True, order=True)
 class OwnedPrefix:
-    """A prefix by its owner's name for it. The owner is empty for one added without a key."""
+    """A prefix by its owner's name for it. The owner is empty for one of the owner's key or without one."""
 
     owner: str
     name: str
@@ -66,7 +66,9 @@ class PrefixNames:
         return UnknownPrefix.named(name, [each.name for each in self.all() if each.owner == owner])
 
     def drop(self, key: Key) -> None:
-        """Those of a key that is revoked."""
+        """Those of a key that is revoked. The owner's stay: they do not belong to one key."""
+        if key.is_owner:
+            return
         for prefix in self.all():
             if prefix.owner == key.id:
                 self._chat.prefixes.remove(f"{prefix.owner}/{prefix.name}")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mlxserve.api.access.security import client_name, key_id
+from mlxserve.api.access.security import client_name, has_key
 from mlxserve.api.errors import ApiError
 from mlxserve.api.server.retry_after import MAX_SECONDS, MIN_SECONDS
 from mlxserve.api.server.sse import until_disconnect
@@ -68,7 +68,7 @@ def pixel_hold(request: Request) -> BodyHold:
 
 
 def _hold(request: Request, memory: BodyMemory) -> BodyHold:
-    hold = memory.hold(client_name(request), has_key=bool(key_id(request)))
+    hold = memory.hold(client_name(request), has_key=has_key(request))
     request.scope[_HOLDS].append(hold)
     return hold
 

@@ -3,7 +3,7 @@
 # Annotations are read by typer at run time, so this file does not postpone them.
 
 import json
-import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from mlxserve.api.access.keys import Key, KeyFile, Scope, usual_file
-from mlxserve.cli.own_key import forget_own_key, keep_own_key, own_key, own_key_file
+from mlxserve.cli.own_key import note, own_key_file, usual_keys
 from mlxserve.cli.streams import print_safe
 
 app = typer.Typer(
@@ -51,11 +51,11 @@ def create(
 ) -> None:
     """Create a key and print it. It is shown only once: the file stores its digest.
 
-    From the first key on, servers that use the file need one in every request. Our own commands on this
-    machine (chat, run, launch, prefix) find it and go on.
+    From the first key on, servers that use the file need one in every request. A key of your own is made
+    with it: our own commands and the page on this machine use that one, and share nothing with other keys.
     """
     keys = _keys(file)
-    is_first = not keys.read()
+    before = keys.read()
     secret = keys.create(
         name,
         scope,
@@ -64,18 +64,18 @@ def create(
         models=model or (),
     )
     print_safe(secret)
-    _note(f"It is shown only now: {keys.path} has its digest.")
-    if is_first:
-        _note(
+    note(f"It is shown only now: {keys.path} has its digest.")
+    owner = _owner(keys.read())
+    if not before:
+        note(
             "Servers that use this file need a key in every request from now on, also running ones."
         )
-    _note("Clients send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.")
-    kept = own_key()
-    if keys.path != usual_file() or scope is Scope.METRICS:
-        return
-    if kept is None or all(kept[0] != key.name for key in keys.read()):
-        keep_own_key(name, secret)
-        _note(f"Our own commands on this machine use it ({own_key_file()}).")
+    note("Clients send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.")
+    if owner is not None and owner not in before:
+        note(
+            f"A key of your own, {owner.name!r}, was made too: our own commands on this machine use it "
+            f"({own_key_file()}), and the page needs none here."
+        )
 
 
 @app.command(name="list")
@@ -89,37 +89,37 @@ def list_(
         print_safe(json.dumps([_public_fields(key) for key in keys], indent=2))
         return
     if not keys:
-        _note("There are no keys. `mlxserve key create NAME` makes the first.")
+        note("There are no keys. `mlxserve key create NAME` makes the first.")
     for key in keys:
-        print_safe(f"{key.name:<24}{key.scope:<8}{key.created:<12}{_limits(key)}".rstrip())
+        remarks = "yours, for our own commands" if key.is_owner else _limits(key)
+        print_safe(f"{key.name:<24}{key.scope:<8}{key.created:<12}{remarks}".rstrip())
 
 
 @app.command()
 def revoke(name: Name, file: File = None) -> None:
-    """Revoke a key. Servers refuse it from now on, also running ones."""
-    keys, kept = _keys(file), own_key()
+    """Revoke a key. Servers refuse it from now on, also running ones.
+
+    Your own key is replaced by a new one, and goes with the last other key.
+    """
+    keys = _keys(file)
+    before = keys.read()
     keys.revoke(name)
-    is_last = not keys.read()
-    if is_last:
-        _note(
+    after = keys.read()
+    if not after:
+        note(
             "No key is left. A server that only this machine reaches answers without one from now on; "
             "one that other machines reach refuses everybody until there is a key."
         )
-    if keys.path == usual_file() and kept is not None and kept[0] == name:
-        forget_own_key()
-        if not is_last:
-            _note(
-                "Our own commands on this machine used it. Create another key, or set MLXSERVE_API_KEY."
-            )
-
-
-def _note(words: str) -> None:
-    """On stderr: stdout is the key, which scripts read."""
-    print_safe(words, to=sys.stderr)
+    elif (owner := _owner(after)) is not None and owner not in before:
+        note(f"Our own commands on this machine use a new key of yours, {owner.name!r}.")
 
 
 def _keys(file: Path | None) -> KeyFile:
-    return KeyFile(file or usual_file())
+    return usual_keys() if file is None or file == usual_file() else KeyFile(file)
+
+
+def _owner(keys: Sequence[Key]) -> Key | None:
+    return next((key for key in keys if key.is_owner), None)
 
 
 def _public_fields(key: Key) -> dict[str, object]:

@@ -12,7 +12,7 @@ import typer
 
 from mlxserve.cli.own_key import key_for
 from mlxserve.cli.running_servers import newest_server
-from mlxserve.errors import MlxServeError
+from mlxserve.errors import InvalidConfig, MlxServeError
 
 if TYPE_CHECKING:
     import httpx
@@ -24,7 +24,7 @@ Url = Annotated[
     str | None,
     typer.Option(
         help="The running server; by default MLXSERVE_URL from the environment, else the newest of "
-        "`mlxserve ps`. The API key is that of MLXSERVE_API_KEY, else the one kept by `mlxserve key`."
+        "`mlxserve ps`. The API key is that of MLXSERVE_API_KEY, else your own of `mlxserve key list`."
     ),
 ]
 
@@ -72,10 +72,13 @@ def stream(url: str, path: str, body: Any) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _client(base: str, seconds: float) -> Iterator["httpx.Client"]:
-    """Raises ServerError if the server cannot be reached or goes away."""
+    """Raises ServerError if the server cannot be reached or goes away, or its key cannot be read."""
     import httpx
 
-    key = key_for(base)
+    try:
+        key = key_for(base)
+    except InvalidConfig as error:
+        raise ServerError(str(error)) from error
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         with httpx.Client(
@@ -105,7 +108,5 @@ def _content(reply: "httpx.Response", base: str) -> Any:
     except (KeyError, TypeError):
         message = f"status {reply.status_code}"
     if reply.status_code == 401:
-        message += (
-            " This command sends MLXSERVE_API_KEY, else the key kept by `mlxserve key create`."
-        )
+        message += " This command sends MLXSERVE_API_KEY, else your own key of `mlxserve key list`."
     raise ServerError(f"The server at {base} refused: {message}")

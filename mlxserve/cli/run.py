@@ -194,7 +194,7 @@ def _server(settings: Settings, config: EngineConfig) -> RunningServer | None:
     """The running server to ask; None if this process is to load the model itself."""
     if settings.file is not None or set(settings.flags) - {"model"}:
         return None
-    return newest_server(config.model, has_key=has_key())
+    return newest_server(config.model, has_key=has_key)
 
 
 def _adapter(settings: Settings, config: EngineConfig) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -82,16 +82,18 @@ def running_servers() -> list[RunningServer]:
     return sorted(found, key=lambda server: server.started)
 
 
-def newest_server(model: str | None = None, *, has_key: bool = True) -> RunningServer | None:
+def newest_server(
+    model: str | None = None, *, has_key: Callable[[], bool] = lambda: True
+) -> RunningServer | None:
     """The one that was started last, of those that serve the model; None if there is none.
 
-    has_key: whether one that needs an API key will do
+    has_key: whether one that needs an API key will do; called where one does
     """
     for server in reversed(running_servers()):
         if not serves(server, model):
             continue
         # It needed one at its start; the last may be revoked by now.
-        if has_key or not server.needs_key or _answers_without_key(server):
+        if not server.needs_key or has_key() or _answers_without_key(server):
             return server
     return None
 

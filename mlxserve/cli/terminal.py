@@ -71,6 +71,8 @@ def run_terminal(
     if url is None and not own_server and not settings.flags and settings.file is None:
         url, notice = _running_server(config)
     is_found = url is not None and url != asked
+    if url is not None:
+        _prepare_key(url)
     model = settings.flags.get("model") if url is not None else None
     engine_args = [] if url is not None else _engine_flags(settings, config)
     with _import_errors_explained():
@@ -103,7 +105,7 @@ def _running_server(config: EngineConfig) -> tuple[str | None, str]:
     from mlxserve.cli.own_key import has_key
     from mlxserve.cli.running_servers import newest_server
 
-    server = newest_server(config.model, has_key=has_key())
+    server = newest_server(config.model, has_key=has_key)
     if server is None:
         return None, ""
     return server.url, (
@@ -121,11 +123,22 @@ def _engine_flags(settings: Settings, config: EngineConfig) -> list[str]:
     return [*flags, *flags_of(given)]
 
 
-def _key_for(url: str) -> str | None:
-    """The API key for a server, as it is now."""
+def _prepare_key(url: str) -> None:
+    """Replace the key of an earlier version while there is a terminal to tell so. Raises InvalidConfig."""
     from mlxserve.cli.own_key import key_for
 
-    return key_for(url)
+    key_for(url)
+
+
+def _key_for(url: str) -> str | None:
+    """The API key for a server, as it is now. None also where the key file cannot be read meanwhile: the
+    server then refuses every key of it."""
+    from mlxserve.cli.own_key import key_for
+
+    try:
+        return key_for(url, tell=lambda _words: None)
+    except InvalidConfig:
+        return None
 
 
 @contextmanager

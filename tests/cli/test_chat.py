@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from mlxserve.api.access.keys import KeyFile, Scope, usual_file
+from mlxserve.cli.own_key import OwnKey
 from mlxserve.cli.running_servers import registered
 from tests.cli.commands import Run, error_line, python
 
@@ -106,6 +108,28 @@ def test_a_server_with_keys_is_used_by_who_has_one(
         monkeypatch.setenv("MLXSERVE_API_KEY", "a-key")
         assert run("chat").code == 3
         assert terminal["url"] == "http://127.0.0.1:8123"
+
+
+@pytest.mark.parametrize("flags", [(), ("--url", "http://127.0.0.1:8123")])
+def test_a_key_of_an_earlier_version_is_replaced_before_the_screen_is_drawn(
+    terminal: dict[str, Any],
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    flags: tuple[str, ...],
+) -> None:
+    monkeypatch.setenv("MLXSERVE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    secret = KeyFile(usual_file()).create("colleague", Scope.USER)
+    OwnKey().keep("colleague", secret)
+    with registered("http://127.0.0.1:8123", ["org/served"], needs_key=True):
+        outcome = run("chat", *flags)
+        assert (outcome.code, outcome.err.count("have a key of their own now")) == (3, 1)
+        key = terminal["read_key"]("http://127.0.0.1:8123")
+        assert key not in (None, secret)
+        usual_file().chmod(0o644)
+        assert terminal["read_key"]("http://127.0.0.1:8123") is None, "in an open chat"
+        assert "chmod 600" in error_line(run("chat", *flags))
 
 
 def test_another_package_named_tui_is_named(tmp_path: Path) -> None:

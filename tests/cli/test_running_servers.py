@@ -121,7 +121,7 @@ def test_a_server_is_known_by_every_way_to_name_its_model(tmp_path: Path) -> Non
         assert all(serves(server, name) for name in (None, "qwen3:4b", server.model))
         assert not any(serves(server, name) for name in ("qwen3:8b", "org/other"))
         assert newest_server("qwen3:4b") == server
-        assert newest_server("qwen3:4b", has_key=False) is None
+        assert newest_server("qwen3:4b", has_key=lambda: False) is None
         assert newest_server("qwen3:8b") is None
     with registered("http://127.0.0.1:1", ["mine"], needs_key=False):
         assert newest_server(str(tmp_path / "mine")) is not None

@@ -4,7 +4,11 @@ A generated key is 256 random bits, so the file stores plain SHA-256 digests: a 
 would only make guessing harder, and nothing can be guessed. A key's text is shown once.
 
     {"keys": [{"name": "laptop", "scope": "user", "created": "2026-01-31", "sha256": "…",
-               "max_requests": null, "requests_per_minute": null, "models": []}]}
+               "max_requests": null, "requests_per_minute": null, "models": []}, …], "owner": "owner"}
+
+The owner's key, named by "owner", belongs to the user who runs the servers. It exists as long as other keys
+do, has no limits, and reaches what requests without a key reach while there are no keys. Earlier versions
+read it as one more key of the scope admin.
 
 A running server reads the file again when it changes. While the file is unreadable or open to other
 users, none of its keys is accepted.
@@ -27,7 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from mlxserve.config import config_home
 from mlxserve.errors import InvalidConfig
@@ -39,6 +43,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _MAX_BYTES = 1 << 20  # of a key file, which the event loop reads: about 5,000 keys
 _PREFIX = "mlxserve-"  # lets scanners for leaked secrets recognise a key
+OWNER = "owner"  # the name of the owner's key
 
 
 class Scope(StrEnum):
@@ -58,6 +63,7 @@ class Key:
     max_requests: int | None = None
     requests_per_minute: int | None = None
     models: tuple[str, ...] = ()
+    is_owner: bool = False
 
     @classmethod
     def of(cls, secret: str, scope: Scope) -> Key:
@@ -67,8 +73,10 @@ class Key:
 
     @property
     def id(self) -> str:
-        """Identifies its pages, prefixes and share of the engine. A new key with the name of a revoked
-        one has another id."""
+        """Identifies its chats, pages, prefixes and responses. A new key with the name of a revoked one
+        has another id. Empty for the owner's key, as for requests without a key."""
+        if self.is_owner:
+            return ""
         return self.name if self.sha256.startswith(self.name) else f"{self.name}-{self.sha256[:16]}"
 
 
@@ -81,11 +89,25 @@ def digest_of(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
+class OwnSecret(Protocol):
+    """Keeps the text of the owner's key for the owner's commands."""
+
+    def fits(self, key: Key) -> bool:
+        """Whether the kept text is that of this key."""
+
+    def keep(self, name: str, secret: str) -> None:
+        """Raises InvalidConfig."""
+
+    def forget(self) -> None: ...
+
+
 class KeyFile:
     """The keys of `mlxserve key`, in a file that only its owner can read."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, own: OwnSecret | None = None) -> None:
+        """own: what has the owner's key made beside the others; None makes none"""
         self.path = path
+        self._own = own
 
     def read(self) -> tuple[Key, ...]:
         """Empty without a file. Raises InvalidConfig for one that is damaged or open to other users."""
@@ -102,7 +124,7 @@ class KeyFile:
                 f"The key file {self.path} can be read by other users. Restrict it: chmod 600 {self.path}"
             )
         try:
-            return tuple(_key(entry) for entry in content["keys"])
+            return tuple(_key(entry, content.get("owner")) for entry in content["keys"])
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidConfig(f"The key file {self.path} is damaged: {error!r}") from error
 
@@ -121,12 +143,17 @@ class KeyFile:
                 f"The name {name[:80]!r} is not valid: use 1 to 64 letters, digits, dots, dashes or "
                 "underscores."
             )
-        secret = _PREFIX + secrets.token_urlsafe(32)
+        if name.casefold() == OWNER:
+            raise InvalidConfig(
+                f"The name {name!r} is reserved for your own key, which is made with the first other "
+                "key. Choose another name."
+            )
+        secret = _new_secret()
         key = Key(
             name=name,
             sha256=digest_of(secret),
             scope=scope,
-            created=datetime.datetime.now(datetime.UTC).date().isoformat(),
+            created=_today(),
             max_requests=max_requests,
             requests_per_minute=requests_per_minute,
             models=tuple(models),
@@ -141,7 +168,8 @@ class KeyFile:
         return secret
 
     def revoke(self, name: str) -> None:
-        """Remove a key; a running server refuses it at once. Raises InvalidConfig for an unknown name."""
+        """Remove a key; a running server refuses it at once. The owner's key is replaced while there are
+        others. Raises InvalidConfig for an unknown name."""
         with self._locked():
             keys = self.read()
             rest = tuple(key for key in keys if key.name != name)
@@ -149,6 +177,11 @@ class KeyFile:
                 known = ", ".join(key.name for key in keys) or "none"
                 raise InvalidConfig(f"There is no key named {name[:80]!r}; known: {known}.")
             self._write(rest)
+
+    def renew_owner(self) -> None:
+        """Make the owner's key if there are other keys and its text is not kept. Raises InvalidConfig."""
+        with self._locked():
+            self._write(self.read())
 
     def version(self) -> tuple[int, ...] | None:
         """Changes when the file does; None without a file."""
@@ -172,9 +205,33 @@ class KeyFile:
         finally:
             os.close(folder)
 
+    def _with_owner(self, keys: Sequence[Key]) -> Sequence[Key]:
+        """The keys with the owner's, which exists as long as others do."""
+        others = [key for key in keys if not key.is_owner]
+        if self._own is None:
+            return keys if others else ()
+        if not others:
+            self._own.forget()
+            return ()
+        if kept := [key for key in keys if key.is_owner and self._own.fits(key)]:
+            return (*kept, *others)
+        name, secret = _free_name(others), _new_secret()
+        self._own.keep(name, secret)
+        owner = Key(
+            name=name,
+            sha256=digest_of(secret),
+            scope=Scope.ADMIN,
+            created=_today(),
+            is_owner=True,
+        )
+        return (owner, *others)
+
     def _write(self, keys: Sequence[Key]) -> None:
         """Atomic: a reader sees the old file or the new one."""
-        text = json.dumps({"keys": [asdict(key) for key in keys]}, indent=2) + "\n"
+        keys = self._with_owner(keys)
+        owner = [("owner", key.name) for key in keys if key.is_owner]
+        content = {"keys": [_entry(key) for key in keys], **dict(owner)}
+        text = json.dumps(content, indent=2) + "\n"
         if len(text) > _MAX_BYTES:
             raise InvalidConfig(f"{self.path} has no room for another key. Revoke some.")
         try:
@@ -183,16 +240,38 @@ class KeyFile:
             raise InvalidConfig(f"The key file {self.path} cannot be written: {error}") from error
 
 
-def _key(entry: dict[str, Any]) -> Key:
+def _new_secret() -> str:
+    return _PREFIX + secrets.token_urlsafe(32)
+
+
+def _today() -> str:
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
+
+
+def _free_name(others: Sequence[Key]) -> str:
+    """A name for the owner's key: earlier versions did not reserve OWNER."""
+    taken = {key.name.casefold() for key in others}
+    names = (OWNER, *(f"{OWNER}-{number}" for number in range(2, len(others) + 3)))
+    return next(name for name in names if name not in taken)
+
+
+def _entry(key: Key) -> dict[str, Any]:
+    return {name: value for name, value in asdict(key).items() if name != "is_owner"}
+
+
+def _key(entry: dict[str, Any], owner: Any) -> Key:
     models = entry.get("models", [])
     if not isinstance(models, list) or not all(isinstance(name, str) for name in models):
         raise ValueError("the models of an entry are not a list of names")
-    key = Key(**{**entry, "scope": Scope(entry["scope"]), "models": tuple(models)})
+    scope, is_owner = Scope(entry["scope"]), entry["name"] == owner
+    key = Key(**{**entry, "scope": scope, "models": tuple(models), "is_owner": is_owner})
     if not _NAME.fullmatch(key.name) or not _DIGEST.fullmatch(key.sha256):
         raise ValueError(f"an entry has an invalid name or digest: {key.name!r}")
     for limit in (key.max_requests, key.requests_per_minute):
         if limit is not None and (type(limit) is not int or limit < 1):
             raise ValueError(f"a limit of {key.name!r} is not a whole number above 0")
+    if key.is_owner and key.scope is not Scope.ADMIN:
+        raise ValueError(f"the owner's key {key.name!r} does not have the scope admin")
     return key
 
 
@@ -231,10 +310,17 @@ class Keyring:
         self.refresh()
         return len(self._fixed) + len(self._filed)
 
+    @property
+    def owner(self) -> Key | None:
+        """The owner's key; None without one."""
+        self.refresh()
+        return next((key for key in self._filed if key.is_owner), None)
+
     def on_revoked(self, tell: Callable[[Key], None]) -> None:
         """Call `tell` with each key that is no longer in the file.
 
-        A file that cannot be read or trusted revokes nothing: its keys are refused until it can.
+        The owner's key ends with the last other one, and its requests need no key from then on: that
+        revokes nothing. A file that cannot be read or trusted revokes nothing: its keys are refused until it can.
         """
         self._on_revoked.append(tell)
 
@@ -268,8 +354,12 @@ class Keyring:
         stays_locked = was_locked and (self._stays_locked or version is None)
         self._is_locked = bool(self._fixed or self._filed) or stays_locked
         logger.info("Read the key file again: %d keys.", len(self._filed))
-        valid = {key.id for key in (*self._fixed, *self._filed)}
-        revoked = [key for key in self._last_read if key.id not in valid]
+        valid = {key.sha256 for key in (*self._fixed, *self._filed)}
+        revoked = [
+            key
+            for key in self._last_read
+            if key.sha256 not in valid and (self._is_locked or not key.is_owner)
+        ]
         self._last_read = self._filed
         for key in revoked:
             for tell in self._on_revoked:

@@ -35,6 +35,7 @@ class AccessPolicy:
     max_prefix_share_per_key: most of the names and pages of named prefixes that one user key may
         have, as a fraction, while there are several keys
     is_exposed: other machines reach the server, so it needs a key even once the last one was revoked
+    is_behind_proxy: no connection tells whose request it carries
     allow_remote_images: requests may name images on the web, which are then fetched
     """
 
@@ -48,6 +49,7 @@ class AccessPolicy:
     requests_per_minute_per_key: int = 0
     max_prefix_share_per_key: float = 0.5
     is_exposed: bool = False
+    is_behind_proxy: bool = False
     allow_remote_images: bool = False
 
     def keyring(self) -> Keyring:
@@ -73,6 +75,7 @@ def read_access(config: ServerConfig, environment_key: str | None = None) -> Acc
         requests_per_minute_per_key=config.requests_per_minute_per_key,
         max_prefix_share_per_key=config.max_prefix_share_per_key,
         is_exposed=not is_loopback(host),
+        is_behind_proxy=config.behind_proxy,
         allow_remote_images=config.allow_remote_images,
     )
     if access.is_exposed and not access.keyring().is_locked:

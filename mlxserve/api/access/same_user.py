@@ -2,6 +2,8 @@
 
 A loopback address alone does not tell: every user of the machine can connect to it. Linux tells the
 owner of the other end in /proc/net/tcp; elsewhere the other end must belong to a process of ours.
+Nor does the connection alone: a proxy or a tunnel of the user carries requests of others. So a request
+that shows signs of one is not the user's, and with --behind-proxy none is.
 """
 
 from __future__ import annotations
@@ -14,26 +16,58 @@ from pathlib import Path
 
 import psutil
 from starlette.requests import Request
+from starlette.types import Scope
 
-from mlxserve.api.access.security import is_admin, is_loopback, key_id
+from mlxserve.api.access.security import (
+    has_key,
+    header_values,
+    host_name,
+    is_admin,
+    is_loopback,
+    is_same_origin,
+)
 
 ROOT = 0  # may read every file anyway
+BEHIND_PROXY = "mlxserve.behind_proxy"  # in the scope of a request: whether it may be anybody's
+CONNECTION = "mlxserve.connection"  # in the state of a request: what is known of its connection
+SAME_USER = "same_user"
+# Proxies name the client in these. nginx adds none by default, and long sent HTTP/1.0 by default.
+_RELAY_HEADERS = frozenset((b"forwarded", b"via", b"x-real-ip"))
+_RELAY_PREFIX = b"x-forwarded-"
 
 
 async def may_run_programs(request: Request) -> bool:
     """Whether it may have the server do what its user can: one of that user's programs, or where there
     are API keys one with the scope admin."""
-    if key_id(request):
-        return is_admin(request)
-    return await asyncio.to_thread(is_from_same_user, request)
+    return is_admin(request) if has_key(request) else await is_from_same_user(request)
 
 
-def is_from_same_user(request: Request) -> bool:
-    """Whether a program of the server's own user on its own machine sent it. Blocking."""
-    server = request.scope.get("server")
-    if request.client is None or not server:
+async def is_from_same_user(request: Request) -> bool:
+    """Whether a program of the server's own user on its own machine sent it, for itself."""
+    scope = request.scope
+    if request.client is None or not scope.get("server") or not _is_direct(scope):
         return False
-    return is_same_user((request.client.host, request.client.port), server[1])
+    client, port = (request.client.host, request.client.port), scope["server"][1]
+    known: dict[str, bool] = scope.get("state", {}).get(CONNECTION, {})
+    if SAME_USER not in known:
+        known[SAME_USER] = await asyncio.to_thread(is_same_user, client, port)
+    return known[SAME_USER]
+
+
+def _is_direct(scope: Scope) -> bool:
+    """Whether nothing shows that the sender passes on a request from elsewhere: a reverse proxy or a
+    tunnel, or a browser for a page of another server."""
+    if scope.get(BEHIND_PROXY) or scope["http_version"] == "1.0":
+        return False
+    names = {name.lower() for name, _ in scope["headers"]}
+    if not _RELAY_HEADERS.isdisjoint(names) or any(
+        name.startswith(_RELAY_PREFIX) for name in names
+    ):
+        return False
+    [host] = header_values(scope, b"host")  # HostCheck saw exactly one
+    origins = header_values(scope, b"origin")
+    is_local = is_loopback((host_name(host) or "").strip("[]"))
+    return is_local and all(is_same_origin(scope, origin) for origin in origins)
 
 
 def is_same_user(client: tuple[str, int], server_port: int) -> bool:

@@ -1,9 +1,8 @@
-"""The checks of Host, Origin and API key that run before every route.
+"""The checks of Host and Origin that run before every route, and what the API key of a request allows.
 
 Listening on loopback is not a security boundary: a web page can send requests to a loopback address,
-directly or after rebinding its own name to it. So the Host header must name this server, a browser's
-Origin must be allowed, and once API keys are configured a request must send one. All checks are
-plain ASGI: they run before any of the body is read.
+directly or after rebinding its own name to it. So the Host header must name this server, and a browser's
+Origin must be allowed. All checks are plain ASGI: they run before any of the body is read.
 """
 
 from __future__ import annotations
@@ -17,16 +16,12 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mlxserve.api.access.keys import Key, Keyring
+from mlxserve.api.access.keys import OWNER, Key
 from mlxserve.api.access.keys import Scope as KeyScope
 from mlxserve.api.errors import ApiError, error_response, speaks_anthropic
 from mlxserve.request import ANONYMOUS
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
-# Answered without a key: for process monitors, and the page, which asks for the key it then sends.
-OPEN_PATHS = ("/health", "/")
-OPEN_FOLDER = "/page/"  # the page's scripts and its style
-POLLED_PATHS = ("/metrics", "/ready", "/version")  # all that a key of the scope metrics may read
 # Ollama's client for JavaScript names itself, which a browser asks about first.
 _ALLOWED_HEADERS = "authorization, content-type, user-agent"
 _HOST = re.compile(r"(?P<name>[a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.ASCII)
@@ -39,12 +34,17 @@ def request_id(request: Request) -> str:
 
 def cache_namespace(request: Request, cache_salt: str | None) -> str | None:
     """The salt of cached pages. It contains the API key's id, so two keys never share a page."""
-    key = _key(request)
-    return cache_salt if key is None else f"{key.id}/{cache_salt or ''}"
+    owner = key_id(request)
+    return f"{owner}/{cache_salt or ''}" if owner else cache_salt
+
+
+def has_key(request: Request) -> bool:
+    """Whether it has an API key, which its connection stands for if it is the owner's."""
+    return _key(request) is not None
 
 
 def key_id(request: Request) -> str:
-    """The id of the API key, which owns what the request makes; empty without keys."""
+    """The id of the API key, which owns what the request makes; empty for the owner, and without keys."""
     key = _key(request)
     return "" if key is None else key.id
 
@@ -54,8 +54,9 @@ def client_name(request: Request) -> str:
 
     Programs on one machine have one address, so the port belongs to the name.
     """
-    if name := key_id(request):
-        return name
+    key = _key(request)
+    if key is not None:
+        return key.id or f"{ANONYMOUS}{OWNER}"
     return (
         ANONYMOUS
         if request.client is None
@@ -158,13 +159,13 @@ class HostCheck:
         await self._app(scope, receive, send)
 
     def _names_us(self, scope: Scope) -> bool:
-        hosts = _header_values(scope, b"host")
+        hosts = header_values(scope, b"host")
         if len(hosts) != 1:
             return False
-        match = _HOST.fullmatch(hosts[0].lower())
-        if match is None:
+        name = host_name(hosts[0])
+        if name is None:
             return False
-        return match["name"] in self._hosts or (self._any_address and _is_address(match["name"]))
+        return name in self._hosts or (self._any_address and _is_address(name))
 
 
 class OriginCheck:
@@ -182,7 +183,7 @@ class OriginCheck:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        origins = _header_values(scope, b"origin")
+        origins = header_values(scope, b"origin")
         if not self._allows(scope, origins):
             refusal = ApiError(
                 403,
@@ -201,14 +202,14 @@ class OriginCheck:
         if len(origins) > 1:
             return False
         if origins:
-            return origins[0] in self._origins or _is_same_origin(scope, origins[0])
+            return origins[0] in self._origins or is_same_origin(scope, origins[0])
         return all(
-            site in ("same-origin", "none") for site in _header_values(scope, b"sec-fetch-site")
+            site in ("same-origin", "none") for site in header_values(scope, b"sec-fetch-site")
         )
 
     async def _answer_page(self, scope: Scope, receive: Receive, send: Send, origin: str) -> None:
         is_preflight = scope["method"] == "OPTIONS" and bool(
-            _header_values(scope, b"access-control-request-method")
+            header_values(scope, b"access-control-request-method")
         )
 
         async def send_readable(message: Message) -> None:
@@ -230,58 +231,6 @@ class OriginCheck:
         await self._app(scope, receive, send_readable)
 
 
-class ApiKeyCheck:
-    """Refuses a request without a valid key, if the ring is locked."""
-
-    def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
-        self._app = app
-        self._keyring = keyring
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_open = scope["type"] != "http" or _is_open(scope["path"])
-        if is_open or not self._keyring.is_locked:
-            await self._app(scope, receive, send)
-            return
-        shown = _shown_key(scope)
-        key = self._keyring.find(shown) if shown is not None else None
-        if key is None:
-            refusal = ApiError(
-                401,
-                "No valid API key was sent. Send the header `Authorization: Bearer KEY` "
-                "or `x-api-key: KEY`.",
-                code="invalid_api_key",
-                headers={"www-authenticate": "Bearer"},
-            )
-            await error_response(refusal)(scope, receive, send)
-            return
-        if key.scope is KeyScope.METRICS and scope["path"] not in POLLED_PATHS:
-            refusal = ApiError(
-                403, "This API key may only read /metrics and /ready.", code="metrics_only"
-            )
-            await error_response(refusal)(scope, receive, send)
-            return
-        scope["mlxserve.key"] = key
-        await self._app(scope, receive, send)
-
-
-def _is_open(path: str) -> bool:
-    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
-
-
-def _shown_key(scope: Scope) -> str | None:
-    """The key in `Authorization: Bearer` (OpenAI's clients) or `x-api-key` (Anthropic's).
-
-    Some clients send both. None if they differ.
-    """
-    keys = {key.strip() for key in _header_values(scope, b"x-api-key")}
-    for value in _header_values(scope, b"authorization"):
-        scheme, _, key = value.partition(" ")
-        if scheme.lower() != "bearer":
-            return None
-        keys.add(key.strip())
-    return keys.pop() if len(keys) == 1 else None
-
-
 def _is_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name.strip("[]"))
@@ -290,10 +239,16 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _is_same_origin(scope: Scope, origin: str) -> bool:
-    host = _header_values(scope, b"host")[0]  # HostCheck saw exactly one
+def host_name(host: str) -> str | None:
+    """The name or address in a Host header, without its port; None for what is neither."""
+    match = _HOST.fullmatch(host.lower())
+    return match["name"] if match else None
+
+
+def is_same_origin(scope: Scope, origin: str) -> bool:
+    host = header_values(scope, b"host")[0]  # HostCheck saw exactly one
     return origin.lower() == f"{scope['scheme']}://{host}".lower()
 
 
-def _header_values(scope: Scope, name: bytes) -> list[str]:
+def header_values(scope: Scope, name: bytes) -> list[str]:
     return [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]

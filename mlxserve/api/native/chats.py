@@ -1,12 +1,11 @@
 """`/api/v1/chats`: the chats of the page, which are those of the terminal.
 
-Without API keys they belong to the user who runs the server, and only programs of that user on this
-machine may read them. With keys every key has chats of its own.
+The terminal's chats belong to the user who runs the server: with API keys to the owner's key, without keys
+to programs of that user on this machine. Every other key has chats of its own.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Annotated, Any, Literal, TypeVar
@@ -17,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.access.same_user import is_from_same_user
-from mlxserve.api.access.security import key_id
+from mlxserve.api.access.security import has_key, key_id
 from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, StrictModel, read_request
 from mlxserve.api.errors import ApiError, invalid_value, json_response
 from mlxserve.api.native.forgetting import DeletedConversations, Forgetting, PromptSettings
@@ -303,15 +302,14 @@ class Chats:
 
     async def _owner(self, request: Request) -> str:
         """Raises ApiError 403."""
-        owner = key_id(request)
-        if not owner and not await asyncio.to_thread(is_from_same_user, request):
+        if not has_key(request) and not await is_from_same_user(request):
             raise ApiError(
                 403,
                 "Without an API key chats are read by programs of the server's own user on its own "
                 "machine only. Create a key: mlxserve key create NAME",
                 code="chats_not_allowed",
             )
-        return owner
+        return key_id(request)
 
 
 def _number(text: str) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
+from mlxserve.api.access.same_user import CONNECTION
 from mlxserve.api.config import ServerConfig
 from mlxserve.api.errors import ApiError, encode_json
 from mlxserve.api.server.bounded_http import MAX_HEAD, BoundedHttp
@@ -107,6 +108,7 @@ class Connection(H11Protocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._http = self.conn = BoundedHttp(MAX_HEAD)
+        self.app_state = {**self.app_state, CONNECTION: {}}
         self._waiting: _Waiting | None = None
         self._receive_deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None

@@ -22,22 +22,22 @@ class OpenRequests:
     """Those of one server, each with the API key that sent it. Used in the event loop only."""
 
     def __init__(self) -> None:
-        self._ends: dict[EarlyEnd, str] = {}  # with the id of the key
+        self._ends: dict[EarlyEnd, str] = {}  # with the digest of the key
 
     @contextlib.contextmanager
-    def entered(self, key_id: str) -> Iterator[EarlyEnd]:
+    def entered(self, key: str) -> Iterator[EarlyEnd]:
         """One request, until its reply is sent."""
         end: EarlyEnd = asyncio.get_running_loop().create_future()
-        self._ends[end] = key_id
+        self._ends[end] = key
         try:
             yield end
         finally:
             del self._ends[end]
 
-    def end(self, error: ApiError, key_id: str | None = None) -> None:
-        """End all requests, or those of one key."""
-        for end, owner in self._ends.items():
-            if not end.done() and key_id in (None, owner):
+    def end(self, error: ApiError, key: str | None = None) -> None:
+        """End all requests, or those of the key with this digest."""
+        for end, sender in self._ends.items():
+            if not end.done() and key in (None, sender):
                 end.set_result(error)
 
 
@@ -66,7 +66,7 @@ class RequestRegister:
             if not has_started:
                 task.cancel()
 
-        with self._open_requests.entered("" if key is None else key.id) as end:
+        with self._open_requests.entered("" if key is None else key.sha256) as end:
             scope["mlxserve.end"] = end
             end.add_done_callback(cancel)
             try:

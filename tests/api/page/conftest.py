@@ -7,6 +7,7 @@ skipped. Playwright drives it and downloads nothing.
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -41,7 +42,12 @@ def visit(browser: Browser) -> Open:
 
     @contextlib.contextmanager
     def opened(
-        url: str, scheme: str = "light", *, bypass_csp: bool = False, **viewport: int
+        url: str,
+        scheme: str = "light",
+        *,
+        bypass_csp: bool = False,
+        key: str | None = None,
+        **viewport: int,
     ) -> Iterator[Visit]:
         size = {"width": 1280, "height": 800, **viewport}
         context = browser.new_context(
@@ -49,6 +55,8 @@ def visit(browser: Browser) -> Open:
             viewport=size,  # type: ignore[arg-type]
             bypass_csp=bypass_csp,
         )
+        if key is not None:  # as if it had been typed
+            context.add_init_script(f"sessionStorage.setItem('mlxserve-key', {json.dumps(key)})")
         try:
             yield Visit(context.new_page(), url)
         finally:
