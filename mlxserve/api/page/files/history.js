@@ -35,7 +35,7 @@ function redraw(rows) { // the keyboard stays where it was; it goes to the searc
 function row(card) {
   const title = visible(card.title);
   const open = button("", () => chats.open(card.id), "");
-  open.className = "open";
+  open.classList.add("open");
   const when = new Date(card.updated_at * 1000);
   open.append(element("span", "title", title), element("span", "quiet",
     card.excerpt ? `${when.toLocaleDateString()} · ${visible(card.excerpt)}` : when.toLocaleString()));

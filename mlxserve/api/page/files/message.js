@@ -71,7 +71,7 @@ function drawCall({ name, arguments: written, state, result, seconds }) {
 
 function made(message) {
   const body = element("div", "body");
-  const thinking = element("details", "thinking", element("summary", "", "Thinking"), element("div"));
+  const thinking = element("details", "thinking", element("summary", "", "Thinking"), element("div", "thoughts"));
   const images = element("div", "images", ...message.images.map(thumbnail));
   images.hidden = !message.images.length;
   const shown = element("article", "message " + message.role, element("div", "rounds"), thinking, images, body, element("div", "note"), element("div", "actions"));

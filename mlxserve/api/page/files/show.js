@@ -12,7 +12,7 @@ export function element(tag, className = "", ...children) {
 }
 
 export function button(text, onClick, label = "") {
-  const made = element("button", "", text);
+  const made = element("button", "button", text);
   made.type = "button";
   if (label) made.setAttribute("aria-label", label);
   made.addEventListener("click", onClick);
