@@ -3,9 +3,10 @@
 import { fill } from "./answer.js";
 import * as attachments from "./attachments.js";
 import { downloaded, offer } from "./download.js";
-import { draw, drawText } from "./message.js";
+import { draw, drawText, elementOf } from "./message.js";
+import { keep, toEnd, toMessage } from "./place.js";
 import { sampling } from "./sampling.js";
-import { $, button, count, element, say } from "./show.js";
+import { $, arrange, button, count, element, say } from "./show.js";
 import { read, save, saveAnswer, saveLast, saveLeaf, saveSystem } from "./store.js";
 import { Chat } from "./tree.js";
 
@@ -57,7 +58,7 @@ async function saved() { // the address keeps the chat over a reload
   await onSaved();
 }
 
-export async function open(id) {
+export async function open(id, messageId = null) { // at a message that was searched for, else at the end
   const number = ++opening;
   let found;
   try {
@@ -70,11 +71,19 @@ export async function open(id) {
   leave();
   chat = found;
   history.replaceState(null, "", "#" + id);
+  const hit = chat.messages.find((one) => one.id === messageId);
+  if (hit && !chat.path().includes(hit)) chat.showBranch(hit);
   drawChat();
   drawQueue();
+  if (hit) mark(elementOf(hit)); else toEnd();
   onSaved();
   if (!matchMedia("(min-width: 56rem)").matches) document.body.classList.remove("with-chats");
   $("text").focus();
+}
+
+function mark(shown) {
+  shown.classList.add("hit");
+  toMessage(shown);
 }
 
 // The chat that is about to be deleted, if it is open; it is left, and its answer stopped.
@@ -90,13 +99,12 @@ export function leaveFor(id) {
 function drawChat() {
   const path = chat.path();
   const acts = { choose: show, edit, regenerate };
-  $("log").replaceChildren(...(path.length
+  keep(() => arrange($("log"), path.length
     ? path.map((message) => draw(message, chat.versions(message), acts))
     : [welcome()]));
   const { prompt_tokens, completion_tokens } = path.findLast((one) => one.stats.prompt_tokens)?.stats ?? {};
   $("context").textContent = prompt_tokens && model
     ? `${count(prompt_tokens + completion_tokens)} / ${count(model.max_model_len)} tokens` : "";
-  scroll(true);
 }
 
 function welcome() {
@@ -115,11 +123,6 @@ function welcome() {
   return shown;
 }
 
-function scroll(isForced) {
-  const log = $("log");
-  if (isForced || log.scrollHeight - log.scrollTop - log.clientHeight < 200) log.scrollTop = log.scrollHeight;
-}
-
 function drawQueue() {
   $("queue").hidden = !queue.length;
   $("queue").replaceChildren(...queue.map(({ text }, number) => element("li", "", "Next: " + text.slice(0, 80) + " ",
@@ -130,8 +133,13 @@ function drawQueue() {
 
 // ---- asking
 
-function submit(asked) {
+function submit(asked) { // by the person who writes
   if (running?.chat === chat) { queue.push(asked); drawQueue(); return; }
+  ask(asked);
+  toEnd();
+}
+
+function ask(asked) {
   const replaced = edited;
   cancelEdit();
   const question = chat.add(replaced ? replaced.parent : chat.leaf, "user", asked.text, asked.images);
@@ -152,7 +160,7 @@ async function answer(question) {
   save(mine, message).then(() => { if (mine === chat) saved(); });
   const checkpoints = setInterval(() => saveAnswer(mine, message), CHECKPOINT_MILLISECONDS);
   await fill(message, { model: model.id, messages: mine.wire(question), ...sampling() }, stop.signal,
-    () => { if (mine === chat) { drawText(message); scroll(); } },
+    () => { if (mine === chat) drawText(message); },
     (id) => { ownRequest = id; });
   clearInterval(checkpoints);
   const isLast = running?.message === message;
@@ -173,15 +181,14 @@ function ended(question, message) {
   drawChat();
   if (isEmptyFailure) {
     const failed = draw(message, [message], { regenerate: () => { chat.leaf = question; answer(question); } });
-    $("log").append(failed);
+    keep(() => $("log").append(failed));
     give(question);
-    scroll(true);
   }
   $("announce").textContent = message.state === "done" ? "Answer: " + message.text : "The answer ended: " + message.state;
   if (message.state === "done" || message.state === "cut") {
     const next = queue.shift();
     drawQueue();
-    if (next !== undefined) submit(next);
+    if (next !== undefined) ask(next); // sent some time ago: the reader stays
   } else returnQueue();
 }
 

@@ -34,7 +34,7 @@ function redraw(rows) { // the keyboard stays where it was; it goes to the searc
 
 function row(card) {
   const title = visible(card.title);
-  const open = button("", () => chats.open(card.id), "");
+  const open = button("", () => chats.open(card.id, card.message_id), "");
   open.classList.add("open");
   const when = new Date(card.updated_at * 1000);
   open.append(element("span", "title", title), element("span", "quiet",

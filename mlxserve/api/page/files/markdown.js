@@ -1,7 +1,8 @@
-// Markdown, parsed by the server into a tree, is built here element by element, of known names only.
+// Markdown, parsed by the server into a tree, is built here element by element, of known names only. Each node
+// of the tree is one node of the page, so that a tree that follows another changes what differs and no more.
 
 import { send } from "./api.js";
-import { button, element, visible } from "./show.js";
+import { button, element, grow, visible } from "./show.js";
 
 const MATH = "http://www.w3.org/1998/Math/MathML";
 const ATTRIBUTES = { ol: ["start"], th: ["class"], td: ["class"], span: ["class"], div: ["class"] };
@@ -17,8 +18,28 @@ export async function parse(texts) {
   return (await (await send("POST", "/api/v1/render", { texts })).json()).data;
 }
 
-export function build(nodes, into) {
-  into.replaceChildren(...nodes.map(built));
+// Changes what shows one list of nodes into what shows another. A selection in what stays or grows is kept.
+export function update(into, before, after) {
+  while (into.childNodes.length > after.length) into.lastChild.remove();
+  after.forEach((node, at) => {
+    if (at >= before.length) into.append(built(node));
+    else if (JSON.stringify(node) !== JSON.stringify(before[at])) change(into.childNodes[at], before[at], node);
+  });
+}
+
+function change(shown, before, node) {
+  if (typeof node === "string" && typeof before === "string") grow(shown, visible(node));
+  else if (isAlike(node, before)) update(childrenOf(shown, node[0]), before.slice(2), node.slice(2));
+  else shown.replaceWith(built(node));
+}
+
+const isAlike = ([tag, attributes], [otherTag, others]) =>
+  tag === otherTag && JSON.stringify(attributes) === JSON.stringify(others);
+
+// The element with a node's children, in the one that was built for it.
+function childrenOf(shown, tag) {
+  if (tag === "table") return shown.firstChild;
+  return tag === "pre" ? shown.querySelector("code") : shown;
 }
 
 function built(node) {

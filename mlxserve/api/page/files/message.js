@@ -1,8 +1,9 @@
 // How one message is drawn: its text, thinking, what it took, and what can be done with it.
 
-import { build, copy, parse } from "./markdown.js";
+import { copy, parse, update } from "./markdown.js";
 import { thumbnail } from "./pictures.js";
-import { button, count, element, visible, wait } from "./show.js";
+import { keep } from "./place.js";
+import { arrange, button, count, element, setText, visible, wait } from "./show.js";
 
 const MIN_SECONDS = 0.05; // shorter times would measure the browser
 const ENDS = {
@@ -10,21 +11,40 @@ const ENDS = {
 };
 const PARSE_SECONDS = 0.3; // between two parses of a text that grows
 const drawn = new WeakMap(); // message -> its element
-const parses = new WeakMap(); // message -> { text, nodes }: what of it was parsed last
+const parses = new WeakMap(); // message -> { text, nodes, isAsked }: what of it was parsed last
+const bodies = new WeakMap(); // body -> the nodes that it shows; none while it shows the text as it is
+const CONTINUED = new Set("p ul ol li blockquote h1 h2 h3 h4 h5 h6".split(" "));
 
 // The text with its marks as far as the server has parsed it; until then, and without it, plain.
 function drawBody(message, body) {
-  if (!message.text) parses.delete(message); // what it had went to a round
+  if (!message.text.startsWith(parses.get(message)?.text ?? "")) parses.delete(message); // that went to a round
   const parsed = parses.get(message);
-  if (parsed?.nodes && (parsed.text === message.text || message.state === "writing")) {
-    if (parsed.drawn !== parsed.nodes) build(parsed.nodes, body);
-    parsed.drawn = parsed.nodes;
-  } else body.replaceChildren(element("div", "plain", visible(message.text)));
+  if (parsed?.nodes) drawNodes(message, parsed, body); else drawPlain(message, body);
   if (parsed?.text !== message.text && !parsed?.isAsked && message.text) ask(message);
 }
 
+function drawNodes(message, { text, nodes }, body) {
+  body.querySelector(".rest")?.remove();
+  if (!bodies.has(body)) body.replaceChildren();
+  if (bodies.get(body) !== nodes) update(body, bodies.get(body) ?? [], nodes);
+  bodies.set(body, nodes);
+  if (message.state !== "writing" && text !== message.text) // it has ended since
+    endOf(body).append(element("span", "plain rest", visible(message.text.slice(text.length))));
+}
+
+function drawPlain(message, body) {
+  if (bodies.delete(body) || !body.firstChild) body.replaceChildren(element("div", "plain", ""));
+  setText(body.firstChild, visible(message.text));
+}
+
+function endOf(body) { // where its last line goes on
+  let end = body;
+  while (CONTINUED.has(end.lastChild?.localName)) end = end.lastChild;
+  return end;
+}
+
 async function ask(message) {
-  const parsed = parses.get(message) || { text: "", nodes: null, isAsked: false, drawn: null };
+  const parsed = parses.get(message) || { text: "", nodes: null, isAsked: false };
   parses.set(message, parsed);
   parsed.isAsked = true;
   const text = message.text;
@@ -36,7 +56,18 @@ async function ask(message) {
   parsed.text = text;
   if (message.state === "writing") await wait(PARSE_SECONDS);
   parsed.isAsked = false;
-  drawText(message);
+  drawSoon(message);
+}
+
+const waiting = new Set(); // messages to draw with the next frame
+
+function drawSoon(message) { // together: each redraw that keeps the reader's place lays the messages out
+  if (!waiting.size) requestAnimationFrame(() => {
+    const all = [...waiting];
+    waiting.clear();
+    keep(() => all.forEach(drawParts));
+  });
+  waiting.add(message);
 }
 
 function noteOf({ state, error, stats }) {
@@ -52,14 +83,22 @@ function noteOf({ state, error, stats }) {
 
 const CALLS = { asked: "waits for you", running: "running …", refused: "not allowed", stopped: "stopped", failed: "failed" };
 
-// The text and the calls of each round before the last text; what a tool returned is folded.
+const roundParts = new WeakMap(); // what shows the rounds -> its parts: { state, shown }
+
+// The text and the calls of each round before the last text; what a tool returned is folded. A round's text and
+// a call that has ended stay as they are.
 function drawRounds({ rounds }, into) {
-  const state = JSON.stringify(rounds.map(({ calls }) => calls.map((call) => call.state)));
-  if (into.dataset.state === state) return;
-  into.dataset.state = state;
-  into.replaceChildren(...rounds.flatMap(({ text, calls }) => [
-    ...(text.trim() ? [element("div", "plain", visible(text.trim()))] : []), ...calls.map(drawCall)]));
+  const wanted = rounds.flatMap(({ text, calls }) => [...(text.trim() ? [text.trim()] : []), ...calls]);
+  const before = roundParts.get(into) ?? [];
+  const after = wanted.map((one, at) => {
+    const state = one.state ?? "text";
+    return before[at]?.state === state ? before[at] : { state, shown: drawPart(one) };
+  });
+  roundParts.set(into, after);
+  arrange(into, after.map(({ shown }) => shown));
 }
+
+const drawPart = (one) => (typeof one === "string" ? element("div", "plain", visible(one)) : drawCall(one));
 
 function drawCall({ name, arguments: written, state, result, seconds }) {
   const parts = [CALLS[state], seconds === null ? "" : seconds.toFixed(2) + " s"].filter(Boolean).join(" · ");
@@ -83,34 +122,47 @@ function made(message) {
 export function draw(message, versions, acts) {
   if (!drawn.has(message)) drawn.set(message, made(message));
   const shown = drawn.get(message);
-  drawText(message);
-  const actions = shown.querySelector(".actions");
-  const isUser = message.role === "user";
-  actions.replaceChildren();
-  if (message.state === "writing") return shown;
-  if (versions.length > 1) {
-    const at = versions.indexOf(message);
-    const step = (to, sign, label) => {
-      const made = button(sign, () => acts.choose(versions[to]), label);
-      made.disabled = to < 0 || to >= versions.length;
-      return made;
-    };
-    actions.append(step(at - 1, "‹", "Earlier version"), `${at + 1}/${versions.length}`, step(at + 1, "›", "Later version"));
-  }
-  actions.append(button("Copy", (event) => copy(message.text, event.target)));
-  actions.append(isUser
-    ? button("Edit", () => acts.edit(message))
-    : button("Regenerate", () => acts.regenerate(message)));
+  drawParts(message);
+  drawActions(message, versions, acts, shown.querySelector(".actions"));
   return shown;
 }
 
-export function drawText(message) {
+export const elementOf = (message) => drawn.get(message);
+
+function drawActions(message, versions, acts, into) {
+  const at = versions.indexOf(message);
+  const state = message.state === "writing" ? "" : `${at + 1}/${versions.length}`;
+  if (into.dataset.state === state) return; // the focus stays on them
+  into.dataset.state = state;
+  into.replaceChildren();
+  if (!state) return;
+  if (versions.length > 1)
+    into.append(step(versions[at - 1], "‹", "Earlier version", acts), state, step(versions[at + 1], "›", "Later version", acts));
+  into.append(button("Copy", (event) => copy(message.text, event.target)), message.role === "user"
+    ? button("Edit", () => acts.edit(message)) : button("Regenerate", () => acts.regenerate(message)));
+}
+
+function step(version, sign, label, acts) {
+  const made = button(sign, () => {
+    acts.choose(version);
+    const steps = [...drawn.get(version).querySelectorAll(".step:enabled")];
+    (steps.find((one) => one.ariaLabel === label) ?? steps[0])?.focus({ preventScroll: true });
+  }, label);
+  made.classList.add("step");
+  made.disabled = !version;
+  return made;
+}
+
+// Draws what has changed of a message that is on the screen.
+export const drawText = (message) => keep(() => drawParts(message));
+
+function drawParts(message) {
   const shown = drawn.get(message);
   const [rounds, thinking, , body, note] = shown.children;
   drawRounds(message, rounds);
   thinking.hidden = !message.thinking;
-  thinking.firstChild.textContent = message.state === "writing" && !message.text ? "Thinking…" : "Thinking";
-  thinking.lastChild.textContent = visible(message.thinking);
+  setText(thinking.firstChild, message.state === "writing" && !message.text ? "Thinking…" : "Thinking");
+  setText(thinking.lastChild, visible(message.thinking));
   drawBody(message, body);
   note.textContent = message.state === "writing" ? "" : noteOf(message);
   note.hidden = !note.textContent;

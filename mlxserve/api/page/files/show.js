@@ -19,6 +19,26 @@ export function button(text, onClick, label = "") {
   return made;
 }
 
+// Puts children in the place of those before. What stays is not moved, so that it keeps selection and focus.
+export function arrange(parent, children) {
+  const staying = new Set(children);
+  for (const one of [...parent.childNodes]) if (!staying.has(one)) one.remove();
+  children.forEach((child, at) => {
+    if (parent.childNodes[at] !== child) parent.insertBefore(child, parent.childNodes[at] ?? null);
+  });
+}
+
+// The text of an element without other children. One that grows is continued, so that a selection stays.
+export function setText(shown, text) {
+  const node = shown.firstChild;
+  if (node?.nodeType === Node.TEXT_NODE) grow(node, text); else shown.textContent = text;
+}
+
+export function grow(node, text) {
+  if (text === node.data) return;
+  if (text.startsWith(node.data)) node.appendData(text.slice(node.data.length)); else node.data = text;
+}
+
 // What reorders a line, or is invisible, is shown as its number, as in the terminal.
 export const visible = (text) =>
   text.replace(/[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\u{e0000}-\u{e007f}]/gu,
