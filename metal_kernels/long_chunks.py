@@ -18,8 +18,15 @@ from metal_kernels.tables import SequenceTables
 log = logging.getLogger("metal_kernels")
 
 MIN_ROWS = 256
-# What MLX's fused attention has on every Mac: the answer where no Mac can be asked, in the emulator.
-_ALWAYS_FUSED = (64, 80, 96, 128)
+# Head dimensions of MLX's fused kernels for more than eight rows on every chip (`has_fused_kernel` in its
+# metal/scaled_dot_product_attention.cpp): the answer where no Mac can be asked, in the emulator.
+_FUSED = (64, 72, 80, 96, 128, 192, 256)
+# Of these, what MLX computes unfused unless it is forced (`use_fallback` there), because its fused kernel is
+# slower: others measured prompts 13 % slower at 32 Ki positions and 22 % at 64 Ki (ml-explore/mlx#3658).
+_SLOWER_FUSED = (192, 256)
+# On neural accelerators MLX has another fused kernel for 256, and one for 512, which tells that they are there.
+_FAST_ON_ACCELERATORS = 256
+_ONLY_ON_ACCELERATORS = 512
 # The share of the machine's memory that one layer's copies may take: 512 MiB of 16 GB, which are 128 Ki
 # positions of 8 kv heads of 128 dimensions. Copies of one or two layers are alive at once, as a step waits
 # for those before (`mlxserve/model/commits.py`).
@@ -37,12 +44,31 @@ def longest_copied(
     an M5, whose matrix units only MLX's kernels use; copying a key costs about as much as one row's
     product with it, so 256 rows make the copy cheap. It depends on the chunk alone, so that an answer
     does not depend on its neighbours. The tile kernel keeps float32, which MLX's attention computes in
-    TF32 on an M5.
+    TF32 on an M5, and the head dimensions whose fused kernel MLX itself does not choose.
     """
-    if rows < MIN_ROWS or dtype == mx.float32 or not is_fused(head_dim, dtype):
+    if rows < MIN_ROWS or dtype == mx.float32 or not is_fast(head_dim, dtype):
         return 0
     most = (total_memory() if memory is None else memory) // _SHARE_COPIED
     return most // (2 * kv_heads * head_dim * dtype.size)
+
+
+def positions_copied(
+    rows: int, context: int, kv_heads: int, head_dim: int, dtype: mx.Dtype, window: int | None
+) -> int:
+    """Positions that are copied for a chunk of `rows` whose last row sees `context`; 0: the tile kernel
+    reads the pages."""
+    positions = context - _first_position(rows, context, window)
+    return positions if positions <= longest_copied(rows, kv_heads, head_dim, dtype) else 0
+
+
+def is_fast(head_dim: int, dtype: mx.Dtype) -> bool:
+    """Whether MLX's fused attention is expected to be faster than the tile kernel: MLX takes it without being
+    forced, or it computes on neural accelerators, which the tile kernel does not."""
+    if not is_fused(head_dim, dtype):
+        return False
+    if head_dim not in _SLOWER_FUSED:
+        return True
+    return head_dim == _FAST_ON_ACCELERATORS and is_fused(_ONLY_ON_ACCELERATORS, dtype)
 
 
 @functools.cache
@@ -50,7 +76,7 @@ def is_fused(head_dim: int, dtype: mx.Dtype) -> bool:
     """Whether this MLX has a fused attention kernel for long chunks on this machine, which it says while
     it builds the graph. Any other would hold the scores of all rows in memory."""
     if not mx.metal.is_available():
-        return head_dim in _ALWAYS_FUSED
+        return head_dim in _FUSED
     rows, mask = (
         mx.zeros((1, 2, MIN_ROWS, head_dim), dtype),
         mx.ones((MIN_ROWS, MIN_ROWS), mx.bool_),
@@ -74,7 +100,7 @@ def fused_attention(
     sinks: mx.array | None,
 ) -> mx.array:
     """MLX's attention, (1, heads, rows, head_dim), by a fused kernel also where MLX prefers another, which
-    holds all scores. Raises ValueError where there is none; a CPU has none, and computes as it does."""
+    holds all scores. Raises ValueError where there is none. A CPU has none and computes as it does."""
     out: mx.array = mx.fast.scaled_dot_product_attention(
         queries,
         keys,
@@ -135,8 +161,7 @@ def runs_of(
     def is_long(sequence: int) -> bool:
         rows = int(tables.query_starts[sequence + 1] - tables.query_starts[sequence])
         context = int(tables.context_lens[sequence])
-        positions = context - _first_position(rows, context, window)
-        return positions <= longest_copied(rows, kv_heads, head_dim, dtype)
+        return positions_copied(rows, context, kv_heads, head_dim, dtype, window) > 0
 
     def runs() -> Iterator[ChunkRun]:
         for are_long, group in groupby(range(len(tables)), is_long):

@@ -20,16 +20,16 @@ import mlx.core as mx
 import numpy as np
 
 from metal_kernels.choice import is_linux_cpu
-from metal_kernels.long_chunks import MIN_ROWS
+from metal_kernels.long_chunks import MIN_ROWS, positions_copied
 from metal_kernels.tables import SequenceTables
 from mlxserve import machine
 from mlxserve.cache import key_owners
-from mlxserve.cache.kv import KVPool
+from mlxserve.cache.kv import KVPool, LayerSpec
 from mlxserve.cache.layer_kv import LayerKV
 from mlxserve.cache.layout import StepLayout
 from mlxserve.cache.window_kv import WindowKV
 from mlxserve.model.adapted_layers import RowAdapters
-from mlxserve.model.batch import Batch, IntArray, tables_alone
+from mlxserve.model.batch import Batch, tables_alone
 from mlxserve.model.caches import ElsewhereLeaf
 from mlxserve.model.commits import Commits
 from mlxserve.model.fused_attention import num_fused
@@ -39,6 +39,8 @@ from mlxserve.model.load import LoadedModel
 from mlxserve.model.states import Group, StateStore
 from mlxserve.model.step_graphs import StepGraphs
 
+# A layer's kv heads, head dimension, dtype and window.
+_Shape: TypeAlias = tuple[int, int, mx.Dtype, "int | None"]
 Activations: TypeAlias = Callable[[], AbstractContextManager[None]]  # entered for each forward
 
 
@@ -74,6 +76,7 @@ class Rows:
         self._selector = loaded.selector
         self._adapters = loaded.adapters
         self._commits = _commits()
+        self._shapes = _attention_shapes(loaded.layers)
         self._is_told_positions = loaded.vision is not None and loaded.vision.is_told_positions
         # A partial of a function: a bound method would be a ring, which keeps the pool alive.
         # Steps of several ranks are not recorded: a graph that is built again must not change the
@@ -103,9 +106,7 @@ class Rows:
             num_decodes=batch.num_decodes,
             decodes=batch.decodes,
             chunks=batch.chunks,
-            after_layer=None
-            if self._commits is None
-            else _after_layer(self._commits, batch.positions, batch.num_decodes, batch.chunks),
+            after_layer=None if self._commits is None else self._after_layer(self._commits, batch),
             offset=mx.array([groups[0].start]) if is_chunk and self._takes_chunks else None,
         )
         if (windows := batch.windows) is not None:
@@ -124,6 +125,12 @@ class Rows:
         if self._states.is_used:
             self._states.commit(groups)
         return logits
+
+    def _after_layer(self, commits: Commits, batch: Batch) -> Callable[[mx.array], None] | None:
+        num_decodes = batch.num_decodes
+        seen = int(batch.positions[:num_decodes].sum()) + num_decodes
+        copied = 0 if batch.chunks is None else _num_copied(batch.chunks, self._shapes)
+        return commits.of_step(len(batch.positions), num_decodes, seen, copied)
 
     def _of_rows(
         self, rows: list[int], groups: Sequence[Group], layout: StepLayout, tokens: mx.array
@@ -153,18 +160,22 @@ def _commits() -> Commits | None:
     return Commits(machine.rows_under_way(machine.total_memory()))
 
 
-def _after_layer(
-    commits: Commits,
-    positions: IntArray,
-    num_decodes: int,
-    chunks: SequenceTables | None,
-) -> Callable[[mx.array], None] | None:
-    seen = int(positions[:num_decodes].sum()) + num_decodes
-    copied = 0
-    if chunks is not None:
-        is_long = np.diff(chunks.query_starts) >= MIN_ROWS
-        copied = int(chunks.context_lens[is_long].sum())
-    return commits.of_step(len(positions), num_decodes, seen, copied)
+def _attention_shapes(layers: Sequence[LayerSpec]) -> frozenset[_Shape]:
+    """What decides in which layers a chunk's pages are copied."""
+    return frozenset(
+        (spec.kv_heads, spec.key_dim, spec.dtype, spec.window)
+        for spec in layers
+        if not spec.is_latent
+    )
+
+
+def _num_copied(chunks: SequenceTables, shapes: frozenset[_Shape]) -> int:
+    """Positions of all chunks, each in the layers that copy the most of it."""
+    lengths, contexts = np.diff(chunks.query_starts).tolist(), chunks.context_lens.tolist()
+    return sum(
+        max((positions_copied(rows, context, *shape) for shape in shapes), default=0)
+        for rows, context in zip(lengths, contexts, strict=True)
+    )
 
 
 def _in_windows(layout: StepLayout, batch: Batch) -> StepLayout:
@@ -293,5 +304,5 @@ class Sequences:
             chunks=tables,
             after_layer=None
             if self._commits is None
-            else _after_layer(self._commits, positions, 0, tables),
+            else self._commits.of_step(group.length, 0, 0, end if group.length >= MIN_ROWS else 0),
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -11,14 +11,20 @@ import pytest
 
 from metal_kernels import long_chunks
 from metal_kernels.kernels import KernelSpec, on_metal
+from metal_kernels.limits import HEAD_DIMS
 from metal_kernels.long_chunks import MIN_ROWS, longest_copied
 from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Attention
 from metal_kernels.tables import SequenceTables
 from tests.emulated import emulated_factory
 from tests.geometries import GEOMETRIES
+from tests.mac_attention import HEAD_DIMS as ON_EVERY_CHIP
+from tests.mac_attention import HEAD_DIMS_ON_M5 as ON_M5
+from tests.mac_attention import MacAttention
 from tests.memory_table import most_positions
 from tests.metal_kernels.oracle import Case, Paged
+
+Answer: TypeAlias = Callable[[frozenset[int]], MacAttention]
 
 
 def recorded() -> tuple[MetalBackend, list[str]]:
@@ -61,40 +67,96 @@ def test_no_chunk_below_128k_positions_leaves_mlxs_kernel_on_an_m5() -> None:
             assert longest >= min(128 << 10, most_positions(model, memory)), (memory, model)
 
 
-class AskedMLX:
-    """Fused attention for some head dimensions, as MLX says it on a Mac."""
-
-    def __init__(self, *head_dims: int) -> None:
-        self._head_dims = head_dims
-        self.asked: list[tuple[int, str]] = []
-
-    def attention(self, queries: mx.array, *_: mx.array, **options: Any) -> mx.array:
-        assert options["force_fused"] is True
-        kind = options["mask"] if isinstance(options["mask"], str) else "array"
-        self.asked.append((queries.shape[-1], kind))
-        if queries.shape[-1] not in self._head_dims:
-            raise ValueError("[scaled_dot_product_attention] force_fused=True but no fused kernel")
-        return queries
-
-
 @pytest.fixture
-def mlx_on_a_mac(monkeypatch: pytest.MonkeyPatch) -> Iterator[AskedMLX]:
-    asked = AskedMLX(64, 96, 256)
-    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
-    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", asked.attention)
-    long_chunks.is_fused.cache_clear()
-    yield asked
+def mac(monkeypatch: pytest.MonkeyPatch) -> Iterator[Answer]:
+    """Makes this machine answer as a Mac whose MLX has fused kernels for these head dimensions."""
+
+    def answer(head_dims: frozenset[int]) -> MacAttention:
+        attention = MacAttention(head_dims)
+        monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+        monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", attention)
+        long_chunks.is_fused.cache_clear()
+        return attention
+
+    yield answer
     long_chunks.is_fused.cache_clear()
 
 
-def test_on_a_mac_mlx_is_asked_once_which_head_dimensions_it_fuses(mlx_on_a_mac: AskedMLX) -> None:
+def ways(dtype: mx.Dtype = mx.bfloat16) -> dict[int, str]:
+    """Of each head dimension that the kernels take: c for copies, t for tiles, of chunks of 255 to 2,048 rows."""
+    rows = (255, 256, 512, 1024, 2048)
+    return {
+        head_dim: "".join(
+            "c" if longest_copied(each, 8, head_dim, dtype, 16 << 30) else "t" for each in rows
+        )
+        for head_dim in HEAD_DIMS
+    }
+
+
+_BY_TILES, _BY_COPIES = "ttttt", "tcccc"
+# MLX itself computes 192 and 256 unfused on chips before the M5, and has no fused kernel for 112 and 512 there.
+WITHOUT_ACCELERATORS = {
+    **dict.fromkeys((64, 80, 96, 128), _BY_COPIES),
+    **dict.fromkeys((112, 192, 256, 512), _BY_TILES),
+}
+WITH_ACCELERATORS = WITHOUT_ACCELERATORS | {256: _BY_COPIES, 512: _BY_COPIES}
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+def test_head_dimension_rows_and_accelerators_decide(dtype: mx.Dtype, mac: Answer) -> None:
+    mac(ON_EVERY_CHIP)
+    assert ways(dtype) == WITHOUT_ACCELERATORS
+    mac(ON_M5)
+    assert ways(dtype) == WITH_ACCELERATORS
+
+
+def test_float32_is_computed_by_tiles_on_every_chip(mac: Answer) -> None:
+    for head_dims in (ON_EVERY_CHIP, ON_M5):
+        mac(head_dims)
+        assert set(ways(mx.float32).values()) == {_BY_TILES}
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="on a Mac MLX answers for its own chip")
+def test_the_emulator_chooses_as_a_mac_without_accelerators(mac: Answer) -> None:
+    here = ways()
+    mac(ON_EVERY_CHIP)
+    assert here == ways()
+
+
+def test_a_kernel_that_mlx_does_not_have_is_not_chosen(mac: Answer) -> None:
+    """Also where another one tells of neural accelerators."""
+    mac(ON_M5 - {128, 256})
+    assert ways() == WITH_ACCELERATORS | {128: _BY_TILES, 256: _BY_TILES}
+
+
+def test_on_a_mac_mlx_is_asked_once_for_each_head_dimension(mac: Answer) -> None:
+    attention = mac(ON_EVERY_CHIP)
     for _ in range(2):
-        for head_dim, is_copied in ((64, True), (96, True), (112, False), (256, True)):
-            longest = longest_copied(512, 8, head_dim, mx.bfloat16, 16 << 30)
-            assert (longest > 0) == is_copied, head_dim
-    kinds = ("causal", "array")
-    expected = [(dim, kind) for dim in (64, 96, 256) for kind in kinds] + [(112, "causal")]
-    assert sorted(mlx_on_a_mac.asked) == sorted(expected)
+        ways()
+    expected = [(dim, "causal") for dim in HEAD_DIMS]
+    expected += [(dim, "array") for dim in ON_EVERY_CHIP.intersection(HEAD_DIMS)]
+    assert sorted(attention.forced) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "head_dims", "kernel"),
+    [
+        (128, ON_EVERY_CHIP, "gather_pages"),
+        (256, ON_EVERY_CHIP, "paged_prefill"),
+        (256, ON_M5, "gather_pages"),
+        (192, ON_M5, "paged_prefill"),
+    ],
+    ids=["128", "256", "256 on an M5", "192 on an M5"],
+)
+def test_a_long_chunk_is_right_as_it_is_chosen(
+    head_dim: int, head_dims: frozenset[int], kernel: str, mac: Answer
+) -> None:
+    mac(head_dims)
+    backend, ran = recorded()
+    dims = {"key_dim": head_dim, "value_dim": head_dim}
+    found = Paged(backend, Case(((3, 256),), kv_heads=1, group=1, dtype=mx.float16, **dims))
+    assert found.error() <= found.tolerance
+    assert ran[-1] == kernel
 
 
 def test_the_question_of_the_installed_mlx_has_the_arguments_that_it_knows() -> None:

@@ -147,3 +147,31 @@ def test_a_step_with_a_prompt_is_evaluated_layer_by_layer_and_computes_the_same(
         patch.setattr("mlxserve.machine.is_metal", lambda: False)
         assert (logits(loaded, [(3, 1), (0, 300)]) == found).all()
     assert begun == []
+
+
+@pytest.mark.usefixtures("on_metal")
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "copied"),
+    [(64, mx.float16, 340), (64, mx.float32, 0), (192, mx.float16, 0)],
+    ids=str,
+)
+def test_positions_that_are_copied_count_as_rows_and_no_others(
+    head_dim: int,
+    dtype: mx.Dtype,
+    copied: int,
+    build_model: Callable[..., tuple[Any, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a chunk of 300 rows that sees 340 positions, and of a short one that sees 500."""
+    counted: list[int] = []
+    real = Commits.of_step
+
+    def of_step(self: Commits, *step: int) -> Callable[[mx.array], None] | None:
+        counted.append(step[3])
+        return real(self, *step)
+
+    monkeypatch.setattr(Commits, "of_step", of_step)
+    model, config = build_model("llama", head_dim=head_dim, num_hidden_layers=1)
+    model.set_dtype(dtype)
+    logits(prepare(model, config, "one layer"), [(40, 300), (490, 10)])
+    assert counted == [copied]

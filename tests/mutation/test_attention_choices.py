@@ -15,6 +15,7 @@ from tests import memory_table
 from tests.doctor import test_attention_speeds
 from tests.geometries import QWEN3_8B
 from tests.metal_kernels import test_long_chunks, test_msl_latents, test_plans, test_rounding
+from tests.metal_kernels.test_long_chunks import mac as mac
 from tests.model import test_step_memory
 from tests.mutation.bug import Bug
 
@@ -43,6 +44,21 @@ FOUND: dict[str, Bug] = {
         "- window + 2",
         test_long_chunks.test_a_long_chunk_sees_all_of_its_window_and_nothing_before_it,
         {"options": {"window": 64}},
+    ),
+    "force the fused kernel where MLX computes unfused": Bug(
+        long_chunks,
+        "is_fast",
+        "if not is_fused(head_dim, dtype):\n        return False",
+        "return is_fused(head_dim, dtype)",
+        test_long_chunks.test_head_dimension_rows_and_accelerators_decide,
+        {"dtype": mx.bfloat16},
+    ),
+    "take neural accelerators for a fused kernel": Bug(
+        long_chunks,
+        "is_fast",
+        "if not is_fused(head_dim, dtype):",
+        "if False:",
+        test_long_chunks.test_a_kernel_that_mlx_does_not_have_is_not_chosen,
     ),
     "decode large groups one head after the other": Bug(
         Dispatches,
