@@ -9,7 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from mlxserve import machine
+from mlxserve import machine, metal_memory
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
 from mlxserve.cache.window_kv import WindowKV, pools_of
@@ -36,6 +36,7 @@ from mlxserve.hub.facts import ModelFacts
 from mlxserve.hub.files import ModelFiles, find_model
 from mlxserve.hub.generation_config import for_vocabulary, read_generation_config
 from mlxserve.hub.text_encoders import TextEncoder, text_encoder
+from mlxserve.metal_memory import ModelShare
 from mlxserve.model.attention import backend_names, load_probed
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.rank_group import RankGroup
@@ -338,7 +339,7 @@ def build_part(
     assert config.num_pages is not None
     planned_step = 0 if step is None else step.planned
     step = step if is_metal else None
-    _limit_memory(config, step)
+    share = _share_memory(config, loaded, step)
     first = None if are_pages_chosen else first_pages(config, config.num_pages, is_metal=is_metal)
     windows = None
     if own is not None and config.num_window_pages:
@@ -347,6 +348,8 @@ def build_part(
         kv, windows = pools_of(loaded.layers, backends, config.page_size, numbers, (first, backed))
     else:
         kv = KVPool(loaded.layers, config.num_pages, config.page_size, backends, first)
+    if share is not None:
+        share.follow(*([kv] if windows is None else [kv, windows.kv]))
     planned = PlannedMemory(
         weights=loaded.weight_size,
         step=planned_step,
@@ -370,13 +373,17 @@ def build_part(
     )
 
 
-def _limit_memory(config: EngineConfig, step: StepPeak | None) -> None:
-    """`step`: as measured on Metal; freed arrays that a step can use again are kept, no others."""
-    wired = None if config.wired_limit is None else int(config.wired_limit * (1 << 30))
-    if step is not None:
-        machine.limit_metal_memory(step.planned, wired)
-    elif wired is not None:
-        log.warning("wired_limit has no effect: mlx does not compute on Metal here.")
+def _share_memory(
+    config: EngineConfig, loaded: LoadedModel, step: StepPeak | None
+) -> ModelShare | None:
+    """What mlx keeps resident and of freed arrays for this model. `step`: as measured on Metal; None elsewhere."""
+    if step is None:
+        if config.wired_limit is not None:
+            log.warning("wired_limit has no effect: mlx does not compute on Metal here.")
+        return None
+    states = (config.num_state_slots or 0) * loaded.state_nbytes
+    fixed = loaded.weight_size + states
+    return metal_memory.METAL_MEMORY.add(fixed, step.planned, config.wired_limit)
 
 
 def _pace(config: EngineConfig, loaded: LoadedModel, step: StepPeak | None) -> Pace:

@@ -311,12 +311,12 @@ class EngineConfig(Options):
     wired_limit: Annotated[
         float | None,
         Option(
-            "On Metal, keep this much of the weights and the KV cache resident, so that the first "
-            "token after a pause is not slow (macOS 15 or later).",
+            "On Metal, keep this much memory of all models resident, so that the first token after a "
+            "pause is not slow (macOS 15 or later); 0 for none.",
             "Memory",
             "GiB",
-            gt=0,
-            default="off",
+            ge=0,
+            default="weights, KV cache and a step",
         ),
     ] = None
     num_pages: Annotated[

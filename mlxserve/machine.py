@@ -25,7 +25,7 @@ from pathlib import Path
 
 from mlxserve.blas import Blas, is_mlx_imported, load_blas
 from mlxserve.deferred_packages import defer_packages
-from mlxserve.errors import InvalidConfig, OutOfMemory
+from mlxserve.errors import OutOfMemory
 from mlxserve.memory_groups import group_limits
 
 # How many operations a Metal command buffer may have, and how many million elements its inputs ("MB" in the
@@ -204,27 +204,6 @@ def return_free_memory() -> None:
     trim = getattr(ctypes.PyDLL(None), "malloc_trim", None)  # glibc's
     if trim is not None:
         trim(0)
-
-
-def limit_metal_memory(cache: int, wired: int | None) -> None:
-    """Let mlx keep at most `cache` bytes of freed arrays, and `wired` bytes resident (None: as it is).
-
-    By default mlx keeps up to 0.95 of the working set, which other programs then lack. Raises
-    InvalidConfig.
-    """
-    import mlx.core as mx
-
-    if wired is not None and wired > working_set():
-        gib = 1 << 30
-        raise InvalidConfig(
-            f"wired_limit={wired / gib:.1f} GiB, but macOS lets this GPU keep "
-            f"{working_set() / gib:.1f} GiB resident. Lower it, or raise the system's limit "
-            "(sysctl iogpu.wired_limit_mb).",
-            option="wired_limit",
-        )
-    mx.set_cache_limit(cache)
-    if wired is not None:
-        mx.set_wired_limit(wired)
 
 
 @functools.cache

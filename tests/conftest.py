@@ -27,6 +27,7 @@ from hypothesis import settings
 from mlxserve.hub.embedded import model_path
 from mlxserve.hub.gguf_places import package_model
 from mlxserve.machine import import_mlx_lm
+from tests.recorded_limits import RecordedLimits
 from tests.suites import pytest_collection_modifyitems as pytest_collection_modifyitems
 from tests.suites import pytest_ignore_collect as pytest_ignore_collect
 
@@ -368,6 +369,20 @@ def on_metal(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(machine, "is_metal", lambda: True)
     monkeypatch.setattr(machine, "working_set", machine.total_memory)
+
+
+@pytest.fixture
+def mlx_limits(monkeypatch: pytest.MonkeyPatch) -> RecordedLimits:
+    """What mlx is given as limits in this test, of models that it loads."""
+    import mlx.core as mx
+
+    from mlxserve import metal_memory
+
+    limits = RecordedLimits()
+    monkeypatch.setattr(mx, "set_wired_limit", limits.set_wired)
+    monkeypatch.setattr(mx, "set_cache_limit", limits.set_freed)
+    monkeypatch.setattr(metal_memory, "METAL_MEMORY", metal_memory.MetalMemory())
+    return limits
 
 
 @pytest.fixture

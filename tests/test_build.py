@@ -21,13 +21,13 @@ from mlxserve.machine import Memory
 from mlxserve.model import step_peak
 from mlxserve.request import Request
 from mlxserve.sampling_params import SamplingParams
+from tests.recorded_limits import RecordedLimits
 
 
 @pytest.fixture
 def as_on_metal(on_metal: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine is built as for Metal, and computes on the CPU."""
     monkeypatch.setattr(machine, "memory", lambda: Memory(4 << 30, 2 << 30))
-    monkeypatch.setattr(machine, "limit_metal_memory", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -98,41 +98,93 @@ def test_a_cpu_measures_nothing_where_pages_are_asked_for(
     assert "measured with 256 tokens" in caplog.text
 
 
-@pytest.fixture
-def limits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int | None]]:
-    """(bytes of freed arrays, wired bytes) of each call."""
-    found: list[tuple[int, int | None]] = []
-    monkeypatch.setattr(machine, "limit_metal_memory", lambda *limits: found.append(limits))
-    return found
+@pytest.mark.usefixtures("as_on_metal")
+def test_on_metal_a_model_stays_resident_and_mlx_keeps_freed_memory_for_one_step(
+    build: Callable[..., Engine], mlx_limits: RecordedLimits
+) -> None:
+    engine = build(max_num_seqs=16)
+    planned = engine.stats().planned
+    assert planned.weights > 0
+    assert planned.step > 0
+    pool = engine.snapshot().memory.kv_cache
+    assert mlx_limits.wired[-1] == planned.weights + planned.step + pool
+    assert mlx_limits.freed[-1] == planned.step
 
 
 @pytest.mark.usefixtures("as_on_metal")
-def test_on_metal_mlx_keeps_freed_memory_for_one_step(
-    build: Callable[..., Engine],
-    limits: list[tuple[int, int | None]],
-    caplog: pytest.LogCaptureFixture,
+def test_what_stays_resident_grows_with_the_cache(
+    build: Callable[..., Engine], mlx_limits: RecordedLimits
 ) -> None:
-    caplog.set_level(logging.INFO, "mlxserve.sizing")
-    build()
-    build(wired_limit=1.5)
-    (cache, wired), (_, wired_of_second) = limits
-    planned = re.search(r"([\d.]+) GiB planned", caplog.text)
-    assert planned
-    assert cache / (1 << 30) == pytest.approx(float(planned[1]), abs=0.006)
-    assert (wired, wired_of_second) == (None, 3 << 29)
+    engine = build(max_num_seqs=16)
+    before, pool = mlx_limits.wired[-1], engine.snapshot().memory.kv_cache
+    requests = [
+        Request(str(n), [n + 5] * 500, SamplingParams(max_tokens=400, ignore_eos=True))
+        for n in range(8)
+    ]
+    engine.add_all(requests)
+    while engine.snapshot().memory.kv_cache == pool:
+        assert engine.has_work
+        engine.step()
+    grown = engine.snapshot().memory.kv_cache
+    assert mlx_limits.wired[-1] - before == grown - pool > 0
+    assert sorted(mlx_limits.wired) == mlx_limits.wired
+
+
+@pytest.mark.usefixtures("as_on_metal")
+def test_what_stays_resident_follows_a_resize(
+    build: Callable[..., Engine], mlx_limits: RecordedLimits
+) -> None:
+    engine = build(num_pages=64)
+    planned = engine.stats().planned
+    for num_pages in (96, 40):
+        engine.resize_cache(num_pages)
+        pool = num_pages * planned.page
+        assert mlx_limits.wired[-1] == planned.weights + planned.step + pool
+
+
+@pytest.mark.usefixtures("as_on_metal")
+def test_pages_of_windows_stay_resident_as_well(
+    mlx_limits: RecordedLimits, model_folder: Callable[[str], Path]
+) -> None:
+    config = EngineConfig(attention_backend="cpu").with_options(num_pages=64, num_window_pages=32)
+    engine, _ = build_engine(config, find_model(str(model_folder("gemma3_text")), None))
+    planned, memory = engine.stats().planned, engine.snapshot().memory
+    assert engine.stats().windows.num_pages > 0
+    assert mlx_limits.wired[-1] == planned.weights + planned.step + memory.kv_cache
+
+
+@pytest.mark.usefixtures("as_on_metal")
+def test_a_model_that_could_not_be_loaded_to_the_end_counts_no_more(
+    build: Callable[..., Engine], mlx_limits: RecordedLimits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("mlxserve.build.Scheduler", SimpleNamespace())
+        with pytest.raises(TypeError, match="not callable"):
+            build()
+    assert len(mlx_limits.wired) > 1
+    engine = build(num_pages=64)
+    planned = engine.stats().planned
+    assert mlx_limits.wired[-1] == planned.weights + planned.step + 64 * planned.page
+
+
+@pytest.mark.usefixtures("as_on_metal")
+@pytest.mark.parametrize("chosen", [0, 1.5])
+def test_a_limit_that_was_chosen_is_the_one_that_mlx_gets(
+    chosen: float, build: Callable[..., Engine], mlx_limits: RecordedLimits
+) -> None:
+    build(wired_limit=chosen)
+    assert set(mlx_limits.wired) == {int(chosen * (1 << 30))}
 
 
 @pytest.mark.usefixtures("on_a_cpu")
 def test_a_cpu_has_no_limits_and_says_so_if_one_is_asked_for(
-    build: Callable[..., Engine],
-    limits: list[tuple[int, int | None]],
-    caplog: pytest.LogCaptureFixture,
+    build: Callable[..., Engine], mlx_limits: RecordedLimits, caplog: pytest.LogCaptureFixture
 ) -> None:
     build()
     assert "wired_limit" not in caplog.text
     build(wired_limit=1)
     assert "wired_limit has no effect" in caplog.text
-    assert limits == []
+    assert mlx_limits.wired == mlx_limits.freed == []
 
 
 def cache_sizes(text: str) -> tuple[int, float, float]:

@@ -47,6 +47,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/blas": "mlxserve/errors",
     "mlxserve/memory_groups": "",
     "mlxserve/machine": "mlxserve/errors mlxserve/memory_groups mlxserve/deferred_packages mlxserve/blas",
+    "mlxserve/metal_memory": "mlxserve/errors mlxserve/machine",
     "mlxserve/forward_work": "",
     "mlxserve/pauses": "",
     "mlxserve/gguf": "metal_kernels mlxserve/errors mlxserve/files",
@@ -120,7 +121,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/engine": (
         "mlxserve/errors mlxserve/machine mlxserve/stats mlxserve/request mlxserve/forward_work "
-        "mlxserve/pauses mlxserve/door mlxserve/images "
+        "mlxserve/pauses mlxserve/door mlxserve/images mlxserve/metal_memory "
         "mlxserve/cache/pages mlxserve/disk mlxserve/disk mlxserve/scheduler mlxserve/model"
     ),
     "mlxserve/chat": (
@@ -133,14 +134,14 @@ ARROWS: dict[str, str] = {
     "mlxserve/embedders": (
         "metal_kernels mlxserve/errors mlxserve/config mlxserve/stats mlxserve/hub mlxserve/request "
         "mlxserve/text/tokenizer mlxserve/cache/pages mlxserve/cache/kv mlxserve/scheduler mlxserve/model "
-        "mlxserve/engine mlxserve/chat"
+        "mlxserve/engine mlxserve/chat mlxserve/metal_memory"
     ),
     "mlxserve/build": (
         "mlxserve/errors mlxserve/config mlxserve/machine mlxserve/hub mlxserve/text/abilities "
         "mlxserve/text/tokenizer "
         "mlxserve/cache/window_kv mlxserve/cache/pages mlxserve/cache/kv mlxserve/disk mlxserve/disk "
         "mlxserve/scheduler mlxserve/model mlxserve/trial mlxserve/engine mlxserve/chat "
-        "mlxserve/door mlxserve/stats mlxserve/embedders mlxserve/sampling_params"
+        "mlxserve/door mlxserve/stats mlxserve/embedders mlxserve/sampling_params mlxserve/metal_memory"
     ),
     "mlxserve/ranks": (
         "metal_kernels mlxserve/version mlxserve/errors mlxserve/terminal_text mlxserve/stats mlxserve/option "
@@ -257,7 +258,7 @@ ARROWS: dict[str, str] = {
     "mlxserve/doctor": (
         "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/config mlxserve/request "
         "mlxserve/blas mlxserve/machine mlxserve/hub mlxserve/cache/kv mlxserve/model mlxserve/engine "
-        "mlxserve/chat mlxserve/build"
+        "mlxserve/chat mlxserve/build mlxserve/metal_memory"
     ),
     "mlxserve/bench": (
         "mlxserve/errors mlxserve/terminal_text mlxserve/config mlxserve/request mlxserve/machine mlxserve/hub "

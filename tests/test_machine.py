@@ -15,7 +15,6 @@ import pytest
 
 from mlxserve import machine
 from mlxserve.blas import Blas, SlowBlasWarning
-from mlxserve.errors import InvalidConfig
 
 
 @pytest.fixture
@@ -74,38 +73,6 @@ def test_memory_to_plan_with_is_part_of_what_there_is() -> None:
 
 def test_a_cpu_plans_with_a_quarter(on_a_cpu: None) -> None:
     assert machine.memory().working_set == machine.memory().total // 4
-
-
-class Limits:
-    """Stands for mlx's limits, and remembers them."""
-
-    cache: int | None = None
-    wired: int | None = None
-
-
-@pytest.fixture
-def limits(monkeypatch: pytest.MonkeyPatch) -> Limits:
-    """Of a GPU with a working set of 1,000 bytes."""
-    import mlx.core as mx
-
-    found = Limits()
-    monkeypatch.setattr(machine, "working_set", lambda: 1000)
-    monkeypatch.setattr(mx, "set_cache_limit", lambda size: setattr(found, "cache", size))
-    monkeypatch.setattr(mx, "set_wired_limit", lambda size: setattr(found, "wired", size))
-    return found
-
-
-def test_nothing_is_wired_unless_it_is_asked_for(limits: Limits) -> None:
-    machine.limit_metal_memory(cache=100, wired=None)
-    assert (limits.cache, limits.wired) == (100, None)
-    machine.limit_metal_memory(cache=200, wired=1000)
-    assert (limits.cache, limits.wired) == (200, 1000)
-
-
-def test_more_wired_memory_than_macos_allows_is_refused(limits: Limits) -> None:
-    with pytest.raises(InvalidConfig, match=r"wired_limit=.* GiB, but macOS"):
-        machine.limit_metal_memory(cache=100, wired=1001)
-    assert (limits.cache, limits.wired) == (None, None)
 
 
 def test_facts_are_sentences_for_a_report() -> None:

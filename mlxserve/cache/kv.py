@@ -7,7 +7,7 @@ attend over the pages that it names. All arrays belong to the engine's thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -99,6 +99,7 @@ class KVPool:
         # Whether a step may start while the one before runs: a single layer whose writes are not in
         # place would copy its whole pool.
         self.writes_in_place = all(backend.writes_in_place for backend in self.backends)
+        self.on_resized: Callable[[int], None] = lambda _: None  # with the bytes of all arrays
         self._keys: list[mx.array] = []
         self._values: list[mx.array] = []
         self._allocate()
@@ -118,6 +119,7 @@ class KVPool:
             self._keys, self._values = [], []
             nbytes = self.nbytes_of(self.num_backed)
             raise refused_memory(self.num_backed, nbytes, error) from error
+        self.on_resized(self.nbytes)
 
     @property
     def dtype(self) -> str:
@@ -238,6 +240,7 @@ class KVPool:
         for arrays in (self._keys, self._values):
             arrays[layer] = self._resized(arrays[layer], layer, num_pages)
             mx.clear_cache()
+        self.on_resized(self.nbytes)
 
     def _pages_of(self, layer: int) -> tuple[int, int]:
         """For which the layer's arrays of keys and of values have memory."""

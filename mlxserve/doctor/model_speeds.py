@@ -17,7 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxserve import machine
+from mlxserve import machine, metal_memory
 from mlxserve.build import build_engine
 from mlxserve.cache.kv import KVPool
 from mlxserve.config import EngineConfig
@@ -53,7 +53,7 @@ def chosen(model: str) -> dict[str, Any]:
     with _recorded_log() as records:
         engine, _ = build_engine(config, find_model(model))
         try:
-            snapshot = engine.snapshot()
+            snapshot, wired = engine.snapshot(), _wired()
         finally:
             engine.close()
     return {
@@ -62,10 +62,15 @@ def chosen(model: str) -> dict[str, Any]:
         "longest context": engine.max_model_len,
         "rows of a step": config.scheduler.step_budget,
         "freed memory that mlx keeps": _cache_limit(),
-        "wired memory": "off" if config.wired_limit is None else config.wired_limit,
+        "wired memory": wired,
         **{name: os.environ.get(name, "mlx's own default") for name in _LIMITS},
         "log": [record.getMessage() for record in records],
     }
+
+
+def _wired() -> str:
+    limits = metal_memory.METAL_MEMORY.limits
+    return "none" if limits is None else f"{limits.wired / 1e6:.0f} MB"
 
 
 def _cache_limit() -> str:

@@ -14,6 +14,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from metal_kernels.reading import read
+from mlxserve import metal_memory
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
 from mlxserve.config import MIN_PAGES, EngineConfig
@@ -94,9 +95,12 @@ def build_encoder_engine(
             files.name,
             rules.poolings[0],
         )
+    kv = KVPool((), num_pages, config.page_size, ())
+    if is_metal:
+        metal_memory.METAL_MEMORY.add(weights, planned.step, config.wired_limit).follow(kv)
     engine = Engine(
         Scheduler(config.scheduler, PagePool(num_pages, config.page_size)),
-        ModelRunner(loaded, KVPool((), num_pages, config.page_size, ())),
+        ModelRunner(loaded, kv),
         Pace(None),
         planned=planned,
     )

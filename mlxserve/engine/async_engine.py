@@ -22,6 +22,7 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any
 
+from mlxserve import metal_memory
 from mlxserve.engine import awake, garbage
 from mlxserve.engine.awake import Awake
 from mlxserve.engine.engine import Engine
@@ -554,9 +555,10 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _free_arrays(since: garbage.Frozen) -> None:
-    """Free the arrays of an ended engine on the thread that made them."""
+    """Free the arrays of an ended engine on the thread that made them, and give back what was wired for them."""
     import mlx.core as mx
 
     garbage.collect(since)
     mx.synchronize()
     mx.clear_cache()
+    metal_memory.METAL_MEMORY.apply()

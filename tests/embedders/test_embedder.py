@@ -31,6 +31,7 @@ from mlxserve.errors import (
 )
 from tests.conftest import vocabulary_size
 from tests.embedders.conftest import write_encoder, write_modules
+from tests.recorded_limits import OWN_LIMIT, RecordedLimits
 
 PROMPTS = {"query": "he ", "document": "the ", "other": "a "}
 DOCUMENTS = ["the stadium", "lovely weather today", "sun"]
@@ -60,6 +61,19 @@ def reranker(reranker_folder: Path) -> Iterator[Embedder]:
     chat = built(reranker_folder)
     yield chat
     chat.close()
+
+
+@pytest.mark.usefixtures("on_metal")
+def test_on_a_mac_an_embedding_model_stays_resident_until_it_is_closed(
+    reranker_folder: Path, mlx_limits: RecordedLimits
+) -> None:
+    chat = built(reranker_folder)
+    planned = chat.engine.stats().planned
+    assert min(planned.weights, planned.step) > 0
+    assert mlx_limits.wired[-1] == planned.weights + planned.step
+    assert mlx_limits.freed[-1] == planned.step
+    chat.close()
+    assert (mlx_limits.wired[-1], mlx_limits.freed[-1]) == (0, OWN_LIMIT)
 
 
 def client_of(chat: Chat) -> TestClient:

@@ -15,6 +15,7 @@ from mlxserve.cli.settings import ModelSettings
 from mlxserve.config import EngineConfig
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.shelf.shelf import ModelShelf
+from tests.recorded_limits import OWN_LIMIT, RecordedLimits
 from tests.shelf.fakes import in_loop
 
 PROMPT = list(range(5, 205))
@@ -99,5 +100,30 @@ def test_an_unloaded_model_leaves_no_arrays_also_where_its_objects_were_frozen(
             gc.unfreeze()
             gc.collect()
             gc.freeze()  # as all tests have it
+
+    go()
+
+
+@pytest.mark.usefixtures("on_metal")
+def test_what_stays_resident_on_a_mac_is_what_is_loaded(
+    mlx_limits: RecordedLimits, shelf: ModelShelf
+) -> None:
+    @in_loop
+    async def go() -> None:
+        chat = shelf.loaded("a")
+        assert chat is not None
+        first = chat.engine.stats().planned
+        assert (mlx_limits.wired[-1], mlx_limits.freed[-1]) == (first.total, first.step)
+        async with shelf.use("b") as chat:
+            await answer(chat)
+            second = chat.engine.stats().planned
+        assert second.weights > 0
+        assert mlx_limits.wired[-1] == first.total + second.total
+        assert mlx_limits.freed[-1] == first.step + second.step
+        del chat
+        assert await shelf.unload("b")
+        assert (mlx_limits.wired[-1], mlx_limits.freed[-1]) == (first.total, first.step)
+        assert await shelf.unload("a")
+        assert (mlx_limits.wired[-1], mlx_limits.freed[-1]) == (0, OWN_LIMIT)
 
     go()
