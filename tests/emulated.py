@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from metal_kernels.kernels import Factory, Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
+from metal_kernels.selftest import FenceLoad
 from tests.emulator import metal_kernel
 
 
@@ -30,3 +33,17 @@ def emulated_factory(*, check: bool = False, count: bool = False) -> Factory:
 
 def emulated_backend(*, check: bool = False) -> MetalBackend:
     return MetalBackend(emulated_factory(check=check))
+
+
+def small_load(load: FenceLoad) -> FenceLoad:
+    """What the emulator computes in a moment."""
+    return replace(
+        load,
+        num_sequences=2,
+        length=75,
+        kv_heads=2,
+        group=2,
+        head_dim=64,
+        chunk=9,
+        steps=3,
+    )

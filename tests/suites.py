@@ -33,7 +33,8 @@ _FIRST = (
     "tests/test_emulated_engine.py",
 )
 _EACH_OF = {"slow", "long"}  # marks that `conftest.each_of` gives
-_ANYWHERE = {"metal"}  # a mark of parameters that many files share
+# A mark that parameters of fixtures have, which no file of these folders names.
+_OF_FIXTURES = {"tests/metal_kernels": "metal"}
 
 
 def _folder_suite(path: Path, config: pytest.Config) -> str | None:
@@ -42,6 +43,15 @@ def _folder_suite(path: Path, config: pytest.Config) -> str | None:
 
 def _suites(config: pytest.Config) -> frozenset[str]:
     return frozenset(line.partition(":")[0].strip() for line in config.getini("markers"))
+
+
+def _of_fixtures(path: Path, config: pytest.Config) -> set[str]:
+    """Suites that some tests of a file may be in by their fixtures."""
+    return {
+        mark
+        for folder, mark in _OF_FIXTURES.items()
+        if path.is_relative_to(config.rootpath / folder)
+    }
 
 
 def _marks(path: Path, config: pytest.Config) -> tuple[set[str], bool]:
@@ -58,11 +68,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not (collection_path.name.startswith("test_") and collection_path.suffix == ".py"):
         return None
     names, is_whole = _marks(collection_path, config)
-    suites, names_or_metal = _suites(config), names | _ANYWHERE
+    suites, possible = _suites(config), names | _of_fixtures(collection_path, config)
     try:
         selects = compile(config.option.markexpr or "True", "-m", "eval")
-        for size in range(len(names_or_metal) + 1):
-            for marks in combinations(names_or_metal, size):
+        for size in range(len(possible) + 1):
+            for marks in combinations(possible, size):
                 is_possible = not is_whole or names.intersection(marks)
                 if is_possible and eval(selects, {}, {name: name in marks for name in suites}):
                     return None
@@ -89,7 +99,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     order |= {path: place for place, path in enumerate(places) if path not in order}
     items.sort(key=lambda item: order[item.path])
     _keep_out_of_slow(items)
-    known = {path: _marks(path, config)[0] | _ANYWHERE for path in places}
+    known = {path: _marks(path, config)[0] | _of_fixtures(path, config) for path in places}
     folders = {path: _folder_suite(path, config) for path in places}
     suites = _suites(config)
     for item in items:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -32,11 +33,18 @@ SAMPLE = (
 )
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-p", "tests.as_a_mac", "-p", "no:cacheprovider"]
+def run(*arguments: str, plugin: str = "tests.as_a_mac") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-p", plugin, "-p", "no:cacheprovider"]
     return subprocess.run(
         [*command, "-q", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
     )
+
+
+def collected(*arguments: str) -> list[str]:
+    """The ids of tests that a Mac would select."""
+    done = run("-n", "0", "--collect-only", *arguments, plugin="tests.as_darwin")
+    assert done.returncode == 0, done.stdout[-8000:]
+    return [line for line in done.stdout.splitlines() if "::" in line]
 
 
 def files_in(folder: str) -> list[str]:
@@ -62,6 +70,26 @@ def test_the_suite_passes_as_on_a_mac(folder: str) -> None:
 def test_what_a_macs_answers_decide_passes_as_on_a_mac() -> None:
     done = run("-n", "0", *SAMPLE)
     assert done.returncode == 0, done.stdout[-8000:]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(machine.is_metal(), reason="this is a Mac")
+def test_every_test_of_the_emulated_kernels_is_collected_for_a_macs_gpu() -> None:
+    """On macOS: without what only Linux has."""
+    machines: dict[str, set[str]] = defaultdict(set)
+    for line in collected("-p", "tests.emulated_gpu", "-m", "not mutation", "tests/metal_kernels"):
+        name, _, values = line.partition("[")
+        machines[name].update({"emulator", "metal"}.intersection(values.rstrip("]").split("-")))
+    emulated = {name: found for name, found in machines.items() if "emulator" in found}
+    assert len(emulated) > 40
+    assert [name for name, found in emulated.items() if "metal" not in found] == []
+
+
+@pytest.mark.mac
+@pytest.mark.skipif(machine.is_metal(), reason="this is a Mac")
+@pytest.mark.parametrize("suite", ["not metal", "metal"])
+def test_the_suite_is_collected_on_macos(suite: str) -> None:
+    assert len(collected("-m", suite, "-p", "tests.emulated_gpu")) > 100
 
 
 def test_every_folder_of_tests_is_run_as_a_mac_or_is_a_suite_of_its_own() -> None:

@@ -66,6 +66,9 @@ def check(line: str) -> None:
         assert (ROOT / words[4]).is_file(), line
         return
     if words[0] == "pytest":
+        if words[1:2] == ["-p"]:
+            assert (ROOT / words[2].replace(".", "/")).with_suffix(".py").is_file(), line
+            words = [words[0], *words[3:]]
         assert len(words) == 1 or (words[1] == "-m" and words[2] in MARKERS), line
         return
     typed = shlex.join(words)
@@ -80,6 +83,8 @@ def test_a_command_that_does_not_exist_is_found() -> None:
         "uv run mlxserve doctor --file x.json",
         "uv run mlxserve bench everything",
         "uv run pytest -m gpu",
+        "uv run pytest -p tests.no_gpu -m metal",
+        "uv run pytest -p tests.emulated_gpu -m gpu",
         "uv run --extra training pytest",
         "uv run --group real-models pytest",
         "bash .ci/walk",
@@ -110,18 +115,15 @@ def test_a_report_and_a_short_bench_of_each_system_are_kept(system: str) -> None
     assert len(names) == len(set(names))
 
 
+# A marker that is run in part, as by `.ci/run`, counts as well.
+_PYTEST = r"uv run (?:--extra train |--group gemma )?pytest(?: -p tests\.\w+)?(?: -m \"?(\w+))?"
+
+
 def suites_by_place() -> dict[str, set[str]]:
     """The markers that `.ci/run` and each job select; "" is the plain run."""
     texts = {name: [step.get("run", "") for step in job["steps"]] for name, job in JOBS.items()}
     texts[".ci/run"] = [(ROOT / ".ci/run").read_text("utf-8")]
-    return {
-        name: set(
-            re.findall(
-                r"uv run (?:--extra train |--group gemma )?pytest(?: -m (\w+))?", "\n".join(lines)
-            )
-        )
-        for name, lines in texts.items()
-    }
+    return {name: set(re.findall(_PYTEST, "\n".join(lines))) for name, lines in texts.items()}
 
 
 def test_every_suite_runs_somewhere() -> None:
@@ -130,7 +132,7 @@ def test_every_suite_runs_somewhere() -> None:
 
 def test_the_documentation_says_where_each_suite_runs() -> None:
     text = (ROOT / "docs/contributing.md").read_text("utf-8")
-    row = r"^\| .* \| `uv run (?:--extra train |--group gemma )?pytest(?: -m (\w+))?` \| (?:job )?`([^`]+)` \|"
+    row = rf"^\| .* \| `{_PYTEST}` \| (?:job )?`([^`]+)` \|"
     documented = re.findall(row, text, re.MULTILINE)
     assert {suite for suite, _ in documented} == {"", *MARKERS}
     runs = suites_by_place()
@@ -187,6 +189,13 @@ def test_metals_tests_are_the_first_job_and_depend_on_no_other_test() -> None:
     assert job["runs-on"].startswith("macos")
     assert "needs" not in job
     assert lines == ["python3 -m pip install --quiet uv", "uv run pytest -m metal"]
+
+
+def test_metals_tests_run_by_the_emulator_on_linux() -> None:
+    command = "uv run pytest -p tests.emulated_gpu -m metal"
+    [job] = [job for job in JOBS.values() for step in job["steps"] if step.get("run") == command]
+    assert job["runs-on"].startswith("ubuntu")
+    assert "uv run pytest -p tests.emulated_gpu -m" in (ROOT / ".ci/run").read_text("utf-8")
 
 
 @pytest.mark.parametrize("system", ["ubuntu", "macos"])

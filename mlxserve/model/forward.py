@@ -171,10 +171,10 @@ def _attention_shapes(layers: Sequence[LayerSpec]) -> frozenset[_Shape]:
 
 def _num_copied(chunks: SequenceTables, shapes: frozenset[_Shape]) -> int:
     """Positions of all chunks, each in the layers that copy the most of it."""
-    lengths, contexts = np.diff(chunks.query_starts).tolist(), chunks.context_lens.tolist()
+    lengths = np.diff(chunks.query_starts)
     return sum(
-        max((positions_copied(rows, context, *shape) for shape in shapes), default=0)
-        for rows, context in zip(lengths, contexts, strict=True)
+        max((positions_copied(int(rows), int(context), *shape) for shape in shapes), default=0)
+        for rows, context in zip(lengths, chunks.context_lens, strict=True)
     )
 
 
