@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, cast
 
@@ -26,6 +26,12 @@ FENCE = ((8,), mx.int32)  # shape and dtype
 SMALLEST_INPUT = 8  # elements; MLX passes smaller inputs in another address space
 
 
+def _text(file: str) -> str:
+    """Without comments, because MLX hashes the text at every evaluation."""
+    text = (_FOLDER / file).read_text(encoding="utf-8")
+    return _COMMENT.sub("", text)  # line numbers stay right, for messages
+
+
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
     """A kernel's name and buffers, in the order of the signature that MLX writes."""
@@ -34,12 +40,14 @@ class KernelSpec:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     writes_pools: bool = False  # though they are inputs; checked runs hold a kernel to it
+    header: str = field(default="", repr=False)  # the functions that its text calls
 
     def source(self) -> str:
-        """The body without comments, because MLX hashes the text at every evaluation."""
-        text = (_FOLDER / f"{self.name}.metal").read_text(encoding="utf-8")
-        return _COMMENT.sub("", text)  # line numbers stay right, for messages
+        """The body of the kernel's function."""
+        return _text(f"{self.name}.metal")
 
+
+HEADERS = {file: _text(file) for file in ("attention.h", "quantise.h")}
 
 _MOVED = ("moves", "k_pool", "v_pool", "after_a", "after_b")
 WRITE_KV_TOKENS = KernelSpec(
@@ -48,35 +56,51 @@ WRITE_KV_TOKENS = KernelSpec(
 WRITE_KV_PAGES = KernelSpec(
     "write_kv_pages", ("keys", "values", *_MOVED), ("fence",), writes_pools=True
 )
-QUANTISE_KV = KernelSpec("quantise_kv", ("keys", "values", *_MOVED), ("fence",), writes_pools=True)
+QUANTISE_KV = KernelSpec(
+    "quantise_kv",
+    ("keys", "values", *_MOVED),
+    ("fence",),
+    writes_pools=True,
+    header=HEADERS["quantise.h"],
+)
 ROTATE_AND_WRITE = KernelSpec(
     "rotate_and_write",
     ("queries", "keys", "values", "turns", "q_weight", "k_weight", "numbers", *_MOVED),
     ("rotated", "fence"),
     writes_pools=True,
+    header=HEADERS["quantise.h"],
 )
 COPY_PAGES = KernelSpec("copy_pages", _MOVED, ("fence",), writes_pools=True)
 GATHER_PAGES = KernelSpec(
-    "gather_pages", ("k_pool", "v_pool", "pages", "after"), ("keys", "values", "fence")
+    "gather_pages",
+    ("k_pool", "v_pool", "pages", "after"),
+    ("keys", "values", "fence"),
+    header=HEADERS["attention.h"],
 )
 PAGED_DECODE = KernelSpec(
     "paged_decode",
     ("queries", "k_pool", "v_pool", "page_tables", "partitions", "numbers", "after"),
     ("partials", "fence"),
+    header=HEADERS["attention.h"],
 )
 GROUPED_DECODE = replace(PAGED_DECODE, name="grouped_decode")
 MERGE_PARTITIONS = KernelSpec(
-    "merge_partitions", ("partials", "starts", "sinks", "numbers"), ("out",)
+    "merge_partitions",
+    ("partials", "starts", "sinks", "numbers"),
+    ("out",),
+    header=HEADERS["attention.h"],
 )
 PAGED_PREFILL = KernelSpec(
     "paged_prefill",
     ("queries", "k_pool", "v_pool", "page_tables", "tiles", "numbers", "sinks", "after"),
     ("out", "fence"),
+    header=HEADERS["attention.h"],
 )
 PAGED_LATENT = KernelSpec(
     "paged_latent",
     ("q_latent", "q_rope", "k_pool", "v_pool", "page_tables", "tiles", "numbers", "after"),
     ("out", "fence"),
+    header=HEADERS["attention.h"],
 )
 ALL = (
     WRITE_KV_TOKENS,
@@ -122,6 +146,7 @@ def on_metal(spec: KernelSpec, source: str) -> Kernel:
         input_names=list(spec.inputs),
         output_names=list(spec.outputs),
         source=source,
+        header=spec.header,
     )
     pools = [at for at, name in enumerate(spec.inputs) if name in ("k_pool", "v_pool")]
 

@@ -22,6 +22,7 @@ def emulated_factory(*, check: bool = False, count: bool = False) -> Factory:
             spec.inputs,
             spec.outputs,
             source,
+            spec.header,
             writable_inputs=("k_pool", "v_pool") if spec.writes_pools else (),
             check=check,
             count=count,

@@ -12,7 +12,6 @@
 
 constexpr int WORDS = D * sizeof(T) / 16;
 constexpr int QUADS = D / 4;
-constexpr int ROW = D + 4;  // bytes of a quantised row
 typedef vec<T, 4> Quad;
 const int thread_index = int(thread_position_in_threadgroup.x);
 const int num_threads = int(threads_per_threadgroup.x);
@@ -31,13 +30,8 @@ const ulong target = ulong(head) * seen + place * page_size + first - skipped;
 if (IS_QUANTISED) {
   for (int i = thread_index; i < (end - first) * QUADS; i += num_threads) {
     const ulong at = source + first + i / QUADS;
-    const device char* key = (const device char*)k_pool + at * ROW;
-    const device char* value = (const device char*)v_pool + at * ROW;
-    const float4 k = float4(((const device char4*)key)[i % QUADS]) * *(const device float*)(key + D);
-    const float4 v =
-        float4(((const device char4*)value)[i % QUADS]) * *(const device float*)(value + D);
-    ((device Quad*)keys)[target * QUADS + i] = Quad(T(k.x), T(k.y), T(k.z), T(k.w));
-    ((device Quad*)values)[target * QUADS + i] = Quad(T(v.x), T(v.y), T(v.z), T(v.w));
+    ((device Quad*)keys)[target * QUADS + i] = row_quad<T, D, 1>(k_pool, at, i % QUADS);
+    ((device Quad*)values)[target * QUADS + i] = row_quad<T, D, 1>(v_pool, at, i % QUADS);
   }
 } else {
   for (int i = thread_index; i < (end - first) * WORDS; i += num_threads) {

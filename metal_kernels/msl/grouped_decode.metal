@@ -35,14 +35,11 @@ constexpr int BLOCK = 8 * WIDTH;  // of eight lanes
 constexpr int LOADS = DIMS / BLOCK;
 constexpr int STRIDE = D + 4;  // of a partial
 constexpr int ROW = IS_QUANTISED ? D + 4 : D;  // elements of a row in the pools
-constexpr float LOWEST = -1e30f;  // for minus infinity, which fast math may not support
 typedef conditional_t<IS_QUANTISED != 0, char, T> Stored;
 typedef vec<Stored, 4> KeyQuad;
 typedef vec<Stored, WIDTH> Value;
 typedef vec<T, 2> Pair;
-typedef vec<float, 2> FloatPair;
 typedef simdgroup_matrix<T, 8, 8> Matrix;
-typedef simdgroup_matrix<float, 8, 8> FloatMatrix;
 
 threadgroup float exchanged[SPLIT > 1 ? SPLIT * PARTS * TURNS * KEYS * 8 : 1];
 threadgroup float highests[PARTS * TURNS * 8];
@@ -54,9 +51,8 @@ const int simdgroup = int(simdgroup_index_in_threadgroup);
 const int turn = simdgroup % TURNS;
 const int part = simdgroup / TURNS % PARTS;
 const int split = simdgroup / (TURNS * PARTS);
-// Of a matrix, in this lane: (line, column) and (line, column + 1).
-const int line = ((lane >> 2) & 4) + ((lane >> 1) & 3);
-const int column = ((lane >> 1) & 4) + (lane & 1) * 2;
+const int line = matrix_line(lane);
+const int column = matrix_column(lane);
 const int kv_heads = k_pool_shape[1];
 const int kv_head = int(threadgroup_position_in_grid.y) / BLOCKS;
 const int block = int(threadgroup_position_in_grid.y) % BLOCKS;
@@ -79,12 +75,11 @@ const device T* one_row = rows + min(first_head + column, GROUP - 1) * D;
 const device T* other_row = rows + min(first_head + column + 1, GROUP - 1) * D;
 Matrix query[2 * QUADS];
 FloatMatrix sum[LOADS * WIDTH];
-FloatPair highest = FloatPair(LOWEST);
-FloatPair total = FloatPair(0.0f);
+Softmax<FloatPair> softmax = {FloatPair(LOWEST), FloatPair(0.0f)};
 #pragma clang loop unroll(full)
 for (int c = 0; c < 2 * QUADS; c++) {
   const int at = split * DIMS + c / 2 * 16 + line / 2 * 4 + c % 2 * 2 + line % 2;
-  reinterpret_cast<thread Pair&>(query[c].thread_elements()) = Pair(one_row[at], other_row[at]);
+  pair_of(query[c]) = Pair(one_row[at], other_row[at]);
 }
 #pragma clang loop unroll(full)
 for (int c = 0; c < LOADS * WIDTH; c++) sum[c] = FloatMatrix(0.0f);
@@ -107,12 +102,12 @@ for (int first = first_key & ~(KEYS - 1); first < end_key; first += KEYS * TURNS
     for (int c = 0; c < QUADS; c++) {
       const KeyQuad quad = *(const device KeyQuad*)(row + c * 16);
       Matrix keys;
-      reinterpret_cast<thread Pair&>(keys.thread_elements()) = Pair(T(quad.x), T(quad.y));
+      pair_of(keys) = Pair(T(quad.x), T(quad.y));
       simdgroup_multiply_accumulate(product[k], keys, query[2 * c], product[k]);
-      reinterpret_cast<thread Pair&>(keys.thread_elements()) = Pair(T(quad.z), T(quad.w));
+      pair_of(keys) = Pair(T(quad.z), T(quad.w));
       simdgroup_multiply_accumulate(product[k], keys, query[2 * c + 1], product[k]);
     }
-    score[k] = reinterpret_cast<thread FloatPair&>(product[k].thread_elements());
+    score[k] = pair_of(product[k]);
   }
   if (SPLIT > 1) {
     threadgroup float* mine = exchanged + (simdgroup * TILES * 32 + lane) * 2;
@@ -129,45 +124,27 @@ for (int first = first_key & ~(KEYS - 1); first < end_key; first += KEYS * TURNS
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the next scores replace these
   }
 
-  FloatPair next = highest;
+  FloatPair next = softmax.highest;
   #pragma clang loop unroll(full)
   for (int k = 0; k < TILES; k++) {
     const int mine = key + 8 * k + line;
     const bool is_seen = mine >= first_key && mine < end_key;
     score[k] *= factor;
-    if (IS_QUANTISED) {
-      score[k] *= *(const device float*)(k_pool + (tile + 8 * k + line) * ROW + D);
-    }
-    if (cap > 0.0f) {
-      score[k] = FloatPair(precise::tanh(score[k].x), precise::tanh(score[k].y)) * cap;
-    }
+    if (IS_QUANTISED) score[k] *= row_scale<D>(k_pool, tile + 8 * k + line);
+    score[k] = capped(score[k], cap);
     if (!is_seen) score[k] = FloatPair(LOWEST);
     next = max(next, score[k]);
   }
-  #pragma clang loop unroll(full)
-  for (int bit = 2; bit < 32; bit = bit == 4 ? 16 : bit * 2) {  // over the lines
-    next.x = max(next.x, simd_shuffle_xor(next.x, ushort(bit)));
-    next.y = max(next.y, simd_shuffle_xor(next.y, ushort(bit)));
-  }
-  if (simd_any(next.x > highest.x || next.y > highest.y)) {
-    const FloatPair shrink = FloatPair(fast::exp2(highest.x - next.x), fast::exp2(highest.y - next.y));
-    highest = next;
-    total *= shrink;
-    #pragma clang loop unroll(full)
-    for (int c = 0; c < LOADS * WIDTH; c++) {
-      reinterpret_cast<thread FloatPair&>(sum[c].thread_elements()) *= shrink;
-    }
-  }
+  softmax.rescale(FloatPair(column_max(next.x), column_max(next.y)), sum);
 
   #pragma clang loop unroll(full)
   for (int k = 0; k < TILES; k++) {
-    FloatPair share = FloatPair(fast::exp2(score[k].x - next.x), fast::exp2(score[k].y - next.y));
-    total += share;
+    FloatPair share = softmax.weigh(score[k]);
     if (IS_QUANTISED && key + 8 * k + line < end_key) {
-      share *= *(const device float*)(v_pool + (tile + 8 * k + line) * ROW + D);
+      share *= row_scale<D>(v_pool, tile + 8 * k + line);
     }
     FloatMatrix weights;
-    reinterpret_cast<thread FloatPair&>(weights.thread_elements()) = share;
+    pair_of(weights) = share;
     const int one = key + 8 * k + column;
     const device Stored* row =
         (const device Stored*)v_pool + (tile + 8 * k + column) * ROW + split * DIMS + line * WIDTH;
@@ -181,8 +158,7 @@ for (int first = first_key & ~(KEYS - 1); first < end_key; first += KEYS * TURNS
       #pragma clang loop unroll(full)
       for (int i = 0; i < WIDTH; i++) {
         FloatMatrix values;
-        reinterpret_cast<thread FloatPair&>(values.thread_elements()) =
-            FloatPair(float(one_value[i]), float(other_value[i]));
+        pair_of(values) = FloatPair(float(one_value[i]), float(other_value[i]));
         simdgroup_multiply_accumulate(sum[c * WIDTH + i], values, weights, sum[c * WIDTH + i]);
       }
     }
@@ -190,26 +166,22 @@ for (int first = first_key & ~(KEYS - 1); first < end_key; first += KEYS * TURNS
 }
 
 // Merge the turns' sums, each shrunk to the highest maximum, as many dimensions at a time as a load has.
-#pragma clang loop unroll(full)
-for (int bit = 2; bit < 32; bit = bit == 4 ? 16 : bit * 2) {
-  total.x += simd_shuffle_xor(total.x, ushort(bit));
-  total.y += simd_shuffle_xor(total.y, ushort(bit));
-}
+const FloatPair total = FloatPair(column_sum(softmax.total.x), column_sum(softmax.total.y));
 const int state = (part * TURNS + turn) * 8 + column;
 if (line == 0 && split == 0) {
-  highests[state] = highest.x;
-  highests[state + 1] = highest.y;
+  highests[state] = softmax.highest.x;
+  highests[state + 1] = softmax.highest.y;
   totals[state] = total.x;
   totals[state + 1] = total.y;
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
-FloatPair most = highest;
+FloatPair most = softmax.highest;
 #pragma clang loop unroll(full)
 for (int t = 0; t < TURNS; t++) {
   const threadgroup float* maximum = highests + (part * TURNS + t) * 8 + column;
   most = max(most, FloatPair(maximum[0], maximum[1]));
 }
-const FloatPair shrink = FloatPair(fast::exp2(highest.x - most.x), fast::exp2(highest.y - most.y));
+const FloatPair shrink = power_of_2(softmax.highest - most);
 threadgroup float* part_sums = sums + (split * PARTS + part) * TURNS * 8 * BLOCK;
 device float* part_partials = partials +
     (long(partition) * kv_heads * GROUP + kv_head * GROUP + first_head) * STRIDE;
@@ -218,8 +190,7 @@ for (int c = 0; c < LOADS; c++) {
   threadgroup float* mine = part_sums + (turn * 8 + column) * BLOCK + line * WIDTH;
   #pragma clang loop unroll(full)
   for (int i = 0; i < WIDTH; i++) {
-    const FloatPair shrunk =
-        reinterpret_cast<thread FloatPair&>(sum[c * WIDTH + i].thread_elements()) * shrink;
+    const FloatPair shrunk = pair_of(sum[c * WIDTH + i]) * shrink;
     mine[i] = shrunk.x;
     mine[BLOCK + i] = shrunk.y;
   }
@@ -243,7 +214,7 @@ if (turn == 0 && split == 0 && first_head + lane / 4 < GROUP) {
   float weight = 0.0f;
   #pragma clang loop unroll(full)
   for (int t = 0; t < TURNS; t++) {
-    weight += weights[8 * t] * fast::exp2(maximum[8 * t] - highest_of_all);
+    weight += weights[8 * t] * power_of_2(maximum[8 * t] - highest_of_all);
   }
   const int i = lane % 4;
   part_partials[lane / 4 * STRIDE + D + i] = i == 0 ? highest_of_all : i == 1 ? weight : 0.0f;

@@ -11,8 +11,6 @@
 
 constexpr int TURNS = 4;
 constexpr int STRIDE = D + 4;
-constexpr float LOWEST = -1e30f;
-constexpr float LOG2_E = 1.44269504088896340736f;
 constexpr int LOADS = (D + 31) / 32;
 
 threadgroup float sums[TURNS * D];
@@ -39,7 +37,7 @@ float sum[LOADS];
 for (int c = 0; c < LOADS; c++) sum[c] = 0.0f;
 for (int p = first + turn; p < end; p += TURNS) {
   const device float* partial = partials + (long(p) * heads + head) * STRIDE;
-  const float factor = fast::exp2(partial[D] - highest);
+  const float factor = power_of_2(partial[D] - highest);
   total += partial[D + 1] * factor;
   #pragma clang loop unroll(full)
   for (int c = 0; c < LOADS; c++) {
@@ -55,7 +53,7 @@ for (int c = 0; c < LOADS; c++) {
 if (lane == 0) totals[turn] = total;
 threadgroup_barrier(mem_flags::mem_threadgroup);
 
-float whole = fast::exp2(sink - highest);
+float whole = power_of_2(sink - highest);
 #pragma clang loop unroll(full)
 for (int t = 0; t < TURNS; t++) whole += totals[t];
 for (int d = int(thread_index_in_threadgroup); d < D; d += 32 * TURNS) {

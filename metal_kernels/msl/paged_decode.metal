@@ -27,7 +27,6 @@ constexpr int WIDTH = D % 128 == 0 ? 4 : D % 64 == 0 ? 2 : 4;  // dimensions of 
 constexpr int LOADS = (D + 32 * WIDTH - 1) / (32 * WIDTH);
 constexpr int STRIDE = D + 4;  // of a partial
 constexpr int ROW = IS_QUANTISED ? D + 4 : D;  // elements of a row in the pools
-constexpr float LOWEST = -1e30f;  // for minus infinity, which fast math may not support
 typedef conditional_t<IS_QUANTISED != 0, char, T> Stored;
 typedef vec<Stored, WIDTH> Loaded;
 typedef vec<T, WIDTH> Query;
@@ -54,7 +53,7 @@ const device int* pages = page_tables + long(sequence) * page_tables_shape[1];
 // The heads of this simdgroup, numbered in the group. Those past the group's end repeat its last.
 const int first_head = (block * PARTS + part) * HEADS;
 Floats query[HEADS][LOADS], sum[HEADS][LOADS];
-float highest[HEADS], total[HEADS];
+Softmax<float> softmax[HEADS];
 #pragma clang loop unroll(full)
 for (int h = 0; h < HEADS; h++) {
   const int head = kv_head * GROUP + min(first_head + h, GROUP - 1);
@@ -66,8 +65,8 @@ for (int h = 0; h < HEADS; h++) {
     if (at < D) query[h][c] = Floats(*(const device Query*)(row + at)) * factor;
     sum[h][c] = Floats(0.0f);
   }
-  highest[h] = LOWEST;
-  total[h] = 0.0f;
+  softmax[h].highest = LOWEST;
+  softmax[h].total = 0.0f;
 }
 
 for (int key = (first_key & ~(KEYS - 1)) + KEYS * turn; key < end_key; key += KEYS * TURNS) {
@@ -83,8 +82,8 @@ for (int key = (first_key & ~(KEYS - 1)) + KEYS * turn; key < end_key; key += KE
     key_scale[k] = 0.0f;
     value_scale[k] = 0.0f;
     if (IS_QUANTISED && is_seen[k]) {
-      key_scale[k] = *(const device float*)(k_pool + (tile + k) * ROW + D);
-      value_scale[k] = *(const device float*)(v_pool + (tile + k) * ROW + D);
+      key_scale[k] = row_scale<D>(k_pool, tile + k);
+      value_scale[k] = row_scale<D>(v_pool, tile + k);
     }
     #pragma clang loop unroll(full)
     for (int c = 0; c < LOADS; c++) {
@@ -101,7 +100,7 @@ for (int key = (first_key & ~(KEYS - 1)) + KEYS * turn; key < end_key; key += KE
   #pragma clang loop unroll(full)
   for (int h = 0; h < HEADS; h++) {
     float score[KEYS];
-    float next = highest[h];
+    float next = softmax[h].highest;
     #pragma clang loop unroll(full)
     for (int k = 0; k < KEYS; k++) {
       float product = 0.0f;
@@ -109,19 +108,16 @@ for (int key = (first_key & ~(KEYS - 1)) + KEYS * turn; key < end_key; key += KE
       for (int c = 0; c < LOADS; c++) product += dot(query[h][c], Floats(keys[k][c]));
       product = simd_sum(product);
       if (IS_QUANTISED) product *= key_scale[k];
-      if (cap > 0.0f) product = cap * precise::tanh(product);
+      product = capped(product, cap);
       score[k] = is_seen[k] ? product : LOWEST;
       next = max(next, score[k]);
     }
-    const float shrink = fast::exp2(highest[h] - next);
-    highest[h] = next;
-    total[h] *= shrink;
+    const float shrink = softmax[h].raise(next);
     #pragma clang loop unroll(full)
     for (int c = 0; c < LOADS; c++) sum[h][c] *= shrink;
     #pragma clang loop unroll(full)
     for (int k = 0; k < KEYS; k++) {
-      const float weight = fast::exp2(score[k] - next);
-      total[h] += weight;
+      const float weight = softmax[h].weigh(score[k]);
       const float share = IS_QUANTISED ? weight * value_scale[k] : weight;
       #pragma clang loop unroll(full)
       for (int c = 0; c < LOADS; c++) sum[h][c] += share * Floats(values[k][c]);
@@ -138,8 +134,8 @@ threadgroup float totals[PARTS * HEADS * TURNS];
 #pragma clang loop unroll(full)
 for (int h = 0; h < HEADS; h++) {
   if (lane == 0) {
-    highests[(part * HEADS + h) * TURNS + turn] = highest[h];
-    totals[(part * HEADS + h) * TURNS + turn] = total[h];
+    highests[(part * HEADS + h) * TURNS + turn] = softmax[h].highest;
+    totals[(part * HEADS + h) * TURNS + turn] = softmax[h].total;
   }
 }
 #pragma clang loop unroll(full)
@@ -171,13 +167,13 @@ for (int round = 0; round < HEADS; round += ROUND) {
       float merged = 0.0f;
       #pragma clang loop unroll(full)
       for (int t = 0; t < TURNS; t++) {
-        merged += sums[((part * ROUND + r) * TURNS + t) * D + d] * fast::exp2(maximum[t] - most);
+        merged += sums[((part * ROUND + r) * TURNS + t) * D + d] * power_of_2(maximum[t] - most);
       }
       partial[d] = merged;
     }
     float weight = 0.0f;
     #pragma clang loop unroll(full)
-    for (int t = 0; t < TURNS; t++) weight += weights[t] * fast::exp2(maximum[t] - most);
+    for (int t = 0; t < TURNS; t++) weight += weights[t] * power_of_2(maximum[t] - most);
     if (lane < 4) partial[D + lane] = lane == 0 ? most : lane == 1 ? weight : 0.0f;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -40,13 +40,9 @@ constexpr int TILE_STRIDE = LATENT + ROPE + 16 / int(sizeof(T));  // 16 bytes mo
 constexpr int SCORE_STRIDE = KEYS + 4;
 constexpr int BLOCKS = KEYS / 8;  // of 8 keys
 constexpr int OUT_STRIDE = IS_PARTIAL ? LATENT + 4 : LATENT;
-constexpr float LOWEST = -1e30f;  // for minus infinity, which fast math may not support
-constexpr float LOG2_E = 1.44269504088896340736f;
 typedef vec<T, 4> Quad;
 typedef vec<T, 2> Pair;
-typedef vec<float, 2> FloatPair;
 typedef simdgroup_matrix<T, 8, 8> Matrix;
-typedef simdgroup_matrix<float, 8, 8> FloatMatrix;
 
 threadgroup Quad tile_quads[KEYS * TILE_STRIDE / 4];  // queries, then keys: latents | rotated
 threadgroup float scores[SPLIT > 1 ? SPLIT * LINES * SCORE_STRIDE : 1];  // of each part of the dimensions
@@ -104,10 +100,9 @@ for (int round = 0; round * KEYS < num_threads / (4 * SPLIT); round++) {
   threadgroup_barrier(mem_flags::mem_threadgroup);  // the next queries, or keys, replace these
 }
 
-// Of a matrix, this lane has (my_line, my_column) and (my_line, my_column + 1). Four lanes hold the state of
-// a line's softmax, and agree on it.
-const int my_line = ((lane >> 2) & 4) + ((lane >> 1) & 3);
-const int my_column = ((lane >> 1) & 4) + (lane & 1) * 2;
+// Four lanes hold the state of a line's softmax, and agree on it.
+const int my_line = matrix_line(lane);
+const int my_column = matrix_column(lane);
 const int line = first_line + simdgroup * 8 + my_line;
 const int my_position = position + line / heads;
 // In `scores`, where two parts of the dimensions are added.
@@ -115,8 +110,7 @@ const int my_scores = (part * LINES + simdgroup * 8) * SCORE_STRIDE;
 const int other_scores =
     ((SPLIT - 1 - part) * LINES + simdgroup * 8 + my_line) * SCORE_STRIDE + my_column;
 const float scale = numbers[0];
-float highest = LOWEST;
-float total = 0.0f;  // of this lane's columns
+Softmax<float> softmax = {LOWEST, 0.0f};  // the total is that of this lane's columns
 
 for (int first_key = tile[5]; first_key < end_key; first_key += KEYS) {
   // Rows past the end hold anything, NaN included, and 0 * NaN is NaN: zeros replace them.
@@ -145,7 +139,7 @@ for (int first_key = tile[5]; first_key < end_key; first_key += KEYS) {
       simdgroup_multiply_accumulate(product, query[c], keys, product);
     }
     // Scaled in float32. The rotated queries come scaled.
-    reinterpret_cast<thread FloatPair&>(product.thread_elements()) *= scale;
+    pair_of(product) *= scale;
     #pragma clang loop unroll(full)
     for (int c = 0; c < ROPE_DIMS / 8; c++) {
       simdgroup_load(
@@ -153,11 +147,11 @@ for (int first_key = tile[5]; first_key < end_key; first_key += KEYS) {
       simdgroup_multiply_accumulate(product, rope_query[c], keys, product);
     }
     if (SPLIT > 1) simdgroup_store(product, scores + my_scores + k * 8, SCORE_STRIDE);
-    score[k] = reinterpret_cast<thread FloatPair&>(product.thread_elements());
+    score[k] = pair_of(product);
   }
   if (SPLIT > 1) threadgroup_barrier(mem_flags::mem_threadgroup);  // the scores of all parts are complete
 
-  float next = highest;
+  float next = softmax.highest;
   #pragma clang loop unroll(full)
   for (int k = 0; k < BLOCKS; k++) {
     if (SPLIT > 1) {
@@ -169,24 +163,12 @@ for (int first_key = tile[5]; first_key < end_key; first_key += KEYS) {
     if (key + 1 > my_position) score[k].y = LOWEST;
     next = max(next, max(score[k].x, score[k].y));
   }
-  next = max(next, simd_shuffle_xor(next, ushort(1)));
-  next = max(next, simd_shuffle_xor(next, ushort(8)));
-  if (simd_any(next > highest)) {
-    const float shrink = fast::exp2(highest - next);
-    highest = next;
-    total *= shrink;
-    #pragma clang loop unroll(full)
-    for (int c = 0; c < DIMS / 8; c++) {
-      reinterpret_cast<thread FloatPair&>(sum[c].thread_elements()) *= shrink;
-    }
-  }
+  softmax.rescale(line_max(next), sum);
   Matrix weights[BLOCKS];
   #pragma clang loop unroll(full)
   for (int k = 0; k < BLOCKS; k++) {
-    const FloatPair weight =
-        FloatPair(fast::exp2(score[k].x - next), fast::exp2(score[k].y - next));
-    total += weight.x + weight.y;
-    reinterpret_cast<thread Pair&>(weights[k].thread_elements()) = Pair(T(weight.x), T(weight.y));
+    const FloatPair weight = softmax.weigh_both(score[k]);
+    pair_of(weights[k]) = Pair(T(weight.x), T(weight.y));
   }
   #pragma clang loop unroll(full)
   for (int c = 0; c < DIMS / 8; c++) {
@@ -201,21 +183,20 @@ for (int first_key = tile[5]; first_key < end_key; first_key += KEYS) {
 }
 
 // Each line, divided by its total or partial.
-total += simd_shuffle_xor(total, ushort(1));
-total += simd_shuffle_xor(total, ushort(8));
+const float total = line_sum(softmax.total);
 if (line < num_lines) {
   const float divisor = IS_PARTIAL ? 1.0f : total;
   device O* my_out = out + (first_out + line) * OUT_STRIDE;
   #pragma clang loop unroll(full)
   for (int c = 0; c < DIMS / 8; c++) {
-    const FloatPair sums = reinterpret_cast<thread FloatPair&>(sum[c].thread_elements());
+    const FloatPair sums = pair_of(sum[c]);
     device O* mine = my_out + part * DIMS + c * 8 + my_column;
     mine[0] = O(sums.x / divisor);
     mine[1] = O(sums.y / divisor);
   }
   if (IS_PARTIAL && part == 0) {
     const int i = my_column / 2;
-    my_out[LATENT + i] = O(i == 0 ? highest : i == 1 ? total : 0.0f);
+    my_out[LATENT + i] = O(i == 0 ? softmax.highest : i == 1 ? total : 0.0f);
   }
 }
 

@@ -34,13 +34,9 @@ constexpr int THREADS = SIDE * 4 * SPLIT;
 constexpr int QUADS = D / 4;
 constexpr int TILE_STRIDE = D + 16 / int(sizeof(T));  // in elements; 16 bytes more than a row
 constexpr int SCORE_STRIDE = SIDE + 4;
-constexpr float LOWEST = -1e30f;   // for minus infinity, which fast math may not support
-constexpr float LOG2_E = 1.44269504088896340736f;
 typedef vec<T, 4> Quad;
 typedef vec<T, 2> Pair;
-typedef vec<float, 2> FloatPair;
 typedef simdgroup_matrix<T, 8, 8> Matrix;
-typedef simdgroup_matrix<float, 8, 8> FloatMatrix;
 
 // Queries, then keys and values: in turn, or side by side.
 threadgroup Quad tile_quads[TILES * SIDE * TILE_STRIDE / 4];
@@ -91,10 +87,9 @@ for (int c = 0; c < DIMS / 8; c++) {
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);  // keys replace the queries
 
-// Of a matrix, this lane has (my_line, my_column) and (my_line, my_column + 1). Four lanes hold the state of
-// a line's softmax, and agree on it.
-const int my_line = ((lane >> 2) & 4) + ((lane >> 1) & 3);
-const int my_column = ((lane >> 1) & 4) + (lane & 1) * 2;
+// Four lanes hold the state of a line's softmax, and agree on it.
+const int my_line = matrix_line(lane);
+const int my_column = matrix_column(lane);
 const int line = first_line + simdgroup * 8 + my_line;
 const int my_position = position + line / group;
 const int my_head = kv_head * group + line % group;
@@ -104,8 +99,10 @@ const int other_scores =
     ((SPLIT - 1 - part) * SIDE + simdgroup * 8 + my_line) * SCORE_STRIDE + my_column;
 // A sink is the first score of a line. Without sinks its placeholder weighs nothing as soon as a key
 // is seen.
-float highest = numbers[2] > 0.0f ? float(sinks[my_head]) * LOG2_E : LOWEST;
-float total = my_column == 0 ? 1.0f : 0.0f;  // of this lane's columns
+Softmax<float> softmax = {
+    numbers[2] > 0.0f ? float(sinks[my_head]) * LOG2_E : LOWEST,
+    my_column == 0 ? 1.0f : 0.0f,  // of this lane's columns
+};
 
 for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
   // Rows past the end hold anything, NaN included, and 0 * NaN is NaN: zeros replace them.
@@ -115,14 +112,7 @@ for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
     if (key < end_key) {
       const long page = pages[key >> page_shift];
       const long slot = ((page * kv_heads + kv_head) << page_shift) + (key & page_mask);
-      if (IS_QUANTISED) {
-        const device char* row = (const device char*)k_pool + slot * (D + 4);
-        const float4 x =
-            float4(((const device char4*)row)[i % QUADS]) * *(const device float*)(row + D);
-        quad = Quad(T(x.x), T(x.y), T(x.z), T(x.w));
-      } else {
-        quad = ((const device Quad*)(k_pool + slot * D))[i % QUADS];
-      }
+      quad = row_quad<T, D, IS_QUANTISED>(k_pool, slot, i % QUADS);
     }
     tile_quads[i / QUADS * (TILE_STRIDE / 4) + i % QUADS] = quad;
   }
@@ -139,7 +129,7 @@ for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
       simdgroup_multiply_accumulate(product, query[c], keys, product);
     }
     if (SPLIT > 1) simdgroup_store(product, scores + my_scores + k * 8, SCORE_STRIDE);
-    score[k] = reinterpret_cast<thread FloatPair&>(product.thread_elements());
+    score[k] = pair_of(product);
   }
   if (TILES == 1) threadgroup_barrier(mem_flags::mem_threadgroup);  // values replace the keys
 
@@ -149,49 +139,30 @@ for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
     if (key < end_key) {
       const long page = pages[key >> page_shift];
       const long slot = ((page * kv_heads + kv_head) << page_shift) + (key & page_mask);
-      if (IS_QUANTISED) {
-        const device char* row = (const device char*)v_pool + slot * (D + 4);
-        const float4 x =
-            float4(((const device char4*)row)[i % QUADS]) * *(const device float*)(row + D);
-        quad = Quad(T(x.x), T(x.y), T(x.z), T(x.w));
-      } else {
-        quad = ((const device Quad*)(v_pool + slot * D))[i % QUADS];
-      }
+      quad = row_quad<T, D, IS_QUANTISED>(v_pool, slot, i % QUADS);
     }
     value_quads[i / QUADS * (TILE_STRIDE / 4) + i % QUADS] = quad;
   }
-  float next = highest;
+  float next = softmax.highest;
   #pragma clang loop unroll(full)
   for (int k = 0; k < BLOCKS; k++) {
     if (SPLIT > 1) {
       score[k] += FloatPair(scores[other_scores + k * 8], scores[other_scores + k * 8 + 1]);
     }
     score[k] *= factor;
-    if (cap > 0.0f) score[k] = FloatPair(precise::tanh(score[k].x), precise::tanh(score[k].y)) * cap;
+    score[k] = capped(score[k], cap);
     const int distance = my_position - (first_key + k * 8 + my_column);
     if (distance < 0 || distance >= window) score[k].x = LOWEST;
     if (distance < 1 || distance > window) score[k].y = LOWEST;
     next = max(next, max(score[k].x, score[k].y));
   }
-  next = max(next, simd_shuffle_xor(next, ushort(1)));
-  next = max(next, simd_shuffle_xor(next, ushort(8)));
-  if (simd_any(next > highest)) {
-    const float shrink = fast::exp2(highest - next);
-    highest = next;
-    total *= shrink;
-    #pragma clang loop unroll(full)
-    for (int c = 0; c < DIMS / 8; c++) {
-      reinterpret_cast<thread FloatPair&>(sum[c].thread_elements()) *= shrink;
-    }
-  }
+  softmax.rescale(line_max(next), sum);
   Matrix weights[BLOCKS];
   #pragma clang loop unroll(full)
   for (int k = 0; k < BLOCKS; k++) {
     // A line that has seen no key yet gives all weights 1; the first key's shrink clears them.
-    const FloatPair weight =
-        FloatPair(fast::exp2(score[k].x - next), fast::exp2(score[k].y - next));
-    total += weight.x + weight.y;
-    reinterpret_cast<thread Pair&>(weights[k].thread_elements()) = Pair(T(weight.x), T(weight.y));
+    const FloatPair weight = softmax.weigh_both(score[k]);
+    pair_of(weights[k]) = Pair(T(weight.x), T(weight.y));
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);  // values are complete; the next keys may follow
 
@@ -208,14 +179,13 @@ for (int first_key = tile[5]; first_key < end_key; first_key += SIDE) {
 }
 
 // Each line divided by its total.
-total += simd_shuffle_xor(total, ushort(1));
-total += simd_shuffle_xor(total, ushort(8));
+const float total = line_sum(softmax.total);
 if (line < num_lines) {
   const long row = first_row + line / group;
   device Pair* my_out = (device Pair*)(out + (row * heads + my_head) * D + part * DIMS + my_column);
   #pragma clang loop unroll(full)
   for (int c = 0; c < DIMS / 8; c++) {
-    const FloatPair sums = reinterpret_cast<thread FloatPair&>(sum[c].thread_elements());
+    const FloatPair sums = pair_of(sum[c]);
     my_out[c * 4] = Pair(T(sums.x / total), T(sums.y / total));
   }
 }

@@ -11,9 +11,6 @@
 constexpr int WIDTH = D % 128 == 0 ? 4 : D % 64 == 0 ? 2 : 4;  // dimensions of one load
 constexpr int LOADS = (D + 32 * WIDTH - 1) / (32 * WIDTH);
 constexpr int ROW = D + 4;  // bytes of a row in the pools
-constexpr uint LOWEST = 0x04000000;    // 2^-119, below which a row is zeros
-constexpr uint INFINITE = 0x7f800000;  // from here on: infinity, then NaN
-constexpr uint NOT_A_NUMBER = 0x7fc00000;
 typedef vec<T, WIDTH> Loaded;
 typedef vec<float, WIDTH> Floats;
 typedef vec<char, WIDTH> Chars;
@@ -36,7 +33,6 @@ for (int side = 0; side < 2; side++) {
   const device T* numbers = (side == 0 ? keys : values) + source * D;
   device char* stored = (device char*)(side == 0 ? k_pool : v_pool) + target * ROW;
   Floats number[LOADS];
-  // Of the largest |x|, the bits: without a sign they order as the numbers do, NaN after infinity.
   uint highest = 0;
   #pragma clang loop unroll(full)
   for (int c = 0; c < LOADS; c++) {
@@ -45,25 +41,23 @@ for (int side = 0; side < 2; side++) {
     if (at < D) number[c] = Floats(*(const device Loaded*)(numbers + at));
     #pragma clang loop unroll(full)
     for (int i = 0; i < WIDTH; i++) {
-      highest = max(highest, as_type<uint>(float(number[c][i])) & 0x7fffffffu);
+      highest = max(highest, magnitude(number[c][i]));
     }
   }
   highest = simd_max(highest);
-  const bool has_values = highest >= LOWEST && highest < INFINITE;
-  const float scale = has_values ? as_type<float>(highest) / 127.0f : 0.0f;
+  const bool is_kept = has_values(highest);
+  const float scale = scale_of(highest);
   #pragma clang loop unroll(full)
   for (int c = 0; c < LOADS; c++) {
     const int at = (c * 32 + lane) * WIDTH;
     Chars value = Chars(char(0));
     #pragma clang loop unroll(full)
     for (int i = 0; i < WIDTH; i++) {
-      if (has_values) value[i] = char(rint(number[c][i] / scale));
+      if (is_kept) value[i] = char(rint(number[c][i] / scale));
     }
     if (at < D) *(device Chars*)(stored + at) = value;
   }
-  if (lane == 0) {
-    *(device uint*)(stored + D) = highest < INFINITE ? as_type<uint>(scale) : NOT_A_NUMBER;
-  }
+  if (lane == 0) *(device uint*)(stored + D) = scale_bits(highest);
 }
 
 if (lane < 8 && head == 0 && move == 0) fence[lane] = 0;

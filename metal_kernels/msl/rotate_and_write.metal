@@ -23,9 +23,6 @@ constexpr int HALF = R / 2;
 constexpr int PAIRS = (HALF + 31) / 32;
 constexpr int COUNT = 2 * PAIRS + (D - R + 31) / 32;  // elements of a lane: pairs, then what is not rotated
 constexpr int ROW = D + 4;  // bytes of a quantised row
-constexpr uint LOWEST = 0x04000000;    // 2^-119, below which a row is zeros
-constexpr uint INFINITE = 0x7f800000;  // from here on: infinity, then NaN
-constexpr uint NOT_A_NUMBER = 0x7fc00000;
 const int lane = int(thread_index_in_simdgroup);
 const int head = int(thread_position_in_grid.y);
 const int move = int(thread_position_in_grid.z);
@@ -100,23 +97,20 @@ if (is_query || !IS_QUANTISED) {
   }
 } else {
   device char* stored = (device char*)(is_value ? v_pool : k_pool) + target * ROW;
-  // Of the largest |x|, the bits: without a sign they order as the numbers do, NaN after infinity.
   uint highest = 0;
   #pragma clang loop unroll(full)
   for (int c = 0; c < COUNT; c++) {
-    highest = max(highest, as_type<uint>(float(element[c])) & 0x7fffffffu);
+    highest = max(highest, magnitude(float(element[c])));
   }
   highest = simd_max(highest);
-  const bool has_values = highest >= LOWEST && highest < INFINITE;
-  const float scale = has_values ? as_type<float>(highest) / 127.0f : 0.0f;
+  const bool is_kept = has_values(highest);
+  const float scale = scale_of(highest);
   #pragma clang loop unroll(full)
   for (int c = 0; c < COUNT; c++) {
-    const char value = has_values ? char(rint(float(element[c]) / scale)) : char(0);
+    const char value = is_kept ? char(rint(float(element[c]) / scale)) : char(0);
     if (at[c] < D) stored[at[c]] = value;
   }
-  if (lane == 0) {
-    *(device uint*)(stored + D) = highest < INFINITE ? as_type<uint>(scale) : NOT_A_NUMBER;
-  }
+  if (lane == 0) *(device uint*)(stored + D) = scale_bits(highest);
 }
 
 if (lane < 8 && head == 0 && move == 0) fence[lane] = 0;

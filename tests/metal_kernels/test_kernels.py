@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 import metal_kernels
-from metal_kernels.kernels import ALL, MERGE_PARTITIONS, Dispatch, Kernels, KernelSpec
+from metal_kernels.kernels import ALL, HEADERS, MERGE_PARTITIONS, Dispatch, Kernels, KernelSpec
 
 FOLDER = Path(metal_kernels.__file__).parent / "msl"
+# What a header declares: functions and their overloads, types and constants.
+DECLARED = re.compile(
+    r"METAL_FUNC [^(]*?(\w+)\(|(?:struct|float|uint) (\w+) [{=]|typedef .*? (\w+);"
+)
 
 
 def text(spec: KernelSpec) -> str:
@@ -19,7 +24,20 @@ def text(spec: KernelSpec) -> str:
 
 
 def test_every_text_has_a_kernel_and_every_kernel_a_text() -> None:
-    assert {file.stem for file in FOLDER.iterdir()} == {spec.name for spec in ALL}
+    files = {f"{spec.name}.metal" for spec in ALL} | set(HEADERS)
+    assert {file.name for file in FOLDER.iterdir()} == files
+
+
+def test_a_kernel_has_the_header_of_the_names_in_its_text_and_no_other() -> None:
+    declared = {
+        file: {word for match in DECLARED.findall(header) for word in match if word}
+        for file, header in HEADERS.items()
+    }
+    assert {"LOWEST", "FloatPair", "matrix_line", "Softmax", "row_quad"} <= declared["attention.h"]
+    assert {"INFINITE", "magnitude", "scale_of"} <= declared["quantise.h"]
+    for spec, (file, words) in product(ALL, declared.items()):
+        uses = words & set(re.findall(r"\w+", spec.source()))
+        assert (spec.header == HEADERS[file]) == bool(uses), (spec, uses)
 
 
 def test_a_text_begins_with_the_layout_of_its_buffers() -> None:
@@ -33,9 +51,12 @@ def test_a_text_begins_with_the_layout_of_its_buffers() -> None:
 def test_the_compiled_text_has_no_comments_and_the_same_lines() -> None:
     for spec in ALL:
         source = spec.source()
-        assert "//" not in source, spec
+        assert "//" not in spec.header + source, spec
         assert source.count("\n") == text(spec).count("\n"), spec
-        assert len(source) < 10_000, spec  # mlx copies and hashes it at every evaluation
+        # mlx copies and hashes it at every evaluation
+        assert len(spec.header + source) < 12_000, spec
+    for file, header in HEADERS.items():
+        assert header.count("\n") == (FOLDER / file).read_text().count("\n")
 
 
 def merge(**fixed: mx.array) -> Dispatch:

@@ -47,13 +47,21 @@ class FakeMetal:
 
     def __init__(self) -> None:
         self.built: list[str] = []
+        self.headers: dict[str, str] = {}  # of the kernels that were built
         self.calls: list[Dispatch] = []
 
     def metal_kernel(
-        self, *, name: str, input_names: list[str], output_names: list[str], source: str
+        self,
+        *,
+        name: str,
+        input_names: list[str],
+        output_names: list[str],
+        source: str,
+        header: str,
     ) -> Any:
         assert source.strip()
         self.built.append(name)
+        self.headers[name] = header
 
         def call(
             *,
@@ -167,6 +175,13 @@ def test_rows_of_decodes_reach_the_kernels_as_the_model_passes_them(
     assert decode.inputs["queries"] is queries
     assert output is merge.outputs["out"]
     assert output.shape == queries.shape
+
+
+def test_a_kernel_is_built_with_its_header(kv: KVPool, metal: FakeMetal) -> None:
+    run_step(kv, mixed_step())
+    headers = {spec.name: spec.header for spec in ALL}
+    assert metal.headers == {name: headers[name] for name in metal.headers}
+    assert {bool(header) for header in metal.headers.values()} == {True, False}
 
 
 def test_each_reader_binds_the_fence_of_the_write_before_it(kv: KVPool, metal: FakeMetal) -> None:

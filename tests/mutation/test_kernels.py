@@ -1,8 +1,8 @@
 """Every barrier and every guard of the Metal kernels is needed: without it a check fails.
 
-A mutant is a kernel's text without one barrier or one guard. It is killed when the emulator
-reports a fault or a result is wrong. Barriers are found in the texts; guards are listed here, and
-a condition of a kernel that is not listed fails a test.
+A mutant is a kernel's text, or a header, without one barrier or one guard. It is killed when the emulator
+reports a fault or a result is wrong, of a header in one kernel at least. Barriers are found in the texts;
+guards are listed here, and a condition of a text that is not listed fails a test.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels.kernels import ALL, Factory, Kernel, KernelSpec
+from metal_kernels.kernels import ALL, HEADERS, Factory, Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
 from tests.emulated import emulated_factory
 from tests.emulator import KernelFault
@@ -25,6 +25,7 @@ from tests.metal_kernels.test_rotary import ROTATIONS, check, check_8_bits
 
 pytestmark = pytest.mark.mutation
 
+TEXTS = {spec.name: spec.source() for spec in ALL} | HEADERS
 BARRIER = re.compile(r"(threadgroup|simdgroup)_barrier\([^)]*\);")
 # What decides something or keeps an index within its bounds.
 DECISION = re.compile(r"\bif \(|\?|&&|\|\||\bmin\(")
@@ -54,7 +55,40 @@ def fence_guards(index: str, head: str, group: str) -> list[Guard]:
     ]
 
 
+def shuffles(text: str) -> list[Guard]:
+    """Every value of another lane becomes the lane's own."""
+    lanes = re.findall(r"ushort\(\d+\)", text)
+    return [Guard(lane, "ushort(0)", lanes[:at].count(lane)) for at, lane in enumerate(lanes)]
+
+
 GUARDS: dict[str, list[Guard]] = {
+    "attention.h": [
+        Guard("((lane >> 2) & 4)", "((lane >> 1) & 4)"),
+        Guard("((lane >> 1) & 4)", "((lane >> 2) & 4)"),
+        *shuffles(HEADERS["attention.h"]),
+        Guard("if (cap > 0.0f) ", "", 0),
+        Guard("if (cap > 0.0f) ", "", 1),
+        Guard("x.x > y.x || ", ""),
+        Guard(" || x.y > y.y", ""),
+        Guard("highest = next;", ""),
+        Guard("total *= shrink;", ""),
+        Guard("if (simd_any(exceeds(next, highest))) {", "if (false) {"),
+        Guard("total += weight;", ""),
+        Guard("weights.x + weights.y", "weights.x"),
+        Guard("if (!IS_QUANTISED) return", "if (true) return"),
+        Guard("if (!IS_QUANTISED) return", "if (false) return"),
+        Guard("row * (D + 4) + D)", "(row ^ 1) * (D + 4) + D)"),
+        Guard(" * row_scale<D>(pool, row)", ""),
+    ],
+    "quantise.h": [
+        Guard("highest >= SMALLEST && ", ""),
+        Guard(" && highest < INFINITE;", ";"),
+        Guard("has_values(highest) ? as_type<float>(highest) / 127.0f : 0.0f", "1.0f"),
+        Guard(
+            "highest < INFINITE ? as_type<uint>(scale_of(highest)) : NOT_A_NUMBER",
+            "as_type<uint>(scale_of(highest))",
+        ),
+    ],
     "write_kv_tokens": [
         Guard("if (word < VALUE_WORDS) {", "{"),
         *fence_guards("word", "head", "move"),
@@ -64,14 +98,10 @@ GUARDS: dict[str, list[Guard]] = {
         Guard("side == 0 ? keys : values", "keys"),
         Guard("side == 0 ? k_pool : v_pool", "k_pool"),
         Guard("if (at < D) number", "number"),
-        Guard("highest >= LOWEST && ", ""),
-        Guard(" && highest < INFINITE;", ";"),
-        Guard("has_values ? as_type<float>(highest) / 127.0f : 0.0f", "1.0f"),
-        Guard("if (has_values) value", "if (highest >= LOWEST) value"),
+        Guard("if (is_kept) value", "if (highest >= SMALLEST) value"),
         Guard("rint(number[c][i] / scale)", "(number[c][i] / scale)"),
         Guard("if (at < D) *", "*"),
-        Guard("if (lane == 0) {", "if (lane == 33) {"),
-        Guard("highest < INFINITE ? as_type<uint>(scale) : NOT_A_NUMBER", "as_type<uint>(scale)"),
+        Guard("if (lane == 0) ", "if (lane == 33) "),
         *fence_guards("lane", "head", "move"),
     ],
     "rotate_and_write": [
@@ -101,13 +131,9 @@ GUARDS: dict[str, list[Guard]] = {
         Guard("is_value ? v_pool : k_pool", "k_pool", 0),
         Guard("is_value ? v_pool : k_pool", "k_pool", 1),
         Guard("if (at[c] < D) out", "out"),
-        Guard("highest >= LOWEST && ", ""),
-        Guard(" && highest < INFINITE;", ";"),
-        Guard("has_values ? as_type<float>(highest) / 127.0f : 0.0f", "1.0f"),
-        Guard("has_values ? char", "highest >= LOWEST ? char"),
+        Guard("is_kept ? char", "highest >= SMALLEST ? char"),
         Guard("if (at[c] < D) stored", "stored"),
-        Guard("if (lane == 0) {", "if (lane == 33) {"),
-        Guard("highest < INFINITE ? as_type<uint>(scale) : NOT_A_NUMBER", "as_type<uint>(scale)"),
+        Guard("if (lane == 0) ", "if (lane == 33) "),
         *fence_guards("lane", "head", "move"),
     ],
     "copy_pages": fence_guards("thread_index", "head", "move"),
@@ -115,15 +141,13 @@ GUARDS: dict[str, list[Guard]] = {
         Guard("place == 0 ? skipped : 0", "0"),
         Guard("min(page_size, skipped + seen - place * page_size)", "page_size"),
         Guard("if (IS_QUANTISED) {", "if (false) {"),
-        Guard("key + D)", "key + D - ROW)"),
-        Guard("value + D)", "value + D - ROW)"),
         *fence_guards("thread_index", "head", "place"),
     ],
     "paged_decode": [
         Guard("IS_QUANTISED ? D + 4 : D", "D"),
         Guard("if (IS_QUANTISED && is_seen[k]) {", "if (IS_QUANTISED) {"),
-        Guard("k_pool + (tile + k) * ROW + D)", "k_pool + (tile + (k ^ 1)) * ROW + D)"),
-        Guard("v_pool + (tile + k) * ROW + D)", "v_pool + (tile + (k ^ 1)) * ROW + D)"),
+        Guard("(k_pool, tile + k)", "(k_pool, tile + (k ^ 1))"),
+        Guard("(v_pool, tile + k)", "(v_pool, tile + (k ^ 1))"),
         Guard("if (IS_QUANTISED) product *= key_scale[k];", ""),
         Guard("IS_QUANTISED ? weight * value_scale[k] : weight", "weight"),
         Guard("min(first_head + h, GROUP - 1)", "(first_head + h)"),
@@ -132,7 +156,7 @@ GUARDS: dict[str, list[Guard]] = {
         Guard("&& key + k < end_key", ""),
         Guard("if (is_seen[k] && ", "if ("),
         Guard("&& at < D) {", ") {"),
-        Guard("if (cap > 0.0f) ", ""),
+        Guard("product = capped(product, cap);", ""),
         Guard("is_seen[k] ? product : LOWEST", "product"),
         Guard("FITTING < HEADS ? FITTING : HEADS", "FITTING"),
         Guard("FITTING < HEADS ? FITTING : HEADS", "HEADS"),
@@ -156,12 +180,13 @@ GUARDS: dict[str, list[Guard]] = {
         Guard("if (SPLIT > 1) {", "if (false) {"),
         Guard("mine >= first_key && ", ""),
         Guard("&& mine < end_key", ""),
-        Guard("if (IS_QUANTISED) {", "if (false) {"),
-        Guard("if (cap > 0.0f) ", ""),
+        Guard("if (IS_QUANTISED) score", "if (false) score"),
+        Guard("score[k] = capped(score[k], cap);", ""),
         Guard("if (!is_seen) ", ""),
-        Guard("bit == 4 ? 16 : bit * 2", "bit * 8", 0),
-        Guard("bit == 4 ? 16 : bit * 2", "bit * 2", 1),
-        Guard("if (simd_any(next.x > highest.x || next.y > highest.y)) {", "if (false) {"),
+        Guard("column_max(next.x)", "next.x"),
+        Guard("column_max(next.y)", "next.y"),
+        Guard("column_sum(softmax.total.x)", "softmax.total.x"),
+        Guard("column_sum(softmax.total.y)", "softmax.total.y"),
         Guard("if (IS_QUANTISED && key", "if (key"),
         Guard("if (IS_QUANTISED && key", "if (false && key"),
         Guard("&& key + 8 * k + line < end_key", ""),
@@ -189,11 +214,7 @@ GUARDS: dict[str, list[Guard]] = {
         Guard("my_column == 0 ? 1.0f : 0.0f", "1.0f"),
         Guard("if (key < end_key) {", "{", 0),
         Guard("if (key < end_key) {", "{", 1),
-        Guard("if (IS_QUANTISED) {", "if (false) {", 0),
-        Guard("if (IS_QUANTISED) {", "if (false) {", 1),
-        Guard("* *(const device float*)(row + D)", "", 0),
-        Guard("* *(const device float*)(row + D)", "", 1),
-        Guard("if (cap > 0.0f) ", ""),
+        Guard("score[k] = capped(score[k], cap);", ""),
         Guard("distance < 0 || ", ""),
         Guard("|| distance >= window", ""),
         Guard("distance < 1 || ", ""),
@@ -202,7 +223,8 @@ GUARDS: dict[str, list[Guard]] = {
         Guard("if (SPLIT > 1) {", "{"),
         Guard("if (TILES == 1) ", "if (false) ", 0),
         Guard("if (TILES == 1) ", "if (false) ", 1),
-        Guard("if (simd_any(next > highest)) {", "if (false) {"),
+        Guard("line_max(next)", "next"),
+        Guard("line_sum(softmax.total)", "softmax.total"),
         *fence_guards("thread_index", "kv_head", "threadgroup_position_in_grid.z"),
     ],
     "paged_latent": [
@@ -218,7 +240,8 @@ GUARDS: dict[str, list[Guard]] = {
         Guard("if (SPLIT > 1) {", "{"),
         Guard("if (key > my_position) ", ""),
         Guard("if (key + 1 > my_position) ", ""),
-        Guard("if (simd_any(next > highest)) {", "if (false) {"),
+        Guard("line_max(next)", "next"),
+        Guard("line_sum(softmax.total)", "softmax.total"),
         Guard("if (line < num_lines) {", "{", 1),
         Guard("IS_PARTIAL ? 1.0f : total", "total"),
         Guard("if (IS_PARTIAL && part == 0) {", "if (part == 0) {"),
@@ -245,16 +268,15 @@ CHOICES = {
     "paged_prefill": ["D > 256 ? 2 : 1", "if (distance < 0 ", "if (distance < 1 "],
     "paged_latent": [
         "LATENT > 256 ? 2 : 1",
-        "i == 0 ? highest : i == 1 ? total : 0.0f",
+        "i == 0 ? softmax.highest : i == 1 ? total : 0.0f",
     ],
 }
 # Mutants that no test can kill, and why they cannot matter.
 _NO_CHAR = "a NaN that becomes a char is 0 on this machine; the language leaves it open"
 SURVIVORS = {
-    "quantise_kv:  && highest < INFINITE; -> ;": _NO_CHAR,
-    "quantise_kv: if (has_values) value -> if (highest >= LOWEST) value": _NO_CHAR,
-    "rotate_and_write:  && highest < INFINITE; -> ;": _NO_CHAR,
-    "rotate_and_write: has_values ? char -> highest >= LOWEST ? char": _NO_CHAR,
+    "quantise.h:  && highest < INFINITE; -> ;": _NO_CHAR,
+    "quantise_kv: if (is_kept) value -> if (highest >= SMALLEST) value": _NO_CHAR,
+    "rotate_and_write: is_kept ? char -> highest >= SMALLEST ? char": _NO_CHAR,
     "paged_decode: FITTING < HEADS ? FITTING : HEADS -> FITTING": (
         "reserves more threadgroup memory than its heads need, never more than 24 KB"
     ),
@@ -263,45 +285,53 @@ SURVIVORS = {
 
 @dataclass(frozen=True)
 class Mutant:
-    kernel: str
+    place: str  # a kernel or a header
     name: str
-    source: str
+    text: str
 
     def __str__(self) -> str:
-        return f"{self.kernel}: {self.name}"
+        return f"{self.place}: {self.name}"
+
+    @property
+    def kernels(self) -> list[str]:
+        """Those that it may break."""
+        header = HEADERS.get(self.place)
+        return [spec.name for spec in ALL if spec.name == self.place or spec.header == header]
 
 
 def mutants() -> Iterator[Mutant]:
-    for spec in ALL:
-        source = spec.source()
-        for number, match in enumerate(BARRIER.finditer(source)):
-            rest = source[: match.start()] + ";" + source[match.end() :]
-            yield Mutant(spec.name, f"{match.group(1)}_barrier {number}", rest)
-        for guard in GUARDS[spec.name]:
-            at = guard.start(source)
-            rest = source[:at] + guard.without + source[at + len(guard.text) :]
+    for place, text in TEXTS.items():
+        for number, match in enumerate(BARRIER.finditer(text)):
+            rest = text[: match.start()] + ";" + text[match.end() :]
+            yield Mutant(place, f"{match.group(1)}_barrier {number}", rest)
+        for guard in GUARDS[place]:
+            at = guard.start(text)
+            rest = text[:at] + guard.without + text[at + len(guard.text) :]
             number = f" ({guard.nth + 1})" if guard.nth else ""
-            yield Mutant(spec.name, f"{guard.text}{number} -> {guard.without}".rstrip(), rest)
+            yield Mutant(place, f"{guard.text}{number} -> {guard.without}".rstrip(), rest)
 
 
-def with_source(mutant: Mutant | None) -> Factory:
-    """Emulated kernels with every check, one of them mutated."""
+def with_mutant(mutant: Mutant | None) -> Factory:
+    """Emulated kernels with every check, one text of them mutated."""
     make = emulated_factory(check=True)
 
     def factory(spec: KernelSpec, source: str) -> Kernel:
-        is_it = mutant is not None and spec.name == mutant.kernel
-        return make(spec, mutant.source if mutant and is_it else source)
+        if mutant is None or spec.name not in mutant.kernels:
+            return make(spec, source)
+        if mutant.place in HEADERS:
+            return make(replace(spec, header=mutant.text), source)
+        return make(spec, mutant.text)
 
     return factory
 
 
 def decodes() -> Iterator[Case]:
-    """Several rounds of merging with a head that does not exist; idle lanes; a window."""
+    """Several rounds of merging with a head that does not exist; idle lanes; a window, a softcap."""
     large = {"key_dim": 256, "value_dim": 256, "group": 7, "dtype": mx.float16}
     yield Case(((0, 1), (33, 1), (257, 1)), **large)
     small = {"key_dim": 80, "value_dim": 80, "group": 2, "dtype": mx.float16}
     yield Case(((0, 1), (18, 1), (16, 1), (40, 1)), **small)
-    yield Case(((20, 1), (18, 1)), window=7, **small)
+    yield Case(((20, 1), (18, 1)), window=7, softcap=2.0, **small)
     yield Case(((20, 1), (18, 1)), window=7, is_quantised=True, **small)
 
 
@@ -324,11 +354,11 @@ def attends_by_short_page_tables(backend: MetalBackend) -> None:
 
 
 def prefills() -> Iterator[Case]:
-    """Chunks that fill no tile; keys that fill no page; a window; dimensions in two parts."""
+    """Chunks that fill no tile; keys that fill no page; a window and a softcap; dimensions in two parts."""
     large = {"key_dim": 512, "value_dim": 512, "group": 2, "dtype": mx.float16}
     sizes = {"key_dim": 80, "value_dim": 80, "group": 2, "dtype": mx.float16}
     yield Case(((0, 5), (20, 30), (1, 2)), **sizes)
-    yield Case(((40, 20), (3, 1)), window=13, has_sinks=True, **sizes)
+    yield Case(((40, 20), (3, 1)), window=13, softcap=2.0, has_sinks=True, **sizes)
     yield Case(((40, 20), (3, 1)), is_quantised=True, **sizes)
     yield Case(((3, 6), (20, 2)), **large)
 
@@ -418,35 +448,40 @@ def exercise(kernel: str, backend: MetalBackend) -> None:
         writes(backend)
 
 
+def exercise_all(kernels: list[str], backend: MetalBackend) -> None:
+    for kernel in kernels:
+        exercise(kernel, backend)
+
+
 @pytest.mark.parametrize("spec", ALL, ids=lambda spec: spec.name)
 def test_a_kernel_as_it_is_passes(spec: KernelSpec) -> None:
-    exercise(spec.name, MetalBackend(with_source(None)))
+    exercise(spec.name, MetalBackend(with_mutant(None)))
 
 
 @pytest.mark.parametrize("mutant", list(mutants()), ids=str)
 def test_a_mutant_is_killed_or_known_to_be_harmless(mutant: Mutant) -> None:
-    backend = MetalBackend(with_source(mutant))
+    backend = MetalBackend(with_mutant(mutant))
     if str(mutant) in SURVIVORS:
-        exercise(mutant.kernel, backend)
+        exercise_all(mutant.kernels, backend)
         return
     with pytest.raises((KernelFault, AssertionError)):
-        exercise(mutant.kernel, backend)
+        exercise_all(mutant.kernels, backend)
 
 
 def test_every_survivor_is_a_mutant() -> None:
     assert set(SURVIVORS) <= set(map(str, mutants()))
 
 
-@pytest.mark.parametrize("spec", ALL, ids=lambda spec: spec.name)
-def test_every_decision_of_a_kernel_is_listed(spec: KernelSpec) -> None:
-    source = spec.source()
+@pytest.mark.parametrize("place", TEXTS)
+def test_every_decision_of_a_text_is_listed(place: str) -> None:
+    text = TEXTS[place]
     listed: set[int] = set()
-    for guard in [*GUARDS[spec.name], *(Guard(text, "") for text in CHOICES.get(spec.name, ()))]:
-        at = guard.start(source)
+    for guard in [*GUARDS[place], *(Guard(choice, "") for choice in CHOICES.get(place, ()))]:
+        at = guard.start(text)
         listed.update(range(at, at + len(guard.text)))
     missed = [
-        source[match.start() :].split("\n")[0]
-        for match in DECISION.finditer(source)
+        text[match.start() :].split("\n")[0]
+        for match in DECISION.finditer(text)
         if match.start() not in listed
     ]
     assert missed == []

@@ -117,17 +117,19 @@ def types_text(text: str) -> str:
 
 
 def language_text(text: str) -> str:
-    """Metal to C++ for OpenCL: the template's parameters become macros."""
-    macros = ""
+    """Metal to C++ for OpenCL: the parameters of the kernel's template become macros, which a header before it
+    does not see."""
     instantiation, template = _INSTANTIATION.search(text), _TEMPLATE.search(text)
     if instantiation and template:
         names = [parameter.split()[-1] for parameter in template[1].split(",")]
         values = [value.strip() for value in instantiation[1].split(",")]
         pairs = zip(names, values, strict=True)
         macros = "".join(f"#define {name} {value}\n" for name, value in pairs)
-        text = text.replace(instantiation[0], "").replace(template[0], "\n")
+        line = text.count("\n", 0, template.end()) + 1
+        text = text.replace(template[0], f'{macros}#line {line} "kernel"\n')
+        text = text.replace(instantiation[0], "")
     kernels = text.replace("[[kernel]] void", "__kernel void")
-    return macros + _vector_calls(text) + _numbered(_ATTRIBUTE.sub("", kernels))
+    return _vector_calls(text) + _numbered(_ATTRIBUTE.sub("", kernels))
 
 
 def _vector_calls(text: str) -> str:

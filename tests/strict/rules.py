@@ -39,7 +39,8 @@ _GROWING |= {"first_row", "first_out"}
 _TABLES = "(?:moves|pages|tile|tiles|partitions|starts)"
 _ELEMENT = re.compile(rf"\b{_TABLES}\[[^\[\]]*\]")
 _WIDENED = re.compile(r"\bu?long\(")
-_NARROW = re.compile(r"\b(?:u?int|u?short|u?int32_t)\s+(\w+)\s*=")
+_NARROW = re.compile(r"\b(?:u?int|u?short|u?int32_t)\s+(\w+)\s*([=,)])")  # variables, parameters
+_STATEMENT_END = re.compile(r"[;{]")
 
 
 def broken_rules(text: str) -> list[str]:
@@ -116,8 +117,7 @@ def _narrow_products(code: str) -> list[str]:
     for declaration in _NARROW.finditer(code):
         name = declaration[1]
         if name in _GROWING:
-            end = _closing_brace(code, declaration.end())
-            factor = _factor(name).search(code, declaration.end(), end)
+            factor = _factor(name).search(code, declaration.end(), _end_of_scope(code, declaration))
             if factor is not None:
                 found.append((factor.start(), f"'{name}'"))
     return [
@@ -126,10 +126,19 @@ def _narrow_products(code: str) -> list[str]:
     ]
 
 
+def _end_of_scope(code: str, declaration: re.Match[str]) -> int:
+    """Of a variable the end of its block, of a parameter that of its function."""
+    at = _STATEMENT_END.search(code, declaration.end())
+    is_parameter = declaration[2] != "=" and at is not None and at[0] == "{"
+    return _closing_brace(code, at.end() if at and is_parameter else declaration.end())
+
+
 def _factor(name: str) -> re.Pattern[str]:
-    """The name as a factor, alone or in a sum; `* name =` declares a pointer."""
+    """The name as a factor, alone or in a sum, or as what a function may multiply; `* name =` declares a
+    pointer."""
     by = r"\s*(?:\*|<<)"
-    return re.compile(rf"\b{name}\b{by}|\*\s*{name}\b(?!\s*=)|\([^()]*\b{name}\b[^()]*\){by}")
+    product = rf"\b{name}\b{by}|\*\s*{name}\b(?!\s*=)|\([^()]*\b{name}\b[^()]*\){by}"
+    return re.compile(rf"{product}|[(,]\s*{name}\s*[,)]")
 
 
 def _without_widened(code: str) -> str:

@@ -101,6 +101,12 @@ TYPES = [
         "template <typename... A> inline float total(A... a) { return (a + ...); }\n",
     ),
     Fault("a header of C", "file not found", header="#include <math.h>\n"),
+    Fault(
+        "a helper that names a template argument of the kernel",
+        "undeclared identifier 'PARTS'",
+        "int n = f(1);",
+        "inline int f(int x) { return x * PARTS; }\n",
+    ),
 ]
 
 LANGUAGE = [
@@ -174,6 +180,18 @@ INDICES = [
         "an element must be 64 bits wide",
         "partials[partitions[1] * D] = 0.0f;",
     ),
+    Fault(
+        "a row as a parameter of 32 bits",
+        "'row' must be 64 bits wide",
+        "partials[0] = at(numbers, page_tables[0], 8);",
+        "inline float at(const device float* p, int row, int D) { return p[row * D]; }\n",
+    ),
+    Fault(
+        "a slot of 32 bits as an argument",
+        "'slot' must be 64 bits wide",
+        "const int slot = page_tables[0];\npartials[0] = at(numbers, slot, 8);",
+        "inline float at(const device float* p, long row, int D) { return p[row * D]; }\n",
+    ),
 ]
 
 RESOURCES = [
@@ -213,7 +231,9 @@ def decode() -> KernelText:
 
 def plant(text: str, body: str, header: str) -> str:
     """The fault at the start of the kernel's body."""
-    return header + text.replace(END_OF_SIGNATURE, f"{END_OF_SIGNATURE}{body}\n", 1)
+    before, start, kernel = text.partition("[[kernel]]")
+    planted = kernel.replace(END_OF_SIGNATURE, f"{END_OF_SIGNATURE}{body}\n", 1)
+    return header + before + start + planted
 
 
 def test_the_text_without_a_fault_is_accepted(decode: KernelText) -> None:

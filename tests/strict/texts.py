@@ -70,6 +70,7 @@ class _Call:
             input_names=list(self.spec.inputs),
             output_names=list(self.spec.outputs),
             source=self.source,
+            header=self.spec.header,
         )
         outputs: list[mx.array] = kernel(
             inputs=[mx.zeros(shape, dtype) for shape, dtype in self.inputs],
