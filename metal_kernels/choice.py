@@ -12,10 +12,11 @@ import mlx.core as mx
 
 from metal_kernels.kernels import on_metal
 from metal_kernels.limits import BACKENDS
-from metal_kernels.metal import MetalBackend, refusal
+from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Backend, LayerShape
 from metal_kernels.plain import PlainBackend
 from metal_kernels.reference import ReferenceBackend
+from metal_kernels.refusals import refusal
 from metal_kernels.selftest import QUICK_GROUP, QUICK_Q8, why_not_in_place
 
 log = logging.getLogger("metal_kernels")

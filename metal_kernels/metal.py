@@ -23,8 +23,8 @@ from metal_kernels.copied_attention import CopiedAttention
 from metal_kernels.dispatches import Dispatches, with_sinks
 from metal_kernels.fences import Fences
 from metal_kernels.kernels import Dispatch, Factory, Kernels
-from metal_kernels.latents import LATENT_DIMS, LatentAttention
-from metal_kernels.limits import HEAD_DIMS, PAGE_SIZES
+from metal_kernels.latents import LatentAttention
+from metal_kernels.limits import PAGE_SIZES
 from metal_kernels.long_chunks import ChunkRun, runs_of
 from metal_kernels.ops import (
     FLOATS,
@@ -37,18 +37,14 @@ from metal_kernels.ops import (
     check_copy,
     check_decode,
     check_latent,
-    check_write,
     shapes_of,
 )
-from metal_kernels.plans import (
-    WritePlan,
-    upload,
-)
+from metal_kernels.plans import upload
 from metal_kernels.reading import evaluate
-from metal_kernels.recording import StepInputs
+from metal_kernels.refusals import check_pools, dims_of, refusal
 from metal_kernels.resizing import copy_start
-from metal_kernels.rotary import RotatedWrites
-from metal_kernels.tables import SequenceTables
+from metal_kernels.tables import Plans, SequenceTables
+from metal_kernels.writes import Writes, without_length
 
 DTYPES = FLOATS
 
@@ -67,11 +63,7 @@ class MetalBackend:
         self._latents = LatentAttention(self._kernels)
         self.fences = Fences()
         self._copied = CopiedAttention(self._kernels, self.fences)
-        self._rotated = RotatedWrites(self._kernels)
-        self._slots: Slots | None = None  # of the step's rows
-        self._moves: WritePlan | None = None  # of these slots
-        self._writes: dict[Hashable, tuple[Dispatch, ...]] = {}  # of these slots, by shape
-        self._rotations: dict[Hashable, Dispatch] = {}  # likewise
+        self._writes = Writes(self._kernels, self._dispatches)
 
     def new_pool(
         self, num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: mx.Dtype
@@ -104,9 +96,20 @@ class MetalBackend:
         evaluate(*self.fences.pending())
 
     def write_kv(
-        self, keys: mx.array, values: mx.array, k_pool: mx.array, v_pool: mx.array, slots: Slots
+        self,
+        keys: mx.array,
+        values: mx.array,
+        k_pool: mx.array,
+        v_pool: mx.array,
+        slots: Slots,
+        plans: Plans | None = None,
     ) -> tuple[mx.array, mx.array]:
-        for write in self._writes_of(keys, values, k_pool, v_pool, slots):
+        kept = plans or Plans()
+        writes = kept.plan(
+            ("write", shapes_of(keys, values, k_pool, v_pool)),
+            lambda: self._writes.of_rows(keys, values, k_pool, v_pool, slots, kept),
+        )
+        for write in writes:
             self._run_move(write, k_pool, v_pool, keys=keys, values=values)
         return k_pool, v_pool
 
@@ -118,9 +121,14 @@ class MetalBackend:
         norms: Norms,
         pools: tuple[mx.array, mx.array],
         slots: Slots,
+        plans: Plans | None = None,
     ) -> tuple[mx.array, tuple[mx.array, mx.array]]:
         k_pool, v_pool = pools
-        write = self._rotation_of(projected, turns, heads, norms, k_pool, v_pool, slots)
+        kept = plans or Plans()
+        write = kept.plan(
+            (heads, len(projected), self.fences.kind(k_pool, v_pool)),  # all rows have one dtype
+            lambda: self._writes.of_rotated(projected, turns, heads, norms, pools, slots, kept),
+        )
         queries, keys, values = projected if len(projected) == 3 else (projected[0],) * 3
         rows = {"queries": queries, "keys": keys, "values": values, "turns": turns}
         if norms is not None:
@@ -132,7 +140,7 @@ class MetalBackend:
     def read_kv(
         self, k_pool: mx.array, v_pool: mx.array, slots: Slots
     ) -> tuple[mx.array, mx.array]:
-        _check_pools(k_pool, v_pool, may_be_latent=True)
+        check_pools(k_pool, v_pool, may_be_latent=True)
         self.settle()
         pages, offsets = mx.array(slots // k_pool.shape[2]), mx.array(slots % k_pool.shape[2])
         keys, values = k_pool[pages, :, offsets], v_pool[pages, :, offsets]
@@ -148,7 +156,7 @@ class MetalBackend:
         page_size: int,
     ) -> tuple[mx.array, mx.array]:
         check_copy(k_pool, v_pool, sources, targets, page_size)
-        _check_pools(k_pool, v_pool, may_be_latent=True)
+        check_pools(k_pool, v_pool, may_be_latent=True)
         if page_size != k_pool.shape[2]:
             raise ValueError(f"pages of this pool have {k_pool.shape[2]} slots, not {page_size}")
         if len(sources):
@@ -167,8 +175,8 @@ class MetalBackend:
         sinks: mx.array | None = None,
     ) -> mx.array:
         def plan() -> tuple[Dispatch, Dispatch]:
-            check_attention(_rows(queries), k_pool, v_pool, tables, attention, sinks)
-            _check_pools(k_pool, v_pool)
+            check_attention(without_length(queries), k_pool, v_pool, tables, attention, sinks)
+            check_pools(k_pool, v_pool)
             check_decode(tables)
             return self._dispatches.decode(queries, k_pool, tables, attention, sinks)
 
@@ -195,8 +203,8 @@ class MetalBackend:
         def plan() -> list[tuple[ChunkRun, Dispatch | None]]:
             """The chunks, with the tile kernel of those that MLX's attention, which has no softcap, does
             not take."""
-            check_attention(_rows(queries), k_pool, v_pool, tables, attention, sinks)
-            _check_pools(k_pool, v_pool)
+            check_attention(without_length(queries), k_pool, v_pool, tables, attention, sinks)
+            check_pools(k_pool, v_pool)
             if attention.softcap is None:
                 shape = k_pool.shape[1], queries.shape[-1], queries.dtype
                 runs = runs_of(tables, *shape, attention.window)
@@ -266,7 +274,7 @@ class MetalBackend:
     ) -> mx.array:
         def plan() -> tuple[Dispatch, Dispatch | None]:
             check_latent(q_latent, q_rope, k_pool, v_pool, tables)
-            if (reason := refusal(*_dims(k_pool, v_pool)[:3], is_latent=True)) is not None:
+            if (reason := refusal(*dims_of(k_pool, v_pool)[:3], is_latent=True)) is not None:
                 raise ValueError(reason)
             return self._latents.dispatches(q_latent, q_rope, tables, scale)
 
@@ -282,7 +290,7 @@ class MetalBackend:
         return out
 
     def recording(
-        self, step: StepInputs, k_pools: Sequence[mx.array], fences: Sequence[list[mx.array]]
+        self, k_pools: Sequence[mx.array], fences: Sequence[list[mx.array]]
     ) -> MetalBackend:
         """The same kernels for one step of decodes, with fences of their own, which begin with these."""
         other = copy(self)
@@ -291,7 +299,6 @@ class MetalBackend:
         for pool in k_pools:
             other.fences.add(pool)
         other.fences.resume(k_pools, fences)
-        other._begin(step.slots, step.plan)
         return other
 
     def gather_kv(
@@ -303,8 +310,6 @@ class MetalBackend:
         """Raises ValueError: plain arrays of a pool that is written in place need a copy each."""
         raise ValueError('the Metal backend gathers no sequence; attention_backend="cpu" does')
 
-    # ---- plans: made once per step for the layers of a shape
-
     def _key(
         self,
         queries: mx.array,
@@ -313,75 +318,10 @@ class MetalBackend:
         attention: Attention,
         sinks: mx.array | None,
     ) -> tuple[Hashable, ...]:
-        """What a plan depends on, besides the tables."""
+        """What a plan of attention depends on, besides the tables."""
         of_sinks = None if sinks is None else (sinks.shape, sinks.dtype)
         kind = self.fences.kind(k_pool, v_pool)
         return attention, kind, queries.shape, queries.dtype, of_sinks
-
-    def _writes_of(
-        self, keys: mx.array, values: mx.array, k_pool: mx.array, v_pool: mx.array, slots: Slots
-    ) -> tuple[Dispatch, ...]:
-        if slots is not self._slots:
-            self._begin(slots)
-        key = shapes_of(keys, values, k_pool, v_pool)
-        writes = self._writes.get(key)
-        if writes is None:
-            check_write(_rows(keys), _rows(values), k_pool, v_pool, slots)
-            _check_pools(k_pool, v_pool, may_be_latent=True)
-            plan = self.moves_of(slots, k_pool.shape[2])
-            if keys.dtype != k_pool.dtype:
-                rows = WritePlan.of_rows(slots) if len(plan.pages) else plan
-                quantise = self._dispatches.quantise(
-                    keys.dtype, rows.tokens_on_device, len(slots), k_pool
-                )
-                self._writes[key] = (quantise,)
-                return self._writes[key]
-            kinds = (
-                (kernels.WRITE_KV_PAGES, plan.pages_on_device, len(plan.pages)),
-                (kernels.WRITE_KV_TOKENS, plan.tokens_on_device, len(plan.tokens)),
-            )
-            writes = tuple(
-                self._dispatches.move(*kind, k_pool, v_pool) for kind in kinds if kind[2]
-            )
-            self._writes[key] = writes
-        return writes
-
-    def _rotation_of(
-        self,
-        projected: Projected,
-        turns: mx.array,
-        heads: Heads,
-        norms: Norms,
-        k_pool: mx.array,
-        v_pool: mx.array,
-        slots: Slots,
-    ) -> Dispatch:
-        if slots is not self._slots:
-            self._begin(slots)
-        key = (heads, len(projected), self.fences.kind(k_pool, v_pool))  # all rows have one dtype
-        found = self._rotations.get(key)
-        if found is None:
-            _check_pools(k_pool, v_pool)
-            written = mx.zeros((len(slots), heads.num_kv, heads.dim), projected[0].dtype)
-            check_write(written, written, k_pool, v_pool, slots)
-            moves = self._moves
-            if moves is None or len(moves.pages):
-                moves = WritePlan.of_rows(slots)
-            found = self._rotations[key] = self._rotated.dispatch(
-                projected, turns, heads, norms, moves.tokens_on_device, k_pool
-            )
-        return found
-
-    def moves_of(self, slots: Slots, page_size: int) -> WritePlan:
-        """Made once, as every layer passes the same array of slots."""
-        if slots is not self._slots:
-            self._begin(slots)
-        if self._moves is None:
-            self._moves = WritePlan.of(slots, page_size)
-        return self._moves
-
-    def _begin(self, slots: Slots, moves: WritePlan | None = None) -> None:
-        self._slots, self._moves, self._writes, self._rotations = slots, moves, {}, {}
 
     def _run_move(
         self, move: Dispatch, k_pool: mx.array, v_pool: mx.array, **rows: mx.array
@@ -394,64 +334,3 @@ class MetalBackend:
     ) -> list[mx.array]:
         first, second = self.fences.before_write(k_pool)
         return write(**rows, k_pool=k_pool, v_pool=v_pool, after_a=first, after_b=second)
-
-
-def _rows(array: mx.array) -> mx.array:
-    """(T, heads, D), also of rows as models pass them; kernels see no difference."""
-    return array.squeeze(2) if array.ndim == 4 and array.shape[2] == 1 else array
-
-
-def refusal(
-    key_dim: int,
-    value_dim: int,
-    dtype: mx.Dtype,
-    is_latent: bool = False,
-    is_quantised: bool = False,
-) -> str | None:
-    """Why the kernels cannot run a layer of this shape, or None.
-
-    dtype: that it computes in
-    """
-    if dtype not in DTYPES:
-        return f"the Metal kernels take float16, bfloat16 and float32, got {dtype}"
-    if is_latent and is_quantised:
-        return "the Metal kernels take no latents in 8 bits"
-    if is_latent:
-        if (key_dim, value_dim) in LATENT_DIMS:
-            return None
-        return (
-            f"the Metal kernels take latents and rotated keys of dimensions {LATENT_DIMS}, got "
-            f'{(key_dim, value_dim)}; attention_backend="cpu" takes any'
-        )
-    if key_dim != value_dim:
-        return (
-            f"the Metal kernels take keys and values of one head dimension, got {key_dim} and "
-            f'{value_dim}; attention_backend="cpu" takes any'
-        )
-    if key_dim not in HEAD_DIMS:
-        return (
-            f"the Metal kernels take head dimensions {HEAD_DIMS}, got {key_dim}; "
-            'attention_backend="cpu" takes any'
-        )
-    return None
-
-
-def _check_pools(k_pool: mx.array, v_pool: mx.array, *, may_be_latent: bool = False) -> None:
-    key_dim, value_dim, dtype, is_quantised = _dims(k_pool, v_pool)
-    reason = refusal(key_dim, value_dim, dtype)
-    if reason is not None and not (
-        may_be_latent and refusal(key_dim, value_dim, dtype, True, is_quantised) is None
-    ):
-        raise ValueError(reason)
-    if k_pool.shape[:-1] != v_pool.shape[:-1] or k_pool.dtype != v_pool.dtype:
-        raise ValueError("the pools of keys and of values must be alike")
-
-
-def _dims(k_pool: mx.array, v_pool: mx.array) -> tuple[int, int, mx.Dtype, bool]:
-    """Dimensions of keys and values, a dtype to compute in, whether they are quantised."""
-    is_quantised = k_pool.dtype == quantised.DTYPE
-    dims = (
-        quantised.head_dim_of(k_pool.shape[-1], k_pool.dtype),
-        quantised.head_dim_of(v_pool.shape[-1], v_pool.dtype),
-    )
-    return *dims, mx.float32 if is_quantised else k_pool.dtype, is_quantised

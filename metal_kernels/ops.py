@@ -2,11 +2,12 @@
 
 Rows are tokens. For T rows, H query heads, K kv heads, head dimension D and S sequences:
 
-    write_kv(keys, values, k_pool, v_pool, slots) -> (k_pool, v_pool)
+    write_kv(keys, values, k_pool, v_pool, slots, plans) -> (k_pool, v_pool)
         keys, values    (T, K, D), the pool's dtype; float into a quantised pool
         slots           (T,) int32, all different: row t goes to slot slots[t], bit-exact
+        plans           what is made of these slots for a step's other layers; None: for no other call
         returns the pools to use from here on (the arguments must not be used again)
-    rotate_and_write(projected, turns, heads, norms, pools, slots) -> ((T, H, 1, D), pools)
+    rotate_and_write(projected, turns, heads, norms, pools, slots, plans) -> ((T, H, 1, D), pools)
         what lies between a layer's projections and its attention: queries and keys are normalised and
         rotated, keys and values written, queries returned; see `rotary.py`
     paged_decode(queries, k_pool, v_pool, tables, attention, sinks) -> (S, H, D)
@@ -67,7 +68,7 @@ import numpy as np
 import numpy.typing as npt
 
 from metal_kernels import quantised
-from metal_kernels.tables import SequenceTables
+from metal_kernels.tables import Plans, SequenceTables
 
 FLOATS = (mx.float16, mx.bfloat16, mx.float32)
 _MOST_SHAPES = 1024  # that fit together and are not looked at again: those of most steps
@@ -138,7 +139,13 @@ class Backend(Protocol):
     ) -> mx.array: ...
 
     def write_kv(
-        self, keys: mx.array, values: mx.array, k_pool: mx.array, v_pool: mx.array, slots: Slots
+        self,
+        keys: mx.array,
+        values: mx.array,
+        k_pool: mx.array,
+        v_pool: mx.array,
+        slots: Slots,
+        plans: Plans | None = None,
     ) -> tuple[mx.array, mx.array]: ...
 
     def rotate_and_write(
@@ -149,6 +156,7 @@ class Backend(Protocol):
         norms: Norms,
         pools: tuple[mx.array, mx.array],
         slots: Slots,
+        plans: Plans | None = None,
     ) -> tuple[mx.array, tuple[mx.array, mx.array]]: ...
 
     def read_kv(

@@ -10,7 +10,6 @@ A Mac computes layers with it that the kernels do not take; a Linux CPU has the 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -35,7 +34,7 @@ from metal_kernels.pool_rows import RowWrites, Runs, padded_slots, row_index, ta
 from metal_kernels.quantised import row_width, stored
 from metal_kernels.reading import evaluate
 from metal_kernels.resizing import copy_start
-from metal_kernels.tables import SequenceTables
+from metal_kernels.tables import Plans, SequenceTables
 
 MOST_GATHERED = (
     1 << 23
@@ -65,26 +64,28 @@ class PlainBackend:
     writes_in_place = False
     takes_model_rows = False
 
-    def __init__(self) -> None:
-        self._slots: Slots | None = None  # of the step's rows
-        self._writes: dict[Hashable, RowWrites] = {}  # to these slots, by shape
-
     def new_pool(
         self, num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: mx.Dtype
     ) -> mx.array:
         return mx.zeros((kv_heads, num_pages * page_size, row_width(head_dim, dtype)), dtype)
 
     def write_kv(
-        self, keys: mx.array, values: mx.array, k_pool: mx.array, v_pool: mx.array, slots: Slots
+        self,
+        keys: mx.array,
+        values: mx.array,
+        k_pool: mx.array,
+        v_pool: mx.array,
+        slots: Slots,
+        plans: Plans | None = None,
     ) -> tuple[mx.array, mx.array]:
-        if slots is not self._slots:
-            self._slots, self._writes = slots, {}
-        key = shapes_of(keys, values, k_pool, v_pool)
-        if key not in self._writes:
+        def plan() -> RowWrites:
             check_write(keys, values, k_pool, v_pool, slots)
-            self._writes[key] = RowWrites.of(slots)
-        self._writes[key].write(k_pool, stored(keys, k_pool))
-        self._writes[key].write(v_pool, stored(values, v_pool))
+            return RowWrites.of(slots)
+
+        key = ("write", shapes_of(keys, values, k_pool, v_pool))
+        writes = (plans or Plans()).plan(key, plan)
+        writes.write(k_pool, stored(keys, k_pool))
+        writes.write(v_pool, stored(values, v_pool))
         return k_pool, v_pool
 
     def rotate_and_write(
@@ -95,8 +96,9 @@ class PlainBackend:
         norms: Norms,
         pools: tuple[mx.array, mx.array],
         slots: Slots,
+        plans: Plans | None = None,
     ) -> tuple[mx.array, tuple[mx.array, mx.array]]:
-        return rotary.rotate_and_write(self, projected, turns, heads, norms, pools, slots)
+        return rotary.rotate_and_write(self, projected, turns, heads, norms, pools, slots, plans)
 
     def read_kv(
         self, k_pool: mx.array, v_pool: mx.array, slots: Slots

@@ -65,10 +65,11 @@ class WritePlan:
         return cls(tokens[:0], tokens, uploaded, uploaded)
 
     @classmethod
-    def of(cls, slots: IntArray, page_size: int) -> WritePlan:
+    def of_pages(cls, slots: IntArray, page_size: int) -> WritePlan | None:
+        """None where no rows fill a whole page."""
         first_rows = _whole_pages(slots, page_size)
         if not len(first_rows):
-            return cls.of_rows(slots)
+            return None
         is_single = np.ones(len(slots), bool)
         is_single[(first_rows[:, None] + np.arange(page_size)).ravel()] = False
         rows = np.flatnonzero(is_single)

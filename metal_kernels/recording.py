@@ -16,7 +16,8 @@ import numpy as np
 
 from metal_kernels.ops import Slots
 from metal_kernels.plans import WritePlan
-from metal_kernels.tables import Arrays, MakeArrays, RecordedTables, SequenceTables
+from metal_kernels.tables import Arrays, MakeArrays, Plans, RecordedTables, SequenceTables
+from metal_kernels.writes import keep_moves, row_moves
 
 
 @dataclass(frozen=True)
@@ -32,22 +33,22 @@ class StepInputs:
     def of(
         cls,
         slots: Slots,
-        moves: WritePlan,
+        plans: Plans,
         tables: SequenceTables,
         makers: Mapping[Hashable, MakeArrays],
         k_pool: mx.array,
     ) -> StepInputs:
         """Raises ValueError for slots and pages outside the pool.
 
-        makers: what the same layers uploaded in another step
+        plans: of the slots; makers: what the same layers uploaded in another step
         """
         num_slots = k_pool.shape[0] * tables.page_size
         last = max(int(slots.max()), (tables.highest_page + 1) * tables.page_size - 1)
         if not 0 <= int(slots.min()) <= last < num_slots:
             raise ValueError(f"slots and pages must be within {num_slots} slots")
-        assert not len(moves.pages), "rows of decodes are in pages of their own"
         uploads = {key: tables.upload(key, make) for key, make in makers.items()}
-        return cls(len(slots), tables.page_size, moves.tokens_on_device, uploads)
+        moves = row_moves(slots, plans).tokens_on_device
+        return cls(len(slots), tables.page_size, moves, uploads)
 
     @property
     def shapes(self) -> tuple[Hashable, ...]:
@@ -69,11 +70,10 @@ class StepInputs:
         """As many slots, which are not the step's."""
         return np.zeros(self.num_rows, np.int32)
 
-    @property
-    def plan(self) -> WritePlan:
-        """Where the rows are written, whatever `slots` says."""
+    def keep_moves(self, plans: Plans) -> None:
+        """Let layers write the rows where this step does, whatever `slots` says: into the plans of `slots`."""
         none, some = np.zeros((0, 2), np.int32), np.zeros((self.num_rows, 2), np.int32)
-        return WritePlan(none, some, self.moves, self.moves)
+        keep_moves(WritePlan(none, some, self.moves, self.moves), plans)
 
     @property
     def tables(self) -> RecordedTables:

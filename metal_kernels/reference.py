@@ -25,7 +25,7 @@ from metal_kernels.ops import (
 )
 from metal_kernels.quantised import loaded, row_width, stored
 from metal_kernels.reading import evaluate
-from metal_kernels.tables import SequenceTables
+from metal_kernels.tables import Plans, SequenceTables
 
 
 class ReferenceBackend:
@@ -39,7 +39,13 @@ class ReferenceBackend:
         return mx.zeros((num_pages, kv_heads, page_size, row_width(head_dim, dtype)), dtype)
 
     def write_kv(
-        self, keys: Array, values: Array, k_pool: Array, v_pool: Array, slots: Slots
+        self,
+        keys: Array,
+        values: Array,
+        k_pool: Array,
+        v_pool: Array,
+        slots: Slots,
+        plans: Plans | None = None,  # noqa: ARG002
     ) -> tuple[Array, Array]:
         check_write(keys, values, k_pool, v_pool, slots)
         k_pool[_at(slots, k_pool)] = stored(keys, k_pool)
@@ -54,8 +60,9 @@ class ReferenceBackend:
         norms: Norms,
         pools: tuple[Array, Array],
         slots: Slots,
+        plans: Plans | None = None,
     ) -> tuple[Array, tuple[Array, Array]]:
-        return rotary.rotate_and_write(self, projected, turns, heads, norms, pools, slots)
+        return rotary.rotate_and_write(self, projected, turns, heads, norms, pools, slots, plans)
 
     def read_kv(self, k_pool: Array, v_pool: Array, slots: Slots) -> tuple[Array, Array]:
         keys, values = k_pool[_at(slots, k_pool)], v_pool[_at(slots, v_pool)]

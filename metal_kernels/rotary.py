@@ -22,6 +22,7 @@ from metal_kernels import kernels, quantised
 from metal_kernels.kernels import FENCE, Dispatch, Kernels
 from metal_kernels.ops import FLOATS, Backend, Heads, Norms, Projected, Slots
 from metal_kernels.plans import upload
+from metal_kernels.tables import Plans
 
 _THREADS = 256
 
@@ -79,12 +80,13 @@ def rotate_and_write(
     norms: Norms,
     pools: tuple[mx.array, mx.array],
     slots: Slots,
+    plans: Plans | None,
 ) -> tuple[mx.array, tuple[mx.array, mx.array]]:
     """The rotated queries and the pools to use from here on, by any backend's ops."""
     queries, keys, values = rotated(projected, turns, heads, norms)
     if not backend.takes_model_rows:
         keys, values = keys.squeeze(2), values.squeeze(2)
-    return queries, backend.write_kv(keys, values, *pools, slots)
+    return queries, backend.write_kv(keys, values, *pools, slots, plans)
 
 
 class RotatedWrites:

@@ -19,7 +19,7 @@ from metal_kernels.latents import LATENT_DIMS
 from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Attention, Backend
 from metal_kernels.reading import evaluate
-from metal_kernels.tables import IntArray, SequenceTables
+from metal_kernels.tables import IntArray, Plans, SequenceTables
 
 PAGE_SIZE = 32
 GROUP = 4
@@ -198,9 +198,11 @@ def measure(
     evaluate(rows, queries)
 
     def write(slots: IntArray) -> Callable[[], None]:
+        plans = Plans()
+
         def run() -> None:
             for _ in range(queued):  # ordered by the fences
-                backend.write_kv(rows, rows, k_pool, v_pool, slots)
+                backend.write_kv(rows, rows, k_pool, v_pool, slots, plans)
             backend.settle()
 
         return run

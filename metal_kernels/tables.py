@@ -1,5 +1,6 @@
 """SequenceTables: the pages of the sequences of one dispatch, built once per step on the host.
 
+They keep the plans that a backend makes of them, as `Plans` do for the slots of a step's rows.
 In numpy: the cpu backend computes with the numbers (it reads runs of consecutive pages as views),
 and a Metal dispatch uploads them once for all layers. RecordedTables stands for the tables of any step
 while the graph of a step is recorded (`MetalBackend.recording`).
@@ -26,8 +27,22 @@ MakeArrays: TypeAlias = "Callable[[SequenceTables], Arrays]"
 _MOST = 2**31 - 1
 
 
+class Plans:
+    """What a backend computes from a step's numbers: made once, kept for the step's other layers."""
+
+    def plan(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
+        plan: Plan | None = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = make()
+        return plan
+
+    @cached_property
+    def _plans(self) -> dict[Hashable, Any]:
+        return {}
+
+
 @dataclass(frozen=True)
-class SequenceTables:
+class SequenceTables(Plans):
     """Page tables and lengths of the sequences of one dispatch.
 
     Raises ValueError when they do not fit together.
@@ -68,17 +83,6 @@ class SequenceTables:
 
     def __len__(self) -> int:
         return len(self.context_lens)
-
-    def plan(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
-        """What a backend computes from these tables: made once, kept for the other layers."""
-        plan: Plan | None = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = make()
-        return plan
-
-    @cached_property
-    def _plans(self) -> dict[Hashable, Any]:
-        return {}
 
     def upload(self, key: Hashable, make: MakeArrays) -> Arrays:
         """Arrays that kernels read, made from the numbers of these tables: once, for all layers."""

@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
+from metal_kernels.kernels import Dispatch, Kernel, KernelSpec
 from metal_kernels.limits import PAGE_SIZES
 from metal_kernels.ops import Backend, LayerShape
 from metal_kernels.reference import ReferenceBackend
@@ -25,6 +28,8 @@ from mlxserve.cache.pages import PageState
 from mlxserve.config import EngineConfig
 from mlxserve.engine.snapshot import Snapshot
 from mlxserve.model import attention
+from mlxserve.model.batch import Batch
+from mlxserve.model.forward import Rows
 from mlxserve.request import CacheMiss
 from tests.emulated import emulated_backend
 from tests.test_equality import GREEDY, dense_tokens, tokens
@@ -152,6 +157,34 @@ def test_every_backend_gives_the_tokens_of_one_pool(
         assert tokens(llm, prompts) == expected
         assert tokens(llm, prompts) == expected, "from the cache"
         assert llm.stats().windows.num_pages == 20
+
+
+def test_kernels_that_write_are_planned_once_for_each_pool(
+    in_window: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers of both pools take turns, and share one backend."""
+    backend = emulated_backend()
+    planned: list[Counter[str]] = []  # of each step
+    make, logits = Dispatch.__init__, Rows.logits
+
+    def count_plans(dispatch: Dispatch, kernel: Kernel, spec: KernelSpec, *rest: Any) -> None:
+        if spec.writes_pools and planned:
+            planned[-1][spec.name] += 1
+        make(dispatch, kernel, spec, *rest)
+
+    def count_step(rows: Rows, batch: Batch, *rest: Any) -> mx.array:
+        planned.append(Counter())
+        return logits(rows, batch, *rest)
+
+    monkeypatch.setattr(attention, "select_backends", lambda _name, layers: [backend] * len(layers))
+    folder = in_window("gpt_oss", 24, num_hidden_layers=6, layer_types=None)
+    with LLM(folder, num_window_pages=20, page_size=16, **OPTIONS) as llm:
+        monkeypatch.setattr(Dispatch, "__init__", count_plans)
+        monkeypatch.setattr(Rows, "logits", count_step)
+        tokens(llm, [list(range(40)), [7, 8, 9]])
+        assert llm.stats().windows.num_pages == 20
+    assert len(planned) > 4
+    assert {count for step in planned for count in step.values()} == {2}
 
 
 def test_a_conversation_reuses_what_a_model_without_windows_reuses(

@@ -16,7 +16,6 @@ class X86Backend(PlainBackend):
 
     def __init__(self, copied_per_product: int = COPIED_PER_PRODUCT) -> None:
         """`copied_per_product`: as `Decodes.of` has it."""
-        super().__init__()
         self._copied_per_product = copied_per_product
 
     def paged_decode(

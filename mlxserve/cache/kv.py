@@ -19,6 +19,7 @@ import numpy.typing as npt
 from metal_kernels import quantised
 from metal_kernels.ops import Attention, Backend, Heads, Norms, Projected
 from metal_kernels.reading import read
+from metal_kernels.tables import Plans
 from mlxserve.cache.layout import StepLayout
 from mlxserve.errors import OutOfMemory, in_one_line
 
@@ -164,7 +165,7 @@ class KVPool:
     def write(self, layer: int, keys: mx.array, values: mx.array, step: StepLayout) -> None:
         """Write the rows' keys and values, as `rows` returns them, to the step's slots."""
         self._keys[layer], self._values[layer] = self.backends[layer].write_kv(
-            keys, values, self._keys[layer], self._values[layer], step.slots
+            keys, values, self._keys[layer], self._values[layer], step.slots, step.plans
         )
         if step.after_layer is not None:
             step.after_layer(keys)
@@ -181,7 +182,7 @@ class KVPool:
         """Write what the rows' projections become, and return their queries, (T, heads, 1, head_dim)."""
         pools = self._keys[layer], self._values[layer]
         queries, (self._keys[layer], self._values[layer]) = self.backends[layer].rotate_and_write(
-            projected, turns, heads, norms, pools, step.slots
+            projected, turns, heads, norms, pools, step.slots, step.plans
         )
         if step.after_layer is not None:
             step.after_layer(queries)
@@ -313,7 +314,7 @@ class KVPool:
         """Write what `read_pages` returned, from this pool or one with the same layers."""
         if not self.specs:
             return
-        slots = self._slots(pages)
+        slots, plans = self._slots(pages), Plans()
         rows = np.stack([np.frombuffer(payload, np.uint8) for payload in payloads])
         begin = 0
         for layer, spec in enumerate(self.specs):
@@ -325,7 +326,7 @@ class KVPool:
                 begin = end
             keys, values = sides
             self._keys[layer], self._values[layer] = self.backends[layer].write_kv(
-                keys, values, self._keys[layer], self._values[layer], slots
+                keys, values, self._keys[layer], self._values[layer], slots, plans
             )
         self.settle()
 

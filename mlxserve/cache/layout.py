@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from metal_kernels.ops import Slots
-from metal_kernels.tables import SequenceTables
+from metal_kernels.tables import Plans, SequenceTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +33,5 @@ class StepLayout:
     adapters: tuple[mx.array, mx.array] | None = None  # `RowAdapters` of the rows, if any has one
     # Cosines and sines of the rows, made by the first layer that needs them, by what makes them.
     turns: dict[object, mx.array] = field(default_factory=dict)
+    # What backends make of `slots`; never those of another layout's.
+    plans: Plans = field(default_factory=Plans, init=False, repr=False, compare=False)

@@ -74,8 +74,7 @@ class StepGraphs:
         assert decodes is not None
         pools = self._kv.arrays()
         k_pools, bound = pools[: len(self._kv.specs)], first_pages(pools)
-        moves = backend.moves_of(layout.slots, decodes.page_size)
-        step = StepInputs.of(layout.slots, moves, decodes, self._makers, k_pools[0])
+        step = StepInputs.of(layout.slots, layout.plans, decodes, self._makers, k_pools[0])
         adapters = list(layout.adapters or ())
         build = self._build_of(backend, step, adapters)
         if build is not None:
@@ -132,10 +131,11 @@ def _recording(
     ) -> tuple[mx.array, list[list[mx.array]], list[list[list[mx.array | None] | None]]]:
         inputs = like.over(arrays)
         k_pools = pools[: len(fences)]
-        kernels = backend.recording(inputs, k_pools, fences)
+        kernels = backend.recording(k_pools, fences)
         layout = StepLayout(positions, inputs.slots, like.num_rows, inputs.tables, None)
         if adapters:
             layout = replace(layout, adapters=(adapters[0], adapters[1]))
+        inputs.keep_moves(layout.plans)
         groups = [Group.of_decodes(like.num_rows, before) for before in states]
         logits = forward(groups, kv.over(pools, kernels), layout, tokens)
         return logits, kernels.fences.state(k_pools), [group.after for group in groups]

@@ -16,7 +16,6 @@ from metal_kernels.plans import (
     GroupSplit,
     HeadSplit,
     PrefillPlan,
-    WritePlan,
     num_tiles,
     page_tables,
     partition_size,
@@ -25,7 +24,8 @@ from metal_kernels.plans import (
     tile_side,
     upload,
 )
-from metal_kernels.tables import SequenceTables
+from metal_kernels.tables import Plans, SequenceTables
+from metal_kernels.writes import page_moves
 from tests.emulated import emulated_factory
 from tests.emulator import MetalKernel
 
@@ -138,7 +138,7 @@ def test_a_write_moves_every_row_once_and_whole_pages_as_pages() -> None:
             parts = np.split(slots, cuts)
             random.shuffle(parts)  # type: ignore[arg-type]
             slots = np.concatenate(parts[: len(parts) - seed // 4])
-        plan = WritePlan.of(slots, 16)
+        plan = page_moves(slots, 16, Plans())
         written = dict(plan.tokens.tolist())
         for first_row, page in plan.pages.tolist():
             for offset in range(16):

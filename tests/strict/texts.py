@@ -23,8 +23,9 @@ from metal_kernels import quantised
 from metal_kernels.kernels import SMALLEST_INPUT, Kernel, KernelSpec, Size
 from metal_kernels.latents import LATENT_DIMS
 from metal_kernels.limits import PAGE_SIZES
-from metal_kernels.metal import DTYPES, MetalBackend, refusal
+from metal_kernels.metal import DTYPES, MetalBackend
 from metal_kernels.ops import Attention, Heads
+from metal_kernels.refusals import refusal
 from metal_kernels.tables import SequenceTables
 
 # Query heads per kv head: every number up to 16, then those of models (Falcon has 71).
