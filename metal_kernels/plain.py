@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from metal_kernels import fused, rotary
+from metal_kernels import mlx_attention, rotary
 from metal_kernels.ops import (
     Attention,
     Heads,
@@ -135,7 +135,7 @@ class PlainBackend:
 
         copied = tables.plan(("gathered", shapes_of(queries, k_pool, v_pool, sinks)), plan)
         keys, values = (take_rows(pool, copied.index, queries.dtype) for pool in (k_pool, v_pool))
-        return fused.attend_gathered(queries, keys, values, copied.unseen, attention, sinks)
+        return mlx_attention.attend_gathered(queries, keys, values, copied.unseen, attention, sinks)
 
     def paged_prefill(
         self,
@@ -173,8 +173,8 @@ class PlainBackend:
         attention: Attention,
         sinks: mx.array | None,
     ) -> mx.array:
-        """As `fused.attend`."""
-        return fused.attend(queries, keys, values, attention, sinks)
+        """As `mlx_attention.attend`."""
+        return mlx_attention.attend(queries, keys, values, attention, sinks)
 
     def paged_latent(
         self,
@@ -190,7 +190,7 @@ class PlainBackend:
         if tables.num_rows == len(tables) > 1 and _fits(tables, k_pool):
             copied = tables.plan(("gathered", k_pool.shape), lambda: _gathered(tables, k_pool))
             latents, keys = (take_rows(pool, copied.index, pool.dtype) for pool in (k_pool, v_pool))
-            return fused.attend_gathered_latents(
+            return mlx_attention.attend_gathered_latents(
                 q_latent, q_rope, latents, keys, copied.unseen, scale=scale
             )
         outputs = [
@@ -214,8 +214,8 @@ class PlainBackend:
         *,
         scale: float,
     ) -> mx.array:
-        """As `fused.attend_latents`."""
-        return fused.attend_latents(q_latent, q_rope, latents, keys, scale=scale)
+        """As `mlx_attention.attend_latents`."""
+        return mlx_attention.attend_latents(q_latent, q_rope, latents, keys, scale=scale)
 
     def copy_pages(
         self,

@@ -26,7 +26,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from metal_kernels import fused
+from metal_kernels import mlx_attention
 from metal_kernels.ops import Attention
 from metal_kernels.plain import MOST_GATHERED
 from metal_kernels.pool_rows import Runs, padded_slots, row_index, take_rows
@@ -99,10 +99,10 @@ class DecodeGroup:
         num_scores = self.num_positions * queries.shape[0] * queries.shape[1]
         is_apart = self.shared is None or len(self.rows) == 1  # each row sees keys of its own
         if is_apart and attention.softcap is None and num_scores < FEW_SCORES:
-            return self._attend_fused(queries, k_pool, v_pool, attention, sinks)
+            return self._attend_by_mlx(queries, k_pool, v_pool, attention, sinks)
         return self._attend_written_out(queries, k_pool, v_pool, attention, sinks)
 
-    def _attend_fused(
+    def _attend_by_mlx(
         self,
         queries: mx.array,
         k_pool: mx.array,
@@ -114,12 +114,12 @@ class DecodeGroup:
         if self.shared is not None:
             keys, values = (self.shared.read(pool, mx.float32) for pool in (k_pool, v_pool))
             every = Attention(attention.scale)  # what is outside the window is not read
-            return fused.attend(queries[:, :, None], keys, values, every, sinks)[:, :, 0]
+            return mlx_attention.attend(queries[:, :, None], keys, values, every, sinks)[:, :, 0]
         assert self.own is not None
         assert self.unseen is not None
         keys, values = (take_rows(pool, self.own, mx.float32) for pool in (k_pool, v_pool))
         unseen = self.unseen[:, None]
-        return fused.attend_gathered(queries, keys, values, unseen, attention, sinks)
+        return mlx_attention.attend_gathered(queries, keys, values, unseen, attention, sinks)
 
     def _attend_written_out(
         self,

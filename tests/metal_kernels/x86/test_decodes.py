@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_kernels import fused
+from metal_kernels import mlx_attention
 from metal_kernels.ops import Attention
 from metal_kernels.tables import SequenceTables
 from metal_kernels.x86 import decodes
@@ -122,7 +122,9 @@ def alone(
         first = max(0, context - (attention.window or context))
         seen = mx.array(all_of.slots(row, np.arange(first, context)))
         keys, values = (pool[:, seen][None] for pool in pools)
-        answers.append(fused.attend(queries[None, row, :, None], keys, values, attention)[:, :, 0])
+        answers.append(
+            mlx_attention.attend(queries[None, row, :, None], keys, values, attention)[:, :, 0]
+        )
     return np.array(mx.concatenate(answers))
 
 
@@ -156,7 +158,9 @@ def test_mlx_and_what_is_written_out_agree_with_sinks(
         first = max(0, int(one.context_lens[0]) - (window or _PAGES))
         seen = mx.array(one.slots(0, np.arange(first, int(one.context_lens[0]))))
         keys, values = (pool[:, seen][None] for pool in pools)
-        wanted = fused.attend(queries[None, row, :, None], keys, values, Attention(0.2), sinks)
+        wanted = mlx_attention.attend(
+            queries[None, row, :, None], keys, values, Attention(0.2), sinks
+        )
         assert np.abs(np.array(found[row]) - np.array(wanted[0, :, 0])).max() < 2e-6
 
 
