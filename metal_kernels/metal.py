@@ -19,9 +19,9 @@ import mlx.core as mx
 import numpy as np
 
 from metal_kernels import kernels, quantised
-from metal_kernels.copied_attention import CopiedAttention
 from metal_kernels.dispatches import Dispatches, with_sinks
 from metal_kernels.fences import Fences
+from metal_kernels.gathered_attention import GatheredAttention
 from metal_kernels.kernels import Dispatch, Factory, Kernels
 from metal_kernels.latents import LatentAttention
 from metal_kernels.limits import PAGE_SIZES
@@ -62,7 +62,7 @@ class MetalBackend:
         self._dispatches = Dispatches(self._kernels, uses_matrices=uses_matrices)
         self._latents = LatentAttention(self._kernels)
         self.fences = Fences()
-        self._copied = CopiedAttention(self._kernels, self.fences)
+        self._gathered = GatheredAttention(self._kernels, self.fences)
         self._writes = Writes(self._kernels, self._dispatches)
 
     def new_pool(
@@ -225,7 +225,7 @@ class MetalBackend:
                 output = self._by_tiles(tiles, rows, k_pool, v_pool, sinks)
             else:
                 assert run.gathered is not None
-                output = self._copied.attend(
+                output = self._gathered.attend(
                     rows, k_pool, v_pool, run.tables, run.gathered, attention, sinks
                 )
             outputs.append(output)
@@ -295,7 +295,7 @@ class MetalBackend:
         """The same kernels for one step of decodes, with fences of their own, which begin with these."""
         other = copy(self)
         other.fences = Fences()
-        other._copied = CopiedAttention(other._kernels, other.fences)
+        other._gathered = GatheredAttention(other._kernels, other.fences)
         for pool in k_pools:
             other.fences.add(pool)
         other.fences.resume(k_pools, fences)

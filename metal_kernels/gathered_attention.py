@@ -1,4 +1,4 @@
-"""CopiedAttention: MLX's own attention over copies of a chunk's pages.
+"""GatheredAttention: MLX's own attention over copies of a chunk's pages.
 
 MLX's kernels know no fence and no page, so they cannot read a pool. `gather_pages` binds the fence and
 writes what is seen of the pages side by side to arrays of its own, which MLX orders like any others.
@@ -18,7 +18,7 @@ from metal_kernels.tables import SequenceTables
 _THREADS = 256
 
 
-class CopiedAttention:
+class GatheredAttention:
     """Of one backend's kernels and fences."""
 
     def __init__(self, kernels: Kernels, fences: Fences) -> None:
