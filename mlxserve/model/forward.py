@@ -32,7 +32,7 @@ from mlxserve.model.adapted_layers import RowAdapters
 from mlxserve.model.batch import Batch, tables_alone
 from mlxserve.model.caches import ElsewhereLeaf
 from mlxserve.model.commits import Commits
-from mlxserve.model.fused_attention import num_fused
+from mlxserve.model.fused_qkv import num_fused
 from mlxserve.model.gathered import GatheredKV
 from mlxserve.model.layer_state import GroupCaches, LayerState, RecurrentRows
 from mlxserve.model.load import LoadedModel

@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxserve.cache.kv import Backends
-from mlxserve.model.fused_attention import fuse_attention, separate
+from mlxserve.model.fused_qkv import fuse_qkv, separate
 from mlxserve.model.joined_products import Sharing, share
 from mlxserve.model.load import LoadedModel
 
@@ -32,7 +32,7 @@ class FusedLayers:
 
         dtype: of the rows; context: positions
         """
-        attention, sharing = fuse_attention(model, dtype, context), share(model, dtype)
+        attention, sharing = fuse_qkv(model, dtype, context), share(model, dtype)
         modules = model.modules()
         for module in modules:
             # nn.Module's `__getattr__` is entered only where the usual lookup has failed: it took 5,300

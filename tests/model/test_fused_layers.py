@@ -25,8 +25,8 @@ from mlxserve.errors import UnsupportedModel
 from mlxserve.model import attention
 from mlxserve.model.attention import choose_attention
 from mlxserve.model.batch import Batch
-from mlxserve.model.fused_attention import FusedAttention, fuse_attention
 from mlxserve.model.fused_layers import FusedLayers, can_fuse
+from mlxserve.model.fused_qkv import FusedQKV, fuse_qkv
 from mlxserve.model.joined_products import JoinedProduct, SharedLayer, can_join, share
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.paged import use_paged_attention
@@ -178,7 +178,7 @@ def test_attention_that_does_anything_else_is_left_alone(build_model: BuildModel
         for layer in model.layers:
             layer.self_attn = Unusual(layer.self_attn, what)
         use_paged_attention(model)
-        fused = fuse_attention(model, mx.float32, 20_000)
+        fused = fuse_qkv(model, mx.float32, 20_000)
         assert len(fused) == (len(model.layers) if what == "nothing" else 0), what
 
 
@@ -356,10 +356,10 @@ def test_a_fused_model_that_the_probe_refuses_is_served_as_it_was(
 ) -> None:
     loaded = prepare(*build_model("llama", head_dim=64), "tiny")
     backend = emulated_backend()
-    right = FusedAttention.output
+    right = FusedQKV.output
     monkeypatch.setattr(attention, "select_backends", lambda _name, layers: [backend] * len(layers))
-    monkeypatch.setattr(FusedAttention, "output", lambda *args: 1.5 * right(*args))
-    monkeypatch.setattr("mlxserve.model.fused_attention.is_near", lambda *_: True)
+    monkeypatch.setattr(FusedQKV, "output", lambda *args: 1.5 * right(*args))
+    monkeypatch.setattr("mlxserve.model.fused_qkv.is_near", lambda *_: True)
     with caplog.at_level(logging.INFO, "mlxserve.attention"):
         choice = choose_attention("metal", loaded)
     assert choice.difference < 1e-4

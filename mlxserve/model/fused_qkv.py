@@ -32,7 +32,7 @@ from mlxserve.cache.layer_kv import LayerKV
 from mlxserve.model.caches import MODEL_ERRORS
 from mlxserve.model.joined_products import JoinedProduct, can_join, input_width, is_near
 
-log = logging.getLogger("mlxserve.fused_attention")
+log = logging.getLogger("mlxserve.fused_qkv")
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _OUTPUTS = ("o_proj", "out_proj", "dense")
@@ -76,7 +76,7 @@ class NoRope:
 
 
 @dataclass(frozen=True, slots=True)
-class FusedAttention:
+class FusedQKV:
     """What takes the place of an attention layer's call."""
 
     product: JoinedProduct | None  # None if the layer's own are called one by one
@@ -118,7 +118,7 @@ class FusedAttention:
         return output
 
 
-def fuse_attention(model: nn.Module, dtype: mx.Dtype, context: int) -> list[nn.Module]:
+def fuse_qkv(model: nn.Module, dtype: mx.Dtype, context: int) -> list[nn.Module]:
     """The attention layers of `model` that are fused from now on.
 
     dtype: of the rows; context: positions
@@ -150,7 +150,7 @@ def num_fused(model: nn.Module) -> int:
 
 
 def separate(layers: Sequence[nn.Module]) -> None:
-    """Undo `fuse_attention`. The weights stay side by side."""
+    """Undo `fuse_qkv`. The weights stay side by side."""
     for layer in layers:
         del vars(layer)[_MARK]
 
@@ -183,7 +183,7 @@ def _extend(kind: Any) -> None:
     kind.__call__ = call
 
 
-def _kind(fused: FusedAttention, context: int) -> object:
+def _kind(fused: FusedQKV, context: int) -> object:
     """Layers with equal ones turn their rows alike."""
     if isinstance(fused.rope, NoRope):
         return None
@@ -217,7 +217,7 @@ class _Noting(LayerKV):
         return self.answer
 
 
-def _recognised(layer: Any, dtype: mx.Dtype, context: int) -> FusedAttention | None:
+def _recognised(layer: Any, dtype: mx.Dtype, context: int) -> FusedQKV | None:
     """What computes the same as `layer`, with its projections one by one; None if nothing is known to."""
     cache = _Noting(_positions(context))
     rows = cache.offset.size
@@ -242,7 +242,7 @@ def _recognised(layer: Any, dtype: mx.Dtype, context: int) -> FusedAttention | N
     return None
 
 
-def _candidates(layer: Any, cache: _Noting) -> Iterator[FusedAttention]:
+def _candidates(layer: Any, cache: _Noting) -> Iterator[FusedQKV]:
     """What the layer may compute, by its attributes and by what it has passed to attention."""
     assert cache.written is not None
     (_, num, _, dim), (_, num_kv, _, value_dim) = cache.queries.shape, cache.written[1].shape
@@ -254,7 +254,7 @@ def _candidates(layer: Any, cache: _Noting) -> Iterator[FusedAttention]:
     output_name = next(name for name in _OUTPUTS if isinstance(layer.get(name), nn.Module))
     for norms, epsilon in _norms_of(layer):
         for rope, is_traditional in _ropes_of(layer, dim):
-            yield FusedAttention(
+            yield FusedQKV(
                 product=None,
                 output_name=output_name,
                 rope=rope,
