@@ -58,8 +58,8 @@ def use_paged_attention(model: nn.Module) -> None:
         attention = getattr(module, _NAME, None)
         if attention is not None and not hasattr(attention, _MARK):
             setattr(module, _NAME, _paged(attention))
-        elif attention is None and _calls_fused_attention(module):
-            _use_paged_fused_attention()
+        elif attention is None and _calls_mlx_attention(module):
+            _use_paged_mlx_attention()
     gemma2.use_paged_attention(model)
 
 
@@ -69,23 +69,23 @@ def defining_modules(model: nn.Module) -> list[ModuleType]:
     return [sys.modules[name] for name in {kind.__module__ for kind in kinds}]
 
 
-def _calls_fused_attention(module: Any) -> bool:
+def _calls_mlx_attention(module: Any) -> bool:
     """Whether a model's module calls mlx's own attention by its name."""
     kinds = [value for value in vars(module).values() if isinstance(value, type)]
     calls: list[Any] = [vars(k).get("__call__") for k in kinds if issubclass(k, nn.Module)]
     return any(_NAME in call.__code__.co_names for call in calls if hasattr(call, "__code__"))
 
 
-def _use_paged_fused_attention() -> None:
+def _use_paged_mlx_attention() -> None:
     """Keys of a paged layer are attended over in its pages also here. Idempotent."""
-    fused = mx.fast.scaled_dot_product_attention
-    if hasattr(fused, _MARK):
+    original = mx.fast.scaled_dot_product_attention
+    if hasattr(original, _MARK):
         return
 
     def attention(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
         owner = owner_of(k)
         if owner is None:
-            return fused(q, k, v, **options)
+            return original(q, k, v, **options)
         return owner.attend(
             q, scale=options["scale"], mask=options.get("mask"), sinks=options.get("sinks")
         )
