@@ -28,11 +28,9 @@ import mlx.nn as nn
 from metal_kernels.metal import MetalBackend
 from mlxserve.bench.report import Figure, Report
 from mlxserve.cache.kv import KVPool, LayerSpec
-from mlxserve.hub.context import Context
-from mlxserve.model.caches import CacheTree, KVLeaf
+from mlxserve.cache.window_kv import pools_of
 from mlxserve.model.fused_layers import FusedLayers
-from mlxserve.model.load import LoadedModel
-from mlxserve.model.paged import RowSelector, select_rows, use_paged_attention
+from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.runner import ModelRunner
 from mlxserve.model.step_graphs import TIMES_BEFORE
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
@@ -56,7 +54,17 @@ _COMMON = {
     "max_position_embeddings": 40960,
     "tie_word_embeddings": False,
 }
-GEOMETRIES: dict[str, dict[str, Any]] = {"qwen3": _COMMON, "llama": _COMMON}
+GEOMETRIES: dict[str, dict[str, Any]] = {
+    "qwen3": _COMMON,
+    "llama": _COMMON,
+    # Five of six layers have a window, in a pool of its own.
+    "gemma3_text": {
+        **_COMMON,
+        "num_hidden_layers": 34,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,8 @@ def layer_dispatches(
 ) -> Counter[str]:
     """Of one layer in a step that Python builds, by name."""
     builds = []
-    for num_layers in (1, 2):
+    fewest = GEOMETRIES[kind].get("sliding_window_pattern", 1)  # with a layer that sees everything
+    for num_layers in (fewest, fewest + 1):
         model = Model.of(kind, is_fused=who == "ours", num_layers=num_layers)
         contenders = step(model)
         builds.append(contenders.theirs if who == "mlx-lm" else contenders.ours)
@@ -143,11 +152,7 @@ class Model:
     """A model of 4-bit weights."""
 
     dense: nn.Module
-    paged: nn.Module
-    selector: RowSelector
-    num_layers: int
-    kv_heads: int
-    head_dim: int
+    paged: LoadedModel
 
     @classmethod
     def of(cls, kind: str, *, is_fused: bool = True, num_layers: int | None = None) -> Model:
@@ -163,47 +168,56 @@ class Model:
             mx.eval(model.parameters())
             return model
 
-        dense, paged, selector = make(), make(), RowSelector()
-        select_rows(paged, selector)
-        use_paged_attention(paged)
+        dense, paged = make(), prepare(make(), {"model_type": kind, **sizes}, "host")
         if is_fused:
-            FusedLayers.of(paged, mx.bfloat16, sizes["max_position_embeddings"])
-        shape = sizes["num_hidden_layers"], sizes["num_key_value_heads"], sizes["head_dim"]
-        return cls(dense, paged, selector, *shape)
+            FusedLayers.of(paged.model, mx.bfloat16, sizes["max_position_embeddings"])
+        return cls(dense, paged)
 
     def decoding(self, num: int) -> Contenders:
         """`num` requests that decode."""
-        from mlx_lm.models.cache import BatchKVCache, KVCache
+        from mlx_lm.models.cache import (
+            BatchKVCache,
+            BatchRotatingKVCache,
+            KVCache,
+            RotatingKVCache,
+        )
 
-        tokens = mx.zeros((num,), mx.int32)
+        def cache(window: int | None) -> Any:
+            if num == 1:
+                return KVCache() if window is None else RotatingKVCache(window)
+            padding = [0] * num
+            return (
+                BatchKVCache(padding) if window is None else BatchRotatingKVCache(window, padding)
+            )
 
-        def cache() -> Any:
-            return KVCache() if num == 1 else BatchKVCache([0] * num)
-
-        return self._contenders([1] * num, tokens[:, None], cache)
+        return self._contenders([1] * num, mx.zeros((num, 1), mx.int32), cache)
 
     def prefilling(self, length: int) -> Contenders:
         """One request's chunk of `length` tokens."""
-        from mlx_lm.models.cache import KVCache
+        from mlx_lm.models.cache import KVCache, RotatingKVCache
 
-        return self._contenders([length], mx.zeros((1, length), mx.int32), KVCache)
+        def cache(window: int | None) -> Any:
+            return KVCache() if window is None else RotatingKVCache(window)
+
+        return self._contenders([length], mx.zeros((1, length), mx.int32), cache)
 
     def _contenders(
-        self, lengths: Sequence[int], tokens: mx.array, cache: Callable[[], Any]
+        self, lengths: Sequence[int], tokens: mx.array, cache: Callable[[int | None], Any]
     ) -> Contenders:
+        """cache: mlx-lm's of a layer with this window"""
         factory = RecordingFactory()
         shared = -(-(CONTEXT + max(lengths)) // PAGE_SIZE)
         own = -(-max(lengths) // PAGE_SIZE) + 1
-        spec = LayerSpec(self.kv_heads, self.head_dim, self.head_dim, mx.bfloat16)
         num_pages = shared + own * len(lengths)
-        backend = MetalBackend(factory)
-        kv = KVPool([spec] * self.num_layers, num_pages, PAGE_SIZE, backend)
-        k_pools = kv.arrays()[: self.num_layers]
+        backend, layers = MetalBackend(factory), self.paged.layers
+        kv, windows = KVPool(layers, num_pages, PAGE_SIZE, backend), None
+        if any(spec.window is not None for spec in layers):
+            sizes = (num_pages, num_pages), (None, None)
+            kv, windows = pools_of(layers, backend, PAGE_SIZE, *sizes)
+        pools = (kv,) if windows is None else (kv, windows.kv)
+        k_pools = [array for pool in pools for array in pool.arrays()[: len(pool.specs)]]
         computed = backend.fences.state(k_pools)
-        caches = CacheTree(tuple(map(KVLeaf, range(self.num_layers))), kv.specs)
-        runner = ModelRunner(
-            LoadedModel("host", self.paged, {}, caches, self.selector, 0, Context(0, 0)), kv
-        )
+        runner = ModelRunner(self.paged, kv, windows=windows)
         chunks = []
         for number, length in enumerate(lengths):
             # Only the pages that are written differ: nothing reads them.
@@ -212,9 +226,12 @@ class Model:
             request = LiveRequest(
                 Request(str(number), [0] * (CONTEXT + length), SamplingParams(temperature=0))
             )
-            chunks.append(Chunk(request, CONTEXT, length, pages, samples=True))
+            in_windows = None if windows is None else pages
+            chunks.append(
+                Chunk(request, CONTEXT, length, pages, samples=True, window_table=in_windows)
+            )
 
-        used = [self._filled(cache(), len(tokens)) for _ in range(self.num_layers)]
+        used = [_filled(cache(spec.window), spec, len(tokens)) for spec in layers]
         fresh = [dict(vars(each)) for each in used]
 
         def theirs() -> mx.array:
@@ -231,8 +248,9 @@ class Model:
 
         return Contenders(ours, theirs, factory)
 
-    def _filled(self, cache: Any, num: int) -> Any:
-        """A cache of mlx-lm with the contexts of `num` sequences."""
-        shape = (num, self.kv_heads, CONTEXT, self.head_dim)
-        cache.update_and_fetch(mx.zeros(shape, mx.bfloat16), mx.zeros(shape, mx.bfloat16))
-        return cache
+
+def _filled(cache: Any, spec: LayerSpec, num: int) -> Any:
+    """A cache of mlx-lm with the contexts of `num` sequences."""
+    shape = (num, spec.kv_heads, CONTEXT, spec.key_dim)
+    cache.update_and_fetch(mx.zeros(shape, mx.bfloat16), mx.zeros(shape, mx.bfloat16))
+    return cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from tests.perf import host, host_states
@@ -9,8 +11,7 @@ from tests.perf.recording_factory import single_ops
 
 pytestmark = pytest.mark.instruments
 
-SMALL = {
-    **host.GEOMETRIES["qwen3"],
+_SIZES = {
     "hidden_size": 128,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
@@ -18,6 +19,8 @@ SMALL = {
     "num_key_value_heads": 1,
     "vocab_size": 640,
 }
+SMALL = {**host.GEOMETRIES["qwen3"], **_SIZES}
+WINDOWED = {**host.GEOMETRIES["gemma3_text"], **_SIZES, "num_hidden_layers": 7}
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +28,7 @@ def small_models(
     on_a_cpu: None,  # a Mac evaluates a step with a prompt while it is built: its graph is gone
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(host, "GEOMETRIES", {"qwen3": SMALL})
+    monkeypatch.setattr(host, "GEOMETRIES", {"qwen3": SMALL, "gemma3_text": WINDOWED})
     layers = {"num_hidden_layers": 4, "mlp_only_layers": [0, 1, 2, 3]}
     monkeypatch.setattr(host_states, "GEOMETRY", {**host_states.GEOMETRY, **layers})
 
@@ -33,20 +36,21 @@ def small_models(
 def test_every_step_is_built_by_both_and_a_ratio_is_taken() -> None:
     report = host.bench_host(decodes=[1, 2], chunk=40, rounds=2, steps=1)
     names = [figure.name for figure in report.figures if "dispatches" not in figure.name]
-    for step in ("1 decodes", "2 decodes", "chunk of 40"):
-        assert [name for name in names if name.startswith("qwen3") and step in name][1:] == [
-            f"qwen3, {step}: mlx-lm",
-            f"qwen3, {step}: ratio",
+    for kind, step in product(("qwen3", "gemma3_text"), ("1 decodes", "2 decodes", "chunk of 40")):
+        assert [name for name in names if name.startswith(kind) and step in name][1:] == [
+            f"{kind}, {step}: mlx-lm",
+            f"{kind}, {step}: ratio",
         ]
     assert all(value > 0 for figure in report.figures for value in figure.values)
 
 
-def test_a_step_calls_a_writing_and_two_reading_kernels_per_layer() -> None:
-    model = host.Model.of("qwen3")
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3_text"])
+def test_a_step_calls_a_writing_and_two_reading_kernels_per_layer(kind: str) -> None:
+    model = host.Model.of(kind)
     with single_ops():
         contenders = model.decoding(2)
         contenders.ours()
-        assert contenders.factory.num_calls == 3 * SMALL["num_hidden_layers"]
+        assert contenders.factory.num_calls == 3 * len(model.paged.layers)
 
 
 def test_recurrent_layers_are_measured_beside_attention() -> None:
