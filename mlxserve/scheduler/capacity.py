@@ -90,6 +90,10 @@ class Capacity:
         length = request.length_limit
         return length if self.can_have(request, length) else min(length, self.of(request))
 
+    def is_cut(self, live: Iterable[LiveRequest]) -> bool:
+        """Whether one of these requests cannot have what it is owed."""
+        return not all(self.can_have(request, self.owed(request)) for request in live)
+
     # ---- refusals
 
     def refuse_too_long(self, request: LiveRequest) -> None:
@@ -108,28 +112,24 @@ class Capacity:
 
     def refuse_cut(self, live: Iterable[LiveRequest]) -> None:
         """Raises PagesPromised where the pins would cut the answer of one of these requests."""
-        for request in live:
-            if not self.can_have(request, self.owed(request)):
-                raise PagesPromised(
-                    "the pages of this prefix are promised to a request that is running or waiting, "
-                    "whose answer it would cut. Try again when that has ended, shorten the prefix, "
-                    "raise num_pages, or set max_tokens on requests: without it they are promised "
-                    "the whole context."
-                )
+        if self.is_cut(live):
+            raise PagesPromised(
+                "the pages of this prefix are promised to a request that is running or waiting, "
+                "whose answer it would cut. Try again when that has ended, shorten the prefix, "
+                "raise num_pages, or set max_tokens on requests: without it they are promised "
+                "the whole context."
+            )
 
     def refuse_resize(
         self, num_pages: int, live: Iterable[LiveRequest], pinned: Iterable[LiveRequest]
     ) -> None:
-        """Raises InvalidParameter; PrefixQuotaExceeded where named prefixes have too many pages for
-        it, or one could not be computed again; PagesPromised where it would cut the answer of a live
-        request."""
+        """Raises InvalidParameter, and where it is smaller: PrefixQuotaExceeded where named prefixes, or those
+        of one client, have too many pages for it, or one could not be computed again; PagesPromised where
+        it would cut the answer of a live request."""
         check_num_pages(num_pages)
-        num_pinned, quota = self._pins.num_pages, self._pins.quota_of(num_pages)
-        if num_pinned > quota:
-            raise PrefixQuotaExceeded(
-                f"named prefixes have {num_pinned} pages, but of {num_pages} they may have only "
-                f"{quota}. Remove a prefix, keep more pages, or raise max_pinned_fraction."
-            )
+        if num_pages >= self._pool.num_pages:
+            return
+        self._pins.refuse_resize(num_pages)
         for prefix in pinned:
             if len(prefix.token_ids) >= (room := self.of(prefix, num_pages)):
                 raise PrefixQuotaExceeded(

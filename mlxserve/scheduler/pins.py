@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.errors import PrefixQuotaExceeded
-from mlxserve.request import LiveRequest
+from mlxserve.request import LiveRequest, Request
 
 
 class Pins:
@@ -31,7 +31,7 @@ class Pins:
         self._claims: Counter[bytes] = Counter()  # hash of a page -> prefixes that have it
         self._promised: dict[str, tuple[bytes, ...]] = {}  # hashes of the prefix's pages
         self._pinned: dict[str, tuple[bytes, ...]] = {}
-        self._clients: dict[str, str] = {}  # who asked for the prefix
+        self._requests: dict[str, Request] = {}  # that computes or computed the prefix
 
     @property
     def num_pages(self) -> int:
@@ -76,6 +76,23 @@ class Pins:
             return ()
         return self._promised.get(prefix.id) or self._pinned.get(prefix.id, ())
 
+    def refuse_resize(self, num_pages: int) -> None:
+        """Raises PrefixQuotaExceeded where more is claimed than the quota of `num_pages`, or more by one client
+        than its share of that quota."""
+        quota = self.quota_of(num_pages)
+        if self.num_pages > quota:
+            raise PrefixQuotaExceeded(
+                f"named prefixes have {self.num_pages} pages, but of {num_pages} they may have only "
+                f"{quota}. Remove a prefix, keep more pages, or raise max_pinned_fraction."
+            )
+        if (excess := self._beyond_share(quota)) is not None:
+            num_own, share = excess
+            raise PrefixQuotaExceeded(
+                f"one API key has named prefixes of {num_own} pages, but of {num_pages} pages it may have "
+                f"only {share}, its share of the {quota} for named prefixes. Remove a prefix of that key, or "
+                "keep more pages."
+            )
+
     def reserve(self, request: LiveRequest, chain: tuple[bytes, ...]) -> None:
         """Claim the pages with these hashes. Raises PrefixQuotaExceeded; nothing happened then."""
         num_new = sum(hash_ not in self._claims for hash_ in chain)
@@ -88,7 +105,11 @@ class Pins:
                 "gpu_memory_utilization or num_pages."
             )
         self._check_share(request, chain, quota)
-        self._clients[request.id] = request.asked.client
+        self.claim(request, chain)
+
+    def claim(self, request: LiveRequest, chain: tuple[bytes, ...]) -> None:
+        """`reserve` without its checks: a claim that was granted stays granted in the pool's successor."""
+        self._requests[request.id] = request.asked
         self._promised[request.id] = chain
         self._claims.update(chain)
 
@@ -124,16 +145,14 @@ class Pins:
         claims = Counter(h for c in (*self._promised.values(), *self._pinned.values()) for h in c)
         assert claims == self._claims, "a claim is miscounted"
         known = self._promised.keys() | self._pinned.keys()
-        assert self._clients.keys() == known, "a prefix has no client, or a client no prefix"
+        assert self._requests.keys() == known, "a prefix has no client, or a client no prefix"
 
     def _check_share(self, request: LiveRequest, chain: tuple[bytes, ...], quota: int) -> None:
         """Refuse a client more than its share of the quota, counting a shared page once."""
         share = request.asked.pin_share
         if share >= 1:
             return
-        client = request.asked.client
-        chains = (*self._promised.items(), *self._pinned.items())
-        own = {hash_ for id_, each in chains if self._clients[id_] == client for hash_ in each}
+        own = self._pages_of(request.asked.client)
         num_new, most = len(set(chain) - own), int(share * quota)
         if len(own) + num_new > most:
             raise PrefixQuotaExceeded(
@@ -142,8 +161,30 @@ class Pins:
                 f"{len(own)}. Remove a prefix, shorten this one, or raise max_prefix_share_per_key."
             )
 
+    def _beyond_share(self, quota: int) -> tuple[int, int] | None:
+        """(pages, pages of its share) of a client that claims more than its share of the quota.
+
+        Its share is the largest with which one of its prefixes was added: the only key has the
+        whole quota until another key is created.
+        """
+        shares: dict[str, float] = {}
+        for request in self._requests.values():
+            shares[request.client] = max(request.pin_share, shares.get(request.client, 0.0))
+        for client, share in shares.items():
+            num_own, most = len(self._pages_of(client)), int(share * quota)
+            if num_own > most:
+                return num_own, most
+        return None
+
+    def _pages_of(self, client: str) -> set[bytes]:
+        """Hashes of the pages that the client claims."""
+        chains = (*self._promised.items(), *self._pinned.items())
+        return {
+            hash_ for id_, each in chains if self._requests[id_].client == client for hash_ in each
+        }
+
     def _give_up(self, request_id: str, chain: Sequence[bytes]) -> None:
-        del self._clients[request_id]
+        del self._requests[request_id]
         self._claims.subtract(chain)
         for hash_ in chain:
             if not self._claims[hash_]:

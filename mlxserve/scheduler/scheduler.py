@@ -21,14 +21,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Sequence
-from contextlib import suppress
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.config import SchedulerConfig
 from mlxserve.errors import (
     InvalidParameter,
     InvalidRequest,
-    MlxServeError,
     PagesPromised,
     QueueFull,
 )
@@ -269,11 +267,11 @@ class Scheduler:
 
         A smaller pool begins empty: running requests wait and continue from their known tokens,
         named prefixes are computed again. Raises InvalidParameter, PrefixQuotaExceeded and
-        PagesPromised as `Capacity.refuse_resize` does; nothing happened then.
+        PagesPromised as `Capacity.refuse_resize` does, before anything changes.
         """
         assert not self.page_tables.num_unread, "an unread step uses pages"
         prefixes, ids = self.roster.prefixes, self.roster.ids
-        pinned = [self._request(asked) for name, asked in prefixes.items() if name not in ids]
+        pinned = [LiveRequest(asked) for name, asked in prefixes.items() if name not in ids]
         self.page_tables.capacity.refuse_resize(num_pages, self.roster.live, pinned)
         num_preempted = num_forgotten = 0
         if num_pages >= self.pool.num_pages:
@@ -296,7 +294,7 @@ class Scheduler:
 
         Of what this object holds only the known tokens of waiting requests are trusted. They go on
         waiting, but for those in `lost`; requests that held pages are dropped. Named prefixes are
-        computed again, first of all, unless it was this that failed.
+        computed again, unless it was this that failed.
         """
         for request in self.roster.live:
             request.num_lost = 0
@@ -310,36 +308,34 @@ class Scheduler:
             if request.state is RequestState.WAITING and request.id not in lost
         ]
         prefixes, lives = self.roster.prefixes, self.roster.ids
-        again = {request.id: request for request in waiting}
         windows = self.page_tables.windows
         self._begin(pool, None if windows is None else windows.renewed())
-        # First the prefixes of waiting requests, which were promised their room.
-        for name, asked in sorted(prefixes.items(), key=lambda one: one[0] not in again):
-            if name in again or name not in lives:
-                with suppress(MlxServeError):
-                    if (request := again.get(name)) is None:
-                        request = self._request(asked)
-                        self.page_tables.capacity.refuse_too_long(request)
-                    self._wait_again(request)
-                    self.roster.prefixes[name] = asked
+        for request in waiting:
+            self._wait_again(request)
+        for name, asked in prefixes.items():
+            if name not in lives:
+                self._wait_again(self._request(asked))
+                if self.page_tables.capacity.is_cut(self.roster.live):
+                    self.abort(name)
+            if self.roster.find(name) is not None:
+                self.roster.prefixes[name] = asked
         if len(self.roster.prefixes) < len(prefixes):
             logger.error(
                 "%d named prefixes are not kept in the cache any more: requests that use them "
                 "compute them. Add them again.",
                 len(prefixes) - len(self.roster.prefixes),
             )
-        for request in waiting:
-            if request.id not in prefixes:
-                self._wait_again(request)
 
     def _wait_again(self, request: LiveRequest) -> None:
-        """Queue a request that holds nothing, without the checks of its first arrival."""
+        """Queue a request that holds nothing, without the checks of its first arrival: it keeps what it was
+        promised, and nothing is refused."""
         request.page_hashes[:] = request.asked.page_hashes
-        self.page_tables.cache.share_hashes(request)
+        cache = self.page_tables.cache
+        cache.share_hashes(request)
         request.leader = request.loading = None
         request.num_computed = 0
         if request.asked.pins:
-            self._promise_pins(request)
+            self.page_tables.pins.claim(request, cache.chain(request))
         self._queue(request)
 
     # ---- look inside

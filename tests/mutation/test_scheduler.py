@@ -772,8 +772,8 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "a smaller pool forgets what waits": Bug(
         Scheduler,
         "_begin_again",
-        "if request.id not in prefixes:",
-        "if False:",
+        "for request in waiting:",
+        "for request in ():",
         test_resize.test_running_answers_are_the_same_after_they_lost_their_pages,
         {"mode": PreemptionMode.RECOMPUTE},
     ),
@@ -787,9 +787,30 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "a smaller pool drops named prefixes": Bug(
         Scheduler,
         "_begin_again",
-        "if name in again or name not in lives:",
-        "if name in again:",
+        "if name not in lives:",
+        "if False:",
         test_resize.test_a_named_prefix_is_computed_again_and_found,
+    ),
+    "a smaller pool ignores the shares of keys": Bug(
+        Pins,
+        "refuse_resize",
+        "self._beyond_share(quota)",
+        "None",
+        test_resize.test_each_key_has_its_share_of_a_smaller_pool,
+    ),
+    "a key keeps the smallest share it ever had": Bug(
+        Pins,
+        "_beyond_share",
+        "max(request.pin_share, shares.get(request.client, 0.0))",
+        "min(request.pin_share, shares.get(request.client, 1.0))",
+        test_resize.test_a_key_that_had_the_whole_quota_keeps_it,
+    ),
+    "the same size asks for room to compute prefixes": Bug(
+        Capacity,
+        "refuse_resize",
+        "num_pages >= self._pool.num_pages",
+        "num_pages > self._pool.num_pages",
+        test_resize.test_the_same_size_asks_for_no_room_to_compute_prefixes_again,
     ),
     "a duplicate page keeps its leader": Bug(
         Commit,

@@ -44,6 +44,7 @@ from mlxserve.scheduler.page_tables import PageCopy
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.windows import Windows
 from mlxserve.stats import PoolStats
+from tests.scheduler.fingerprint import fingerprint
 from tests.scheduler.ghost_states import GhostStates
 from tests.scheduler.ghost_windows import GhostWindows
 
@@ -280,19 +281,23 @@ class GhostEngine:
             self.read()
         is_refused, pool = self._is_refused(num_pages), self.scheduler.pool
         before = self.scheduler.stats(), PoolStats.of(pool)
+        whole = fingerprint(self.scheduler) if is_refused else None
         tables = {request: request.page_table for request in self._live()}
+        live = {request.id for request in self._live()}
         try:
             resized = self.scheduler.resize(num_pages)
         except MlxServeError:
             assert is_refused, "refused without a reason"
-            assert (self.scheduler.stats(), PoolStats.of(pool)) == before
-            assert all(request.page_table is table for request, table in tables.items())
+            assert fingerprint(self.scheduler) == whole, "refused, and changed"
             self.audit()
             raise
         assert not is_refused, "not refused"
+        prefixes = {prefix.id for prefix in self.pinned}
+        assert live <= self.scheduler.roster.ids, "a request is lost"
         if num_pages < before[1].num_pages:
             assert resized.num_preempted == before[0].num_running
             assert resized.num_forgotten == before[1].num_cached
+            assert self.scheduler.roster.ids == live | prefixes, "a named prefix is lost"
             self._begin_again()
         else:
             assert (resized.num_preempted, resized.num_forgotten) == (0, 0)
@@ -300,6 +305,19 @@ class GhostEngine:
         assert self.scheduler.pool.num_pages == resized.num_pages == num_pages
         self.audit()
         return resized
+
+    def fail(self) -> None:
+        """A step fails: what runs is lost, what waits and named prefixes are not."""
+        running = {r.id for r in self._live() if r.state is RequestState.RUNNING}
+        waiting = {r.id for r in self._live()} - running
+        self.unread.clear()
+        self.loads.clear()
+        self.scheduler.restart()
+        self.ends |= dict.fromkeys(running, FinishReason.ABORT)
+        live = self.scheduler.roster.ids
+        assert waiting <= live <= waiting | {prefix.id for prefix in self.pinned}
+        self._begin_again()
+        self.audit()
 
     def _begin_again(self) -> None:
         """The pool is another one, and empty: named prefixes are computed by new requests."""
@@ -331,9 +349,12 @@ class GhostEngine:
     def _is_refused(self, num_pages: int) -> bool:
         """By computing anew what each request and prefix needs."""
         scheduler = self.scheduler
+        if num_pages >= scheduler.pool.num_pages:
+            return False
         prefixes = [*self.pinned, *(request for request in self._live() if request.asked.pins)]
         claims = Counter(hash_ for prefix in prefixes for hash_ in self._pinned_hashes(prefix))
-        if len(claims) > int(scheduler.config.max_pinned_fraction * num_pages):
+        quota = int(scheduler.config.max_pinned_fraction * num_pages)
+        if len(claims) > quota or self._exceeds_a_share(prefixes, quota):
             return True
 
         def capacity(request: LiveRequest, num_pages: int) -> int:
@@ -353,6 +374,15 @@ class GhostEngine:
             capacity(request, num_pages) < max(self.promises[request], len(request.token_ids) + 1)
             for request in self._live()
         ) or any(capacity(prefix, num_pages) <= prefix.num_prompt for prefix in self.pinned)
+
+    def _exceeds_a_share(self, prefixes: Sequence[LiveRequest], quota: int) -> bool:
+        """Whether a client's prefixes have more pages than the largest share that was granted to it."""
+        for client in {prefix.asked.client for prefix in prefixes}:
+            own = [prefix for prefix in prefixes if prefix.asked.client == client]
+            share = int(max(prefix.asked.pin_share for prefix in own) * quota)
+            if len({hash_ for prefix in own for hash_ in self._pinned_hashes(prefix)}) > share:
+                return True
+        return False
 
     def _page_hashes(self, request: LiveRequest) -> list[bytes]:
         """Of all its full pages, computed anew."""

@@ -6,13 +6,16 @@ hold where the pool becomes smaller: every step after it attends over what was c
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 
 from mlxserve.config import PreemptionMode
 from mlxserve.errors import InvalidParameter, PagesPromised, PrefixQuotaExceeded
-from mlxserve.request import RequestState
+from mlxserve.request import LiveRequest, RequestState
 
 PREFIX = list(range(100, 118))  # 4 full pages, and 2 tokens
 
@@ -77,6 +80,126 @@ def test_a_request_that_fills_its_context_does_not_refuse_a_pool_that_holds_the_
     assert (resized.num_pages, resized.max_model_len, resized.num_preempted) == (8, 32, 0)
     engine.drain()
     assert len(engine.answers[request.id]) == 1, "it ends where the context ends"
+
+
+# ---- refused for the share of a key
+
+KEY: Any = {"max_tokens": 1, "pins": True, "client": "key", "pin_share": 0.5}
+
+
+def with_two_prefixes(make_engine: Callable, **options: Any) -> tuple[Any, LiveRequest]:
+    """(engine, prefix): 9 pages of a key are pinned, and 7 more wait to be; three answers run beside them."""
+    engine = make_engine(
+        **{
+            "num_pages": 90,
+            "page_size": 16,
+            "max_model_len": 512,
+            "max_num_batched_tokens": 64,
+            **options,
+        }
+    )
+    engine.add([1] * 144, **KEY)
+    engine.drain()
+    for number in range(3):
+        engine.add([10 + number] * 20, 30)
+    return engine, engine.add([2] * 112, **KEY)
+
+
+KINDS: Any = {
+    "attention": {},
+    "windows": {"window": 24, "num_window_pages": 20},
+    "states": {"num_state_slots": 20},
+    "drafts": {"speculative_tokens": 5},
+    "swap": {"preemption_mode": PreemptionMode.SWAP},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("progress", ["waits", "is half computed", "is pinned"])
+def test_a_pool_too_small_for_the_prefixes_of_a_key_is_refused_and_no_answer_is_lost(
+    make_engine: Callable, kind: str, progress: str
+) -> None:
+    engine, second = with_two_prefixes(make_engine, **KINDS[kind])
+    if progress == "is half computed":
+        run_until(engine, lambda: 0 < second.num_computed < 112)
+    elif progress == "is pinned":
+        run_until(engine, lambda: second.is_finished)
+    for num_pages in (36, 63, 36):
+        with pytest.raises(
+            PrefixQuotaExceeded,
+            match=rf"one API key has named prefixes of 16 pages, but of {num_pages} pages it may have only "
+            rf"{num_pages // 4}.*Remove a prefix of that key, or keep more pages",
+        ):
+            engine.resize(num_pages)
+    engine.drain()
+    assert len(engine.answers) == 5
+    engine.resize(64)  # the least of which a quarter is 16
+    engine.drain()
+    assert engine.scheduler.pool.num_pinned == 16
+
+
+def test_each_key_has_its_share_of_a_smaller_pool(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=60, max_pinned_fraction=0.5)
+    for number, client in enumerate("ab"):
+        engine.add([number] * 20, **{**KEY, "client": client})
+    engine.add(
+        [0] * 8 + [7] * 8, **{**KEY, "client": "b"}
+    )  # its first two pages are of the other key as well
+    for num_pages, words in (
+        (19, "have 12 pages"),
+        (35, "one API key has named prefixes of 9 pages"),
+    ):
+        with pytest.raises(PrefixQuotaExceeded, match=words):
+            engine.resize(num_pages)
+    engine.resize(36)
+    engine.drain()
+    assert len(engine.pinned) == 3
+
+
+def test_a_key_that_had_the_whole_quota_keeps_it(make_engine: Callable) -> None:
+    engine = make_engine(num_pages=60, max_pinned_fraction=0.5)
+    engine.add([1] * 20, **{**KEY, "pin_share": 1.0})
+    engine.add([2] * 20, **KEY)
+    engine.drain()
+    engine.resize(20)
+    with pytest.raises(PrefixQuotaExceeded, match="have 10 pages, but of 19"):
+        engine.resize(19)
+    engine.drain()
+    assert len(engine.pinned) == 2
+
+
+def test_a_prefix_of_a_key_is_kept_over_any_number_of_sizes(make_engine: Callable) -> None:
+    engine, _ = with_two_prefixes(make_engine)
+    for num_pages, is_refused in ((64, False), (63, True), (90, False), (70, False), (64, False)):
+        engine.step()
+        with pytest.raises(PrefixQuotaExceeded) if is_refused else nullcontext():
+            engine.resize(num_pages)
+    engine.drain()
+    assert engine.scheduler.pool.num_pinned == 16
+    engine.unpin(engine.pinned[0])
+    engine.resize(48)
+    engine.drain()
+    assert engine.scheduler.pool.num_pinned in (7, 9)
+
+
+@pytest.mark.parametrize("mode", PreemptionMode)
+def test_a_resize_that_is_refused_beside_preempted_answers_loses_none(
+    make_engine: Callable, mode: PreemptionMode
+) -> None:
+    engine = make_engine(num_pages=24, max_pinned_fraction=0.5, preemption_mode=mode)
+    engine.add([1] * 16, **KEY)
+    engine.drain()
+    requests = [engine.add([20 + number] * 6, 54) for number in range(4)]
+    run_until(engine, lambda: engine.scheduler.stats().num_preemptions > 1)
+    assert any(r.num_preemptions and r.state is RequestState.WAITING for r in requests)
+    with pytest.raises(PrefixQuotaExceeded):
+        engine.resize(15)
+    with pytest.raises(PagesPromised, match="was promised 60"):
+        engine.resize(18)
+    engine.resize(19)
+    engine.drain()
+    assert all(len(engine.answers[r.id]) == 54 for r in requests)
+    assert engine.scheduler.pool.num_pinned == 4
 
 
 # ---- larger
@@ -200,6 +323,23 @@ def test_a_pool_that_named_prefixes_would_fill_is_refused(make_engine: Callable)
     engine.audit()
     engine.resize(4)
     engine.resize(3)
+    engine.drain()
+    assert engine.scheduler.pool.num_pinned == 2
+
+
+def test_the_same_size_asks_for_no_room_to_compute_prefixes_again(
+    make_engine: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two prefixes fill a pool in which the first cannot be computed any more."""
+    engine = make_engine(num_pages=3, max_pinned_fraction=1.0)
+    for prompt in ([1] * 8, [2] * 3):
+        engine.add(prompt, 1, pins=True)
+        engine.drain()
+    engine.resize(3)
+    assert engine.scheduler.pool.num_pinned == 3
+    with caplog.at_level(logging.ERROR):
+        engine.fail()
+    assert "1 named prefixes are not kept" in caplog.text
     engine.drain()
     assert engine.scheduler.pool.num_pinned == 2
 

@@ -300,13 +300,19 @@ class SchedulerMachine(RuleBasedStateMachine):
             engine.drain()
 
 
-def run_machine(make_engine: Callable, examples: int, steps: int, **options: object) -> None:
+def run_machine(
+    make_engine: Callable,
+    examples: int,
+    steps: int,
+    machine: Callable[[Callable], RuleBasedStateMachine] = SchedulerMachine,
+    **options: object,
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         # Hypothesis also draws numbers that it finds in the project's loaded modules: with it, what
         # is searched would depend on which other tests were imported before.
         patch.setattr(HypothesisProvider, "_maybe_draw_constant", lambda *_, **__: None)
         run_state_machine_as_test(
-            partial(SchedulerMachine, make_engine),
+            partial(machine, make_engine),
             settings=settings(
                 max_examples=examples,
                 stateful_step_count=steps,
