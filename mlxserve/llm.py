@@ -231,7 +231,7 @@ class AsyncLLM(_LoadedModel):
 
         Running answers stay the same. A smaller cache begins empty: their pages and those of named
         prefixes are computed again. Raises, and changes nothing: InvalidParameter, OutOfMemory,
-        PrefixQuotaExceeded if named prefixes have too many pages, PagesPromised if it would cut a
+        PrefixQuotaExceeded if named prefixes, or those of one client, have too many pages, PagesPromised if it would cut a
         running answer, EngineStopped.
         """
         return await self._chat.engine.resize_cache(num_pages)

@@ -142,6 +142,45 @@ def test_pages_that_an_answer_was_promised_are_not_taken_from_it() -> None:
     asyncio.run(scenario())
 
 
+def test_a_resize_that_the_share_of_a_key_refuses_loses_no_answer_and_no_prefix() -> None:
+    """A prefix of a key is pinned and another one is computed, beside three answers."""
+    rules, more = [5 + n % 200 for n in range(144)], [7 + n % 150 for n in range(100)]
+    of_key: Any = {"client": "key", "max_share": 0.5}
+    options = {**OPTIONS, "num_pages": 90, "max_num_batched_tokens": 16, "max_num_seqs": 8}
+
+    async def answer(chat: Chat, prompt: list[int]) -> Any:
+        [found] = await (await chat.submit(prompt, GREEDY)).whole()
+        return found
+
+    async def scenario(chat: Chat) -> None:
+        prompts = [[30 + number] * 20 for number in range(3)]
+        wanted = [(await answer(chat, prompt)).token_ids for prompt in prompts]
+        await chat.prefixes.add("rules", rules, **of_key)
+        others = [asyncio.create_task(answer(chat, prompt)) for prompt in prompts]
+        adding = asyncio.create_task(chat.prefixes.add("more", more, **of_key))
+        while not any(r.num_prompt == 100 for r in (await chat.engine.snapshot()).requests):
+            assert not adding.done()
+        with pytest.raises(
+            PrefixQuotaExceeded, match="of 16 pages, but of 36 pages it may have only 9"
+        ):
+            await chat.engine.resize_cache(36)
+        await chat.engine.check()
+        await adding
+        assert [(await one).token_ids for one in others] == wanted
+        pool = (await chat.engine.snapshot()).stats.pool
+        assert (pool.num_pages, pool.num_pinned) == (90, 16)
+        await chat.engine.resize_cache(64)
+        while (snapshot := await chat.engine.snapshot()).requests:
+            pass  # they compute the prefixes again
+        assert snapshot.stats.pool.num_pinned == 16
+
+    chat = build_chat(EngineConfig().with_options(**options))
+    try:
+        asyncio.run(asyncio.wait_for(scenario(chat), 60))
+    finally:
+        chat.close()
+
+
 @pytest.mark.parametrize("num_pages", [256, pytest.param(4096, marks=pytest.mark.slow)])
 def test_a_smaller_cache_frees_memory(num_pages: int) -> None:
     def active() -> int:

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any
@@ -65,13 +65,16 @@ class _Call:
     result: Future[Any]
 
     def run(self, engine: Engine) -> Exception | None:
-        """The exception that no caller expects, if there was one: the engine needs an audit."""
+        """The error after which the engine needs an audit: one that no caller expects, or a refusal after which
+        requests or pages are not what they were."""
         if not self.result.set_running_or_notify_cancel():
             return None
         try:
+            before = engine.mark()
             result = self.work(engine)
         except MlxServeError as error:
             self.result.set_exception(error)
+            return error if engine.mark() != before else None
         except AssertionError as error:
             self.result.set_exception(error)
             return error
@@ -282,7 +285,7 @@ class AsyncEngine:
 
     async def check(self) -> None:
         """Audit requests and pages between two steps. Raises AssertionError."""
-        await asyncio.wrap_future(self._call(Engine.check))
+        await asyncio.wrap_future(self._call(lambda engine: engine.check(self._streams)))
 
     async def snapshot(self) -> Snapshot:
         """As `Engine.snapshot`, at the next step boundary. Raises EngineStopped."""
@@ -487,7 +490,7 @@ class AsyncEngine:
             call = self._inbox.get_nowait() if is_busy else self._inbox.get(timeout=_HEARTBEAT)
             while call is not None:
                 if (error := call.run(engine)) is not None:
-                    self._audit(engine, error)
+                    self._audit(engine, error, self._streams)
                 call = self._inbox.get_nowait()
         except queue.Empty:
             return True
@@ -503,12 +506,15 @@ class AsyncEngine:
         if text.is_done:
             self._texts.answer(text, piece.result.exception() or piece.result.result())
         if error is not None:
-            self._audit(engine, error)
+            self._audit(engine, error, self._streams)
 
-    def _audit(self, engine: Engine, error: Exception) -> None:
-        """After a call that failed half done. Raises what is wrong with the engine since."""
+    def _audit(self, engine: Engine, error: Exception, awaited: Collection[str] = ()) -> None:
+        """After a call that failed, perhaps half done. Raises what is wrong with the engine since.
+
+        awaited: as in `Engine.check`
+        """
         try:
-            engine.check()
+            engine.check(awaited)
         except Exception as found:
             raise found from error
 

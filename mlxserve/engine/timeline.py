@@ -61,8 +61,9 @@ class Timeline:
         self._queued.discard(request_id)
 
     def restart(self, live: Collection[str]) -> None:
-        """After a failure: only these requests live on, and all of them wait."""
-        now = self._clock()
+        """The cache is empty, after a failure or a resize: these requests live on, and named prefixes among them
+        have arrived just now."""
+        now, known = self._clock(), set(live)
         self._arrived = {name: self._arrived.get(name, now) for name in live}
-        self._queued &= set(live)
-        self._started.clear()
+        self._queued &= known
+        self._started = {name: at for name, at in self._started.items() if name in known}

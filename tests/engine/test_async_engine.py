@@ -51,6 +51,9 @@ class Waiting:
     def stats(self) -> Stats:
         return Stats()
 
+    def mark(self) -> tuple[int, ...]:
+        return (len(self.live),)
+
     def abort_all(self) -> list[Output]:
         return []
 

@@ -15,7 +15,16 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxserve import AsyncLLM, EngineFailed, EngineStopped, OutOfMemory, SamplingParams
+from mlxserve import (
+    AsyncLLM,
+    EngineFailed,
+    EngineStopped,
+    OutOfMemory,
+    PagesPromised,
+    PrefixQuotaExceeded,
+    QueueFull,
+    SamplingParams,
+)
 from mlxserve.build import build_chat
 from mlxserve.cache.kv import KVPool
 from mlxserve.chat.chat import Chat
@@ -136,6 +145,67 @@ def test_an_exception_in_a_call_reaches_its_caller_and_the_engine_goes_on(
         await chat.engine.resize_cache(64)
 
     asyncio.run(asyncio.wait_for(scenario(shared), 60))
+
+
+def half_resized(scheduler: Scheduler, num_pages: int) -> None:
+    scheduler._begin_again(scheduler.pool.renewed(num_pages))
+    raise PrefixQuotaExceeded("planted")
+
+
+def all_forgotten(scheduler: Scheduler, _num_pages: int) -> None:
+    for request in list(scheduler.roster.live):
+        scheduler.abort(request.id)
+    raise PrefixQuotaExceeded("planted")
+
+
+@pytest.mark.parametrize(("resize", "num_lost"), [(half_resized, 1), (all_forgotten, 3)])
+def test_a_refusal_that_is_half_done_ends_what_it_lost_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, resize: Callable[..., None], num_lost: int
+) -> None:
+    async def scenario(chat: Chat) -> None:
+        prompts = [[20 + number, *PROMPT] for number in range(3)]
+        wanted = [await tokens(chat, prompt) for prompt in prompts]
+        params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+        with begun_together(3):
+            streams = [await chat.submit(prompt, params) for prompt in prompts]
+        await anext(streams[0])  # one runs, the others wait
+        monkeypatch.setattr(Scheduler, "resize", resize)
+        with pytest.raises(PrefixQuotaExceeded, match="planted"):
+            await chat.engine.resize_cache(20)
+        monkeypatch.undo()
+        answers = [await whole(stream) for stream in streams]
+        assert [isinstance(answer, EngineFailed) for answer in answers].count(True) == num_lost
+        assert answers[num_lost:] == wanted[num_lost:]
+        assert await tokens(chat) is not None
+        await chat.engine.check()
+
+    async def whole(stream: Any) -> Any:
+        try:
+            [answer] = await stream.whole()
+        except EngineFailed as error:
+            return error
+        return answer.token_ids
+
+    run(scenario, max_num_seqs=1)
+
+
+def test_a_refusal_that_changed_nothing_costs_no_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An audit takes time in proportion to the pool, and a client may send any number of such requests."""
+
+    def audit(*_: Any) -> None:
+        raise AssertionError("audited")
+
+    async def scenario(chat: Chat) -> None:
+        monkeypatch.setattr(Engine, "check", audit)
+        with begun_together(9):
+            await chat.submit(PROMPT, GREEDY)
+            with pytest.raises(QueueFull):  # the first is queued, and is gone with the second
+                await chat.submit_all([PROMPT] * 2, GREEDY)
+            with pytest.raises(PagesPromised):
+                await chat.engine.resize_cache(3)
+        assert chat.engine.stats().engine.engine_failures == 0
+
+    run(scenario, max_num_waiting=2)
 
 
 def test_an_exception_in_a_call_without_a_caller_is_logged(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
@@ -57,7 +57,10 @@ class Texts:
         self.log.append(text.name)
         return [float(text.name)]
 
-    def check(self) -> None:
+    def mark(self) -> tuple[int, ...]:
+        return ()
+
+    def check(self, _awaited: Collection[str]) -> None:
         assert self.is_sound
 
     def idle(self) -> bool:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from mlxserve.api.access.keys import KeyFile, Scope
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
 from mlxserve.errors import (
@@ -15,6 +19,7 @@ from mlxserve.errors import (
     QueueFull,
 )
 from tests.api.fake_chat import FakeChat
+from tests.api.serving import Serve
 
 RESIZE = "/api/v1/cache/resize"
 
@@ -81,6 +86,40 @@ def test_a_failed_resize_says_why(
     reply = client.post(RESIZE, json={"num_pages": 7})
     assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
     assert reply.json()["error"]["message"] == str(error)
+
+
+def test_a_resize_below_the_share_of_a_key_changes_nothing_while_an_answer_streams(
+    serve_real: Serve, tmp_path: Path
+) -> None:
+    keys = KeyFile(tmp_path / "keys.json")
+    alice, root = (
+        {"authorization": f"Bearer {keys.create(name, scope)}"}
+        for name, scope in (("alice", Scope.USER), ("root", Scope.ADMIN))
+    )
+    access = AccessPolicy(keys_file=keys.path, max_prefix_share_per_key=0.25)
+    ask = {"prompt": [9] * 40, "max_tokens": 200, "stream": True, "ignore_eos": True}
+    with (
+        serve_real(access=access) as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
+        rules = {"prompt": [7] * 640}
+        assert client.put("/v1/prefixes/rules", json=rules, headers=alice).status_code == 200
+        before = client.get("/api/v1/kv/stats", headers=root).json()["pages"]
+        with client.stream("POST", "/v1/completions", json=ask, headers=alice) as reply:
+            events = reply.iter_lines()
+            assert next(events).startswith("data: ")
+            refused = httpx.post(
+                server.url + RESIZE, json={"num_pages": 100}, headers=root, timeout=60
+            )
+            assert (refused.status_code, refused.json()["error"]["code"]) == (
+                409,
+                "prefix_quota_exceeded",
+            )
+            assert "it may have only 12" in refused.json()["error"]["message"]
+            assert [line for line in events if line][-1] == "data: [DONE]"
+        after = client.get("/api/v1/kv/stats", headers=root).json()["pages"]
+        assert (after["total"], after["pinned"]) == (before["total"], before["pinned"])
+        assert client.delete("/v1/prefixes/rules", headers=alice).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/api/v1/cache/reset", RESIZE])
