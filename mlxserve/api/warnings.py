@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 from starlette.requests import Request
 
@@ -44,8 +45,8 @@ class Warnings:
         return {WARNING_HEADER: text[:_MAX_LENGTH].strip()} if text else {}
 
     def log(self, title: str, texts: Iterable[str]) -> None:
-        """Those that were not logged before."""
-        new = [text for text in texts if text not in self._logged]
+        """Those that were not logged before, a few at once: a header can hold 30,000 names."""
+        new = list(islice((text for text in texts if text not in self._logged), _MAX_NAMES_SHOWN))
         if new and len(self._logged) < _MAX_REMEMBERED:
             self._logged.update(new)
             logger.warning("%s: %s", title, ", ".join(new))

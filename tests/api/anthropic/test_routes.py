@@ -17,6 +17,17 @@ from tests.api.fake_chat import HOLD, FakeChat
 from tests.api.serving import StartServer
 
 
+def test_a_header_of_many_betas_is_a_short_line_of_the_log(
+    client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    many = ",".join(f"{number}-beta" for number in range(5_000))
+    for betas in (many, "other-2027"):
+        assert post(client, headers={"anthropic-beta": betas}).status_code == 200
+    logged = [r.getMessage() for r in caplog.records if "beta" in r.getMessage()]
+    assert [len(text) < 300 for text in logged] == [True, True]
+    assert logged[1].endswith("the beta other-2027"), "later ones are logged as well"
+
+
 def test_unknown_betas_are_tolerated(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
     headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "a-2026,b-2027"}
     for _ in range(2):
