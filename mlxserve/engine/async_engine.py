@@ -66,7 +66,11 @@ class _Call:
 
     def run(self, engine: Engine) -> Exception | None:
         """The error after which the engine needs an audit: one that no caller expects, or a refusal after which
-        requests or pages are not what they were."""
+        requests or pages are not what they were.
+
+        Another object than the caller's: a restart clears the frames of its traceback, and to clear that of
+        the coroutine in which the caller's is raised would end it.
+        """
         if not self.result.set_running_or_notify_cancel():
             return None
         try:
@@ -74,9 +78,10 @@ class _Call:
             result = self.work(engine)
         except MlxServeError as error:
             self.result.set_exception(error)
-            return error if engine.mark() != before else None
+            if engine.mark() != before:
+                return AssertionError(f"requests or pages differ after a refusal: {error}")
         except AssertionError as error:
-            self.result.set_exception(error)
+            self.result.set_exception(_copy_of(error))
             return error
         except Exception as error:
             log.exception("A call of the engine failed")
@@ -92,6 +97,12 @@ class _Call:
     def refuse(self, reason: EngineStopped) -> None:
         if self.result.set_running_or_notify_cancel():
             self.result.set_exception(reason)
+
+
+def _copy_of(error: AssertionError) -> AssertionError:
+    copy = AssertionError(*error.args)
+    copy.__cause__ = error
+    return copy
 
 
 class _Failures:

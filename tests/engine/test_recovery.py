@@ -7,6 +7,7 @@ import logging
 import resource
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from itertools import compress
@@ -165,14 +166,11 @@ def test_a_refusal_that_is_half_done_ends_what_it_lost_and_nothing_else(
     async def scenario(chat: Chat) -> None:
         prompts = [[20 + number, *PROMPT] for number in range(3)]
         wanted = [await tokens(chat, prompt) for prompt in prompts]
-        params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-        with begun_together(3):
-            streams = [await chat.submit(prompt, params) for prompt in prompts]
-        await anext(streams[0])  # one runs, the others wait
         monkeypatch.setattr(Scheduler, "resize", resize)
-        with pytest.raises(PrefixQuotaExceeded, match="planted"):
-            await chat.engine.resize_cache(20)
-        monkeypatch.undo()
+        with begun_together(9):
+            streams = [await chat.submit(prompt, GREEDY) for prompt in prompts]
+            with pytest.raises(PrefixQuotaExceeded, match="planted"):
+                await chat.engine.resize_cache(20)
         answers = [await whole(stream) for stream in streams]
         assert [isinstance(answer, EngineFailed) for answer in answers].count(True) == num_lost
         assert answers[num_lost:] == wanted[num_lost:]
@@ -186,7 +184,30 @@ def test_a_refusal_that_is_half_done_ends_what_it_lost_and_nothing_else(
             return error
         return answer.token_ids
 
-    run(scenario, max_num_seqs=1)
+    run(scenario)
+
+
+def test_a_caller_goes_on_after_an_assertion_that_restarts_the_engine(wanted: Any) -> None:
+    """The restart frees what the failed call held, and nothing of its caller."""
+    is_raised = threading.Event()
+
+    def late() -> AssertionError:
+        assert is_raised.wait(30)
+        return AssertionError("planted in the audit")
+
+    async def scenario(chat: Chat) -> None:
+        assert await tokens(chat) == wanted
+        fault = Fault(Point(Scheduler, "check"), lambda: AssertionError("planted"))
+        again = Fault(Point(ModelRunner, "check"), late)
+        with fault.planted(), again.planted():
+            with pytest.raises(AssertionError, match="planted"):
+                await chat.engine.check()
+            is_raised.set()
+            await chat.engine.snapshot()  # after the restart
+        assert await tokens(chat) == wanted
+        assert chat.engine.stats().engine.engine_failures == 1
+
+    run(scenario)
 
 
 def test_a_refusal_that_changed_nothing_costs_no_audit(monkeypatch: pytest.MonkeyPatch) -> None:
