@@ -21,7 +21,10 @@ from dataclasses import dataclass
 
 # Of the memory that the longest context leaves after its own window, the part that is for other windows:
 # running requests', and those that prompts are continued from.
-SPARE = 16  # one in
+_SPARE = 16  # one in
+# Windows for which a long context becomes shorter, by half at most. With one, a short prompt waits for the end of
+# another client's answer, and two conversations that take turns are computed anew each time.
+MIN_WINDOWS = 4
 _MOST_PAGES = 1 << 24
 
 
@@ -52,6 +55,10 @@ class Window:
         the next one, which it may get before the first is given back."""
         return self.num_seen + 2
 
+    def num_windows(self, num_pages: int) -> float:
+        """Requests longer than the window that go on beside each other with so many pages."""
+        return num_pages / self.num_held
+
 
 def window_of(windows: Sequence[int | None]) -> int | None:
     """The window of the layers that are a group of their own; None if there is only one group.
@@ -68,6 +75,34 @@ def wanted(window: Window, num_seqs: int, step_tokens: int) -> int:
     return 2 * num_seqs * window.num_held + 2 * -(-step_tokens // window.page_size)
 
 
+def bytes_for(
+    page_bytes: int,
+    window_page_bytes: int,
+    window: Window,
+    *,
+    longest: int,
+    num_seqs: int,
+    step_tokens: int,
+    is_promised: bool = False,
+) -> int:
+    """The bytes of which `split` leaves a context of `longest` tokens."""
+    context = _bytes_of(longest, window, page_bytes)
+    own = window.num_held * window_page_bytes
+    most = wanted(window, num_seqs, step_tokens) * window_page_bytes - own
+    with_spare = min(-(-context * _SPARE // (_SPARE - 1)), context + most)
+    others = 0 if is_promised else _others(window, window_page_bytes, num_seqs)
+    return own + max(with_spare, context + others)
+
+
+def _others(window: Window, window_page_bytes: int, num_seqs: int) -> int:
+    """Bytes of the windows that make a context shorter, beside its own."""
+    return (min(MIN_WINDOWS, num_seqs) - 1) * window.num_held * window_page_bytes
+
+
+def _bytes_of(num_tokens: int, window: Window, page_bytes: int) -> int:
+    return -(-num_tokens // window.page_size) * page_bytes
+
+
 def num_in(nbytes: int, page_bytes: int) -> int:
     """Pages in so many bytes; more than any other rank has where a page takes none here."""
     return nbytes // page_bytes if page_bytes else _MOST_PAGES
@@ -82,16 +117,20 @@ def split(
     longest: int,
     num_seqs: int,
     step_tokens: int,
+    is_promised: bool = False,
 ) -> tuple[int, int]:
     """(pages, window pages) for `nbytes`: what one request of `longest` tokens needs comes first, with a
     part of it for other windows; of what is left the windows get half, up to what they can use.
 
-    Either number may be too small to serve anything.
+    `MIN_WINDOWS`, or one for each request where fewer run, come before the second half of that context, unless
+    it `is_promised`. Either number may be too small to serve anything.
     """
     least = window.num_held
     left = nbytes - least * window_page_bytes
-    beyond = left - -(-longest // window.page_size) * page_bytes
-    spare = max(left // SPARE, beyond // 2)
+    context = min(left, _bytes_of(longest, window, page_bytes))
+    kept = context if is_promised else context // 2
+    others = _others(window, window_page_bytes, num_seqs)
+    spare = max(left // _SPARE, (left - context) // 2, min(others, left - kept))
     most = wanted(window, num_seqs, step_tokens)
     num_window_pages = min(most, least + num_in(max(0, spare), window_page_bytes))
     return num_in(nbytes - num_window_pages * window_page_bytes, page_bytes), num_window_pages

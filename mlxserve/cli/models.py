@@ -48,6 +48,11 @@ def models(settings: Settings, json: Json = False) -> None:
     for one in adapters:
         print_safe(f"  {one['name']:48} {one['refusal'] or one['folder']}")
     _print("To download with `mlxserve pull NAME`", [row for row in rows if row not in here], best)
+    if any(fit.num_windows for _, fit in rows):
+        print_safe(
+            "A window is what some layers keep of one running request, or of a conversation to be continued: the last "
+            "tokens only. Memory is divided between windows and tokens of context (docs/tuning.md)."
+        )
     if best is not None:
         print_safe("★ is the largest that this machine runs with a useful context.")
 
@@ -115,13 +120,17 @@ def fit_of(entry: "Entry", engine: EngineConfig) -> "MemoryFit":
         memory=memory_for(engine),
         is_metal=machine.is_metal(),
         in_8_bits=engine.kv_cache_dtype == "q8",
+        num_seqs=engine.scheduler.max_num_seqs,
     )
 
 
 def fit_text(fit: "MemoryFit") -> str:
     if not fit.num_tokens:
         return "too large"
-    return "fits" if fit.fits else f"{fit.num_tokens:,} of {fit.context:,} tokens"
+    text = "fits" if fit.fits else f"{fit.num_tokens:,} of {fit.context:,} tokens"
+    if fit.num_windows is None:
+        return text
+    return f"{text}, {fit.num_windows} window{'s' if fit.num_windows > 1 else ''}"
 
 
 def _short_of(entry: "Entry") -> str | None:
@@ -143,4 +152,5 @@ def card_of(entry: "Entry", fit: "MemoryFit") -> dict[str, Any]:
         "context": fit.context,
         "fits": fit.fits,
         "num_tokens": fit.num_tokens,
+        "num_windows": fit.num_windows,
     }

@@ -15,7 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from mlxserve.cache.groups import SPARE, Window
+from mlxserve.cache.groups import Window, bytes_for, split
 from mlxserve.config import EngineConfig, data_home
 from mlxserve.errors import UnsupportedModel
 from mlxserve.files import MAX_TEXT, read_json
@@ -122,37 +122,83 @@ class MemoryFit:
     num_tokens: int  # tokens of cache that fit next to the weights and a step
     needed: int  # bytes of weights, a step's peak and the requested context
     context: int  # tokens of that context
+    num_windows: int | None = None  # beside those tokens; None without layers with a window
 
 
 _UNFIT = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 _PAGE_SIZE = EngineConfig().page_size
 _STEP_TOKENS = 2048  # the default of `max_num_batched_tokens`
 _USUAL_CONTEXT = 8192  # tokens, for a model whose config does not say what it was trained for
+_NUM_SEQS = EngineConfig().scheduler.max_num_seqs
 
 
 def memory_fit(
-    entry: Entry, *, context: int | None, memory: int, is_metal: bool, in_8_bits: bool = False
+    entry: Entry,
+    *,
+    context: int | None,
+    memory: int,
+    is_metal: bool,
+    in_8_bits: bool = False,
+    num_seqs: int = _NUM_SEQS,
 ) -> MemoryFit:
     """Whether `context` tokens fit next to the weights and a step.
 
-    context: capped at the length that the model was trained for; None is that length
+    context: capped at the length that the model was trained for; None is that length, part of which layers
+        with a window may take for other requests
     in_8_bits: with keys and values so (`kv_cache_dtype=q8`)
+    num_seqs: requests that run beside each other
     """
     bytes_per_value = 2 if is_metal else 4  # without Metal all computation is in float32
     made_for = entry.context or context or _USUAL_CONTEXT
+    is_promised = context is not None
     context = min(context or made_for, made_for)
     per_token = entry.kv_size(bytes_per_value, in_8_bits=in_8_bits)
     taken = entry.weight_size + entry.step_size(bytes_per_value, has_scores=not is_metal)
-    taken += entry.window_size(bytes_per_value, in_8_bits=in_8_bits)
+    if entry.kv.window:
+        window = Window(entry.kv.window, _PAGE_SIZE)
+        return _fit_with_windows(
+            window,
+            per_token * _PAGE_SIZE,
+            entry.window_size(bytes_per_value, in_8_bits=in_8_bits) // window.num_held,
+            memory=memory,
+            taken=taken,
+            longest=context,
+            num_seqs=num_seqs,
+            is_promised=is_promised,
+        )
     if per_token == 0:  # a sequence of any length keeps as much
         return MemoryFit(taken <= memory, context if taken <= memory else 0, taken, context)
     # A quarter of the cache is for recurrent states (model/sizing.py).
     of_cache = Fraction(3, 4) if entry.kv.has_states else Fraction(1)
-    if entry.kv.window:
-        of_cache = 1 - Fraction(1, SPARE)
     num_tokens = max(0, int((memory - taken) * of_cache) // per_token)
     needed = taken + math.ceil(context * per_token / of_cache)
     return MemoryFit(needed <= memory, num_tokens, needed, context)
+
+
+def _fit_with_windows(
+    window: Window,
+    page_bytes: int,
+    window_page_bytes: int,
+    *,
+    memory: int,
+    taken: int,
+    longest: int,
+    num_seqs: int,
+    is_promised: bool,
+) -> MemoryFit:
+    """As a server divides what is left beside the bytes that are taken."""
+    options: dict[str, Any] = {
+        "longest": longest,
+        "num_seqs": num_seqs,
+        "step_tokens": _STEP_TOKENS,
+        "is_promised": is_promised,
+    }
+    sizes = page_bytes, window_page_bytes, window
+    num_pages, num_window_pages = split(memory - taken, *sizes, **options)
+    needed = taken + bytes_for(*sizes, **options)
+    num_tokens = max(0, num_pages) * window.page_size
+    num_windows = int(window.num_windows(num_window_pages))
+    return MemoryFit(needed <= memory, num_tokens, needed, longest, num_windows)
 
 
 def _kv_bytes(num_values: int, num_rows: int, bytes_per_value: int, in_8_bits: bool) -> int:

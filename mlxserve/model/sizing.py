@@ -64,6 +64,8 @@ def with_sizes(
     if config.num_pages is not None and device_memory is not None:
         _refuse_too_many_pages(sizes, config.page_size, loaded, device_memory, group)
     _refuse_context_beyond(config, sizes)
+    if group is not None and sizes.num_window_pages:
+        group.log_division(sizes.num_pages, sizes.num_window_pages, options.max_num_seqs)
     max_model_len = options.max_model_len or loaded.max_length
     if not options.enable_chunked_prefill:
         max_model_len = min(max_model_len, num_tokens)

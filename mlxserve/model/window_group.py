@@ -60,8 +60,31 @@ class WindowGroup:
             longest=longest,
             num_seqs=options.max_num_seqs,
             step_tokens=options.step_budget,
+            is_promised=options.max_model_len is not None,
         )
         return max(0, num_pages), num_window_pages
+
+    def log_division(self, num_pages: int, num_window_pages: int, max_num_seqs: int) -> None:
+        """Log the tokens and the windows that share the cache, with a warning where the windows are fewer than
+        the requests that may run."""
+        num_windows = self.window.num_windows(num_window_pages)
+        log.info(
+            "The cache is divided into %d tokens in layers that keep all positions and %.1f windows of the last %d "
+            "tokens in the others: one for each running request, or each conversation to be continued",
+            num_pages * self.page_size,
+            num_windows,
+            self.window.size,
+        )
+        if num_windows < max_num_seqs:
+            log.warning(
+                "At most %d requests longer than %d tokens run at the same time instead of %d: memory is kept for "
+                "%d windows, and each needs one. Lower max_model_len, or raise num_window_pages or "
+                "gpu_memory_utilization.",
+                num_windows,
+                self.window.size,
+                max_num_seqs,
+                num_windows,
+            )
 
     def _refuse_too_few(self, num_window_pages: int) -> None:
         """Raises InvalidConfig."""

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
-from mlxserve.cache.groups import Window, num_in, split, wanted, window_of
+from mlxserve.cache.groups import (
+    MIN_WINDOWS,
+    Window,
+    bytes_for,
+    num_in,
+    split,
+    wanted,
+    window_of,
+)
 
 KIB, GB = 1 << 10, 1 << 30
 
@@ -39,46 +50,111 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("page_size", [16, 32, 64])
-def test_contexts_are_nearly_those_of_one_window(name: str, page_size: int) -> None:
-    full, windowed, size, longest, contexts = MODELS[name]
+STEP = {"step_tokens": 512}
+
+
+def cases(page_size: int) -> Iterator[tuple[str, int, int]]:
+    """(model, bytes, the longest context that one request alone could have)"""
+    for name, (full, windowed, size, longest, contexts) in MODELS.items():
+        of_window = Window(size, page_size).num_held * page_size * windowed
+        for context in contexts:
+            for more in (0, 1 * GB, 8 * GB, 40 * GB):
+                nbytes = context * full + size * windowed + more
+                yield name, nbytes, min(longest, (nbytes - of_window) // full)
+
+
+def divided(name: str, nbytes: int, page_size: int, **options: Any) -> tuple[int, float]:
+    """(tokens, windows)"""
+    full, windowed, size, longest, _ = MODELS[name]
     window = Window(size, page_size)
-    for context in contexts:
-        for more in (0, 1 * GB, 8 * GB, 40 * GB):
-            nbytes = context * full + size * windowed + more
-            num_pages, num_window_pages = split(
-                nbytes,
-                full * page_size,
-                windowed * page_size,
-                window,
-                longest=longest,
-                num_seqs=64,
-                step_tokens=512,
-            )
-            possible = min(longest, (nbytes - size * windowed) // full)
-            assert num_pages * page_size >= 0.9 * possible
-            assert window.num_held <= num_window_pages <= wanted(window, 64, 512)
-            taken = num_pages * full + num_window_pages * windowed
-            assert nbytes - full * page_size < taken * page_size <= nbytes
+    settings = {"longest": longest, "num_seqs": 64, **STEP, **options}
+    num_pages, num_window_pages = split(
+        nbytes, full * page_size, windowed * page_size, window, **settings
+    )
+    assert window.num_held <= num_window_pages <= wanted(window, settings["num_seqs"], 512)
+    taken = num_pages * full + num_window_pages * windowed
+    assert nbytes - full * page_size < taken * page_size <= nbytes
+    return num_pages * page_size, window.num_windows(num_window_pages)
+
+
+@pytest.mark.parametrize("page_size", [16, 32, 64])
+def test_one_seat_has_nearly_the_context_of_one_window(page_size: int) -> None:
+    for name, nbytes, _ in cases(page_size):
+        full, windowed, size, longest, _ = MODELS[name]
+        possible = min(longest, (nbytes - size * windowed) // full)
+        assert divided(name, nbytes, page_size, num_seqs=1)[0] >= 0.9 * possible, name
+
+
+@pytest.mark.parametrize("page_size", [16, 32, 64])
+@pytest.mark.parametrize("num_seqs", [2, 4, 64])
+def test_a_context_is_shorter_for_four_windows_and_at_most_by_half(
+    page_size: int, num_seqs: int
+) -> None:
+    num_wanted = min(MIN_WINDOWS, num_seqs)
+    found = set()
+    for name, nbytes, possible in cases(page_size):
+        num_tokens, windows = divided(name, nbytes, page_size, num_seqs=num_seqs)
+        assert num_tokens >= possible // 2 - page_size, name
+        is_half = num_tokens <= possible // 2 + page_size * 10
+        assert windows >= num_wanted or is_half, name
+        assert num_tokens >= 0.9 * possible or windows <= num_wanted, name
+        found.add((num_tokens >= 0.9 * possible, is_half))
+    assert (True, False) in found
+    assert (False, False) in found
+
+
+@pytest.mark.parametrize("page_size", [16, 32, 64])
+def test_windows_take_nothing_of_a_context_that_is_promised(page_size: int) -> None:
+    for name, nbytes, possible in cases(page_size):
+        asked = int(0.93 * possible)
+        promised = {"longest": asked, "is_promised": True}
+        assert divided(name, nbytes, page_size, **promised)[0] >= asked, name
+        less = {"longest": asked // 2, "is_promised": True}
+        assert divided(name, nbytes, page_size, **less)[1] >= divided(name, nbytes, page_size)[1]
+
+
+@pytest.mark.parametrize("is_promised", [True, False])
+@pytest.mark.parametrize("num_seqs", [1, 3, 64])
+def test_the_bytes_for_a_context_are_the_fewest_that_leave_it(
+    num_seqs: int, *, is_promised: bool
+) -> None:
+    for full, windowed, size, longest, contexts in MODELS.values():
+        sizes = 32 * full, 32 * windowed, Window(size, 32)
+        for context in (*contexts, longest):
+            options = {"longest": context, "num_seqs": num_seqs, "is_promised": is_promised}
+            options |= STEP
+            nbytes = bytes_for(*sizes, **options)
+            assert split(nbytes, *sizes, **options)[0] * 32 >= context
+            fewer = nbytes - 2 * sizes[0] - sizes[1]  # windows take whole pages
+            assert split(fewer, *sizes, **options)[0] * 32 < context
+
+
+def test_a_mac_of_24_gb_has_room_for_more_than_one_window() -> None:
+    """What is left beside the weights and a step of a 4-bit model there, and on one of 32 GB."""
+    found = {
+        (name, memory): divided(name, int(memory * GB), 32)
+        for name, memory in [
+            ("Gemma 4 26B", 1.2),
+            ("Gemma 4 26B", 4.0),
+            ("Gemma 3 27B", 4.0),
+            ("Gemma 3 27B", 4.5),
+            ("gpt-oss-20b", 1.2),
+        ]
+    }
+    assert {key: (tokens, int(windows)) for key, (tokens, windows) in found.items()} == {
+        ("Gemma 4 26B", 1.2): (26_112, 3),
+        ("Gemma 4 26B", 4.0): (166_176, 4),
+        ("Gemma 3 27B", 4.0): (29_792, 4),
+        ("Gemma 3 27B", 4.5): (36_352, 4),
+        ("gpt-oss-20b", 1.2): (48_960, 18),
+    }
 
 
 def test_a_shorter_context_leaves_more_for_windows() -> None:
-    window = Window(1024, 32)
-    found = [
-        split(
-            8 * GB,
-            32 * 80 * KIB,
-            32 * 416 * KIB,
-            window,
-            longest=longest,
-            num_seqs=64,
-            step_tokens=512,
-        )
-        for longest in (131_072, 32_768, 8192)
-    ]
-    assert [windows // window.num_held for _, windows in found] == [2, 6, 9]
-    assert [pages * 32 for pages, _ in found] > [60_000, 32_768, 8192]
+    lengths = (131_072, 32_768, 8192)
+    found = [divided("Gemma 3 27B", 8 * GB, 32, longest=longest) for longest in lengths]
+    assert [int(windows) for _, windows in found] == [4, 6, 9]
+    assert all(tokens > 8192 for tokens, _ in found)
 
 
 def test_a_rank_without_layers_of_one_kind_does_not_limit_its_pages() -> None:

@@ -168,24 +168,33 @@ def test_layers_with_a_window_take_what_a_server_gives_them(
 
 
 def check_windows(entry: Entry, memory: int, in_8_bits: bool) -> None:
+    """As `model.sizing` divides the same memory."""
     fit = memory_fit(entry, context=None, memory=memory, is_metal=True, in_8_bits=in_8_bits)
     page = EngineConfig().page_size
     window = Window(entry.kv.window, page)
     of_window = entry.window_size(2, in_8_bits=in_8_bits) // window.num_held
     of_others = page * entry.kv_size(2, in_8_bits=in_8_bits)
     left = memory - entry.weight_size - entry.step_size(2, has_scores=False)
-    context = min(entry.context, fit.num_tokens)
     if left < 0:
         assert not fit.fits
         return
-    for num_seqs in (1, 8):
-        num_pages, num_windows = split(
-            left, of_others, of_window, window, longest=context, num_seqs=num_seqs, step_tokens=2048
-        )
-        assert num_windows >= window.num_held
-        assert num_pages * page >= context - page
-    if fit.num_tokens < entry.context:  # and it is hardly more
-        assert num_pages * page < 1.02 * context + 2 * page
+    num_pages, num_windows = split(
+        left, of_others, of_window, window, longest=entry.context, num_seqs=64, step_tokens=2048
+    )
+    assert (fit.num_tokens, fit.num_windows) == (num_pages * page, num_windows // window.num_held)
+    assert fit.fits == (fit.num_tokens >= entry.context)
+
+
+def test_a_context_that_is_asked_for_leaves_fewer_windows() -> None:
+    [entry] = (one for one in entries() if one.name == "mlx-community/gemma-3-27b-it-4bit")
+    memory = int(21.5e9)
+    whole = memory_fit(entry, context=None, memory=memory, is_metal=True)
+    assert (whole.fits, whole.num_windows) == (False, 4)
+    asked = memory_fit(entry, context=whole.num_tokens + 8000, memory=memory, is_metal=True)
+    assert asked.fits
+    assert asked.num_windows in (1, 2, 3)
+    one_seat = memory_fit(entry, context=None, memory=memory, is_metal=True, num_seqs=1)
+    assert one_seat.num_tokens > asked.num_tokens
 
 
 def test_a_model_without_attention_takes_any_context() -> None:
