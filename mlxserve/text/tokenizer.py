@@ -67,8 +67,10 @@ _RESERVED = frozenset(
 _OF_CONVERSATIONS = frozenset({"add_generation_prompt", "documents", "messages", "tools"})
 _TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"  # a warning of transformers
 _ANY_TOOL = {"type": "function", "function": {"name": "any"}}
+# AssertionError: how mlx-lm's template of DeepSeek V3.2, a Python function, refuses a conversation.
 _TEMPLATE_ERRORS = (
     TemplateError,
+    AssertionError,
     TypeError,
     ValueError,
     LookupError,

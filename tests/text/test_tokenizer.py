@@ -58,10 +58,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def with_template(folder: Path, template: str) -> Tokenizer:
+def with_template(folder: Path, template: str | None, **settings: str) -> Tokenizer:
     content = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(
-        json.dumps({**content, "chat_template": template})
+        json.dumps({**content, "chat_template": template, **settings})
     )
     return Tokenizer(folder)
 
@@ -177,6 +177,15 @@ def test_a_template_gets_earlier_arguments_parsed_unless_it_takes_text(folder: P
     tokenizer = with_template(folder, show.format(".items()"))
     text = tokenizer.decode(tokenizer.render(tokenizer.fit(cut).messages))
     assert "INVALID_JSON" in text
+
+
+def test_a_python_template_that_asserts_refuses_a_conversation(folder: Path) -> None:
+    tokenizer = with_template(folder, None, chat_template_type="deepseek_v32")
+    assert not tokenizer.abilities.late_results
+    text = tokenizer.decode(tokenizer.render(USER))
+    assert text.startswith("<｜begin▁of▁sentence｜><｜User｜>hi")
+    with pytest.raises(InvalidRequest, match="rejects these messages"):
+        tokenizer.render([{"role": "developer", "content": ""}, *USER])
 
 
 def test_only_variables_that_the_template_reads_can_be_set(folder: Path) -> None:
