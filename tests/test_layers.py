@@ -185,7 +185,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/api/prefix_names": "mlxserve/errors mlxserve/chat mlxserve/api/access",
     "mlxserve/api/prompts": (
-        "mlxserve/text/costs mlxserve/text/conversation mlxserve/text/fitting mlxserve/chat "
+        "mlxserve/text/costs mlxserve/text/conversation mlxserve/text/fitting mlxserve/text/tokenizer mlxserve/chat "
         "mlxserve/api/errors mlxserve/api/bodies mlxserve/api/warnings mlxserve/api/turns mlxserve/images mlxserve/errors"
     ),
     "mlxserve/api/vectors": (

@@ -22,6 +22,7 @@ from mlxserve.images.sources import ImageSources
 from mlxserve.text.conversation import Conversation, SentImage, read_for
 from mlxserve.text.costs import MESSAGES_PER_SECOND, encode_seconds, render_seconds
 from mlxserve.text.fitting import Fitted
+from mlxserve.text.tokenizer import check_names
 
 if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat
@@ -76,6 +77,7 @@ class Prompts:
         read: makes the conversation from about `num_messages` of the body, with images or without
         continues: the answer continues the last message
         """
+        check_names(template_kwargs)
         variables: dict[str, Any] = {**template_kwargs}
         if continues:
             add_generation_prompt = False

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import cached_property, partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -343,11 +344,7 @@ class Tokenizer:
                 "This model has no chat template. Send a plain prompt instead (/v1/completions, or "
                 "LLM.generate)."
             )
-        if reserved := sorted(_RESERVED & template_kwargs.keys()):
-            raise InvalidRequest(
-                f"chat_template_kwargs: {', '.join(reserved)} cannot be set. Only variables of the "
-                "model's chat template are allowed."
-            )
+        check_names(template_kwargs)
         unknown = template_kwargs.keys() - ALWAYS_ALLOWED - {"continue_final_message"}
         if unknown and (unknown := unknown - self.abilities.variables):
             reads = ", ".join(sorted(ALWAYS_ALLOWED | self.abilities.variables))
@@ -426,6 +423,19 @@ class Tokenizer:
         said = [text for message in outside for text in _texts_in(message)]
         said.append(json.dumps(list(tools or ()), ensure_ascii=False))
         return any(token in text for text in said for token in self._added_tokens)
+
+
+# `render` receives its own arguments and the variables as keywords.
+_NO_VARIABLES = _RESERVED | signature(Tokenizer.render).parameters.keys()
+
+
+def check_names(variables: Mapping[str, Any]) -> None:
+    """Raises InvalidRequest for names that no template variable can have."""
+    if reserved := sorted(_NO_VARIABLES & variables.keys()):
+        raise InvalidRequest(
+            f"chat_template_kwargs: {', '.join(reserved)} cannot be set. Only variables of the "
+            "model's chat template are allowed."
+        )
 
 
 def _is_from_outside(message: Mapping[str, Any]) -> bool:

@@ -241,8 +241,17 @@ def test_the_refusal_of_a_long_prompt_has_each_apis_words(families: Any) -> None
 def test_variables_that_the_template_does_not_read_are_refused_by_name(families: Any) -> None:
     family = families("qwen 3.5")
     body = {"messages": [{"role": "user", "content": "Hi"}]}
-    reply = family.client.post(CHAT, json={**body, "chat_template_kwargs": {"tokenize": False}})
-    assert reply.status_code == 400
+    for name in (
+        "tokenize",
+        "tools",
+        "messages",
+        "add_generation_prompt",
+        "most_characters",
+        "self",
+    ):
+        reply = family.client.post(CHAT, json={**body, "chat_template_kwargs": {name: False}})
+        assert reply.status_code == 400
+        assert f"{name} cannot be set" in reply.json()["error"]["message"]
     reply = family.client.post(CHAT, json={**body, "chat_template_kwargs": {"mood": True}})
     assert reply.json()["error"]["param"] == "chat_template_kwargs"
     family.post(CHAT, {**body, "chat_template_kwargs": {"enable_thinking": False}})
