@@ -23,7 +23,7 @@ from tui.sanitise import one_line
 
 OFF = "off"
 PRESET = "preset"
-EFFORTS = ("minimal", "low", "medium", "high")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # Above it, all but the most likely tokens are noise; a server may take more of programs.
 HIGHEST_TEMPERATURE = 2.0
 # Name -> whether it is a whole number, the smallest and the largest value.

@@ -28,7 +28,7 @@ def test_what_cannot_be_set_says_what_can() -> None:
         ("max_tokens", "0", "a whole number from 1"),
         ("max_tokens", "1.5", "a whole number"),
         ("seed", "", "seed is a whole number, or off"),
-        ("effort", "huge", "minimal, low, medium, high"),
+        ("effort", "huge", "none, minimal, low, medium, high, xhigh, max, or off"),
     ]:
         with pytest.raises(SamplingRefused, match=words):
             Sampling().changed(name, text)
