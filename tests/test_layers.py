@@ -65,19 +65,25 @@ ARROWS: dict[str, str] = {
     "mlxserve/text/costs": "",
     "mlxserve/text/signature": "",
     "mlxserve/text/conversation": "mlxserve/errors mlxserve/images",
-    "mlxserve/text/abilities": "",
+    "mlxserve/text/probes": "",
+    "mlxserve/text/controls": "mlxserve/text/probes",
+    "mlxserve/text/abilities": "mlxserve/text/probes mlxserve/text/controls",
     "mlxserve/text/fitting": (
         "mlxserve/text/parsing mlxserve/text/abilities mlxserve/text/conversation mlxserve/images"
     ),
     "mlxserve/text/templates": "mlxserve/helpers",
-    "mlxserve/text/template_worker": "mlxserve/deferred_packages",
+    "mlxserve/text/template_syntax": "",
+    "mlxserve/text/template_worker": "mlxserve/deferred_packages mlxserve/text/template_syntax",
+    "mlxserve/text/probing": (
+        "mlxserve/text/probes mlxserve/text/controls mlxserve/text/abilities mlxserve/text/templates"
+    ),
     "mlxserve/text/large_texts": "mlxserve/errors mlxserve/helpers mlxserve/text/templates",
     "mlxserve/text/stream_decoder": "",
     "mlxserve/text/tokenizer_files": "mlxserve/errors mlxserve/files",
     "mlxserve/text/tokenizer": (
         "mlxserve/errors mlxserve/text/parsing mlxserve/text/costs mlxserve/text/conversation "
-        "mlxserve/text/abilities mlxserve/text/fitting mlxserve/text/templates "
-        "mlxserve/text/large_texts mlxserve/text/stream_decoder mlxserve/text/tokenizer_files "
+        "mlxserve/text/controls mlxserve/text/abilities mlxserve/text/probing mlxserve/text/fitting "
+        "mlxserve/text/templates mlxserve/text/large_texts mlxserve/text/stream_decoder mlxserve/text/tokenizer_files "
         "mlxserve/door"
     ),
     "mlxserve/text/large_text_worker": (
@@ -175,7 +181,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/api/bodies": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/request mlxserve/text/parsing "
-        "mlxserve/text/costs mlxserve/text/conversation mlxserve/shelf mlxserve/api/errors mlxserve/door "
+        "mlxserve/text/costs mlxserve/text/controls mlxserve/text/conversation mlxserve/shelf mlxserve/api/errors mlxserve/door "
         "mlxserve/api/turns"
     ),
     "mlxserve/api/metrics": "mlxserve/stats mlxserve/text/deltas mlxserve/api/server",
@@ -185,7 +191,7 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/api/prefix_names": "mlxserve/errors mlxserve/chat mlxserve/api/access",
     "mlxserve/api/prompts": (
-        "mlxserve/text/costs mlxserve/text/conversation mlxserve/text/fitting mlxserve/text/tokenizer mlxserve/chat "
+        "mlxserve/text/costs mlxserve/text/conversation mlxserve/text/tokenizer mlxserve/chat "
         "mlxserve/api/errors mlxserve/api/bodies mlxserve/api/warnings mlxserve/api/turns mlxserve/images mlxserve/errors"
     ),
     "mlxserve/api/vectors": (
@@ -214,12 +220,13 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/api/anthropic": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/request mlxserve/text/parsing "
-        "mlxserve/text/conversation mlxserve/text/signature mlxserve/text/deltas mlxserve/api/errors mlxserve/api/usage mlxserve/api/access "
+        "mlxserve/text/controls mlxserve/text/conversation mlxserve/text/signature mlxserve/text/deltas "
+        "mlxserve/api/errors mlxserve/api/usage mlxserve/api/access "
         "mlxserve/api/bodies mlxserve/api/server mlxserve/api/answers mlxserve/api/service mlxserve/images"
     ),
     "mlxserve/api/ollama": (
         "mlxserve/errors mlxserve/sampling_params mlxserve/request "
-        "mlxserve/text/parsing mlxserve/text/conversation mlxserve/text/deltas "
+        "mlxserve/text/parsing mlxserve/text/controls mlxserve/text/conversation mlxserve/text/deltas "
         "mlxserve/api/errors mlxserve/api/usage mlxserve/api/warnings mlxserve/api/server "
         "mlxserve/api/bodies mlxserve/api/answers mlxserve/api/service mlxserve/api/turns mlxserve/images"
     ),

@@ -21,7 +21,6 @@ from mlxserve.images.image import Image
 from mlxserve.images.sources import ImageSources
 from mlxserve.text.conversation import Conversation, SentImage, read_for
 from mlxserve.text.costs import MESSAGES_PER_SECOND, encode_seconds, render_seconds
-from mlxserve.text.fitting import Fitted
 from mlxserve.text.tokenizer import check_names
 
 if TYPE_CHECKING:
@@ -91,23 +90,25 @@ class Prompts:
             conversation = await in_turn(request, num_messages / MESSAGES_PER_SECOND, made)
         conversation = await self._with_images(request, conversation)
 
-        def render() -> tuple[list[int], Fitted]:
+        def render() -> tuple[list[int], list[str]]:
             fitted = self._chat.fit(conversation)
+            changes = list(fitted.changes)
             ids = self._chat.render(
                 fitted.messages,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
+                on_change=changes.append,
                 **variables,
             )
-            return ids, fitted
+            return ids, changes
 
         seconds = render_seconds([message.text for message in conversation.messages], tools)
         seconds += conversation.num_pixels / _PIXELS_PER_SECOND
-        token_ids, fitted = await in_turn(request, seconds, render)
+        token_ids, changes = await in_turn(request, seconds, render)
         if left_out := conversation.left_out:
             warn(request, f"left out: {', '.join(left_out)}")
-        if fitted.changes:
-            warn(request, f"{FITTED}: {', '.join(fitted.changes)}")
+        if changes:
+            warn(request, f"{FITTED}: {', '.join(changes)}")
         return token_ids
 
     async def _with_images(self, request: Request, conversation: Conversation) -> Conversation:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -200,12 +200,13 @@ class Chat:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        on_change: Callable[[str], None] | None = None,
         **template_kwargs: Any,
     ) -> list[int]:
         """A conversation as the token ids of a prompt. Raises InvalidRequest, PromptTooLong.
 
         A message's content is a text or a list of parts: {"type": "text", "text": str} and
-        {"type": "image", "image": Image}.
+        {"type": "image", "image": Image}. `on_change` as in `Tokenizer.render`.
         """
         self._require_writer()
         messages, images = self._images.split(messages)
@@ -216,6 +217,7 @@ class Chat:
                 messages,
                 tools=tools,
                 most_characters=most,
+                on_change=on_change,
                 **{**self._template_kwargs, **template_kwargs},
             )
         except RenderedTooLong as error:

@@ -176,7 +176,13 @@ def _template_in_words(abilities: dict[str, Any] | None) -> str:
     ids, reasoning = abilities["call_ids"], abilities["reasoning"] or "none"
     reads = ", ".join(abilities["variables"]) or "nothing else"
     takes = f"does not take {', '.join(lacks)}" if lacks else "takes every conversation"
-    return f"{takes}; ids of calls: {ids}; earlier reasoning: {reasoning}; reads {reads}"
+    efforts = "".join(map(_efforts_in_words, abilities["controls"]["efforts"]))
+    return f"{takes}; ids of calls: {ids}; earlier reasoning: {reasoning}; reads {reads}{efforts}"
+
+
+def _efforts_in_words(efforts: Mapping[str, Any]) -> str:
+    words = [f"{v} (default)" if v == efforts["default"] else v for v in efforts["values"]]
+    return f"; {efforts['variable']}: {', '.join(words) or 'none is taken'}"
 
 
 def rm(

@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any
+
+from mlxserve.text.controls import EFFORT, SWITCH, Controls, find_controls
+from mlxserve.text.probes import TOOL, Message, Probe, RenderEach
 
 # Template variables that clients may always set; a template that does not read them ignores them.
-ALWAYS_ALLOWED = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
+ALWAYS_ALLOWED = frozenset({SWITCH, "thinking", EFFORT})
 # transformers gives templates the first one as `thinking`, too.
 REASONING_NAMES = ("reasoning_content", "reasoning")
-
-Message: TypeAlias = dict[str, Any]
-Probe: TypeAlias = tuple[list[Message], list[dict[str, Any]] | None]  # messages and tools
-# Renders each of them; None where the template raised.
-RenderEach: TypeAlias = Callable[[Sequence[Probe]], Sequence[str | None]]
 
 
 class CallIds(StrEnum):
@@ -58,6 +56,7 @@ class Abilities:
     empty_answers: an assistant's message without a text
     reasoning: the member that holds an earlier answer's reasoning; None if none is shown
     variables: names that the template reads, other than those of the conversation
+    controls: how clients choose whether the model thinks, and with how much effort
     """
 
     system: bool = True
@@ -84,6 +83,7 @@ class Abilities:
     arguments: Arguments = Arguments.OBJECT
     reasoning: str | None = "reasoning_content"
     variables: frozenset[str] = field(default_factory=frozenset)
+    controls: Controls = field(default_factory=Controls)
 
     def card(self) -> dict[str, Any]:
         """As JSON."""
@@ -92,18 +92,6 @@ class Abilities:
 
 _NINE, _NINE_2 = "zqcall001", "zqcall002"
 _LONG = "call_zq0123456789abcdef"
-_TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "zqtool",
-        "description": "Looks it up.",
-        "parameters": {
-            "type": "object",
-            "properties": {"zqkey": {"type": "string", "description": "What."}},
-            "required": ["zqkey"],
-        },
-    },
-}
 _BARE_TOOL = {"type": "function", "function": {"name": "zqtool", "parameters": {}}}
 _LOOSE_TYPES = {
     "zqkey": {"type": ["string", "null"]},
@@ -111,7 +99,7 @@ _LOOSE_TYPES = {
     "zqnothing": {"type": "null"},
 }
 _LOOSE_FUNCTION = {
-    **_TOOL["function"],
+    **TOOL["function"],
     "parameters": {"type": "object", "properties": _LOOSE_TYPES},
 }
 _LOOSE_TOOL = {"type": "function", "function": _LOOSE_FUNCTION}
@@ -163,15 +151,18 @@ _IMAGES = {"image": True, "no image": False}
 _WRITTEN_PART = re.compile(r"""['"]type['"]:\s*['"]image""")
 
 
-def find_abilities(render_each: RenderEach, variables: frozenset[str]) -> Abilities:
-    """The abilities of the template that `render_each` renders, all in one call.
+def find_abilities(render_each: RenderEach, literals: Mapping[str, Sequence[str]]) -> Abilities:
+    """The abilities of the template that `render_each` renders.
+
+    literals: the strings that the template compares each of its variables with
 
     A template that does not even render a user's message is taken to be able to do everything, so
     that requests are told its own error.
     """
-    probes: dict[str, Probe] = {name: (messages, None) for name, (messages, _) in _PLAIN.items()}
+    variables = frozenset(literals)
+    probes = {name: Probe(messages) for name, (messages, _) in _PLAIN.items()}
     for name, has_image in _IMAGES.items():
-        probes[name] = [{"role": "user", "content": _parts("zqa", has_image=has_image)}], None
+        probes[name] = Probe([{"role": "user", "content": _parts("zqa", has_image=has_image)}])
     for kind, arguments in (("object", _OBJECT), ("text", _TEXT)):
         probes |= {f"{kind}.{name}": probe for name, probe in _with_calls(arguments).items()}
     texts = dict(zip(probes, render_each(list(probes.values())), strict=True))
@@ -186,7 +177,8 @@ def find_abilities(render_each: RenderEach, variables: frozenset[str]) -> Abilit
         plain["without_user"] = False
     if not plain["system"]:
         plain["several_systems"] = plain["late_system"] = False
-    return Abilities(**plain, **with_calls, variables=variables)
+    controls = find_controls(render_each, literals)
+    return Abilities(**plain, **with_calls, variables=variables, controls=controls)
 
 
 def _with_calls(arguments: object) -> dict[str, Probe]:
@@ -214,11 +206,11 @@ def _with_calls(arguments: object) -> dict[str, Probe]:
         },
     }
     return {
-        **{name: (messages, [_TOOL]) for name, messages in conversations.items()},
-        "bare": ([_A], [_BARE_TOOL]),
-        "loose": ([_A], [_LOOSE_TOOL]),
-        "tools": ([_A], [_TOOL]),
-        "alone": ([_said("system", "zqs")], [_TOOL]),
+        **{name: Probe(messages, [TOOL]) for name, messages in conversations.items()},
+        "bare": Probe([_A], [_BARE_TOOL]),
+        "loose": Probe([_A], [_LOOSE_TOOL]),
+        "tools": Probe([_A], [TOOL]),
+        "alone": Probe([_said("system", "zqs")], [TOOL]),
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mlxserve.deferred_packages import defer_packages
+from mlxserve.text.template_syntax import literals_of
 
 
 class TemplateWorker:
@@ -39,11 +40,12 @@ class TemplateWorker:
         """As `render` for each of them; None for one at which the template raises."""
         return [self._rendered(each) for each in arguments]
 
-    def variables(self, template: str) -> list[str]:
-        """The names that a template reads, without jinja's own."""
-        compiled = self._transformers._compile_jinja_template(template)
-        names = self._transformers._get_template_variables(template)
-        return sorted(names - compiled.environment.globals.keys())
+    def variables(self, template: str) -> dict[str, list[str]]:
+        """The names that a template reads, without jinja's own, each with the words that it is compared with."""
+        environment = self._transformers._compile_jinja_template(template).environment
+        names = self._transformers._get_template_variables(template) - environment.globals.keys()
+        tree = environment.parse(template)
+        return {name: literals_of(tree, name) for name in sorted(names)}
 
     def _remembering(self, copy: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def remembered(value: Any) -> Any:

@@ -87,8 +87,8 @@ class TextRenderer(Protocol):
     def literal_text(self, template: str) -> str:
         """The text that a template itself contains. Raises TemplateError."""
 
-    def variables(self, template: str) -> list[str]:
-        """The names that a template reads. Raises TemplateError."""
+    def variables(self, template: str) -> Mapping[str, Sequence[str]]:
+        """The names that a template reads, each with the words that it is compared with. Raises TemplateError."""
 
 
 class HelperRenderer:
@@ -116,9 +116,9 @@ class HelperRenderer:
             self._literals[template] = self._call("literal_text", template)
         return self._literals[template]
 
-    def variables(self, template: str) -> list[str]:
-        names: list[str] = self._call("variables", template)
-        return names
+    def variables(self, template: str) -> Mapping[str, Sequence[str]]:
+        literals: dict[str, list[str]] = self._call("variables", template)
+        return literals
 
     def _call(self, method: str, argument: object) -> Any:
         try:

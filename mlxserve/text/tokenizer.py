@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import cached_property, partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
-
-from jinja2 import TemplateError
 
 from mlxserve.door import Lane, lane_of
 from mlxserve.errors import (
@@ -27,13 +25,15 @@ from mlxserve.errors import (
     InvalidRequest,
     in_one_line,
 )
-from mlxserve.text.abilities import ALWAYS_ALLOWED, Abilities, Probe, find_abilities
+from mlxserve.text.abilities import ALWAYS_ALLOWED, Abilities
+from mlxserve.text.controls import Controls, has_controls
 from mlxserve.text.conversation import Call, Conversation, completed_tool
 from mlxserve.text.costs import encode_seconds, render_seconds
 from mlxserve.text.fitting import Fitted, Fitting, calls_as_json, single_typed_tool
 from mlxserve.text.large_texts import LargeTexts
 from mlxserve.text.parsing.markup import Markup, markup_of
 from mlxserve.text.parsing.writing import write_calls
+from mlxserve.text.probing import RESERVED, TEMPLATE_ERRORS, abilities_of, template_of
 from mlxserve.text.stream_decoder import StreamDecoder
 from mlxserve.text.templates import (
     TextRenderer,
@@ -47,38 +47,7 @@ from mlxserve.text.tokenizer_files import load_tokenizer
 
 log = logging.getLogger("mlxserve.text")
 
-# Arguments that transformers consumes instead of passing them to the template. Some of them would
-# replace the template or change the result's type from a list of token ids.
-_RESERVED = frozenset(
-    {
-        "chat_template",
-        "conversation",
-        "max_length",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "sanitize_control_tokens",
-        "tokenize",
-        "tokenizer_kwargs",
-        "truncation",
-    }
-)
-# Variables that a conversation sets.
-_OF_CONVERSATIONS = frozenset({"add_generation_prompt", "documents", "messages", "tools"})
 _TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"  # a warning of transformers
-_ANY_TOOL = {"type": "function", "function": {"name": "any"}}
-# AssertionError: how mlx-lm's template of DeepSeek V3.2, a Python function, refuses a conversation.
-_TEMPLATE_ERRORS = (
-    TemplateError,
-    AssertionError,
-    TypeError,
-    ValueError,
-    LookupError,
-    ArithmeticError,
-    AttributeError,
-    RecursionError,
-)
 
 
 class Tokenizer:
@@ -147,7 +116,7 @@ class Tokenizer:
         """Fits conversations to the chat template, which is looked at when this is first called."""
         with self._looking:
             if self._fitting is None:
-                self._fitting = Fitting(self._find_abilities(), self._written)
+                self._fitting = Fitting(abilities_of(self._wrapper, self._renderer), self._written)
             return self._fitting
 
     def _written(self, calls: Sequence[Call]) -> str:
@@ -160,64 +129,13 @@ class Tokenizer:
     def fit(self, conversation: Conversation) -> Fitted:
         """The conversation as the chat template takes it. Says once what is changed for that."""
         fitted = self.fitting().fit(conversation)
-        if new := set(fitted.changes) - self._told:
-            self._told |= new
-            log.warning("Conversations are fitted to the chat template: %s", "; ".join(sorted(new)))
+        self._log_once(fitted.changes)
         return fitted
 
-    def _find_abilities(self) -> Abilities:
-        template = self._template([_ANY_TOOL])
-        try:
-            if isinstance(template, str):
-                variables = frozenset(self._renderer.variables(template))
-                known = {*self._wrapper.special_tokens_map, *_RESERVED, *_OF_CONVERSATIONS}
-                return find_abilities(self._render_each, variables - known)
-            return find_abilities(self._render_each_here, frozenset())
-        except TemplateError:
-            return Abilities()  # raised again by the first request, which can be told
-
-    def _template(self, tools: Sequence[Mapping[str, Any]] | None) -> str | None:
-        """The template for a conversation with these tools; None for none, or one written in Python."""
-        template = self._wrapper.chat_template
-        if isinstance(template, dict):
-            template = self._wrapper.get_chat_template(None, tools)
-        return template if isinstance(template, str) else None
-
-    def _render_each(self, probes: Sequence[Probe]) -> list[str | None]:
-        """In one trip to the helper process."""
-        common = {
-            "documents": None,
-            "return_assistant_tokens_mask": False,
-            "continue_final_message": False,
-            "add_generation_prompt": True,
-            **self._wrapper.special_tokens_map,
-            "enable_thinking": True,
-            "thinking": True,
-        }
-        return self._renderer.render_each(
-            [
-                {
-                    **common,
-                    "conversations": [messages],
-                    "tools": tools,
-                    "chat_template": self._template(tools),
-                }
-                for messages, tools in probes
-            ]
-        )
-
-    def _render_each_here(self, probes: Sequence[Probe]) -> list[str | None]:
-        return [self._rendered_here(messages, tools) for messages, tools in probes]
-
-    def _rendered_here(self, messages: list[Any], tools: list[Any] | None) -> str | None:
-        try:
-            return str(
-                self._wrapper.apply_chat_template(
-                    messages, tools=tools, tokenize=False, add_generation_prompt=True
-                )
-            )
-        except _TEMPLATE_ERRORS:
-            return None
+    def _log_once(self, changes: Sequence[str]) -> None:
+        if new := set(changes) - self._told:
+            self._told |= new
+            log.warning("Conversations are fitted to the chat template: %s", "; ".join(sorted(new)))
 
     @property
     def vocab_size(self) -> int:
@@ -252,7 +170,7 @@ class Tokenizer:
     @property
     def chat_template(self) -> str:
         """Its text; empty for none, or one written in Python."""
-        return self._template(None) or "" if self.has_chat_template else ""
+        return template_of(self._wrapper, None) or "" if self.has_chat_template else ""
 
     @property
     def supports_tools(self) -> bool:
@@ -307,12 +225,14 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         most_characters: int | None = None,
+        on_change: Callable[[str], None] | None = None,
         **template_kwargs: Any,
     ) -> list[int]:
         """Token ids of a conversation in the model's chat template.
 
         Control tokens typed in a message are encoded as text: only the template emits them.
         most_characters: of the rendered text; a longer one is not encoded.
+        on_change: receives each change of the variables that the template requires
         Raises InvalidRequest, and RenderedTooLong.
         """
         self._check_rendering(messages, tools, template_kwargs)
@@ -320,15 +240,37 @@ class Tokenizer:
         tools = [completed_tool(tool) for tool in tools or ()]
         if tools and not self.abilities.loose_types:
             tools = [single_typed_tool(tool) for tool in tools]
-        variables = {**template_kwargs, "add_generation_prompt": add_generation_prompt}
         texts = self._large.get(lane_of(render_seconds(conversation, tools, template_kwargs)))
-        try:
-            render = self.render_here if texts is None else texts.render
-            return render(conversation, tools or None, variables, most_characters)
-        except _TEMPLATE_ERRORS as error:
-            raise InvalidRequest(
-                f"The model's chat template rejects these messages: {in_one_line(error)}"
-            ) from error
+        render = self.render_here if texts is None else texts.render
+
+        def rendered(variables: Mapping[str, Any]) -> list[int]:
+            every = {**variables, "add_generation_prompt": add_generation_prompt}
+            return render(conversation, tools or None, every, most_characters)
+
+        token_ids, changes = self._first_taken(template_kwargs, rendered)
+        self._log_once(changes)
+        if on_change is not None:
+            for change in changes:
+                on_change(change)
+        return token_ids
+
+    def _first_taken(
+        self,
+        variables: Mapping[str, Any],
+        rendered: Callable[[Mapping[str, Any]], list[int]],
+    ) -> tuple[list[int], Sequence[str]]:
+        """Token ids of the first attempt that the template accepts, and its changes. Raises InvalidRequest."""
+        controls = self.abilities.controls if has_controls(variables) else Controls()
+        refusal: Exception | None = None
+        for attempt in controls.attempts(variables):
+            try:
+                return rendered(attempt.variables), attempt.changes
+            except TEMPLATE_ERRORS as error:
+                refusal = error
+        assert refusal is not None
+        raise InvalidRequest(
+            f"The model's chat template rejects these messages: {in_one_line(refusal)}"
+        ) from refusal
 
     def _check_rendering(
         self,
@@ -370,7 +312,7 @@ class Tokenizer:
         variables: Mapping[str, Any],
         most_characters: int | None,
     ) -> list[int]:
-        """As `render`, in this process for texts of any size. Raises _TEMPLATE_ERRORS.
+        """As `render`, in this process for texts of any size. Raises TEMPLATE_ERRORS.
 
         variables: of the template, with `add_generation_prompt`
         """
@@ -426,7 +368,7 @@ class Tokenizer:
 
 
 # `render` receives its own arguments and the variables as keywords.
-_NO_VARIABLES = _RESERVED | signature(Tokenizer.render).parameters.keys()
+_NO_VARIABLES = RESERVED | signature(Tokenizer.render).parameters.keys()
 
 
 def check_names(variables: Mapping[str, Any]) -> None:

@@ -166,7 +166,12 @@ class FakeChat:
         return Fitting(self.template_abilities()).fit(conversation)
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Any = None, **kwargs: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Any = None,
+        on_change: Any = None,
+        **kwargs: Any,
     ) -> list[int]:
         self.rendered.append(
             SimpleNamespace(messages=list(messages), tools=list(tools or ()), kwargs=kwargs)

@@ -4,55 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
 
-from mlxserve.api.app import create_app
 from mlxserve.chat.chat import Chat
 from mlxserve.hub.embedded import model_path
 from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.tokenizer import Tokenizer
 from tests.api.agent_requests import CHAT, MESSAGES, REQUESTS, RESPONSES, SCHEMA
+from tests.api.families import Family
 from tests.api.scripted_engine import ScriptedEngine
 from tests.text.template_rules import GUARDS
 
 TASK = "Fix it"
-
-
-class Family:
-    """The API over the included model's template, changed as a family's is."""
-
-    def __init__(self, folder: Path, change: Callable[[str], str]) -> None:
-        for name in ("tokenizer.json", "config.json"):
-            shutil.copy(model_path() / name, folder / name)
-        settings = json.loads((model_path() / "tokenizer_config.json").read_text())
-        settings["chat_template"] = change(settings["chat_template"])
-        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-        self.tokenizer = Tokenizer(folder)
-        self.engine = ScriptedEngine(self.tokenizer)
-        self.chat = Chat(
-            self.engine,  # type: ignore[arg-type]
-            self.tokenizer,
-            model_name="local",
-            vocab_size=self.tokenizer.vocab_size,
-            default_params=SamplingParams(),
-        )
-        self.client = TestClient(create_app(self.chat), base_url="http://127.0.0.1:8000")
-
-    def post(self, path: str, body: dict[str, Any], says: str = "Done.") -> Any:
-        self.engine.says = says
-        reply = self.client.post(path, json=body)
-        assert reply.status_code == 200, reply.text
-        return reply
-
-    @property
-    def prompt(self) -> str:
-        return self.tokenizer.decode(self.engine.requests[-1].token_ids)
 
 
 @pytest.fixture(scope="module")

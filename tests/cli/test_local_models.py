@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from mlxserve.cli.running_servers import registered
+from mlxserve.hub.embedded import model_path
 from mlxserve.hub.gguf_places import package_model
 from tests.cli.commands import Run, error_line
 from tests.gguf.architectures import ARCHITECTURES, build
+from tests.text.effort_rules import EFFORT_RULES
 
 NAME = "mlx-community/Qwen3-4B-4bit"
 CONFIG = {
@@ -100,6 +103,21 @@ def test_the_bundled_model_is_shown_with_what_its_template_takes(offline: Run) -
     card = json.loads(offline("show", "mlxserve-mini", "--json").out)["chat_template"]
     assert card["late_system"] is True
     assert card["arguments"] == "text"
+
+
+def test_the_efforts_that_a_template_takes_are_shown(tmp_path: Path, offline: Run) -> None:
+    folder = tmp_path / "models" / "thinking"
+    folder.mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model_path() / name, folder / name)
+    (folder / "model.safetensors").write_bytes(bytes(1000))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["chat_template"] = EFFORT_RULES["qwen 3.8"] + settings["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    shown = offline("show", str(folder)).out
+    assert "; reasoning_effort: low, medium, xhigh (default)" in shown
+    controls = json.loads(offline("show", str(folder), "--json").out)["chat_template"]["controls"]
+    assert controls["efforts"][0]["mapping"]["high"] == "xhigh"
 
 
 def test_a_folder_of_any_place_is_shown(tmp_path: Path, downloaded: Path, offline: Run) -> None:

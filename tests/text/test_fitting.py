@@ -20,7 +20,7 @@ from mlxserve.text.conversation import (
     read_messages,
 )
 from mlxserve.text.fitting import Fitted, Fitting, results_after_calls, single_typed_tool
-from mlxserve.text.template_worker import TemplateWorker
+from tests.text.rendering import renderer, worker
 from tests.text.template_rules import MOVING, RULES
 
 TOOLS = [
@@ -31,11 +31,6 @@ TOOLS = [
     },
     {"type": "function", "function": {"name": "bare"}},
 ]
-
-
-@cache
-def worker() -> TemplateWorker:
-    return TemplateWorker()
 
 
 def rendered(template: str, messages: Sequence[Any], tools: Any = None, **variables: Any) -> Any:
@@ -58,23 +53,7 @@ def rendered(template: str, messages: Sequence[Any], tools: Any = None, **variab
 def fitting(rule: str) -> Fitting:
     template = {**RULES, **MOVING}[rule]
 
-    def render_each(probes: Sequence[Any]) -> list[str | None]:
-        return [
-            worker().render_each(
-                [
-                    {
-                        "chat_template": template,
-                        "conversations": [messages],
-                        "tools": tools,
-                        "documents": None,
-                        "add_generation_prompt": True,
-                    }
-                ]
-            )[0]
-            for messages, tools in probes
-        ]
-
-    return Fitting(find_abilities(render_each, frozenset(worker().variables(template))))
+    return Fitting(find_abilities(renderer(template), worker().variables(template)))
 
 
 # ---- shapes
@@ -441,7 +420,7 @@ def test_results_move_to_the_last_answer_with_their_call() -> None:
 
 
 def test_a_template_that_renders_nothing_is_taken_to_be_able_to_do_everything() -> None:
-    found = find_abilities(lambda probes: [None] * len(probes), frozenset())
+    found = find_abilities(lambda probes: [None] * len(probes), {})
     assert found == Abilities()
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from mlxserve.images.image import Image
-from mlxserve.text.abilities import Abilities, Probe, find_abilities
+from mlxserve.text.abilities import Abilities, find_abilities
 from mlxserve.text.conversation import Call, Conversation, Message, images_in, read_messages
 from mlxserve.text.fitting import Fitting
-from mlxserve.text.template_worker import TemplateWorker
+from tests.text.rendering import renderer
 
 A, B = (Image.of(np.full((2, 2, 3), value, np.uint8)) for value in (1, 2))
 
@@ -82,17 +81,7 @@ def test_whether_a_template_shows_images_of_results_is_found(
     content: str, result_images: bool
 ) -> None:
     template = f"{_TURN}{content}{_CALLS}{{% endfor %}}"
-    worker = TemplateWorker()
-
-    def render_each(probes: Sequence[Probe]) -> list[str | None]:
-        return worker.render_each(
-            [
-                {"conversations": [messages], "tools": tools, "chat_template": template}
-                for messages, tools in probes
-            ]
-        )
-
-    assert find_abilities(render_each, frozenset()).result_images is result_images
+    assert find_abilities(renderer(template), {}).result_images is result_images
 
 
 def test_images_of_results_follow_them_where_the_template_has_no_place_in_results() -> None:

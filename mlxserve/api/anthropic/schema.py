@@ -19,13 +19,16 @@ from mlxserve.api.bodies.structured import OutputFormat
 from mlxserve.api.bodies.tools import (
     Budget,
     ChosenTools,
+    Effort,
     Name,
     definition_of,
     thinking_budget,
+    thinking_kwargs,
     turn_of,
 )
 from mlxserve.images.sources import data_url
 from mlxserve.sampling_params import SamplingParams
+from mlxserve.text.controls import SWITCH
 from mlxserve.text.conversation import (
     ASSISTANT,
     PARAGRAPH,
@@ -219,7 +222,7 @@ class AnthropicThinking(StrictModel):
 
 
 class OutputConfig(StrictModel):
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     format: OutputFormat = None
 
 
@@ -301,13 +304,9 @@ class CountTokensRequest(RequestBody):
 
     def template_kwargs(self) -> TemplateKwargs:
         """Thinking is off by default, as with Anthropic's own models."""
-        kwargs: TemplateKwargs = {
-            "enable_thinking": self.thinking is not None and self.thinking.type != "disabled"
-        }
-        if self.output_config is not None and self.output_config.effort is not None:
-            effort = self.output_config.effort
-            kwargs["reasoning_effort"] = "high" if effort in ("xhigh", "max") else effort
-        return kwargs
+        thinks = self.thinking is not None and self.thinking.type != "disabled"
+        effort = self.output_config.effort if self.output_config else None
+        return thinking_kwargs(effort, {} if thinks and effort else {SWITCH: thinks})
 
 
 class MessagesRequest(CountTokensRequest, SamplingFields):

@@ -14,6 +14,7 @@ from pydantic import Field, PlainValidator, model_validator
 from mlxserve.api.bodies.fields import TemplateKwargs
 from mlxserve.api.bodies.request_body import StrictModel
 from mlxserve.api.errors import invalid_value
+from mlxserve.text.controls import EFFORT, SWITCH
 from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice
 
 MAX_TOOLS = 512
@@ -149,18 +150,21 @@ def turn_of(
 
 
 def thinking_kwargs(effort: str | None, template_kwargs: TemplateKwargs) -> TemplateKwargs:
-    """Template variables. Those in `chat_template_kwargs` take precedence."""
+    """Template variables. Those in `chat_template_kwargs` take precedence.
+
+    The effort is the client's own; `text.controls` maps it to one that the template accepts.
+    """
     if effort is None:
         return dict(template_kwargs)
-    kwargs: TemplateKwargs = {"enable_thinking": effort not in _NO_THINKING}
+    kwargs: TemplateKwargs = {SWITCH: effort not in _NO_THINKING}
     if effort != "none":
-        kwargs["reasoning_effort"] = effort
+        kwargs[EFFORT] = effort
     return {**kwargs, **template_kwargs}
 
 
 def thinking_budget(asked: int | None, template_kwargs: TemplateKwargs) -> int | None:
     """0 if thinking is off: it then ends at once even if the template ignores the variable."""
-    is_off = template_kwargs.get("enable_thinking") is False
+    is_off = template_kwargs.get(SWITCH) is False
     return 0 if asked is None and is_off else asked
 
 

@@ -126,7 +126,7 @@ class Ollama:
         if not self._chat.can_write:
             what = "chat" if member == "message" else "generate"
             raise ApiError(400, f'"{name}" does not support {what}', param="model")
-        if asked.think and not self._chat.can_think:
+        if asked.thinks and not self._chat.can_think:
             raise ApiError(400, f'"{name}" does not support thinking', param="think")
         if asked.tools and not self._chat.can_call:
             raise ApiError(400, f'"{name}" does not support tools', param="tools")

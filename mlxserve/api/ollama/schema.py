@@ -13,15 +13,15 @@ from mlxserve.api.bodies.generation import NO_LIMIT, SamplingFields, TopK
 from mlxserve.api.bodies.keep_alive import KeepAlive
 from mlxserve.api.bodies.messages import MAX_MESSAGES, ChatMessage, conversation_of
 from mlxserve.api.bodies.request_body import NotYet, RequestBody
-from mlxserve.api.bodies.tools import Tools, thinking_budget, turn_of
+from mlxserve.api.bodies.tools import Tools, thinking_budget, thinking_kwargs, turn_of
 from mlxserve.images.sources import data_url
 from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
+from mlxserve.text.controls import LADDER, SWITCH
 from mlxserve.text.conversation import PARAGRAPH, Conversation, Message, SentImage
 from mlxserve.text.parsing.turn import AssistantTurn
 
 MAX_IMAGES = 1_000
 MAX_CONTEXT = 2**20
-_LEVELS = ("low", "medium", "high", "max")
 
 
 def _format(value: object) -> Structure | None:
@@ -37,9 +37,9 @@ def _format(value: object) -> Structure | None:
 def _thinking(value: object) -> bool | str | None:
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, str) and value in _LEVELS:
+    if isinstance(value, str) and value in LADDER:
         return value
-    raise ValueError('must be true, false, "low", "medium", "high" or "max"')
+    raise ValueError(f"must be true, false, or one of {', '.join(LADDER)}")
 
 
 def _seed(value: object) -> object:
@@ -164,12 +164,14 @@ class OllamaGeneration(OllamaRequest):
 
     @property
     def template_kwargs(self) -> TemplateKwargs:
-        if self.think is None:
-            return {}
-        kwargs: TemplateKwargs = {"enable_thinking": bool(self.think)}
-        if isinstance(self.think, str):
-            kwargs["reasoning_effort"] = "high" if self.think == "max" else self.think
-        return kwargs
+        if isinstance(self.think, bool):
+            return {SWITCH: self.think}
+        return thinking_kwargs(self.think, {})
+
+    @property
+    def thinks(self) -> bool:
+        """True if the request turns thinking on."""
+        return bool(self.template_kwargs.get(SWITCH))
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         """Raises ApiError 400."""

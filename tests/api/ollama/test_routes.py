@@ -399,7 +399,10 @@ def test_the_format_is_json_or_a_schema(
         (True, {"enable_thinking": True}, None),
         (False, {"enable_thinking": False}, 0),
         ("low", {"enable_thinking": True, "reasoning_effort": "low"}, None),
-        ("max", {"enable_thinking": True, "reasoning_effort": "high"}, None),
+        ("max", {"enable_thinking": True, "reasoning_effort": "max"}, None),
+        ("xhigh", {"enable_thinking": True, "reasoning_effort": "xhigh"}, None),
+        ("minimal", {"enable_thinking": False, "reasoning_effort": "minimal"}, 0),
+        ("none", {"enable_thinking": False}, 0),
     ],
 )
 def test_think_sets_the_templates_variables(
@@ -441,7 +444,8 @@ def test_a_keep_alive_is_seconds_or_a_duration(client: TestClient) -> None:
 def test_a_model_that_does_not_think_says_so_in_ollamas_words(client: TestClient) -> None:
     for think in (True, "high"):
         assert refused(ask(client, think=think), 400) == '"fake" does not support thinking'
-    assert whole(client, think=False)["done"]
+    for think in (False, "none", "minimal"):
+        assert whole(client, think=think)["done"]
 
 
 def test_a_model_without_tools_says_so_in_ollamas_words(client: TestClient, chat: FakeChat) -> None:

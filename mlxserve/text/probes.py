@@ -1,0 +1,34 @@
+"""Small conversations that are rendered to find out how a chat template treats them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+Message: TypeAlias = dict[str, Any]
+Tools: TypeAlias = list[dict[str, Any]]
+
+
+class Probe(NamedTuple):
+    """A conversation with its tools and variables. Without variables thinking is on, under each of its names."""
+
+    messages: list[Message]
+    tools: Tools | None = None
+    variables: Mapping[str, Any] | None = None
+
+
+# Renders each of them; None where the template raised.
+RenderEach: TypeAlias = Callable[[Sequence[Probe]], Sequence[str | None]]
+
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "zqtool",
+        "description": "Looks it up.",
+        "parameters": {
+            "type": "object",
+            "properties": {"zqkey": {"type": "string", "description": "What."}},
+            "required": ["zqkey"],
+        },
+    },
+}

@@ -1,0 +1,190 @@
+"""All efforts on all APIs, with the rules of public templates: no request is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+
+from mlxserve.text.controls import LADDER
+from tests.api.agent_requests import CHAT, CLAUDE, MESSAGES, RESPONSES
+from tests.api.families import Family
+from tests.text.effort_rules import EFFORT_RULES, SHOWN
+
+HELLO = [{"role": "user", "content": "Hi"}]
+OLLAMA, GENERATE = "/api/chat", "/api/generate"
+REASONING_MODEL = "{# <think> #}"  # Ollama's routes refuse `think` for other models
+ON = {"chat_template_kwargs": {"enable_thinking": True}}
+
+
+def _chat(level: str) -> dict[str, Any]:
+    return {"messages": HELLO, **(ON if level == "on" else {"reasoning_effort": level})}
+
+
+def _responses(level: str) -> dict[str, Any]:
+    return {"input": "Hi", **(ON if level == "on" else {"reasoning": {"effort": level}})}
+
+
+def _messages(level: str) -> dict[str, Any]:
+    effort = {} if level == "on" else {"output_config": {"effort": level}}
+    return {"messages": HELLO, "max_tokens": 9, "thinking": {"type": "adaptive"}, **effort}
+
+
+def _think(level: str) -> dict[str, Any]:
+    return {"think": True if level == "on" else level, "model": "local", "stream": False}
+
+
+BODIES: Mapping[str, Callable[[str], dict[str, Any]]] = {
+    CHAT: _chat,
+    RESPONSES: _responses,
+    MESSAGES: _messages,
+    OLLAMA: lambda level: {"messages": HELLO, **_think(level)},
+    GENERATE: lambda level: {"prompt": "Hi", **_think(level)},
+}
+
+
+@pytest.fixture(scope="module")
+def family_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Family]]:
+    made: list[Family] = []
+
+    @cache
+    def family(rule: str, **variables: str) -> Family:
+        before = EFFORT_RULES[rule] + REASONING_MODEL
+        folder = tmp_path_factory.mktemp("effort")
+        made.append(Family(folder, lambda template: before + template, **variables))
+        return made[-1]
+
+    yield family
+    for each in made:
+        each.chat.close()
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("rule", SHOWN)
+def test_each_effort_is_mapped_to_the_nearest_that_the_template_accepts(
+    family_of: Callable[..., Family], rule: str, path: str
+) -> None:
+    family = family_of(rule)
+    for level in (*LADDER, "on"):
+        family.post(path, BODIES[path](level))
+        shown = SHOWN[rule][level]
+        assert shown in family.prompt, level
+        assert family.prompt.count("[effort ") == bool(shown), level
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_the_header_reports_the_mapped_effort(family_of: Callable[..., Family], path: str) -> None:
+    fitted = "fitted to the chat template: "
+    for rule, level, warning in [
+        ("qwen 3.8", "high", f"{fitted}effort high is xhigh"),
+        ("qwen 3.8", "max", f"{fitted}effort max is xhigh"),
+        ("qwen 3.8", "medium", None),
+        ("qwen 3.8", "none", None),
+        ("qwen 3.8", "on", None),
+        ("hy 3", "medium", f"{fitted}effort medium is low"),
+        ("hy 3", "none", None),
+        ("gpt-oss", "xhigh", f"{fitted}effort xhigh is high"),
+        ("gpt-oss", "none", f"{fitted}effort none is low"),
+        ("always thinks", "none", f"{fitted}thinking stays on, effort none is high"),
+        ("ignores it", "high", None),
+    ]:
+        reply = family_of(rule).post(path, BODIES[path](level))
+        assert reply.headers.get("x-mlxserve-warning") == warning, (rule, level)
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES, OLLAMA])
+def test_an_effort_that_is_refused_in_a_conversation_is_left_out_with_a_warning(
+    family_of: Callable[..., Family], path: str
+) -> None:
+    family = family_of("refuses it in a long conversation")
+    long = [*HELLO, {"role": "assistant", "content": "Hello."}, *HELLO]
+    body = {**BODIES[path]("high"), "input" if path == RESPONSES else "messages": long}
+    for stream in (False, True):
+        reply = family.post(path, {**body, "stream": stream})
+        assert (
+            reply.headers["x-mlxserve-warning"]
+            == "fitted to the chat template: effort high is left out, which the template refuses"
+        )
+        assert "[effort medium]" in family.prompt
+
+
+def test_a_session_of_claude_code_extends_its_prompt_at_each_effort(
+    family_of: Callable[..., Family],
+) -> None:
+    family = family_of("qwen 3.8")
+    for level in ("low", "medium", "high", "xhigh", "max"):
+        messages: list[dict[str, Any]] = [*HELLO]
+        previous = ""
+        for turn in range(3):
+            body = {**CLAUDE, "output_config": {"effort": level}, "messages": messages}
+            family.post(MESSAGES, body)
+            assert f"[effort {SHOWN['qwen 3.8'][level][8:]}" in family.prompt
+            assert family.prompt.startswith(previous.removesuffix("assistant\n"))
+            previous = family.prompt
+            counted = {k: v for k, v in body.items() if k not in ("max_tokens", "stream")}
+            tokens = family.post(f"{MESSAGES}/count_tokens", counted).json()["input_tokens"]
+            assert tokens == len(family.engine.requests[-1].token_ids), turn
+            messages += [{"role": "assistant", "content": "Done."}, *HELLO]
+
+
+def test_efforts_among_the_variables_of_requests_and_of_the_server_are_mapped(
+    family_of: Callable[..., Family],
+) -> None:
+    kwargs = {"chat_template_kwargs": {"reasoning_effort": "high"}}
+    family = family_of("qwen 3.8")
+    family.post(CHAT, {"messages": HELLO, **ON})
+    assert "[effort xhigh]" in family.prompt
+    family.post(CHAT, {"messages": HELLO, "reasoning_effort": "low", **kwargs})
+    assert "[effort xhigh]" in family.prompt
+    served = family_of("qwen 3.8", reasoning_effort="minimal")
+    served.post(CHAT, {"messages": HELLO, **ON})
+    assert "[effort low]" in served.prompt
+    served.post(CHAT, {"messages": HELLO, "reasoning_effort": "max"})
+    assert "[effort xhigh]" in served.prompt
+    kimi = family_of("kimi k3", thinking_effort="max")
+    kimi.post(CHAT, {"messages": HELLO, **ON})
+    assert "[effort max]" in kimi.prompt
+    kimi.post(CHAT, {"messages": HELLO, "reasoning_effort": "low"})
+    assert "[effort low]" in kimi.prompt
+
+
+def test_a_conversation_is_forgotten_with_its_mapped_effort(
+    family_of: Callable[..., Family],
+) -> None:
+    family = family_of("qwen 3.8")
+    forgotten: list[Any] = []
+
+    async def forget_prompts(prompts: Any, *_: Any) -> Any:
+        forgotten.extend(family.tokenizer.decode(prompt) for prompt in prompts)
+        from mlxserve.request import Forgotten
+
+        return Forgotten()
+
+    family.engine.forget_prompts = forget_prompts  # type: ignore[attr-defined]
+    answered = [*HELLO, {"role": "assistant", "content": "Hello."}]
+    family.post("/api/v1/cache/forget", {"conversations": [answered], "reasoning_effort": "high"})
+    assert any("[effort xhigh]" in prompt for prompt in forgotten)
+
+
+def test_the_efforts_are_on_the_model_s_card(family_of: Callable[..., Family]) -> None:
+    card = family_of("qwen 3.8").client.get("/api/v1/model").json()["chat_template"]
+    [efforts] = card["controls"]["efforts"]
+    assert (efforts["variable"], efforts["default"]) == ("reasoning_effort", "xhigh")
+    assert efforts["values"] == ["low", "medium", "xhigh"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": HELLO, "reasoning_effort": "huge"}),
+        (RESPONSES, {"input": "Hi", "reasoning": {"effort": "huge"}}),
+        (MESSAGES, {"messages": HELLO, "max_tokens": 9, "output_config": {"effort": "huge"}}),
+        (OLLAMA, {"messages": HELLO, "model": "local", "think": "huge"}),
+    ],
+)
+def test_an_unknown_effort_is_a_400(
+    family_of: Callable[..., Family], path: str, body: dict[str, Any]
+) -> None:
+    assert family_of("qwen 3.8").client.post(path, json=body).status_code == 400
