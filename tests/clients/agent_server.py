@@ -17,6 +17,7 @@ from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.tokenizer import Tokenizer
 from tests.api.scripted_engine import ScriptedEngine
 from tests.api.serving import serving
+from tests.text.effort_rules import EFFORT_RULES
 from tests.text.template_rules import GUARDS
 
 Answer = Callable[[str], str | None]  # the answer to a prompt; None: it is too long
@@ -73,11 +74,11 @@ class AgentServer:
 def agent_server(
     folder: Path, rule: str, answer: Answer, *, context: int = 131_072
 ) -> Iterator[AgentServer]:
-    """rule: a name in GUARDS, whose rules come before the included model's template"""
+    """rule: a name in GUARDS or EFFORT_RULES, whose rules come before the included model's template"""
     for name in ("tokenizer.json", "config.json"):
         shutil.copy(model_path() / name, folder / name)
     settings = json.loads((model_path() / "tokenizer_config.json").read_text())
-    settings["chat_template"] = GUARDS[rule] + settings["chat_template"]
+    settings["chat_template"] = {**GUARDS, **EFFORT_RULES}[rule] + settings["chat_template"]
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer = Tokenizer(folder)
     engine = AgentEngine(tokenizer, answer, context)

@@ -1,4 +1,4 @@
-"""Claude Code, Codex and opencode as programs, with the rules of four public templates.
+"""Claude Code, Codex and opencode as programs, with the rules of public templates.
 
 They come from npm and must be on the PATH:
 
@@ -21,6 +21,7 @@ import pytest
 
 from mlxserve.cli.agents import AGENTS, AgentTarget
 from tests.clients.agent_server import AgentServer, agent_server, call, num_results
+from tests.text.effort_rules import SHOWN
 from tests.text.template_rules import GUARDS
 
 pytestmark = pytest.mark.clients
@@ -30,6 +31,7 @@ PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgG
 LONG = "python3 -c \"print('word ' * 5500)\""  # more tokens than an agent's prompt leaves
 SUMMARY = "<summary>The user wants long output. It was seen.</summary>"
 DONE = "All of it is done."
+TASK = "Read a.txt and p.png, and write b.txt."
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Client:
     tool: a name that only the main conversation's tools have
     compacts: what only the request for a summary says
     context: in which two long results do not fit, where the agent counts by itself
+    effort: the arguments that set one
     instead_of_an_image: what the model gets of one, ours or the agent's
     """
 
@@ -50,6 +53,7 @@ class Client:
     tool: str
     compacts: str
     context: int | None = None
+    effort: Callable[[str], Sequence[str]] | None = None
     instead_of_an_image: str = "[image left out: this model reads text only]"
 
 
@@ -61,6 +65,7 @@ CLIENTS = {
         lambda path: call("Read", file_path=str(path)),
         '"name": "Bash"',
         "Do NOT call any tools",
+        effort=lambda level: ("--effort", level),
     ),
     "codex": Client(
         ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
@@ -70,6 +75,7 @@ CLIENTS = {
         '"name": "exec_command"',
         "CONTEXT CHECKPOINT COMPACTION",
         context=28_000,
+        effort=lambda level: ("-c", f"model_reasoning_effort={level}"),
     ),
     "opencode": Client(
         ("run",),
@@ -100,7 +106,9 @@ def model(tmp_path: Path) -> Path:
     return found
 
 
-def run(name: str, server: AgentServer, project: Path, context: int) -> None:
+def run(
+    name: str, server: AgentServer, project: Path, context: int, options: Sequence[str] = ()
+) -> None:
     """Until the agent is done. opencode ends with an error even if it has gone on after a refusal."""
     target = AgentTarget(server.url, "local", context)
     session = AGENTS[name].session(target)
@@ -108,7 +116,7 @@ def run(name: str, server: AgentServer, project: Path, context: int) -> None:
     home = project.parent / "home"
     home.mkdir()
     ended = subprocess.run(
-        [*session.command, *CLIENTS[name].arguments, "Read a.txt and p.png, and write b.txt."],
+        [*session.command, *options, *CLIENTS[name].arguments, TASK],
         cwd=project,
         env={
             **kept,
@@ -182,6 +190,32 @@ def test_a_conversation_that_is_too_long_is_compacted(
         run(name, server, project, context)
     assert client.context is not None or server.engine.num_refused >= 1
     assert any("It was seen." in prompt for prompt in server.prompts)
+
+
+# The efforts that users of each agent can choose; None is the agent's default.
+EFFORTS = {
+    "claude": (None, "low", "medium", "high", "xhigh", "max"),
+    "codex": (None, "minimal", "low", "medium", "high", "xhigh"),
+}
+
+
+@pytest.mark.parametrize("rule", ["qwen 3.8", "hy 3"])
+@pytest.mark.parametrize(
+    ("name", "level"), [(name, level) for name, levels in EFFORTS.items() for level in levels]
+)
+def test_each_effort_is_answered(
+    name: str, level: str | None, rule: str, project: Path, model: Path
+) -> None:
+    """Qwen3.8's template raises for `high`, which Claude Code sends by default."""
+    client = CLIENTS[name]
+    assert client.effort is not None
+    with agent_server(model, rule, lambda _: DONE) as server:
+        options = () if level is None else client.effort(level)
+        run(name, server, project, server.engine.max_model_len, options)
+    session = [prompt for prompt in server.prompts if client.tool in prompt]
+    assert session
+    if level is not None:
+        assert all(SHOWN[rule][level] in prompt for prompt in session)
 
 
 def test_the_settings_of_the_agents_are_those_of_launch() -> None:
