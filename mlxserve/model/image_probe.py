@@ -21,7 +21,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from metal_kernels.reading import read
 from mlxserve.cache.kv import Backends, KVPool
 from mlxserve.images.image import Image
-from mlxserve.images.picture import Picture, PictureReader, PlacedPicture
+from mlxserve.images.picture import Picture, PlacedPicture
 from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.probe import MOST_ROWS, TOLERANCES, relative
@@ -51,10 +51,8 @@ class Sample:
     after: list[int]
 
     @classmethod
-    def of(cls, reader: PictureReader, vocab_size: int, image_token: int, config: Any) -> Sample:
-        """With the tokens by which mlx-vlm finds the image, as its `config` names them."""
-        pixels = np.random.RandomState(0).randint(0, 256, (*_PIXELS, 3))
-        picture = reader.read(Image.of(pixels.astype(np.uint8)))
+    def of(cls, picture: Picture, vocab_size: int, image_token: int, config: Any) -> Sample:
+        """The picture between texts, with the tokens by which mlx-vlm finds it, as its `config` names them."""
         own = {image_token, *picture.ids}
         drawn = np.random.RandomState(1).randint(1, min(vocab_size, 1 << 10), 128)
         text = [token for token in map(int, drawn) if token not in own]
@@ -67,6 +65,11 @@ class Sample:
     @property
     def ids(self) -> list[int]:
         return [*self.before, *self.picture.ids, *self.after]
+
+
+def probe_image() -> Image:
+    pixels = np.random.RandomState(0).randint(0, 256, (*_PIXELS, 3))
+    return Image.of(pixels.astype(np.uint8))
 
 
 def dense_logits(whole: nn.Module, sample: Sample, image_token: int) -> np.ndarray:

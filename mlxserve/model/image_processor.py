@@ -7,16 +7,12 @@ newest pictures are kept, because a conversation sends its images again with eac
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import sys
 import threading
-import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
-from types import ModuleType
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import mlx.core as mx
@@ -31,6 +27,8 @@ from mlxserve.images.picture import Grid, Picture
 _MOST_KEPT = 256 << 20  # bytes of pictures
 _TEXT_OUTPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
 _GRID = "image_grid_thw"
+_SPECIAL_TOKENS = "add_special_tokens"
+_NO_SPECIAL_TOKENS = {_SPECIAL_TOKENS: False}
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError)
 
 
@@ -43,6 +41,7 @@ class ImageProcessor:
         self._image_token = image_token
         self._has_grid = has_grid
         self.most_pixels: int | None = None  # of an image; larger ones are made smaller
+        self._settings: dict[str, Any] = dict(_NO_SPECIAL_TOKENS)
         self._mark = self._placeholder()
         self.placeholder = int(processor.tokenizer.convert_tokens_to_ids(self._mark))
         self._lock = threading.Lock()
@@ -79,12 +78,30 @@ class ImageProcessor:
                 if self._image_token in _as_numpy(made["input_ids"]):
                     return mark
         if not found:
-            raise ValueError("its processor names no placeholder of images")
+            raise ValueError("it names no placeholder of images")
         return found[-1]
 
-    def _made(self, mark: str, images: Sequence[Image]) -> Any:
+    def _made(self, text: str, images: Sequence[Image]) -> Any:
         pixels = [self._pixels(image) for image in images]
-        return self._processor(text=[mark * len(images)], images=pixels, add_special_tokens=False)
+        try:
+            return self._processor(text=[text], images=pixels, **self._settings)
+        except TypeError as error:
+            # LLaVA's processors pass all settings to their image processors, which refuse those of a tokenizer.
+            if not self._settings or _SPECIAL_TOKENS not in str(error):
+                raise
+            self._settings = {}
+            return self._made(text, images)
+
+    def _token_ids(self, made: Any) -> list[int]:
+        """The ids of a text, without the special tokens that a tokenizer adds around it."""
+        ids = [int(token) for token in _as_numpy(made["input_ids"])[0]]
+        if self._settings:
+            return ids
+        tokenizer = self._processor.tokenizer
+        bare = tokenizer(self._mark, **_NO_SPECIAL_TOKENS)["input_ids"]
+        whole = tokenizer(self._mark)["input_ids"]
+        start = whole.index(bare[0])
+        return ids[start : len(ids) - (len(whole) - start - len(bare))]
 
     def _pixels(self, image: Image) -> Any:
         from PIL import Image as Pillow
@@ -100,13 +117,35 @@ class ImageProcessor:
         """`read`, without keeping it. Raises what the processor raises."""
         made = self._made(self._mark, [image])
         inputs = _inputs_of(made)
-        token_ids = [int(token) for token in _as_numpy(made["input_ids"])[0]]
+        token_ids = self._token_ids(made)
         grid = self._grid(inputs, token_ids.count(self._image_token)) if self._has_grid else None
         return Picture.of(token_ids, self._image_token, inputs, grid)
 
     def inputs_of(self, images: Sequence[Image]) -> dict[str, Any]:
         """What the tower is given for several images at once. Raises what the processor raises."""
-        return _inputs_of(self._made(self._mark, images))
+        return _inputs_of(self._made(self._mark * len(images), images))
+
+    def check_neighbours(self, image: Image) -> None:
+        """Raises ValueError unless it writes an image in place of the placeholder and changes nothing beside it.
+
+        A prompt is tokenised with placeholders, which pictures then replace. Idefics 2's processor adds a space to
+        the text after an image, and InternVL's older one writes the images before the whole text.
+        """
+        is_written = self._writes_in_place([image])
+        with suppress(*_ERRORS):  # Step 3.7's processor refuses a second image in a text
+            is_written = is_written and self._writes_in_place([image, image])
+        if not is_written:
+            raise ValueError("it does not write an image in place of the placeholder alone")
+
+    def _writes_in_place(self, images: Sequence[Image]) -> bool:
+        tokenizer = self._processor.tokenizer
+        text = f"a{self._mark * len(images)}b"
+        written = self._token_ids(self._made(text, images))
+        alone = self._token_ids(self._made(self._mark, images[:1]))
+        typed = tokenizer(text, **_NO_SPECIAL_TOKENS)["input_ids"]
+        replaced = chain.from_iterable(alone if t == self.placeholder else [t] for t in typed)
+        decode = partial(tokenizer.decode, clean_up_tokenization_spaces=False)
+        return bool(decode(written) == decode([*replaced]))
 
     def _grid(self, inputs: dict[str, Any], num_rows: int) -> Grid:
         """Rows in time, height and width: the tower merges patches of a square."""
@@ -136,33 +175,3 @@ def _placeholders_of(processor: Any) -> Iterator[str]:
             yield token
     if isinstance(token_id := getattr(processor, "img_context_token_id", None), int):  # InternVL
         yield str(processor.tokenizer.convert_ids_to_tokens(token_id))
-
-
-def load_processor(module: ModuleType, folder: Path) -> Any:
-    """The processor that a package of mlx-vlm's models defines. Raises ValueError without one."""
-    for kind in _processors_of(module):
-        with warnings.catch_warnings():  # of the part for sound, which is not used
-            warnings.simplefilter("ignore")
-            # Code in the folder is never run, nor is the user asked about it.
-            return kind.from_pretrained(str(folder), trust_remote_code=False)
-    raise ValueError("mlx-vlm has no processor of its images")
-
-
-def _processors_of(module: ModuleType) -> Iterator[Any]:
-    """Defined in the package's own files or those that its model imports, or taken from transformers there."""
-    [folder] = map(Path, module.__path__)
-    own = [f"{module.__name__}.{file.stem}" for file in sorted(folder.glob("process*.py"))]
-    model = sys.modules[module.Model.__module__]
-    others = [each for each in vars(model).values() if inspect.ismodule(each)]
-    found = []
-    for each in [*map(importlib.import_module, own), *others]:
-        kinds = [kind for kind in vars(each).values() if _is_processor(kind)]
-        yield from (kind for kind in kinds if kind.__module__ == each.__name__)
-        found += [kind for kind in kinds if kind.__module__.startswith("transformers.models.")]
-    yield from found
-
-
-def _is_processor(kind: Any) -> bool:
-    if not inspect.isclass(kind) or not kind.__name__.endswith("Processor"):
-        return False
-    return any(base.__name__ == "ProcessorMixin" for base in kind.__mro__[1:])

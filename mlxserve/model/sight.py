@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -17,13 +18,18 @@ from mlx.utils import tree_flatten
 
 from metal_kernels.reading import read
 from mlxserve.cache.kv import Backends
-from mlxserve.errors import in_one_line
 from mlxserve.hub.files import ModelFiles, text_config
-from mlxserve.model.caches import MODEL_ERRORS
-from mlxserve.model.definitions import is_installed, module_of
-from mlxserve.model.image_probe import Sample, dense_logits, paged_logits, refuse_others
-from mlxserve.model.image_processor import ImageProcessor, load_processor
+from mlxserve.model.definitions import ModelArguments, is_installed, module_of
+from mlxserve.model.image_probe import (
+    Sample,
+    dense_logits,
+    paged_logits,
+    probe_image,
+    refuse_others,
+)
+from mlxserve.model.image_processor import ImageProcessor
 from mlxserve.model.load import LoadedModel
+from mlxserve.model.registered_processors import load_processor, processor_class, reason_of
 from mlxserve.model.shown_pictures import ShownPictures, teach
 from mlxserve.model.tower_batches import probed_axes
 from mlxserve.model.tower_memory import plan_tower
@@ -36,7 +42,6 @@ log = logging.getLogger("mlxserve.vision")
 _TEXT = "language_model."
 _HEAD = ".head."  # `SelectedRowsHead`
 _INSTALL = "install mlxserve[vision] (mlx-vlm and Pillow), and restart"
-_ERRORS = (*MODEL_ERRORS, ImportError, AssertionError, OSError)
 _FEATURES_SHARE = 32  # of the memory: one part for features that are kept
 
 
@@ -66,44 +71,51 @@ def vision_of(
         raise NoVision("images are not shown to a model that is divided among ranks")
     try:
         return _vision_of(files, loaded, backends, is_metal, memory_limit)
-    except _ERRORS as error:
+    except Exception as error:
+        # mlx-vlm's code has run on files that it does not check: whatever it raises, text is served.
         log.info("%s does not see", loaded.name, exc_info=error)
         raise NoVision(
             f"the vision of this {loaded.config.get('model_type')} model cannot be served: "
-            f"{in_one_line(error)}"
+            f"{reason_of(error)}"
         ) from error
 
 
 def _vision_of(
     files: ModelFiles, loaded: LoadedModel, backends: Backends, is_metal: bool, memory_limit: int
 ) -> Vision:
-    if text_config(loaded.config).get("use_bidirectional_attention") == "vision":
+    config = loaded.config
+    if text_config(config).get("use_bidirectional_attention") == "vision":
         raise ValueError(
             "its rows of an image attend to one another in both directions, which pages have no mask for"
         )
-    module = module_of(loaded.config)
+    module = module_of(config)
     if module is None:
         raise ValueError("mlx-vlm does not define it")
-    whole = load_whole(module, loaded.config, files.path, _text_arrays(loaded.model))
-    if not is_metal:
-        whole = in_float32(whole)
+    kind = processor_class(config)
+    image_token = _image_token(ModelArguments(module).from_dict(config))
+    processor = load_processor(kind, files.path)
+    with _step("mlx-vlm cannot load its tower"):
+        whole = load_whole(module, config, files.path, _text_arrays(loaded.model))
+        if not is_metal:
+            whole = in_float32(whole)
     axes = _axes_of(whole.language_model)
-    image_token = _image_token(whole.config)
-    reader = ImageProcessor(
-        load_processor(module, files.path), image_token, has_grid=axes is not None
-    )
-    sample = Sample.of(reader, loaded.vocab_size, image_token, whole.config)
-    dense = dense_logits(whole, sample, image_token)
+    with _step("its processor cannot be used"):
+        reader = ImageProcessor(processor, image_token, has_grid=axes is not None)
+        reader.check_neighbours(image := probe_image())
+        picture = reader.make(image)
     shown = ShownPictures()
-    most_work = METAL_WORK if is_metal else CPU_WORK
-    tower = Tower(whole, image_token, _hidden_size(loaded), loaded.dtype, most_work)
-    vision = Vision(tower, shown, reader)
-    teach(loaded.model, shown, num_deep=len(vision.see(sample.picture).deep), axes=axes)
-    seeing = loaded.in_own_dtype().that_sees(vision)
-    refuse_others(dense, paged_logits(seeing, backends, sample), sample, loaded.dtype)
-    mx.eval(whole.parameters())
-    step_nbytes = plan_tower(tower, reader, memory_limit)
-    tower.axes = probed_axes(tower, reader, loaded.dtype)
+    with _step("the probe of an image fails"):
+        sample = Sample.of(picture, loaded.vocab_size, image_token, whole.config)
+        dense = dense_logits(whole, sample, image_token)
+        most_work = METAL_WORK if is_metal else CPU_WORK
+        tower = Tower(whole, image_token, _hidden_size(loaded), loaded.dtype, most_work)
+        vision = Vision(tower, shown, reader)
+        teach(loaded.model, shown, num_deep=len(vision.see(picture).deep), axes=axes)
+        seeing = loaded.in_own_dtype().that_sees(vision)
+        refuse_others(dense, paged_logits(seeing, backends, sample), sample, loaded.dtype)
+        mx.eval(whole.parameters())
+        step_nbytes = plan_tower(tower, reader, memory_limit)
+        tower.axes = probed_axes(tower, reader, loaded.dtype)
     return Vision(  # another one, without the probe's image
         tower,
         shown,
@@ -111,6 +123,15 @@ def _vision_of(
         most_bytes=min(MOST_FEATURES, memory_limit // _FEATURES_SHARE),
         step_nbytes=step_nbytes,
     )
+
+
+@contextmanager
+def _step(failure: str) -> Iterator[None]:
+    """Raises ValueError that begins with `failure` in place of what mlx-vlm raises."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{failure}: {reason_of(error)}") from error
 
 
 def _text_arrays(model: nn.Module) -> dict[str, mx.array]:
@@ -137,7 +158,7 @@ def _image_token(config: Any) -> int:
     for name in ("image_token_id", "image_token_index"):
         if isinstance(token := getattr(config, name, None), int):
             return token
-    raise ValueError("its configuration names no token of images")
+    raise ValueError("its configuration names no token of images (image_token_id)")
 
 
 def _hidden_size(loaded: LoadedModel) -> int:
