@@ -105,5 +105,11 @@ def fuse(model: Any, adapter: Path) -> None:
     scale = json.loads((adapter / "adapter_config.json").read_text())["lora_parameters"]["scale"]
     modules = dict(model.named_modules())
     for path in {name.rpartition(".")[0] for name in arrays}:
-        change = arrays[f"{path}.lora_a"] @ arrays[f"{path}.lora_b"]
-        modules[path].weight += scale * change.T
+        modules[path].weight += scale * _change(arrays[f"{path}.lora_a"], arrays[f"{path}.lora_b"])
+
+
+def _change(a: mx.array, b: mx.array) -> mx.array:
+    """(outputs, inputs), or of each expert."""
+    if b.ndim == 3:
+        return b @ a.reshape(len(b), -1, a.shape[-1])
+    return (a @ b).T

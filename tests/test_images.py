@@ -31,6 +31,7 @@ from mlxserve.model.vision_tower import compute
 from tests.adapters import fuse, write_adapter
 from tests.emulated import emulated_factory
 from tests.model.small_vision import (
+    IN_16_BITS,
     VISION_MODELS,
     answer_of_mlx_vlm,
     below_best,
@@ -191,7 +192,8 @@ def test_usage_counts_the_rows_of_images(shared: LLM) -> None:
     assert one.image_tokens > 0
     assert two.image_tokens == 2 * one.image_tokens
     assert none.image_tokens == 0
-    assert two.prompt_tokens > one.prompt_tokens > none.prompt_tokens + one.image_tokens
+    # LLaVA's images have no tokens around their rows.
+    assert two.prompt_tokens > one.prompt_tokens >= none.prompt_tokens + one.image_tokens
 
 
 def test_images_in_chunks_preempted_and_beside_drafts(
@@ -458,7 +460,7 @@ def test_attention_in_both_directions_is_refused_and_text_is_served(tmp_path: Pa
     "kind",
     [
         pytest.param(kind, marks=pytest.mark.slow if kind == "qwen3_vl" else pytest.mark.long)
-        for kind in VISION_MODELS
+        for kind in IN_16_BITS
     ],
 )
 def test_in_16_bits_tokens_are_those_of_mlx_vlm_near_ties_apart(

@@ -12,7 +12,7 @@ from mlxserve.hub.files import find_model
 from mlxserve.model.attention import load_probed
 from mlxserve.model.image_probe import Sample, refuse_others
 from tests.images.test_picture import picture
-from tests.model.small_vision import VISION_MODELS, write_vision_model
+from tests.model.small_vision import IN_16_BITS, write_vision_model
 
 SAMPLE = Sample([*range(12)], picture(5, 6), [*range(12)])
 NUM_ROWS = len(SAMPLE.ids)
@@ -105,7 +105,7 @@ _SLOW = {"gemma4", "qwen3_5"}  # embeddings that are multiplied, and recurrent l
     "kind",
     [
         pytest.param(kind, marks=pytest.mark.slow if kind in _SLOW else pytest.mark.long)
-        for kind in VISION_MODELS
+        for kind in IN_16_BITS
         if kind != "qwen3_vl"
     ],
 )
