@@ -14,6 +14,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 import re
 import threading
 from collections.abc import Coroutine, Mapping
@@ -22,6 +23,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from tui.tools.escapes import without_halves
 from tui.tools.results import CallResult
 from tui.tools.servers_file import ServerEntry, ToolsError, read_servers
 from tui.tools.session import ServerState, ServerTool, ToolServer
@@ -218,7 +220,7 @@ class Toolbox:
             known = ", ".join(one.name for one in self.offered()) or "none"
             return CallResult(f"There is no tool {name!r}. There are: {known}.", is_error=True)
         try:
-            given = json.loads(arguments or "{}")
+            given = _parsed(arguments)
         except (ValueError, RecursionError) as error:
             return CallResult(f"The arguments are not JSON: {error}.", is_error=True)
         if not isinstance(given, dict):
@@ -267,6 +269,20 @@ class _LoopThread:
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
+
+
+def _parsed(arguments: str) -> Any:
+    """The value of strict JSON, of which a client can send every number and text. Raises ValueError."""
+    text = without_halves(arguments or "{}")
+    return json.loads(text, parse_constant=_number, parse_float=_number)
+
+
+def _number(written: str) -> float:
+    """A finite one. Raises ValueError."""
+    number = float(written)
+    if not math.isfinite(number):
+        raise ValueError(f"{written[:40]} is not a number of JSON")
+    return number
 
 
 def _version(file: Path) -> tuple[int, ...]:

@@ -21,6 +21,8 @@ TOOLS = {
     "dies": "Ends the server.",
     "never": "Never answers.",
     "told": "Names the requests that were cancelled.",
+    "half": "Returns half of an emoji, also in its structured content.",
+    "echo": "Returns its arguments as JSON.",
 }
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 
@@ -79,6 +81,11 @@ def _called(name: str, arguments: dict[str, Any], cancelled: list[str]) -> dict[
             return {"result": {"content": [{"type": "text", "text": "no luck"}], "isError": True}}
         case "told":
             return _text(f"cancelled: {len(cancelled)}")
+        case "half":
+            told = {"structuredContent": {"cut": "b\ud83d"}} if arguments else {}
+            return {"result": {"content": [{"type": "text", "text": "a\ud83d"}], **told}}
+        case "echo":
+            return _text(json.dumps(arguments))
         case "never":
             for file in sys.argv[1:]:
                 Path(file).with_suffix(".never").touch()

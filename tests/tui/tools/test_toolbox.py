@@ -75,6 +75,24 @@ async def test_servers_of_the_package_answer_over_stdio_and_http(
         assert "fail" in failed.text
 
 
+async def test_half_of_an_emoji_is_replaced_on_the_way_to_a_server_and_back(file: Path) -> None:
+    """The client would wait for the answer until its time is up, and lose the connection on the way there."""
+    async with started(file, {"s": scripted()}) as toolbox:
+        for arguments in ("{}", '{"a": 1}'):
+            assert (await toolbox.call("s__half", arguments)).text == "a\ufffd"
+        for arguments, expected in [
+            (r'{"a": "\ud83d x"}', {"a": "\ufffd x"}),
+            (r'{"\ude00": ["\ud83d\ude00"]}', {"\ufffd": ["😀"]}),
+        ]:
+            result = await toolbox.call("s__echo", arguments)
+            assert (json.loads(result.text), result.is_error) == (expected, False)
+        for number in ("NaN", "-Infinity", "1e999"):
+            refused = await toolbox.call("s__echo", f'{{"a": {number}}}')
+            assert refused.is_error
+            assert number in refused.text
+        assert toolbox.cards[0].state is ServerState.READY
+
+
 async def test_a_command_gets_no_key_and_ends_with_the_toolbox(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
