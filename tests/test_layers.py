@@ -61,7 +61,8 @@ ARROWS: dict[str, str] = {
     "mlxserve/door": "mlxserve/errors mlxserve/helpers",
     "mlxserve/images": "mlxserve/errors mlxserve/helpers mlxserve/door",
     "mlxserve/request": "mlxserve/sampling_params mlxserve/config mlxserve/images",
-    "mlxserve/text/parsing": "",
+    "mlxserve/text/well_formed": "",
+    "mlxserve/text/parsing": "mlxserve/text/well_formed",
     "mlxserve/text/costs": "",
     "mlxserve/text/signature": "",
     "mlxserve/text/conversation": "mlxserve/errors mlxserve/images",
@@ -165,7 +166,7 @@ ARROWS: dict[str, str] = {
         "mlxserve/chat mlxserve/llm"
     ),
     "mlxserve/shelf": "mlxserve/errors mlxserve/stats mlxserve/hub mlxserve/chat",
-    "mlxserve/api/errors": "mlxserve/errors",
+    "mlxserve/api/errors": "mlxserve/errors mlxserve/text/well_formed",
     "mlxserve/api/config": "mlxserve/option mlxserve/shelf",
     "mlxserve/api/usage": "mlxserve/request mlxserve/text/deltas",
     "mlxserve/api/access": (
@@ -275,7 +276,8 @@ ARROWS: dict[str, str] = {
     "mlxserve/cli": (
         "tui/opening tui/chat tui mlxserve/version mlxserve/errors mlxserve/files mlxserve/terminal_text mlxserve/option mlxserve/config "
         "mlxserve/sampling_params "
-        "mlxserve/machine mlxserve/gguf mlxserve/hub mlxserve/text/tokenizer mlxserve/disk mlxserve/door "
+        "mlxserve/machine mlxserve/gguf mlxserve/hub mlxserve/text/well_formed mlxserve/text/tokenizer "
+        "mlxserve/disk mlxserve/door "
         "mlxserve/chat mlxserve/build mlxserve/ranks mlxserve/shelf mlxserve/api/config mlxserve/api/access mlxserve/api/server "
         "mlxserve/api mlxserve/doctor mlxserve/bench mlxserve/service mlxserve/images"
     ),

@@ -450,7 +450,6 @@ def test_an_invalid_request_option_is_refused(llm: LLM, option: Any) -> None:
         (["fine", [1] * 600], PromptTooLong),
         ([["a"]], InvalidParameter),
         ([7], InvalidParameter),
-        ("\ud800", InvalidRequest),
     ],
 )
 def test_an_invalid_prompt_is_an_error_and_the_next_prompt_works(
@@ -459,6 +458,16 @@ def test_an_invalid_prompt_is_an_error_and_the_next_prompt_works(
     with pytest.raises(error):
         llm.generate(prompts, GREEDY, use_tqdm=False)  # type: ignore[arg-type]
     assert len(llm.generate("fine", GREEDY, use_tqdm=False)[0].token_ids) == 6
+
+
+def test_a_lone_surrogate_is_the_replacement_character(llm: LLM) -> None:
+    def ids(half: str) -> list[tuple[int, ...]]:
+        said = [{"role": "user", "content": f"a{half}"}]
+        outputs = llm.generate(f"a{half}", GREEDY, use_tqdm=False, cache_salt=half)
+        outputs += llm.chat(said, GREEDY, use_tqdm=False)
+        return [output.token_ids for output in outputs]
+
+    assert ids("\ud83d") == ids("\ufffd")
 
 
 @pytest.mark.parametrize(

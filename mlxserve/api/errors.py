@@ -27,6 +27,7 @@ from mlxserve.errors import (
     QueueFull,
     UnknownPrefix,
 )
+from mlxserve.text.well_formed import well_formed
 
 _TYPES = {403: "permission_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = {
@@ -161,14 +162,15 @@ def encode_json(value: object) -> bytes:
     """Compact JSON in UTF-8, without U+2028, U+2029 and U+0085.
 
     They are legal inside a JSON string, but several clients split a stream of events with
-    `str.splitlines`, which breaks lines at them. Their escapes mean the same.
+    `str.splitlines`, which breaks lines at them. Their escapes mean the same. A lone surrogate, which
+    UTF-8 cannot encode, becomes U+FFFD: no text of a model or client makes a reply fail.
     """
     text = _encoder.encode(value)
     if text.isascii():
         return text.encode()
     for char, escape in (("\u2028", "\\u2028"), ("\u2029", "\\u2029"), ("\x85", "\\u0085")):
         text = text.replace(char, escape)
-    return text.encode()
+    return well_formed(text).encode()
 
 
 def json_response(

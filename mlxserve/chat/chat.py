@@ -540,7 +540,7 @@ class Chat:
         """Of pages of this model. Another digest than of any other model with any salt."""
         # The fingerprint has no zero byte: no salt can pass for another model's.
         text = f"{self.fingerprint}\0{cache_salt or ''}"
-        return blake2b(text.encode(), digest_size=16).digest()
+        return blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
 
     def close(self) -> None:
         """Abort every answer and end the engine. Idempotent."""

@@ -13,6 +13,7 @@ import typer
 from mlxserve.cli.own_key import key_for
 from mlxserve.cli.running_servers import newest_server
 from mlxserve.errors import InvalidConfig, MlxServeError
+from mlxserve.text.well_formed import well_formed_value
 
 if TYPE_CHECKING:
     import httpx
@@ -48,14 +49,15 @@ def ask(
     """The server's JSON reply. Raises ServerError with the server's message."""
     base = url_of(url)
     with _client(base, seconds) as client:
-        reply = client.request(method, path, json=body)
+        reply = client.request(method, path, json=well_formed_value(body))
     return _content(reply, base)
 
 
 def stream(url: str, path: str, body: Any) -> Iterator[dict[str, Any]]:
     """The JSON of each event of a reply, up to [DONE]. Raises ServerError, also for one in the middle."""
     base = url_of(url)
-    with _client(base, _SECONDS) as client, client.stream("POST", path, json=body) as reply:
+    sent = well_formed_value(body)
+    with _client(base, _SECONDS) as client, client.stream("POST", path, json=sent) as reply:
         if not reply.is_success:
             reply.read()
             _content(reply, base)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 from mlxserve.errors import InvalidParameter, InvalidRequest
 from mlxserve.images.image import Image
+from mlxserve.text.parsing.values import arguments_object
 
 SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
 PARAGRAPH = "\n\n"  # between texts that become one
@@ -112,12 +113,14 @@ class Call:
     arguments: str
 
     def as_object(self) -> dict[str, Any]:
-        """The arguments; under one name those that were cut off, or are not an object."""
-        try:
-            value = json.loads(self.arguments or "{}")
-        except (ValueError, RecursionError):
-            value = None
-        return value if isinstance(value, dict) else {"INVALID_JSON": self.arguments}
+        """The arguments; as one text those that are no object of strict JSON, or were cut off."""
+        found = arguments_object(self.arguments)
+        return {"INVALID_JSON": self.arguments} if found is None else found
+
+    def as_json(self) -> str:
+        """The arguments as written, or `as_object` where they are no such object."""
+        found = arguments_object(self.arguments)
+        return self.arguments if found is not None else json.dumps(self.as_object())
 
 
 class PlacedImage(NamedTuple):

@@ -44,6 +44,7 @@ from mlxserve.text.templates import (
     render_with,
 )
 from mlxserve.text.tokenizer_files import load_tokenizer
+from mlxserve.text.well_formed import well_formed, well_formed_value
 
 log = logging.getLogger("mlxserve.text")
 
@@ -178,8 +179,11 @@ class Tokenizer:
         return self.has_chat_template and self._mentions("tools")
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text, starting with the BOS token if the model has one."""
-        _check_text(text)
+        """Token ids of plain text, starting with the BOS token if the model has one.
+
+        A lone surrogate is U+FFFD, here and in all that is rendered.
+        """
+        text = well_formed(text)
         texts = self._large.get(lane_of(encode_seconds(len(text))))
         return self.encode_here(text) if texts is None else texts.encode(text)
 
@@ -189,11 +193,11 @@ class Tokenizer:
             return list(self._wrapper.encode(text))
 
     def encode_plain(self, text: str, *, as_text: bool = False) -> list[int]:
-        """As `encode_here`, without the marks that the tokenizer puts around a text. Raises InvalidRequest.
+        """As `encode_here`, without the marks that the tokenizer puts around a text.
 
         as_text: encode control tokens as the characters that they are written with
         """
-        _check_text(text)
+        text = well_formed(text)
         with self._lock:
             return list(
                 self._wrapper.encode(text, add_special_tokens=False, split_special_tokens=as_text)
@@ -202,12 +206,10 @@ class Tokenizer:
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int], list[int]]:
         """Two texts as one: (token ids, 0 or 1 for each as the model tells the texts apart, positions of the
         second one's tokens without the marks around it). Raises InvalidRequest."""
-        _check_text(first)
-        _check_text(second)
         with self._lock:
             if self._fast is None:
                 raise InvalidRequest("This model's tokenizer does not take pairs of texts.")
-            found = self._fast.encode(first, second)
+            found = self._fast.encode(well_formed(first), well_formed(second))
         seconds = [number for number, text in enumerate(found.sequence_ids) if text == 1]
         return list(found.ids), list(found.type_ids), seconds
 
@@ -236,10 +238,11 @@ class Tokenizer:
         Raises InvalidRequest, and RenderedTooLong.
         """
         self._check_rendering(messages, tools, template_kwargs)
-        conversation = [dict(message) for message in messages]
-        tools = [completed_tool(tool) for tool in tools or ()]
+        conversation = [well_formed_value(dict(message)) for message in messages]
+        tools = [well_formed_value(completed_tool(tool)) for tool in tools or ()]
         if tools and not self.abilities.loose_types:
             tools = [single_typed_tool(tool) for tool in tools]
+        template_kwargs = well_formed_value(template_kwargs)
         texts = self._large.get(lane_of(render_seconds(conversation, tools, template_kwargs)))
         render = self.render_here if texts is None else texts.render
 
@@ -302,8 +305,6 @@ class Tokenizer:
         for message in messages:
             if not isinstance(message, Mapping):
                 raise InvalidRequest(f"messages: each must be an object, got {message!r:.80}")
-            for text in _texts_in(message):
-                _check_text(text)
 
     def render_here(
         self,
@@ -392,12 +393,3 @@ def _texts_in(message: Mapping[str, Any]) -> list[str]:
     parts = content if isinstance(content, (list, tuple)) else ()
     texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
     return [text for text in texts if isinstance(text, str)]
-
-
-def _check_text(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"The text contains a lone surrogate at character {error.start}; it is not valid Unicode."
-        ) from error

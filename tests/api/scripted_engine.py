@@ -19,6 +19,7 @@ class ScriptedEngine:
 
     def __init__(self, tokenizer: Any) -> None:
         self.says = ""
+        self.step_size = 1  # tokens of one output
         self.requests: list[Any] = []
         self.ends: list[FinishReason] = []  # of those that were ended early
         self.kept: list[float] = []  # for how long, of those whose pages are kept
@@ -33,8 +34,10 @@ class ScriptedEngine:
         for request in requests:
             tokens = self._tokenizer.encode(self.says)
             limit = request.params.max_tokens or len(tokens) + 1
-            for token in tokens[:limit]:
-                stream.deliver(Output(request.id, (token,), num_prompt=request.num_prompt))
+            said = tokens[:limit]
+            for at in range(0, len(said), self.step_size):
+                step = tuple(said[at : at + self.step_size])
+                stream.deliver(Output(request.id, step, num_prompt=request.num_prompt))
             is_cut = limit <= len(tokens)
             end = ((), FinishReason.LENGTH) if is_cut else (self._end, FinishReason.STOP)
             stream.deliver(Output(request.id, *end, num_prompt=request.num_prompt))

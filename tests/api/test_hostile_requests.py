@@ -12,6 +12,7 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from starlette.testclient import TestClient
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
 from mlxserve.api.bodies.json_body import parse_json
+from mlxserve.api.bodies.request_body import BodyRoute
 from mlxserve.api.config import ServerConfig
 from mlxserve.api.errors import ApiError
 from mlxserve.api.server.connection import Limits
@@ -94,11 +96,10 @@ BAD_JSON = [
     b'{"temperature": 1e308}',
     b'{"temperature": 1e400}',
     b'{"temperature": NaN}',
-    b'{"model": "\\ud800"}',
     b'{"model": "a\0"}',
     b'{"model": "a", "model": "b"}',
     b"\xef\xbb\xbf{}",
-    b'{"model": "\xff"}',
+    b'{"model": \xff}',
     b"{" + b",".join(b'"%d": 1' % n for n in range(100_000)) + b"}",
 ]
 
@@ -109,6 +110,53 @@ def test_bad_json_is_refused_on_every_route(client: TestClient) -> None:
             reply = client.post(path, content=body, headers={"content-type": "application/json"})
             assert reply.status_code == 400, body[:99]
             assert not re.search(r"Traceback|File \"|site-packages", reply.text), body[:99]
+
+
+SAID = [{"role": "user", "content": "TEXT"}]
+ANSWERED: list[tuple[str, str, dict[str, Any]]] = [
+    ("POST", CHAT, {"messages": SAID}),
+    ("POST", CHAT, {"messages": SAID, "stream": True, "stop": ["TEXT"], "user": "TEXT"}),
+    ("POST", COMPLETIONS, {"prompt": "TEXT"}),
+    ("POST", RESPONSES, {"input": "TEXT", "instructions": "TEXT"}),
+    ("POST", MESSAGES, {"max_tokens": 4, "system": "TEXT", "messages": SAID}),
+    ("POST", f"{MESSAGES}/count_tokens", {"messages": SAID}),
+    ("POST", EMBEDDINGS, {"input": ["TEXT"]}),
+    ("POST", "/v1/rerank", {"query": "TEXT", "documents": ["TEXT"]}),
+    ("PUT", "/v1/prefixes/p", {"text": "TEXT"}),
+    ("POST", "/tokenize", {"prompt": "TEXT"}),
+    ("POST", "/api/chat", {"model": "default", "messages": SAID, "stream": False}),
+    ("POST", "/api/generate", {"model": "default", "prompt": "TEXT"}),
+    ("POST", "/api/embed", {"model": "default", "input": "TEXT"}),
+    ("POST", "/api/v1/render", {"text": "TEXT"}),
+]
+NOT_UNICODE = {b"a\\ud83d b": "half of a surrogate pair", b"a\xff b": "invalid UTF-8"}
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ANSWERED, ids=[one[1] for one in ANSWERED])
+def test_text_that_is_not_unicode_is_answered_with_a_warning(
+    client: TestClient, method: str, path: str, body: dict[str, Any]
+) -> None:
+    """A refusal would end an agent's session: its client sends the same history again."""
+    for text, warning in NOT_UNICODE.items():
+        content = json.dumps(body).encode().replace(b"TEXT", text)
+        headers = {"content-type": "application/json"}
+        reply = client.request(method, path, content=content, headers=headers)
+        assert reply.status_code == 200, reply.text
+        assert warning in reply.headers["x-mlxserve-warning"]
+        assert "U+FFFD" in reply.headers["x-mlxserve-warning"]
+
+
+def test_no_route_fails_on_text_that_is_not_unicode(client: TestClient) -> None:
+    routes = [one for one in client.app.routes if isinstance(one, BodyRoute)]  # type: ignore[attr-defined]
+    assert len(routes) > 20
+    for route in routes:
+        for name in ("model", "messages", "x"):
+            content = b'{"%s": "a\\ud83d\xff"}' % name.encode()
+            headers = {"content-type": "application/json"}
+            path = re.sub(r"{\w+(:\w+)?}", "1", route.path)
+            reply = client.request(route.method, path, content=content, headers=headers)
+            assert reply.status_code < 500, (path, reply.text)
+            assert "invalid_json" not in reply.text, path
 
 
 MANY = 64 << 10
@@ -147,9 +195,9 @@ def test_a_body_is_parsed_off_the_event_loop(
     """Counting a million members takes a quarter of a second, which must not delay others."""
     others_were_answered = threading.Event()
 
-    def parse(raw: bytes) -> Any:
+    def parse(raw: bytes, warn: Callable[[str], None]) -> Any:
         assert others_were_answered.wait(30)
-        return parse_json(raw)
+        return parse_json(raw, warn)
 
     url = start_server().url
     monkeypatch.setattr("mlxserve.api.bodies.json_body.parse_json", parse)

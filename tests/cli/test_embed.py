@@ -41,3 +41,14 @@ def test_each_text_gets_a_line(
 def test_no_text_is_a_mistake(run: Run) -> None:
     assert "There is no text" in error_line(run("embed"))
     assert "There is no text" in error_line(run("embed", stdin=None))
+
+
+def test_a_text_that_is_not_unicode_is_sent_with_the_replacement_character(
+    run: Run, server: RecordingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes of an argument that are not UTF-8 are lone surrogates in Python."""
+    monkeypatch.setenv("MLXSERVE_URL", server.url)
+    server.answer(REPLY)
+    code, _, _ = run("embed", "a\udcffb", "-m", "mine")
+    assert code == 0
+    assert server.asked[-1][2] == {"model": "mine", "input": ["a\ufffdb"]}

@@ -89,13 +89,29 @@ def test_end_tokens_are_the_tokenizers_own_and_the_given_ones() -> None:
     assert Tokenizer(model_path(), [7, 9]).eos_token_ids == own | {7, 9}
 
 
-@pytest.mark.parametrize("text", ["\ud800", "ab\udfffc"])
-def test_a_lone_surrogate_is_refused_with_its_place(text: str) -> None:
-    place = next(i for i, character in enumerate(text) if "\ud800" <= character <= "\udfff")
-    with pytest.raises(InvalidRequest, match=f"a lone surrogate at character {place}"):
-        embedded().encode(text)
-    with pytest.raises(InvalidRequest, match=f"a lone surrogate at character {place}"):
-        embedded().render([{"role": "user", "content": text}])
+def test_a_lone_surrogate_is_the_replacement_character(folder: Path) -> None:
+    tokenizer = with_template(
+        folder,
+        "{{ tools[0].function.description }}{% for m in messages %}{{ m.content }}{{ m.reasoning_content }}"
+        "{{ m.tool_calls[0].function.arguments if m.tool_calls }}{% endfor %}{{ mood }}",
+    )
+
+    def ids(half: str) -> list[list[int]]:
+        call = {"id": "i", "function": {"name": "f", "arguments": {half: [half]}}}
+        messages = [
+            {"role": "user", "content": f"Q{half}"},
+            {"role": "assistant", "content": "", "reasoning_content": half, "tool_calls": [call]},
+            {"role": "tool", "content": f"<|im_end|>{half}"},
+        ]
+        tools = [{"type": "function", "function": {"name": "f", "description": half}}]
+        return [
+            tokenizer.encode(f"ab{half}c"),
+            tokenizer.encode_plain(half),
+            tokenizer.render(messages, tools=tools, enable_thinking=half),
+        ]
+
+    for half in ("\ud83d", "\udfff"):
+        assert ids(half) == ids("\ufffd")
 
 
 def test_concurrent_threads_get_the_same_results_as_one() -> None:

@@ -9,12 +9,13 @@
     message_stop
 
 The stream begins with the first piece of the answer, when it is known how much of the prompt was
-cached, or with the first ping if that takes long.
+cached, or with the first ping if that takes long. A tool's input is sent when it is complete, as
+Anthropic's API does: its clients parse what has come after every delta, and end the answer with an
+exception where that is not JSON.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from mlxserve.api.errors import ApiError
 from mlxserve.api.server.sse import named_event
 from mlxserve.api.usage import Tokens, reports
 from mlxserve.request import FinishReason
+from mlxserve.text.conversation import Call
 from mlxserve.text.parsing.turn import ToolCallDelta
 from mlxserve.text.signature import sign
 
@@ -64,8 +66,10 @@ class Blocks:
             block["signature"] = sign(self._thinking)
             self._thinking = ""
             yield self._delta("signature_delta", signature=block["signature"])
-        if block["type"] == "tool_use":
-            block["input"] = _parsed(self._arguments)
+        if block["type"] == "tool_use" and self._arguments:
+            call = Call(block["id"], block["name"], self._arguments)
+            block["input"] = call.as_object()
+            yield self._delta("input_json_delta", partial_json=call.as_json())
         yield {"type": "content_block_stop", "index": len(self.content) - 1}
 
     def _think(self, text: str) -> Iterator[Event]:
@@ -87,9 +91,7 @@ class Blocks:
             yield from self._start(
                 {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
             )
-        if call.arguments:
-            self._arguments += call.arguments
-            yield self._delta("input_json_delta", partial_json=call.arguments)
+        self._arguments += call.arguments
 
     def _ensure(self, block: dict[str, Any]) -> Iterator[Event]:
         """Open this block, unless one of its type is open."""
@@ -208,15 +210,6 @@ def _usage(tokens: Tokens) -> dict[str, Any]:
         "output_tokens": tokens.completion,
         **reports(tokens),
     }
-
-
-def _parsed(arguments: str) -> dict[str, Any]:
-    """A tool's input. If the answer was cut inside it, the incomplete JSON is returned as text."""
-    try:
-        value = json.loads(arguments or "{}")
-    except ValueError:
-        value = None
-    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
 
 
 def _frame(event: Event) -> bytes:

@@ -1,7 +1,9 @@
 """A request's JSON body: read within limits and parsed strictly.
 
-Python's parser accepts more than JSON (NaN, duplicate names, lone surrogates) and turns 1e400 into
-infinity. All of these are refused here, so that no later code has to handle them.
+Python's parser accepts more than JSON (NaN, duplicate names) and turns 1e400 into infinity. These are
+refused here, and what is not Unicode (invalid UTF-8, half of a surrogate pair) is replaced by U+FFFD
+with a warning, so that no later code has to handle them. A refusal of the latter would end an agent's
+session for good, as its client sends the same history again.
 """
 
 from __future__ import annotations
@@ -11,15 +13,18 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 
 from mlxserve.api.errors import ApiError, speaks_ollama
 from mlxserve.api.turns import body_hold, in_turn, refusal
+from mlxserve.api.warnings import warn
 from mlxserve.door import BodyHold
 from mlxserve.errors import QueueFull
 from mlxserve.text.costs import parse_seconds
+from mlxserve.text.well_formed import well_formed_value
 
 T = TypeVar("T")
 
@@ -41,6 +46,8 @@ _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _OF_CURL = ("", "application/x-www-form-urlencoded")
 _OBJECT = "mlxserve.object"  # in the scope of a request whose body was parsed, and not yet used
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+_INVALID_UTF_8 = "invalid UTF-8 in the body was replaced by U+FFFD"
+_LONE_SURROGATE = "half of a surrogate pair in the body was replaced by U+FFFD"
 
 
 async def read_json(request: Request, make: Callable[[dict[str, Any]], T]) -> T:
@@ -49,14 +56,15 @@ async def read_json(request: Request, make: Callable[[dict[str, Any]], T]) -> T:
         seconds, value = request.scope.pop(_OBJECT)
         return await in_turn(request, seconds, lambda: make(value))
     raw = await _raw(request)
-    return await in_turn(request, parse_seconds(raw), lambda: make(parse_json(raw)))
+    parse = partial(parse_json, raw, partial(warn, request))
+    return await in_turn(request, parse_seconds(raw), lambda: make(parse()))
 
 
 async def read_object(request: Request) -> dict[str, Any]:
     """The body before `read_json` makes something of it, for what only looks. Raises what that does."""
     raw = await _raw(request)
     seconds = parse_seconds(raw)
-    value = await in_turn(request, seconds, lambda: parse_json(raw))
+    value = await in_turn(request, seconds, partial(parse_json, raw, partial(warn, request)))
     request.scope[_OBJECT] = seconds, value
     return value
 
@@ -73,27 +81,37 @@ async def _raw(request: Request) -> bytes:
     return raw
 
 
-def parse_json(raw: bytes) -> dict[str, Any]:
-    """Strict JSON, one object. Raises ApiError 400."""
+def parse_json(raw: bytes, warn: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """Strict JSON, one object. Raises ApiError 400.
+
+    warn: called with a sentence about what was replaced
+    """
     _check_shape(raw)
     try:
-        value = json.loads(
-            raw.decode("utf-8"),
+        content = json.loads(
+            _decoded(raw, warn),
             parse_constant=_refuse_constant,
             parse_float=_finite,
             object_pairs_hook=_unique,
         )
-    except UnicodeDecodeError as error:
-        raise _bad_json("it is not valid UTF-8") from error
     except RecursionError as error:
         raise _too_deep() from error
     except ValueError as error:
         raise _bad_json(str(error)) from error
-    if not isinstance(value, dict):
+    if not isinstance(content, dict):
         raise _bad_json("it must be an object, in braces")
-    if _SURROGATE_ESCAPE.search(raw):
-        _check_surrogates(value)
-    return value
+    if _SURROGATE_ESCAPE.search(raw) and _has_lone_surrogate(content):
+        warn(_LONE_SURROGATE)
+        return dict(well_formed_value(content))
+    return content
+
+
+def _decoded(raw: bytes, warn: Callable[[str], None]) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        warn(_INVALID_UTF_8)
+        return raw.decode(errors="replace")
 
 
 def _require_json(request: Request) -> None:
@@ -196,11 +214,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
-def _check_surrogates(value: object) -> None:
+def _has_lone_surrogate(value: object) -> bool:
     try:
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise _bad_json("a \\u escape is half of a surrogate pair") from error
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _bad_json(reason: str) -> ApiError:

@@ -12,12 +12,12 @@ Items are built one after another. An event here is its type without `response.`
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from mlxserve.text.parsing.turn import ToolCallDelta
+from mlxserve.text.parsing.values import arguments_object
 from mlxserve.text.signature import sign
 
 if TYPE_CHECKING:
@@ -184,11 +184,7 @@ class CustomCallItem(CallItem):
     CONTENT = "input"
 
     def _content(self) -> str:
-        try:
-            value = json.loads(self.text)
-        except ValueError:
-            return self.text
-        text = value.get("input") if isinstance(value, dict) else None
+        text = (arguments_object(self.text) or {}).get("input")
         return text if isinstance(text, str) else self.text
 
     def _more(self, text: str) -> Iterator[Event]:  # noqa: ARG002

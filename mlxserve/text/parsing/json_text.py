@@ -1,14 +1,33 @@
 """JsonText: one JSON value, read character by character.
 
-The text stays as the model wrote it, except that control characters inside strings (models write
-raw line breaks, which JSON forbids) are escaped.
+The text stays as the model wrote it, with two exceptions inside strings: control characters are
+escaped (models write raw line breaks, which JSON forbids), and the escape of a lone surrogate becomes
+that of U+FFFD, as clients parse it into a text that they cannot encode.
 """
 
 from __future__ import annotations
 
 import json
+import re
 
 from mlxserve.text.parsing.cursor import BLANKS, Malformed
+from mlxserve.text.well_formed import well_formed
+
+_LENGTH = len("\\u0000")  # of the escape of a code
+_HEX = frozenset("0123456789abcdefABCDEF")
+_REPLACED = "\\ufffd"
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def well_formed_json(text: str) -> str:
+    """The text of a JSON value without lone surrogates, as characters or as escapes."""
+    text = well_formed(text)
+    if _SURROGATE.search(text) is None:
+        return text
+    value = JsonText()
+    for char in text:
+        value.push(char)
+    return value.finish()
 
 
 class JsonText:
@@ -18,7 +37,8 @@ class JsonText:
         self._is_in_string = False
         self._pieces: list[str] = []
         self._depth = 0
-        self._is_escaped = False
+        self._escape = ""  # that is being read, from its backslash on
+        self._half = ""  # the escape of a high surrogate, which needs that of a low one after it
         self._first = ""
 
     def push(self, char: str) -> bool:
@@ -39,10 +59,17 @@ class JsonText:
         return self._first in '{["' and not self._depth and not self._is_in_string
 
     def take(self) -> str:
-        """The text added since the last call."""
+        """The text added since the last call, up to an escape that is not complete."""
         taken = "".join(self._pieces)
         self._pieces.clear()
         return taken
+
+    def finish(self) -> str:
+        """The text added since the last call: no more will come."""
+        self._replace_half()
+        self._pieces.append(self._escape)
+        self._escape = ""
+        return self.take()
 
     def ends_before(self, char: str) -> bool:
         """Whether the value is a number or a word that ends before this character."""
@@ -51,10 +78,43 @@ class JsonText:
         return char in BLANKS or char in ",}]<"
 
     def _push_in_string(self, char: str) -> None:
-        if self._is_escaped:
-            self._is_escaped = False
+        if self._escape:
+            self._push_in_escape(char)
         elif char == "\\":
-            self._is_escaped = True
-        elif char == '"':
-            self._is_in_string = False
-        self._pieces.append(json.dumps(char)[1:-1] if char < " " else char)
+            self._escape = char
+        else:
+            self._replace_half()
+            self._is_in_string = char != '"'
+            self._pieces.append(_escaped(char))
+
+    def _push_in_escape(self, char: str) -> None:
+        begun = self._escape
+        if begun == "\\" or char in _HEX:
+            self._escape += _escaped(char)
+            if self._escape[1] == "u" and len(self._escape) < _LENGTH:
+                return
+        self._end_escape()
+        if begun != "\\" and char not in _HEX:  # not the escape of a code after all
+            self._push_in_string(char)
+
+    def _end_escape(self) -> None:
+        escape, self._escape = self._escape, ""
+        code = int(escape[2:], 16) if len(escape) == _LENGTH else 0
+        if self._half and 0xDC00 <= code < 0xE000:
+            self._pieces += (self._half, escape)
+            self._half = ""
+            return
+        self._replace_half()
+        if 0xD800 <= code < 0xDC00:
+            self._half = escape
+        else:
+            self._pieces.append(_REPLACED if 0xDC00 <= code < 0xE000 else escape)
+
+    def _replace_half(self) -> None:
+        if self._half:
+            self._pieces.append(_REPLACED)
+            self._half = ""
+
+
+def _escaped(char: str) -> str:
+    return json.dumps(char)[1:-1] if char < " " else char

@@ -228,9 +228,10 @@ def _number(word: str) -> str:
     except ValueError:
         try:
             value = ast.literal_eval(word)
+            # Fails for what JSON cannot write: an infinity, and an integer of thousands of digits.
+            word = json.dumps(value, allow_nan=False) if isinstance(value, int | float) else ""
         except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
             raise Malformed from error
-        word = json.dumps(value) if isinstance(value, int | float) else ""
     if not word or isinstance(value, str | list | dict):
         raise Malformed
     return word

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from mlxserve.text.parsing.cursor import Cursor, Cut, Malformed, Reading
 from mlxserve.text.parsing.formats import CallFormat
-from mlxserve.text.parsing.json_text import JsonText
+from mlxserve.text.parsing.json_text import JsonText, well_formed_json
 from mlxserve.text.parsing.turn import ToolCallDelta
 
 
@@ -79,7 +79,7 @@ class CallSyntax(ABC):
     def emit(self, name: str, arguments: str, call_id: str | None = None) -> Reading[None]:
         """A complete call."""
         self.check(name)
-        yield self._numbers.open(name, arguments, call_id)
+        yield self._numbers.open(name, well_formed_json(arguments), call_id)
         self.cursor.mark()
 
     def stream(self, name: str, call_id: str | None, begun: str = "") -> Reading[None]:
@@ -97,7 +97,7 @@ class CallSyntax(ABC):
                 is_done = value.push(char)
                 self.cursor.take(1)
         except (Malformed, Cut):
-            if text := value.take():
+            if text := value.finish():
                 yield self._piece(text, name, call_id, is_open=is_open)
             raise
         yield self._piece(value.take(), name, call_id, is_open=is_open)

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from mlxserve.text.well_formed import well_formed_value
+
+# Of a call's arguments: as deep as a schema may be. Templates, msgpack, SDKs and the parser of bodies,
+# which a client sends the arguments back to, all have limits of their own above it.
+MAX_DEPTH = 32
 
 # Names of types in schemas of the wild, by their beginning.
 _KINDS = {
@@ -116,8 +123,35 @@ def json_value(text: str, *, is_strict: bool = True) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
+def arguments_object(text: str) -> dict[str, Any] | None:
+    """The object of a call's arguments, which strict JSON can express; None if there is none."""
+    try:
+        value = json.loads(text or "{}", parse_constant=_refuse, parse_float=_finite)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or not _is_within(value, MAX_DEPTH):
+        return None
+    arguments: dict[str, Any] = well_formed_value(value)
+    return arguments
+
+
+def _is_within(value: Any, depth: int) -> bool:
+    """Whether a value is nested at most this deep."""
+    if not isinstance(value, (dict, list)):
+        return True
+    items = value.values() if isinstance(value, dict) else value
+    return depth > 0 and all(_is_within(item, depth - 1) for item in items)
+
+
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{digits[:40]} is out of range")
+    return value
 
 
 def _parsed(text: str) -> tuple[str, Any] | None:

@@ -49,15 +49,30 @@ def test_anything_but_strict_json_is_refused() -> None:
         b'{"a": 1e400}',
         b'{"a": -1e400}',
         b'{"a": ' + b"9" * 5_000 + b"}",
-        b'{"a": "\xff"}',
+        b'\xff{"a": 1}',
+        b'{"a": 1\xff}',
         b'\xef\xbb\xbf{"a": 1}',
-        b'{"a": "\\ud800"}',
-        b'{"a": "\\udc00\\ud800"}',
-        b'{"\\ud800": 1}',
         b'{"a": "line\nbreak"}',
         b'{"a": 1} trailing',
     ]:
         refusal(raw)
+
+
+def test_what_is_not_unicode_is_replaced_with_a_warning() -> None:
+    for raw, expected, warning in [
+        (b'{"a": "x\\ud83d y"}', {"a": "x\ufffd y"}, "surrogate"),
+        (b'{"a": "\\udc00\\ud800"}', {"a": "\ufffd\ufffd"}, "surrogate"),
+        (b'{"a": [{"\\ud800": "\\ud800"}]}', {"a": [{"\ufffd": "\ufffd"}]}, "surrogate"),
+        (b'{"\\ud800": 1, "\\udc00": 2}', {"\ufffd": 2}, "surrogate"),
+        (b'{"a": "x\xff\xe4\xb8 y"}', {"a": "x\ufffd\ufffd y"}, "UTF-8"),
+        (b'{"a": "\xe4"}', {"a": "\ufffd"}, "UTF-8"),
+        (b'{"a": "\xed\xa0\xbd"}', {"a": "\ufffd\ufffd\ufffd"}, "UTF-8"),
+        (b'{"\xff": 1}', {"\ufffd": 1}, "UTF-8"),
+        (b'{"a": "\\ud83d\\ude00", "b": "\xf0\x9f\x98\x80"}', {"a": "😀", "b": "😀"}, ""),
+    ]:
+        warnings: list[str] = []
+        assert parse_json(raw, warnings.append) == expected, raw
+        assert [warning in told for told in warnings] == [True] * bool(warning), raw
 
 
 def test_a_surrogate_pair_is_one_character() -> None:

@@ -54,7 +54,7 @@ ATTACKS: list[tuple[str, Any, int]] = [
     (COMPLETIONS, {"prompt": "x", "logprobs": 20, "max_tokens": 2}, 200),
     (COMPLETIONS, {"prompt": "x", "cache_salt": "\u0000\ud83d\ude00", "max_tokens": 2}, 200),
     (COMPLETIONS, {"prompt": "\ufffe\uffff\U0010ffff", "max_tokens": 2}, 200),
-    (CHAT, b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400),
+    (CHAT, b'{"messages": [{"role": "user", "content": "\\ud800"}], "max_tokens": 2}', 200),
     (CHAT, b'{"messages": [' + b'{"role":"user","content":"x"},' * 999_999 + b"{}]}", 400),
     (CHAT, b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400),
     (CHAT, {"messages": [{"role": "user", "content": "x " * 100_000}]}, 400),

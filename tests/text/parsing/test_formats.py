@@ -11,6 +11,7 @@ import pytest
 
 from mlxserve.text.parsing.formats import FORMATS, recognise
 from mlxserve.text.parsing.turn import AssistantTurn
+from mlxserve.text.parsing.values import arguments_object
 from tests.text.parsing.answers import ROWS, markup, parse, parse_in_pieces, tool
 
 CALLED = [("look", {"at": "ü", "n": 2})]
@@ -152,6 +153,33 @@ def test_a_call_that_was_cut_off_is_never_another_call() -> None:
             for name, arguments in parse(text[:end], family).calls:
                 assert (name, arguments) in CALLED or isinstance(arguments, str), text[:end]
                 assert arguments != "", "an empty text is taken for no arguments"
+
+
+ODD = [
+    *(
+        "NaN",
+        "1e999",
+        "1e9_9",
+        "(1e999,)",
+        '"\\ud83d"',
+        "'\\ud83d'",
+        '["\\ud83d\n"]',
+        "0x" + "f" * 5_000,
+    ),
+    *("7" * 5_000, "[" * 1_100 + "]" * 1_100, "[" + "-" * 3_000 + "1]"),
+]
+
+
+@pytest.mark.parametrize("value", ODD, ids=[one[:12] for one in ODD])
+def test_no_value_makes_a_reader_fail_or_leaves_text_that_cannot_be_sent(value: str) -> None:
+    for case, text in WRITTEN.items():
+        lead = "to=look<|message|>" if row_of(case) == "muse_spark" else ""
+        for replaced in ('"ü"', "ü", "2"):
+            found = parse(lead + text.replace(replaced, value), markup(row_of(case)), parsed=str)
+            for name, arguments in found.calls:
+                f"{name}{arguments}{found.text}".encode()
+                if (parsed := arguments_object(arguments)) is not None:
+                    assert parsed == json.loads(arguments), case
 
 
 NOISE = [
