@@ -186,7 +186,7 @@ def _fit_with_windows(
     num_seqs: int,
     is_promised: bool,
 ) -> MemoryFit:
-    """As a server divides what is left beside the bytes that are taken."""
+    """Divide what is left beside the bytes that are taken as a server does."""
     options: dict[str, Any] = {
         "longest": longest,
         "num_seqs": num_seqs,

@@ -31,7 +31,7 @@ class Pins:
         self._claims: Counter[bytes] = Counter()  # hash of a page -> prefixes that have it
         self._promised: dict[str, tuple[bytes, ...]] = {}  # hashes of the prefix's pages
         self._pinned: dict[str, tuple[bytes, ...]] = {}
-        self._requests: dict[str, Request] = {}  # that computes or computed the prefix
+        self._requests: dict[str, Request] = {}  # by which a prefix is or was computed
 
     @property
     def num_pages(self) -> int:

@@ -23,7 +23,7 @@ def fitted(nbytes: int, **options: int) -> tuple[int, float]:
     return num_pages * 32, GEMMA_4.window.num_windows(num_window_pages)
 
 
-def test_windows_come_before_the_second_half_of_a_context_that_nobody_asked_for() -> None:
+def test_windows_come_before_the_second_half_of_a_context_that_is_not_given() -> None:
     memory = int(1.2 * GB)
     tokens, windows = fitted(memory)
     assert tokens == 26_112
