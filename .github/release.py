@@ -19,10 +19,10 @@ FORMULA = ROOT / ".github/homebrew/mlxserve.rb.in"
 
 def version_of(tag: str, root: Path = ROOT) -> str:
     """The version that the tag `v1.2.3` names. Raises ValueError if this commit has another one."""
-    text = (root / "mlxserve/version.py").read_text("utf-8")
+    text = (root / "mlxserve/core/version.py").read_text("utf-8")
     [version] = re.findall(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
     if tag != f"v{version}":
-        raise ValueError(f"the tag is {tag}, and mlxserve/version.py says {version}")
+        raise ValueError(f"the tag is {tag}, and mlxserve/core/version.py says {version}")
     return str(version)
 
 

@@ -11,37 +11,37 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mlxserve.version import __version__ as __version__
+from mlxserve.core.version import __version__ as __version__
 
 if TYPE_CHECKING:  # the list of public names: type checkers follow it, _modules() reads it
     from mlxserve.chat.answers import RequestOutput as RequestOutput
-    from mlxserve.config import EngineConfig as EngineConfig
-    from mlxserve.config import SchedulerConfig as SchedulerConfig
-    from mlxserve.errors import EngineFailed as EngineFailed
-    from mlxserve.errors import EngineStopped as EngineStopped
-    from mlxserve.errors import GrammarFailed as GrammarFailed
-    from mlxserve.errors import HelperUnavailable as HelperUnavailable
-    from mlxserve.errors import InvalidConfig as InvalidConfig
-    from mlxserve.errors import InvalidParameter as InvalidParameter
-    from mlxserve.errors import InvalidRequest as InvalidRequest
-    from mlxserve.errors import MlxServeError as MlxServeError
-    from mlxserve.errors import ModelNotFound as ModelNotFound
-    from mlxserve.errors import OutOfMemory as OutOfMemory
-    from mlxserve.errors import PagesPromised as PagesPromised
-    from mlxserve.errors import PrefixQuotaExceeded as PrefixQuotaExceeded
-    from mlxserve.errors import PromptTooLong as PromptTooLong
-    from mlxserve.errors import QueueFull as QueueFull
-    from mlxserve.errors import UnknownPrefix as UnknownPrefix
-    from mlxserve.errors import UnsupportedModel as UnsupportedModel
+    from mlxserve.core.config import EngineConfig as EngineConfig
+    from mlxserve.core.config import SchedulerConfig as SchedulerConfig
+    from mlxserve.core.errors import EngineFailed as EngineFailed
+    from mlxserve.core.errors import EngineStopped as EngineStopped
+    from mlxserve.core.errors import GrammarFailed as GrammarFailed
+    from mlxserve.core.errors import HelperUnavailable as HelperUnavailable
+    from mlxserve.core.errors import InvalidConfig as InvalidConfig
+    from mlxserve.core.errors import InvalidParameter as InvalidParameter
+    from mlxserve.core.errors import InvalidRequest as InvalidRequest
+    from mlxserve.core.errors import MlxServeError as MlxServeError
+    from mlxserve.core.errors import ModelNotFound as ModelNotFound
+    from mlxserve.core.errors import OutOfMemory as OutOfMemory
+    from mlxserve.core.errors import PagesPromised as PagesPromised
+    from mlxserve.core.errors import PrefixQuotaExceeded as PrefixQuotaExceeded
+    from mlxserve.core.errors import PromptTooLong as PromptTooLong
+    from mlxserve.core.errors import QueueFull as QueueFull
+    from mlxserve.core.errors import UnknownPrefix as UnknownPrefix
+    from mlxserve.core.errors import UnsupportedModel as UnsupportedModel
+    from mlxserve.core.sampling_params import SamplingParams as SamplingParams
+    from mlxserve.core.sampling_params import Structure as Structure
+    from mlxserve.core.sampling_params import StructureKind as StructureKind
+    from mlxserve.core.stats import Stats as Stats
     from mlxserve.llm import LLM as LLM
     from mlxserve.llm import AsyncLLM as AsyncLLM
     from mlxserve.request import FinishReason as FinishReason
     from mlxserve.request import Resized as Resized
     from mlxserve.request import TokenLogprob as TokenLogprob
-    from mlxserve.sampling_params import SamplingParams as SamplingParams
-    from mlxserve.sampling_params import Structure as Structure
-    from mlxserve.sampling_params import StructureKind as StructureKind
-    from mlxserve.stats import Stats as Stats
     from mlxserve.text.deltas import Delta as Delta
     from mlxserve.text.deltas import Usage as Usage
     from mlxserve.text.parsing.turn import AssistantTurn as AssistantTurn

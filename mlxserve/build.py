@@ -9,36 +9,37 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from mlxserve import machine, metal_memory
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
 from mlxserve.cache.window_kv import WindowKV, pools_of
 from mlxserve.chat.chat import Chat
+from mlxserve.chat.embedding.build import build_encoder_engine, refuse_options
+from mlxserve.chat.embedding.embedder import Embedder
+from mlxserve.chat.embedding.judging import answers_of
 from mlxserve.chat.image_prompts import ImagePrompts
 from mlxserve.chat.prefix_store import PREFIX_FILE
-from mlxserve.config import EngineConfig, PreemptionMode
+from mlxserve.core.config import EngineConfig, PreemptionMode
+from mlxserve.core.errors import InvalidConfig
+from mlxserve.core.sampling_params import SamplingParams
+from mlxserve.core.stats import PlannedMemory
 from mlxserve.disk.folder import default_bytes
 from mlxserve.disk.folder import disk_folder as folder_of
 from mlxserve.disk.tier import DiskTier
-from mlxserve.door import BODY_MEMORY, Door
-from mlxserve.embedders.build import build_encoder_engine, refuse_options
-from mlxserve.embedders.embedder import Embedder
-from mlxserve.embedders.judging import answers_of
 from mlxserve.engine.async_engine import AsyncEngine
 from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.memory import MemoryWatch
 from mlxserve.engine.pace import Pace
 from mlxserve.engine.trace import Trace
-from mlxserve.errors import InvalidConfig
+from mlxserve.helpers.fair_executor import BODY_MEMORY, Door
 from mlxserve.hub.adapter_files import find_adapters
 from mlxserve.hub.facts import ModelFacts
 from mlxserve.hub.files import ModelFiles, find_model
 from mlxserve.hub.generation_config import for_vocabulary, read_generation_config
 from mlxserve.hub.text_encoders import TextEncoder, text_encoder
-from mlxserve.metal_memory import ModelShare
 from mlxserve.model.attention import backend_names, load_probed
 from mlxserve.model.load import LoadedModel
+from mlxserve.model.load_check import try_first
 from mlxserve.model.rank_group import RankGroup
 from mlxserve.model.runner import ModelRunner
 from mlxserve.model.sizing import default_step_budget, first_pages, with_sizes
@@ -46,13 +47,12 @@ from mlxserve.model.step_peak import StepPeak, measure_step
 from mlxserve.model.window_group import WindowGroup, window_group
 from mlxserve.model.work import forward_work
 from mlxserve.model.workers import Workers
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.windows import Windows
-from mlxserve.stats import PlannedMemory
+from mlxserve.system import machine, metal_memory
+from mlxserve.system.metal_memory import ModelShare
 from mlxserve.text.abilities import ALWAYS_ALLOWED
 from mlxserve.text.tokenizer import Tokenizer
-from mlxserve.trial import try_first
 
 log = logging.getLogger("mlxserve.build")
 

@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeAlias, 
 
 from tqdm import tqdm
 
-from mlxserve import machine
 from mlxserve.chat.answers import RequestOutput
 from mlxserve.chat.given_messages import read_given
 from mlxserve.chat.request_options import RequestOptions
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.errors import EngineStopped, InvalidParameter, InvalidRequest
+from mlxserve.core.sampling_params import SamplingParams
+from mlxserve.core.stats import Stats
 from mlxserve.engine.threads import result_of
-from mlxserve.errors import EngineStopped, InvalidParameter, InvalidRequest
 from mlxserve.ranks.environment import own_rank
 from mlxserve.request import Resized
-from mlxserve.sampling_params import SamplingParams
-from mlxserve.stats import Stats
+from mlxserve.system import machine
 from mlxserve.text.costs import encode_seconds, render_seconds
 from mlxserve.text.deltas import Delta
 from mlxserve.text.parsing.turn import AssistantTurn

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from typing import NamedTuple, Protocol, TypeAlias
 
-from mlxserve.config import MAX_PAGES, MIN_PAGES
+from mlxserve.core.config import MAX_PAGES, MIN_PAGES
+from mlxserve.core.sampling_params import SamplingParams, check_whole
 from mlxserve.images.picture import Placed
-from mlxserve.sampling_params import SamplingParams, check_whole
 
 ANONYMOUS = "@"  # begins the name of a client that is known by its connection only
 BACKGROUND = 10  # the priority of work that no one waits for

@@ -13,7 +13,7 @@ from functools import wraps
 
 import pytest
 
-from mlxserve import machine
+from mlxserve.system import machine
 
 MEMORY = 8 << 30
 WORKING_SET = MEMORY * 2 // 3  # as macOS reports it

@@ -50,7 +50,7 @@ _OF_THIS_MACHINE = """
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests() -> None:
-    from mlxserve.machine import import_mlx_lm
+    from mlxserve.system.machine import import_mlx_lm
 
     import_mlx_lm()
     for package in _OF_THIS_MACHINE.split():

@@ -26,7 +26,7 @@ from hypothesis import settings
 
 from mlxserve.hub.embedded import model_path
 from mlxserve.hub.gguf_places import package_model
-from mlxserve.machine import import_mlx_lm
+from mlxserve.system.machine import import_mlx_lm
 from tests.recorded_limits import RecordedLimits
 from tests.suites import pytest_collection_modifyitems as pytest_collection_modifyitems
 from tests.suites import pytest_ignore_collect as pytest_ignore_collect
@@ -365,7 +365,7 @@ def process_as_found(no_configuration: None, signals_as_in_a_terminal: None) -> 
 @pytest.fixture
 def on_metal(monkeypatch: pytest.MonkeyPatch) -> None:
     """`machine` says that this is a Mac, also to engines of earlier tests that look at their memory."""
-    from mlxserve import machine
+    from mlxserve.system import machine
 
     monkeypatch.setattr(machine, "is_metal", lambda: True)
     monkeypatch.setattr(machine, "working_set", machine.total_memory)
@@ -376,7 +376,7 @@ def mlx_limits(monkeypatch: pytest.MonkeyPatch) -> RecordedLimits:
     """What mlx is given as limits in this test, of models that it loads."""
     import mlx.core as mx
 
-    from mlxserve import metal_memory
+    from mlxserve.system import metal_memory
 
     limits = RecordedLimits()
     monkeypatch.setattr(mx, "set_wired_limit", limits.set_wired)
@@ -388,7 +388,7 @@ def mlx_limits(monkeypatch: pytest.MonkeyPatch) -> RecordedLimits:
 @pytest.fixture
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """`machine` says that this is no Mac."""
-    from mlxserve import machine
+    from mlxserve.system import machine
 
     monkeypatch.setattr(machine, "is_metal", lambda: False)
 
@@ -417,7 +417,7 @@ def no_configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     """Hide the options and keys of the user who runs the tests, and leave the disk cache alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLXSERVE_DISK_CACHE_SIZE", "0")
-        patch.setenv("MLXSERVE_TRIAL_PROCESS", "never")  # tests/test_trial.py tests it
+        patch.setenv("MLXSERVE_TRIAL_PROCESS", "never")  # tests/model/test_load_check.py tests it
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         patch.setenv("MLXSERVE_HOME", str(tmp_path_factory.mktemp("home")))
         patch.delenv("COLORFGBG", raising=False)  # the colours of the terminal they are run in

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from mlxserve import machine
+from mlxserve.system import machine
 
 _HEADER: list[str] = []
 

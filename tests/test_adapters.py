@@ -14,8 +14,8 @@ import pytest
 from mlxserve import LLM, AsyncLLM, InvalidConfig, InvalidParameter, SamplingParams
 from mlxserve.build import build_chat
 from mlxserve.chat.chat import Chat
-from mlxserve.config import EngineConfig
-from mlxserve.errors import UnsupportedModel
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.errors import UnsupportedModel
 from tests.adapters import dense_tokens, train_adapter, write_adapter
 from tests.conftest import ARCHITECTURES
 from tests.together import begun_together

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve import machine
+from mlxserve.system import machine
 
 ROOT = Path(__file__).parent.parent
 # Suites of their own, and what plants bugs in a copy of the source.

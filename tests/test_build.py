@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from mlxserve import machine
 from mlxserve.build import build_engine
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.engine.engine import Engine
 from mlxserve.hub.files import find_model
-from mlxserve.machine import Memory
 from mlxserve.model import step_peak
 from mlxserve.request import Request
-from mlxserve.sampling_params import SamplingParams
+from mlxserve.system import machine
+from mlxserve.system.machine import Memory
 from tests.recorded_limits import RecordedLimits
 
 

@@ -17,7 +17,8 @@ import pytest
 from metal_kernels.choice import select_backend
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
-from mlxserve.config import PageTail, SchedulerConfig
+from mlxserve.core.config import PageTail, SchedulerConfig
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace
 from mlxserve.engine.snapshot import Phase
@@ -26,7 +27,6 @@ from mlxserve.hub.files import find_model
 from mlxserve.model.load import LoadedModel, load, prepare
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Request
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.scheduler import Scheduler
 
 PAGE = 16

@@ -14,14 +14,14 @@ from metal_kernels.choice import select_backend
 from metal_kernels.ops import Backend
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
-from mlxserve.config import SchedulerConfig
+from mlxserve.core.config import SchedulerConfig
+from mlxserve.core.errors import OutOfMemory
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace
-from mlxserve.errors import OutOfMemory
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Request
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.scheduler import Scheduler
 from tests.emulated import emulated_backend
 

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from metal_kernels.metal import MetalBackend
 from mlxserve import LLM, SamplingParams
 from mlxserve.chat.answers import RequestOutput
-from mlxserve.errors import InvalidParameter
+from mlxserve.core.errors import InvalidParameter
 from mlxserve.hub.files import find_model
 from mlxserve.images.image import Image
 from mlxserve.model.attention import load_probed

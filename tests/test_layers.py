@@ -18,54 +18,56 @@ PACKAGES = ("metal_kernels", "mlxserve", "tui")
 ARROWS: dict[str, str] = {
     "metal_kernels": "",
     "tui/sanitise": "",
-    "tui/loopback": "",
+    "mlxserve/system/loopback": "",
     "tui/home": "",
     "tui/languages": "",
     "tui/commands": "",
     "tui/background": "",
     "tui/opening": "tui/background",
-    "tui/talk": "tui/loopback tui/sanitise tui/home",
-    "tui/tools": "tui/loopback tui/sanitise",
-    "tui/chat": "tui/sanitise tui/talk tui/tools",
+    "tui/talk": "mlxserve/system/loopback tui/sanitise tui/home",
+    "mlxserve/mcp": "mlxserve/system/loopback tui/sanitise",
+    "tui/chat": "tui/sanitise tui/talk mlxserve/mcp",
     "tui/paint": "tui/languages tui/sanitise",
-    "tui/widgets": ("tui/sanitise tui/commands tui/opening tui/talk tui/tools tui/chat tui/paint"),
+    "tui/widgets": (
+        "tui/sanitise tui/commands tui/opening tui/talk mlxserve/mcp tui/chat tui/paint"
+    ),
     "tui/engine": "tui/sanitise tui/talk tui/chat",
-    "tui/actions": "tui/sanitise tui/talk tui/tools tui/chat tui/paint tui/widgets",
+    "tui/actions": "tui/sanitise tui/talk mlxserve/mcp tui/chat tui/paint tui/widgets",
     "tui": (
-        "tui/home tui/commands tui/background tui/opening tui/talk tui/tools tui/chat tui/paint "
+        "tui/home tui/commands tui/background tui/opening tui/talk mlxserve/mcp tui/chat tui/paint "
         "tui/widgets tui/engine tui/actions"
     ),
-    "mlxserve/version": "",
-    "mlxserve/errors": "",
-    "mlxserve/files": "",
-    "mlxserve/terminal_text": "",
-    "mlxserve/sampling_params": "mlxserve/errors",
-    "mlxserve/stats": "",
-    "mlxserve/option": "mlxserve/errors",
-    "mlxserve/config": "metal_kernels mlxserve/errors mlxserve/option",
-    "mlxserve/deferred_packages": "",
-    "mlxserve/blas": "mlxserve/errors",
-    "mlxserve/memory_groups": "",
-    "mlxserve/machine": "mlxserve/errors mlxserve/memory_groups mlxserve/deferred_packages mlxserve/blas",
-    "mlxserve/metal_memory": "mlxserve/errors mlxserve/machine",
-    "mlxserve/forward_work": "",
-    "mlxserve/pauses": "",
-    "mlxserve/gguf": "metal_kernels mlxserve/errors mlxserve/files",
+    "mlxserve/core/version": "",
+    "mlxserve/core/errors": "",
+    "mlxserve/system/files": "",
+    "mlxserve/system/terminal_text": "",
+    "mlxserve/core/sampling_params": "mlxserve/core/errors",
+    "mlxserve/core/stats": "",
+    "mlxserve/core/option": "mlxserve/core/errors",
+    "mlxserve/core/config": "metal_kernels mlxserve/core/errors mlxserve/core/option",
+    "mlxserve/system/deferred_packages": "",
+    "mlxserve/system/blas": "mlxserve/core/errors",
+    "mlxserve/system/memory_groups": "",
+    "mlxserve/system/machine": "mlxserve/core/errors mlxserve/system/memory_groups mlxserve/system/deferred_packages mlxserve/system/blas",
+    "mlxserve/system/metal_memory": "mlxserve/core/errors mlxserve/system/machine",
+    "mlxserve/core/forward_work": "",
+    "mlxserve/system/suspend_clock": "",
+    "mlxserve/hub/gguf": "metal_kernels mlxserve/core/errors mlxserve/system/files",
     "mlxserve/cache/groups": "",
     "mlxserve/hub": (
-        "mlxserve/errors mlxserve/files mlxserve/sampling_params mlxserve/config mlxserve/gguf "
+        "mlxserve/core/errors mlxserve/system/files mlxserve/core/sampling_params mlxserve/core/config mlxserve/hub/gguf "
         "mlxserve/cache/groups"
     ),
     "mlxserve/mini/__init__": "",
-    "mlxserve/helpers": "mlxserve/errors mlxserve/pauses",
-    "mlxserve/door": "mlxserve/errors mlxserve/helpers",
-    "mlxserve/images": "mlxserve/errors mlxserve/helpers mlxserve/door",
-    "mlxserve/request": "mlxserve/sampling_params mlxserve/config mlxserve/images",
-    "mlxserve/text/well_formed": "",
-    "mlxserve/text/parsing": "mlxserve/text/well_formed",
+    "mlxserve/helpers": "mlxserve/core/errors mlxserve/system/suspend_clock",
+    "mlxserve/helpers/fair_executor": "mlxserve/core/errors mlxserve/helpers",
+    "mlxserve/images": "mlxserve/core/errors mlxserve/helpers mlxserve/helpers/fair_executor",
+    "mlxserve/request": "mlxserve/core/sampling_params mlxserve/core/config mlxserve/images",
+    "mlxserve/system/well_formed": "",
+    "mlxserve/text/parsing": "mlxserve/system/well_formed",
     "mlxserve/text/costs": "",
     "mlxserve/text/signature": "",
-    "mlxserve/text/conversation": "mlxserve/errors mlxserve/images",
+    "mlxserve/text/conversation": "mlxserve/core/errors mlxserve/images",
     "mlxserve/text/probes": "",
     "mlxserve/text/controls": "mlxserve/text/probes",
     "mlxserve/text/abilities": "mlxserve/text/probes mlxserve/text/controls",
@@ -74,28 +76,28 @@ ARROWS: dict[str, str] = {
     ),
     "mlxserve/text/templates": "mlxserve/helpers",
     "mlxserve/text/template_syntax": "",
-    "mlxserve/text/template_worker": "mlxserve/deferred_packages mlxserve/text/template_syntax",
+    "mlxserve/text/template_worker": "mlxserve/system/deferred_packages mlxserve/text/template_syntax",
     "mlxserve/text/probing": (
         "mlxserve/text/probes mlxserve/text/controls mlxserve/text/abilities mlxserve/text/templates"
     ),
-    "mlxserve/text/large_texts": "mlxserve/errors mlxserve/helpers mlxserve/text/templates",
+    "mlxserve/text/large_texts": "mlxserve/core/errors mlxserve/helpers mlxserve/text/templates",
     "mlxserve/text/stream_decoder": "",
-    "mlxserve/text/tokenizer_files": "mlxserve/errors mlxserve/files",
+    "mlxserve/text/tokenizer_files": "mlxserve/core/errors mlxserve/system/files",
     "mlxserve/text/tokenizer": (
-        "mlxserve/errors mlxserve/text/parsing mlxserve/text/costs mlxserve/text/conversation "
+        "mlxserve/core/errors mlxserve/text/parsing mlxserve/text/costs mlxserve/text/conversation "
         "mlxserve/text/controls mlxserve/text/abilities mlxserve/text/probing mlxserve/text/fitting "
         "mlxserve/text/templates mlxserve/text/large_texts mlxserve/text/stream_decoder mlxserve/text/tokenizer_files "
-        "mlxserve/door"
+        "mlxserve/helpers/fair_executor"
     ),
     "mlxserve/text/large_text_worker": (
         "mlxserve/text/templates mlxserve/text/template_worker mlxserve/text/tokenizer"
     ),
     "mlxserve/text/deltas": (
-        "mlxserve/sampling_params mlxserve/request mlxserve/text/parsing mlxserve/text/tokenizer"
+        "mlxserve/core/sampling_params mlxserve/request mlxserve/text/parsing mlxserve/text/tokenizer"
     ),
     "mlxserve/text/guidance": (
-        "mlxserve/errors mlxserve/sampling_params mlxserve/pauses mlxserve/helpers mlxserve/text/parsing "
-        "mlxserve/text/tokenizer mlxserve/door mlxserve/text/costs"
+        "mlxserve/core/errors mlxserve/core/sampling_params mlxserve/system/suspend_clock mlxserve/helpers mlxserve/text/parsing "
+        "mlxserve/text/tokenizer mlxserve/helpers/fair_executor mlxserve/text/costs"
     ),
     "mlxserve/text/__init__": "",
     "mlxserve/cache/__init__": "",
@@ -105,138 +107,138 @@ ARROWS: dict[str, str] = {
     "mlxserve/cache/pages": "mlxserve/cache/hashing mlxserve/cache/runs mlxserve/cache/children",
     "mlxserve/cache/layout": "metal_kernels",
     "mlxserve/cache/key_owners": "",
-    "mlxserve/cache/kv": "metal_kernels mlxserve/errors mlxserve/cache/layout",
+    "mlxserve/cache/kv": "metal_kernels mlxserve/core/errors mlxserve/cache/layout",
     "mlxserve/cache/layer_kv": (
         "metal_kernels mlxserve/cache/layout mlxserve/cache/key_owners mlxserve/cache/kv"
     ),
     "mlxserve/cache/window_kv": "mlxserve/cache/kv",
-    "mlxserve/disk": "mlxserve/errors mlxserve/files mlxserve/pauses",
+    "mlxserve/disk": "mlxserve/core/errors mlxserve/system/files mlxserve/system/suspend_clock",
     "mlxserve/scheduler": (
-        "mlxserve/errors mlxserve/stats mlxserve/config mlxserve/request mlxserve/forward_work "
+        "mlxserve/core/errors mlxserve/core/stats mlxserve/core/config mlxserve/request mlxserve/core/forward_work "
         "mlxserve/cache/hashing mlxserve/cache/pages mlxserve/cache/groups mlxserve/images"
     ),
     "mlxserve/model": (
-        "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config "
-        "mlxserve/machine mlxserve/deferred_packages "
-        "mlxserve/request mlxserve/forward_work mlxserve/gguf mlxserve/hub mlxserve/cache/layout "
+        "metal_kernels mlxserve/core/errors mlxserve/core/sampling_params mlxserve/core/stats mlxserve/core/config "
+        "mlxserve/system/machine mlxserve/system/deferred_packages "
+        "mlxserve/request mlxserve/core/forward_work mlxserve/hub/gguf mlxserve/hub mlxserve/cache/layout "
         "mlxserve/cache/key_owners mlxserve/cache/kv mlxserve/cache/layer_kv "
         "mlxserve/cache/window_kv mlxserve/cache/groups mlxserve/images"
     ),
-    "mlxserve/trial": (
-        "mlxserve/version mlxserve/errors mlxserve/config mlxserve/files mlxserve/machine mlxserve/hub "
+    "mlxserve/model/load_check": (
+        "mlxserve/core/version mlxserve/core/errors mlxserve/core/config mlxserve/system/files mlxserve/system/machine mlxserve/hub "
         "mlxserve/helpers mlxserve/model"
     ),
     "mlxserve/engine": (
-        "mlxserve/errors mlxserve/machine mlxserve/stats mlxserve/request mlxserve/forward_work "
-        "mlxserve/pauses mlxserve/door mlxserve/images mlxserve/metal_memory "
+        "mlxserve/core/errors mlxserve/system/machine mlxserve/core/stats mlxserve/request mlxserve/core/forward_work "
+        "mlxserve/system/suspend_clock mlxserve/helpers/fair_executor mlxserve/images mlxserve/system/metal_memory "
         "mlxserve/cache/pages mlxserve/disk mlxserve/disk mlxserve/scheduler mlxserve/model"
     ),
     "mlxserve/chat": (
-        "mlxserve/errors mlxserve/files mlxserve/sampling_params mlxserve/request mlxserve/hub "
+        "mlxserve/core/errors mlxserve/system/files mlxserve/core/sampling_params mlxserve/request mlxserve/hub "
         "mlxserve/text/parsing mlxserve/text/costs mlxserve/text/conversation "
         "mlxserve/text/abilities mlxserve/text/fitting mlxserve/text/templates "
         "mlxserve/text/tokenizer mlxserve/text/deltas mlxserve/text/guidance "
-        "mlxserve/engine mlxserve/door mlxserve/images"
+        "mlxserve/engine mlxserve/helpers/fair_executor mlxserve/images"
     ),
-    "mlxserve/embedders": (
-        "metal_kernels mlxserve/errors mlxserve/config mlxserve/stats mlxserve/hub mlxserve/request "
+    "mlxserve/chat/embedding": (
+        "metal_kernels mlxserve/core/errors mlxserve/core/config mlxserve/core/stats mlxserve/hub mlxserve/request "
         "mlxserve/text/tokenizer mlxserve/cache/pages mlxserve/cache/kv mlxserve/scheduler mlxserve/model "
-        "mlxserve/engine mlxserve/chat mlxserve/metal_memory"
+        "mlxserve/engine mlxserve/chat mlxserve/system/metal_memory"
     ),
     "mlxserve/build": (
-        "mlxserve/errors mlxserve/config mlxserve/machine mlxserve/hub mlxserve/text/abilities "
+        "mlxserve/core/errors mlxserve/core/config mlxserve/system/machine mlxserve/hub mlxserve/text/abilities "
         "mlxserve/text/tokenizer "
         "mlxserve/cache/window_kv mlxserve/cache/pages mlxserve/cache/kv mlxserve/disk mlxserve/disk "
-        "mlxserve/scheduler mlxserve/model mlxserve/trial mlxserve/engine mlxserve/chat "
-        "mlxserve/door mlxserve/stats mlxserve/embedders mlxserve/sampling_params mlxserve/metal_memory"
+        "mlxserve/scheduler mlxserve/model mlxserve/model/load_check mlxserve/engine mlxserve/chat "
+        "mlxserve/helpers/fair_executor mlxserve/core/stats mlxserve/chat/embedding mlxserve/core/sampling_params mlxserve/system/metal_memory"
     ),
     "mlxserve/ranks": (
-        "metal_kernels mlxserve/version mlxserve/errors mlxserve/terminal_text mlxserve/stats mlxserve/option "
-        "mlxserve/config mlxserve/request mlxserve/machine mlxserve/hub mlxserve/cache/kv mlxserve/cache/window_kv "
-        "mlxserve/model mlxserve/chat mlxserve/build mlxserve/door"
+        "metal_kernels mlxserve/core/version mlxserve/core/errors mlxserve/system/terminal_text mlxserve/core/stats mlxserve/core/option "
+        "mlxserve/core/config mlxserve/request mlxserve/system/machine mlxserve/hub mlxserve/cache/kv mlxserve/cache/window_kv "
+        "mlxserve/model mlxserve/chat mlxserve/build mlxserve/helpers/fair_executor"
     ),
     "mlxserve/llm": (
-        "mlxserve/errors mlxserve/sampling_params mlxserve/stats mlxserve/config mlxserve/request "
-        "mlxserve/machine mlxserve/text/parsing mlxserve/text/costs "
+        "mlxserve/core/errors mlxserve/core/sampling_params mlxserve/core/stats mlxserve/core/config mlxserve/request "
+        "mlxserve/system/machine mlxserve/text/parsing mlxserve/text/costs "
         "mlxserve/text/deltas mlxserve/engine mlxserve/chat mlxserve/ranks"
     ),
     "mlxserve/__init__": (
-        "mlxserve/version mlxserve/errors mlxserve/sampling_params mlxserve/stats "
-        "mlxserve/config mlxserve/request mlxserve/text/parsing mlxserve/text/deltas "
+        "mlxserve/core/version mlxserve/core/errors mlxserve/core/sampling_params mlxserve/core/stats "
+        "mlxserve/core/config mlxserve/request mlxserve/text/parsing mlxserve/text/deltas "
         "mlxserve/chat mlxserve/llm"
     ),
-    "mlxserve/shelf": "mlxserve/errors mlxserve/stats mlxserve/hub mlxserve/chat",
-    "mlxserve/api/errors": "mlxserve/errors mlxserve/text/well_formed",
-    "mlxserve/api/config": "mlxserve/option mlxserve/shelf",
+    "mlxserve/chat/registry": "mlxserve/core/errors mlxserve/core/stats mlxserve/hub mlxserve/chat",
+    "mlxserve/api/errors": "mlxserve/core/errors mlxserve/system/well_formed",
+    "mlxserve/api/config": "mlxserve/core/option mlxserve/chat/registry",
     "mlxserve/api/usage": "mlxserve/request mlxserve/text/deltas",
     "mlxserve/api/access": (
-        "mlxserve/errors mlxserve/files mlxserve/config mlxserve/request mlxserve/api/errors mlxserve/api/config"
+        "mlxserve/core/errors mlxserve/system/files mlxserve/core/config mlxserve/request mlxserve/api/errors mlxserve/api/config"
     ),
     "mlxserve/api/warnings": "",
     "mlxserve/api/model_names": "mlxserve/api/errors",
     "mlxserve/api/server": (
-        "mlxserve/errors mlxserve/terminal_text mlxserve/api/errors mlxserve/api/config mlxserve/api/access"
+        "mlxserve/core/errors mlxserve/system/terminal_text mlxserve/api/errors mlxserve/api/config mlxserve/api/access"
     ),
     "mlxserve/api/turns": (
-        "mlxserve/errors mlxserve/door mlxserve/api/errors mlxserve/api/access mlxserve/api/server"
+        "mlxserve/core/errors mlxserve/helpers/fair_executor mlxserve/api/errors mlxserve/api/access mlxserve/api/server"
     ),
     "mlxserve/api/bodies": (
-        "mlxserve/errors mlxserve/sampling_params mlxserve/request mlxserve/text/parsing "
-        "mlxserve/text/costs mlxserve/text/controls mlxserve/text/conversation mlxserve/shelf mlxserve/api/errors mlxserve/door "
+        "mlxserve/core/errors mlxserve/core/sampling_params mlxserve/request mlxserve/text/parsing "
+        "mlxserve/text/costs mlxserve/text/controls mlxserve/text/conversation mlxserve/chat/registry mlxserve/api/errors mlxserve/helpers/fair_executor "
         "mlxserve/api/turns"
     ),
-    "mlxserve/api/metrics": "mlxserve/stats mlxserve/text/deltas mlxserve/api/server",
+    "mlxserve/api/metrics": "mlxserve/core/stats mlxserve/text/deltas mlxserve/api/server",
     "mlxserve/api/answers": (
-        "mlxserve/errors mlxserve/sampling_params mlxserve/request mlxserve/text/deltas "
+        "mlxserve/core/errors mlxserve/core/sampling_params mlxserve/request mlxserve/text/deltas "
         "mlxserve/chat mlxserve/api/usage mlxserve/api/metrics"
     ),
-    "mlxserve/api/prefix_names": "mlxserve/errors mlxserve/chat mlxserve/api/access",
+    "mlxserve/api/prefix_names": "mlxserve/core/errors mlxserve/chat mlxserve/api/access",
     "mlxserve/api/prompts": (
         "mlxserve/text/costs mlxserve/text/conversation mlxserve/text/tokenizer mlxserve/chat "
-        "mlxserve/api/errors mlxserve/api/bodies mlxserve/api/warnings mlxserve/api/turns mlxserve/images mlxserve/errors"
+        "mlxserve/api/errors mlxserve/api/bodies mlxserve/api/warnings mlxserve/api/turns mlxserve/images mlxserve/core/errors"
     ),
     "mlxserve/api/vectors": (
-        "mlxserve/errors mlxserve/request mlxserve/text/costs mlxserve/chat mlxserve/api/errors mlxserve/api/warnings "
+        "mlxserve/core/errors mlxserve/request mlxserve/text/costs mlxserve/chat mlxserve/api/errors mlxserve/api/warnings "
         "mlxserve/api/access mlxserve/api/server mlxserve/api/turns mlxserve/api/bodies mlxserve/api/prompts"
     ),
     "mlxserve/api/service": (
-        "mlxserve/errors mlxserve/sampling_params mlxserve/text/guidance mlxserve/text/parsing "
+        "mlxserve/core/errors mlxserve/core/sampling_params mlxserve/text/guidance mlxserve/text/parsing "
         "mlxserve/text/deltas mlxserve/chat mlxserve/api/errors mlxserve/api/usage "
         "mlxserve/api/access mlxserve/api/warnings mlxserve/api/model_names mlxserve/api/server "
         "mlxserve/api/metrics mlxserve/api/answers mlxserve/api/prefix_names mlxserve/api/prompts "
         "mlxserve/api/turns mlxserve/api/vectors mlxserve/images"
     ),
     "mlxserve/chats": "tui/chat",
-    "mlxserve/api/openapi": "mlxserve/version mlxserve/api/errors mlxserve/api/bodies",
+    "mlxserve/api/openapi": "mlxserve/core/version mlxserve/api/errors mlxserve/api/bodies",
     "mlxserve/api/openai": (
-        "mlxserve/version mlxserve/errors mlxserve/sampling_params mlxserve/request "
+        "mlxserve/core/version mlxserve/core/errors mlxserve/core/sampling_params mlxserve/request "
         "mlxserve/text/parsing mlxserve/text/deltas mlxserve/chat mlxserve/api/errors "
         "mlxserve/api/usage mlxserve/api/access mlxserve/api/bodies mlxserve/api/server "
         "mlxserve/api/answers mlxserve/api/service"
     ),
     "mlxserve/api/responses": (
-        "mlxserve/errors mlxserve/sampling_params mlxserve/request mlxserve/text/parsing "
+        "mlxserve/core/errors mlxserve/core/sampling_params mlxserve/request mlxserve/text/parsing "
         "mlxserve/text/conversation mlxserve/text/signature mlxserve/text/deltas mlxserve/api/errors mlxserve/api/usage mlxserve/api/access "
         "mlxserve/api/bodies mlxserve/api/server mlxserve/api/answers mlxserve/api/service"
     ),
     "mlxserve/api/anthropic": (
-        "mlxserve/errors mlxserve/sampling_params mlxserve/request mlxserve/text/parsing "
+        "mlxserve/core/errors mlxserve/core/sampling_params mlxserve/request mlxserve/text/parsing "
         "mlxserve/text/controls mlxserve/text/conversation mlxserve/text/signature mlxserve/text/deltas "
         "mlxserve/api/errors mlxserve/api/usage mlxserve/api/access "
         "mlxserve/api/bodies mlxserve/api/server mlxserve/api/answers mlxserve/api/service mlxserve/images"
     ),
     "mlxserve/api/ollama": (
-        "mlxserve/errors mlxserve/sampling_params mlxserve/request "
+        "mlxserve/core/errors mlxserve/core/sampling_params mlxserve/request "
         "mlxserve/text/parsing mlxserve/text/controls mlxserve/text/conversation mlxserve/text/deltas "
         "mlxserve/api/errors mlxserve/api/usage mlxserve/api/warnings mlxserve/api/server "
         "mlxserve/api/bodies mlxserve/api/answers mlxserve/api/service mlxserve/api/turns mlxserve/images"
     ),
     "mlxserve/api/page": (
-        "tui/languages mlxserve/door mlxserve/helpers mlxserve/api/errors mlxserve/api/bodies "
+        "tui/languages mlxserve/helpers/fair_executor mlxserve/helpers mlxserve/api/errors mlxserve/api/bodies "
         "mlxserve/api/turns mlxserve/api/warnings"
     ),
     "mlxserve/api/native": (
-        "tui/tools tui/chat mlxserve/chats mlxserve/version mlxserve/errors mlxserve/config mlxserve/request mlxserve/text/costs "
+        "mlxserve/mcp tui/chat mlxserve/chats mlxserve/core/version mlxserve/core/errors mlxserve/core/config mlxserve/request mlxserve/text/costs "
         "mlxserve/engine mlxserve/chat mlxserve/api/errors mlxserve/api/access "
         "mlxserve/api/bodies mlxserve/api/server mlxserve/api/metrics mlxserve/api/prefix_names "
         "mlxserve/api/prompts mlxserve/api/service mlxserve/api/turns mlxserve/api/warnings mlxserve/text/conversation"
@@ -247,47 +249,47 @@ ARROWS: dict[str, str] = {
         "mlxserve/api/responses mlxserve/api/anthropic mlxserve/api/ollama mlxserve/api/native mlxserve/images"
     ),
     "mlxserve/api/dispatch": (
-        "mlxserve/errors mlxserve/chat mlxserve/shelf mlxserve/api/errors mlxserve/api/access "
+        "mlxserve/core/errors mlxserve/chat mlxserve/chat/registry mlxserve/api/errors mlxserve/api/access "
         "mlxserve/api/model_names mlxserve/api/server mlxserve/api/turns mlxserve/api/bodies "
         "mlxserve/api/model_routes"
     ),
     "mlxserve/api/models": ("mlxserve/chat mlxserve/api/errors mlxserve/api/dispatch"),
     "mlxserve/api/ollama_models": (
-        "mlxserve/version mlxserve/hub mlxserve/chat mlxserve/api/errors mlxserve/api/warnings mlxserve/api/bodies "
+        "mlxserve/core/version mlxserve/hub mlxserve/chat mlxserve/api/errors mlxserve/api/warnings mlxserve/api/bodies "
         "mlxserve/api/ollama mlxserve/api/dispatch mlxserve/api/models"
     ),
     "mlxserve/api": (
-        "tui/talk mlxserve/errors mlxserve/config mlxserve/door mlxserve/chat mlxserve/chats mlxserve/shelf mlxserve/api/errors mlxserve/api/config "
+        "tui/talk mlxserve/core/errors mlxserve/core/config mlxserve/helpers/fair_executor mlxserve/chat mlxserve/chats mlxserve/chat/registry mlxserve/api/errors mlxserve/api/config "
         "mlxserve/api/access mlxserve/api/warnings mlxserve/api/server mlxserve/api/turns mlxserve/api/bodies "
         "mlxserve/api/openapi "
         "mlxserve/api/responses mlxserve/api/native mlxserve/api/page mlxserve/api/model_routes "
         "mlxserve/api/dispatch mlxserve/api/models mlxserve/api/ollama_models mlxserve/images"
     ),
     "mlxserve/doctor": (
-        "metal_kernels mlxserve/errors mlxserve/sampling_params mlxserve/config mlxserve/request "
-        "mlxserve/blas mlxserve/machine mlxserve/hub mlxserve/cache/kv mlxserve/model mlxserve/engine "
-        "mlxserve/chat mlxserve/build mlxserve/metal_memory"
+        "metal_kernels mlxserve/core/errors mlxserve/core/sampling_params mlxserve/core/config mlxserve/request "
+        "mlxserve/system/blas mlxserve/system/machine mlxserve/hub mlxserve/cache/kv mlxserve/model mlxserve/engine "
+        "mlxserve/chat mlxserve/build mlxserve/system/metal_memory"
     ),
     "mlxserve/bench": (
-        "mlxserve/errors mlxserve/terminal_text mlxserve/config mlxserve/request mlxserve/machine mlxserve/hub "
+        "mlxserve/core/errors mlxserve/system/terminal_text mlxserve/core/config mlxserve/request mlxserve/system/machine mlxserve/hub "
         "mlxserve/model mlxserve/engine mlxserve/build mlxserve/__init__"
     ),
-    "mlxserve/service": "mlxserve/errors",
+    "mlxserve/service": "mlxserve/core/errors",
     "mlxserve/cli": (
-        "tui/opening tui/chat tui mlxserve/version mlxserve/errors mlxserve/files mlxserve/terminal_text mlxserve/option mlxserve/config "
-        "mlxserve/sampling_params "
-        "mlxserve/machine mlxserve/gguf mlxserve/hub mlxserve/text/well_formed mlxserve/text/tokenizer "
-        "mlxserve/disk mlxserve/door "
-        "mlxserve/chat mlxserve/build mlxserve/ranks mlxserve/shelf mlxserve/api/config mlxserve/api/access mlxserve/api/server "
+        "tui/opening tui/chat tui mlxserve/core/version mlxserve/core/errors mlxserve/system/files mlxserve/system/terminal_text mlxserve/core/option mlxserve/core/config "
+        "mlxserve/core/sampling_params "
+        "mlxserve/system/machine mlxserve/hub/gguf mlxserve/hub mlxserve/system/well_formed mlxserve/text/tokenizer "
+        "mlxserve/disk mlxserve/helpers/fair_executor "
+        "mlxserve/chat mlxserve/build mlxserve/ranks mlxserve/chat/registry mlxserve/api/config mlxserve/api/access mlxserve/api/server "
         "mlxserve/api mlxserve/doctor mlxserve/bench mlxserve/service mlxserve/images"
     ),
     "mlxserve/__main__": "mlxserve/cli",
 }
 # What decides without computing needs the standard library alone.
 PLAIN = (
-    "mlxserve/option",
-    "mlxserve/config",
-    "mlxserve/stats",
+    "mlxserve/core/option",
+    "mlxserve/core/config",
+    "mlxserve/core/stats",
     "mlxserve/cache/pages",
     "mlxserve/cache/hashing",
     "mlxserve/scheduler",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mlxserve.version import __version__
+from mlxserve.core.version import __version__
 from tests.test_ci import ROOT
 
 SCRIPT = ROOT / ".github/release.py"
@@ -45,7 +45,11 @@ def release(*arguments: str, root: Path = ROOT) -> subprocess.CompletedProcess[s
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """With what the script reads, and a section of this version."""
-    for name in (".github/release.py", ".github/homebrew/mlxserve.rb.in", "mlxserve/version.py"):
+    for name in (
+        ".github/release.py",
+        ".github/homebrew/mlxserve.rb.in",
+        "mlxserve/core/version.py",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "CHANGELOG.md").write_text(CHANGELOG.format(version=__version__), "utf-8")
@@ -61,7 +65,7 @@ def test_the_notes_are_the_section_of_the_version(checkout: Path) -> None:
 @pytest.mark.parametrize(
     ("tag", "changelog", "message"),
     [
-        ("v9.9.9", None, f"the tag is v9.9.9, and mlxserve/version.py says {__version__}"),
+        ("v9.9.9", None, f"the tag is v9.9.9, and mlxserve/core/version.py says {__version__}"),
         (__version__, None, f"the tag is {__version__}"),
         (f"v{__version__}", "## Unreleased\n- More\n", f"has no section {__version__}; rename"),
         (f"v{__version__}", f"## {__version__}0\n- More\n", "has no section"),

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.request import Chunk, FinishReason, LiveRequest, Request, RequestState, as_page_table
-from mlxserve.sampling_params import SamplingParams
 
 
 def request(**options: Any) -> Request:

@@ -23,7 +23,7 @@ from mlxserve import (
 )
 from mlxserve.build import build_chat
 from mlxserve.chat.chat import Chat
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
 from mlxserve.model import attention
 from tests.emulated import emulated_backend
 

@@ -9,8 +9,8 @@ import pytest
 
 from mlxserve import LLM, SamplingParams
 from mlxserve.chat.answers import RequestOutput
-from mlxserve.config import EngineConfig
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.errors import InvalidConfig
 from tests.together import begun_together
 
 SENTENCES = "The quick brown fox jumps over the lazy dog. The farmer has nine cows and two goats. "

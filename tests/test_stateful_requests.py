@@ -13,7 +13,7 @@ import pytest
 from mlx_lm.utils import load_model
 
 from mlxserve import LLM, SamplingParams
-from mlxserve.sampling_params import Structure, StructureKind
+from mlxserve.core.sampling_params import Structure, StructureKind
 from tests.conftest import STATEFUL, each_of
 from tests.test_equality import GREEDY, NUM_TOKENS, dense_tokens, prompts_of, tokens
 

@@ -19,7 +19,7 @@ import typer
 
 from mlxserve.bench.cli import app as bench_app
 from mlxserve.cli.commands import app
-from mlxserve.version import __version__
+from mlxserve.core.version import __version__
 
 pytestmark = pytest.mark.slow
 

@@ -25,7 +25,7 @@ from mlxserve import LLM, InvalidConfig
 from mlxserve.build import build_chat
 from mlxserve.cache.groups import Window
 from mlxserve.cache.pages import PageState
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
 from mlxserve.engine.snapshot import Snapshot
 from mlxserve.model import attention
 from mlxserve.model.batch import Batch

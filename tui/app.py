@@ -25,6 +25,11 @@ from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.widgets import TextArea
 
+from mlxserve.history.chat_file import StoreError
+from mlxserve.history.store import Store
+from mlxserve.hub.model_choices import ModelCatalog
+from mlxserve.mcp.servers_file import usual_file
+from mlxserve.mcp.toolbox import Toolbox
 from tui.actions.answering import Answering
 from tui.actions.browsing import Browsing
 from tui.actions.copying import Copying
@@ -36,9 +41,7 @@ from tui.actions.second_press import SECONDS, SecondPress
 from tui.actions.server_link import ServerLink
 from tui.actions.tool_use import ToolUse
 from tui.actions.welcoming import Welcoming
-from tui.chat.chat_file import StoreError
 from tui.chat.open_chat import OpenChat
-from tui.chat.store import Store
 from tui.commands import COMMAND_NAMED, COMMANDS, Command, looks_like_command, parse
 from tui.engine.panel import PanelInput
 from tui.engine.placement import PanelPlacement
@@ -47,9 +50,6 @@ from tui.leaving import EndingSignals
 from tui.opening import WIDE
 from tui.paint.theme import DARK, LIGHT
 from tui.talk.connection import Connector
-from tui.talk.models import ModelCatalog
-from tui.tools.servers_file import usual_file
-from tui.tools.toolbox import Toolbox
 from tui.widgets.composer import Composer
 from tui.widgets.dialogs import ChatChoice, HelpDialog
 from tui.widgets.message import MessageAct, MessageView

@@ -13,7 +13,7 @@ from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector
 
 if TYPE_CHECKING:
-    from tui.chat.store import Store
+    from mlxserve.history.store import Store
     from tui.opening import FirstFrame
 
 
@@ -89,10 +89,10 @@ def _show(
     notice: str,
     continues: bool,
 ) -> int:
+    from mlxserve.hub.model_choices import ModelCatalog
     from tui.app import ChatApp  # takes a second, while the server loads
     from tui.opening import driver_after
     from tui.paint.theme import DARK, LIGHT
-    from tui.talk.models import ModelCatalog
 
     said, typed = (None, "") if frame is None else frame.read_answer()
     named = is_light_by_name()
@@ -116,8 +116,8 @@ def _show(
 
 def open_store(home: Home) -> tuple[Store, str]:
     """The chats on disk and no warning, or chats in memory and a warning why."""
-    from tui.chat.chat_file import StoreError
-    from tui.chat.store import Store
+    from mlxserve.history.chat_file import StoreError
+    from mlxserve.history.store import Store
 
     try:
         return Store.open(home.chats), ""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from mlxserve.api.metrics import AnswerTimer, Metrics
 from mlxserve.api.usage import Tokens
 from mlxserve.chat.request_options import RequestOptions
-from mlxserve.errors import EngineStopped
+from mlxserve.core.errors import EngineStopped
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.request import FinishReason
-from mlxserve.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from mlxserve.chat.answers import AnswerStream, RequestOutput

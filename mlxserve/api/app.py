@@ -49,15 +49,15 @@ from mlxserve.api.responses.stored import StoredResponses
 from mlxserve.api.server.drain import Drain, DrainCheck
 from mlxserve.api.server.open_requests import OpenRequests, RequestRegister
 from mlxserve.api.turns import AtTheDoor
-from mlxserve.chats.shelf import ChatShelf
-from mlxserve.config import data_home
+from mlxserve.chat.registry.shelf import ModelShelf
+from mlxserve.core.config import data_home
+from mlxserve.history.chat_stores import ChatShelf
 from mlxserve.images.remote import RemoteFiles
 from mlxserve.images.sources import ImageSources
-from mlxserve.shelf.shelf import ModelShelf
 
 if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat
-    from mlxserve.door import Door
+    from mlxserve.helpers.fair_executor import Door
 
 
 logger = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from mlxserve.api.server.server import HttpServer, serve
 from mlxserve.api.server.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from mlxserve.door import Door
-    from mlxserve.shelf.shelf import ModelShelf
+    from mlxserve.chat.registry.shelf import ModelShelf
+    from mlxserve.helpers.fair_executor import Door
 
 
 class ModelServer:

@@ -5,8 +5,8 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from mlxserve.option import Option, Options
-from mlxserve.shelf.keep_alive import keep_alive_seconds
+from mlxserve.chat.registry.keep_alive import keep_alive_seconds
+from mlxserve.core.option import Option, Options
 
 NO_FILE = "none"
 

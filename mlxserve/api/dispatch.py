@@ -31,9 +31,9 @@ from mlxserve.api.model_names import ModelNames
 from mlxserve.api.model_routes import ModelRoutes, SharedState
 from mlxserve.api.server.early_stream import EarlyStream
 from mlxserve.api.turns import KEEP_ALIVE, WAITED, unless_left
-from mlxserve.errors import MlxServeError
-from mlxserve.shelf.places import ShelfAdapter, ShelfModel
-from mlxserve.shelf.shelf import ModelShelf
+from mlxserve.chat.registry.places import ShelfAdapter, ShelfModel
+from mlxserve.chat.registry.shelf import ModelShelf
+from mlxserve.core.errors import MlxServeError
 
 if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat

@@ -27,10 +27,10 @@ from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, read_reques
 from mlxserve.api.dispatch import ModelDispatch
 from mlxserve.api.errors import ApiError, json_response
 from mlxserve.api.warnings import Warnings
-from mlxserve.errors import MlxServeError
-from mlxserve.shelf.places import ShelfModel
+from mlxserve.chat.registry.places import ShelfModel
+from mlxserve.core.errors import MlxServeError
+from mlxserve.hub.model_choices import Downloaded, Model, ModelCatalog, best_of
 from tui.talk.errors import ChatError
-from tui.talk.models import Downloaded, Model, ModelCatalog, best_of
 
 Shelve = Callable[[str], ShelfModel]  # a model on this machine, by its name. Raises MlxServeError
 

@@ -13,7 +13,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mlxserve.errors import (
+from mlxserve.core.errors import (
     EngineStopped,
     GrammarFailed,
     HelperUnavailable,
@@ -27,7 +27,7 @@ from mlxserve.errors import (
     QueueFull,
     UnknownPrefix,
 )
-from mlxserve.text.well_formed import well_formed
+from mlxserve.system.well_formed import well_formed
 
 _TYPES = {403: "permission_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = {

@@ -20,8 +20,8 @@ from mlxserve.api.dispatch import ModelDispatch, OfferedModel, not_loaded
 from mlxserve.api.errors import ApiError, json_response
 from mlxserve.api.turns import unless_left
 from mlxserve.api.warnings import Warnings
-from mlxserve.errors import MlxServeError
-from mlxserve.shelf.shelf import ModelShelf
+from mlxserve.chat.registry.shelf import ModelShelf
+from mlxserve.core.errors import MlxServeError
 
 
 class LoadRequest(RequestBody):

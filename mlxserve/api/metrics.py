@@ -21,7 +21,15 @@ from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from mlxserve.api.server.retry_after import RetryAfter
-from mlxserve.stats import SECONDS, Exported, Histogram, Stats, StatsGroup, exports_of, histogram
+from mlxserve.core.stats import (
+    SECONDS,
+    Exported,
+    Histogram,
+    Stats,
+    StatsGroup,
+    exports_of,
+    histogram,
+)
 
 if TYPE_CHECKING:
     from mlxserve.text.deltas import Delta

@@ -21,7 +21,7 @@ from mlxserve.api.models import capabilities
 from mlxserve.api.ollama.reply import timestamp
 from mlxserve.api.ollama.schema import OllamaRequest
 from mlxserve.api.warnings import Warnings
-from mlxserve.version import __version__
+from mlxserve.core.version import __version__
 
 if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from mlxserve.api.bodies.request_body import BodyRoute
 from mlxserve.api.errors import json_response, speaks_ollama
-from mlxserve.version import __version__
+from mlxserve.core.version import __version__
 
 PATH = "/openapi.json"
 _ANTHROPIC = "/v1/messages"

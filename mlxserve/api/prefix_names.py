@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from mlxserve.api.access.keys import Key, Keyring
 from mlxserve.api.access.security import is_admin, key_id
-from mlxserve.errors import UnknownPrefix
+from mlxserve.core.errors import UnknownPrefix
 
 if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat

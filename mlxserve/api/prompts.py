@@ -16,7 +16,7 @@ from mlxserve.api.bodies.fields import Prompt, TemplateKwargs
 from mlxserve.api.errors import invalid_value
 from mlxserve.api.turns import in_turn, pixel_hold, refusal
 from mlxserve.api.warnings import FITTED, warn
-from mlxserve.errors import InvalidParameter, InvalidRequest, QueueFull
+from mlxserve.core.errors import InvalidParameter, InvalidRequest, QueueFull
 from mlxserve.images.image import Image
 from mlxserve.images.sources import ImageSources
 from mlxserve.text.conversation import Conversation, SentImage, read_for

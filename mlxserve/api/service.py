@@ -29,9 +29,9 @@ from mlxserve.api.usage import Tokens
 from mlxserve.api.vectors import Vectors
 from mlxserve.api.warnings import Warnings, warn
 from mlxserve.chat.request_options import RequestOptions
-from mlxserve.errors import MlxServeError, QueueFull, UnknownPrefix
+from mlxserve.core.errors import MlxServeError, QueueFull, UnknownPrefix
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.images.sources import ImageSources
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.guidance.structures import not_enforced
 from mlxserve.text.parsing.turn import AssistantTurn
 

@@ -14,8 +14,8 @@ from mlxserve.api.access.security import client_name, has_key
 from mlxserve.api.errors import ApiError
 from mlxserve.api.server.retry_after import MAX_SECONDS, MIN_SECONDS
 from mlxserve.api.server.sse import until_disconnect
-from mlxserve.door import BodyHold, BodyMemory, Door
-from mlxserve.errors import ClientQueueFull, QueueFull
+from mlxserve.core.errors import ClientQueueFull, QueueFull
+from mlxserve.helpers.fair_executor import BodyHold, BodyMemory, Door
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 # and tells whether that is for the request to say.
 KEEP_ALIVE = "mlxserve.keep_alive"
 WAITED = "mlxserve.waited"  # in the scope of a request: seconds for which it waited for its model
-_DOOR, _HOLDS = "mlxserve.door", "mlxserve.holds"  # in the scope of a request
+_DOOR, _HOLDS = "mlxserve.helpers.fair_executor", "mlxserve.holds"  # in the scope of a request
 
 
 class AtTheDoor:

@@ -21,7 +21,7 @@ from mlxserve.api.prompts import Prompts
 from mlxserve.api.server.retry_after import RetryAfter
 from mlxserve.api.turns import in_turn, refusal, unless_left
 from mlxserve.api.warnings import warn
-from mlxserve.errors import ClientQueueFull, MlxServeError, PromptTooLong, QueueFull
+from mlxserve.core.errors import ClientQueueFull, MlxServeError, PromptTooLong, QueueFull
 from mlxserve.request import Pooling
 from mlxserve.text.costs import encode_seconds
 
@@ -36,7 +36,7 @@ MAX_WAITING, MAX_CLIENT_WAITING = 256, 64  # requests, of all clients and of one
 
 @runtime_checkable
 class Ranker(Protocol):
-    """A Chat that ranks documents (`mlxserve.embedders.embedder`)."""
+    """A Chat that ranks documents (`mlxserve.chat.embedding.embedder`)."""
 
     def rank_texts(
         self, query: str, documents: Sequence[str], instruction: str | None = None

@@ -12,7 +12,7 @@ from typing import Any
 from mlxserve import LLM, SamplingParams, machine
 from mlxserve.bench.report import Figure, Report, ratios
 from mlxserve.build import build_engine
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
 from mlxserve.engine.engine import Engine
 from mlxserve.hub.files import find_model
 from mlxserve.request import Request

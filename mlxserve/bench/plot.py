@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlxserve.bench.report import Figure, Report
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.errors import InvalidConfig
 
 _COLUMNS = 3
 

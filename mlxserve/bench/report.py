@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mlxserve.terminal_text import escaped
+from mlxserve.system.terminal_text import escaped
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from types import FrameType, MappingProxyType
 import httpx
 import psutil
 
-from mlxserve.errors import MlxServeError
+from mlxserve.core.errors import MlxServeError
 from mlxserve.hub.files import find_model
-from mlxserve.machine import free_ports
+from mlxserve.system.machine import free_ports
 
 _START_SECONDS = 300.0
 _STOP_SECONDS = 15.0
@@ -31,7 +31,7 @@ _POLL_SECONDS = 0.02
 
 # mlx-lm's server with the BLAS that ours loads, so that the ratio compares the engines.
 _MLX_LM = (
-    "import sys; from mlxserve.machine import prepare; prepare(); "
+    "import sys; from mlxserve.system.machine import prepare; prepare(); "
     "from mlx_lm.server import main; sys.argv[0] = 'mlx_lm.server'; main()"
 )
 

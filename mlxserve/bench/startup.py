@@ -11,7 +11,7 @@ from mlxserve.bench.client import LoadClient
 from mlxserve.bench.report import Figure, Report, ratios
 from mlxserve.bench.servers import Contender, mlx_lm_server, our_server
 from mlxserve.bench.serving import MLX_LM
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.errors import InvalidConfig
 
 READY = "until it is ready, s"
 _NAMES = (READY, "CPU until it is ready, s", "first token after that, s")

@@ -16,9 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlxserve.config import data_home
-from mlxserve.errors import ModelNotFound
-from mlxserve.machine import prepare
+from mlxserve.core.config import data_home
+from mlxserve.core.errors import ModelNotFound
+from mlxserve.system.machine import prepare
 
 if TYPE_CHECKING:
     import mlx.core as mx

@@ -28,7 +28,7 @@ from mlxserve.bench.serving import (
 )
 from mlxserve.bench.startup import READY, bench_startup
 from mlxserve.bench.target import BEST, Target
-from mlxserve.errors import MlxServeError, in_one_line
+from mlxserve.core.errors import MlxServeError, in_one_line
 
 _OURS = "mlxserve"
 _TARGET = "target"  # the last column

@@ -21,7 +21,7 @@ from metal_kernels.ops import Attention, Backend, Heads, Norms, Projected
 from metal_kernels.reading import read
 from metal_kernels.tables import Plans
 from mlxserve.cache.layout import StepLayout
-from mlxserve.errors import OutOfMemory, in_one_line
+from mlxserve.core.errors import OutOfMemory, in_one_line
 
 log = logging.getLogger("mlxserve.cache")
 

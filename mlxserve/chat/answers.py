@@ -9,7 +9,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from mlxserve.errors import GrammarFailed
+from mlxserve.core.errors import GrammarFailed
 from mlxserve.request import FinishReason, Request, TokenLogprob
 from mlxserve.text.deltas import Delta, DeltaDecoder, Usage
 from mlxserve.text.parsing.turn import ToolCall, join_calls

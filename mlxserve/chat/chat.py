@@ -23,17 +23,17 @@ from mlxserve.chat.image_prompts import ImagePrompts, after_prefix, text_of
 from mlxserve.chat.named_prefixes import NamedPrefixes
 from mlxserve.chat.prefix_store import NamedPrefix, PrefixStore
 from mlxserve.chat.request_options import RequestOptions
-from mlxserve.door import Door
-from mlxserve.errors import (
+from mlxserve.core.errors import (
     EngineStopped,
     InvalidParameter,
     InvalidRequest,
     PromptTooLong,
 )
+from mlxserve.core.sampling_params import MAX_BIAS, SamplingParams
+from mlxserve.helpers.fair_executor import Door
 from mlxserve.hub.facts import ModelFacts
 from mlxserve.images.picture import pictures_of
 from mlxserve.request import FinishReason, Forgotten, Pooling, Request, TokenLogprob
-from mlxserve.sampling_params import MAX_BIAS, SamplingParams
 from mlxserve.text.abilities import Abilities
 from mlxserve.text.conversation import Conversation
 from mlxserve.text.costs import text_size
@@ -55,7 +55,7 @@ _MARGIN = 4  # a text is refused unread if it has this many times more character
 class Chat:
     """A loaded model, its engine and its named prefixes. Methods may be called from any event loop.
 
-    can_write  whether it answers; `mlxserve.embedders` has models that do not
+    can_write  whether it answers; `mlxserve.chat.embedding` has models that do not
     can_embed  whether it makes vectors
     can_rank   whether it ranks documents for a query
     """

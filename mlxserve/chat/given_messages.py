@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlxserve.door import InTurn
-from mlxserve.errors import InvalidParameter, InvalidRequest
+from mlxserve.core.errors import InvalidParameter, InvalidRequest
+from mlxserve.helpers.fair_executor import InTurn
 from mlxserve.images.given import decoded
 from mlxserve.images.image import Image
 from mlxserve.images.sources import ImageSources

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlxserve.errors import InvalidParameter
+from mlxserve.core.errors import InvalidParameter
 from mlxserve.images.image import Image
 from mlxserve.images.picture import PicturePrompt, PictureReader, pictures_of, with_pictures
 from mlxserve.text.conversation import UnseenMedia, images_in, without_images

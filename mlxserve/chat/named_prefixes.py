@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from mlxserve.chat.prefix_store import NamedPrefix, PrefixStore
-from mlxserve.errors import EngineStopped, InvalidParameter, MlxServeError
+from mlxserve.core.errors import EngineStopped, InvalidParameter, MlxServeError
 from mlxserve.images.picture import pictures_of
 
 if TYPE_CHECKING:  # it imports mlx, which waits for machine.prepare()

@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mlxserve.errors import UnknownPrefix
-from mlxserve.files import read_own_json, replace_file
+from mlxserve.core.errors import UnknownPrefix
+from mlxserve.system.files import read_own_json, replace_file
 
 log = logging.getLogger("mlxserve.prefixes")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlxserve.errors import InvalidParameter
+from mlxserve.core.errors import InvalidParameter
+from mlxserve.core.sampling_params import check_whole
 from mlxserve.request import BACKGROUND
-from mlxserve.sampling_params import check_whole
 from mlxserve.text.parsing.turn import AssistantTurn
 
 

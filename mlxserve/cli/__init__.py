@@ -12,7 +12,7 @@ from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, NoReturn
 
 from mlxserve.cli.streams import print_error, print_safe
-from mlxserve.errors import MlxServeError
+from mlxserve.core.errors import MlxServeError
 
 if TYPE_CHECKING:
     from tui.opening import FirstFrame

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.errors import InvalidConfig
 
 KEY_VARIABLE = "MLXSERVE_API_KEY"
 NO_KEY = "none"  # for agents that require a key
@@ -102,7 +102,7 @@ class Codex(Agent):
     def file(self) -> Path:
         """A profile in a file of its own, so the user's configuration stays unchanged."""
         home = Path(os.environ.get("CODEX_HOME") or Path.home() / ".codex")
-        return home / "mlxserve.config.toml"
+        return home / "mlxserve.core.config.toml"
 
     def configured(self, text: str, target: AgentTarget) -> str:  # noqa: ARG002  (the file is ours)
         lines = [

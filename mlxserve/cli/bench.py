@@ -7,8 +7,8 @@ import typer
 
 def bench(context: typer.Context) -> None:
     """Measure this machine, with a baseline in the same run."""
-    from mlxserve import machine
     from mlxserve.bench.cli import app as bench_app
+    from mlxserve.system import machine
 
     machine.prepare()
     bench_app(args=context.args, prog_name="mlxserve bench")

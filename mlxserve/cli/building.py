@@ -12,17 +12,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mlxserve.api.config import ServerConfig
+from mlxserve.chat.registry.keep_alive import keep_alive_seconds
+from mlxserve.chat.registry.places import ShelfAdapter, ShelfModel
+from mlxserve.chat.registry.shelf import ModelShelf
 from mlxserve.cli.settings import ModelSettings
 from mlxserve.cli.streams import print_error
-from mlxserve.config import MIN_PAGES, EngineConfig
-from mlxserve.errors import EngineStopped, InvalidConfig, UnsupportedModel
-from mlxserve.shelf.keep_alive import keep_alive_seconds
-from mlxserve.shelf.places import ShelfAdapter, ShelfModel
-from mlxserve.shelf.shelf import ModelShelf
+from mlxserve.core.config import MIN_PAGES, EngineConfig
+from mlxserve.core.errors import EngineStopped, InvalidConfig, UnsupportedModel
 
 if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat
-    from mlxserve.door import Door
+    from mlxserve.helpers.fair_executor import Door
     from mlxserve.hub.catalog import Entry
     from mlxserve.hub.facts import ModelFacts
     from mlxserve.hub.files import ModelFiles
@@ -33,9 +33,9 @@ _USEFUL_CONTEXT = 8192  # tokens that an idle model's pool keeps, unless max_mod
 
 def build(config: EngineConfig) -> Chat:
     """Import mlx and load the model. Raises MlxServeError; a missing model fails before mlx loads."""
-    from mlxserve import machine
     from mlxserve.hub.adapter_files import find_adapters
     from mlxserve.hub.files import find_model
+    from mlxserve.system import machine
 
     files = find_model(config.model, config.revision)
     find_adapters(config.adapters)
@@ -48,11 +48,11 @@ def build_shelf(models: Sequence[ModelSettings], server: ServerConfig) -> tuple[
 
     Raises MlxServeError; a missing model fails before mlx loads.
     """
-    from mlxserve import machine
     from mlxserve.hub.adapter_files import find_adapters
     from mlxserve.hub.catalog import Origin, entry_of
     from mlxserve.hub.files import find_model
     from mlxserve.hub.text_encoders import is_text_encoder
+    from mlxserve.system import machine
 
     found = []
     for one in models:
@@ -198,7 +198,7 @@ def _pool_sizes(config: EngineConfig, entry: Entry | None) -> tuple[int, int]:
 
 def _estimate(config: EngineConfig, entry: Entry | None, num_pages: int) -> int:
     """Bytes of a step and of so many pages, as the model's files tell."""
-    from mlxserve import machine
+    from mlxserve.system import machine
 
     if entry is None:
         return 0

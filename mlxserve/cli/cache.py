@@ -12,10 +12,10 @@ import typer
 
 from mlxserve.chat.prefix_store import prefix_files
 from mlxserve.cli.streams import print_safe
+from mlxserve.core.errors import InvalidRequest
 from mlxserve.disk.files import FoundFile, model_folders, model_of, scan
 from mlxserve.disk.folder import disk_folder
 from mlxserve.disk.index import DiskIndex
-from mlxserve.errors import InvalidRequest
 
 app = typer.Typer(
     rich_markup_mode=None,

@@ -35,8 +35,8 @@ from mlxserve.cli import (
 )
 from mlxserve.cli.options import PanelCommand, with_settings
 from mlxserve.cli.streams import print_safe
-from mlxserve.config import EngineConfig
-from mlxserve.version import __version__
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.version import __version__
 
 # What other tools call our commands.
 _OTHER_NAMES = {

@@ -12,7 +12,7 @@ import typer
 
 from mlxserve.cli.ranks import run_by_launcher
 from mlxserve.cli.streams import print_safe
-from mlxserve.errors import InvalidConfig, MlxServeError
+from mlxserve.core.errors import InvalidConfig, MlxServeError
 from mlxserve.ranks.environment import own_rank
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def doctor(
 
 
 def _time_ranks(rank: int, backend: str) -> None:
-    from mlxserve import machine
+    from mlxserve.system import machine
 
     machine.prepare()
     from mlxserve.doctor.ranks import time_ranks  # imports mlx

@@ -10,7 +10,7 @@ import typer
 
 from mlxserve.cli.remote import Url, ask, url_of
 from mlxserve.cli.streams import print_safe
-from mlxserve.errors import InvalidRequest
+from mlxserve.core.errors import InvalidRequest
 
 
 def embed(

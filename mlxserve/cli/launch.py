@@ -26,10 +26,10 @@ from mlxserve.cli.own_key import key_for
 from mlxserve.cli.remote import Url, ask, url_of
 from mlxserve.cli.settings import Settings
 from mlxserve.cli.streams import print_safe
-from mlxserve.config import EngineConfig
-from mlxserve.errors import InvalidConfig, MlxServeError
-from mlxserve.files import write_new
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.errors import InvalidConfig, MlxServeError
 from mlxserve.hub.known_models import repository_of
+from mlxserve.system.files import write_new
 
 ENOUGH_CONTEXT = 32_000  # tokens; an agent's own prompt and tools need about half of that
 AgentName = StrEnum("AgentName", list(AGENTS))  # type: ignore[misc]

@@ -15,9 +15,9 @@ import typer
 from mlxserve.cli.completion import downloaded_models, models_here
 from mlxserve.cli.models import Json
 from mlxserve.cli.streams import print_safe
-from mlxserve.errors import InvalidRequest, ModelNotFound, UnsupportedModel
-from mlxserve.files import MAX_TEXT, read_json
-from mlxserve.terminal_text import escaped
+from mlxserve.core.errors import InvalidRequest, ModelNotFound, UnsupportedModel
+from mlxserve.system.files import MAX_TEXT, read_json
+from mlxserve.system.terminal_text import escaped
 
 if TYPE_CHECKING:
     from mlxserve.hub.adapter_files import AdapterFiles
@@ -135,9 +135,9 @@ def _folder_card(folder: Path) -> tuple[Mapping[str, Any], dict[str, Any]]:
 
 
 def _gguf_card(file: Path) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    from mlxserve.gguf.config import model_config
-    from mlxserve.gguf.reader import read_header
-    from mlxserve.gguf.sizes import kinds
+    from mlxserve.hub.gguf.config import model_config
+    from mlxserve.hub.gguf.reader import read_header
+    from mlxserve.hub.gguf.sizes import kinds
 
     header = read_header(file)
     tensors = {
@@ -158,8 +158,8 @@ def _quantisation_in_words(quantised: Mapping[str, Any]) -> str:
 
 def _abilities(place: Path) -> dict[str, Any] | None:
     """What the model's chat template takes; None without one, or without a readable tokenizer."""
-    from mlxserve.gguf.folder import model_folder
-    from mlxserve.gguf.reader import read_header
+    from mlxserve.hub.gguf.folder import model_folder
+    from mlxserve.hub.gguf.reader import read_header
     from mlxserve.text.tokenizer import Tokenizer
 
     try:

@@ -10,8 +10,8 @@ import typer
 
 from mlxserve.cli.settings import Settings
 from mlxserve.cli.streams import print_safe
-from mlxserve.config import EngineConfig
-from mlxserve.errors import MlxServeError
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.errors import MlxServeError
 
 if TYPE_CHECKING:
     from mlxserve.hub.catalog import Entry, MemoryFit
@@ -105,14 +105,14 @@ def _adapters(settings: Settings) -> list[dict[str, str | None]]:
 
 def memory_for(engine: EngineConfig) -> int:
     """Bytes that a server with these options would plan with."""
-    from mlxserve import machine
+    from mlxserve.system import machine
 
     return int(machine.memory().working_set * engine.gpu_memory_utilization)
 
 
 def fit_of(entry: "Entry", engine: EngineConfig) -> "MemoryFit":
-    from mlxserve import machine
     from mlxserve.hub.catalog import memory_fit
+    from mlxserve.system import machine
 
     return memory_fit(
         entry,

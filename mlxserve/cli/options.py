@@ -19,8 +19,8 @@ from mlxserve.api.config import ServerConfig
 from mlxserve.cli.completion import models_here
 from mlxserve.cli.settings import Settings
 from mlxserve.cli.streams import print_safe
-from mlxserve.config import EngineConfig
-from mlxserve.option import NamedOption, Options, options_of
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.option import NamedOption, Options, options_of
 
 # Every config: a file serves all commands, so each command knows the options of all.
 SCHEMAS: tuple[type[Options], ...] = (ServerConfig, EngineConfig)

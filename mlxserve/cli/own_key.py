@@ -19,9 +19,9 @@ from pathlib import Path
 from mlxserve.api.access.keys import Key, KeyFile, digest_of, usual_file
 from mlxserve.cli.running_servers import running_servers
 from mlxserve.cli.streams import print_safe
-from mlxserve.config import config_home
-from mlxserve.errors import InvalidConfig
-from mlxserve.files import make_own_folder, read_own_json, replace_file
+from mlxserve.core.config import config_home
+from mlxserve.core.errors import InvalidConfig
+from mlxserve.system.files import make_own_folder, read_own_json, replace_file
 
 _MAX_BYTES = 1 << 16
 

@@ -12,7 +12,7 @@ import typer
 
 from mlxserve.cli.remote import Url, ask
 from mlxserve.cli.streams import print_safe
-from mlxserve.errors import InvalidRequest
+from mlxserve.core.errors import InvalidRequest
 
 app = typer.Typer(
     rich_markup_mode=None,

@@ -16,7 +16,7 @@ import typer
 from mlxserve.cli.completion import well_known_models
 from mlxserve.cli.models import Json, card_of, memory_for
 from mlxserve.cli.streams import print_safe
-from mlxserve.errors import MlxServeError
+from mlxserve.core.errors import MlxServeError
 
 if TYPE_CHECKING:
     from mlxserve.hub.files import ModelFiles
@@ -68,9 +68,9 @@ def pull(
 
 def _card(files: "ModelFiles") -> dict[str, Any]:
     """As `mlxserve models --json` has it, and the memory there is; empty if it cannot be judged."""
-    from mlxserve import machine
-    from mlxserve.config import EngineConfig
+    from mlxserve.core.config import EngineConfig
     from mlxserve.hub import catalog
+    from mlxserve.system import machine
 
     entry = catalog.entry_of(files.name, catalog.Origin.DOWNLOADED, files.place)
     if entry is None:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.errors import InvalidConfig
 
 STOP = b"stop\n"
 # Of MLX: mlx.launch does not hand on this machine's to others, and ranks should not differ in it.

@@ -12,8 +12,8 @@ import typer
 
 from mlxserve.cli.own_key import key_for
 from mlxserve.cli.running_servers import newest_server
-from mlxserve.errors import InvalidConfig, MlxServeError
-from mlxserve.text.well_formed import well_formed_value
+from mlxserve.core.errors import InvalidConfig, MlxServeError
+from mlxserve.system.well_formed import well_formed_value
 
 if TYPE_CHECKING:
     import httpx

@@ -24,10 +24,10 @@ from mlxserve.cli.running_servers import RunningServer, newest_server, served_na
 from mlxserve.cli.settings import Settings
 from mlxserve.cli.streams import print_safe
 from mlxserve.cli.terminal import run_terminal
-from mlxserve.config import EngineConfig
-from mlxserve.errors import InvalidParameter, InvalidRequest, ModelNotFound
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.errors import InvalidParameter, InvalidRequest, ModelNotFound
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.images.sources import data_url
-from mlxserve.sampling_params import SamplingParams
 from tui.chat.sampling import HIGHEST_TEMPERATURE
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mlxserve.config import data_home
-from mlxserve.files import make_own_folder, read_own_json, replace_file
+from mlxserve.core.config import data_home
+from mlxserve.system.files import make_own_folder, read_own_json, replace_file
 
 _MAX_BYTES, _MAX_PID = 1 << 16, 1 << 31
 _ASK_SECONDS = 2.0

@@ -9,7 +9,7 @@ import typer
 
 from mlxserve.cli.models import Json
 from mlxserve.cli.streams import print_safe
-from mlxserve.errors import MlxServeError
+from mlxserve.core.errors import MlxServeError
 
 _USUAL_LIMIT = 20
 # What `pull` takes: conversions for MLX, and GGUF files with their quantisation added to the name.

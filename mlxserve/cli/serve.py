@@ -15,6 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from mlxserve.api.config import ServerConfig
+from mlxserve.chat.registry.places import ShelfModel
 from mlxserve.cli.building import build_shelf, shelve
 from mlxserve.cli.options import ModelName
 from mlxserve.cli.ranks import STOP, run_by_launcher
@@ -22,9 +23,8 @@ from mlxserve.cli.running_servers import registered
 from mlxserve.cli.servers import serve_in_background
 from mlxserve.cli.settings import ModelSettings, Settings
 from mlxserve.cli.streams import forget_unwritten, open_closed_streams, print_error, say
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
 from mlxserve.disk.folder import default_bytes, disk_folder
-from mlxserve.shelf.places import ShelfModel
 
 RANKS_ENDED = 70  # the exit code, so that a service manager starts them again
 
@@ -75,12 +75,12 @@ def _serve(
     settings: of models that are added
     is_private: for the parent process alone
     """
-    from mlxserve import machine
     from mlxserve.api.access.policy import read_access
     from mlxserve.api.build import ModelServer
     from mlxserve.api.server import logs
     from mlxserve.api.server.connection import Limits
     from mlxserve.api.server.server import bind, stop_at_end_of_input, url_of
+    from mlxserve.system import machine
 
     logs.configure(server.log_level)
     access = read_access(server, os.environ.get("MLXSERVE_API_KEY"))
@@ -130,7 +130,7 @@ def _join_ranks(config: EngineConfig) -> None:
 
     rank = own_rank()
     if rank:
-        from mlxserve import machine
+        from mlxserve.system import machine
 
         machine.import_mlx_lm()
         from mlxserve.ranks.run import run_worker  # imports mlx

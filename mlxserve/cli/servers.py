@@ -22,10 +22,10 @@ from mlxserve.cli.models import Json
 from mlxserve.cli.remote import ServerError, ask
 from mlxserve.cli.running_servers import RunningServer, running_servers
 from mlxserve.cli.streams import print_safe
-from mlxserve.config import data_home
-from mlxserve.errors import InvalidRequest, MlxServeError
-from mlxserve.files import make_own_folder, write_new
+from mlxserve.core.config import data_home
+from mlxserve.core.errors import InvalidRequest, MlxServeError
 from mlxserve.service.unit import last_lines, log_file
+from mlxserve.system.files import make_own_folder, write_new
 
 _READY = re.compile(r"^mlxserve is ready at (http://\S+)$", re.MULTILINE)
 _POLL_SECONDS = 0.1

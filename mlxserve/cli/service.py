@@ -12,8 +12,8 @@ from mlxserve.api.config import NO_FILE, ServerConfig
 from mlxserve.cli.options import SCHEMAS, PanelCommand, with_settings
 from mlxserve.cli.settings import OTHER_NAMES, PREFIX, Settings, flags_of, several
 from mlxserve.cli.streams import print_safe
-from mlxserve.config import EngineConfig
-from mlxserve.option import options_of
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.option import options_of
 from mlxserve.service.choice import service_manager
 from mlxserve.service.unit import ServiceUnit, last_lines, log_file
 

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mlxserve.api.config import ModelOptions
-from mlxserve.config import EngineConfig, config_home
-from mlxserve.errors import InvalidConfig
-from mlxserve.option import NamedOption, Options, options_of, unknown_option
+from mlxserve.core.config import EngineConfig, config_home
+from mlxserve.core.errors import InvalidConfig
+from mlxserve.core.option import NamedOption, Options, options_of, unknown_option
 
 PREFIX = "MLXSERVE_"
 _TABLES = "models"  # the name of the models' tables in the file

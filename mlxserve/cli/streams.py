@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TextIO
 
-from mlxserve.terminal_text import escaped_lines
+from mlxserve.system.terminal_text import escaped_lines
 
 _STANDARD = (0, 1, 2)
 _STDOUT = 1

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mlxserve.api.config import NO_FILE, ServerConfig
 from mlxserve.cli.settings import Settings, flags_of
-from mlxserve.config import EngineConfig
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
     from tui.opening import FirstFrame

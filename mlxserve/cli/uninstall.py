@@ -21,10 +21,10 @@ from mlxserve.cli.options import SCHEMAS
 from mlxserve.cli.running_servers import running_servers
 from mlxserve.cli.settings import Settings
 from mlxserve.cli.streams import print_safe
-from mlxserve.config import EngineConfig, config_home, data_home
+from mlxserve.core.config import EngineConfig, config_home, data_home
+from mlxserve.core.errors import InvalidConfig, InvalidRequest, MlxServeError
 from mlxserve.disk.files import model_folders
 from mlxserve.disk.folder import disk_folder
-from mlxserve.errors import InvalidConfig, InvalidRequest, MlxServeError
 from mlxserve.service.choice import service_manager
 from mlxserve.service.unit import log_file
 
@@ -154,7 +154,7 @@ def _disk_cache_dir() -> str | None:
 
 
 def _gguf_home() -> Path:
-    from mlxserve.gguf.folder import gguf_home  # imports numpy
+    from mlxserve.hub.gguf.folder import gguf_home  # imports numpy
 
     return gguf_home()
 

@@ -14,8 +14,8 @@ import typer
 from mlxserve.cli.completion import models_here
 from mlxserve.cli.settings import configuration_file
 from mlxserve.cli.streams import print_safe
-from mlxserve.errors import InvalidConfig, ModelNotFound
-from mlxserve.files import make_own_folder, replace_file
+from mlxserve.core.errors import InvalidConfig, ModelNotFound
+from mlxserve.system.files import make_own_folder, replace_file
 
 _VARIABLE = "MLXSERVE_MODEL"
 _LINE = re.compile(r"^[ \t]*model[ \t]*=.*$", re.MULTILINE)

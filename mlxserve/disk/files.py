@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from mlxserve.files import make_own_folder, open_regular, read_file, read_own_json, write_new
+from mlxserve.system.files import make_own_folder, open_regular, read_file, read_own_json, write_new
 
 log = logging.getLogger("mlxserve.disk")
 

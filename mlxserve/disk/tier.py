@@ -29,6 +29,7 @@ from itertools import takewhile
 from pathlib import Path
 from queue import Empty
 
+from mlxserve.core.errors import InvalidConfig
 from mlxserve.disk.files import HEADER_SIZE, DiskFiles
 from mlxserve.disk.loads import DiskAnswer, DiskLoads
 from mlxserve.disk.thread import (
@@ -42,8 +43,7 @@ from mlxserve.disk.thread import (
     Touch,
 )
 from mlxserve.disk.writes import DiskWrites
-from mlxserve.errors import InvalidConfig
-from mlxserve.pauses import RUNNING
+from mlxserve.system.suspend_clock import RUNNING
 
 log = logging.getLogger("mlxserve.disk")
 

@@ -10,12 +10,12 @@ import time
 from itertools import pairwise
 
 from mlxserve.build import build_engine
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.doctor.model_speeds import Figures, prompt_ids
 from mlxserve.engine.engine import Engine
 from mlxserve.hub.files import find_model
 from mlxserve.request import Request
-from mlxserve.sampling_params import SamplingParams
 
 PROMPT, ANSWER = 32, 48  # tokens
 _IDLE_SECONDS = 3.0

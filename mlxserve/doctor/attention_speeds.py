@@ -15,9 +15,9 @@ from metal_kernels.speeds import (
     memory_bandwidth,
     paged_seconds,
 )
-from mlxserve import machine
 from mlxserve.doctor.measurement import Measurement
 from mlxserve.doctor.sections import first_line
+from mlxserve.system import machine
 
 _DECODES = ((1, 1024), (1, 8192), (1, 32768), (8, 1024), (8, 8192))  # batch, context
 _PROMPTS = (512, 2048)

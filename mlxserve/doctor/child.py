@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
-from mlxserve import machine
+from mlxserve.system import machine
 
 
 def fences(size: str = "thorough") -> list[dict[str, Any]]:

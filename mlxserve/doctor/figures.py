@@ -6,10 +6,10 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mlxserve import machine
 from mlxserve.doctor.children import ChildFailed, run_child
 from mlxserve.doctor.measurement import Measurement
 from mlxserve.doctor.sections import first_line
+from mlxserve.system import machine
 
 log = logging.getLogger("mlxserve.doctor")
 

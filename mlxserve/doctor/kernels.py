@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from mlxserve import machine
 from mlxserve.doctor.children import run_child
 from mlxserve.doctor.finding import Finding, Grade
 from mlxserve.doctor.sections import first_line, section
+from mlxserve.system import machine
 
 if TYPE_CHECKING:
     from metal_kernels.checkup import OpCheck

@@ -17,10 +17,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxserve import machine, metal_memory
 from mlxserve.build import build_engine
 from mlxserve.cache.kv import KVPool
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.engine.engine import Engine
 from mlxserve.hub.files import find_model
 from mlxserve.model.attention import choose_attention
@@ -29,7 +29,7 @@ from mlxserve.model.runner import ModelRunner
 from mlxserve.model.sizing import default_step_budget
 from mlxserve.model.step_graphs import TIMES_BEFORE
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
-from mlxserve.sampling_params import SamplingParams
+from mlxserve.system import machine, metal_memory
 
 PROMPTS = (512, 2048)
 CONTEXT, ANSWER = 128, 64  # tokens of the decoded answer's prompt, and of the answer

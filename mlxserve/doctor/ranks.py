@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
+from mlxserve.core.errors import MlxServeError
 from mlxserve.doctor.finding import Finding
-from mlxserve.errors import MlxServeError
 
 _HIDDEN = 4096  # of an 8B model: the numbers of one row that a sum is over
 _LAYERS = 36  # of the same

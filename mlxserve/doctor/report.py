@@ -15,14 +15,14 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from mlxserve import machine
-from mlxserve.blas import SlowBlasWarning
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.errors import MlxServeError
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.doctor.finding import Finding, Grade
 from mlxserve.doctor.kernels import check_kernels
 from mlxserve.doctor.sections import section
-from mlxserve.errors import MlxServeError
-from mlxserve.sampling_params import SamplingParams
+from mlxserve.system import machine
+from mlxserve.system.blas import SlowBlasWarning
 
 if TYPE_CHECKING:
     import mlx.core as mx

@@ -19,9 +19,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from mlxserve.core.errors import InvalidConfig
 from mlxserve.doctor.finding import Finding
 from mlxserve.doctor.measurement import Measurement
-from mlxserve.errors import InvalidConfig
 
 VERSION = 1
 

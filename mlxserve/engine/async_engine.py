@@ -22,7 +22,8 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any
 
-from mlxserve import metal_memory
+from mlxserve.core.errors import EngineFailed, EngineStopped, MlxServeError
+from mlxserve.core.stats import Stats
 from mlxserve.engine import awake, garbage
 from mlxserve.engine.awake import Awake
 from mlxserve.engine.engine import Engine
@@ -32,10 +33,8 @@ from mlxserve.engine.snapshot import Snapshot
 from mlxserve.engine.text_queue import QueuedText, TextQueue
 from mlxserve.engine.threads import THREADS, result_of
 from mlxserve.engine.throughput_log import ThroughputLog
-from mlxserve.errors import EngineFailed, EngineStopped, MlxServeError
 from mlxserve.model.dense_text import Result, TextWork
 from mlxserve.model.workers import Workers
-from mlxserve.pauses import RUNNING
 from mlxserve.request import (
     FinishReason,
     Forgotten,
@@ -46,7 +45,8 @@ from mlxserve.request import (
     TokenLogprob,
     check_num_pages,
 )
-from mlxserve.stats import Stats
+from mlxserve.system import metal_memory
+from mlxserve.system.suspend_clock import RUNNING
 
 log = logging.getLogger("mlxserve.engine")
 

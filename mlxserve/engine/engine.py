@@ -24,8 +24,18 @@ from pathlib import Path
 
 import mlx.nn as nn
 
-from mlxserve import machine
 from mlxserve.cache.pages import PagePool
+from mlxserve.core.errors import OutOfMemory
+from mlxserve.core.stats import (
+    DiskStats,
+    PlannedMemory,
+    PoolStats,
+    RankStats,
+    Stats,
+    StepStats,
+    VisionStats,
+    WindowStats,
+)
 from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.memory import MemoryLevel, MemoryWatch
 from mlxserve.engine.pace import MAX_METAL_PIECE, MAX_PIECE, EmbeddingPace, Pace, StepTimer
@@ -33,7 +43,6 @@ from mlxserve.engine.snapshot import PageState, Snapshot, view
 from mlxserve.engine.timeline import Timeline
 from mlxserve.engine.trace import Trace
 from mlxserve.engine.transfers import Transfers
-from mlxserve.errors import OutOfMemory
 from mlxserve.images.picture import PictureReader
 from mlxserve.model.dense_text import Result, TextWork
 from mlxserve.model.embedding import Embedding
@@ -41,7 +50,6 @@ from mlxserve.model.runner import ModelRunner, Pending
 from mlxserve.model.scoring import Scoring
 from mlxserve.model.vision import Seeing
 from mlxserve.model.workers import Workers
-from mlxserve.pauses import RUNNING
 from mlxserve.request import (
     Chunk,
     FinishReason,
@@ -54,16 +62,8 @@ from mlxserve.request import (
     check_num_pages,
 )
 from mlxserve.scheduler.scheduler import Scheduler
-from mlxserve.stats import (
-    DiskStats,
-    PlannedMemory,
-    PoolStats,
-    RankStats,
-    Stats,
-    StepStats,
-    VisionStats,
-    WindowStats,
-)
+from mlxserve.system import machine
+from mlxserve.system.suspend_clock import RUNNING
 
 _GUIDE_SECONDS = 0.005  # to wait for a mask without looking at the inbox
 

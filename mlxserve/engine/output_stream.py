@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from mlxserve.errors import EngineFailed, EngineStopped
+from mlxserve.core.errors import EngineFailed, EngineStopped
 from mlxserve.request import FinishReason, Output, Request
 
 log = logging.getLogger("mlxserve.engine")

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mlxserve.forward_work import ForwardWork, WorkBudget
-from mlxserve.pauses import RUNNING, SHORTEST_PAUSE
+from mlxserve.core.forward_work import ForwardWork, WorkBudget
 from mlxserve.request import Chunk
+from mlxserve.system.suspend_clock import RUNNING, SHORTEST_PAUSE
 
 _WEIGHT = 0.3  # of the newest measurement in the running average
 _LEAST_SHARE = 0.1  # of a mixed step's time, counted as that of its prompt tokens

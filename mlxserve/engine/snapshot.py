@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from mlxserve.cache.pages import PageState
+from mlxserve.core.stats import MemoryUse, Stats
 from mlxserve.request import LiveRequest, RequestState
-from mlxserve.stats import MemoryUse, Stats
 
 __all__ = ["PageState", "Phase", "RequestView", "Snapshot", "view"]
 

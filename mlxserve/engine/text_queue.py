@@ -14,8 +14,8 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic
 
-from mlxserve.door import FairOrder
-from mlxserve.errors import EngineStopped
+from mlxserve.core.errors import EngineStopped
+from mlxserve.helpers.fair_executor import FairOrder
 from mlxserve.model.dense_text import Result, TextWork
 
 if TYPE_CHECKING:

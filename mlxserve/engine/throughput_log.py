@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from mlxserve.stats import Stats
+from mlxserve.core.stats import Stats
 
 log = logging.getLogger("mlxserve.engine")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+from mlxserve.core.stats import Rate, StepStats
 from mlxserve.request import Chunk, LiveRequest, Output
-from mlxserve.stats import Rate, StepStats
 
 
 class Timeline:

@@ -16,7 +16,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.errors import InvalidConfig
 
 T = TypeVar("T")
 log = logging.getLogger("mlxserve.trace")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from enum import StrEnum
 
-from mlxserve.errors import EngineStopped, HelperUnavailable, MlxServeError
+from mlxserve.core.errors import EngineStopped, HelperUnavailable, MlxServeError
 
 
 class KillReason(StrEnum):

@@ -11,7 +11,7 @@ from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason, exit_in
 from mlxserve.helpers.frames import MOST_TIMES, NO_MEMORY, Kind
 from mlxserve.helpers.process import ChildProcess
 from mlxserve.helpers.waiting import current
-from mlxserve.pauses import RUNNING
+from mlxserve.system.suspend_clock import RUNNING
 
 # Of a job that is not wanted any more: a shorter one ends sooner than another process starts.
 KILLED_AFTER_SECONDS = 0.25

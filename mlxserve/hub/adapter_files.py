@@ -18,9 +18,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from mlxserve.errors import ModelNotFound, UnsupportedModel
-from mlxserve.files import MAX_TEXT, open_regular, read_json
+from mlxserve.core.errors import ModelNotFound, UnsupportedModel
 from mlxserve.hub.headers import read_shapes
+from mlxserve.system.files import MAX_TEXT, open_regular, read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapters.safetensors"
 _PEFT_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")

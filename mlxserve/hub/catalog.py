@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from mlxserve.cache.groups import Window, bytes_for, split
-from mlxserve.config import EngineConfig, data_home
-from mlxserve.errors import UnsupportedModel
-from mlxserve.files import MAX_TEXT, read_json
-from mlxserve.gguf.config import model_config
-from mlxserve.gguf.reader import read_header
-from mlxserve.gguf.sizes import size_in_memory
+from mlxserve.core.config import EngineConfig, data_home
+from mlxserve.core.errors import UnsupportedModel
 from mlxserve.hub.class_defaults import with_class_defaults
 from mlxserve.hub.context import context_of
 from mlxserve.hub.embedded import MODEL_NAME, model_path
 from mlxserve.hub.files import ModelFiles, text_config
+from mlxserve.hub.gguf.config import model_config
+from mlxserve.hub.gguf.reader import read_header
+from mlxserve.hub.gguf.sizes import size_in_memory
 from mlxserve.hub.gguf_places import (
     files_in,
     hub_models,
@@ -45,6 +44,7 @@ from mlxserve.hub.known_models import (
 from mlxserve.hub.kv_shapes import KVShape, head_sizes, kv_shape
 from mlxserve.hub.model_config import check_model_config
 from mlxserve.hub.text_encoders import TextEncoder, text_encoder
+from mlxserve.system.files import MAX_TEXT, read_json
 
 
 class Origin(StrEnum):

@@ -15,7 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlxserve.errors import ModelNotFound
+from mlxserve.core.errors import ModelNotFound
 
 _WEIGHTS = ("model*.safetensors",)
 _SHA256 = re.compile(r"[0-9a-f]{64}")

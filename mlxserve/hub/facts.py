@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from mlxserve.gguf.sizes import kinds
 from mlxserve.hub.files import ModelFiles, text_config
+from mlxserve.hub.gguf.sizes import kinds
 from mlxserve.hub.headers import read_shapes
 
 _SCALES, _BIASES = ".scales", ".biases"

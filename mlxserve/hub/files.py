@@ -15,18 +15,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mlxserve.errors import ModelNotFound, UnsupportedModel
-from mlxserve.files import MAX_TEXT, check_model_files, read_json
-from mlxserve.gguf.folder import model_folder
-from mlxserve.gguf.reader import Header, is_gguf, read_header
-from mlxserve.gguf.sizes import size_in_memory
+from mlxserve.core.errors import ModelNotFound, UnsupportedModel
 from mlxserve.hub.download import fetch_weights
 from mlxserve.hub.embedded import MODEL_NAME, model_path
 from mlxserve.hub.fingerprint import fingerprint
+from mlxserve.hub.gguf.folder import model_folder
+from mlxserve.hub.gguf.reader import Header, is_gguf, read_header
+from mlxserve.hub.gguf.sizes import size_in_memory
 from mlxserve.hub.gguf_places import choose, files_in, find_gguf, hub_reference, with_its_shards
 from mlxserve.hub.known_models import repository_of, suggestions
 from mlxserve.hub.model_config import check_model_config
 from mlxserve.hub.other_kinds import folder_in_words, kind_in_words, weights_in_words
+from mlxserve.system.files import MAX_TEXT, check_model_files, read_json
 
 # The files downloaded from a repository: nothing executable.
 DATA_FILES = (

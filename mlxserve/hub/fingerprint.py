@@ -13,7 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from mlxserve.files import MAX_TEXT, open_regular, read_file
+from mlxserve.system.files import MAX_TEXT, open_regular, read_file
 
 _LAYOUT = b"1"  # of what is hashed; another one makes every model another one
 _TOKENIZER = ("tokenizer*.json", "tokenizer.model", "vocab.*", "merges.txt", "*.tiktoken")

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mlxserve.errors import InvalidParameter
-from mlxserve.files import MAX_TEXT, read_json
+from mlxserve.core.errors import InvalidParameter
+from mlxserve.core.sampling_params import MAX_BIAS, SamplingParams
 from mlxserve.hub.files import ModelFiles, text_config
-from mlxserve.sampling_params import MAX_BIAS, SamplingParams
+from mlxserve.system.files import MAX_TEXT, read_json
 
 log = logging.getLogger("mlxserve.hub")
 

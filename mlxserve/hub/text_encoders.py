@@ -18,10 +18,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from mlxserve.errors import UnsupportedModel
-from mlxserve.files import MAX_TEXT, read_json
+from mlxserve.core.errors import UnsupportedModel
 from mlxserve.hub.context import context_of
 from mlxserve.hub.files import ModelFiles
+from mlxserve.system.files import MAX_TEXT, read_json
 
 # By whose definition they are computed: mlx-vlm's, by its own name for the kind; the others by mlx-lm's.
 ENCODERS: Mapping[str, str] = {

@@ -3,7 +3,7 @@
     image = await image_decoder().decode(data, partial(in_turn, request))
 
 A file says how many pixels it has, but not how much work they are: a JPEG file may draw each of them a
-thousand times. So it is tried at first beside other short work (`mlxserve.door`), with few pixels and
+thousand times. So it is tried at first beside other short work (`mlxserve.helpers.fair_executor`), with few pixels and
 little time, and what needs more waits for its turn among longer jobs, which have a process of their own.
 
 The newest images are kept by their files' content, because a conversation sends its images with each turn.
@@ -18,9 +18,9 @@ from functools import cache, partial
 from hashlib import blake2b
 from typing import TypeVar
 
-from mlxserve.door import MEDIUM_SECONDS, SHORT_SECONDS, InTurn, Lane, lane_of
-from mlxserve.errors import InvalidRequest
+from mlxserve.core.errors import InvalidRequest
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
+from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, SHORT_SECONDS, InTurn, Lane, lane_of
 from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
 from mlxserve.images.image import DIGEST_SIZE, Image
 

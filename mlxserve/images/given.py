@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mlxserve.door import InTurn
-from mlxserve.errors import InvalidParameter, InvalidRequest
+from mlxserve.core.errors import InvalidParameter, InvalidRequest
+from mlxserve.helpers.fair_executor import InTurn
 from mlxserve.images.decode import image_decoder
 from mlxserve.images.image import Image
 

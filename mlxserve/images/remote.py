@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 
 import httpx
 
-from mlxserve.errors import InvalidRequest
+from mlxserve.core.errors import InvalidRequest
 
 MAX_SIZE = 20 << 20  # bytes of a file
 MAX_REDIRECTS = 3

@@ -6,8 +6,8 @@ import base64
 import binascii
 from functools import partial
 
-from mlxserve.door import InTurn
-from mlxserve.errors import InvalidRequest
+from mlxserve.core.errors import InvalidRequest
+from mlxserve.helpers.fair_executor import InTurn
 from mlxserve.images.decode import ImageDecoder, image_decoder
 from mlxserve.images.image import Image
 from mlxserve.images.remote import RemoteFiles

@@ -21,7 +21,7 @@ from mlx_lm.models.switch_layers import (
     SwitchMLP,
 )
 
-from mlxserve.errors import UnsupportedModel
+from mlxserve.core.errors import UnsupportedModel
 from mlxserve.hub.adapter_files import AdapterFiles
 from mlxserve.model.adapted_layers import (
     AdaptedEmbedding,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from metal_kernels.choice import select_backends
 from metal_kernels.ops import Backend, LayerShape
 from mlxserve.cache.kv import Backends
-from mlxserve.errors import InvalidConfig, UnsupportedModel
+from mlxserve.core.errors import InvalidConfig, UnsupportedModel
 from mlxserve.hub.adapter_files import AdapterFiles
 from mlxserve.hub.files import ModelFiles
 from mlxserve.model.fused_layers import FusedLayers, can_fuse

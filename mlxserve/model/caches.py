@@ -30,7 +30,7 @@ from mlx_lm.models.cache import (
 
 from metal_kernels.reading import evaluate
 from mlxserve.cache.kv import LayerSpec
-from mlxserve.errors import UnsupportedModel
+from mlxserve.core.errors import UnsupportedModel
 from mlxserve.model import recurrent
 from mlxserve.model.definitions import stands_for
 from mlxserve.model.packed_states import StateSpec

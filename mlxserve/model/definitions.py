@@ -27,9 +27,9 @@ import mlx.nn as nn
 from mlx_lm.models import cache as mlx_lm_caches
 from mlx_lm.utils import _get_classes
 
-from mlxserve.deferred_packages import defer
 from mlxserve.hub.definition_config import changes_for_definition
 from mlxserve.hub.other_kinds import foreign_quantisation
+from mlxserve.system.deferred_packages import defer
 
 PACKAGE = "mlx_vlm"
 _MODELS, _CACHES = f"{PACKAGE}.models", f"{PACKAGE}.models.cache"

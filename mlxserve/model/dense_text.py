@@ -16,7 +16,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from metal_kernels.reading import DeviceError
-from mlxserve.errors import InvalidRequest
+from mlxserve.core.errors import InvalidRequest
 from mlxserve.model.workers import Workers
 
 _MODEL_ERRORS = (ValueError, TypeError, AttributeError, LookupError, RuntimeError)

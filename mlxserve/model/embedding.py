@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from metal_kernels.reading import evaluate, read
-from mlxserve.errors import InvalidParameter, InvalidRequest
+from mlxserve.core.errors import InvalidParameter, InvalidRequest
 from mlxserve.model.dense_text import DenseText
 from mlxserve.model.paged import RowSelector
 from mlxserve.model.workers import Workers

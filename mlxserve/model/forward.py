@@ -22,7 +22,6 @@ import numpy as np
 from metal_kernels.choice import is_linux_cpu
 from metal_kernels.long_chunks import MIN_ROWS, positions_copied
 from metal_kernels.tables import SequenceTables
-from mlxserve import machine
 from mlxserve.cache import key_owners
 from mlxserve.cache.kv import KVPool, LayerSpec
 from mlxserve.cache.layer_kv import LayerKV
@@ -38,6 +37,7 @@ from mlxserve.model.layer_state import GroupCaches, LayerState, RecurrentRows
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.states import Group, StateStore
 from mlxserve.model.step_graphs import StepGraphs
+from mlxserve.system import machine
 
 # A layer's kv heads, head dimension, dtype and window.
 _Shape: TypeAlias = tuple[int, int, mx.Dtype, "int | None"]

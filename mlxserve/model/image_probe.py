@@ -20,6 +20,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from metal_kernels.reading import read
 from mlxserve.cache.kv import Backends, KVPool
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.images.image import Image
 from mlxserve.images.picture import Picture, PlacedPicture
 from mlxserve.model.batch import Batch
@@ -28,7 +29,6 @@ from mlxserve.model.probe import MOST_ROWS, TOLERANCES, relative
 from mlxserve.model.runner import ModelRunner
 from mlxserve.model.vision_tower import arguments
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
-from mlxserve.sampling_params import SamplingParams
 
 log = logging.getLogger("mlxserve.vision")
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from metal_kernels.reading import read
-from mlxserve.errors import InvalidParameter, in_one_line
+from mlxserve.core.errors import InvalidParameter, in_one_line
 from mlxserve.images.image import Image
 from mlxserve.images.picture import Grid, Picture
 

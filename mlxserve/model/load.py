@@ -21,12 +21,12 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.utils import dequantize_model, load_model
 
 from mlxserve.cache.kv import LayerSpec
-from mlxserve.errors import InvalidConfig, OutOfMemory, UnsupportedModel
-from mlxserve.gguf.weights import load_gguf
+from mlxserve.core.errors import InvalidConfig, OutOfMemory, UnsupportedModel
 from mlxserve.hub.adapter_files import AdapterFiles
 from mlxserve.hub.class_defaults import with_class_defaults
 from mlxserve.hub.context import CONTEXT_KEYS, Context, context_of
 from mlxserve.hub.files import ModelFiles, text_config
+from mlxserve.hub.gguf.weights import load_gguf
 from mlxserve.hub.headers import check_weights
 from mlxserve.hub.other_kinds import quantisation_in_words
 from mlxserve.model.adapters import Adapters, attach

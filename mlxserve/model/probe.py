@@ -31,7 +31,8 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from metal_kernels.reading import read
 from mlxserve.cache.kv import Backends, KVPool
-from mlxserve.errors import UnsupportedModel
+from mlxserve.core.errors import UnsupportedModel
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.hub.files import text_config
 from mlxserve.model.batch import Batch
 from mlxserve.model.caches import MODEL_ERRORS, MODELS_PAGE
@@ -39,7 +40,6 @@ from mlxserve.model.load import LoadedModel
 from mlxserve.model.refusals import compiler_failure
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, LiveRequest, Request, StatePlan, as_page_table
-from mlxserve.sampling_params import SamplingParams
 
 log = logging.getLogger("mlxserve.probe")
 

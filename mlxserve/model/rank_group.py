@@ -13,7 +13,7 @@ from enum import StrEnum
 import mlx.core as mx
 
 from metal_kernels.reading import read
-from mlxserve.errors import EngineStopped
+from mlxserve.core.errors import EngineStopped
 
 
 class Split(StrEnum):

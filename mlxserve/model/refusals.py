@@ -6,7 +6,7 @@ import os
 import re
 from importlib.metadata import version
 
-from mlxserve.errors import in_one_line
+from mlxserve.core.errors import in_one_line
 from mlxserve.hub.files import ModelFiles
 from mlxserve.hub.other_kinds import foreign_quantisation, kind_in_words, quantisation_in_words
 from mlxserve.model.definitions import NotText, is_installed

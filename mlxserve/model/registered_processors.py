@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from mlxserve.errors import in_one_line
+from mlxserve.core.errors import in_one_line
 from mlxserve.model.definitions import module_of
 
 _REGISTERS = "install_auto_processor_patch"

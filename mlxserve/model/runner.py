@@ -19,7 +19,8 @@ import mlx.nn as nn
 from metal_kernels.reading import evaluate
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.window_kv import WindowKV
-from mlxserve.errors import OutOfMemory
+from mlxserve.core.errors import OutOfMemory
+from mlxserve.core.stats import MemoryUse
 from mlxserve.model.batch import Batch
 from mlxserve.model.embedding import Embedding
 from mlxserve.model.forward import forward_of
@@ -30,7 +31,6 @@ from mlxserve.model.states import StateStore
 from mlxserve.model.vision import Vision
 from mlxserve.model.workers import Workers
 from mlxserve.request import Chunk, Pooling, Sampled
-from mlxserve.stats import MemoryUse
 
 log = logging.getLogger("mlxserve.runner")
 

@@ -28,8 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 from metal_kernels.reading import evaluate, read
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.request import LiveRequest, Request, Sampled, TokenLogprob
-from mlxserve.sampling_params import SamplingParams
 
 _MASK64 = (1 << 64) - 1
 _BEST = (64, 1024)  # how many of the best tokens are sorted: the smallest that covers the top-k

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from mlxserve.config import EngineConfig
-from mlxserve.errors import InvalidConfig, OutOfMemory
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.errors import InvalidConfig, OutOfMemory
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.step_peak import StepPeak
 from mlxserve.model.window_group import WindowGroup

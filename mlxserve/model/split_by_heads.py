@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxserve.errors import UnsupportedModel, in_one_line
+from mlxserve.core.errors import UnsupportedModel, in_one_line
 from mlxserve.model.rank_group import RankGroup
 
 # The names that mlx-lm's modules give to what `shard` divides.

@@ -17,7 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache
 
-from mlxserve.errors import UnsupportedModel
+from mlxserve.core.errors import UnsupportedModel
 from mlxserve.model.rank_group import RankGroup
 
 _MARK = "_mlxserve_remote"

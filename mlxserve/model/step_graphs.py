@@ -29,7 +29,7 @@ from metal_kernels.recording import StepInputs
 from metal_kernels.tables import MakeArrays
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.layout import StepLayout
-from mlxserve.errors import in_one_line
+from mlxserve.core.errors import in_one_line
 from mlxserve.model.packed_states import Stack
 from mlxserve.model.states import Group
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from metal_kernels.long_chunks import longest_copied
-from mlxserve import machine
 from mlxserve.cache.kv import Backends, KVPool, LayerSpec
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.model.batch import Batch
 from mlxserve.model.commits import rows_kept
 from mlxserve.model.load import LoadedModel
@@ -23,7 +23,7 @@ from mlxserve.model.runner import ModelRunner
 from mlxserve.model.step_graphs import TIMES_BEFORE
 from mlxserve.model.window_group import WindowGroup
 from mlxserve.request import Chunk, LiveRequest, Request, StatePlan, as_page_table
-from mlxserve.sampling_params import SamplingParams
+from mlxserve.system import machine
 
 log = logging.getLogger("mlxserve.sizing")
 

@@ -20,14 +20,14 @@ from weakref import WeakKeyDictionary
 import mlx.core as mx
 
 from metal_kernels.reading import DeviceError
-from mlxserve.errors import InvalidRequest, in_one_line
+from mlxserve.core.errors import InvalidRequest, in_one_line
+from mlxserve.core.stats import VisionStats
 from mlxserve.images.picture import Picture, PictureReader
 from mlxserve.model.dense_text import TextWork
 from mlxserve.model.picture_batch import has_shape_of
 from mlxserve.model.picture_rows import PictureRows
 from mlxserve.model.shown_pictures import Features, ShownPictures
 from mlxserve.model.vision_tower import Tower, compute
-from mlxserve.stats import VisionStats
 
 log = logging.getLogger("mlxserve.vision")
 

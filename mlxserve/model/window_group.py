@@ -6,8 +6,8 @@ import logging
 from dataclasses import dataclass
 
 from mlxserve.cache.groups import Window, num_in, split, wanted, window_of
-from mlxserve.config import EngineConfig
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.errors import InvalidConfig
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.rank_group import Split
 

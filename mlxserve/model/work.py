@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxserve.forward_work import ForwardWork
+from mlxserve.core.forward_work import ForwardWork
 from mlxserve.hub.files import text_config
 from mlxserve.model.load import LoadedModel
 

@@ -10,9 +10,9 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from mlxserve.core.stats import RankStats
 from mlxserve.model.rank_group import RankGroup
 from mlxserve.request import Chunk
-from mlxserve.stats import RankStats
 
 
 class Workers(Protocol):

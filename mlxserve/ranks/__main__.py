@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import sys
 
-from mlxserve import machine
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
+from mlxserve.system import machine
 
 if __name__ == "__main__":
     options = json.loads(sys.stdin.read())

@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.errors import InvalidConfig
 
 RANK = "MLX_RANK"
 HOSTFILE = "MLX_HOSTFILE"

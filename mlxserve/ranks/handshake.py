@@ -24,10 +24,10 @@ import time
 from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass
 
-from mlxserve.errors import EngineStopped
+from mlxserve.core.errors import EngineStopped
 from mlxserve.model.rank_group import RankGroup
 from mlxserve.ranks.wire import VERSION, Channel, FrameKind, ProtocolError
-from mlxserve.terminal_text import escaped
+from mlxserve.system.terminal_text import escaped
 
 log = logging.getLogger("mlxserve.ranks")
 

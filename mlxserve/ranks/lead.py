@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import mlx.core as mx
 
-from mlxserve.errors import EngineStopped, OutOfMemory
+from mlxserve.core.errors import EngineStopped, OutOfMemory
+from mlxserve.core.stats import RankStats
 from mlxserve.model.rank_group import RankGroup
 from mlxserve.ranks.handshake import prove_lead
 from mlxserve.ranks.local import LocalRanks
 from mlxserve.ranks.wire import BEAT_BODY, Channel, FrameKind, PlanEncoder, as_int32
 from mlxserve.request import Chunk
-from mlxserve.stats import RankStats
 
 _ERROR_SECONDS = 1.0  # in which rank 0 meets an error of all ranks itself
 _TICK = 0.5  # seconds between two looks at the engine

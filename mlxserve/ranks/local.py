@@ -16,8 +16,8 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mlxserve.machine import free_ports
 from mlxserve.ranks.environment import HOSTFILE, MASTER_ADDR, MASTER_PORT, RANK
+from mlxserve.system.machine import free_ports
 
 log = logging.getLogger("mlxserve.ranks")
 

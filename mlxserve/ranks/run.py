@@ -13,22 +13,22 @@ from typing import NoReturn
 
 from mlxserve.build import build_chat, build_part
 from mlxserve.chat.chat import Chat
-from mlxserve.config import EngineConfig
-from mlxserve.door import Door
-from mlxserve.errors import InvalidConfig, MlxServeError, in_one_line
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.errors import InvalidConfig, MlxServeError, in_one_line
+from mlxserve.core.option import given_options, options_of
+from mlxserve.core.version import __version__
+from mlxserve.helpers.fair_executor import Door
 from mlxserve.hub.files import ModelFiles, find_model, text_config
 from mlxserve.hub.kv_shapes import num_layers
 from mlxserve.model.rank_group import RankGroup, Split
 from mlxserve.model.split_by_layers import check_layers
-from mlxserve.option import given_options, options_of
 from mlxserve.ranks.environment import lead_address, own_rank, ranks_on_this_machine
 from mlxserve.ranks.follower import WORKER_FAILED, Follower
 from mlxserve.ranks.handshake import Hello, report_to_lead, wait_for_workers
 from mlxserve.ranks.lead import Lead
 from mlxserve.ranks.local import LocalRanks, remove_hostfile
 from mlxserve.ranks.worker import RankWorker
-from mlxserve.terminal_text import escaped_lines
-from mlxserve.version import __version__
+from mlxserve.system.terminal_text import escaped_lines
 
 log = logging.getLogger("mlxserve.ranks")
 

@@ -15,7 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from metal_kernels.reading import evaluate
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.window_kv import WindowKV
-from mlxserve.errors import OutOfMemory
+from mlxserve.core.errors import OutOfMemory
 from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.rank_group import RankGroup

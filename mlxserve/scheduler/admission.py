@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
 
-from mlxserve.config import SchedulerConfig
+from mlxserve.core.config import SchedulerConfig
+from mlxserve.core.stats import SchedulerStats
 from mlxserve.request import LiveRequest, Request
 from mlxserve.scheduler.limit import Limit, LimitReason, limit
 from mlxserve.scheduler.page_tables import PageTables
 from mlxserve.scheduler.prefix_cache import Tail
 from mlxserve.scheduler.roster import Roster
 from mlxserve.scheduler.step import Step
-from mlxserve.stats import SchedulerStats
 
 MAX_PASSED = 3  # requests without memory looked past in one step, as each look costs its length
 MAX_CANDIDATES = 16  # waiting requests looked at in one step; bounds its time when they are long

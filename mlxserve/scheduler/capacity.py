@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlxserve.cache.pages import PagePool
-from mlxserve.errors import PagesPromised, PrefixQuotaExceeded, PromptTooLong
+from mlxserve.core.errors import PagesPromised, PrefixQuotaExceeded, PromptTooLong
 from mlxserve.request import LiveRequest, Request, check_num_pages
 from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.prefix_cache import PrefixCache

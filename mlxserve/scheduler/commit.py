@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mlxserve.core.stats import SchedulerStats
 from mlxserve.request import (
     Chunk,
     FinishReason,
@@ -21,7 +22,6 @@ from mlxserve.scheduler.drafts import Drafts
 from mlxserve.scheduler.page_tables import PageTables
 from mlxserve.scheduler.repetition import repeats_itself
 from mlxserve.scheduler.roster import Roster
-from mlxserve.stats import SchedulerStats
 
 
 class Commit:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from mlxserve.config import BudgetMode, SchedulerConfig
+from mlxserve.core.config import BudgetMode, SchedulerConfig
 
 logger = logging.getLogger("mlxserve.scheduler")
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mlxserve.core.stats import SchedulerStats
 from mlxserve.scheduler.disk_pages import Load, Save
 from mlxserve.scheduler.page_tables import PageCopy, PageTables
 from mlxserve.scheduler.preemption import warn
 from mlxserve.scheduler.roster import Roster
-from mlxserve.stats import SchedulerStats
 
 
 class Moves:

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from mlxserve.cache.pages import PagePool
-from mlxserve.config import PageTail, SchedulerConfig
+from mlxserve.core.config import PageTail, SchedulerConfig
+from mlxserve.core.stats import SchedulerStats
 from mlxserve.request import LiveRequest, as_page_table
 from mlxserve.scheduler.audit import check_ending, check_foresight, check_running
 from mlxserve.scheduler.capacity import Capacity
@@ -31,7 +32,6 @@ from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.prefix_cache import PrefixCache, Tail
 from mlxserve.scheduler.state_snapshots import StateSnapshots
 from mlxserve.scheduler.windows import Windows
-from mlxserve.stats import SchedulerStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mlxserve.cache.pages import PagePool
-from mlxserve.errors import PrefixQuotaExceeded
+from mlxserve.core.errors import PrefixQuotaExceeded
 from mlxserve.request import LiveRequest, Request
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from mlxserve.config import SchedulerConfig
-from mlxserve.forward_work import WorkBudget
+from mlxserve.core.config import SchedulerConfig
+from mlxserve.core.forward_work import WorkBudget
+from mlxserve.core.stats import SchedulerStats
 from mlxserve.request import Chunk, LiveRequest, RequestState
 from mlxserve.scheduler.admission import Admission, Look
 from mlxserve.scheduler.drafts import MOST_DECODES, MOST_ROWS, Drafts
@@ -21,7 +22,6 @@ from mlxserve.scheduler.state_snapshots import StateSnapshots
 from mlxserve.scheduler.step import Step
 from mlxserve.scheduler.urgency import Urgency
 from mlxserve.scheduler.waiting import order
-from mlxserve.stats import SchedulerStats
 
 
 class StepPlanner:

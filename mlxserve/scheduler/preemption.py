@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from itertools import takewhile
 
 from mlxserve.cache.pages import PagePool
-from mlxserve.config import PreemptionMode, SchedulerConfig
+from mlxserve.core.config import PreemptionMode, SchedulerConfig
+from mlxserve.core.stats import SchedulerStats
 from mlxserve.request import LiveRequest
 from mlxserve.scheduler.page_tables import PageTables
 from mlxserve.scheduler.roster import Roster
 from mlxserve.scheduler.step import Step
 from mlxserve.scheduler.waiting import order
 from mlxserve.scheduler.windows import Windows
-from mlxserve.stats import SchedulerStats
 
 logger = logging.getLogger("mlxserve.scheduler")
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 
+from mlxserve.core.stats import SchedulerStats
 from mlxserve.request import LiveRequest
-from mlxserve.stats import SchedulerStats
 
 
 class PrefixFollowers:

@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from mlxserve.config import SchedulerConfig
+from mlxserve.core.config import SchedulerConfig
+from mlxserve.core.stats import SchedulerStats
 from mlxserve.request import FinishReason, Guide, LiveRequest, Request, RequestState
 from mlxserve.scheduler.audit import check_waiting
 from mlxserve.scheduler.fairness import FairShare
 from mlxserve.scheduler.forks import Forks
 from mlxserve.scheduler.prefix_followers import PrefixFollowers
 from mlxserve.scheduler.waiting import WaitingQueue
-from mlxserve.stats import SchedulerStats
 
 
 class Roster:

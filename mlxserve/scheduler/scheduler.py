@@ -23,14 +23,15 @@ import logging
 from collections.abc import Container, Sequence
 
 from mlxserve.cache.pages import PagePool
-from mlxserve.config import SchedulerConfig
-from mlxserve.errors import (
+from mlxserve.core.config import SchedulerConfig
+from mlxserve.core.errors import (
     InvalidParameter,
     InvalidRequest,
     PagesPromised,
     QueueFull,
 )
-from mlxserve.forward_work import WorkBudget
+from mlxserve.core.forward_work import WorkBudget
+from mlxserve.core.stats import SchedulerStats, StateStats
 from mlxserve.request import (
     Chunk,
     FinishReason,
@@ -52,7 +53,6 @@ from mlxserve.scheduler.preemption import Preemption
 from mlxserve.scheduler.roster import Roster
 from mlxserve.scheduler.state_snapshots import StateSnapshots
 from mlxserve.scheduler.windows import Windows
-from mlxserve.stats import SchedulerStats, StateStats
 
 logger = logging.getLogger("mlxserve.scheduler")
 

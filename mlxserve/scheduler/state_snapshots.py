@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from mlxserve.cache.pages import PagePool
+from mlxserve.core.stats import StateStats
 from mlxserve.request import STATE_SLOTS, Chunk, LiveRequest, StatePlan
-from mlxserve.stats import StateStats
 
 TURN_END = 16  # tokens: "<|im_start|>assistant\n<think>\n" and the like
 

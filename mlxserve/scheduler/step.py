@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mlxserve.forward_work import WorkBudget
+from mlxserve.core.forward_work import WorkBudget
 from mlxserve.request import LiveRequest
 from mlxserve.scheduler.limit import Limit, LimitContext
 

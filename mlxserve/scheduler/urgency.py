@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from itertools import islice
 
-from mlxserve.config import SchedulerConfig
+from mlxserve.core.config import SchedulerConfig
 from mlxserve.request import LiveRequest
 from mlxserve.scheduler.admission import MAX_CANDIDATES, Admission
 from mlxserve.scheduler.page_tables import PageTables

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from mlxserve.errors import MlxServeError
+from mlxserve.core.errors import MlxServeError
 from mlxserve.service.unit import ServiceUnit
 
 _SECONDS = 60.0  # a command waits for the old server to stop

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.errors import InvalidConfig
 
 # Folders and files that a login shell may set and a service manager does not know. No keys: units
 # can be read by other users, and so can the environment of what they run.

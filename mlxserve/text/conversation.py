@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from typing import Any, NamedTuple, Self, TypeAlias
 
-from mlxserve.errors import InvalidParameter, InvalidRequest
+from mlxserve.core.errors import InvalidParameter, InvalidRequest
 from mlxserve.images.image import Image
 from mlxserve.text.parsing.values import arguments_object
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.request import (
     CacheReport,
     FinishReason,
@@ -20,7 +21,6 @@ from mlxserve.request import (
     SpeculationReport,
     TokenLogprob,
 )
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.parsing.overlap import overlap
 from mlxserve.text.parsing.parser import TurnParser
 from mlxserve.text.parsing.turn import Event, ReasoningDelta, TextDelta, ToolCallDelta

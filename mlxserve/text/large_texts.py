@@ -15,7 +15,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from mlxserve.errors import InvalidRequest
+from mlxserve.core.errors import InvalidRequest
 from mlxserve.helpers.errors import HelperKilled, JobFailed
 from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
 from mlxserve.text.templates import RenderedTooLong

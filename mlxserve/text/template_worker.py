@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mlxserve.deferred_packages import defer_packages
+from mlxserve.system.deferred_packages import defer_packages
 from mlxserve.text.template_syntax import literals_of
 
 

@@ -17,14 +17,15 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from mlxserve.door import Lane, lane_of
-from mlxserve.errors import (
+from mlxserve.core.errors import (
     EngineStopped,
     HelperUnavailable,
     InvalidParameter,
     InvalidRequest,
     in_one_line,
 )
+from mlxserve.helpers.fair_executor import Lane, lane_of
+from mlxserve.system.well_formed import well_formed, well_formed_value
 from mlxserve.text.abilities import ALWAYS_ALLOWED, Abilities
 from mlxserve.text.controls import Controls, has_controls
 from mlxserve.text.conversation import Call, Conversation, completed_tool
@@ -44,7 +45,6 @@ from mlxserve.text.templates import (
     render_with,
 )
 from mlxserve.text.tokenizer_files import load_tokenizer
-from mlxserve.text.well_formed import well_formed, well_formed_value
 
 log = logging.getLogger("mlxserve.text")
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mlxserve.errors import UnsupportedModel, in_one_line
-from mlxserve.files import MAX_TEXT, check_model_files, read_json
+from mlxserve.core.errors import UnsupportedModel, in_one_line
+from mlxserve.system.files import MAX_TEXT, check_model_files, read_json
 
 # Without any of these, transformers would build a tokenizer with an empty vocabulary.
 _TABLES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "*.tiktoken")

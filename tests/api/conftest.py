@@ -14,9 +14,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlxserve.api.app import create_app
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.hub.embedded import model_path
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.tokenizer import Tokenizer
 from tests.api.fake_chat import FakeChat
 from tests.api.scripted_engine import ScriptedEngine

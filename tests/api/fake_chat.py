@@ -13,15 +13,17 @@ from typing import Any
 from mlxserve.chat.answers import RequestOutput, fold
 from mlxserve.chat.chat import Chat
 from mlxserve.chat.request_options import RequestOptions
-from mlxserve.door import Door
-from mlxserve.engine.snapshot import RequestView, Snapshot
-from mlxserve.errors import (
+from mlxserve.core.errors import (
     EngineStopped,
     InvalidParameter,
     MlxServeError,
     PromptTooLong,
     UnknownPrefix,
 )
+from mlxserve.core.sampling_params import SamplingParams
+from mlxserve.core.stats import DiskStats, MemoryUse, PoolStats, SchedulerStats, Stats
+from mlxserve.engine.snapshot import RequestView, Snapshot
+from mlxserve.helpers.fair_executor import Door
 from mlxserve.hub.facts import ModelFacts
 from mlxserve.request import (
     FinishReason,
@@ -31,8 +33,6 @@ from mlxserve.request import (
     TokenLogprob,
     check_num_pages,
 )
-from mlxserve.sampling_params import SamplingParams
-from mlxserve.stats import DiskStats, MemoryUse, PoolStats, SchedulerStats, Stats
 from mlxserve.text.abilities import Abilities, Arguments
 from mlxserve.text.conversation import Conversation
 from mlxserve.text.deltas import Delta, Usage

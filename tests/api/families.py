@@ -12,8 +12,8 @@ from starlette.testclient import TestClient
 
 from mlxserve.api.app import create_app
 from mlxserve.chat.chat import Chat
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.hub.embedded import model_path
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.tokenizer import Tokenizer
 from tests.api.scripted_engine import ScriptedEngine
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mlxserve.core.stats import Stats
 from mlxserve.request import FinishReason
-from mlxserve.stats import Stats
 
 
 class ScriptedEngine:

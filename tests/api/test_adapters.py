@@ -9,7 +9,7 @@ import pytest
 
 from mlxserve.api.access.keys import KeyFile, Scope
 from mlxserve.api.access.policy import AccessPolicy
-from mlxserve.shelf.places import ShelfAdapter, ShelfModel
+from mlxserve.chat.registry.places import ShelfAdapter, ShelfModel
 from tests.api.fake_chat import FakeChat
 from tests.api.test_dispatch import MESSAGES, Models, Serve
 from tests.api.test_dispatch import serve as serve

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from mlxserve.api.anthropic.schema import MessagesRequest
 from mlxserve.api.app import create_app
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
 from tests.api.agent_requests import CLAUDE, LATE, MESSAGES, result, use
 
 if TYPE_CHECKING:

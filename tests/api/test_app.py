@@ -15,7 +15,7 @@ from mlxserve.api.bodies.json_body import MAX_BODY_SIZE
 from mlxserve.api.native.schema import DetokenizeRequest, TokenizeRequest
 from mlxserve.api.openai.schema import ChatRequest, CompletionRequest
 from mlxserve.api.responses.schema import ResponsesRequest
-from mlxserve.version import __version__
+from mlxserve.core.version import __version__
 from tests.api.fake_chat import FakeChat
 
 CHAT = "/v1/chat/completions"

@@ -17,11 +17,11 @@ from starlette.testclient import TestClient
 from mlxserve.api.access.keys import KeyFile, Scope
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app_of_shelf
-from mlxserve.door import Door
-from mlxserve.errors import UnsupportedModel
+from mlxserve.chat.registry.places import ShelfModel
+from mlxserve.chat.registry.shelf import ModelShelf
+from mlxserve.core.errors import UnsupportedModel
+from mlxserve.helpers.fair_executor import Door
 from mlxserve.hub.facts import ModelFacts
-from mlxserve.shelf.places import ShelfModel
-from mlxserve.shelf.shelf import ModelShelf
 from tests.api.fake_chat import FakeChat
 from tests.waiting import wait_until
 

@@ -13,14 +13,14 @@ from starlette.testclient import TestClient
 from mlxserve.api import downloads
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app_of_shelf
-from mlxserve.door import Door
-from mlxserve.errors import UnsupportedModel
-from mlxserve.shelf.places import ShelfModel
-from mlxserve.shelf.shelf import ModelShelf
+from mlxserve.chat.registry.places import ShelfModel
+from mlxserve.chat.registry.shelf import ModelShelf
+from mlxserve.core.errors import UnsupportedModel
+from mlxserve.helpers.fair_executor import Door
+from mlxserve.hub.model_choices import Downloaded, Model, ModelOrigin
 from tests.api.fake_chat import FakeChat
 from tests.waiting import wait_until
 from tui.talk.errors import ChatError
-from tui.talk.models import Downloaded, Model, ModelOrigin
 
 DOWNLOADS = "/api/v1/downloads"
 ADMIN, USER = "an-admin-key-0000", "a-user-key-00000"

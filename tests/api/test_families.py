@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from mlxserve.chat.chat import Chat
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.hub.embedded import model_path
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.tokenizer import Tokenizer
 from tests.api.agent_requests import CHAT, MESSAGES, REQUESTS, RESPONSES, SCHEMA
 from tests.api.families import Family

@@ -30,10 +30,10 @@ from mlxserve.api.config import ServerConfig
 from mlxserve.api.errors import ApiError
 from mlxserve.api.server.connection import Limits
 from mlxserve.chat.chat import Chat
-from mlxserve.door import MEDIUM_SECONDS
-from mlxserve.errors import InvalidRequest
+from mlxserve.core.errors import InvalidRequest
+from mlxserve.core.sampling_params import StructureKind
+from mlxserve.helpers.fair_executor import MEDIUM_SECONDS
 from mlxserve.hub.embedded import model_path
-from mlxserve.sampling_params import StructureKind
 from mlxserve.text.costs import CHARACTERS_PER_SECOND
 from mlxserve.text.guidance.matcher_host import MAX_KEPT, MatcherHost, RowOutcome
 from mlxserve.text.tokenizer import Tokenizer

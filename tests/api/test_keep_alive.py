@@ -14,9 +14,9 @@ from starlette.testclient import TestClient
 
 from mlxserve.api.app import create_app_of_shelf
 from mlxserve.api.bodies.keep_alive import MAX_LENGTH
-from mlxserve.door import Door
-from mlxserve.shelf.places import ShelfModel
-from mlxserve.shelf.shelf import ModelShelf
+from mlxserve.chat.registry.places import ShelfModel
+from mlxserve.chat.registry.shelf import ModelShelf
+from mlxserve.helpers.fair_executor import Door
 from tests.api.fake_chat import FakeChat
 
 ROUTES = (

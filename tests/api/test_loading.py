@@ -14,10 +14,10 @@ from starlette.testclient import TestClient
 from mlxserve.api.access.keys import KeyFile, Scope
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app_of_shelf
-from mlxserve.door import Door
-from mlxserve.errors import OutOfMemory
-from mlxserve.shelf.places import ShelfModel
-from mlxserve.shelf.shelf import ModelShelf
+from mlxserve.chat.registry.places import ShelfModel
+from mlxserve.chat.registry.shelf import ModelShelf
+from mlxserve.core.errors import OutOfMemory
+from mlxserve.helpers.fair_executor import Door
 from tests.api.fake_chat import HOLD, FakeChat
 
 LOAD, UNLOAD, LIST = "/api/v1/models/load", "/api/v1/models/unload", "/api/v1/models"

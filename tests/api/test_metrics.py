@@ -1,8 +1,8 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from mlxserve.api.metrics import Metrics, metrics_page
+from mlxserve.core.stats import Histogram, PoolStats, SchedulerStats, Stats, StepStats
 from mlxserve.request import FinishReason
-from mlxserve.stats import Histogram, PoolStats, SchedulerStats, Stats, StepStats
 from mlxserve.text.deltas import Delta, Usage
 
 HELLO = {"messages": [{"role": "user", "content": "Hi"}]}

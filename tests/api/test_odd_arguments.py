@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mlxserve.sampling_params import SamplingParams
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.text.tokenizer import Tokenizer
 from tests.api.clients import anthropic, ollama, openai
 from tests.api.odd_arguments import ODD

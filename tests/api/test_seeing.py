@@ -12,7 +12,7 @@ from PIL import Image
 
 from mlxserve.build import build_chat
 from mlxserve.chat.chat import Chat
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
 from tests.api.clients import anthropic, ollama, openai
 from tests.api.serving import serving
 from tests.images.files import file_of, picture

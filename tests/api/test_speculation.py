@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from mlxserve.api.app import create_app
 from mlxserve.build import build_chat
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
 from mlxserve.hub.embedded import MODEL_NAME
 
 SENTENCES = "The quick brown fox jumps over the lazy dog. The farmer has nine cows and two goats. "

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from mlxserve import door as door_module
 from mlxserve.api.access.policy import AccessPolicy
-from mlxserve.door import MEDIUM_SECONDS, UNCOUNTED_BODY, Door
+from mlxserve.helpers import fair_executor as door_module
+from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, UNCOUNTED_BODY, Door
 from mlxserve.request import FinishReason
 from mlxserve.text.costs import CHARACTERS_PER_SECOND
 from mlxserve.text.deltas import Delta, Usage

@@ -18,7 +18,7 @@ from mlxserve.bench.client import TimedRequest
 from mlxserve.bench.plot import draw, panels_of
 from mlxserve.bench.report import Figure, Report
 from mlxserve.bench.servers import Contender, ServerFailed
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.errors import InvalidConfig
 
 
 def request(label: str = "", at: float = 0.0, *times: float, **fields: Any) -> TimedRequest:

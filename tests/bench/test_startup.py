@@ -12,7 +12,7 @@ import pytest
 
 from mlxserve.bench import startup
 from mlxserve.bench.servers import Contender
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.errors import InvalidConfig
 
 
 @pytest.fixture

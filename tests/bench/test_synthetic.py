@@ -9,7 +9,7 @@ import pytest
 
 from mlxserve import LLM, SamplingParams
 from mlxserve.bench import synthetic
-from mlxserve.errors import ModelNotFound
+from mlxserve.core.errors import ModelNotFound
 from mlxserve.text.tokenizer import Tokenizer
 
 TINY = {

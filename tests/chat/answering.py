@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from mlxserve.chat.chat import Chat
-from mlxserve.sampling_params import SamplingParams
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.text.deltas import Delta
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ import pytest
 
 from mlxserve.build import build_chat
 from mlxserve.chat.chat import Chat
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
 
 
 @pytest.fixture(scope="module")

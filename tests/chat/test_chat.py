@@ -16,18 +16,18 @@ from mlxserve.build import build_chat
 from mlxserve.chat.answers import RequestOutput
 from mlxserve.chat.chat import Chat
 from mlxserve.chat.request_options import RequestOptions
-from mlxserve.config import EngineConfig
-from mlxserve.engine.snapshot import Phase
-from mlxserve.errors import (
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.errors import (
     EngineStopped,
     InvalidParameter,
     InvalidRequest,
     PromptTooLong,
 )
+from mlxserve.core.sampling_params import SamplingParams
+from mlxserve.engine.snapshot import Phase
 from mlxserve.hub.embedded import model_path
 from mlxserve.images.image import Image
 from mlxserve.request import CacheMiss, CacheReport, FinishReason, Output, Pooling, TokenLogprob
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.deltas import Delta, DeltaDecoder
 from mlxserve.text.tokenizer import Tokenizer
 from tests.chat.answering import GREEDY, collect, run

@@ -12,9 +12,9 @@ import pytest
 from mlxserve.build import build_chat
 from mlxserve.chat.chat import Chat
 from mlxserve.chat.request_options import RequestOptions
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.errors import PrefixQuotaExceeded, UnknownPrefix
 from mlxserve.engine.output_stream import OutputStream
-from mlxserve.errors import PrefixQuotaExceeded, UnknownPrefix
 from mlxserve.request import Request
 from mlxserve.text.deltas import Delta, Usage
 from tests.chat.answering import GREEDY, collect, run

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlxserve.chat.prefix_store import NamedPrefix, PrefixStore
-from mlxserve.errors import UnknownPrefix
+from mlxserve.core.errors import UnknownPrefix
 
 RULES = NamedPrefix((1, 2, 3), b"salt" * 4, "key", 0.5, "request-1")
 TERMS = NamedPrefix((4,), b"other salt here!", request_id="request-2")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlxserve.chat.request_options import RequestOptions
-from mlxserve.errors import InvalidParameter
+from mlxserve.core.errors import InvalidParameter
 from mlxserve.request import BACKGROUND
 from mlxserve.text.parsing.turn import AssistantTurn
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from mlxserve.version import __version__
+from mlxserve.core.version import __version__
 from tests.cli.commands import Run, error_line, mlxserve, python
 
 

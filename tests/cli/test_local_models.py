@@ -14,7 +14,7 @@ from mlxserve.cli.running_servers import registered
 from mlxserve.hub.embedded import model_path
 from mlxserve.hub.gguf_places import package_model
 from tests.cli.commands import Run, error_line
-from tests.gguf.architectures import ARCHITECTURES, build
+from tests.hub.gguf.architectures import ARCHITECTURES, build
 from tests.text.effort_rules import EFFORT_RULES
 
 NAME = "mlx-community/Qwen3-4B-4bit"

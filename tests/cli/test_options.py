@@ -12,8 +12,8 @@ import typer
 from mlxserve.api.config import ServerConfig
 from mlxserve.cli.options import SCHEMAS, options_table, with_settings
 from mlxserve.cli.settings import flags_of
-from mlxserve.config import EngineConfig
-from mlxserve.option import options_of
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.option import options_of
 from tests.cli.commands import Run
 
 TUNING = Path(__file__).parents[2] / "docs" / "tuning.md"

@@ -14,9 +14,9 @@ import pytest
 from mlxserve.cli import run as run_command
 from mlxserve.cli.running_servers import registered
 from mlxserve.cli.settings import Settings
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.images.sources import data_url
 from mlxserve.request import FinishReason
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.deltas import Delta, Usage
 from tests.cli.commands import ROOT, CommandResult, Run, error_line, mlxserve
 from tests.cli.recording_server import RecordingServer

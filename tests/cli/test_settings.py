@@ -11,9 +11,9 @@ import pytest
 
 from mlxserve.api.config import ServerConfig
 from mlxserve.cli.settings import OTHER_NAMES, Settings
-from mlxserve.config import EngineConfig
-from mlxserve.errors import InvalidConfig
-from mlxserve.option import options_of
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.errors import InvalidConfig
+from mlxserve.core.option import options_of
 
 SCHEMAS = (ServerConfig, EngineConfig)
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mlxserve.machine import free_ports
+from mlxserve.system.machine import free_ports
 from tests.cli.commands import ROOT
 from tests.waiting import wait_until
 

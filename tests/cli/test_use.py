@@ -9,7 +9,7 @@ import pytest
 
 from mlxserve.cli.running_servers import registered
 from mlxserve.cli.use import remember
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.errors import InvalidConfig
 from tests.cli.commands import Run, error_line
 
 

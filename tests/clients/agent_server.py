@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from mlxserve.chat.chat import Chat
-from mlxserve.errors import PromptTooLong
+from mlxserve.core.errors import PromptTooLong
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.hub.embedded import model_path
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.tokenizer import Tokenizer
 from tests.api.scripted_engine import ScriptedEngine
 from tests.api.serving import serving

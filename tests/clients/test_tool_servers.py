@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tui.tools.kept_settings import KeptSettings, write_servers
-from tui.tools.toolbox import Toolbox
+from mlxserve.mcp.toolbox import Toolbox
+from tests.mcp.kept_settings import KeptSettings, write_servers
 
 pytestmark = [
     pytest.mark.clients,

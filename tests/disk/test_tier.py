@@ -13,10 +13,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from mlxserve.core.errors import InvalidConfig
 from mlxserve.disk.files import HEADER_SIZE, DiskFiles, FoundFile
 from mlxserve.disk.tier import STALL_SECONDS, DiskState, DiskTier
 from mlxserve.disk.writes import RETRY_SECONDS
-from mlxserve.errors import InvalidConfig
 
 IDENTITY = b"i" * 16
 PAGE = 1000  # bytes of a payload

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from mlxserve import machine
 from mlxserve.doctor import figures
 from mlxserve.doctor.children import ChildFailed
 from mlxserve.doctor.figures import TIMES_OF_ANSWERS, chosen, measure
 from mlxserve.doctor.measurement import Measurement
+from mlxserve.system import machine
 
 ATTENTION = {"name": "a decode", "unit": "GB/s", "ours": 2.0, "mlx_lm": 1.0, "absent": None}
 OURS = {"prefill 512": 900.0, "prefill 2048": 1000.0, "decode": 50.0, "peak 512": 30.0}

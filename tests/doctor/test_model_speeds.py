@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlxserve import machine
 from mlxserve.doctor import model_speeds
 from mlxserve.doctor.model_speeds import chosen, host, ours, theirs
 from mlxserve.request import Request
+from mlxserve.system import machine
 
 ModelFolder = Callable[[str], Path]
 NAMES = {"prefill 16", "prefill 32", "peak 16", "peak 32", "decode"}

@@ -9,12 +9,12 @@ from typing import cast
 
 import pytest
 
-from mlxserve import machine
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
 from mlxserve.doctor import report
 from mlxserve.doctor.finding import Finding, Grade
 from mlxserve.doctor.report import diagnose, measure_matmul, self_test
 from mlxserve.doctor.sections import section
+from mlxserve.system import machine
 
 ModelFolder = Callable[[str], Path]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from mlxserve.core.errors import InvalidConfig
 from mlxserve.doctor.finding import Finding, Grade
 from mlxserve.doctor.measurement import Measurement
 from mlxserve.doctor.report_file import VERSION, ReportFile, anonymous
-from mlxserve.errors import InvalidConfig
 
 
 @pytest.fixture

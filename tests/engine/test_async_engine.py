@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from mlxserve.core.errors import EngineStopped
+from mlxserve.core.sampling_params import SamplingParams
+from mlxserve.core.stats import PoolStats, SchedulerStats, Stats, StepStats
 from mlxserve.engine import async_engine
 from mlxserve.engine.async_engine import AsyncEngine
 from mlxserve.engine.output_stream import OutputStream
-from mlxserve.errors import EngineStopped
 from mlxserve.request import FinishReason, Output, Request
-from mlxserve.sampling_params import SamplingParams
-from mlxserve.stats import PoolStats, SchedulerStats, Stats, StepStats
 
 
 class Waiting:

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 
 from mlxserve.cache.pages import PagePool
-from mlxserve.config import SchedulerConfig
+from mlxserve.core.config import SchedulerConfig
+from mlxserve.core.errors import OutOfMemory, QueueFull
+from mlxserve.core.sampling_params import SamplingParams
+from mlxserve.core.stats import MemoryUse
 from mlxserve.disk.files import DiskFiles
 from mlxserve.disk.tier import DiskTier
 from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace
 from mlxserve.engine.snapshot import PageState, Phase
-from mlxserve.errors import OutOfMemory, QueueFull
 from mlxserve.request import Chunk, FinishReason, Request, Sampled
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.scheduler import Scheduler
-from mlxserve.stats import MemoryUse
 
 PAGE = 16
 PAGE_BYTES = 8

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from mlxserve import machine
 from mlxserve.build import build_engine
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.errors import InvalidConfig
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.engine import memory
 from mlxserve.engine.async_engine import AsyncEngine
 from mlxserve.engine.memory import MemoryLevel, MemoryWatch
-from mlxserve.errors import InvalidConfig
 from mlxserve.hub.files import find_model
-from mlxserve.machine import memory_used, total_memory
 from mlxserve.request import Request
-from mlxserve.sampling_params import SamplingParams
+from mlxserve.system import machine
+from mlxserve.system.machine import memory_used, total_memory
 
 HIGH, CRITICAL = 0.8, 0.9
 
@@ -213,7 +213,7 @@ with LLM(num_pages=64, disable_log_stats=True) as llm:
     params = SamplingParams(max_tokens=16, temperature=0)
     ask = lambda: [a.token_ids for a in llm.generate(["Hello", "A boat", "One"], params, use_tqdm=False)]
     before = ask()
-    from mlxserve.machine import address_space
+    from mlxserve.system.machine import address_space
     space = address_space()
     ballast = mmap.mmap(-1, int(0.985 * space.limit) - space.used)
     until(llm, 2)

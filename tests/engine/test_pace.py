@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from mlxserve.core.forward_work import ForwardWork
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.engine.pace import EmbeddingPace, Pace, StepTimer
-from mlxserve.forward_work import ForwardWork
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
-from mlxserve.sampling_params import SamplingParams
 
 
 def decode(start: int = 100) -> Chunk:

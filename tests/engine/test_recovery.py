@@ -29,7 +29,7 @@ from mlxserve import (
 from mlxserve.build import build_chat
 from mlxserve.cache.kv import KVPool
 from mlxserve.chat.chat import Chat
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
 from mlxserve.engine import async_engine
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.memory import MemoryWatch

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.engine.snapshot import Phase, view
 from mlxserve.request import LiveRequest, PageRun, Request, RequestState
-from mlxserve.sampling_params import SamplingParams
 
 
 def request() -> Request:

@@ -13,14 +13,14 @@ import pytest
 
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
-from mlxserve.config import SchedulerConfig
+from mlxserve.core.config import SchedulerConfig
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace
 from mlxserve.model.attention import choose_attention
 from mlxserve.model.load import prepare
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import STATE_SLOTS, FinishReason, Request
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.scheduler import Scheduler
 
 NUM_STEPS = 2_000  # with 20,000, memory was as flat

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from mlxserve.core.errors import EngineFailed, EngineStopped, InvalidRequest
+from mlxserve.core.stats import Stats
 from mlxserve.engine.async_engine import AsyncEngine
 from mlxserve.engine.text_queue import SHORT_TOKENS, QueuedText, TextQueue
-from mlxserve.errors import EngineFailed, EngineStopped, InvalidRequest
 from mlxserve.request import Pooling
-from mlxserve.stats import Stats
 
 LONG = SHORT_TOKENS + 1
 PIECE = 400  # tokens

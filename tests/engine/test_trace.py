@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from mlxserve.core.errors import InvalidConfig
 from mlxserve.engine.trace import Trace
-from mlxserve.errors import InvalidConfig
 
 
 class Worker:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from mlxserve.cache.pages import PagePool
-from mlxserve.config import PreemptionMode, SchedulerConfig
+from mlxserve.core.config import PreemptionMode, SchedulerConfig
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.disk.files import HEADER_SIZE, DiskFiles
 from mlxserve.disk.tier import DiskTier
 from mlxserve.engine import transfers
@@ -27,7 +28,6 @@ from mlxserve.request import (
     Sampled,
     as_page_table,
 )
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:

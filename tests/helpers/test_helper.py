@@ -20,7 +20,7 @@ import pytest
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
 from mlxserve.helpers.frames import MARGIN, MOST_TIMES
 from mlxserve.helpers.helper import Helper
-from mlxserve.pauses import RUNNING, RunningClock
+from mlxserve.system.suspend_clock import RUNNING, RunningClock
 from tests.waiting import wait_until
 
 LONG = 60.0  # seconds that no job here takes, on any machine

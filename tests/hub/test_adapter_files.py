@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from mlxserve.errors import MlxServeError, ModelNotFound, UnsupportedModel
+from mlxserve.core.errors import MlxServeError, ModelNotFound, UnsupportedModel
 from mlxserve.hub.adapter_files import find_adapter, find_adapters
 
 LAYER = "model.layers.0.self_attn.q_proj"

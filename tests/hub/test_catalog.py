@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlxserve.cache.groups import Window, split
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
 from mlxserve.hub.catalog import Entry, Origin, entries, memory_fit
 from mlxserve.hub.embedded import MODEL_NAME
 from mlxserve.hub.files import find_model

@@ -13,7 +13,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants, errors
 
-from mlxserve.errors import ModelNotFound, UnsupportedModel
+from mlxserve.core.errors import ModelNotFound, UnsupportedModel
 from mlxserve.hub.embedded import MODEL_NAME, model_path
 from mlxserve.hub.files import DATA_FILES, find_model
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from mlxserve.core.sampling_params import MAX_BIAS, SamplingParams
 from mlxserve.hub.files import ModelFiles
 from mlxserve.hub.generation_config import GenerationConfig, for_vocabulary, read_generation_config
-from mlxserve.sampling_params import MAX_BIAS, SamplingParams
 
 
 def read(folder: Path, content: Any, config: dict[str, Any] | None = None) -> GenerationConfig:

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlxserve.errors import ModelNotFound, UnsupportedModel
+from mlxserve.core.errors import ModelNotFound, UnsupportedModel
 from mlxserve.hub.catalog import Origin, WeightFormat, entries
 from mlxserve.hub.files import find_model
 from mlxserve.hub.gguf_places import choose, find_gguf, hub_reference, models_among, with_its_shards
-from tests.gguf.architectures import ARCHITECTURES, build
+from tests.hub.gguf.architectures import ARCHITECTURES, build
 
 DIGEST = "ab" * 32
 

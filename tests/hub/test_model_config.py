@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve.errors import UnsupportedModel
+from mlxserve.core.errors import UnsupportedModel
 from mlxserve.hub.model_config import MAX_LAYERS, check_model_config
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlxserve.errors import UnsupportedModel
+from mlxserve.core.errors import UnsupportedModel
 from mlxserve.hub.files import ModelFiles
 from mlxserve.hub.text_encoders import TextEncoder, TokenPooling, is_text_encoder, text_encoder
 

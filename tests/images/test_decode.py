@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import pytest
 from PIL import Image as Pillow
 
-from mlxserve.door import Lane, lane_of
-from mlxserve.errors import EngineStopped, HelperUnavailable, InvalidRequest
+from mlxserve.core.errors import EngineStopped, HelperUnavailable, InvalidRequest
+from mlxserve.helpers.fair_executor import Lane, lane_of
 from mlxserve.helpers.helper import Helper
 from mlxserve.images import decode
 from mlxserve.images.decode import ImageDecoder

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
-from mlxserve.errors import InvalidRequest
+from mlxserve.core.errors import InvalidRequest
 from mlxserve.images import remote
 from mlxserve.images.remote import RemoteFiles, Resolve, is_public
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from mlxserve.errors import InvalidRequest
+from mlxserve.core.errors import InvalidRequest
 from mlxserve.images.decode import ImageDecoder
 from mlxserve.images.image import Image
 from mlxserve.images.sources import ImageSources, data_url, file_of_data_url

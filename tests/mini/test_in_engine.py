@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from mlxserve import LLM
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.hub.embedded import model_path
 from mlxserve.request import FinishReason
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.parsing.turn import AssistantTurn
 from tests.training.abilities import newcomers
 from tests.training.abilities.refusals import refuses

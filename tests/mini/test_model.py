@@ -12,9 +12,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from mlxserve.hub.embedded import MODEL_NAME, model_path
+from mlxserve.hub.model_choices import BUNDLED
 from tests.test_ci import ROOT
 from tests.training.abilities.refusals import refuses
-from tui.talk.models import BUNDLED
 from tui.widgets.welcome import WelcomeFacts
 
 FILES = (

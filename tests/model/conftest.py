@@ -12,11 +12,11 @@ import pytest
 
 from metal_kernels.choice import select_backend
 from mlxserve.cache.kv import KVPool
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
-from mlxserve.sampling_params import SamplingParams
 
 PAGE = 16
 REFERENCE = select_backend("cpu")

@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from mlxserve import machine
+from mlxserve.system import machine
 
 ROOT = Path(__file__).parents[2]
 FILES = {
@@ -92,7 +92,7 @@ def _folder(package: str) -> Path:
 
 def outcome(library: str, name: str, row: Row) -> Row:
     """{"served": ...} or {"refused": ...}. Raises AssertionError for answers that are wrong."""
-    from mlxserve.errors import UnsupportedModel
+    from mlxserve.core.errors import UnsupportedModel
     from tests.model import small_models
 
     try:

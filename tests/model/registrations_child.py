@@ -19,9 +19,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from mlxserve import machine
 from mlxserve.model.definitions import defer_mlx_vlm
 from mlxserve.model.registered_processors import processor_class, registrations
+from mlxserve.system import machine
 
 MODELS = "mlx_vlm.models"
 REQUIREMENTS = {"cv2", "datasets", "fastapi", "miniaudio", "mlx_audio", "torch", "torchvision"}

@@ -13,16 +13,16 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
-from mlxserve.config import SchedulerConfig
+from mlxserve.core.config import SchedulerConfig
+from mlxserve.core.errors import in_one_line
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace
-from mlxserve.errors import in_one_line
 from mlxserve.model import definitions
 from mlxserve.model.attention import AttentionChoice, choose_attention
 from mlxserve.model.load import prepare
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Request
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.scheduler import Scheduler
 
 PAGE_SIZE, NUM_PAGES = 16, 64

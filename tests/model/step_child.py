@@ -14,12 +14,12 @@ import mlx.nn as nn
 from mlx_lm.models import base, cache, qwen3, switch_layers
 
 from mlxserve.cache.kv import KVPool
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.hub.files import find_model
 from mlxserve.model.attention import choose_attention
 from mlxserve.model.load import load
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
-from mlxserve.sampling_params import SamplingParams
 
 PLACES = (mx, mx.fast, nn, nn.layers.activations, base, cache, qwen3, switch_layers)
 OURS = ("metal_kernels.x86", "mlxserve.model.activations")

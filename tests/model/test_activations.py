@@ -13,12 +13,12 @@ from mlx_lm.models import llama
 
 from metal_kernels.choice import select_backend
 from mlxserve.cache.kv import KVPool
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.model.activations import MANY, install, vectorised
 from mlxserve.model.batch import Batch
 from mlxserve.model.load import prepare
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
-from mlxserve.sampling_params import SamplingParams
 
 BuildModel = Callable[..., tuple[nn.Module, dict[str, Any]]]
 PAGE = 16

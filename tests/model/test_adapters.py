@@ -17,7 +17,7 @@ from mlx_lm.tuner.utils import load_adapters
 from metal_kernels.choice import select_backends
 from metal_kernels.ops import LayerShape
 from metal_kernels.reading import read
-from mlxserve.errors import UnsupportedModel
+from mlxserve.core.errors import UnsupportedModel
 from mlxserve.hub.adapter_files import AdapterFiles, find_adapter
 from mlxserve.model.adapted_layers import AdaptedLinear
 from mlxserve.model.load import LoadedModel, prepare

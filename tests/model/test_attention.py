@@ -12,7 +12,7 @@ import pytest
 from metal_kernels import choice
 from metal_kernels.ops import LayerShape
 from metal_kernels.x86.backend import X86Backend
-from mlxserve.errors import InvalidConfig, UnsupportedModel
+from mlxserve.core.errors import InvalidConfig, UnsupportedModel
 from mlxserve.model import attention
 from mlxserve.model.attention import backend_names, choose_attention
 from mlxserve.model.load import LoadedModel, prepare

@@ -7,9 +7,9 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.model.batch import Batch
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
-from mlxserve.sampling_params import SamplingParams
 
 PAGE = 16
 

@@ -13,6 +13,7 @@ import pytest
 from metal_kernels.reading import DeviceError
 from metal_kernels.x86.backend import X86Backend
 from mlxserve.cache.kv import KVPool
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.model import commits
 from mlxserve.model.batch import Batch
 from mlxserve.model.commits import Commits, rows_kept
@@ -20,7 +21,6 @@ from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.rank_group import RankGroup
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
-from mlxserve.sampling_params import SamplingParams
 
 PAGE = 16
 
@@ -144,7 +144,7 @@ def test_a_step_with_a_prompt_is_evaluated_layer_by_layer_and_computes_the_same(
     logits(loaded, [(3, 1), (9, 1)])
     assert begun == []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mlxserve.machine.is_metal", lambda: False)
+        patch.setattr("mlxserve.system.machine.is_metal", lambda: False)
         assert (logits(loaded, [(3, 1), (0, 300)]) == found).all()
     assert begun == []
 

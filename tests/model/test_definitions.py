@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from mlxserve.errors import UnsupportedModel
+from mlxserve.core.errors import UnsupportedModel
 from mlxserve.hub.files import find_model
 from mlxserve.model import definitions, refusals
 from mlxserve.model.definitions import TextModel, stands_for
@@ -103,7 +103,7 @@ def test_a_prompt_is_not_given_the_positions_of_the_one_before(folder: Path) -> 
 def test_importing_a_definition_imports_neither_a_server_nor_data_sets(tmp_path: Path) -> None:
     program = """
 import sys
-from mlxserve import machine
+from mlxserve.system import machine
 machine.import_mlx_lm()
 from mlxserve.model import definitions
 config = {"model_type": "step3p7"}

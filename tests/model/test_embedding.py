@@ -10,7 +10,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from mlxserve.errors import InvalidParameter, InvalidRequest
+from mlxserve.core.errors import InvalidParameter, InvalidRequest
 from mlxserve.model.embedding import Embedding
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.request import Pooling

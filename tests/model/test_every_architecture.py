@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlxserve.errors import UnsupportedModel
+from mlxserve.core.errors import UnsupportedModel
 from tests.model import coverage, small_models
 from tests.model.small_models import PAGE_SIZE, PROMPTS, NotBuilt
 

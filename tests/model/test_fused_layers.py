@@ -21,7 +21,8 @@ from metal_kernels.reading import read
 from metal_kernels.reference import ReferenceBackend
 from metal_kernels.x86.backend import X86Backend
 from mlxserve.cache.kv import KVPool
-from mlxserve.errors import UnsupportedModel
+from mlxserve.core.errors import UnsupportedModel
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.model import attention
 from mlxserve.model.attention import choose_attention
 from mlxserve.model.batch import Batch
@@ -33,7 +34,6 @@ from mlxserve.model.paged import use_paged_attention
 from mlxserve.model.probe import probe
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
-from mlxserve.sampling_params import SamplingParams
 from tests.conftest import each_of
 from tests.emulated import emulated_backend
 from tests.model import coverage, small_models

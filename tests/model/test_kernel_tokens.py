@@ -16,10 +16,10 @@ from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Backend
 from metal_kernels.reference import ReferenceBackend
 from mlxserve.cache.kv import KVPool
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
-from mlxserve.sampling_params import SamplingParams
 from tests.emulated import emulated_factory
 
 BuildModel = Callable[..., tuple[nn.Module, dict[str, Any]]]

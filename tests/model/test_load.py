@@ -17,7 +17,7 @@ from mlx_lm.utils import load_model
 
 from metal_kernels.reading import DeviceError
 from mlxserve.cache.kv import LayerSpec
-from mlxserve.errors import MlxServeError, OutOfMemory, UnsupportedModel
+from mlxserve.core.errors import MlxServeError, OutOfMemory, UnsupportedModel
 from mlxserve.hub.files import find_model, text_config
 from mlxserve.model.load import LoadedModel, load, prepare
 

@@ -15,7 +15,7 @@ from mlx_lm.models import llama, qwen3
 from mlx_lm.models.cache import make_prompt_cache
 
 from metal_kernels.choice import select_backend
-from mlxserve.errors import UnsupportedModel
+from mlxserve.core.errors import UnsupportedModel
 from mlxserve.model.load import prepare
 from mlxserve.model.paged import RowSelector, select_rows, use_paged_attention
 from mlxserve.model.probe import probe

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.images.picture import pictures_of
 from mlxserve.model.batch import Batch
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
-from mlxserve.sampling_params import SamplingParams
 from tests.images.test_picture import picture, place
 
 PAGE_SIZE = 16

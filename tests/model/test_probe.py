@@ -15,7 +15,7 @@ from metal_kernels.choice import select_backend
 from metal_kernels.quantised import quantise
 from metal_kernels.x86.backend import X86Backend
 from mlxserve.cache.layer_kv import LayerKV
-from mlxserve.errors import UnsupportedModel
+from mlxserve.core.errors import UnsupportedModel
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.probe import probe
 from tests.conftest import ATTENDING

@@ -17,7 +17,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.utils import _get_classes
 
-from mlxserve.errors import UnsupportedModel
+from mlxserve.core.errors import UnsupportedModel
 from mlxserve.hub.catalog import Origin, entry_of
 from mlxserve.hub.definition_config import changes_for_definition
 from mlxserve.hub.embedded import model_path

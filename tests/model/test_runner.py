@@ -14,12 +14,12 @@ import pytest
 from metal_kernels.choice import select_backend
 from metal_kernels.x86.backend import X86Backend
 from mlxserve.cache.kv import KVPool
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.model.batch import Batch
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.paged import RowSelector
 from mlxserve.model.runner import ModelRunner, Pending
 from mlxserve.request import Chunk, LiveRequest, Request, Sampled, as_page_table
-from mlxserve.sampling_params import SamplingParams
 
 PAGE = 16
 GREEDY = SamplingParams(temperature=0)

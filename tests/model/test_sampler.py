@@ -8,9 +8,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.model.sampler import Draw, best_tokens, key_of, sample
 from mlxserve.request import Guide, LiveRequest, Request, TokenLogprob
-from mlxserve.sampling_params import SamplingParams
 
 VOCABULARY = 12
 LOGITS = np.array([1.0, 3.0, -2.0, 2.5, 0.0, 2.9, -9.0, 1.5, 0.5, 2.0, -1.0, 0.7], np.float32)

@@ -12,7 +12,7 @@ from mlx_vlm.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from tokenizers.processors import TemplateProcessing
 
 from mlxserve import LLM, SamplingParams
-from mlxserve.errors import InvalidParameter
+from mlxserve.core.errors import InvalidParameter
 from mlxserve.hub.files import ModelFiles, find_model
 from mlxserve.model import registered_processors, sight
 from mlxserve.model.attention import AttentionChoice, choose_attention, load_probed

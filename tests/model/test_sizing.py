@@ -12,8 +12,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from mlxserve.config import EngineConfig
-from mlxserve.errors import InvalidConfig, OutOfMemory
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.errors import InvalidConfig, OutOfMemory
 from mlxserve.hub.context import Context
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.sizing import default_step_budget, first_pages, fit_pages, with_sizes

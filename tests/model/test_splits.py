@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from mlxserve.config import EngineConfig
-from mlxserve.errors import InvalidConfig, UnsupportedModel
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.errors import InvalidConfig, UnsupportedModel
 from mlxserve.model.rank_group import RankGroup, Split
 from mlxserve.model.split_by_heads import NoHead, drop_head, split_by_heads
 from mlxserve.model.split_by_layers import NoEmbedding, RemoteLayer, Stage, parts, split_by_layers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.model.packed_states import StateSpec
 from mlxserve.model.states import StateStore
 from mlxserve.request import (
@@ -15,7 +16,6 @@ from mlxserve.request import (
     StatePlan,
     as_page_table,
 )
-from mlxserve.sampling_params import SamplingParams
 
 SPECS = [StateSpec((((2,), mx.float32), ((3, 2), mx.float16)))]
 

@@ -20,6 +20,7 @@ from metal_kernels.ops import Backend
 from metal_kernels.reading import read
 from metal_kernels.x86.backend import X86Backend
 from mlxserve.cache.kv import KVPool
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.hub.adapter_files import find_adapter
 from mlxserve.model import step_graphs
 from mlxserve.model.batch import Batch
@@ -27,7 +28,6 @@ from mlxserve.model.fused_layers import FusedLayers
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, LiveRequest, PageTable, Request, as_page_table
-from mlxserve.sampling_params import SamplingParams
 from tests.adapters import write_adapter
 from tests.conftest import write_model
 from tests.emulated import emulated_backend

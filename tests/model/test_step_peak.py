@@ -26,7 +26,7 @@ from metal_kernels.kernels import (
 from metal_kernels.metal import MetalBackend
 from metal_kernels.x86.backend import X86Backend
 from mlxserve.cache.kv import LayerSpec
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
 from mlxserve.model import step_graphs
 from mlxserve.model.fused_layers import FusedLayers
 from mlxserve.model.load import LoadedModel, prepare

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from mlxserve.cache.groups import Window
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
 from mlxserve.model.window_group import WindowGroup
 
 KIB, GB = 1 << 10, 1 << 30

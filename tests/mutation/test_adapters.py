@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlxserve.chat.chat import Chat
-from mlxserve.errors import UnsupportedModel
+from mlxserve.core.errors import UnsupportedModel
 from mlxserve.model import step_graphs
 from mlxserve.model.adapted_layers import AdaptedEmbedding, AdapterRows
 from mlxserve.model.adapters import Adapters

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mlxserve import LLM
+from mlxserve.core.errors import MlxServeError
 from mlxserve.engine.engine import Engine
-from mlxserve.errors import MlxServeError
 from mlxserve.images.picture import Picture
 from mlxserve.model import picture_rows
 from mlxserve.model.picture_batch import PictureBatch

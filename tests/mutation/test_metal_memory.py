@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mlxserve import metal_memory
-from mlxserve.metal_memory import MetalMemory, ModelShare
-from tests import test_metal_memory
+from mlxserve.system import metal_memory
+from mlxserve.system.metal_memory import MetalMemory, ModelShare
 from tests.mutation.bug import Bug
-from tests.test_metal_memory import memory as memory
+from tests.system import test_metal_memory
+from tests.system.test_metal_memory import memory as memory
 
 pytestmark = pytest.mark.mutation
 

@@ -16,7 +16,7 @@ from hypothesis import Phase
 from mlxserve.cache.groups import Window
 from mlxserve.cache.pages import PagePool
 from mlxserve.cache.runs import RunSet
-from mlxserve.config import PageTail, PreemptionMode
+from mlxserve.core.config import PageTail, PreemptionMode
 from mlxserve.scheduler import limit, planner, preemption, urgency
 from mlxserve.scheduler.admission import Admission
 from mlxserve.scheduler.capacity import Capacity

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlxserve import machine
+from mlxserve.system import machine
 from tests.perf.cli import app
 
 machine.prepare()  # before anything imports mlx

@@ -26,14 +26,14 @@ from unittest.mock import patch
 import mlxserve
 from mlxserve.bench.report import Figure, Report
 from mlxserve.build import build_engine
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.engine import async_engine
 from mlxserve.engine.async_engine import AsyncEngine
 from mlxserve.engine.engine import Engine
 from mlxserve.hub.files import find_model
 from mlxserve.model.step_graphs import TIMES_BEFORE
 from mlxserve.request import Output, Request
-from mlxserve.sampling_params import SamplingParams
 from tests.perf import host
 from tests.perf.recording_factory import single_ops
 

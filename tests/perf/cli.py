@@ -9,7 +9,7 @@ import typer
 
 from mlxserve.bench.cli import JsonOption, ModelOption, model_folder
 from mlxserve.bench.report import Report
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
 
 app = typer.Typer(
     help="Measure what mlxserve costs, for its developers.",
@@ -258,7 +258,7 @@ def calls(
     json: JsonOption = None,
 ) -> None:
     """The functions of ours that one decode step enters, on a CPU and recorded for Metal."""
-    from mlxserve import machine
+    from mlxserve.system import machine
 
     machine.prepare()
     machine.import_mlx_lm()
@@ -278,7 +278,7 @@ def host(
     json: JsonOption = None,
 ) -> None:
     """CPU time to build a step on Metal, beside mlx-lm's own step."""
-    from mlxserve import machine
+    from mlxserve.system import machine
 
     machine.prepare()
     machine.import_mlx_lm()
@@ -375,7 +375,7 @@ def loading(
     """Seconds to load a GB of GGUF blocks of each kind, beside a folder for mlx."""
     from rich.console import Console
 
-    from mlxserve import machine
+    from mlxserve.system import machine
 
     machine.prepare()
     machine.import_mlx_lm()

@@ -14,18 +14,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxserve import machine
 from mlxserve.bench.report import Figure, Report, growth_exponent
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
-from mlxserve.config import SchedulerConfig
+from mlxserve.core.config import SchedulerConfig
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.hub.files import find_model
 from mlxserve.model.attention import choose_attention
 from mlxserve.model.load import load
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, LiveRequest, Request, Sampled, as_page_table
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.scheduler import Scheduler
+from mlxserve.system import machine
 
 PAGE_SIZE = 32
 RUNNING = (1, 4, 16, 32, 64)  # requests in a step, each with SHORT tokens

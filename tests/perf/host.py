@@ -29,12 +29,12 @@ from metal_kernels.metal import MetalBackend
 from mlxserve.bench.report import Figure, Report
 from mlxserve.cache.kv import KVPool, LayerSpec
 from mlxserve.cache.window_kv import pools_of
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.model.fused_layers import FusedLayers
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.runner import ModelRunner
 from mlxserve.model.step_graphs import TIMES_BEFORE
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
-from mlxserve.sampling_params import SamplingParams
 from tests.perf import host_states
 from tests.perf.dispatches import of_a_layer
 from tests.perf.recording_factory import RecordingFactory, single_ops

@@ -24,12 +24,12 @@ from mlx_lm.models.cache import ArraysCache, BatchKVCache, KVCache
 from metal_kernels.metal import MetalBackend
 from mlxserve.bench.report import Figure
 from mlxserve.cache.kv import KVPool
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.model.fused_layers import FusedLayers
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.runner import ModelRunner
 from mlxserve.model.step_graphs import TIMES_BEFORE
 from mlxserve.request import Chunk, LiveRequest, Request, RequestState, as_page_table
-from mlxserve.sampling_params import SamplingParams
 from tests.perf.dispatches import of_a_layer
 from tests.perf.recording_factory import RecordingFactory, single_ops
 

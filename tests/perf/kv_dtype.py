@@ -23,8 +23,8 @@ from mlxserve import LLM, SamplingParams
 from mlxserve.bench.report import Figure, Report
 from mlxserve.build import EnginePart, build_part
 from mlxserve.cache.kv import LayerSpec
-from mlxserve.config import EngineConfig
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.errors import InvalidConfig
 from mlxserve.hub.files import find_model
 from mlxserve.model.batch import Batch
 from mlxserve.model.runner import ModelRunner

@@ -20,13 +20,13 @@ from pathlib import Path
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from mlxserve import machine
 from mlxserve.bench.report import Figure, Report
-from mlxserve.gguf.blocks import REPACKINGS
-from mlxserve.gguf.config import model_config
-from mlxserve.gguf.reader import block_size, read_header
-from mlxserve.gguf.weights import load_gguf
-from tests.gguf.random_files import write_llama
+from mlxserve.hub.gguf.blocks import REPACKINGS
+from mlxserve.hub.gguf.config import model_config
+from mlxserve.hub.gguf.reader import block_size, read_header
+from mlxserve.hub.gguf.weights import load_gguf
+from mlxserve.system import machine
+from tests.hub.gguf.random_files import write_llama
 
 KINDS = (*REPACKINGS, "F16")
 WIDTH, INNER = 2048, 8192  # of Llama 3.2 1B; narrow tensors are one piece each, and use one thread

@@ -24,7 +24,7 @@ from mlxserve.bench.client import LoadClient, TimedRequest
 from mlxserve.bench.report import Figure, Report
 from mlxserve.build import build_chat
 from mlxserve.chat.chat import Chat
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
 
 _PAGES = 512
 

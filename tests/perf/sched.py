@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from mlxserve.bench.report import Figure, Report
 from mlxserve.cache.pages import PagePool
-from mlxserve.config import SchedulerConfig
+from mlxserve.core.config import SchedulerConfig
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.request import Chunk, Request, Sampled
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.scheduler import Scheduler
 
 PAGE_SIZE = 32

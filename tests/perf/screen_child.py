@@ -28,14 +28,14 @@ from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
 from textual.widgets import Markdown, Static
 
+from mlxserve.history.messages import NewQuestion
+from mlxserve.history.store import Store
+from mlxserve.hub.model_choices import ServedModel
 from tui.app import ChatApp
-from tui.chat.messages import NewQuestion
-from tui.chat.store import Store
 from tui.home import Home
 from tui.talk.client import ChatClient
 from tui.talk.connection import ConnectOptions, Connector, Report, ServerConnection
 from tui.talk.engine_client import EngineClient
-from tui.talk.models import ServedModel
 from tui.talk.pieces import Finish, Piece, TextPiece
 from tui.widgets.composer import BLINK_SECONDS
 

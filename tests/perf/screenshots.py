@@ -16,10 +16,10 @@ import httpx
 from textual.pilot import Pilot
 from textual.widgets import OptionList, Static
 
+from mlxserve.history.messages import NewQuestion
+from mlxserve.history.store import Store
 from tests.waiting import until
 from tui.app import ChatApp
-from tui.chat.messages import NewQuestion
-from tui.chat.store import Store
 from tui.home import Home
 from tui.paint.theme import DARK, LIGHT
 from tui.talk.connection import ConnectOptions, Connector

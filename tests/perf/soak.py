@@ -25,7 +25,7 @@ import numpy as np
 from mlxserve.bench.client import LoadClient, TimedRequest
 from mlxserve.bench.report import Figure, Report, quantile
 from mlxserve.bench.servers import Contender, our_server
-from mlxserve.errors import MlxServeError
+from mlxserve.core.errors import MlxServeError
 
 NUM_PAGES = 64
 _NUM_PEOPLE = 4

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve import machine
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.errors import InvalidConfig
 from mlxserve.hub.embedded import MODEL_NAME
+from mlxserve.system import machine
 from tests.perf.kv_dtype import bench_kv_dtype
 
 pytestmark = pytest.mark.instruments

@@ -8,7 +8,7 @@ import pytest
 from mlx_lm.utils import load_model
 from typer.testing import CliRunner
 
-from tests.gguf.random_files import write_llama
+from tests.hub.gguf.random_files import write_llama
 from tests.perf.cli import app
 from tests.perf.loading import INNER, KINDS, WIDTH, seconds_for_a_gb, write_folder
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mlxserve.build import build_chat
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
 from tests.perf import overhead
 from tests.perf.cli import app
 

@@ -16,13 +16,13 @@ import sys
 from functools import partial
 from typing import Any
 
-from mlxserve import machine
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
-from mlxserve.config import SchedulerConfig
+from mlxserve.core.config import SchedulerConfig
+from mlxserve.core.errors import MlxServeError
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace
-from mlxserve.errors import MlxServeError
 from mlxserve.model.attention import AttentionChoice, choose_attention
 from mlxserve.model.load import keep_part, prepare
 from mlxserve.model.rank_group import RankGroup, Split
@@ -33,8 +33,8 @@ from mlxserve.ranks.handshake import Hello, report_to_lead, wait_for_workers
 from mlxserve.ranks.lead import Lead
 from mlxserve.ranks.worker import RankWorker
 from mlxserve.request import Request
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.scheduler import Scheduler
+from mlxserve.system import machine
 from tests.model.test_every_architecture import PAGE_SIZE, PROMPTS, build
 
 SIZE = 2

@@ -13,14 +13,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mlxserve import machine
+from mlxserve.system import machine
 
 machine.import_mlx_lm()
 
 from mlxserve import SamplingParams, build  # noqa: E402
-from mlxserve.config import EngineConfig  # noqa: E402
+from mlxserve.core.config import EngineConfig  # noqa: E402
+from mlxserve.core.forward_work import WorkBudget  # noqa: E402
 from mlxserve.engine.pace import Pace  # noqa: E402
-from mlxserve.forward_work import WorkBudget  # noqa: E402
 from mlxserve.model.runner import ModelRunner  # noqa: E402
 from mlxserve.model.step_peak import StepPeak  # noqa: E402
 from mlxserve.ranks.environment import own_rank  # noqa: E402

@@ -10,8 +10,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxserve import machine
-from mlxserve.machine import free_ports
+from mlxserve.system import machine
+from mlxserve.system.machine import free_ports
 from tests.conftest import ARCHITECTURES
 from tests.ranks.workload import Answers, answers, answers_of_ranks, launcher
 

@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
-from mlxserve.machine import free_ports
 from mlxserve.model.attention import choose_attention
 from mlxserve.model.load import prepare
+from mlxserve.system.machine import free_ports
 from tests.model.test_every_architecture import ARCHITECTURES, build
 from tests.ranks.architectures import SECONDS, SIZE, Answers, answers
 from tests.ranks.workload import ROOT
@@ -34,7 +34,7 @@ SPLITS = ("heads", "layers")
 _SAMPLE = {"llama", "qwen3_next"}
 # A fast BLAS before mlx is imported.
 _PROGRAM = """
-from mlxserve import machine
+from mlxserve.system import machine
 machine.import_mlx_lm()
 from tests.ranks.architectures import run_cases
 run_cases()

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mlxserve.machine import free_ports
+from mlxserve.system.machine import free_ports
 from tests.api.server.process import ROOT, Process, send_endless_request, served
 from tests.ranks.test_equality import NOT_BY_LAYERS
 from tests.waiting import wait_until
@@ -94,7 +94,7 @@ def test_a_lost_worker_ends_the_server_with_a_sentence(
 STUCK = """
 import sys
 if "mlxserve.ranks" in sys.orig_argv:
-    from mlxserve import machine
+    from mlxserve.system import machine
     machine.import_mlx_lm()
     from mlxserve.ranks.worker import RankWorker
     step, count = RankWorker._step, 0

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve.errors import EngineStopped, InvalidConfig
-from mlxserve.machine import free_ports
+from mlxserve.core.errors import EngineStopped, InvalidConfig
 from mlxserve.ranks.environment import lead_address, own_rank, ranks_on_this_machine
 from mlxserve.ranks.handshake import Hello, report_to_lead, wait_for_workers
 from mlxserve.ranks.wire import VERSION, Channel, FrameKind
+from mlxserve.system.machine import free_ports
 
 HELLO = Hello(0, {"mlx": "1", "mlxserve": "2"}, "abc", {"page_size": "16"})
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve.config import EngineConfig
-from mlxserve.errors import UnsupportedModel
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.errors import UnsupportedModel
 from mlxserve.hub.files import find_model
 from mlxserve.ranks.local import LocalRanks
 from mlxserve.ranks.run import connect

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve.machine import free_ports
+from mlxserve.system.machine import free_ports
 from tests.ranks.slow_rank import NUM_ROWS, PAGE_SIZE, SECONDS
 from tests.ranks.workload import ROOT, launcher
 

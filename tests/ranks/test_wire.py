@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.model.batch import Batch
 from mlxserve.ranks.wire import (
     Channel,
@@ -23,7 +24,6 @@ from mlxserve.ranks.wire import (
     from_int32,
 )
 from mlxserve.request import Chunk, LiveRequest, Request, StatePlan, as_page_table
-from mlxserve.sampling_params import SamplingParams
 
 PAGE_SIZE = 16
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from mlxserve import SamplingParams, machine
-from mlxserve.config import EngineConfig
-from mlxserve.machine import free_ports
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.sampling_params import Structure, StructureKind
 from mlxserve.ranks.environment import own_rank
 from mlxserve.request import Pooling
-from mlxserve.sampling_params import Structure, StructureKind
+from mlxserve.system.machine import free_ports
 
 ROOT = Path(__file__).parents[2]
 PAGES = 40  # of 16 tokens: too few for all requests at once

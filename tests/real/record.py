@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from mlxserve.blas import load_blas
+from mlxserve.system.blas import load_blas
 from tests.real.prompts import BOS, NUM_TOKENS, TEXT, prompts, texts
 
 FIGURES = Path(__file__).parent / "figures"

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from mlxserve import LLM, SamplingParams
-from mlxserve.errors import InvalidParameter
+from mlxserve.core.errors import InvalidParameter
+from mlxserve.core.sampling_params import Structure, StructureKind
 from mlxserve.hub.files import find_model
-from mlxserve.sampling_params import Structure, StructureKind
 from mlxserve.text.tokenizer import Tokenizer
 from tests.real.asking import GREEDY, PAGE_SIZE, tokens_of
 from tests.real.prompts import NUM_LONG, SMOLLM2, TEXT, prompts

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from mlxserve import machine
+from mlxserve.system import machine
 from tests.reliability.kills import kill_again_and_again
 from tests.reliability.several_models import run_several_models
 from tests.reliability.side_by_side import run_side_by_side

@@ -20,7 +20,7 @@ from mlxserve import MlxServeError, SamplingParams
 from mlxserve.build import build_chat
 from mlxserve.chat.answers import RequestOutput
 from mlxserve.chat.chat import Chat
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
 from mlxserve.disk.tier import DiskTier
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pytest
 
 from mlxserve.build import build_chat
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
 from mlxserve.engine.engine import Engine
 from mlxserve.model.runner import ModelRunner
 from mlxserve.scheduler.scheduler import Scheduler

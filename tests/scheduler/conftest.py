@@ -19,9 +19,11 @@ import pytest
 from mlxserve.cache.groups import Window
 from mlxserve.cache.hashing import extend_hashes, page_hash
 from mlxserve.cache.pages import PagePool
-from mlxserve.config import PageTail, SchedulerConfig
-from mlxserve.errors import MlxServeError
-from mlxserve.forward_work import WorkBudget
+from mlxserve.core.config import PageTail, SchedulerConfig
+from mlxserve.core.errors import MlxServeError
+from mlxserve.core.forward_work import WorkBudget
+from mlxserve.core.sampling_params import SamplingParams
+from mlxserve.core.stats import PoolStats
 from mlxserve.images.picture import Placed, marks_of
 from mlxserve.request import (
     CacheMiss,
@@ -36,14 +38,12 @@ from mlxserve.request import (
     Resized,
     Sampled,
 )
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.admission import MAX_CANDIDATES
 from mlxserve.scheduler.disk_pages import Load
 from mlxserve.scheduler.drafts import MOST_DECODES, Drafts
 from mlxserve.scheduler.page_tables import PageCopy
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.windows import Windows
-from mlxserve.stats import PoolStats
 from tests.scheduler.fingerprint import fingerprint
 from tests.scheduler.ghost_states import GhostStates
 from tests.scheduler.ghost_windows import GhostWindows

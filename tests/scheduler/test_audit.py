@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from mlxserve.cache.pages import PagePool
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.request import LiveRequest, Request, RequestState
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.audit import check_ending, check_running, check_waiting
 
 

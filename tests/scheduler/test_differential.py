@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxserve.config import BudgetMode, PageTail
+from mlxserve.core.config import BudgetMode, PageTail
 from mlxserve.request import LiveRequest, RequestState
 
 MAX_MODEL_LEN = 64

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from mlxserve.config import PreemptionMode
+from mlxserve.core.config import PreemptionMode
 from mlxserve.request import CacheMiss, LiveRequest
 from mlxserve.scheduler import disk_pages
 from mlxserve.scheduler.disk_pages import Load

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from mlxserve.cache.pages import PagePool
-from mlxserve.config import SchedulerConfig
+from mlxserve.core.config import SchedulerConfig
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.request import FinishReason, Request, Sampled, as_token_ids
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.drafts import MOST_DECODES, MOST_ROWS, Drafts, Lookup
 from mlxserve.scheduler.fairness import DECODE_WEIGHT, PREFILL_WEIGHT
 from mlxserve.scheduler.scheduler import Scheduler

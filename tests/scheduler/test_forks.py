@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from mlxserve.config import PreemptionMode
-from mlxserve.errors import PromptTooLong, QueueFull
+from mlxserve.core.config import PreemptionMode
+from mlxserve.core.errors import PromptTooLong, QueueFull
 from mlxserve.request import CacheMiss, FinishReason, RequestState
 
 PROMPT = list(range(100, 118))  # 4 full pages, and 2 tokens

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from mlxserve.config import PageTail, PreemptionMode
-from mlxserve.errors import InvalidRequest, PagesPromised, PrefixQuotaExceeded, PromptTooLong
+from mlxserve.core.config import PageTail, PreemptionMode
+from mlxserve.core.errors import InvalidRequest, PagesPromised, PrefixQuotaExceeded, PromptTooLong
 from mlxserve.request import CacheMiss, CacheReport, FinishReason
 
 PREFIX = list(range(100, 116))  # 4 pages

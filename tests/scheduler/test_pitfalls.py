@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from mlxserve.config import PageTail, PreemptionMode
-from mlxserve.errors import PromptTooLong
+from mlxserve.core.config import PageTail, PreemptionMode
+from mlxserve.core.errors import PromptTooLong
 from mlxserve.scheduler import preemption
 
 PREFIX = list(range(100, 116))  # 4 pages

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from mlxserve.cache.pages import PagePool
-from mlxserve.config import PreemptionMode
+from mlxserve.core.config import PreemptionMode
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.request import LiveRequest, Request, as_page_table
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler import preemption
 from mlxserve.scheduler.preemption import choose_victim, recompute_cost
 from tests.scheduler.conftest import GhostEngine

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlxserve.config import PageTail
+from mlxserve.core.config import PageTail
 from mlxserve.images.picture import PlacedPicture
 from mlxserve.request import CacheMiss, CacheReport
 from mlxserve.scheduler import prefix_cache

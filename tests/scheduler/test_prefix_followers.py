@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from mlxserve.core.sampling_params import SamplingParams
+from mlxserve.core.stats import SchedulerStats
 from mlxserve.request import LiveRequest, Request
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.prefix_followers import PrefixFollowers
-from mlxserve.stats import SchedulerStats
 
 HASHES = [bytes([n]) * 16 for n in range(8)]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from mlxserve.config import PreemptionMode
-from mlxserve.errors import InvalidParameter, PagesPromised, PrefixQuotaExceeded
+from mlxserve.core.config import PreemptionMode
+from mlxserve.core.errors import InvalidParameter, PagesPromised, PrefixQuotaExceeded
 from mlxserve.request import LiveRequest, RequestState
 
 PREFIX = list(range(100, 118))  # 4 full pages, and 2 tokens

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from mlxserve.config import PageTail, PreemptionMode
-from mlxserve.errors import InvalidRequest, PromptTooLong, QueueFull
+from mlxserve.core.config import PageTail, PreemptionMode
+from mlxserve.core.errors import InvalidRequest, PromptTooLong, QueueFull
 from mlxserve.request import STATE_SLOTS
 from tests.scheduler.test_scheduler_machine import run_machine
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mlxserve.config import BudgetMode
-from mlxserve.errors import InvalidParameter, PromptTooLong, QueueFull
+from mlxserve.core.config import BudgetMode
+from mlxserve.core.errors import InvalidParameter, PromptTooLong, QueueFull
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.request import FinishReason, Request, RequestState, Sampled, TokenLogprob
-from mlxserve.sampling_params import SamplingParams
 
 PAGE = 32
 LARGE = {"page_size": PAGE, "max_num_batched_tokens": 2048, "max_model_len": 4096}

@@ -21,8 +21,8 @@ from hypothesis.stateful import (
 )
 
 from mlxserve.cache.groups import Window
-from mlxserve.config import BudgetMode, PageTail, PreemptionMode
-from mlxserve.errors import InvalidRequest, PrefixQuotaExceeded, PromptTooLong, QueueFull
+from mlxserve.core.config import BudgetMode, PageTail, PreemptionMode
+from mlxserve.core.errors import InvalidRequest, PrefixQuotaExceeded, PromptTooLong, QueueFull
 from mlxserve.images.picture import Picture, Placed, PlacedPicture
 from mlxserve.request import STATE_SLOTS, FinishReason
 

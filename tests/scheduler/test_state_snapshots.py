@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlxserve.errors import PromptTooLong
+from mlxserve.core.errors import PromptTooLong
 from mlxserve.request import CacheMiss, Chunk, LiveRequest, StatePlan
 from mlxserve.scheduler.state_snapshots import StateSnapshots
 from tests.scheduler.conftest import GhostEngine

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mlxserve.config import PageTail
+from mlxserve.core.config import PageTail
 
 PROMPT = list(range(1, 10)) * 3  # 6 pages of 4, and 3 tokens
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlxserve.forward_work import ForwardWork, WorkBudget
+from mlxserve.core.forward_work import ForwardWork, WorkBudget
 
 PAGE = 32
 OPTIONS = {"num_pages": 512, "page_size": PAGE, "max_model_len": 8192}

@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.request import LiveRequest, Request
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.scheduler.fairness import FairShare
 from mlxserve.scheduler.waiting import WaitingQueue
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mlxserve.cache.groups import Window
 from mlxserve.cache.pages import PagePool
-from mlxserve.config import PreemptionMode
+from mlxserve.core.config import PreemptionMode
 from mlxserve.request import CacheMiss, LiveRequest
 from mlxserve.scheduler.windows import Windows
 from tests.scheduler.conftest import GhostEngine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from mlxserve.door import Lane, lane_of
+from mlxserve.helpers.fair_executor import Lane, lane_of
 from mlxserve.text.costs import encode_seconds, parse_seconds, render_seconds, text_size
 
 TINY = {"role": "user", "content": "hi"}

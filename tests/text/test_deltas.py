@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.hub.embedded import model_path
 from mlxserve.request import FinishReason, Output
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.deltas import DeltaDecoder
 from mlxserve.text.parsing.parser import TurnParser
 from mlxserve.text.parsing.turn import AssistantTurn, join_calls

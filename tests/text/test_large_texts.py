@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mlxserve.errors import EngineStopped, HelperUnavailable, InvalidRequest
+from mlxserve.core.errors import EngineStopped, HelperUnavailable, InvalidRequest
 from mlxserve.hub.embedded import model_path
 from mlxserve.text import costs, large_texts
 from mlxserve.text.templates import RenderedTooLong

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mlxserve.errors import HelperUnavailable, InvalidRequest
+from mlxserve.core.errors import HelperUnavailable, InvalidRequest
 from mlxserve.helpers.errors import HelperKilled, KillReason
 from mlxserve.helpers.helper import Helper
 from mlxserve.hub.embedded import model_path

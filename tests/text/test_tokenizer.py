@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers
 
-from mlxserve.errors import (
+from mlxserve.core.errors import (
     HelperUnavailable,
     InvalidParameter,
     InvalidRequest,

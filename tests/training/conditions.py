@@ -18,7 +18,7 @@ from tests.training.conversation import Dialogue
 from tests.training.evaluate import AbilityResult, Student, examine
 
 if TYPE_CHECKING:
-    from mlxserve.stats import Stats
+    from mlxserve.core.stats import Stats
 
 PAGE_SIZE = 16
 NUM_WORDS, BAR = 130, 0.98  # as "recall, 300 tokens"

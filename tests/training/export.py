@@ -36,7 +36,7 @@ def parity(network: Network, folder: Path, num_tokens: int = 128, seed: int = 0)
 
     Both use the exported weights in float32, on `num_tokens` random tokens.
     """
-    from mlxserve.machine import prepare
+    from mlxserve.system.machine import prepare
 
     prepare()
     import mlx.core as mx

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from tui.chat.messages import Role, StoredMessage
-from tui.chat.store import Store
+from mlxserve.history.messages import Role, StoredMessage
+from mlxserve.history.store import Store
 from tui.home import Home
 
 

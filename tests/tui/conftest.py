@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from mlxserve.history.store import Store
 from tests.tui.fake_server import FakeServer
 from tests.tui.terminals import PATIENCE, Open, Pane, Terminal, Window
 from tui.app import ChatApp
-from tui.chat.store import Store
 from tui.home import Home
 from tui.talk.client import ChatClient
 from tui.talk.connection import ConnectOptions, Connector

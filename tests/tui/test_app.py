@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 from textual.widgets import OptionList
 
+from mlxserve.history.messages import Role, State
+from mlxserve.history.store import Store
+from mlxserve.hub.model_choices import Downloaded, Model, ModelCatalog, ModelOrigin
 from tests.images.files import file_of, picture
 from tests.tui import scripts
 from tests.tui.chats_on_disk import branch, delete_chat, write_chat
 from tests.tui.fake_server import FakeServer, in_place_of_a_server
 from tests.tui.terminals import Open, Terminal
-from tui.chat.messages import Role, State
 from tui.chat.open_chat import OpenChat
-from tui.chat.store import Store
 from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector
-from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
 from tui.widgets.dialogs import ChatsDialog, HelpDialog
 from tui.widgets.message import AnswerView
 from tui.widgets.models_dialog import ModelsDialog

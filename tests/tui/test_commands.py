@@ -1,8 +1,8 @@
 import pytest
 from textual.binding import Binding
 
+from mlxserve.history.store import Store
 from tui.app import ChatApp
-from tui.chat.store import Store
 from tui.commands import COMMANDS, key_words, looks_like_command, matching, parse
 from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from mlxserve.hub.model_choices import Downloaded, Model, ModelCatalog, ModelOrigin
 from tests.tui.hub import Hub
 from tui.talk.errors import ChatError
-from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
 
 REPOSITORY = "org/tiny-4bit"
 SIZE = 24 << 20  # huggingface_hub writes 10 MB at a time

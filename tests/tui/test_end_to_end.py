@@ -7,13 +7,13 @@ from contextlib import closing
 import httpx
 import pytest
 
+from mlxserve.history.messages import State
+from mlxserve.history.store import Store
 from tests.tui import scripts
 from tests.tui.chats_on_disk import branch
 from tests.tui.fake_server import FakeServer
 from tests.tui.terminals import OpenWindow, Window
 from tests.waiting import wait_until
-from tui.chat.messages import State
-from tui.chat.store import Store
 from tui.home import Home
 
 CTRL_C, CTRL_Q, ENTER = "\x03", "\x11", "\r"

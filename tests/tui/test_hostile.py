@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from textual.strip import Strip
 
+from mlxserve.history.messages import Role, State
 from tests.tui import scripts
 from tests.tui.chats_on_disk import branch
 from tests.tui.fake_server import FakeServer
 from tests.tui.terminals import Open, Pane
-from tui.chat.messages import Role, State
 from tui.home import Home
 
 pytestmark = pytest.mark.slow

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
+from mlxserve.history.messages import State
+from mlxserve.history.store import Store
 from tests.tui import scripts
 from tests.tui.fake_server import FakeServer
-from tui.chat.messages import State
-from tui.chat.store import Store
 from tui.commands import COMMANDS
 from tui.home import Home
 

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
+from mlxserve.history.store import Store
 from tests.tui.fake_server import FakeServer
 from tests.tui.terminals import Open, OpenWindow
 from tests.waiting import wait_until
-from tui.chat.store import Store
 from tui.home import Home
 from tui.opening import ENTER, LEAVE, PLACEHOLDER, STARTING, TITLE
 from tui.paint.theme import LIGHT

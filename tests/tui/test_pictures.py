@@ -25,18 +25,18 @@ from PIL import Image
 from textual.command import CommandInput
 from textual.widgets import Input, OptionList
 
+from mlxserve.history.messages import AnswerStats
+from mlxserve.hub.model_choices import Downloaded, Model, ModelCatalog, ModelOrigin
 from tests.images.files import file_of as image_file
 from tests.tui import scripts
 from tests.tui.chats_on_disk import write_chat
 from tests.tui.fake_server import FakeServer
 from tests.tui.terminals import Open, Terminal
 from tui.chat.live_answer import AnswerPhase, LiveAnswer
-from tui.chat.messages import AnswerStats
 from tui.home import Home
 from tui.paint.theme import DARK, LIGHT
 from tui.talk.connection import ConnectOptions, Connector, Report
 from tui.talk.errors import ChatError
-from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
 from tui.widgets.dialogs import HelpDialog
 
 NUM_STILL = 3  # equal pictures in a row
@@ -193,7 +193,7 @@ def standing_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     measured = property(lambda self: until_then if self.phase is AnswerPhase.WAITING else stats)
     monkeypatch.setattr(LiveAnswer, "stats", measured)
     monkeypatch.setattr(LiveAnswer, "seconds", 2.4)
-    monkeypatch.setattr("tui.chat.store.time.time", lambda: 1_790_000_000.0)
+    monkeypatch.setattr("mlxserve.history.store.time.time", lambda: 1_790_000_000.0)
     monkeypatch.setattr("tui.talk.connection.time", SimpleNamespace(monotonic=lambda: 0.0))
     monkeypatch.setattr("tui.widgets.message.SPINNER", "⠹")
     monkeypatch.setattr("tui.engine.panel.HISTORY", 1)  # the sparklines grow with time

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from mlxserve.history.messages import State
 from tests.tui.chats_on_disk import branch
 from tests.tui.terminals import Pane
-from tui.chat.messages import State
 from tui.home import Home
 
 pytestmark = [

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from textual.widgets import OptionList
 
+from mlxserve.history.calls import CallState
+from mlxserve.history.messages import State
+from tests.mcp.kept_settings import scripted, write_servers
 from tests.tui import scripts
 from tests.tui.fake_server import FakeServer
 from tests.tui.terminals import Open, Terminal
-from tests.tui.tools.kept_settings import scripted, write_servers
-from tui.chat.calls import CallState
-from tui.chat.messages import State
 from tui.widgets.call_dialog import CallDialog
 from tui.widgets.tools_dialog import ToolsDialog
 

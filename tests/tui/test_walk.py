@@ -16,11 +16,11 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from mlxserve.history.messages import Role, State
+from mlxserve.history.store import Store
 from mlxserve.hub.embedded import model_path
 from tests.tui.contrast import Colour, contrast
 from tests.tui.terminals import Pane
-from tui.chat.messages import Role, State
-from tui.chat.store import Store
 from tui.home import Home
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")

@@ -12,21 +12,21 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
 
+from mlxserve.history.calls import CallsPiece
+from mlxserve.history.chat_file import StoreError
+from mlxserve.history.context import ContextUse
+from mlxserve.history.messages import CAN_CONTINUE, NewQuestion, Role, State, StoredMessage
+from mlxserve.history.traces import Traces
 from tui.actions.forgetting import forget_pages
 from tui.actions.server_link import ServerLink
 from tui.actions.shortening import FULL, Shortening
 from tui.actions.tool_use import ToolUse
-from tui.chat.calls import CallsPiece
-from tui.chat.chat_file import StoreError
-from tui.chat.context import ContextUse
 from tui.chat.live_answer import AnswerPhase, LiveAnswer
-from tui.chat.messages import CAN_CONTINUE, NewQuestion, Role, State, StoredMessage
 from tui.chat.open_chat import OpenChat
 from tui.chat.operations import Operation, Operations
 from tui.chat.progress import calling_words, stage_words, watch_progress
 from tui.chat.sampling import Sampling
 from tui.chat.stats_text import seconds_words, stats_lines
-from tui.chat.traces import Traces
 from tui.talk.connection import ServerConnection
 from tui.talk.errors import ContextFull
 from tui.talk.pieces import Piece

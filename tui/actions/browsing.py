@@ -11,11 +11,11 @@ from pathlib import Path
 
 from textual.message import Message as Event
 
+from mlxserve.history.export import export, file_name, target
+from mlxserve.history.traces import Traces
 from tui.actions.answering import Answering
 from tui.actions.draft import Draft
-from tui.chat.export import export, file_name, target
 from tui.chat.open_chat import OpenChat
-from tui.chat.traces import Traces
 from tui.widgets.dialogs import ChatChoice, ChatsDialog
 from tui.widgets.system_dialog import SystemDialog
 from tui.widgets.window import ChatWindow

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from textual.app import App
 
+from mlxserve.history.messages import StoredMessage
 from tui.actions.answering import Answering
 from tui.actions.clipboard import put_in_clipboard
-from tui.chat.messages import StoredMessage
 from tui.paint.markdown import code_blocks
 
 

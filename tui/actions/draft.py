@@ -8,14 +8,14 @@ from pathlib import Path
 
 from textual.app import App, SuspendNotSupported
 
+from mlxserve.history.attachment import AttachmentRefused, as_markdown
+from mlxserve.history.chat_file import StoreError
+from mlxserve.history.messages import NewQuestion
+from mlxserve.history.picture import is_picture
 from tui.actions.editor import EditorFailed, edit_in_editor
 from tui.actions.server_link import ServerLink
-from tui.chat.attachment import AttachmentRefused, as_markdown
-from tui.chat.chat_file import StoreError
 from tui.chat.mentions import mention, missing_files, with_files
-from tui.chat.messages import NewQuestion
 from tui.chat.open_chat import OpenChat
-from tui.chat.picture import is_picture
 from tui.sanitise import one_line
 from tui.widgets.window import ChatWindow
 

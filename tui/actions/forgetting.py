@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tui.chat.traces import Traces
+from mlxserve.history.traces import Traces
 from tui.talk.connection import ServerConnection
 from tui.talk.errors import ChatError
 

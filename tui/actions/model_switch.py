@@ -12,14 +12,14 @@ from functools import partial
 
 from textual.app import App
 
+from mlxserve.history.store import REQUESTED
+from mlxserve.hub.model_choices import BUNDLED, Model, ModelCatalog, ModelOrigin
 from tui.actions.answering import Answering
 from tui.actions.server_link import ServerLink
 from tui.chat.download_speed import DownloadSpeed
 from tui.chat.open_chat import OpenChat
-from tui.chat.store import REQUESTED
 from tui.sanitise import one_line
 from tui.talk.errors import ChatError
-from tui.talk.models import BUNDLED, Model, ModelCatalog, ModelOrigin
 from tui.widgets.models_dialog import ModelsDialog
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from mlxserve.history.messages import Role, StoredMessage
 from tui.actions.answering import Answering
 from tui.actions.draft import Draft
 from tui.actions.server_link import ServerLink
-from tui.chat.messages import Role, StoredMessage
 from tui.chat.open_chat import OpenChat
 from tui.widgets.window import ChatWindow
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from mlxserve.history.messages import StoredMessage
 from tui.actions.server_link import ServerLink
-from tui.chat.messages import StoredMessage
 from tui.chat.open_chat import OpenChat
 from tui.talk.connection import ServerConnection
 from tui.talk.errors import ChatError, ContextFull

@@ -10,15 +10,15 @@ from typing import Any
 
 from textual.app import App
 
-from tui.chat.calls import CallsPiece
-from tui.chat.chat_file import StoreError
+from mlxserve.history.calls import CallsPiece
+from mlxserve.history.chat_file import StoreError
+from mlxserve.mcp.session import ServerState
+from mlxserve.mcp.toolbox import Tool, Toolbox
 from tui.chat.tool_loop import Decision, Messages, ToolLoop
 from tui.sanitise import one_line
 from tui.talk.connection import ServerConnection
 from tui.talk.errors import ToolsRefused
 from tui.talk.pieces import Piece
-from tui.tools.session import ServerState
-from tui.tools.toolbox import Tool, Toolbox
 from tui.widgets.call_dialog import CallDialog
 from tui.widgets.tools_dialog import ToolsDialog
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from mlxserve.history.chat_file import StoreError
+from mlxserve.history.messages import ChatRecord
+from mlxserve.hub.model_choices import BUNDLED, Model, ModelCatalog, best_of
 from tui.actions.server_link import ServerLink
-from tui.chat.chat_file import StoreError
-from tui.chat.messages import ChatRecord
 from tui.chat.open_chat import OpenChat
 from tui.talk.errors import ChatError
-from tui.talk.models import BUNDLED, Model, ModelCatalog, best_of
 from tui.widgets.welcome import MAX_RECENT, WelcomeFacts
 from tui.widgets.window import ChatWindow
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from mlxserve.hub.model_choices import Downloaded
 from tui.chat.stats_text import seconds_words
-from tui.talk.models import Downloaded
 
 _MIN_MEASURED = 1.0  # seconds of a download before its speed is shown
 

@@ -12,9 +12,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from tui.chat.calls import CallsPiece, ToolRound
-from tui.chat.messages import AnswerStats, State, StoredMessage
-from tui.chat.store import CHECKPOINT_SECONDS
+from mlxserve.history.calls import CallsPiece, ToolRound
+from mlxserve.history.messages import AnswerStats, State, StoredMessage
+from mlxserve.history.store import CHECKPOINT_SECONDS
 from tui.talk.engine_state import Progress
 from tui.talk.errors import ChatError
 from tui.talk.pieces import Began, Finish, Piece, TextPiece, ThinkingPiece, ToolPiece, UsagePiece

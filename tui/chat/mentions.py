@@ -11,9 +11,9 @@ import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from tui.chat.attachment import as_markdown
-from tui.chat.messages import NewQuestion
-from tui.chat.picture import KeptImage, is_picture, read_picture
+from mlxserve.history.attachment import as_markdown
+from mlxserve.history.messages import NewQuestion
+from mlxserve.history.picture import KeptImage, is_picture, read_picture
 
 MAX_COMPLETIONS = 50
 _MENTION = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')

@@ -11,10 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from tui.chat.context import last_to_go, num_left_out, sent_messages, used_tokens
-from tui.chat.messages import ChatRecord, LeftOut, NewQuestion, Role, State, StoredMessage, Version
-from tui.chat.store import SearchHit, Store
-from tui.chat.traces import Traces, traces
+from mlxserve.history.context import last_to_go, num_left_out, sent_messages, used_tokens
+from mlxserve.history.messages import (
+    ChatRecord,
+    LeftOut,
+    NewQuestion,
+    Role,
+    State,
+    StoredMessage,
+    Version,
+)
+from mlxserve.history.store import SearchHit, Store
+from mlxserve.history.traces import Traces, traces
 
 P = ParamSpec("P")
 T = TypeVar("T")

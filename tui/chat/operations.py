@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 
+from mlxserve.history.messages import StoredMessage
 from tui.chat.live_answer import LiveAnswer
-from tui.chat.messages import StoredMessage
 
 Operation = Callable[[], Awaitable[None]]
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tui.chat.calls import CallState, ToolRound
+from mlxserve.history.calls import CallState, ToolRound
 from tui.chat.live_answer import AnswerPhase, LiveAnswer
 from tui.chat.stats_text import seconds_words
 from tui.sanitise import one_line

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tui.chat.messages import AnswerStats, State, StoredMessage, Version
+from mlxserve.history.messages import AnswerStats, State, StoredMessage, Version
 
 _ENDINGS = {
     State.STOPPED: "stopped",

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from tui.chat.calls import CallRecord, CallsPiece, CallState, ToolRound, round_messages
+from mlxserve.history.calls import CallRecord, CallsPiece, CallState, ToolRound, round_messages
+from mlxserve.mcp.toolbox import Permission, Tool, Toolbox
 from tui.talk.errors import ChatError
 from tui.talk.pieces import Finish, Piece, TextPiece, ThinkingPiece, ToolPiece
-from tui.tools.toolbox import Permission, Tool, Toolbox
 
 MAX_ROUNDS = 25
 MAX_CALLS = 16  # in one round

@@ -24,7 +24,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Static
 
-from tui.chat.messages import AnswerStats
+from mlxserve.history.messages import AnswerStats
 from tui.engine.page_map import FoldedMap
 from tui.engine.page_watch import PageWatch, ignore_change
 from tui.engine.panel_text import (

@@ -7,7 +7,7 @@ from zlib import crc32
 
 from textual.content import Content
 
-from tui.chat.messages import AnswerStats
+from mlxserve.history.messages import AnswerStats
 from tui.chat.stats_text import seconds_words
 from tui.engine.page_map import FoldedMap, PageMapReplica
 from tui.sanitise import one_line

@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from tui.loopback import is_here
+from mlxserve.hub.model_choices import ServedModel
+from mlxserve.system.loopback import is_here
 from tui.sanitise import one_line, well_formed
 from tui.talk.engine_client import EngineClient
 from tui.talk.errors import ChatError
 from tui.talk.http_client import ClosingClient
-from tui.talk.models import ServedModel
 from tui.talk.pieces import Began, Finish, Piece, TextPiece, ThinkingPiece, ToolPiece, UsagePiece
 from tui.talk.wire import check, error_code, events, explained, json_object, said, start_of
 

@@ -21,8 +21,8 @@ from tui.talk.errors import ChatError
 from tui.talk.server_process import ServerProcess
 
 if TYPE_CHECKING:
+    from mlxserve.hub.model_choices import ServedModel
     from tui.talk.client import ChatClient
-    from tui.talk.models import ServedModel
 
 _POLL_SECONDS = 0.2
 # "2026-01-02 03:04:05,678 INFO mlxserve.engine: " is of no use in the status line.

@@ -13,9 +13,9 @@ from textual.content import Content
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
+from mlxserve.mcp.toolbox import Tool
 from tui.chat.tool_loop import Decision
 from tui.sanitise import clean, one_line
-from tui.tools.toolbox import Tool
 from tui.widgets.dialog import Dialog
 
 _MAX_ARGUMENTS = 20_000  # characters that are shown; the number of others is said

@@ -18,8 +18,8 @@ from textual.content import Content
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from tui.chat.messages import ChatRecord
-from tui.chat.store import SearchHit
+from mlxserve.history.messages import ChatRecord
+from mlxserve.history.store import SearchHit
 from tui.commands import COMMANDS, COMPOSER_KEYS, MESSAGE_KEYS
 from tui.sanitise import one_line
 from tui.widgets.dialog import Dialog, DialogList, ListDialog

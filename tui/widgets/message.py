@@ -26,9 +26,9 @@ from textual.message import Message as Event
 from textual.strip import Strip
 from textual.worker import Worker
 
-from tui.chat.calls import ToolRound
+from mlxserve.history.calls import ToolRound
+from mlxserve.history.messages import State, StoredMessage, Version
 from tui.chat.live_answer import AnswerPhase, LiveAnswer
-from tui.chat.messages import State, StoredMessage, Version
 from tui.chat.progress import waiting_words
 from tui.chat.stats_text import ending_line, seconds_words
 from tui.paint.markdown import MarkdownStream

@@ -15,11 +15,11 @@ from textual.content import Content
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from mlxserve.hub.model_choices import Downloaded, Model, ModelCatalog, ModelOrigin, best_of
 from tui.chat.download_speed import DownloadSpeed
 from tui.chat.stats_text import bar
 from tui.sanitise import one_line
 from tui.talk.errors import ChatError
-from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin, best_of
 from tui.widgets.dialog import DialogList, ListDialog
 
 _BAR_WIDTH = 16

@@ -8,7 +8,7 @@ from textual.binding import Binding, BindingType
 from textual.events import Click
 from textual.strip import Strip
 
-from tui.chat.messages import StoredMessage, Version
+from mlxserve.history.messages import StoredMessage, Version
 from tui.paint.painter import Painter
 from tui.paint.preview import preview
 from tui.paint.theme import Palette

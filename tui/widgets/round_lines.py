@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from rich.style import Style
 from textual.strip import Strip
 
-from tui.chat.calls import CallRecord, CallState, ToolRound
+from mlxserve.history.calls import CallRecord, CallState, ToolRound
 from tui.chat.stats_text import seconds_words
 from tui.paint.markdown import MarkdownStream
 from tui.paint.painter import Painter, quoted

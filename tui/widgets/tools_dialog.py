@@ -11,10 +11,10 @@ from textual.content import Content
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
+from mlxserve.mcp.servers_file import ToolsError
+from mlxserve.mcp.session import ServerState
+from mlxserve.mcp.toolbox import Permission, ServerCard, Tool, Toolbox
 from tui.sanitise import one_line
-from tui.tools.servers_file import ToolsError
-from tui.tools.session import ServerState
-from tui.tools.toolbox import Permission, ServerCard, Tool, Toolbox
 from tui.widgets.dialog import Dialog
 
 _SIGNS = {

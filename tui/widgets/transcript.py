@@ -11,7 +11,7 @@ from textual.content import Content
 from textual.message import Message as Event
 from textual.widgets import Static
 
-from tui.chat.messages import StoredMessage, Version
+from mlxserve.history.messages import StoredMessage, Version
 from tui.paint.theme import Palette
 from tui.widgets.message import AnswerView, MessageView
 from tui.widgets.question import QuestionView

@@ -17,9 +17,9 @@ from textual.message import Message as Event
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from tui.chat.messages import ChatRecord
+from mlxserve.history.messages import ChatRecord
+from mlxserve.hub.model_choices import BUNDLED, Model
 from tui.sanitise import one_line
-from tui.talk.models import BUNDLED, Model
 
 _DEMO = "mlxserve-mini is a demonstration: 6 MB that greet and answer about mlxserve."
 _DEMO_IDEAS = (

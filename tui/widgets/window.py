@@ -16,7 +16,7 @@ from textual.content import Content
 from textual.message import Message as Event
 from textual.widgets import Static, TextArea
 
-from tui.chat.context import ContextUse
+from mlxserve.history.context import ContextUse
 from tui.chat.mentions import completions, typed_path
 from tui.chat.open_chat import OpenChat
 from tui.commands import Command

@@ -33,9 +33,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
-from mlxserve.config import config_home
-from mlxserve.errors import InvalidConfig
-from mlxserve.files import make_own_folder, open_regular, own_json, read_opened, replace_file
+from mlxserve.core.config import config_home
+from mlxserve.core.errors import InvalidConfig
+from mlxserve.system.files import make_own_folder, open_regular, own_json, read_opened, replace_file
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from mlxserve.api.access.keys import Key, KeyFile, Keyring, Scope, usual_file
 from mlxserve.api.access.security import host_header_name, is_loopback
 from mlxserve.api.config import NO_FILE, ServerConfig
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.errors import InvalidConfig
 
 MIN_KEY_LENGTH = 16
 

@@ -20,7 +20,7 @@ from mlxserve.api.anthropic.schema import CountTokensRequest, MessagesRequest
 from mlxserve.api.bodies.request_body import BodyRoute, read_request
 from mlxserve.api.errors import ApiError, from_engine, json_response
 from mlxserve.api.service import Service
-from mlxserve.errors import MlxServeError
+from mlxserve.core.errors import MlxServeError
 
 AskedT = TypeVar("AskedT", bound=CountTokensRequest)
 

@@ -26,8 +26,8 @@ from mlxserve.api.bodies.tools import (
     thinking_kwargs,
     turn_of,
 )
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.images.sources import data_url
-from mlxserve.sampling_params import SamplingParams
 from mlxserve.text.controls import SWITCH
 from mlxserve.text.conversation import (
     ASSISTANT,

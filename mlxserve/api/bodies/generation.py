@@ -29,9 +29,9 @@ from mlxserve.api.bodies.tools import (
     turn_of,
 )
 from mlxserve.api.errors import invalid_value
-from mlxserve.errors import InvalidParameter
+from mlxserve.core.errors import InvalidParameter
+from mlxserve.core.sampling_params import SamplingParams, Structure
 from mlxserve.request import BACKGROUND
-from mlxserve.sampling_params import SamplingParams, Structure
 from mlxserve.text.parsing.turn import AssistantTurn
 
 MAX_CHOICES = 8

@@ -21,10 +21,10 @@ from starlette.requests import Request
 from mlxserve.api.errors import ApiError, speaks_ollama
 from mlxserve.api.turns import body_hold, in_turn, refusal
 from mlxserve.api.warnings import warn
-from mlxserve.door import BodyHold
-from mlxserve.errors import QueueFull
+from mlxserve.core.errors import QueueFull
+from mlxserve.helpers.fair_executor import BodyHold
+from mlxserve.system.well_formed import well_formed_value
 from mlxserve.text.costs import parse_seconds
-from mlxserve.text.well_formed import well_formed_value
 
 T = TypeVar("T")
 

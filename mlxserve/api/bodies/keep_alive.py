@@ -6,8 +6,8 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field, PlainValidator
 
-from mlxserve.errors import InvalidConfig
-from mlxserve.shelf.keep_alive import keep_alive_seconds
+from mlxserve.chat.registry.keep_alive import keep_alive_seconds
+from mlxserve.core.errors import InvalidConfig
 
 MAX_LENGTH = 64  # characters; Go's longest duration has 24
 

@@ -12,7 +12,7 @@ from typing import Annotated, TypeAlias
 
 from pydantic import PlainValidator
 
-from mlxserve.sampling_params import Structure, StructureKind
+from mlxserve.core.sampling_params import Structure, StructureKind
 
 MAX_CHOICES = 1_000
 _EXTENSION = {

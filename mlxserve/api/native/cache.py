@@ -16,7 +16,7 @@ from mlxserve.api.bodies.request_body import BodyRoute, read_request
 from mlxserve.api.errors import ApiError, from_engine, invalid_value, json_response
 from mlxserve.api.native.schema import CacheResizeRequest
 from mlxserve.api.service import Service
-from mlxserve.errors import MlxServeError, OutOfMemory, QueueFull
+from mlxserve.core.errors import MlxServeError, OutOfMemory, QueueFull
 
 
 class Cache:

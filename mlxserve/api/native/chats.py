@@ -21,14 +21,14 @@ from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, StrictModel
 from mlxserve.api.errors import ApiError, invalid_value, json_response
 from mlxserve.api.native.forgetting import DeletedConversations, Forgetting, PromptSettings
 from mlxserve.api.warnings import Warnings
-from mlxserve.chats.shelf import ChatShelf
-from tui.chat.calls import CallRecord, CallState, ToolRound
-from tui.chat.chat_file import StoreError
-from tui.chat.export import as_json, as_markdown
-from tui.chat.messages import ChatRecord, Role, State, StoredMessage
-from tui.chat.picture import KeptImage
-from tui.chat.store import SearchHit, Store
-from tui.chat.traces import Traces, traces
+from mlxserve.history.calls import CallRecord, CallState, ToolRound
+from mlxserve.history.chat_file import StoreError
+from mlxserve.history.chat_stores import ChatShelf
+from mlxserve.history.export import as_json, as_markdown
+from mlxserve.history.messages import ChatRecord, Role, State, StoredMessage
+from mlxserve.history.picture import KeptImage
+from mlxserve.history.store import SearchHit, Store
+from mlxserve.history.traces import Traces, traces
 
 T = TypeVar("T")
 

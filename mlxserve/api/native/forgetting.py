@@ -28,7 +28,7 @@ from mlxserve.api.errors import ApiError, from_engine, json_response
 from mlxserve.api.prompts import Prompts
 from mlxserve.api.warnings import Warnings
 from mlxserve.chat.chat import Chat
-from mlxserve.errors import InvalidRequest, MlxServeError
+from mlxserve.core.errors import InvalidRequest, MlxServeError
 from mlxserve.request import Forgotten
 
 MAX_CONVERSATIONS = 1_000

@@ -27,8 +27,8 @@ from mlxserve.api.native.snapshots import SharedSnapshots
 from mlxserve.api.native.status import DISK_STATES
 from mlxserve.api.server.drain import Drain
 from mlxserve.api.server.sse import EventStream, Write, named_event
+from mlxserve.core.errors import MlxServeError
 from mlxserve.engine.snapshot import PageState, Phase, RequestView, Snapshot
-from mlxserve.errors import MlxServeError
 from mlxserve.request import ANONYMOUS
 
 if TYPE_CHECKING:

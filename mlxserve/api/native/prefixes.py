@@ -24,7 +24,7 @@ from mlxserve.api.errors import ApiError, from_engine, invalid_value, json_respo
 from mlxserve.api.native.schema import PrefixRequest
 from mlxserve.api.prefix_names import MAX_PREFIXES, OwnedPrefix
 from mlxserve.api.service import Service
-from mlxserve.errors import InvalidParameter, MlxServeError, UnknownPrefix
+from mlxserve.core.errors import InvalidParameter, MlxServeError, UnknownPrefix
 from mlxserve.text.conversation import Conversation
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)

@@ -10,7 +10,7 @@ from mlxserve.api.bodies.fields import Prompt, prompts
 from mlxserve.api.bodies.generation import TemplateKwargsField
 from mlxserve.api.bodies.messages import ChatMessages
 from mlxserve.api.bodies.request_body import RequestBody
-from mlxserve.config import MAX_PAGES, MIN_PAGES
+from mlxserve.core.config import MAX_PAGES, MIN_PAGES
 
 MAX_DETOKENIZED = 2**20
 

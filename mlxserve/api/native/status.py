@@ -15,7 +15,7 @@ from mlxserve.api.errors import RETRY_SOON, ApiError, json_response
 from mlxserve.api.metrics import Metrics, metrics_page
 from mlxserve.api.server.drain import Drain
 from mlxserve.api.server.watchdog import MAX_SILENCE
-from mlxserve.version import __version__
+from mlxserve.core.version import __version__
 
 if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat

@@ -14,7 +14,7 @@ from mlxserve.api.errors import from_engine, json_response
 from mlxserve.api.native.schema import DetokenizeRequest, TokenizeRequest
 from mlxserve.api.service import Service
 from mlxserve.api.turns import in_turn
-from mlxserve.errors import MlxServeError
+from mlxserve.core.errors import MlxServeError
 from mlxserve.text.costs import encode_seconds
 
 

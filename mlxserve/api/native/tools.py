@@ -20,9 +20,9 @@ from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, read_reques
 from mlxserve.api.errors import ApiError, json_response
 from mlxserve.api.turns import unless_left
 from mlxserve.api.warnings import Warnings
-from mlxserve.chats.shelf import ChatShelf
-from tui.tools.servers_file import ToolsError, usual_file
-from tui.tools.toolbox import Permission, ServerCard, Tool, Toolbox
+from mlxserve.history.chat_stores import ChatShelf
+from mlxserve.mcp.servers_file import ToolsError, usual_file
+from mlxserve.mcp.toolbox import Permission, ServerCard, Tool, Toolbox
 
 MAX_ARGUMENTS = 1 << 20  # characters
 

@@ -29,7 +29,7 @@ from mlxserve.api.server.sse import JSON_LINES
 from mlxserve.api.service import Service
 from mlxserve.api.turns import KEEP_ALIVE, WAITED
 from mlxserve.api.warnings import warn
-from mlxserve.errors import MlxServeError
+from mlxserve.core.errors import MlxServeError
 from mlxserve.images.picture import PicturePrompt
 from mlxserve.text.parsing.turn import AssistantTurn
 

@@ -14,8 +14,8 @@ from mlxserve.api.bodies.keep_alive import KeepAlive
 from mlxserve.api.bodies.messages import MAX_MESSAGES, ChatMessage, conversation_of
 from mlxserve.api.bodies.request_body import NotYet, RequestBody
 from mlxserve.api.bodies.tools import Tools, thinking_budget, thinking_kwargs, turn_of
+from mlxserve.core.sampling_params import SamplingParams, Structure, StructureKind
 from mlxserve.images.sources import data_url
-from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
 from mlxserve.text.controls import LADDER, SWITCH
 from mlxserve.text.conversation import PARAGRAPH, Conversation, Message, SentImage
 from mlxserve.text.parsing.turn import AssistantTurn

@@ -14,9 +14,9 @@ from mlxserve.api.answers import Answers
 from mlxserve.api.errors import ApiError
 from mlxserve.api.server.sse import DONE, KEEPALIVE, TextEvents, event
 from mlxserve.api.usage import Tokens, reports
+from mlxserve.core.version import __version__
 from mlxserve.request import FinishReason, TokenLogprob
 from mlxserve.text.parsing.turn import ToolCallDelta
-from mlxserve.version import __version__
 
 if TYPE_CHECKING:
     from mlxserve.chat.answers import RequestOutput

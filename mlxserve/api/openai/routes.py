@@ -21,7 +21,7 @@ from mlxserve.api.errors import ApiError, from_engine
 from mlxserve.api.openai.replies import ChatReply, CompletionReply, EchoedPrompt
 from mlxserve.api.openai.schema import ChatRequest, CompletionRequest
 from mlxserve.api.service import Service
-from mlxserve.errors import MlxServeError
+from mlxserve.core.errors import MlxServeError
 from mlxserve.request import TokenLogprob
 
 

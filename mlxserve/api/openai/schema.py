@@ -13,7 +13,7 @@ from mlxserve.api.bodies.request_body import NotYet
 from mlxserve.api.bodies.structured import ResponseFormat
 from mlxserve.api.bodies.tools import Effort, Tools
 from mlxserve.api.errors import ApiError
-from mlxserve.sampling_params import Structure
+from mlxserve.core.sampling_params import Structure
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 

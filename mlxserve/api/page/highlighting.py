@@ -3,7 +3,7 @@
     spans = await highlighter().spans([("python", code), ...], in_turn)
 
 A lexer may work for hours between two tokens, and holds the interpreter's lock: only its process can be ended. So
-code is at first coloured beside other short work (`mlxserve.door`) if the process is at hand, and in the turn of
+code is at first coloured beside other short work (`mlxserve.helpers.fair_executor`) if the process is at hand, and in the turn of
 longer jobs where it has to be started or has another job: short work never waits for it.
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, TypeAlias
 
-from mlxserve.door import MEDIUM_SECONDS, SHORT_SECONDS, InTurn, Lane, lane_of
 from mlxserve.helpers.errors import HelperKilled, JobFailed
+from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, SHORT_SECONDS, InTurn, Lane, lane_of
 from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
 from mlxserve.helpers.job import Job
 

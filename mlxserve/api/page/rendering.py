@@ -20,7 +20,7 @@ from mlxserve.api.page.highlighting import Node, highlighter
 from mlxserve.api.page.markdown import Markdown, code_elements, unmarked
 from mlxserve.api.turns import in_turn
 from mlxserve.api.warnings import Warnings
-from mlxserve.door import SHORT_SECONDS, Lane, lane_of
+from mlxserve.helpers.fair_executor import SHORT_SECONDS, Lane, lane_of
 from tui.languages import lexer_name
 
 MAX_TEXTS = 1_000

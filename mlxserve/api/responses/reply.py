@@ -19,8 +19,8 @@ from mlxserve.api.responses.items import ResponseOutput
 from mlxserve.api.responses.schema import ResponsesRequest
 from mlxserve.api.server.sse import named_event
 from mlxserve.api.usage import Tokens, reports
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.request import FinishReason
-from mlxserve.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from mlxserve.text.deltas import Delta

@@ -22,7 +22,7 @@ from mlxserve.api.responses.schema import ResponsesRequest
 from mlxserve.api.responses.store import MissingResponse, ResponseStore, StoredResponse
 from mlxserve.api.responses.stored import response_not_found
 from mlxserve.api.service import Service
-from mlxserve.errors import MlxServeError
+from mlxserve.core.errors import MlxServeError
 
 
 class Responses:

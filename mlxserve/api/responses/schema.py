@@ -17,7 +17,7 @@ from mlxserve.api.bodies.structured import format_of
 from mlxserve.api.bodies.tools import MAX_TOOLS, Name, definition_of
 from mlxserve.api.errors import invalid_value
 from mlxserve.api.responses.items import ToolAddress
-from mlxserve.sampling_params import Structure
+from mlxserve.core.sampling_params import Structure
 from mlxserve.text.conversation import (
     ASSISTANT,
     SYSTEM,

@@ -24,7 +24,7 @@ from mlxserve.api.server.bounded_http import MAX_HEAD, BoundedHttp
 from mlxserve.api.server.open_connections import OpenConnections
 from mlxserve.api.server.retry_after import RetryAfter
 from mlxserve.api.server.sse import skipped_by
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.errors import InvalidConfig
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import logging
 import sys
 from typing import Any
 
-from mlxserve.terminal_text import escaped, escaped_lines
+from mlxserve.system.terminal_text import escaped, escaped_lines
 
 _POLLED = ("/health", "/ready", "/metrics")
 

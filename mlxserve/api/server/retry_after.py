@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from mlxserve.api.errors import ApiError
-from mlxserve.errors import QueueFull
+from mlxserve.core.errors import QueueFull
 
 _LAST = 32  # recent ends only: the current rate, not the whole day's
 MIN_SECONDS, MAX_SECONDS = 1.0, 60.0  # seconds a client is told to wait

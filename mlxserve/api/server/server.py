@@ -26,7 +26,7 @@ from mlxserve.api.access.security import host_header_name
 from mlxserve.api.server.connection import Connection, Limits
 from mlxserve.api.server.drain import Drain
 from mlxserve.api.server.open_requests import OpenRequests
-from mlxserve.errors import MlxServeError
+from mlxserve.core.errors import MlxServeError
 
 logger = logging.getLogger(__name__)
 

@@ -20,11 +20,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from mlxserve.door import MEDIUM_SECONDS, Door, Lane, lane_of
-from mlxserve.errors import EngineStopped, HelperUnavailable, InvalidParameter
+from mlxserve.core.errors import EngineStopped, HelperUnavailable, InvalidParameter
+from mlxserve.core.sampling_params import Structure, StructureKind
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
+from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, Door, Lane, lane_of
 from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
-from mlxserve.sampling_params import Structure, StructureKind
 from mlxserve.text.guidance.matchers import Grammar, Matchers
 from mlxserve.text.guidance.schemas import narrowed
 from mlxserve.text.guidance.structures import MAX_SOURCE, check_schema

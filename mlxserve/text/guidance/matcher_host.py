@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import psutil
 
+from mlxserve.core.sampling_params import StructureKind
 from mlxserve.helpers.fork import forked
-from mlxserve.sampling_params import StructureKind
 from mlxserve.text.guidance.structures import grammar_text
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@
     outputs of n are delivered, n+1 is planned                                computes
     a row is planned ◀── its mask has arrived                         ◀── one answer per row
 
-Where masks are slow, clients take turns (`mlxserve.door.FairOrder`).
+Where masks are slow, clients take turns (`mlxserve.helpers.fair_executor.FairOrder`).
 
 The engine's thread never waits for long: at most `GRACE` for a message, and not at all where the
 last ones were late. A row without its mask is left out of the step. If an answer takes longer than
@@ -24,12 +24,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from mlxserve.door import FairOrder
+from mlxserve.core.sampling_params import Structure
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
+from mlxserve.helpers.fair_executor import FairOrder
 from mlxserve.helpers.helper import Helper
 from mlxserve.helpers.job import Job
-from mlxserve.pauses import RUNNING
-from mlxserve.sampling_params import Structure
+from mlxserve.system.suspend_clock import RUNNING
 from mlxserve.text.guidance.matcher_host import KEPT_BYTES, RowOutcome
 
 log = logging.getLogger("mlxserve.guidance")

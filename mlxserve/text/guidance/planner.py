@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mlxserve.door import Door
-from mlxserve.errors import InvalidParameter
-from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
+from mlxserve.core.errors import InvalidParameter
+from mlxserve.core.sampling_params import SamplingParams, Structure, StructureKind
+from mlxserve.helpers.fair_executor import Door
 from mlxserve.text.costs import encode_seconds, text_size
 from mlxserve.text.guidance.calls import call_grammar
 from mlxserve.text.guidance.grammars import Grammars

@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mlxserve.errors import InvalidParameter
-from mlxserve.sampling_params import Structure, StructureKind
+from mlxserve.core.errors import InvalidParameter
+from mlxserve.core.sampling_params import Structure, StructureKind
 from mlxserve.text.guidance.schemas import narrowed
 from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice
 

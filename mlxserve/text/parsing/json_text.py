@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import re
 
+from mlxserve.system.well_formed import well_formed
 from mlxserve.text.parsing.cursor import BLANKS, Malformed
-from mlxserve.text.well_formed import well_formed
 
 _LENGTH = len("\\u0000")  # of the escape of a code
 _HEX = frozenset("0123456789abcdefABCDEF")

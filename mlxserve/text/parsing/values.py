@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlxserve.text.well_formed import well_formed_value
+from mlxserve.system.well_formed import well_formed_value
 
 # Of a call's arguments: as deep as a schema may be. Templates, msgpack, SDKs and the parser of bodies,
 # which a client sends the arguments back to, all have limits of their own above it.

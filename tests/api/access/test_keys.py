@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from mlxserve.api.access.keys import Key, KeyFile, Keyring, Scope, digest_of
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.errors import InvalidConfig
 from tests.api.fake_chat import FakeChat
 
 

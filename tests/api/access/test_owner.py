@@ -13,12 +13,12 @@ import pytest
 from mlxserve.api.access import same_user
 from mlxserve.api.access.keys import Key, KeyFile, Keyring, Scope
 from mlxserve.api.access.policy import AccessPolicy
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.errors import InvalidConfig
+from mlxserve.history.store import Store
 from mlxserve.text.deltas import Delta
 from tests.api.access.kept_secret import KeptSecret
 from tests.api.fake_chat import HOLD, FakeChat
 from tests.api.serving import StartServer
-from tui.chat.store import Store
 
 CHATS, MODELS, RESPONSES = "/api/v1/chats", "/v1/models", "/v1/responses"
 TOTALS = "/api/v1/kv/stats"

@@ -8,7 +8,7 @@ import pytest
 from mlxserve.api.access.keys import KeyFile, Scope
 from mlxserve.api.access.policy import AccessPolicy, keys_file, read_access
 from mlxserve.api.config import ServerConfig
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.errors import InvalidConfig
 
 KEY = "0123456789abcdef"
 

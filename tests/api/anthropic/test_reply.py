@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from mlxserve.api.anthropic.reply import MessageReply
-from mlxserve.errors import EngineStopped
+from mlxserve.core.errors import EngineStopped
 from mlxserve.request import FinishReason
 from mlxserve.text.deltas import Delta, Usage
 from mlxserve.text.parsing.turn import ToolCallDelta

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from mlxserve.api.bodies.json_body import MAX_BODY_SIZE
-from mlxserve.errors import EngineStopped, MlxServeError, OutOfMemory, PromptTooLong, QueueFull
+from mlxserve.core.errors import EngineStopped, MlxServeError, OutOfMemory, PromptTooLong, QueueFull
 from mlxserve.text.deltas import Delta
 from mlxserve.text.tokenizer import Tokenizer
 from tests.api.anthropic.requests import COUNT, HELLO, MESSAGES, USER, error_of, post

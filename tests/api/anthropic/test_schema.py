@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from mlxserve.core.sampling_params import StructureKind
 from mlxserve.request import FinishReason
-from mlxserve.sampling_params import StructureKind
 from mlxserve.text.deltas import Delta, Usage
 from mlxserve.text.parsing.turn import ToolChoice
 from mlxserve.text.tokenizer import Tokenizer

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.chat.chat import Chat
-from mlxserve.errors import EngineStopped, PromptTooLong, QueueFull
+from mlxserve.core.errors import EngineStopped, PromptTooLong, QueueFull
 from mlxserve.request import FinishReason
 from mlxserve.text.deltas import Delta, Usage
 from mlxserve.text.parsing.turn import ToolCallDelta

@@ -10,8 +10,8 @@ from starlette.testclient import TestClient
 
 from mlxserve.api.errors import ApiError
 from mlxserve.api.openai.schema import ChatRequest, CompletionRequest
-from mlxserve.errors import GrammarFailed
-from mlxserve.sampling_params import SamplingParams, StructureKind
+from mlxserve.core.errors import GrammarFailed
+from mlxserve.core.sampling_params import SamplingParams, StructureKind
 from mlxserve.text.deltas import Delta
 from tests.api.fake_chat import FakeChat
 

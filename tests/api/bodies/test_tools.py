@@ -10,8 +10,8 @@ import pytest
 from mlxserve.api.errors import ApiError
 from mlxserve.api.openai.schema import ChatRequest
 from mlxserve.chat.request_options import RequestOptions
-from mlxserve.errors import InvalidParameter
-from mlxserve.sampling_params import SamplingParams
+from mlxserve.core.errors import InvalidParameter
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.text.parsing.turn import ToolChoice
 
 HELLO = [{"role": "user", "content": "Hello"}]

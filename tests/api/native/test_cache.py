@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from mlxserve.api.access.keys import KeyFile, Scope
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
-from mlxserve.errors import (
+from mlxserve.core.errors import (
     EngineStopped,
     MlxServeError,
     OutOfMemory,

@@ -14,11 +14,11 @@ from starlette.testclient import TestClient
 from mlxserve.api.access import same_user
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
-from mlxserve.chats import shelf
+from mlxserve.history import chat_stores as shelf
+from mlxserve.history.messages import LeftOut, Role, State
+from mlxserve.history.store import Store
 from tests.api.fake_chat import FakeChat
 from tests.api.serving import StartServer
-from tui.chat.messages import LeftOut, Role, State
-from tui.chat.store import Store
 
 CHATS = "/api/v1/chats"
 KEYS = ("key-of-alice-0000", "key-of-bob-000000")

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
-from mlxserve.errors import EngineStopped
+from mlxserve.core.errors import EngineStopped
 from tests.api.fake_chat import FakeChat
 from tests.api.serving import StartServer
 

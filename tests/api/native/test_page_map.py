@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxserve.api.native.page_map import LETTERS, MAX_RUNS, PageMapFeed
+from mlxserve.core.stats import MemoryUse, Stats
 from mlxserve.engine.snapshot import Phase, RequestView, Snapshot
-from mlxserve.stats import MemoryUse, Stats
 
 NUM_PAGES = 12
 

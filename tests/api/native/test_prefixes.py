@@ -11,7 +11,7 @@ from mlxserve.api.access.keys import KeyFile, Scope
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
 from mlxserve.api.prefix_names import MAX_PREFIXES
-from mlxserve.errors import PagesPromised
+from mlxserve.core.errors import PagesPromised
 from tests.api.fake_chat import FakeChat
 from tests.api.serving import Serve
 from tests.waiting import wait_until

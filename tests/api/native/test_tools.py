@@ -18,7 +18,7 @@ from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
 from tests.api.fake_chat import FakeChat
 from tests.api.serving import Running, StartServer
-from tests.tui.tools.kept_settings import scripted, write_servers
+from tests.mcp.kept_settings import scripted, write_servers
 from tests.waiting import wait_until
 
 TOOLS = "/api/v1/tools"

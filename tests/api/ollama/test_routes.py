@@ -14,9 +14,9 @@ from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
 from mlxserve.api.ollama_models import OLLAMA_VERSION, RUNNING
 from mlxserve.api.server.drain import Drain
-from mlxserve.errors import EngineStopped, PromptTooLong, QueueFull
+from mlxserve.core.errors import EngineStopped, PromptTooLong, QueueFull
+from mlxserve.core.sampling_params import SamplingParams, Structure, StructureKind
 from mlxserve.request import FinishReason, TokenLogprob
-from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
 from mlxserve.text.deltas import Delta, Usage
 from mlxserve.text.parsing.turn import ToolCallDelta
 from tests.api.fake_chat import FakeChat

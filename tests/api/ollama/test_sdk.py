@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.chat.chat import Chat
-from mlxserve.errors import EngineStopped
+from mlxserve.core.errors import EngineStopped
 from mlxserve.request import FinishReason
 from mlxserve.text.deltas import Delta, Usage
 from mlxserve.text.parsing.turn import ToolCallDelta

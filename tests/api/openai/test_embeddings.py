@@ -15,7 +15,7 @@ from mlxserve.api import vectors
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.server.retry_after import RetryAfter
 from mlxserve.api.vectors import MAX_TOKENS
-from mlxserve.errors import EngineStopped, InvalidParameter, MlxServeError
+from mlxserve.core.errors import EngineStopped, InvalidParameter, MlxServeError
 from mlxserve.request import ANONYMOUS, Pooling
 from tests.api.fake_chat import FakeChat
 from tests.api.serving import StartServer

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlxserve.errors import (
+from mlxserve.core.errors import (
     EngineStopped,
     InvalidParameter,
     InvalidRequest,

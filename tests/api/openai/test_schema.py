@@ -8,8 +8,8 @@ from mlxserve.api.bodies.fields import MAX_LOGIT_BIASES, MAX_PROMPTS
 from mlxserve.api.bodies.messages import MAX_MESSAGES, conversation_of
 from mlxserve.api.errors import ApiError
 from mlxserve.api.openai.schema import COMPLETION_MAX_TOKENS, ChatRequest, CompletionRequest
-from mlxserve.errors import InvalidParameter
-from mlxserve.sampling_params import SamplingParams
+from mlxserve.core.errors import InvalidParameter
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.text.conversation import Call
 from tests.api.fake_chat import FakeChat
 

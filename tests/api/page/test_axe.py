@@ -23,7 +23,7 @@ from tests.api.fake_chat import HOLD, FakeChat
 from tests.api.page.test_chat import view
 from tests.api.page.visits import Open, Visit
 from tests.api.serving import StartServer, serving
-from tests.tui.tools.kept_settings import scripted, write_servers
+from tests.mcp.kept_settings import scripted, write_servers
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from mlxserve.api.page.highlighting import (
     Spans,
     new_helper,
 )
-from mlxserve.door import Door, Lane, lane_of
+from mlxserve.helpers.fair_executor import Door, Lane, lane_of
 from mlxserve.helpers.helper import Helper
 from tests.waiting import until
 

@@ -17,7 +17,7 @@ from mlxserve.api.page import rendering
 from mlxserve.api.page.markdown import MAX_MARKED, Markdown, code_elements, unmarked
 from mlxserve.api.page.rendering import MAX_CHARACTERS, MAX_TEXTS
 from mlxserve.api.turns import in_turn
-from mlxserve.door import Lane, lane_of
+from mlxserve.helpers.fair_executor import Lane, lane_of
 
 PATIENCE = 60.0  # seconds of a processor
 

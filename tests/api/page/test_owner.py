@@ -8,11 +8,11 @@ import pytest
 
 from mlxserve.api.access.keys import KeyFile, Scope
 from mlxserve.api.access.policy import AccessPolicy
+from mlxserve.history.store import Store
 from tests.api.access.kept_secret import KeptSecret
 from tests.api.fake_chat import FakeChat
 from tests.api.page.visits import Open
 from tests.api.serving import StartServer
-from tui.chat.store import Store
 
 pytestmark = pytest.mark.slow
 

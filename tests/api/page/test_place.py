@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from mlxserve.history.messages import Role
+from mlxserve.history.store import Store
 from mlxserve.request import FinishReason
 from mlxserve.text.deltas import Delta, Usage
 from tests.api.fake_chat import HOLD, FakeChat
 from tests.api.page.visits import Open, Visit
 from tests.api.serving import StartServer
 from tests.waiting import wait_until
-from tui.chat.messages import Role
-from tui.chat.store import Store
 
 pytestmark = pytest.mark.slow
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from mlxserve.errors import InvalidParameter
+from mlxserve.core.errors import InvalidParameter
 from mlxserve.request import FinishReason
 from mlxserve.text.deltas import Delta, Usage
 from mlxserve.text.parsing.turn import ToolCallDelta
 from tests.api.fake_chat import FakeChat
 from tests.api.page.visits import Open, Visit
 from tests.api.serving import StartServer
-from tests.tui.tools.kept_settings import scripted, write_servers
+from tests.mcp.kept_settings import scripted, write_servers
 
 pytestmark = pytest.mark.slow
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from mlxserve.history.messages import Role
+from mlxserve.history.store import Store
 from mlxserve.request import FinishReason
 from mlxserve.text.deltas import Delta, Usage
 from tests.api.fake_chat import HOLD, FakeChat
@@ -13,8 +15,6 @@ from tests.api.page.test_chat import ANSWER, SLOW, sent, view
 from tests.api.page.visits import Open, Visit
 from tests.api.server.process import served
 from tests.api.serving import StartServer
-from tui.chat.messages import Role
-from tui.chat.store import Store
 
 pytestmark = pytest.mark.slow
 

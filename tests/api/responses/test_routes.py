@@ -6,7 +6,7 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
-from mlxserve.errors import EngineStopped, QueueFull
+from mlxserve.core.errors import EngineStopped, QueueFull
 from mlxserve.request import FinishReason
 from mlxserve.text.deltas import Delta, Usage
 from tests.api.fake_chat import FakeChat

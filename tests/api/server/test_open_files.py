@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from mlxserve.api.server.connection import Limits
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.errors import InvalidConfig
 from tests.api.server.process import CHAT, HELLO, ROOT, Start
 
 

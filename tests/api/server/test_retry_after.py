@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 
 from mlxserve.api.server import retry_after
 from mlxserve.api.server.retry_after import RetryAfter
-from mlxserve.errors import QueueFull
+from mlxserve.core.errors import QueueFull
 from tests.api.fake_chat import FakeChat
 
 

@@ -21,7 +21,7 @@ from tests.waiting import wait_until
 # Python imports a module of this name when it starts.
 _LOADS_FOR_EVER = """
 import time
-from mlxserve import machine
+from mlxserve.system import machine
 machine.import_mlx_lm()
 import mlx.core as mx
 import mlxserve.model.attention
@@ -37,7 +37,7 @@ mlxserve.model.attention.load = load
 """
 _STUCK_STEP = """
 import time
-from mlxserve import machine
+from mlxserve.system import machine
 machine.import_mlx_lm()
 from mlxserve.engine.engine import Engine
 

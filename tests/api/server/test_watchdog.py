@@ -125,7 +125,7 @@ def test_it_stops_looking_when_it_is_stopped() -> None:
 
 _FAULTY = """
 import ctypes, sys, time
-from mlxserve.machine import prepare
+from mlxserve.system.machine import prepare
 prepare()
 from mlxserve.model.runner import ModelRunner
 from mlxserve.api.server import watchdog

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from mlxserve.bench.report import quantile
-from mlxserve.config import EngineConfig
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.errors import InvalidConfig
 from tests.perf.simulation.costs import CostModel
 from tests.perf.simulation.simulator import Simulation, SimulationResult
 from tests.perf.simulation.workloads import Scenario

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.errors import InvalidConfig
 from mlxserve.request import Chunk
 
 Array = npt.NDArray[np.float64]

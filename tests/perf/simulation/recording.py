@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TextIO
 
 from mlxserve.build import build_engine
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace
 from mlxserve.hub.files import find_model
 from mlxserve.request import Chunk, Request
-from mlxserve.sampling_params import SamplingParams
 from tests.perf.simulation.costs import Fit, StepWork, fit, read_trace
 
 PAGE_SIZE = 32

@@ -20,7 +20,7 @@ from itertools import count
 from typing import cast
 
 from mlxserve.cache.pages import PagePool
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.pace import Pace
 from mlxserve.model.runner import ModelRunner

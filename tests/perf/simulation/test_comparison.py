@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.errors import InvalidConfig
 from tests.perf.cli import app
 from tests.perf.simulation import comparison
 from tests.perf.simulation.comparison import DEFAULTS, METRICS, Difference, Metric, OptionVariant

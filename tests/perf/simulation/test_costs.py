@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.errors import InvalidConfig
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
-from mlxserve.sampling_params import SamplingParams
 from tests.perf.simulation.costs import ASSUMED, CostModel, RecordedStep, StepWork, fit, read_trace
 
 MODEL = CostModel(0.02, 0.001, 2e-8, 0.0015, 3e-7)

@@ -11,10 +11,10 @@ from typing import cast
 import pytest
 from typer.testing import CliRunner
 
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.engine.engine import Engine
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
-from mlxserve.sampling_params import SamplingParams
 from tests.perf.cli import app
 from tests.perf.simulation import recording
 from tests.perf.simulation.comparison import DEFAULTS, simulation

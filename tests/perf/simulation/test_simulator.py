@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlxserve.config import EngineConfig
+from mlxserve.core.config import EngineConfig
 from tests.perf.simulation.comparison import DEFAULTS, simulation
 from tests.perf.simulation.costs import ASSUMED, CostModel
 from tests.perf.simulation.simulator import Simulation, SimulationResult

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.errors import InvalidConfig
 from mlxserve.request import LiveRequest
 from tests.perf.simulation.costs import ASSUMED, CostModel
 from tests.perf.simulation.workloads import (

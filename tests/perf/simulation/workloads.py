@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from mlxserve.errors import InvalidConfig
+from mlxserve.core.errors import InvalidConfig
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.request import BACKGROUND, LiveRequest, Request, TokenIds, as_token_ids
-from mlxserve.sampling_params import SamplingParams
 from tests.perf.simulation.costs import CostModel, StepWork
 
 _TEMPLATES = 1 << 30  # token ids from here on are templates; lower ones belong to one session

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
-from mlxserve.sampling_params import Structure, StructureKind
+from mlxserve.core.sampling_params import Structure, StructureKind
 from mlxserve.text.guidance.grammars import Grammars
 from mlxserve.text.guidance.guide import AnswerGuide
 from mlxserve.text.guidance.matcher_host import RowOutcome

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mlxserve.door import Door
+from mlxserve.helpers.fair_executor import Door
 from mlxserve.hub.embedded import model_path
 from mlxserve.text.guidance.grammars import Grammars
 from mlxserve.text.tokenizer import Tokenizer

@@ -13,11 +13,11 @@ from typing import Any
 import psutil
 import pytest
 
-from mlxserve.door import Door, Lane, lane_of
-from mlxserve.errors import EngineStopped, HelperUnavailable, InvalidParameter
+from mlxserve.core.errors import EngineStopped, HelperUnavailable, InvalidParameter
+from mlxserve.core.sampling_params import Structure, StructureKind
+from mlxserve.helpers.fair_executor import Door, Lane, lane_of
 from mlxserve.helpers.helper import BEHIND_THE_ENGINE
 from mlxserve.hub.embedded import model_path
-from mlxserve.sampling_params import Structure, StructureKind
 from mlxserve.text.guidance.grammars import TRIES, Grammars
 from mlxserve.text.guidance.matcher_host import MatcherHost, RowOutcome
 from mlxserve.text.guidance.structures import MAX_DEPTH, MAX_PROPERTIES, MAX_SOURCE

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mlxserve.door import Door
-from mlxserve.sampling_params import Structure, StructureKind
+from mlxserve.core.sampling_params import Structure, StructureKind
+from mlxserve.helpers.fair_executor import Door
 from mlxserve.text.guidance.grammars import Grammars
 from mlxserve.text.guidance.guide import AnswerGuide, Plan
 from mlxserve.text.tokenizer import Tokenizer

@@ -16,9 +16,9 @@ import pytest
 
 from mlxserve.build import build_chat
 from mlxserve.chat.chat import Chat
-from mlxserve.config import EngineConfig
-from mlxserve.errors import GrammarFailed, HelperUnavailable, InvalidParameter
-from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.errors import GrammarFailed, HelperUnavailable, InvalidParameter
+from mlxserve.core.sampling_params import SamplingParams, Structure, StructureKind
 from mlxserve.text.deltas import Delta
 from tests.text.guidance.call_formats import LATE
 from tests.text.guidance.test_grammars import HOSTILE

@@ -11,12 +11,12 @@ from typing import Any
 import psutil
 import pytest
 
+from mlxserve.core.sampling_params import Structure, StructureKind
 from mlxserve.helpers.errors import JobFailed
 from mlxserve.helpers.helper import Helper
 from mlxserve.helpers.job import Job
 from mlxserve.hub.embedded import model_path
-from mlxserve.pauses import RUNNING
-from mlxserve.sampling_params import Structure, StructureKind
+from mlxserve.system.suspend_clock import RUNNING
 from mlxserve.text.guidance.guide import AnswerGuide, Plan
 from mlxserve.text.guidance.matcher_host import RowOutcome
 from mlxserve.text.guidance.matchers import Grammar, Matchers

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlxserve.sampling_params import Structure, StructureKind
+from mlxserve.core.sampling_params import Structure, StructureKind
 from mlxserve.text.guidance.schemas import narrowed
 from mlxserve.text.guidance.structures import grammar_text, not_enforced
 from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice

@@ -12,9 +12,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from mlxserve.door import Door
-from mlxserve.errors import InvalidParameter
-from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
+from mlxserve.core.errors import InvalidParameter
+from mlxserve.core.sampling_params import SamplingParams, Structure, StructureKind
+from mlxserve.helpers.fair_executor import Door
 from mlxserve.text.guidance.planner import Planner
 from mlxserve.text.parsing.parser import TurnParser
 from mlxserve.text.parsing.turn import AssistantTurn, ReasoningDelta, TextDelta, ToolChoice

@@ -13,10 +13,10 @@ import pytest
 from mlxserve.build import build_chat
 from mlxserve.chat.chat import Chat
 from mlxserve.chat.request_options import RequestOptions
-from mlxserve.config import EngineConfig
-from mlxserve.errors import GrammarFailed
+from mlxserve.core.config import EngineConfig
+from mlxserve.core.errors import GrammarFailed
+from mlxserve.core.sampling_params import SamplingParams, Structure, StructureKind
 from mlxserve.request import FinishReason
-from mlxserve.sampling_params import SamplingParams, Structure, StructureKind
 from mlxserve.text.deltas import Delta
 from mlxserve.text.parsing.turn import AssistantTurn, ToolChoice, join_calls
 

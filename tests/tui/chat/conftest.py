@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tui.chat.store import Store
+from mlxserve.history.store import Store
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from mlxserve.hub.model_choices import Downloaded
 from tui.chat.download_speed import DownloadSpeed
-from tui.talk.models import Downloaded
 
 GB = 10**9
 

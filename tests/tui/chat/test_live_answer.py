@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from mlxserve.history.calls import CallRecord, CallsPiece, CallState, ToolRound
+from mlxserve.history.messages import Role, State, StoredMessage
 from tui.chat import live_answer as answer_module
-from tui.chat.calls import CallRecord, CallsPiece, CallState, ToolRound
 from tui.chat.live_answer import AnswerPhase, LiveAnswer, NewText
-from tui.chat.messages import Role, State, StoredMessage
 from tui.talk.errors import ChatError
 from tui.talk.pieces import Finish, Piece, TextPiece, ThinkingPiece, ToolPiece, UsagePiece
 

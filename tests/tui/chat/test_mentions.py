@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tui.chat.attachment import AttachmentRefused
+from mlxserve.history.attachment import AttachmentRefused
 from tui.chat.mentions import MAX_COMPLETIONS, completions, missing_files, typed_path, with_files
 
 

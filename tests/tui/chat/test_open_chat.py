@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from tui.chat.chat_file import StoreError
-from tui.chat.messages import NewQuestion, State, StoredMessage
+from mlxserve.history.chat_file import StoreError
+from mlxserve.history.messages import NewQuestion, State, StoredMessage
+from mlxserve.history.store import Store
 from tui.chat.open_chat import OpenChat
-from tui.chat.store import Store
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ from collections.abc import AsyncGenerator, Coroutine
 
 import pytest
 
+from mlxserve.history.messages import Role, State, StoredMessage
 from tui.chat.live_answer import LiveAnswer
-from tui.chat.messages import Role, State, StoredMessage
 from tui.chat.operations import Operations
 from tui.talk.pieces import Piece, TextPiece
 

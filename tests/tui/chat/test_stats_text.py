@@ -1,4 +1,4 @@
-from tui.chat.messages import AnswerStats, Role, State, StoredMessage, Version
+from mlxserve.history.messages import AnswerStats, Role, State, StoredMessage, Version
 from tui.chat.stats_text import ending_line, seconds_words, stats_lines
 
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from tests.tui.tools.kept_settings import KeptSettings
-from tui.chat.calls import CallsPiece, CallState
+from mlxserve.history.calls import CallsPiece, CallState
+from mlxserve.mcp.results import CallResult
+from mlxserve.mcp.toolbox import Permission, Tool, Toolbox
+from tests.mcp.kept_settings import KeptSettings
 from tui.chat.tool_loop import MAX_ROUNDS, Decision, Messages, ToolLoop
 from tui.talk.errors import ChatError
 from tui.talk.pieces import Finish, Piece, TextPiece, ThinkingPiece, ToolPiece
-from tui.tools.results import CallResult
-from tui.tools.toolbox import Permission, Tool, Toolbox
 
 QUESTION: Messages = [{"role": "user", "content": "?"}]
 CALL = ToolPiece(0, "s__echo", '{"text": "hi"}', "id-1")

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from tui.chat.messages import AnswerStats
+from mlxserve.history.messages import AnswerStats
 from tui.engine.page_map import PageMapReplica
 from tui.engine.panel_text import (
     NUM_OWNERS,

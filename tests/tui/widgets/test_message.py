@@ -12,9 +12,9 @@ from textual.geometry import Offset, Region
 from textual.pilot import Pilot
 from textual.selection import Selection
 
-from tui.chat.calls import CallRecord, CallState, ToolRound
+from mlxserve.history.calls import CallRecord, CallState, ToolRound
+from mlxserve.history.messages import Role, State, StoredMessage, Version
 from tui.chat.live_answer import LiveAnswer
-from tui.chat.messages import Role, State, StoredMessage, Version
 from tui.paint import syntax
 from tui.paint.markdown import MarkdownStream
 from tui.paint.painter import Painter

@@ -6,12 +6,12 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
+from mlxserve.hub.model_choices import Downloaded, Model, ModelCatalog, ModelOrigin
 from tests.tui.fake_server import FakeServer, in_place_of_a_server
 from tests.tui.terminals import Hosted, Open, hosted
 from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector
 from tui.talk.errors import ChatError
-from tui.talk.models import Downloaded, Model, ModelCatalog, ModelOrigin
 from tui.talk.server_process import ServerProcess
 from tui.widgets.models_dialog import ModelsDialog
 

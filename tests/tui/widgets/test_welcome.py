@@ -6,12 +6,19 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from mlxserve.hub.model_choices import (
+    BUNDLED,
+    Downloaded,
+    Model,
+    ModelCatalog,
+    ModelOrigin,
+    best_of,
+)
 from tests.tui.chats_on_disk import write_chat
 from tests.tui.fake_server import FakeServer, in_place_of_a_server
 from tests.tui.terminals import Open, Terminal
 from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector
-from tui.talk.models import BUNDLED, Downloaded, Model, ModelCatalog, ModelOrigin, best_of
 
 FOUND = [
     Model(BUNDLED, ModelOrigin.BUNDLED, 6_000_000, True, 90_000, 4096),

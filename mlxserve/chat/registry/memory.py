@@ -1,0 +1,77 @@
+"""SharedMemory: the bytes that the models of a shelf have together, and what may be taken of idle ones.
+
+Weights, the peak of a step and the pool of each, as planned: a pool's pages may not be used yet.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from mlxserve.chat.registry.places import Place
+from mlxserve.core.errors import MlxServeError
+
+log = logging.getLogger("mlxserve.chat.registry")
+
+NO_LIMIT = 1 << 62
+
+
+class SharedMemory:
+    """Of the models in `places`."""
+
+    def __init__(self, places: Mapping[str, Place], budget: float) -> None:
+        """budget: bytes; inf for no limit"""
+        self.budget = int(min(budget, NO_LIMIT))
+        self._places = places
+
+    def loaded(self) -> list[Place]:
+        """Those that have memory, also while they are closed."""
+        return [one for one in self._places.values() if one.chat is not None]
+
+    def left(self, *, shrunk: bool = False) -> int:
+        """Bytes that no model has; `shrunk`: with the smallest pools of idle ones."""
+        return self.budget - sum(
+            one.smaller if shrunk else one.planned.total for one in self.loaded()
+        )
+
+    def in_words(self) -> str:
+        """What is loaded, and who uses it."""
+        return f"Loaded: {', '.join(one.in_words() for one in self.loaded()) or 'none'}."
+
+    async def shrink(self, idle: Sequence[Place], least: int) -> bool:
+        """Make pools of idle models smaller: to an equal share of what weights and steps leave, or
+        else to what they need. Whether any is."""
+        loaded = self.loaded()
+        fixed = least + sum(one.planned.total - one.num_pages * one.planned.page for one in loaded)
+        share = max(0.0, self.budget - fixed) / (len(loaded) + 1)
+        has_shrunk = False
+        for pool in (share, 0.0):
+            for one in idle:
+                if self.left() >= least and pool == 0.0:
+                    return True
+                pages = max(one.model.least_pages, int(pool // max(1, one.planned.page)))
+                has_shrunk |= await self.resize(one, pages) if pages < one.num_pages else False
+        return has_shrunk
+
+    def growing(self) -> tuple[Place, int] | None:
+        """A model whose pool was made smaller, and the pages that there is memory for again."""
+        for one in self.loaded():
+            is_ours = one.num_pages == one.set_pages
+            if one.closes or not one.planned.page or not is_ours or self.budget == NO_LIMIT:
+                continue
+            more = max(0, self.left()) // one.planned.page
+            num_pages = min(one.most_pages, one.num_pages + more)
+            if num_pages - one.num_pages > one.num_pages // 8:  # not for every few pages
+                return one, num_pages
+        return None
+
+    async def resize(self, place: Place, num_pages: int) -> bool:
+        """False where running requests or named prefixes need what it has."""
+        assert place.chat is not None
+        try:
+            await place.chat.engine.resize_cache(num_pages)
+        except MlxServeError as error:
+            log.info("The pool of %s stays as it is: %s", place.model.name, error)
+            return False
+        place.set_pages = place.num_pages
+        return True

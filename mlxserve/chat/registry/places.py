@@ -1,0 +1,163 @@
+"""A model on the shelf: what can be loaded, and what has become of it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlxserve.chat.chat import Chat
+    from mlxserve.core.stats import PlannedMemory
+    from mlxserve.hub.facts import ModelFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShelfAdapter:
+    """An adapter of a model, which is loaded and unloaded with it.
+
+    name  in the API after the model's and a colon
+    size  bytes
+    """
+
+    name: str
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShelfModel:
+    """A model that can be loaded.
+
+    name         in the API
+    load         makes its Chat with at most this many bytes, on any thread. Raises MlxServeError
+    aliases      its other names
+    unlisted     names that are accepted and not shown
+    weight_size  bytes
+    context      tokens that it was made for, or may have; 0 if that is not known
+    least        bytes that it needs at least, as far as they are known before it is loaded
+    least_pages  of its pool: one with more may be made smaller while the model is idle
+    most_pages   of its pool, where there is memory; 0 for as many as it was loaded with
+    keep_alive   seconds from its last use until it is unloaded
+    preload      load it at the start
+    purpose      "completion", "embedding" or "rerank"
+    facts        what its files say, for clients that show it before it is loaded; None if that is not known
+    adapters     that it is served with
+    """
+
+    name: str
+    load: Callable[[int], Chat]
+    aliases: tuple[str, ...] = ()
+    unlisted: tuple[str, ...] = ()
+    weight_size: int = 0
+    context: int = 0
+    least: int = 0
+    least_pages: int = 2
+    most_pages: int = 0
+    keep_alive: float = math.inf
+    preload: bool = False
+    purpose: str = "completion"
+    facts: ModelFacts | None = None
+    adapters: tuple[ShelfAdapter, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its own, and those with its adapters."""
+        return (self.name, *(f"{self.name}:{adapter.name}" for adapter in self.adapters))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelUse:
+    """
+    state         "unloaded", "loading", "loaded" or "unloading"
+    memory        bytes that it has
+    num_requests  that use it or wait for it
+    seconds_left  until it is unloaded, if nobody uses it meanwhile; None for no time
+    """
+
+    state: str
+    memory: int = 0
+    num_requests: int = 0
+    seconds_left: float | None = None
+
+
+class Place:
+    """One model and what becomes of it."""
+
+    def __init__(self, model: ShelfModel, now: float) -> None:
+        self.model = model
+        self.chat: Chat | None = None  # also while it is closed: its memory is taken
+        self.users = 0
+        self.num_waiting = 0  # requests that wait for it to be loaded
+        self.loading: asyncio.Task[None] | None = None
+        self.is_read = False  # from disk, now
+        self.closes = False  # takes no users: it is unloaded once it has none
+        self.closing: asyncio.Task[None] | None = None
+        self.keep_alive = model.keep_alive
+        self.loaded_at = self.used_at = now
+        self.most_pages = 0  # that its pool may have
+        self.set_pages = 0  # that the shelf has given it; others may resize it, too
+        self._known_least: int | None = None  # since it was loaded for the first time
+
+    def put(self, chat: Chat, now: float) -> None:
+        """It is loaded."""
+        self.chat = chat
+        self.loaded_at = self.used_at = now
+        fewer = max(0, self.num_pages - self.model.least_pages)
+        self._known_least = self.planned.total - fewer * self.planned.page
+        self.most_pages = max(self.num_pages, self.model.most_pages)
+        self.set_pages = self.num_pages
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.users or self.num_waiting or self.closes)
+
+    @property
+    def planned(self) -> PlannedMemory:
+        """Of a loaded model."""
+        assert self.chat is not None
+        return self.chat.engine.stats().planned
+
+    @property
+    def num_pages(self) -> int:
+        """Of a loaded model."""
+        assert self.chat is not None
+        return self.chat.engine.stats().pool.num_pages
+
+    @property
+    def floor(self) -> int:
+        """Bytes without which it can never be loaded."""
+        return self.model.weight_size if self._known_least is None else self._known_least
+
+    @property
+    def least(self) -> int:
+        """Bytes with the smallest pool, estimated before it was loaded once."""
+        return max(self.floor, self.model.least) if self._known_least is None else self._known_least
+
+    @property
+    def smaller(self) -> int:
+        """Bytes with as small a pool as it may have now."""
+        return min(self.planned.total, self.least) if self.is_idle else self.planned.total
+
+    def state(self, now: float) -> ModelUse:
+        num_requests = self.users + self.num_waiting
+        if self.chat is None:
+            state = "unloaded" if self.loading is None else "loading"
+            return ModelUse(state=state, num_requests=num_requests)
+        seconds = max(0.0, self.used_at + self.keep_alive - now) if self.is_idle else math.inf
+        return ModelUse(
+            state="unloading" if self.closes else "loaded",
+            memory=self.planned.total,
+            num_requests=num_requests,
+            seconds_left=None if math.isinf(seconds) else seconds,
+        )
+
+    def in_words(self) -> str:
+        """What a loaded model takes, and whether it is in use."""
+        users = f"{self.users} request{'s' * (self.users > 1)}" if self.users else "idle"
+        return f"{self.model.name} ({gib(self.planned.total)}, {users})"
+
+
+def gib(size: float) -> str:
+    return f"{size / (1 << 30):.2f} GiB"

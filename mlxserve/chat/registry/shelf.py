@@ -1,0 +1,391 @@
+"""ModelShelf: every loaded model of a server, within one memory.
+
+    async with shelf.use(name) as chat: ...      loads it if it is not loaded, and counts the users
+
+                 load              users              none for `keep_alive`, or room is needed
+    on disk ───────────▶ loaded ─────────▶ in use ──▶ idle ──────────▶ closing ──▶ on disk
+
+One model is loaded at a time; the others wait in the order in which they were asked for. Where memory
+is short, the pools of idle models are made smaller first, then the one that was used least recently is
+unloaded. Where all are in use, the one that has been loaded for the longest takes no further requests
+until it has been unloaded: they wait for their turn, so that no model waits for ever.
+
+A model that is unloaded writes its pages to disk (`AsyncEngine.close`), and finds them when it is
+loaded again. Used in one event loop; models are loaded and closed on threads. Imports no mlx.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mlxserve.chat.registry.memory import NO_LIMIT, SharedMemory
+from mlxserve.chat.registry.places import ModelUse, Place, ShelfAdapter, ShelfModel, gib
+from mlxserve.chat.registry.threads import in_thread
+from mlxserve.core.errors import EngineStopped, OutOfMemory, QueueFull
+
+if TYPE_CHECKING:
+    from mlxserve.chat.chat import Chat
+
+log = logging.getLogger("mlxserve.chat.registry")
+
+T = TypeVar("T")
+
+LOOK_SECONDS = 1.0  # between two looks for models that have been idle for long
+# A model in use is not unloaded for another one before it has been loaded for so long.
+LEAST_SECONDS = 5.0
+MOST_WAIT_SECONDS = 600.0  # for room, before a request is refused
+
+
+class ModelShelf:
+    """Owns every Chat. Nothing else holds one for longer than a request."""
+
+    def __init__(
+        self,
+        models: Sequence[ShelfModel],
+        *,
+        budget: float = math.inf,
+        shared_budget: int = NO_LIMIT,
+        close: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """The first model is the one of requests that name none.
+
+        budget: bytes of all loaded models together
+        shared_budget: the same once another model was added
+        close: closes what the models share
+        """
+        self.models = tuple(models)
+        self._places = {model.name: Place(model, clock()) for model in self.models}
+        assert len(self._places) == len(self.models), "names of models are unique"
+        self._memory = SharedMemory(self._places, budget)
+        self._shared_budget = shared_budget
+        self._close = close
+        self._clock = clock
+        self._turn = asyncio.Lock()  # of loading
+        self.on_unloaded: Callable[[str], None] = lambda _: None
+        self._waiting: set[asyncio.Future[None]] = set()  # for any change
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    @classmethod
+    def of(
+        cls, chat: Chat, aliases: Sequence[str] = (), unlisted: Sequence[str] = ()
+    ) -> ModelShelf:
+        """One with a loaded model, which stays."""
+        model = ShelfModel(
+            name=chat.model_name,
+            load=lambda _: chat,
+            aliases=tuple(aliases),
+            unlisted=tuple(unlisted),
+            adapters=tuple(ShelfAdapter(name=name) for name in chat.adapters),
+        )
+        shelf = cls([model])
+        shelf._put(shelf._places[model.name], chat)
+        return shelf
+
+    def add(self, model: ShelfModel) -> None:
+        """Put another model on the shelf, to be loaded when it is asked for."""
+        self._places[model.name] = Place(model, self._clock())
+        self.models = (*self.models, model)
+        self._memory.budget = min(self._memory.budget, self._shared_budget)
+
+    def loaded(self, name: str) -> Chat | None:
+        """The model's Chat if it is loaded and not about to be unloaded. It is not counted as used."""
+        place = self._places[name]
+        return None if place.closes else place.chat
+
+    def state(self, name: str) -> ModelUse:
+        """What has become of a model, for people who look."""
+        return self._places[name].state(self._clock())
+
+    @property
+    def budget(self) -> int | None:
+        """Bytes of all loaded models together; None for no limit."""
+        return None if self._memory.budget == NO_LIMIT else self._memory.budget
+
+    @contextlib.asynccontextmanager
+    async def use(self, name: str) -> AsyncIterator[Chat]:
+        """The model's Chat, loaded first if need be. It stays until the end of the block.
+
+        Raises OutOfMemory, QueueFull, EngineStopped, and what loading raises. A request that is
+        cancelled leaves the others to wait.
+        """
+        place = self._places[name]
+        chat = await self._usable_soon(place)
+        place.users += 1
+        try:
+            yield chat
+        finally:
+            place.users -= 1
+            place.used_at = self._clock()
+            self._tell()
+            if place.keep_alive == 0:
+                self.look()
+
+    async def preload(self) -> None:
+        """Load the first model and those that ask for it, in their order, as far as they fit."""
+        for number, model in enumerate(self.models):
+            if number and not model.preload:
+                continue
+            place = self._places[model.name]
+            if number and place.least > self._memory.left(shrunk=True):
+                log.warning(
+                    "%s does not fit beside the models before it; it is loaded when it is asked for.",
+                    model.name,
+                )
+                continue
+            await self._usable_soon(place)
+        # Again, if another needed more than was known.
+        await self._usable_soon(self._places[self.models[0].name])
+
+    def keep(self, name: str, seconds: float) -> None:
+        """Unload a model after so long without a use, until it is loaded again."""
+        self._places[name].keep_alive = seconds
+
+    async def unload(self, name: str, *, force: bool = False) -> bool:
+        """Unload a model; False if it is in use. `force` ends the answers that run."""
+        place = self._places[name]
+        if place.chat is None:
+            return True
+        if place.users and not force:
+            return False
+        await self._unload(place)
+        return True
+
+    def look(self) -> None:
+        """Begin to unload what has been idle for its time, and what has failed."""
+        now = self._clock()
+        for place in self._places.values():
+            if place.chat is None or place.closing is not None:
+                continue
+            if self._has_failed(place) or (
+                place.is_idle and now - place.used_at >= place.keep_alive
+            ):
+                self._begin_closing(place)
+        if not self._turn.locked() and self._memory.growing() is not None:
+            self._begin(self._grow())
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                self.look()
+            except Exception:
+                log.exception("Looking for idle models failed")
+
+    def close(self) -> None:
+        """Close every model, from any thread. Idempotent.
+
+        Side by side, as each takes seconds to write its pages.
+        """
+        with self._lock:
+            self._is_closed = True
+            chats = [place.chat for place in self._places.values() if place.chat is not None]
+        closing = [threading.Thread(target=chat.close, name="mlxserve-close") for chat in chats]
+        for one in closing:
+            one.start()
+        for one in closing:
+            one.join()
+        self._close()
+
+    # ---- what the watchdog asks
+
+    def has_failed(self) -> bool:
+        """Whether the only model's engine has ended by itself; one of several is loaded again."""
+        chats = [place.chat for place in self._places.values()]
+        return len(chats) == 1 and chats[0] is not None and chats[0].engine.has_failed()
+
+    def seconds_since_beat(self) -> float:
+        """Of the engine that has been silent for the longest."""
+        chats = (place.chat for place in self._places.values())
+        return max((chat.engine.seconds_since_beat() for chat in chats if chat), default=0.0)
+
+    # ---- loading
+
+    def _refuse_if_closed(self) -> None:
+        if self._is_closed:
+            raise EngineStopped("The server is stopping.")
+
+    def _usable(self, place: Place) -> Chat | None:
+        self._refuse_if_closed()
+        if place.chat is not None and not place.closes and self._has_failed(place):
+            self._begin_closing(place)
+        return None if place.closes else place.chat
+
+    async def _usable_soon(self, place: Place) -> Chat:
+        while (chat := self._usable(place)) is None:
+            await self._wait_until_loaded(place)
+        return chat
+
+    def _has_failed(self, place: Place) -> bool:
+        """With one model the watchdog ends the process."""
+        chat = place.chat
+        return len(self.models) > 1 and chat is not None and chat.engine.has_failed()
+
+    async def _wait_until_loaded(self, place: Place) -> None:
+        if place.loading is None:
+            place.loading = self._begin(self._load(place))
+        loading = place.loading
+        place.num_waiting += 1
+        try:
+            await asyncio.shield(loading)
+        finally:
+            place.num_waiting -= 1
+            if not place.num_waiting and not place.is_read and not loading.done():
+                loading.cancel()
+                place.loading = None
+
+    async def _load(self, place: Place) -> None:
+        try:
+            async with self._turn:
+                while place.chat is not None and place.closes:
+                    await self._change()
+                if place.chat is None:
+                    await self._read(place)
+        finally:
+            if place.loading is asyncio.current_task():
+                place.loading = None
+            self._tell()
+
+    async def _read(self, place: Place) -> None:
+        """From disk, with as much room as others leave. Raises what loading raises."""
+        least = place.least
+        while True:
+            room = await self._room_for(place, least)
+            place.is_read = True
+            try:
+                await in_thread(partial(self._read_and_put, place, room))
+                return
+            except OutOfMemory:
+                if self.budget is None or room >= self.budget or not self._memory.loaded():
+                    raise
+                least = room + 1  # it needs more than was known before it was read
+            finally:
+                place.is_read = False
+
+    def _read_and_put(self, place: Place, room: int) -> None:
+        self._put(place, place.model.load(room))
+
+    def _put(self, place: Place, chat: Chat) -> None:
+        """On the thread that has loaded it."""
+        with self._lock:
+            if not self._is_closed:
+                place.put(chat, self._clock())
+                return
+        chat.close()
+        raise EngineStopped("The server is stopping.")
+
+    async def _room_for(self, place: Place, least: int) -> int:
+        """Bytes for a model, at least so many. Raises OutOfMemory, QueueFull."""
+        if place.floor > self._memory.budget:
+            raise OutOfMemory(
+                f"{place.model.name} needs {gib(place.floor)}, and all models of this server may "
+                f"have {gib(self._memory.budget)} together. Raise gpu_memory_utilization, or choose a "
+                "smaller model. Nothing was unloaded for it."
+            )
+        least, deadline = min(least, self._memory.budget), self._clock() + MOST_WAIT_SECONDS
+        try:
+            while (left := self._memory.left()) < least:
+                self._refuse_if_closed()
+                if await self._freed(least):
+                    continue
+                if self._clock() > deadline:
+                    raise QueueFull(
+                        f"There is no room for {place.model.name}. {self._memory.in_words()} Try again "
+                        "later, or unload one."
+                    )
+                self._close_next()
+                await self._change(LOOK_SECONDS)
+            return left
+        finally:
+            for other in self._places.values():
+                other.closes = other.closing is not None
+            self._tell()
+
+    async def _freed(self, least: int) -> bool:
+        """Whether more memory is free than before, or is about to be."""
+        loaded = self._memory.loaded()
+        if closing := [one.closing for one in loaded if one.closing is not None]:
+            await asyncio.wait(closing, return_when=asyncio.FIRST_COMPLETED)
+            return True
+        idle = sorted((one for one in loaded if one.is_idle), key=lambda one: one.used_at)
+        if least <= self._memory.left(shrunk=True) and await self._memory.shrink(idle, least):
+            return True
+        drained = [one for one in loaded if one.closes and not one.users]
+        for one in (*drained, *idle):
+            await self._unload(one)
+            return True
+        return False
+
+    async def _grow(self) -> None:
+        async with self._turn:  # no model is loaded meanwhile
+            if (found := self._memory.growing()) is not None:
+                await self._memory.resize(*found)
+
+    def _close_next(self) -> None:
+        """Have the model that has been in use for the longest take no more requests."""
+        loaded = self._memory.loaded()
+        if loaded and not any(one.closes for one in loaded):
+            oldest = min(loaded, key=lambda one: one.loaded_at)
+            oldest.closes = self._clock() - oldest.loaded_at >= LEAST_SECONDS
+
+    # ---- unloading
+
+    async def _unload(self, place: Place) -> None:
+        """Returns once its memory is free, also if it was being closed already."""
+        await asyncio.shield(self._begin_closing(place))
+
+    def _begin_closing(self, place: Place) -> asyncio.Task[None]:
+        if place.closing is None:
+            place.closes = True
+            place.closing = self._begin(self._close_one(place))
+        return place.closing
+
+    async def _close_one(self, place: Place) -> None:
+        assert place.chat is not None
+        began = self._clock()
+        try:
+            await in_thread(place.chat.close)
+        finally:
+            place.chat, place.closing, place.closes = None, None, False
+            place.keep_alive = place.model.keep_alive
+            self._tell()
+            self.on_unloaded(place.model.name)
+        log.info("%s was unloaded in %.1f s", place.model.name, self._clock() - began)
+
+    # ---- changes
+
+    def _tell(self) -> None:
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+        self._waiting.clear()
+
+    async def _change(self, seconds: float | None = None) -> None:
+        """Wait for any change of users and models, no longer than this."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(waiting)
+        await asyncio.wait([waiting], timeout=seconds)
+        self._waiting.discard(waiting)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Its error is told to those that wait for it, if there still are any."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.info("A model was not loaded or unloaded: %s", error)

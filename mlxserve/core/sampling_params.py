@@ -1,0 +1,179 @@
+"""SamplingParams: how an answer's tokens are chosen and when it ends, validated when constructed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from mlxserve.core.errors import InvalidParameter
+
+MAX_BIAS = 1e4  # of a token; with its negative a token is never chosen
+
+
+class StructureKind(StrEnum):
+    JSON_OBJECT = "json_object"  # any
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"  # one of several texts
+    GRAMMAR = "grammar"  # Lark's, in llguidance's dialect
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What the whole text of an answer has to match.
+
+    source: a JSON schema as JSON, a regular expression, a JSON list of texts, or a grammar
+    field: the name of the parameter in errors
+    """
+
+    kind: StructureKind
+    source: str = ""
+    field: str = "structure"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is chosen and when a request ends. Validated when constructed.
+
+    n: answers to one prompt, which is computed once for all of them
+    max_tokens: at most this many new tokens; None: until the model stops or the context is full
+    min_tokens: before this many new tokens neither a token that ends the answer is chosen nor a stop
+        string looked for; a structure that is complete ends it all the same
+    temperature: 0 is greedy
+    top_p, top_k, min_p: nucleus, the k best, a floor relative to the best (1, 0 and 0 are off)
+    seed: the same seed gives the same tokens in any batch, as far as the logits are the same: in half
+        precision on Metal a batch of another size rounds them differently; None draws one
+    stop: strings that end the answer and are not part of it
+    stop_token_ids: tokens that end it
+    ignore_eos: keep going past the model's own end (benchmarks)
+    stop_on_repetition: end an answer that repeats the same tokens over and over
+    repetition_penalty: divides the logits of tokens seen in prompt or answer (CTRL; 1 is off)
+    presence_penalty, frequency_penalty: subtracted once, or per occurrence, for tokens of the answer
+    logit_bias: added to the logits of these token ids
+    logprobs: None, or how many of the best alternatives to report beside each chosen token's own
+    structure: what the text of the answer has to match, after any thinking
+
+    Raises InvalidParameter.
+    """
+
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    stop_on_repetition: bool = False
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    structure: Structure | None = None
+
+    MAX_LOGPROBS = 20
+    MAX_STOP_STRINGS = 16
+    MAX_CHOICES = 128
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        check_whole(self.n, "n", 1, self.MAX_CHOICES)
+        if self.max_tokens is not None:
+            check_whole(self.max_tokens, "max_tokens", 1, None)
+        check_whole(self.min_tokens, "min_tokens", 0, None)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParameter(
+                "min_tokens",
+                f"must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}",
+            )
+        _number(self.temperature, "temperature", 0.0, 100.0)
+        _number(self.top_p, "top_p", 0.0, 1.0)
+        if self.top_p == 0:
+            raise InvalidParameter(
+                "top_p", "must be above 0; use temperature=0 for greedy decoding"
+            )
+        check_whole(self.top_k, "top_k", 0, None)
+        _number(self.min_p, "min_p", 0.0, 1.0)
+        if self.seed is not None:
+            check_whole(self.seed, "seed", -(2**63), 2**64 - 1)
+        _strings(self.stop, "stop", self.MAX_STOP_STRINGS)
+        _whole_all(self.stop_token_ids, "stop_token_ids")
+        for name in ("ignore_eos", "stop_on_repetition"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InvalidParameter(name, f"must be True or False, got {value!r}")
+        _number(self.repetition_penalty, "repetition_penalty", 0.01, 100.0)
+        _number(self.presence_penalty, "presence_penalty", -100.0, 100.0)
+        _number(self.frequency_penalty, "frequency_penalty", -100.0, 100.0)
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidParameter(
+                "logit_bias", f"must be numbers by token id, got {self.logit_bias!r}"
+            )
+        _whole_all(self.logit_bias, "logit_bias")
+        for bias in self.logit_bias.values():
+            _number(bias, "logit_bias", -MAX_BIAS, MAX_BIAS)
+        if self.logprobs is not None:
+            check_whole(self.logprobs, "logprobs", 0, self.MAX_LOGPROBS)
+        if not isinstance(self.structure, Structure | None):
+            raise InvalidParameter("structure", f"must be a Structure, got {self.structure!r:.80}")
+        if self.structure is not None and self.ignore_eos:
+            raise InvalidParameter(
+                "ignore_eos", "cannot be combined with structure: a structured answer has an end"
+            )
+
+    @property
+    def is_penalised(self) -> bool:
+        """Whether a token's chance depends on the tokens that were chosen before."""
+        return (
+            self.repetition_penalty != 1
+            or self.presence_penalty != 0
+            or self.frequency_penalty != 0
+        )
+
+    def choices(self) -> list[SamplingParams]:
+        """The parameters of each of the n answers; a seed gives each answer its own, always the same."""
+        if self.seed is None:
+            return [replace(self, n=1)] * self.n
+        seeds = (self.seed + number for number in range(self.n))
+        return [replace(self, n=1, seed=s if s < 2**64 else s - 2**64) for s in seeds]
+
+
+def check_whole(value: object, name: str, low: int | None = None, high: int | None = None) -> None:
+    """Raises InvalidParameter for anything but a whole number within the bounds."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidParameter(name, f"must be a whole number, got {value!r}")
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise InvalidParameter(name, f"must be {_range(low, high)}, got {value}")
+
+
+def _whole_all(values: object, name: str) -> None:
+    if not isinstance(values, (Sequence, Mapping)) or isinstance(values, (str, bytes)):
+        raise InvalidParameter(name, f"must be a collection of token ids, got {values!r}")
+    for value in values:
+        check_whole(value, name, 0, 2**31 - 1)
+
+
+def _number(value: object, name: str, low: float, high: float) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        raise InvalidParameter(name, f"must be a finite number, got {value!r}")
+    if not low <= value <= high:
+        raise InvalidParameter(name, f"must be {_range(low, high)}, got {value}")
+
+
+def _strings(values: object, name: str, at_most: int) -> None:
+    if not isinstance(values, Sequence) or not all(isinstance(v, str) and v for v in values):
+        raise InvalidParameter(name, "must be non-empty strings")
+    if len(values) > at_most:
+        raise InvalidParameter(name, f"at most {at_most} are allowed, got {len(values)}")
+
+
+def _range(low: float | None, high: float | None) -> str:
+    if high is None:
+        return f"at least {low}"
+    return f"between {low} and {high}"

@@ -1,0 +1,125 @@
+"""Calls of tools inside an answer. Frozen data, and its forms on disk and in a request.
+
+An answer is made of rounds: in each the model wrote text and called tools, and got their results; what it
+wrote after the last round is the answer's text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from mlxserve.history.attachment import fence_around
+
+
+class CallState(StrEnum):
+    ASKED = "asked"  # waits for the user
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"  # in the tool or on the way to it; the result says how
+    REFUSED = "refused"  # by the user
+    STOPPED = "stopped"  # by the user
+
+
+_OPEN = (CallState.ASKED, CallState.RUNNING)
+_RESULTS = {
+    CallState.REFUSED: "The user did not allow this call.",
+    CallState.STOPPED: "The user stopped this call.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRecord:
+    """`arguments` is JSON as the model wrote it, `result` what the model gets."""
+
+    id: str
+    name: str
+    arguments: str
+    state: CallState = CallState.ASKED
+    result: str = ""
+    seconds: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in _OPEN
+
+    @property
+    def answer(self) -> str:
+        """What the model gets, also of a call that was not made."""
+        state = CallState.STOPPED if self.is_open else self.state
+        return self.result or _RESULTS.get(state, "(no output)")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolRound:
+    text: str
+    thinking: str
+    calls: tuple[CallRecord, ...]
+
+    def ended(self) -> ToolRound:
+        """With the calls that were still open as stopped."""
+        calls = (replace(c, state=CallState.STOPPED) if c.is_open else c for c in self.calls)
+        return replace(self, calls=tuple(calls))
+
+
+@dataclass(frozen=True, slots=True)
+class CallsPiece:
+    """A piece of a streamed answer: the calls of its last round as they are now.
+
+    is_new: a round that begins with them, with the text so far
+    """
+
+    calls: tuple[CallRecord, ...]
+    is_new: bool = False
+
+
+def round_messages(one: ToolRound, *, has_thinking: bool = False) -> list[dict[str, Any]]:
+    """The messages of a request that tell of a round."""
+    calls = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments or "{}"},
+        }
+        for call in one.calls
+    ]
+    said: dict[str, Any] = {"role": "assistant", "content": one.text, "tool_calls": calls}
+    if has_thinking and one.thinking:
+        said["reasoning_content"] = one.thinking
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "content": call.answer} for call in one.calls
+    ]
+    return [said, *results]
+
+
+def rounds_text(rounds: Sequence[ToolRound]) -> str:
+    """For the chats' file; empty for none."""
+    return json.dumps([asdict(one) for one in rounds], ensure_ascii=False) if rounds else ""
+
+
+def rounds_of(text: str) -> tuple[ToolRound, ...]:
+    """The rounds of `rounds_text`."""
+    return tuple(map(_round, json.loads(text))) if text else ()
+
+
+def rounds_markdown(rounds: Iterable[ToolRound]) -> str:
+    """For an exported chat."""
+    parts = []
+    for one in rounds:
+        parts += [one.text] if one.text.strip() else []
+        for call in one.calls:
+            fence = fence_around(call.answer)
+            parts.append(
+                f"Called `{call.name}` with `{call.arguments}`:\n\n{fence}\n{call.answer}\n{fence}"
+            )
+    return "\n\n".join(parts)
+
+
+def _round(fields: dict[str, Any]) -> ToolRound:
+    calls = tuple(
+        CallRecord(**{**call, "state": CallState(call["state"])}) for call in fields["calls"]
+    )
+    return ToolRound(fields["text"], fields["thinking"], calls)

@@ -1,0 +1,77 @@
+"""Exports a chat: Markdown for reading, JSON for requests."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+
+from mlxserve.history.calls import rounds_markdown
+from mlxserve.history.messages import ChatRecord, Role, StoredMessage, wire_messages
+
+
+class Format(StrEnum):
+    MARKDOWN = "markdown"
+    JSON = "json"
+
+    @property
+    def suffix(self) -> str:
+        return ".md" if self is Format.MARKDOWN else ".json"
+
+
+def as_markdown(chat: ChatRecord, path: Sequence[StoredMessage]) -> str:
+    """The shown branch under its title. Answers are Markdown already."""
+    sections = [f"# {chat.title}"]
+    if chat.system:
+        sections.append(f"## System\n\n{chat.system}")
+    for message in path:
+        who = "You" if message.role is Role.USER else message.model or "Assistant"
+        images = [f"[image: {one.name}]" for one in message.images]
+        parts = [*images, rounds_markdown(message.rounds), message.text]
+        sections.append("\n\n".join(part for part in (f"## {who}", *parts) if part))
+    return "\n\n".join(sections) + "\n"
+
+
+def as_json(chat: ChatRecord, path: Sequence[StoredMessage]) -> str:
+    """The shown branch as the messages of a chat request."""
+    content = {
+        "title": chat.title,
+        "created_at": datetime.fromtimestamp(chat.created_at).astimezone().isoformat(),
+        "messages": wire_messages(path, chat.system),
+    }
+    return json.dumps(content, ensure_ascii=False, indent=2) + "\n"
+
+
+def export(chat: ChatRecord, path: Sequence[StoredMessage], kind: Format, to: Path) -> None:
+    """Write a new file, readable by its owner only. Raises OSError, also if the file exists."""
+    text = as_markdown(chat, path) if kind is Format.MARKDOWN else as_json(chat, path)
+    to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(to, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def file_name(chat: ChatRecord, kind: Format) -> str:
+    """`why-is-the-sky-blue-20260102-030405.md`."""
+    words = re.sub(r"[^a-z0-9]+", "-", chat.title.lower()).strip("-")[:40] or "chat"
+    return f"{words}-{datetime.now().astimezone():%Y%m%d-%H%M%S}{kind.suffix}"
+
+
+def target(argument: str) -> tuple[Format, Path | None]:
+    """The format and file of `json`, `markdown notes.md`, `chat.json` or ""; None: no file named."""
+    word, _, rest = argument.strip().partition(" ")
+    if word in tuple(Format):
+        return Format(word), _path(rest) if rest.strip() else None
+    if not argument.strip():
+        return Format.MARKDOWN, None
+    to = _path(argument)
+    return (Format.JSON if to.suffix == ".json" else Format.MARKDOWN), to
+
+
+def _path(words: str) -> Path:
+    # Path.expanduser raises for an unknown user; os.path.expanduser leaves the name unchanged.
+    return Path(os.path.expanduser(words.strip()))

@@ -1,0 +1,93 @@
+"""KeptImage: an image of a question, as it is kept and sent."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mlxserve.history.attachment import AttachmentRefused
+
+_TYPES = {
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".webp": "image/webp",
+    ".gif": "image/gif",
+}
+MAX_SIZE = 1 << 20  # bytes of what is kept
+MAX_SIDE = 2048  # pixels of what is kept, where it was made smaller
+_MAX_FILE = 64 << 20
+_QUALITIES = (90, 75, 50)  # of JPEG, until it fits
+
+
+@dataclass(frozen=True, slots=True)
+class KeptImage:
+    """url: data: with the file itself, in base64"""
+
+    name: str
+    url: str
+
+    @property
+    def content(self) -> bytes:
+        """The file."""
+        return base64.b64decode(self.url.partition(",")[2])
+
+
+def is_picture(path: Path) -> bool:
+    """Whether its name is that of an image that models are shown."""
+    return path.suffix.lower() in _TYPES
+
+
+def read_picture(path: Path, typed: str | None = None) -> KeptImage:
+    """The file, made smaller if it is large. Raises AttachmentRefused, which names `typed`."""
+    typed = typed or str(path)
+    try:
+        if not path.is_file():
+            raise AttachmentRefused(f"{typed} is not a file.")
+        if path.stat().st_size > _MAX_FILE:
+            raise AttachmentRefused(f"{typed} is larger than {_MAX_FILE >> 20} MiB.")
+        content, kind = path.read_bytes(), _TYPES[path.suffix.lower()]
+    except OSError as error:
+        raise AttachmentRefused(f"{typed} cannot be read: {error.strerror}.") from error
+    if len(content) > MAX_SIZE:
+        content, kind = _smaller(content, typed), "image/jpeg"
+    return KeptImage(path.name, f"data:{kind};base64,{base64.b64encode(content).decode()}")
+
+
+def _smaller(content: bytes, typed: str) -> bytes:
+    """As JPEG, upright, with white for what is transparent."""
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise AttachmentRefused(
+            f"{typed} is larger than {MAX_SIZE >> 20} MiB, and making it smaller needs Pillow: "
+            'pip install "mlxserve[vision]"'
+        ) from error
+    try:
+        image = Image.open(io.BytesIO(content), formats=("PNG", "JPEG", "WEBP", "GIF"))
+        image.draft(None, (MAX_SIDE, MAX_SIDE))
+        image.thumbnail((MAX_SIDE, MAX_SIDE))
+        whole = ImageOps.exif_transpose(image).convert("RGBA")
+    except Exception as error:  # decoders raise anything
+        raise AttachmentRefused(f"{typed} is damaged or no image ({error}).") from error
+    white = Image.new("RGBA", whole.size, "white")
+    white.alpha_composite(whole)
+    for quality in _QUALITIES:
+        file = io.BytesIO()
+        white.convert("RGB").save(file, "JPEG", quality=quality)
+        if file.tell() <= MAX_SIZE:
+            break
+    return file.getvalue()
+
+
+def as_text(pictures: Sequence[KeptImage]) -> str:
+    """As the store keeps them; empty for none."""
+    return json.dumps([asdict(one) for one in pictures]) if pictures else ""
+
+
+def from_text(text: str) -> tuple[KeptImage, ...]:
+    return tuple(KeptImage(**one) for one in json.loads(text)) if text else ()

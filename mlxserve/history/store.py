@@ -1,0 +1,368 @@
+"""Chats on disk: one SQLite file that several terminals may use at the same time.
+
+A chat is a tree of messages; `leaf_id` is the last message of the branch shown last. Questions
+are written before they are sent and answers while they grow, so a crash loses at most the time
+between two checkpoints. Full-text search covers everything except answers still being written.
+Blocking: the app calls it from a thread of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from mlxserve.history.calls import rounds_of, rounds_text
+from mlxserve.history.chat_file import StoreError, open_file, open_memory
+from mlxserve.history.messages import (
+    AnswerStats,
+    ChatRecord,
+    LeftOut,
+    Role,
+    State,
+    StoredMessage,
+    Version,
+)
+from mlxserve.history.picture import KeptImage, as_text, from_text
+from tui.sanitise import one_line
+
+CHECKPOINT_SECONDS = 1.0
+# An answer not saved for this long has lost its terminal.
+_ABANDONED_SECONDS = 15.0
+_TITLE_SIZE = 60
+_UNTITLED = "New chat"
+# Signs of Markdown before and in a line: headings, quotes, lists, fences, code, bold.
+_MARKS = re.compile(r"^\s*(?:```.*|~~~.*|#{1,6}\s+|>\s?|[-*+]\s+)|`+|\*\*")
+REQUESTED = "requested:"  # of a setting, before a served model's name: what it was asked for by
+# Columns whose values are those of the fields of the same name.
+_OF_CHAT = ("id", "title", "created_at", "updated_at", "leaf_id", "system")
+_OF_MESSAGE = ("id", "chat_id", "parent_id", "text", "thinking", "error", "model", "created_at")
+_STATS = [field.name for field in fields(AnswerStats)]  # of a message
+_DELETED = "This chat was deleted. Start a new one with Ctrl+N."
+# Shorter words contain no trigram and are searched without the index.
+_TRIGRAM_SIZE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SearchHit:
+    """A message that a search found."""
+
+    chat: ChatRecord
+    message_id: int
+    role: Role
+    excerpt: str
+
+
+class Store:
+    """The chats in one file. Use from one thread at a time, and close at the end."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._db = connection
+
+    @classmethod
+    def open(cls, path: Path) -> Store:
+        """Open or create the file. Raises StoreError."""
+        return cls(open_file(path))
+
+    @classmethod
+    def in_memory(cls) -> Store:
+        return cls(open_memory())
+
+    def close(self) -> None:
+        self._db.close()
+
+    def limit(self, num_bytes: int) -> None:
+        """Refuse what would make the file larger; StoreError then says that it is full."""
+        [page_size] = self._db.execute("PRAGMA page_size").fetchone()
+        self._db.execute(f"PRAGMA max_page_count = {num_bytes // page_size}")
+
+    # Chats
+
+    def create_chat(self, first_words: str, system: str = "") -> ChatRecord:
+        now = time.time()
+        title = title_of(first_words)
+        with self._write() as db:
+            chat_id = db.execute(
+                "INSERT INTO chats(title, created_at, updated_at, system) VALUES (?, ?, ?, ?)",
+                (title, now, now, system),
+            ).lastrowid
+        assert chat_id is not None, "an insert has a rowid"
+        return ChatRecord(id=chat_id, title=title, created_at=now, updated_at=now, system=system)
+
+    def chats(self, limit: int = 500) -> list[ChatRecord]:
+        """The most recent first."""
+        rows = self._db.execute("SELECT * FROM chats ORDER BY updated_at DESC LIMIT ?", (limit,))
+        return [_chat(row) for row in rows]
+
+    def chat(self, chat_id: int) -> ChatRecord:
+        """Raises StoreError if another terminal has deleted it."""
+        row = self._db.execute("SELECT * FROM chats WHERE id = ?", (chat_id,)).fetchone()
+        if row is None:
+            raise StoreError(_DELETED)
+        return _chat(row)
+
+    def rename(self, chat_id: int, title: str) -> None:
+        with self._write() as db:
+            db.execute(
+                "UPDATE chats SET title = ? WHERE id = ?",
+                (one_line(title, _TITLE_SIZE) or _UNTITLED, chat_id),
+            )
+
+    def set_system(self, chat_id: int, system: str) -> None:
+        with self._write() as db:
+            db.execute("UPDATE chats SET system = ? WHERE id = ?", (system, chat_id))
+
+    def leave_out(self, chat_id: int, left_out: LeftOut) -> None:
+        with self._write() as db:
+            db.execute(
+                "UPDATE chats SET left_out_last = ?, left_out_newest = ?, summary = ? WHERE id = ?",
+                (left_out.last_id, left_out.newest_id, left_out.summary, chat_id),
+            )
+
+    def delete(self, chat_id: int) -> None:
+        with self._write() as db:
+            db.execute("DELETE FROM chats WHERE id = ?", (chat_id,))
+
+    # Messages
+
+    def add(
+        self,
+        chat_id: int,
+        parent_id: int | None,
+        role: Role,
+        text: str,
+        *,
+        state: State = State.DONE,
+        model: str = "",
+        images: Sequence[KeptImage] = (),
+    ) -> StoredMessage:
+        """Append a message and make it the end of the shown branch. Raises StoreError."""
+        now = time.time()
+        with self._write() as db:
+            message_id = db.execute(
+                "INSERT INTO messages(chat_id, parent_id, role, text, state, model, images, created_at,"
+                " touched_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (chat_id, parent_id, role, text, state, model, as_text(images), now, now),
+            ).lastrowid
+            db.execute(
+                "UPDATE chats SET leaf_id = ?, updated_at = ? WHERE id = ?",
+                (message_id, now, chat_id),
+            )
+        assert message_id is not None, "an insert has a rowid"
+        return self.message(message_id)
+
+    def messages(self, chat_id: int) -> list[StoredMessage]:
+        """All messages of a chat, parents before their children."""
+        rows = self._db.execute("SELECT * FROM messages WHERE chat_id = ? ORDER BY id", (chat_id,))
+        return [_message(row) for row in rows]
+
+    def beginnings(self, *, but: int) -> list[tuple[ChatRecord, StoredMessage]]:
+        """The first questions of all chats but this one, each with its chat."""
+        chats = {chat.id: chat for chat in self.chats(limit=-1)}
+        rows = self._db.execute(
+            "SELECT * FROM messages WHERE parent_id IS NULL AND chat_id != ? ORDER BY id", (but,)
+        )
+        return [(chats[row["chat_id"]], _message(row)) for row in rows]
+
+    def message(self, message_id: int) -> StoredMessage:
+        row = self._db.execute("SELECT * FROM messages WHERE id = ?", (message_id,)).fetchone()
+        if row is None:
+            raise StoreError("This message was deleted. Reopen the chat.")
+        return _message(row)
+
+    def save(self, message: StoredMessage) -> None:
+        """Write the fields of an answer that can change. Raises StoreError."""
+        columns = {
+            "text": message.text,
+            "thinking": message.thinking,
+            "state": message.state,
+            "error": message.error,
+            "model": message.model,
+            "rounds": rounds_text(message.rounds),
+            "touched_at": time.time(),
+            **asdict(message.stats),
+        }
+        assigned = ", ".join(f"{name} = :{name}" for name in columns)
+        with self._write() as db:
+            written = db.execute(
+                f"UPDATE messages SET {assigned} WHERE id = :id", {**columns, "id": message.id}
+            ).rowcount
+        if not written:
+            raise StoreError(_DELETED)
+
+    def remove(self, message: StoredMessage) -> None:
+        """Delete an answer that has nothing below it; its question ends the branch then."""
+        with self._write() as db:
+            db.execute(
+                "UPDATE chats SET leaf_id = ? WHERE id = ?", (message.parent_id, message.chat_id)
+            )
+            db.execute("DELETE FROM messages WHERE id = ?", (message.id,))
+
+    def path(self, leaf_id: int | None) -> list[StoredMessage]:
+        """The branch that ends with this message, from its root."""
+        rows = self._db.execute(
+            "WITH RECURSIVE branch(id, depth) AS ("
+            " SELECT ?, 0 UNION ALL"
+            " SELECT m.parent_id, depth + 1 FROM messages m JOIN branch b ON m.id = b.id"
+            " WHERE m.parent_id IS NOT NULL)"
+            " SELECT m.* FROM messages m JOIN branch b ON m.id = b.id ORDER BY b.depth DESC",
+            (leaf_id,),
+        )
+        return [_message(row) for row in rows]
+
+    def version(self, message: StoredMessage) -> Version:
+        """The message's position among its siblings."""
+        rows = self._db.execute(
+            "SELECT id FROM messages WHERE chat_id = ? AND parent_id IS ? ORDER BY id",
+            (message.chat_id, message.parent_id),
+        )
+        ids = tuple(row["id"] for row in rows)
+        return Version(ids.index(message.id), ids)
+
+    def versions(self, path: Sequence[StoredMessage]) -> list[Version]:
+        return [self.version(message) for message in path]
+
+    def show_branch(self, chat_id: int, message_id: int) -> int:
+        """Make the branch through this message the shown one; returns its newest descendant."""
+        row = self._db.execute(
+            "WITH RECURSIVE newest(id) AS ("
+            " SELECT ? UNION ALL"
+            " SELECT (SELECT max(m.id) FROM messages m WHERE m.parent_id = n.id)"
+            " FROM newest n WHERE n.id IS NOT NULL)"
+            " SELECT max(id) AS id FROM newest",
+            (message_id,),
+        ).fetchone()
+        leaf_id = int(row["id"])
+        self.show_leaf(chat_id, leaf_id)
+        return leaf_id
+
+    def show_leaf(self, chat_id: int, leaf_id: int | None) -> None:
+        with self._write() as db:
+            db.execute("UPDATE chats SET leaf_id = ? WHERE id = ?", (leaf_id, chat_id))
+
+    def recover(self) -> int:
+        """Mark the unfinished answers of dead terminals as stopped; returns their number.
+
+        A live terminal updates `touched_at` at every checkpoint, so its answers are left alone.
+        """
+        with self._write() as db:
+            return db.execute(
+                "UPDATE messages SET state = ? WHERE state = ? AND touched_at < ?",
+                (State.STOPPED, State.WRITING, time.time() - _ABANDONED_SECONDS),
+            ).rowcount
+
+    def search(self, words: str, limit: int = 100) -> list[SearchHit]:
+        """Messages that contain all of the words, ignoring case; newest first."""
+        terms = words.split()
+        if not terms:
+            return []
+        long = [term for term in terms if len(term) >= _TRIGRAM_SIZE]
+        where, values = [], list[str | int]()
+        if long:
+            where.append("m.id IN (SELECT rowid FROM messages_text WHERE messages_text MATCH ?)")
+            values.append(" AND ".join('"' + term.replace('"', '""') + '"' for term in long))
+        for term in terms:
+            if len(term) < _TRIGRAM_SIZE:
+                where.append("m.text LIKE ? ESCAPE '\\' AND m.state != 'writing'")
+                values.append("%" + _like_escaped(term) + "%")
+        rows = self._db.execute(
+            "SELECT c.*, m.id AS message_id, m.role, m.text FROM messages m"
+            f" JOIN chats c ON c.id = m.chat_id WHERE {' AND '.join(where)}"
+            " ORDER BY m.id DESC LIMIT ?",
+            (*values, limit),
+        )
+        return [
+            SearchHit(
+                _chat(row), row["message_id"], Role(row["role"]), _excerpt(row["text"], terms[0])
+            )
+            for row in rows
+        ]
+
+    def questions(self, limit: int = 200) -> list[str]:
+        """Earlier questions, oldest first: the composer's history."""
+        rows = self._db.execute(
+            "SELECT text FROM messages WHERE role = ? ORDER BY id DESC LIMIT ?", (Role.USER, limit)
+        )
+        newest_first = dict.fromkeys(row["text"] for row in rows)
+        return list(newest_first)[::-1]
+
+    def last_model(self) -> str | None:
+        """What `--model` names the model by that answered in the last chat; None without an answer."""
+        row = self._db.execute(
+            "SELECT model FROM messages WHERE model != '' AND chat_id ="
+            " (SELECT id FROM chats ORDER BY updated_at DESC LIMIT 1) ORDER BY id DESC LIMIT 1"
+        ).fetchone()
+        return None if row is None else self.setting(f"{REQUESTED}{row['model']}") or row["model"]
+
+    # Settings
+
+    def setting(self, name: str) -> str | None:
+        row = self._db.execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()
+        return None if row is None else str(row["value"])
+
+    def set_setting(self, name: str, value: str) -> None:
+        with self._write() as db:
+            db.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, value))
+
+    @contextmanager
+    def _write(self) -> Iterator[sqlite3.Connection]:
+        """One transaction. Takes the write lock immediately, so that it is never upgraded later."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+        except sqlite3.IntegrityError as error:
+            raise StoreError(_DELETED) from error
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"Cannot save the chat: {error}. Free some disk space, or set "
+                "MLXSERVE_HOME to another folder."
+            ) from error
+
+
+def title_of(words: str) -> str:
+    """A chat's title: the start of its first question, without signs of Markdown and fences of code."""
+    lines = (_MARKS.sub("", line).strip() for line in words.strip().splitlines())
+    title = one_line(" ".join(line for line in lines if line), 2 * _TITLE_SIZE)
+    if len(title) > _TITLE_SIZE and " " in title[:_TITLE_SIZE]:
+        title = f"{title[:_TITLE_SIZE].rpartition(' ')[0]}…"
+    return one_line(title, _TITLE_SIZE) or _UNTITLED
+
+
+def _chat(row: sqlite3.Row) -> ChatRecord:
+    last = row["left_out_last"]
+    left_out = None if last is None else LeftOut(last, row["left_out_newest"], row["summary"])
+    return ChatRecord(**{name: row[name] for name in _OF_CHAT}, left_out=left_out)
+
+
+def _message(row: sqlite3.Row) -> StoredMessage:
+    return StoredMessage(
+        **{name: row[name] for name in _OF_MESSAGE},
+        role=Role(row["role"]),
+        state=State(row["state"]),
+        stats=AnswerStats(**{name: row[name] for name in _STATS}),
+        rounds=rounds_of(row["rounds"]),
+        images=from_text(row["images"]),
+    )
+
+
+def _like_escaped(term: str) -> str:
+    for special in "\\%_":
+        term = term.replace(special, "\\" + special)
+    return term
+
+
+def _excerpt(text: str, term: str, around: int = 60) -> str:
+    """The text around the first occurrence of the term."""
+    at = max(0, text.lower().find(term.lower()))
+    start = max(0, at - around // 2)
+    excerpt = one_line(text[start : at + around * 2], around * 2)
+    return f"…{excerpt}" if start else excerpt

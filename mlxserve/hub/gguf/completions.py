@@ -1,0 +1,164 @@
+"""Configuration that is computed from several values of a GGUF file, where a table is not enough.
+
+Each says what llama.cpp's code of the architecture does (src/models/, src/llama-model.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from mlxserve.core.errors import UnsupportedModel
+from mlxserve.hub.gguf.reader import Header
+
+Config = dict[str, Any]
+Given = Mapping[str, Any]  # metadata without the architecture's name before it
+_SIGMOID = 2  # of `expert_gating_func`
+_LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original": 8192}
+
+
+def rope_scaling(header: Header, given: Given) -> Config | None:
+    """As transformers writes it; None for positions as they are. Raises UnsupportedModel."""
+    long = _values(header, "rope_factors_long.weight")
+    if long is not None:
+        short = _values(header, "rope_factors_short.weight")
+        original = given.get("rope.scaling.original_context_length")
+        return {
+            "type": "longrope",
+            "long_factor": long,
+            "short_factor": long if short is None else short,
+            "original_max_position_embeddings": original or given.get("context_length"),
+        }
+    factors = _values(header, "rope_freqs.weight")
+    if factors is not None:
+        return _llama_3(factors, float(given.get("rope.freq_base", 10_000.0)))
+    kind = given.get("rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    factor = float(given.get("rope.scaling.factor", 1.0))
+    if kind == "linear":
+        return {"type": "linear", "rope_type": "linear", "factor": factor}
+    if kind != "yarn":
+        raise UnsupportedModel(f"The GGUF file scales positions by {kind!r:.40}, which is unknown.")
+    found = {"type": "yarn", "rope_type": "yarn", "factor": factor}
+    found["original_max_position_embeddings"] = given.get(
+        "rope.scaling.original_context_length", given.get("context_length")
+    )
+    for key in ("beta_fast", "beta_slow"):
+        if (value := given.get(f"rope.scaling.yarn_{key}")) is not None:
+            found[key] = value
+    if (multiplier := given.get("rope.scaling.yarn_log_multiplier")) is not None:
+        # DeepSeek's two are equal, and the file has a tenth of them.
+        found["mscale"] = found["mscale_all_dim"] = round(10 * multiplier, 6)
+    return found
+
+
+def _llama_3(factors: list[float], base: float) -> Config | None:
+    """Llama 3's scaling, which the file has as a factor for each frequency. Raises UnsupportedModel."""
+    factor = max(factors)
+    if factor <= 1:
+        return None
+    frequencies = base ** (np.arange(len(factors)) * 2 / (2 * len(factors)))
+    wavelengths = 2 * np.pi * frequencies
+    low, high, original = _LLAMA_3.values()
+    smooth = (original / wavelengths - low) / (high - low)
+    expected = 1 / ((1 - smooth) / factor + smooth)
+    expected = np.where(wavelengths < original / high, 1.0, expected)
+    expected = np.where(wavelengths > original / low, factor, expected)
+    if not np.allclose(expected, factors, rtol=1e-3):
+        raise UnsupportedModel(
+            "The GGUF file has frequencies of its own for positions (rope_freqs.weight), which are "
+            "not Llama 3's. Take the model's MLX conversion."
+        )
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": original,
+    }
+
+
+def _values(header: Header, name: str) -> list[float] | None:
+    tensor = header.tensors.get(name)
+    if tensor is None or tensor.kind != "F32":
+        return None
+    count = tensor.nbytes // 4
+    return [float(one) for one in np.fromfile(tensor.file, "<f4", count, offset=tensor.offset)]
+
+
+def _llama(config: Config, given: Given) -> Config:
+    if "attention.key_length" not in given and "rope.dimension_count" in given:
+        config = config | {"head_dim": given["rope.dimension_count"]}
+    return config | {"model_type": "mixtral"} if config.get("num_local_experts") else config
+
+
+def _gemma(config: Config, _: Given) -> Config:
+    """The 27B models scale queries by their width per head, others by the size of a head."""
+    is_27b = (config["model_type"], config["num_hidden_layers"]) in (
+        ("gemma2", 46),
+        ("gemma3_text", 62),
+    )
+    width = config["hidden_size"] // config["num_attention_heads"]
+    return config | {"query_pre_attn_scalar": width if is_27b else config["head_dim"]}
+
+
+def _part_rotated(config: Config, given: Given) -> Config:
+    rotated = given.get("rope.dimension_count", config["head_dim"])
+    original = given.get("rope.scaling.original_context_length")
+    found = {"partial_rotary_factor": rotated / config["head_dim"]}
+    return config | found | ({"original_max_position_embeddings": original} if original else {})
+
+
+def _gpt_oss(config: Config, _: Given) -> Config:
+    kinds = ("sliding_attention", "full_attention")
+    layers = [kinds[number % 2] for number in range(config["num_hidden_layers"])]
+    return config | {"layer_types": layers}
+
+
+def _lfm2(config: Config, given: Given) -> Config:
+    """A layer without heads for keys is a convolution."""
+    counts = given["attention.head_count_kv"]
+    counts = counts if isinstance(counts, list) else [counts] * config["num_hidden_layers"]
+    return config | {
+        "num_key_value_heads": max(counts),
+        "layer_types": ["full_attention" if count else "conv" for count in counts],
+        "conv_bias": False,
+    }
+
+
+def _deepseek(config: Config, given: Given) -> Config:
+    key = given.get("attention.key_length_mla", given.get("attention.key_length", 0))
+    value = given.get("attention.value_length_mla", given.get("attention.value_length", 0))
+    is_v3 = given.get("expert_gating_func") == _SIGMOID
+    num_groups = config.get("n_group") or 1
+    topk = "noaux_tc" if is_v3 else "group_limited_greedy" if num_groups > 1 else "greedy"
+    config = {key: value for key, value in config.items() if key != "head_dim"}
+    return config | {
+        "model_type": "deepseek_v3" if is_v3 else "deepseek_v2",
+        "q_lora_rank": config.get("q_lora_rank"),
+        "qk_nope_head_dim": key - config["qk_rope_head_dim"],
+        "v_head_dim": value,
+        "num_key_value_heads": config["num_attention_heads"],
+        "topk_method": topk,
+        "n_group": num_groups,
+        "topk_group": config.get("topk_group") or 1,
+        "moe_layer_freq": 1,
+        "attention_bias": False,
+        # mlx-lm's DeepSeek V2 always scales positions.
+        **({} if is_v3 or "rope_scaling" in config else {"rope_scaling": {"factor": 1.0}}),
+    }
+
+
+COMPLETIONS: Mapping[str, Callable[[Config, Given], Config]] = {
+    "llama": _llama,
+    "gemma2": _gemma,
+    "gemma3": _gemma,
+    "phi3": _part_rotated,
+    "glm4": _part_rotated,
+    "gpt-oss": _gpt_oss,
+    "lfm2": _lfm2,
+    "deepseek2": _deepseek,
+}

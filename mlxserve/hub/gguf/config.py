@@ -1,0 +1,158 @@
+"""The config.json and generation_config.json that a GGUF file's metadata means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mlxserve.core.errors import UnsupportedModel, in_one_line
+from mlxserve.hub.gguf.completions import COMPLETIONS, rope_scaling
+from mlxserve.hub.gguf.families import COMMON_KEYS, FAMILIES, Family
+from mlxserve.hub.gguf.reader import Header
+
+# Ends of an answer or of its turn, by their texts, as llama.cpp finds them: files name only one of them.
+_ENDS = frozenset(
+    {
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<turn|>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|eom_id|>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "<|return|>",
+        "<|call|>",
+        "<|flush|>",
+        "<|calls|>",
+        "<end_of_utterance>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        "<\uff5cend\u2581of\u2581turn\uff5c>",
+    }
+)
+_NOT_TEXT = (3, 4)  # kinds of tokens: control, user-defined
+_NEEDED = {"block_count": 2_000, "embedding_length": 1 << 24, "attention.head_count": 1 << 24}
+# Defaults of llama.cpp (common_params_sampling in common.h), by its keys.
+_SAMPLING: Mapping[str, tuple[str, float]] = {
+    "temp": ("temperature", 0.8),
+    "top_k": ("top_k", 40),
+    "top_p": ("top_p", 0.95),
+    "min_p": ("min_p", 0.05),
+    "penalty_repeat": ("repetition_penalty", 1.0),
+}
+_ODD = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+
+
+def architecture(header: Header) -> str:
+    """Raises UnsupportedModel for what is not a language model of a known architecture."""
+    name = header.metadata.get("general.architecture")
+    kind = header.metadata.get("general.type", "model")
+    if kind != "model":
+        raise UnsupportedModel(
+            f"This GGUF file is not a model, but says that it is of type {kind!r:.40}. Name the "
+            "model's file."
+        )
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise UnsupportedModel(
+            f"GGUF files of the architecture {name!r:.40} are not supported, only of "
+            f"{', '.join(sorted(FAMILIES))}. Take the model's MLX conversion."
+        )
+    return name
+
+
+def family(header: Header) -> Family:
+    return FAMILIES[architecture(header)]
+
+
+def model_config(header: Header) -> dict[str, Any]:
+    """As a model folder's config.json. Raises UnsupportedModel for values that are missing or odd."""
+    try:
+        return _config(header)
+    except _ODD as error:
+        raise UnsupportedModel(
+            f"A value in the GGUF file's header is not of its kind: {in_one_line(error)}. Take another "
+            "conversion of the model."
+        ) from error
+
+
+def _config(header: Header) -> dict[str, Any]:
+    name, one = architecture(header), family(header)
+    given = {
+        key.removeprefix(f"{name}."): _plain(value)
+        for key, value in header.metadata.items()
+        if key.startswith(f"{name}.")
+    }
+    if "token_embd.weight" not in header.tensors:
+        raise UnsupportedModel(
+            "The GGUF file has no token_embd.weight, so it is not a whole model. If the model is "
+            "split into several files, all of them must be in one folder."
+        )
+    if missing := sorted(_NEEDED.keys() - given.keys()):
+        raise UnsupportedModel(
+            f"The GGUF file does not say {', '.join(f'{name}.{key}' for key in missing)}. Take "
+            "another conversion of the model."
+        )
+    for key, most in _NEEDED.items():
+        if not isinstance(given[key], int) or not 0 < given[key] <= most:
+            raise UnsupportedModel(
+                f"The GGUF file's {name}.{key} must be a whole number from 1 to {most}, got "
+                f"{given[key]!r:.40}."
+            )
+    config: dict[str, Any] = {}
+    for keys in (COMMON_KEYS, one.keys):
+        config |= {option: given[key] for key, option in keys.items() if key in given}
+    config |= {
+        "model_type": one.model_type,
+        "vocab_size": header.tensors["token_embd.weight"].shape[0],
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
+        "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
+        "pad_token_id": header.metadata.get("tokenizer.ggml.padding_token_id"),
+        "eos_token_id": end_tokens(header),
+        **one.fixed,
+    }
+    config.setdefault("num_key_value_heads", config["num_attention_heads"])
+    if isinstance(config["num_attention_heads"], int) and config["num_attention_heads"]:
+        config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    if (scaling := rope_scaling(header, given)) is not None:
+        config["rope_scaling"] = scaling
+    complete = COMPLETIONS.get(name)
+    return config if complete is None else complete(config, given)
+
+
+def end_tokens(header: Header) -> list[int]:
+    """Ids of the tokens that end an answer, the file's own first."""
+    named = (header.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))
+    tokens = header.metadata.get("tokenizer.ggml.tokens") or ()
+    kinds = header.metadata.get("tokenizer.ggml.token_type") or ()
+    by_text = (
+        number
+        for number, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if kind in _NOT_TEXT and token in _ENDS
+    )
+    found = dict.fromkeys(one for one in (*named, *by_text) if isinstance(one, int))
+    texts = {number: tokens[number] for number in found if 0 <= number < len(tokens)}
+    if {"<|return|>", "<|call|>"} <= set(texts.values()):  # gpt-oss, whose <|end|> ends a message
+        texts = {number: text for number, text in texts.items() if text != "<|end|>"}
+    return list(texts)
+
+
+def generation_config(header: Header) -> Mapping[str, Any]:
+    """What ends an answer, and how requests are sampled that say nothing: as the file says, or as llama.cpp does."""
+    sampling = {
+        option: _plain(header.metadata.get(f"general.sampling.{key}", default))
+        for key, (option, default) in _SAMPLING.items()
+    }
+    return {"eos_token_id": end_tokens(header), **sampling}
+
+
+def _plain(value: Any) -> Any:
+    """float32 as the shortest decimal that means it: 1e-05 instead of 9.999999747378752e-06."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value

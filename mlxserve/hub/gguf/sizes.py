@@ -1,0 +1,33 @@
+"""How much memory a GGUF file's tensors take once they are repacked, and what they are quantised as."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import prod
+
+from mlxserve.hub.gguf.reader import Header
+
+_SCALES = 1.0  # bits for each value: a scale and a bias of 16 bits for each 32
+_BITS = {  # for each value
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K"), 4 + _SCALES),
+    **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K"), 5 + _SCALES),
+    **dict.fromkeys(("Q8_0", "Q6_K", "Q3_K", "Q2_K", "IQ4_NL", "IQ4_XS"), 8 + _SCALES),
+    "MXFP4": 4.25,
+}
+
+
+def size_in_memory(header: Header) -> int:
+    """Bytes of all tensors on Metal."""
+    return sum(
+        int(prod(tensor.shape) * _BITS.get(tensor.kind, 16) / 8)
+        for tensor in header.tensors.values()
+    )
+
+
+def kinds(header: Header) -> dict[str, tuple[int, int]]:
+    """For each kind of block, tensors of it and their bytes in the file; the most bytes first."""
+    counts = Counter(tensor.kind for tensor in header.tensors.values())
+    sizes: Counter[str] = Counter()
+    for tensor in header.tensors.values():
+        sizes[tensor.kind] += tensor.nbytes
+    return {kind: (counts[kind], size) for kind, size in sizes.most_common()}

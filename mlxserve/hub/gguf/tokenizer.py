@@ -1,0 +1,193 @@
+"""The tokenizer.json and tokenizer_config.json that a GGUF file's metadata means.
+
+transformers builds the tokenizer (`transformers.integrations.gguf`); how the text is split before, it
+knows for some families only, and the others are here, from llama.cpp's `llama_vocab` (llama-vocab.cpp).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from mlxserve.core.errors import UnsupportedModel, in_one_line
+from mlxserve.hub.gguf.reader import Header
+
+_KEYS = {
+    "model": "tokenizer_type",
+    "pre": "pre_tokenizer_type",
+    "tokens": "tokens",
+    "scores": "scores",
+    "token_type": "token_type",
+    "merges": "merges",
+    "precompiled_charsmap": "precompiled_charsmap",
+    "bos_token_id": "bos_token_id",
+    "eos_token_id": "eos_token_id",
+    "unknown_token_id": "unk_token_id",
+    "padding_token_id": "pad_token_id",
+    "add_space_prefix": "add_prefix_space",
+}
+_SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+_SPACE = "\u2581"  # of sentencepiece
+_GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN_2 = _LLAMA_3.replace("{1,3}", "")
+_DEEPSEEK_3 = (
+    r"\p{N}{1,3}",
+    r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_CHINESE = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+# Regular expressions, one after the other, by what files call them.
+SPLITS: Mapping[str, tuple[str, ...]] = {
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", "[0-9][0-9][0-9]"),
+    "deepseek-llm": (
+        r"[\r\n]",
+        r"\s?\p{L}+",
+        r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+        r"\s+$",
+        _CHINESE,
+        r"\p{N}+",
+    ),
+    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CHINESE, r"\p{N}"),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK_3),
+    **dict.fromkeys(
+        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"),
+        (r"\p{N}", _GPT_2),
+    ),
+    **dict.fromkeys(
+        ("gpt-2", "phi-2", "gigachat", "a.x-4.0", "mellum", "mpt", "olmo", "jais", "exaone4"),
+        (_GPT_2,),
+    ),
+    **dict.fromkeys(("trillion", "granite-docling"), (_GPT_2,)),
+    **dict.fromkeys(("stablelm2", "hunyuan", "solar-open", "grok-2"), (_QWEN_2,)),
+    **dict.fromkeys(("glm4", "chatglm-bpe"), (_LLAMA_3,)),
+}
+# A word that is a token stays one, though no merges lead to it.
+_LLAMA_3_KINDS = frozenset(
+    ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")
+)
+_WHOLE_WORDS_FIRST = _LLAMA_3_KINDS | {"tekken"}
+_READ_ERRORS = (ValueError, KeyError, IndexError, TypeError, AttributeError)
+
+
+def build_tokenizer(header: Header, architecture: str) -> Any:
+    """A `tokenizers.Tokenizer`. Raises UnsupportedModel."""
+    # Its advice is to install PyTorch.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
+
+    given = {
+        name: header.metadata[f"tokenizer.ggml.{key}"]
+        for key, name in _KEYS.items()
+        if f"tokenizer.ggml.{key}" in header.metadata
+    }
+    try:
+        backend, _ = convert_gguf_tokenizer(architecture, given)
+    except Exception as error:
+        # The Rust library raises a bare Exception for a vocabulary that it cannot read.
+        if type(error) is not Exception and not isinstance(error, _READ_ERRORS):
+            raise
+        raise UnsupportedModel(
+            f"The tokenizer in the GGUF file cannot be read: {in_one_line(error)}. Take another "
+            "conversion of the model."
+        ) from error
+    if given["tokenizer_type"] == "gpt2":
+        _split_text(backend, given.get("pre_tokenizer_type", "default"))
+    elif not given.get("add_prefix_space", True):
+        _without_prefix(backend)
+    backend = _without_others(backend, len(given["tokens"]))
+    backend.post_processor = _ends(header, given["tokens"])
+    return backend
+
+
+def _ends(header: Header, tokens: list[str]) -> Any:
+    """What is put before and after each text; None for nothing."""
+    from tokenizers import processors
+
+    metadata = header.metadata
+    kind = metadata.get("tokenizer.ggml.pre")
+    # llama.cpp's defaults where files say nothing
+    starts = metadata.get("tokenizer.ggml.model") == "llama" or kind in _WHOLE_WORDS_FIRST
+    wanted = {"bos": metadata.get("tokenizer.ggml.add_bos_token", starts)}
+    wanted["eos"] = metadata.get("tokenizer.ggml.add_eos_token", False)
+    ids = {
+        name: number
+        for name, is_wanted in wanted.items()
+        if is_wanted and (number := _special_id(header, name)) is not None
+    }
+    if not ids:
+        return None
+    before = [f"{tokens[ids['bos']]}:0"] if "bos" in ids else []
+    after = [f"{tokens[ids['eos']]}:0"] if "eos" in ids else []
+    special = [(tokens[number], number) for number in ids.values()]
+    return processors.TemplateProcessing(
+        single=[*before, "$A:0", *after], pair=None, special_tokens=special
+    )
+
+
+def _special_id(header: Header, name: str) -> int | None:
+    number = header.metadata.get(f"tokenizer.ggml.{_SPECIAL[name]}_token_id")
+    tokens = header.metadata.get("tokenizer.ggml.tokens") or ()
+    return number if isinstance(number, int) and 0 <= number < len(tokens) else None
+
+
+def _split_text(backend: Any, kind: str) -> None:
+    """Split text before the merges as llama.cpp does for this kind. Raises UnsupportedModel."""
+    from tokenizers import Regex
+    from tokenizers import pre_tokenizers as pre
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    backend.model.ignore_merges = kind in _WHOLE_WORDS_FIRST
+    if kind in GGUF_PRE_TOKENIZER_SPLITS:
+        return
+    if kind not in SPLITS:
+        raise UnsupportedModel(
+            f"The GGUF file splits text in a way that is not known ({kind!r:.40}). Take the model's "
+            "MLX conversion."
+        )
+    parts = [pre.Split(Regex(one), "isolated") for one in SPLITS[kind]]
+    backend.pre_tokenizer = pre.Sequence([*parts, pre.ByteLevel(False, use_regex=False)])
+
+
+def _without_prefix(backend: Any) -> None:
+    """Put no space before a text, as the file asks, and take none off an answer."""
+    from tokenizers import decoders
+    from tokenizers import pre_tokenizers as pre
+
+    if isinstance(backend.pre_tokenizer, pre.Metaspace):
+        backend.pre_tokenizer = pre.Metaspace(prepend_scheme="never", split=False)
+        parts = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        backend.decoder = decoders.Sequence(parts)
+
+
+def _without_others(backend: Any, num_tokens: int) -> Any:
+    """Without tokens that transformers' classes have and the file has not: the model knows none."""
+    from tokenizers import Tokenizer
+
+    if backend.get_vocab_size(with_added_tokens=True) <= num_tokens:
+        return backend
+    content = json.loads(backend.to_str())
+    content["added_tokens"] = [one for one in content["added_tokens"] if one["id"] < num_tokens]
+    content["post_processor"] = None  # which may name one of them
+    return Tokenizer.from_str(json.dumps(content))
+
+
+def tokenizer_config(header: Header) -> dict[str, Any]:
+    """As a model folder's tokenizer_config.json."""
+    tokens = header.metadata.get("tokenizer.ggml.tokens") or ()
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+    }
+    for name in _SPECIAL:
+        if (number := _special_id(header, name)) is not None:
+            config[f"{name}_token"] = tokens[number]
+    if isinstance(template := header.metadata.get("tokenizer.chat_template"), str):
+        config["chat_template"] = template
+    return config

@@ -1,0 +1,308 @@
+"""Loads a GGUF file's tensors as an mlx-lm model: named, repacked and put in mlx-lm's order.
+
+Tensors are read and repacked in pieces, by several threads, straight into mlx's memory, so that little more
+is used at any time than what is kept. The threads begin with the next tensor while one is put in order.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
+
+from metal_kernels.reading import view
+from mlxserve.core.errors import UnsupportedModel
+from mlxserve.hub.gguf.blocks import GROUP_SIZE, REPACKINGS
+from mlxserve.hub.gguf.config import architecture, family
+from mlxserve.hub.gguf.families import COMMON_MODULES, Family
+from mlxserve.hub.gguf.lanes import Bytes
+from mlxserve.hub.gguf.latents import computed, other_form
+from mlxserve.hub.gguf.memory import unwritten
+from mlxserve.hub.gguf.reader import Header, TensorInfo, block_size
+from mlxserve.hub.gguf.scales import write_scales
+
+# Values repacked at a time: less costs calls, each of which may wait for the interpreter, more costs caches. Not a
+# power of two, with which all rows of lanes would begin in the same places of a cache.
+_PIECE = 1_000_000
+_LARGE_PIECE = 1 << 22  # bytes that are only read
+_KEPT_BY_MALLOC = 1 << 24  # bytes, more than a piece's arrays have together
+_PLAIN = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
+_IN_THE_CONFIGURATION = frozenset(
+    {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
+)
+_LAYER = re.compile(r"layers\.(\d+)\.(.*)")
+_ROTATED = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+_SHOWN = 3  # names in a message
+Arrays = dict[str, mx.array]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """A parameter of the model. can_pack: whether its module has a quantised form."""
+
+    path: str
+    shape: tuple[int, ...]
+    can_pack: bool
+
+
+def load_gguf(header: Header, config: Mapping[str, Any], *, is_metal: bool) -> nn.Module:
+    """mlx-lm's model with all of the file's weights.
+
+    Scales, biases and what is not quantised are float32 without Metal, which is exact; on Metal they
+    have 16 bits.
+    Raises UnsupportedModel, and what mlx-lm raises for a configuration that it cannot build.
+    """
+    from mlx_lm.utils import _get_classes
+
+    one = family(header)
+    half = mx.bfloat16 if one.is_bfloat16 else mx.float16
+    dtype = half if is_metal else mx.float32
+    model_class, args_class = _get_classes(config=dict(config))
+    model: nn.Module = model_class(args_class.from_dict(dict(config)))
+    quantised: dict[str, dict[str, Any]] = {}
+    weights: Arrays = {}
+    scale_dtype = mx.float16 if dtype == mx.float16 else mx.float32
+    for slot, tensor, packing in _begun(_matched(model, header, config), scale_dtype):
+        module, _, leaf = slot.path.rpartition(".")
+        if isinstance(tensor, str):
+            sources = other_form(tensor, header.tensors)
+            plain = [dense(header.tensors[one]) for one in sources]
+            weights[slot.path] = computed(tensor, plain, config).astype(dtype)
+            mx.eval(weights[slot.path])
+            continue
+        if packing is None:
+            arrays = {leaf: _plain(tensor, slot, one.norm_offset if "norm" in module else 0.0)}
+        else:
+            arrays = packing.result()
+            how = REPACKINGS[tensor.kind]
+            quantised[module] = {"group_size": GROUP_SIZE, "bits": how.bits, "mode": how.mode}
+        heads = _ROTATED.get(tensor.name.split(".")[-2])
+        if heads is not None and one.swaps_pairs:
+            for array in arrays.values():
+                _swap_pairs(array, config[heads])
+        arrays = {f"{module}.{name}": _converted(one, dtype) for name, one in arrays.items()}
+        mx.eval(*arrays.values())
+        weights |= arrays
+    mx.eval(list(weights.values()))
+    if hasattr(model, "sanitize"):
+        weights = model.sanitize(weights)
+    nn.quantize(model, class_predicate=lambda path, _: quantised.get(path, False))
+    model.load_weights(list(weights.items()))
+    return model
+
+
+def _converted(array: mx.array, dtype: mx.Dtype) -> mx.array:
+    """In this dtype, but for codes. By mlx: numpy takes twice as long, and has no bfloat16."""
+    return array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array
+
+
+def _matched(
+    model: nn.Module, header: Header, config: Mapping[str, Any]
+) -> Iterator[tuple[_Slot, TensorInfo | str]]:
+    """Each parameter of the model and its tensor, or the name of one that is computed.
+
+    Raises UnsupportedModel.
+    """
+    names = _tensor_names(model, header)
+    slots: dict[str, _Slot] = {}
+    others: dict[str, _Slot] = {}
+    missing = []
+    for slot, name in names:
+        if name in header.tensors:
+            slots[name] = slot
+        elif other_form(name, header.tensors):
+            others[name] = slot
+        elif not (slot.path.startswith("lm_head.") and config["tie_word_embeddings"]):
+            missing.append(slot.path)
+    if missing:
+        raise UnsupportedModel(
+            f"The GGUF file lacks {len(missing)} of the model's tensors: "
+            f"{', '.join(missing[:_SHOWN])}. If the model is split into several files, all of them "
+            "must be in one folder; if not, take another conversion of it."
+        )
+    used = {one for name in others for one in other_form(name, header.tensors)}
+    if unknown := sorted(header.tensors.keys() - slots.keys() - used - _IN_THE_CONFIGURATION):
+        raise UnsupportedModel(
+            f"The GGUF file has {len(unknown)} tensors that mlx-lm's definition of the model has no "
+            f"place for: {', '.join(unknown[:_SHOWN])}. Take the model's MLX conversion."
+        )
+    for name, tensor in header.tensors.items():
+        if name in slots:
+            yield slots[name], tensor
+    yield from ((slot, name) for name, slot in others.items())
+
+
+def _tensor_names(model: nn.Module, header: Header) -> list[tuple[_Slot, str]]:
+    """The model's parameters and what llama.cpp calls them."""
+    from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
+
+    [kind] = [one for one in MODEL_ARCH if MODEL_ARCH_NAMES[one] == architecture(header)]
+    known = get_tensor_name_map(kind, len(model.layers))
+    modules = dict(model.named_modules())
+    found = []
+    for path, array in tree_flatten(model.parameters()):
+        module, _, leaf = path.rpartition(".")
+        name = _own_name(path, family(header)) or f"{known.get_name(module)}.{leaf}"
+        can_pack = leaf == "weight" and hasattr(modules[module], "to_quantized")
+        found.append((_Slot(path, array.shape, can_pack), name))
+    return found
+
+
+def _own_name(path: str, one: Family) -> str | None:
+    """llama.cpp's name of a part that gguf's table does not have under mlx-lm's name."""
+    if (layer := _LAYER.search(path)) is None:
+        return None
+    number, inner = layer.groups()
+    for end, stem in {**COMMON_MODULES, **one.modules}.items():
+        if inner == end:
+            return f"blk.{number}.{stem}"
+        module, _, leaf = inner.rpartition(".")
+        if module.endswith(end):
+            return f"blk.{number}.{stem}.{leaf}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Packing:
+    """A tensor that threads repack.
+
+    arrays  by the names that they have in an mlx module
+    """
+
+    arrays: Arrays
+    pieces: list[Future[None]]
+
+    def result(self) -> Arrays:
+        """When all pieces are repacked. Raises OSError."""
+        for piece in self.pieces:
+            piece.result()
+        return self.arrays
+
+
+def _begun(
+    matched: Iterable[tuple[_Slot, TensorInfo | str]], scale_dtype: mx.Dtype
+) -> Iterator[tuple[_Slot, TensorInfo | str, _Packing | None]]:
+    """Each with its repacking, if it is repacked; that of the next one has begun then as well."""
+    before = None
+    for slot, tensor in matched:
+        packing = None
+        if isinstance(tensor, TensorInfo) and slot.can_pack and tensor.kind in REPACKINGS:
+            packing = _begin(tensor, scale_dtype)
+        if before is not None:
+            yield before
+        before = slot, tensor, packing
+    if before is not None:
+        yield before
+
+
+def _plain(tensor: TensorInfo, slot: _Slot, offset: float) -> mx.array:
+    """The values of a parameter. Raises UnsupportedModel."""
+    array = dense(tensor)
+    if offset:
+        array = array.astype(mx.float32) - offset
+    if array.size == np.prod(slot.shape):  # axes of one, which llama.cpp leaves out
+        array = array.reshape(slot.shape)
+    return array
+
+
+def dense(tensor: TensorInfo) -> mx.array:
+    """The values of a tensor. Raises UnsupportedModel for a kind that cannot be converted."""
+    if tensor.kind in _PLAIN:
+        return _raw(tensor).view(_PLAIN[tensor.kind]).reshape(tensor.shape)
+    if tensor.kind not in REPACKINGS:
+        raise UnsupportedModel(
+            f"{tensor.name} is quantised as {tensor.kind}, which cannot be converted to mlx's "
+            "formats. Take a file of another quantisation, such as Q4_K_M or Q8_0."
+        )
+    how = REPACKINGS[tensor.kind]
+    arrays = _begin(tensor, mx.float32).result()
+    return mx.dequantize(
+        arrays["weight"],
+        arrays["scales"],
+        arrays.get("biases"),
+        group_size=GROUP_SIZE,
+        bits=how.bits,
+        mode=how.mode,
+    )
+
+
+def _raw(tensor: TensorInfo) -> mx.array:
+    """The tensor's bytes."""
+    found = unwritten((tensor.nbytes,), mx.uint8)
+    memory = view(found)
+
+    def read(start: int) -> None:
+        _read_into(tensor, start, memory[start : start + _LARGE_PIECE])
+
+    for piece in _submitted(read, range(0, tensor.nbytes, _LARGE_PIECE)):
+        piece.result()
+    return found
+
+
+def _begin(tensor: TensorInfo, scale_dtype: mx.Dtype) -> _Packing:
+    """Begin to repack all rows of a tensor."""
+    how = REPACKINGS[tensor.kind]
+    num_values, num_bytes = block_size(tensor.kind)
+    num_blocks = tensor.nbytes // num_bytes
+    *rows, width = tensor.shape
+    is_affine = how.mode == "affine"
+    kinds = [scale_dtype, scale_dtype] if is_affine else [mx.uint8]
+    memory = (
+        unwritten((*rows, width * how.bits // 32), mx.uint32),
+        *(unwritten((*rows, width // GROUP_SIZE), kind) for kind in kinds),
+    )
+    # numpy writes into mlx's memory.
+    codes, *columns = (view(one).reshape(num_blocks, -1) for one in memory)
+    codes = codes.view(np.uint8)
+    step = _PIECE // num_values
+
+    def repack(start: int) -> None:
+        piece = slice(start, min(start + step, num_blocks))
+        raw = np.empty((piece.stop - start, num_bytes), np.uint8)
+        _read_into(tensor, start * num_bytes, raw.reshape(-1))
+        found = how.repack(raw, codes[piece])
+        write_scales(found, how.zero, *(column[piece] for column in columns))
+
+    names = dict(zip(("weight", "scales", "biases"), memory, strict=False))
+    return _Packing(names, _submitted(repack, range(0, num_blocks, step)))
+
+
+def _read_into(tensor: TensorInfo, start: int, memory: Bytes) -> None:
+    """From this byte of the tensor on. Raises OSError."""
+    with open(tensor.file, "rb", buffering=0) as file:
+        file.seek(tensor.offset + start)
+        if file.readinto(memory.data) != memory.nbytes:
+            raise OSError(f"{tensor.file.name} has become shorter while it was read")
+
+
+def _submitted(work: Callable[[int], None], starts: Iterable[int]) -> list[Future[None]]:
+    """For several threads: numpy computes, and files are read, without holding the interpreter."""
+    return [_threads().submit(work, start) for start in starts]
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    # glibc gives memory back to the system when it is freed, but for what is smaller than the largest block
+    # that was ever mapped and freed. Without this a piece's arrays are mapped and cleared for each piece anew,
+    # which takes two to four times as long as repacking.
+    np.empty(_KEPT_BY_MALLOC, np.uint8)
+    return ThreadPoolExecutor(min(8, os.cpu_count() or 1), "mlxserve-gguf")
+
+
+def _swap_pairs(array: mx.array, num_heads: int) -> None:
+    """Put rows (pair, half) of each head in the order (half, pair), in the array's own memory.
+
+    mlx-lm rotates halves, llama.cpp neighbours.
+    """
+    heads = view(array.view(mx.uint8)).reshape(num_heads, -1, 2, array.nbytes // array.shape[0])
+    for head in heads:
+        head[:] = head.swapaxes(0, 1).copy().reshape(head.shape)

@@ -1,0 +1,311 @@
+"""The door: whose job is next, what is refused, what is removed, and which memory bodies have."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from mlxserve.core.errors import ClientQueueFull, EngineStopped, QueueFull
+from mlxserve.helpers import fair_executor as door_module
+from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, BodyMemory, Door, FairOrder
+from mlxserve.helpers.waiting import current
+from tests.waiting import wait_until
+
+LONG = 2 * MEDIUM_SECONDS  # a lane with one thread
+MIB = 1 << 20
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    found = Door()
+    yield found
+    found.close()
+
+
+def taken(order: FairOrder[str]) -> str:
+    return " ".join(order.pop() for _ in range(len(order)))
+
+
+# ---- the order
+
+
+def test_clients_take_turns_whatever_they_queued_first() -> None:
+    order = FairOrder[str]()
+    for number in range(3):
+        order.push("a", 1.0, f"a{number}")
+    for number in range(2):
+        order.push("b", 1.0, f"b{number}")
+    assert taken(order) == "a0 b0 a1 b1 a2"
+
+
+def test_a_client_with_longer_jobs_has_fewer_of_them() -> None:
+    order = FairOrder[str]()
+    for number in range(2):
+        order.push("long", 3.0, f"L{number}")
+    for number in range(6):
+        order.push("short", 1.0, f"s{number}")
+    assert taken(order) == "s0 s1 L0 s2 s3 s4 L1 s5"
+
+
+def test_a_new_client_with_little_work_passes_any_number_of_others() -> None:
+    """Also when some of their work has been done."""
+    order = FairOrder[str]()
+    for number in range(100):
+        order.push(f"client{number}", 1.0, f"c{number}")
+    for _ in range(30):
+        order.pop()
+    order.push("new", 0.01, "new")
+    assert order.pop() == "new"
+
+
+def test_a_client_that_was_alone_does_not_pay_for_it() -> None:
+    order = FairOrder[str]()
+    for number in range(50):
+        order.push("a", 1.0, f"a{number}")
+        order.pop()
+    order.push("a", 1.0, "a")
+    order.push("b", 1.0, "b")
+    assert taken(order) == "a b"
+
+
+def test_what_was_charged_puts_a_client_behind_others_until_it_is_forgiven() -> None:
+    order = FairOrder[str]()
+    order.charge("a", 30.0)
+    for client in ("a", "b", "c"):
+        order.push(client, 1.0, client)
+    assert taken(order) == "b c a"
+    order.charge("a", 30.0)
+    order.pass_time(100.0)
+    for client in ("a", "b"):
+        order.push(client, 1.0, client)
+    assert taken(order) == "a b"
+
+
+def test_sorted_items_are_those_of_the_client_that_used_least_first() -> None:
+    order = FairOrder[str]()
+    order.charge("slow", 2.0)
+    order.charge("quick", 0.1)
+    assert order.sorted(["slow", "quick", "new"], str) == ["new", "quick", "slow"]
+
+
+# ---- jobs
+
+
+def run_all(door: Door, jobs: list[tuple[str, float]], log: list[str]) -> None:
+    """Queue jobs while the long lane is busy, then let it work; `log` gets their clients."""
+
+    async def scenario() -> None:
+        may_begin = threading.Event()
+        blocker = asyncio.ensure_future(door.run("x", LONG, lambda: may_begin.wait(30)))
+        queued = [
+            asyncio.ensure_future(door.run(client, seconds, lambda name=client: log.append(name)))
+            for client, seconds in jobs
+        ]
+        await asyncio.sleep(0)  # all are queued
+        may_begin.set()
+        await asyncio.gather(blocker, *queued)
+
+    asyncio.run(scenario())
+
+
+def test_jobs_of_clients_run_in_turns(door: Door) -> None:
+    log: list[str] = []
+    run_all(door, [("evil", LONG)] * 4 + [("good", LONG)], log)
+    assert log.index("good") <= 1
+
+
+def test_short_jobs_pass_any_number_of_long_ones(door: Door) -> None:
+    may_end = threading.Event()
+
+    async def scenario() -> None:
+        long = [
+            asyncio.ensure_future(door.run("evil", LONG, lambda: may_end.wait(30)))
+            for _ in range(20)
+        ]
+        assert await door.run("good", 0.0, lambda: "short") == "short"
+        assert await door.run("evil", 0.0, lambda: "short") == "short"
+        assert not any(each.done() for each in long)
+        may_end.set()
+        assert all(await asyncio.gather(*long))
+
+    asyncio.run(scenario())
+
+
+def test_what_a_job_raises_reaches_its_caller_and_the_next_runs(door: Door) -> None:
+    def fail() -> None:
+        raise LookupError("x")
+
+    async def scenario() -> None:
+        with pytest.raises(LookupError):
+            await door.run("a", LONG, fail)
+        assert await door.run("a", LONG, lambda: 1) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_charged_client_comes_last(door: Door) -> None:
+    door.charge("evil", 1_000.0)
+    log: list[str] = []
+    run_all(door, [("evil", LONG), ("good", LONG), ("other", LONG)], log)
+    assert log == ["good", "other", "evil"]
+
+
+def test_a_waiting_job_whose_client_leaves_is_removed(door: Door) -> None:
+    log: list[str] = []
+
+    async def scenario() -> None:
+        may_begin = threading.Event()
+        blocker = asyncio.ensure_future(door.run("x", LONG, lambda: may_begin.wait(30)))
+        leaver = asyncio.ensure_future(door.run("evil", LONG, lambda: log.append("evil")))
+        await asyncio.sleep(0)
+        leaver.cancel()
+        stayer = asyncio.ensure_future(door.run("good", LONG, lambda: log.append("good")))
+        await asyncio.sleep(0)
+        may_begin.set()
+        await asyncio.gather(blocker, stayer)
+        with pytest.raises(asyncio.CancelledError):
+            await leaver
+
+    asyncio.run(scenario())
+    assert log == ["good"]
+
+
+def test_a_running_job_sees_that_its_client_has_left(door: Door) -> None:
+    seen: list[bool] = []
+    is_running = threading.Event()
+
+    def work() -> None:
+        is_wanted: Callable[[], bool] = current()
+        seen.append(is_wanted())
+        is_running.set()
+        wait_until(lambda: not is_wanted())
+        seen.append(is_wanted())
+
+    async def scenario() -> None:
+        job = asyncio.ensure_future(door.run("evil", LONG, work))
+        await asyncio.to_thread(is_running.wait, 30)
+        job.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await job
+        assert await door.run("good", LONG, lambda: "next") == "next"
+
+    asyncio.run(scenario())
+    assert seen == [True, False]
+
+
+@pytest.fixture
+def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_module, "MAX_CLIENT_SECONDS", 3 * LONG)
+    monkeypatch.setattr(door_module, "MAX_SECONDS", 6 * LONG)
+
+
+def waiting(door: Door, clients: str) -> list[BaseException | None]:
+    """Queue a long job for each letter behind a busy lane; what each ended with."""
+
+    async def scenario() -> list[BaseException | None]:
+        may_begin = threading.Event()
+        blocker = asyncio.ensure_future(door.run("x", LONG, lambda: may_begin.wait(30)))
+        await asyncio.sleep(0)
+        jobs = [
+            asyncio.ensure_future(door.run(client.strip(), LONG, lambda: None))
+            for client in clients
+        ]
+        await asyncio.sleep(0)
+        may_begin.set()
+        await blocker
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    return asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("small_bounds")
+def test_a_client_may_have_so_much_waiting_and_others_pass_it(door: Door) -> None:
+    found = waiting(door, "aaaaab")
+    assert found[:3] == [None] * 3
+    assert [type(each) for each in found[3:5]] == [ClientQueueFull] * 2
+    assert found[5] is None
+
+
+@pytest.mark.usefixtures("small_bounds")
+def test_all_clients_together_may_have_so_much_waiting(door: Door) -> None:
+    found = waiting(door, "abcdefgh")
+    assert found[:6] == [None] * 6
+    assert all(type(each) is QueueFull and each.seconds for each in found[6:])
+
+
+@pytest.mark.usefixtures("small_bounds")
+def test_the_program_itself_is_not_bounded(door: Door) -> None:
+    assert waiting(door, " " * 20) == [None] * 20
+
+
+@pytest.mark.usefixtures("small_bounds")
+def test_what_has_waited_does_not_count_any_more(door: Door) -> None:
+    for _ in range(3):
+        assert waiting(door, "aaa") == [None] * 3
+
+
+def test_closing_refuses_what_waits_and_what_comes(door: Door) -> None:
+    async def scenario() -> None:
+        may_begin = threading.Event()
+        blocker = asyncio.ensure_future(door.run("x", LONG, lambda: may_begin.wait(30)))
+        waiter = asyncio.ensure_future(door.run("a", LONG, lambda: None))
+        await asyncio.sleep(0)
+        door.close()
+        with pytest.raises(EngineStopped):
+            await waiter
+        with pytest.raises(EngineStopped):
+            await door.run("a", LONG, lambda: None)
+        may_begin.set()
+        assert await blocker
+
+    asyncio.run(scenario())
+
+
+# ---- bodies
+
+
+def test_unfinished_bodies_never_take_all_of_the_memory() -> None:
+    memory = BodyMemory(256 * MIB)
+    holds = [memory.hold(f"client{number}", has_key=False) for number in range(500)]
+    refused = 0
+    for hold in holds:
+        try:
+            hold.grow_to(31 * MIB)
+        except QueueFull:
+            refused += 1
+    assert memory.num_taken < 200 * MIB
+    assert refused > 490
+    memory.hold("good", has_key=False).grow_to(20 * MIB)
+
+
+def test_a_client_with_a_key_may_have_more_and_not_all() -> None:
+    memory = BodyMemory(128 * MIB)
+    with pytest.raises(QueueFull):
+        memory.hold("connection", has_key=False).grow_to(33 * MIB)
+    evil = [memory.hold("evil", has_key=True) for _ in range(3)]
+    evil[0].grow_to(31 * MIB)
+    evil[1].grow_to(31 * MIB)
+    with pytest.raises(QueueFull):
+        evil[2].grow_to(31 * MIB)
+    memory.hold("good", has_key=True).grow_to(32 * MIB)
+
+
+def test_small_bodies_need_none_of_it() -> None:
+    memory = BodyMemory(0)
+    memory.hold("a", has_key=False).grow_to(64 << 10)
+    with pytest.raises(QueueFull):
+        memory.hold("a", has_key=False).grow_to((64 << 10) + 1)
+
+
+def test_memory_is_given_back_once() -> None:
+    memory = BodyMemory(256 * MIB)
+    hold = memory.hold("a", has_key=False)
+    hold.grow_to(MIB)
+    hold.grow_to(2 * MIB)
+    assert memory.num_taken == 2 * MIB - (64 << 10)
+    hold.close()
+    hold.close()
+    assert memory.num_taken == 0

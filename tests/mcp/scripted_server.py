@@ -1,0 +1,105 @@
+"""An MCP server on stdin and stdout, without the package's second of imports; some tools misbehave.
+
+python -m tests.mcp.scripted_server [FILE]   writes its process id and environment to FILE,
+                                                   and FILE.never when `never` is called
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+TOOLS = {
+    "add": "Adds two numbers.",
+    "hostile": "Says \x1b[31mred\x1b[0m and \u202egnol.",
+    "huge": "Returns a million characters.",
+    "image": "Returns a picture.",
+    "fails": "Always fails.",
+    "dies": "Ends the server.",
+    "never": "Never answers.",
+    "told": "Names the requests that were cancelled.",
+    "half": "Returns half of an emoji, also in its structured content.",
+    "echo": "Returns its arguments as JSON.",
+}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(json.dumps({"pid": os.getpid(), "env": dict(os.environ)}))
+    cancelled: list[str] = []
+    for line in sys.stdin:
+        message = json.loads(line)
+        if message.get("method") == "notifications/cancelled":
+            cancelled.append(str(message["params"]["requestId"]))
+        if "id" not in message:
+            continue
+        reply = _reply(message["method"], message.get("params") or {}, cancelled)
+        if reply is not None:
+            print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **reply}), flush=True)
+
+
+def _reply(method: str, params: dict[str, Any], cancelled: list[str]) -> dict[str, Any] | None:
+    match method:
+        case "initialize":
+            info = {"name": "scripted", "version": "1"}
+            capabilities: dict[str, Any] = {"tools": {}}
+            return {
+                "result": {
+                    "protocolVersion": params["protocolVersion"],
+                    "capabilities": capabilities,
+                    "serverInfo": info,
+                }
+            }
+        case "tools/list":
+            tools = [
+                {"name": name, "description": words, "inputSchema": SCHEMA}
+                for name, words in TOOLS.items()
+            ]
+            return {"result": {"tools": tools}}
+        case "tools/call":
+            return _called(params["name"], params.get("arguments") or {}, cancelled)
+        case _:
+            return {"error": {"code": -32601, "message": f"no method {method}"}}
+
+
+def _called(name: str, arguments: dict[str, Any], cancelled: list[str]) -> dict[str, Any] | None:
+    match name:
+        case "add":
+            return _text(str(arguments["a"] + arguments["b"]))
+        case "hostile":
+            return _text("\x1b]52;c;aGk=\x07\x1b[2J\u202e hidden")
+        case "huge":
+            return _text("start " + "x" * 1_000_000 + " end")
+        case "image":
+            image = {"type": "image", "data": "aGk=", "mimeType": "image/png"}
+            return {"result": {"content": [image]}}
+        case "fails":
+            return {"result": {"content": [{"type": "text", "text": "no luck"}], "isError": True}}
+        case "told":
+            return _text(f"cancelled: {len(cancelled)}")
+        case "half":
+            told = {"structuredContent": {"cut": "b\ud83d"}} if arguments else {}
+            return {"result": {"content": [{"type": "text", "text": "a\ud83d"}], **told}}
+        case "echo":
+            return _text(json.dumps(arguments))
+        case "never":
+            for file in sys.argv[1:]:
+                Path(file).with_suffix(".never").touch()
+            return None
+        case "dies":
+            print("out of cheese", file=sys.stderr, flush=True)
+            sys.exit(3)
+        case _:
+            return None
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"result": {"content": [{"type": "text", "text": text}]}}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+from types import SimpleNamespace
+
+from mlxserve.mcp.results import MAX_RESULT, shortened, text_of
+
+
+def test_texts_are_joined_and_other_parts_are_named() -> None:
+    parts = [
+        SimpleNamespace(type="text", text="one"),
+        SimpleNamespace(type="image", mime_type="image/png", data="aGk="),
+        SimpleNamespace(type="resource", resource=SimpleNamespace(text="two")),
+        SimpleNamespace(type="resource", resource=SimpleNamespace(blob="aGk=")),
+        SimpleNamespace(type="resource_link", uri="file:///x"),
+    ]
+    assert text_of(parts, None).splitlines() == [
+        "one",
+        "(image of type image/png, which is not shown to the model)",
+        "two",
+        "(resource, which is not shown to the model)",
+        "(a link to file:///x)",
+    ]
+
+
+def test_a_result_without_parts_is_its_structured_content() -> None:
+    assert text_of([], {"sum": 3}) == '{"sum": 3}'
+    assert text_of([], None) == "(no output)"
+
+
+def test_a_long_text_keeps_its_start_and_its_end() -> None:
+    text = shortened("start" + "x" * 1_000_000 + "end")
+    assert text.startswith("start")
+    assert text.endswith("end")
+    assert "980,008 characters are left out" in text
+    assert len(text) < MAX_RESULT + 100
+    assert shortened("x" * MAX_RESULT) == "x" * MAX_RESULT
