@@ -6,9 +6,11 @@ tokenizer, written as real folders so that the real loading code reads them.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import importlib
 import importlib.util
+import inspect
 import json
 import logging
 import os
@@ -17,6 +19,7 @@ import signal
 import ssl
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,25 @@ import_mlx_lm()
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One more than cores, which would idle while tests wait for processes, deadlines and screens."""
     return (os.cpu_count() or 1) + 1
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine; what its fixtures return to be entered is open meanwhile."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+            for name, value in given.items():
+                if isinstance(value, AbstractAsyncContextManager):
+                    given[name] = await stack.enter_async_context(value)
+            await test(**given)
+
+    asyncio.run(run())
+    return True
 
 
 def pytest_collection_finish() -> None:

@@ -29,8 +29,7 @@ from mlxserve.api.errors import ApiError, json_response
 from mlxserve.api.warnings import Warnings
 from mlxserve.chat.registry.places import ShelfModel
 from mlxserve.core.errors import MlxServeError
-from mlxserve.hub.model_choices import Downloaded, Model, ModelCatalog, best_of
-from tui.talk.errors import ChatError
+from mlxserve.hub.model_choices import Downloaded, Model, ModelCatalog, ModelCommandFailed, best_of
 
 Shelve = Callable[[str], ShelfModel]  # a model on this machine, by its name. Raises MlxServeError
 
@@ -145,7 +144,7 @@ class Downloads:
         name = model.unlisted[0] if model.unlisted else model.name  # as it was asked for
         try:
             await self._catalog.use(name)
-        except ChatError as error:
+        except ModelCommandFailed as error:
             raise ApiError(409, str(error), param="model", code="not_remembered") from error
         headers = self._warnings.header(request, asked.unknown_fields)
         return json_response({"object": "model", "model": name}, headers=headers)
@@ -160,7 +159,7 @@ class Downloads:
             self._looking = asyncio.create_task(self._look())
         try:
             return await asyncio.shield(self._looking)
-        except ChatError as error:
+        except ModelCommandFailed as error:
             raise ApiError(503, str(error), code="models_unknown") from error
 
     async def _look(self) -> Model | None:
@@ -170,27 +169,27 @@ class Downloads:
         try:
             model = await self._fetch(download)
             if model.refusal:
-                raise ChatError(model.refusal)
+                raise ModelCommandFailed(model.refusal)
             if model.name not in self._dispatch.names:
                 self._dispatch.add(await asyncio.to_thread(shelve, model.name))
             await self._catalog.use(model.name)
         except asyncio.CancelledError:
             download.state = "paused"
             raise
-        except (ChatError, MlxServeError) as error:
+        except MlxServeError as error:
             download.state, download.problem = "failed", str(error)
         else:
             download.state = "done"
 
     async def _fetch(self, download: Download) -> Model:
-        """Raises ChatError."""
+        """Raises ModelCommandFailed."""
         async with aclosing(self._catalog.download(download.model)) as steps:
             async for step in steps:
                 if isinstance(step, Downloaded):
                     download.done, download.total = step.done, step.total
                 else:
                     return step
-        raise ChatError("The download stopped early. Try again.")
+        raise ModelCommandFailed("The download stopped early. Try again.")
 
 
 def _offer(model: Model) -> dict[str, Any]:

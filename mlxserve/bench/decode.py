@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from mlxserve import LLM, SamplingParams, machine
+from mlxserve import LLM, SamplingParams
 from mlxserve.bench.report import Figure, Report, ratios
 from mlxserve.build import build_engine
 from mlxserve.core.config import EngineConfig
 from mlxserve.engine.engine import Engine
 from mlxserve.hub.files import find_model
 from mlxserve.request import Request
+from mlxserve.system import machine
 
 _PAGE_SIZE = 32
 Seconds = tuple[float, float]  # wall time, and CPU time of this process

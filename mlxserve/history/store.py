@@ -28,7 +28,7 @@ from mlxserve.history.messages import (
     Version,
 )
 from mlxserve.history.picture import KeptImage, as_text, from_text
-from tui.sanitise import one_line
+from mlxserve.system.terminal_text import one_line
 
 CHECKPOINT_SECONDS = 1.0
 # An answer not saved for this long has lost its terminal.

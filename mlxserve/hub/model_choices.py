@@ -1,4 +1,4 @@
-"""Lists and downloads models in child processes, so that the terminal imports nothing heavy.
+"""Lists and downloads models in child processes, so that a chat or a page imports nothing heavy.
 
 `mlxserve models --json` lists them; `mlxserve pull NAME --json` downloads one and reports its
 progress. An interrupted download is only paused: the next one resumes where it stopped.
@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from tui.sanitise import one_line
-from tui.talk.errors import ChatError
+from mlxserve.core.errors import MlxServeError
+from mlxserve.system.terminal_text import one_line
 
 BUNDLED = "mlxserve-mini"
 _PROGRAM = (sys.executable, "-m", "mlxserve")
@@ -30,6 +30,10 @@ _GOOD_FOR = (
     (1, "a few messages"),
     (0, "too large"),
 )
+
+
+class ModelCommandFailed(MlxServeError):
+    """A command of mlxserve that lists, downloads, deletes or chooses models failed; the message says why."""
 
 
 class ModelOrigin(StrEnum):
@@ -110,16 +114,6 @@ def best_of(models: Sequence[Model]) -> Model | None:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A model as a server lists it."""
-
-    name: str
-    context: int | None = None  # tokens of a prompt and its answer; None: the server does not say
-    is_ours: bool = False  # served by mlxserve, which knows the fields that only mlxserve has
-    sees: bool | None = None  # images; None: the server does not say
-
-
-@dataclass(frozen=True, slots=True)
 class Downloaded:
     """The progress of a download, in bytes. `total` is None until it is known."""
 
@@ -144,7 +138,7 @@ class ModelCatalog:
         self.disk_free: int | None = None  # bytes where downloads go, when `find` looked last
 
     async def find(self) -> list[Model]:
-        """List the models, those on this machine first. Raises ChatError."""
+        """List the models, those on this machine first. Raises ModelCommandFailed."""
         async with self._child("models", "--json", *self._options) as child:
             written, _ = await child.communicate()
         try:
@@ -152,7 +146,7 @@ class ModelCatalog:
             self.disk_free = found.get("disk_free")
             return [_model(card) for card in found["models"] if _writes(card)]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ChatError(
+            raise ModelCommandFailed(
                 "Cannot list the models on this machine. "
                 "Run `mlxserve models` in another window to see why."
             ) from error
@@ -160,7 +154,7 @@ class ModelCatalog:
     async def search(self, words: str) -> list[Model]:
         """Models of the hub with these words in their names, the most popular of each format first.
 
-        Raises ChatError.
+        Raises ModelCommandFailed.
         """
         arguments = ("search", "--json", "--", *words.split())
         async with self._child(*arguments, errors=asyncio.subprocess.PIPE) as child:
@@ -176,21 +170,23 @@ class ModelCatalog:
                 for card in json.loads(written)
             ]
         except (ValueError, KeyError, TypeError) as error:
-            raise ChatError(_words_of(said) or "The hub cannot be searched now.") from error
+            raise ModelCommandFailed(
+                _words_of(said) or "The hub cannot be searched now."
+            ) from error
 
     async def download(self, name: str) -> AsyncGenerator[Downloaded | Model, None]:
         """Download a model unless it is here, and yield the progress, last the model.
 
-        Closing the iterator pauses it. Raises ChatError.
+        Closing the iterator pauses it. Raises ModelCommandFailed.
 
         name: a folder, a repository, or a short name such as qwen3:4b
         """
-        async with self._child("pull", name, "--json") as child:
+        async with self._child("pull", "--json", "--", name) as child:
             assert child.stdout is not None, "opened with a pipe"
             async for line in child.stdout:
                 said = _object(line)
                 if "error" in said:
-                    raise ChatError(one_line(str(said["error"]), 400))
+                    raise ModelCommandFailed(one_line(str(said["error"]), 400))
                 if "path" in said:
                     yield _pulled(said, name)
                     return
@@ -198,22 +194,24 @@ class ModelCatalog:
                     total = total if isinstance(total := said.get("total"), int) else None
                     if done or total:  # nothing is downloaded of what is here
                         yield Downloaded(done, total)
-        raise ChatError(f"The download of {one_line(name, 80)} stopped early. Try again.")
+        raise ModelCommandFailed(f"The download of {one_line(name, 80)} stopped early. Try again.")
 
     async def remove(self, name: str) -> None:
-        """Delete a downloaded model. Raises ChatError."""
-        await self._do("rm", name, "--yes", failure=f"{one_line(name, 80)} cannot be deleted.")
+        """Delete a downloaded model. Raises ModelCommandFailed."""
+        await self._do(
+            "rm", "--yes", "--", name, failure=f"{one_line(name, 80)} cannot be deleted."
+        )
 
     async def use(self, name: str) -> None:
-        """Have other commands use this model, where none is named. Raises ChatError."""
-        await self._do("use", name, failure=f"{one_line(name, 80)} cannot be remembered.")
+        """Have other commands use this model, where none is named. Raises ModelCommandFailed."""
+        await self._do("use", "--", name, failure=f"{one_line(name, 80)} cannot be remembered.")
 
     async def _do(self, *arguments: str, failure: str) -> None:
-        """Raises ChatError with what the command says, else `failure`."""
+        """Raises ModelCommandFailed with what the command says, else `failure`."""
         async with self._child(*arguments, errors=asyncio.subprocess.PIPE) as child:
             _, said = await child.communicate()
         if child.returncode:
-            raise ChatError(_words_of(said) or failure)
+            raise ModelCommandFailed(_words_of(said) or failure)
 
     @asynccontextmanager
     async def _child(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from mlxserve.mcp.escapes import HalvesFilter, without_halves
 from mlxserve.mcp.servers_file import ServerEntry, ToolsError
 from mlxserve.system.loopback import is_here
-from tui.sanitise import one_line
+from mlxserve.system.terminal_text import one_line
 
 if TYPE_CHECKING:
     import httpx2

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tui.sanitise import well_formed
+from mlxserve.system.well_formed import well_formed
 
 MAX_RESULT = 20_000  # characters, some 5,000 tokens
 _HEAD = 15_000  # of a longer result; the rest is of its end

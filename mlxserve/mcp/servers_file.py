@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tui.sanitise import one_line
+from mlxserve.system.terminal_text import one_line
 
 MAX_SIZE = 1 << 20  # bytes of the file
 MAX_SERVERS = 50

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from mlxserve.mcp.connection import StderrTail, connected
 from mlxserve.mcp.results import CallResult, shortened, text_of
 from mlxserve.mcp.servers_file import ServerEntry, ToolsError
-from tui.sanitise import one_line, well_formed
+from mlxserve.system.terminal_text import one_line
+from mlxserve.system.well_formed import well_formed
 
 if TYPE_CHECKING:
     from mcp import Client

@@ -1,33 +1,59 @@
-"""What may reach a terminal of the text that mlxserve prints and logs.
+"""Makes untrusted text safe to print or show: the one place that decides what may reach a terminal.
 
-Names, errors and answers come from folders, files, models and other servers. Characters in them that
-could move the cursor, set the clipboard, forge a line or reorder text are written as escapes (`\\x1b`).
-The terminal app, which imports nothing of mlxserve, has the same rule in `tui/sanitise.py`; a test
-compares the two.
+Names, errors and answers come from folders, files, models and other servers. Characters that could move
+the cursor, set the clipboard, forge a line or reorder text never reach the screen: what mlxserve prints and
+logs shows them as escapes (`\\x1b`), the chat as visible characters (`␛`). None is dropped silently.
 """
 
 from __future__ import annotations
 
-# C0 and C1, in which every escape sequence begins; line and paragraph separators; what reorders a
-# line; tags, which spell invisible text; lone surrogates, which cannot be written at all.
-_CODES = [
-    *range(0x20),
-    *range(0x7F, 0xA0),
-    *(0x061C, 0x200E, 0x200F),
-    *range(0x2028, 0x202F),
-    *range(0x2066, 0x206A),
-    *range(0xD800, 0xE000),
-    *range(0xE0000, 0xE0080),
-]
-_ESCAPES = {code: ascii(chr(code))[1:-1] for code in _CODES}
-_ESCAPES_IN_LINES = {code: text for code, text in _ESCAPES.items() if chr(code) not in "\n\t"}
+import re
+
+# C0 and DEL (all but tab and line feed), and C1: every escape sequence, OSC and CSI starts with one.
+# Bidi marks, embeddings, overrides and isolates reorder the text after them (CVE-2021-42574).
+# Line and paragraph separators forge lines.
+# Tag characters spell invisible text, which could be copied into another model's prompt.
+# A lone surrogate cannot be encoded, so it would break the write itself.
+_UNSAFE = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+    "\U000e0000-\U000e007f"
+)
+_UNSAFE_IN_LINES = re.compile(f"[{_UNSAFE}]")
+_UNSAFE_IN_A_LINE = re.compile(f"[\t\n{_UNSAFE}]")
+_LINE_ENDS = re.compile("\r\n|\r|\u2028|\u2029|\x85|\v|\f")
 
 
 def escaped(text: str) -> str:
-    """The text on one line."""
-    return text.translate(_ESCAPES)
+    """Return the text on one line, with escapes for what a terminal would obey."""
+    return _UNSAFE_IN_A_LINE.sub(_escape, text)
 
 
 def escaped_lines(text: str) -> str:
-    """The text with its lines and tabs."""
-    return text.translate(_ESCAPES_IN_LINES)
+    """Return the text with its lines and tabs, with escapes for what a terminal would obey."""
+    return _UNSAFE_IN_LINES.sub(_escape, text)
+
+
+def clean(text: str) -> str:
+    """Return the text with `\\n` as its only line end and visible signs for what a terminal would obey."""
+    return _UNSAFE_IN_LINES.sub(_visible, _LINE_ENDS.sub("\n", text))
+
+
+def one_line(text: str, limit: int = 200) -> str:
+    """Return the cleaned text on one line of at most `limit` characters: for titles, names and status."""
+    line = " ".join(clean(text[: limit * 4]).split())
+    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+def _escape(match: re.Match[str]) -> str:
+    return ascii(match.group())[1:-1]
+
+
+def _visible(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    if code < 0x20:
+        return chr(0x2400 + code)  # the control pictures: ␛ for escape, ␇ for bell
+    if code == 0x7F:
+        return "␡"
+    if code < 0xA0 or 0xD800 <= code <= 0xDFFF:
+        return "\ufffd"
+    return f"⟨U+{code:04X}⟩"

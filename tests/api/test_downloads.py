@@ -17,10 +17,9 @@ from mlxserve.chat.registry.places import ShelfModel
 from mlxserve.chat.registry.shelf import ModelShelf
 from mlxserve.core.errors import UnsupportedModel
 from mlxserve.helpers.fair_executor import Door
-from mlxserve.hub.model_choices import Downloaded, Model, ModelOrigin
+from mlxserve.hub.model_choices import Downloaded, Model, ModelCommandFailed, ModelOrigin
 from tests.api.fake_chat import FakeChat
 from tests.waiting import wait_until
-from tui.talk.errors import ChatError
 
 DOWNLOADS = "/api/v1/downloads"
 ADMIN, USER = "an-admin-key-0000", "a-user-key-00000"
@@ -138,7 +137,7 @@ def test_a_downloaded_model_is_served_and_chosen(
 @pytest.mark.parametrize(
     ("end", "words"),
     [
-        (ChatError("huggingface.co cannot be reached."), "cannot be reached"),
+        (ModelCommandFailed("huggingface.co cannot be reached."), "cannot be reached"),
         (Model("org/huge", ModelOrigin.DOWNLOADED, 9 << 40, False, 0, 8_192), "too large"),
     ],
 )

@@ -11,9 +11,14 @@ from pathlib import Path
 import pytest
 
 from mlxserve.hub.catalog import Origin
-from mlxserve.hub.model_choices import Downloaded, Model, ModelCatalog, ModelOrigin
+from mlxserve.hub.model_choices import (
+    Downloaded,
+    Model,
+    ModelCatalog,
+    ModelCommandFailed,
+    ModelOrigin,
+)
 from tests.waiting import until
-from tui.talk.errors import ChatError
 
 Program = Callable[..., ModelCatalog]
 CARD = {
@@ -71,7 +76,7 @@ def test_the_hub_is_searched_by_the_command_for_it(program: Program) -> None:
 
 def test_a_search_that_fails_says_why(program: Program) -> None:
     models = program("raise SystemExit('error: The hub cannot be searched now: no network.')")
-    with pytest.raises(ChatError, match=r"^The hub cannot be searched now: no network\.$"):
+    with pytest.raises(ModelCommandFailed, match=r"^The hub cannot be searched now: no network\.$"):
         asyncio.run(models.search("gemma"))
 
 
@@ -105,7 +110,7 @@ async def test_a_child_that_does_not_end_when_told_is_gone_with_its_task(
 
 @pytest.mark.parametrize("said", ["", "nonsense", "[]", '{"models": [{}]}'])
 def test_a_malformed_list_is_an_error(program: Program, said: str) -> None:
-    with pytest.raises(ChatError, match="mlxserve models"):
+    with pytest.raises(ModelCommandFailed, match="mlxserve models"):
         asyncio.run(program(f"print({said!r})").find())
 
 
@@ -125,9 +130,9 @@ def test_a_downloaded_model_says_whether_it_fits(program: Program) -> None:
 
 
 def test_a_failed_download_reports_why(program: Program) -> None:
-    with pytest.raises(ChatError, match="no connection"):
+    with pytest.raises(ModelCommandFailed, match="no connection"):
         asyncio.run(steps_of(program('print(\'{"error": "no connection"}\')')))
-    with pytest.raises(ChatError, match="stopped early"):
+    with pytest.raises(ModelCommandFailed, match="stopped early"):
         asyncio.run(steps_of(program("pass")))
 
 
@@ -169,11 +174,11 @@ def test_a_model_of_unknown_size_has_no_verdict() -> None:
 
 
 def test_a_model_is_deleted(program: Program) -> None:
-    source = "import sys\nassert sys.argv[1:] == ['rm', 'a/b', '--yes']\nprint('Deleted')"
+    source = "import sys\nassert sys.argv[1:] == ['rm', '--yes', '--', 'a/b']\nprint('Deleted')"
     asyncio.run(program(source).remove("a/b"))
 
 
 def test_a_model_that_cannot_be_deleted_says_why(program: Program) -> None:
     source = "import sys\nsys.exit('error: a/b is served. Stop that server first.')"
-    with pytest.raises(ChatError, match=r"^a/b is served\. Stop that server first\.$"):
+    with pytest.raises(ModelCommandFailed, match=r"^a/b is served\. Stop that server first\.$"):
         asyncio.run(program(source).remove("a/b"))

@@ -1,8 +1,9 @@
 import json
 from random import Random
 
-from mlxserve.mcp.escapes import HalvesFilter, without_halves
 from tui.sanitise import well_formed
+
+from mlxserve.mcp.escapes import HalvesFilter, without_halves
 
 PIECES = (
     r"\ud83d",

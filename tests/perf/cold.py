@@ -26,8 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlxserve import LLM, SamplingParams, machine
+from mlxserve import LLM, SamplingParams
 from mlxserve.bench.report import Figure, Report, ratios
+from mlxserve.system import machine
 from tests.conftest import write_model
 
 # Layers large enough that a step's numbers count, and small enough for a minute of a CPU.

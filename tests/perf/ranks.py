@@ -14,10 +14,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlxserve import LLM, SamplingParams, machine
+from mlxserve import LLM, SamplingParams
 from mlxserve.bench.report import Figure, Report
 from mlxserve.ranks.wire import PlanDecoder, PlanEncoder
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
+from mlxserve.system import machine
 
 _PAGE_SIZE = 32
 _PLANS = ((16, 32_000), (64, 8_000))  # decodes, context of each

@@ -30,13 +30,13 @@ from textual.widgets import Markdown, Static
 
 from mlxserve.history.messages import NewQuestion
 from mlxserve.history.store import Store
-from mlxserve.hub.model_choices import ServedModel
 from tui.app import ChatApp
 from tui.home import Home
 from tui.talk.client import ChatClient
 from tui.talk.connection import ConnectOptions, Connector, Report, ServerConnection
 from tui.talk.engine_client import EngineClient
 from tui.talk.pieces import Finish, Piece, TextPiece
+from tui.talk.served_model import ServedModel
 from tui.widgets.composer import BLINK_SECONDS
 
 PIECES_PER_SECOND = 100

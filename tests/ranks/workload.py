@@ -17,11 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mlxserve import SamplingParams, machine
+from mlxserve import SamplingParams
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.sampling_params import Structure, StructureKind
 from mlxserve.ranks.environment import own_rank
 from mlxserve.request import Pooling
+from mlxserve.system import machine
 from mlxserve.system.machine import free_ports
 
 ROOT = Path(__file__).parents[2]

@@ -139,7 +139,7 @@ def test_prepare_loads_the_blas_before_mlx() -> None:
         "        loaded.append('mlx.core' in sys.modules)\n"
         "    return real(path, *a, **k)\n"
         "ctypes.CDLL = spy\n"
-        "from mlxserve import machine\n"
+        "from mlxserve.system import machine\n"
         "assert 'mlx.core' not in sys.modules\n"
         "import warnings; warnings.simplefilter('ignore')\n"
         "machine.prepare()\n"
@@ -153,7 +153,8 @@ def test_prepare_loads_the_blas_before_mlx() -> None:
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac loads no BLAS")
 def test_a_broken_library_ends_the_process_with_the_reason() -> None:
     done = python(
-        "from mlxserve import machine; machine.prepare()", MLXSERVE_BLAS="/no/such/library.so"
+        "from mlxserve.system import machine; machine.prepare()",
+        MLXSERVE_BLAS="/no/such/library.so",
     )
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
@@ -163,7 +164,7 @@ def test_a_broken_library_ends_the_process_with_the_reason() -> None:
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac loads no BLAS")
 def test_a_process_without_a_blas_warns_once_however_often_it_prepares() -> None:
     done = python(
-        "from mlxserve import blas, machine\n"
+        "from mlxserve.system import blas, machine\n"
         "blas.blas_libraries = lambda: iter(())\n"
         "machine.prepare(); machine.memory()\n"
         "assert not machine.prepare().is_fast\n"
@@ -175,7 +176,7 @@ def test_a_process_without_a_blas_warns_once_however_often_it_prepares() -> None
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac loads no BLAS")
 def test_a_process_that_imported_mlx_first_is_warned_of_its_slow_blas() -> None:
     done = python(
-        "import mlx.core\nfrom mlxserve import machine\nassert not machine.prepare().is_fast\n"
+        "import mlx.core\nfrom mlxserve.system import machine\nassert not machine.prepare().is_fast\n"
     )
     assert done.returncode == 0, done.stderr
     assert "Call prepare() or make the LLM first" in done.stderr

@@ -156,7 +156,7 @@ def test_tokenizers_of_most_models_need_no_more_than_that() -> None:
 
 def test_a_user_of_mlx_lm_finds_all_of_it() -> None:
     code = (
-        "from mlxserve import machine; machine.import_mlx_lm(); import mlx_lm.generate; "
+        "from mlxserve.system import machine; machine.import_mlx_lm(); import mlx_lm.generate; "
         "from mlx_lm import generate, convert; import mlx_lm; print(callable(generate), "
         "callable(convert), callable(mlx_lm.load), mlx_lm.__version__.count('.'))"
     )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,25 +78,6 @@ def t(terminal: Open, request: pytest.FixtureRequest) -> AbstractAsyncContextMan
     """The chat, ready; in a window of `size` if the test has that."""
     has_size = "size" in request.fixturenames
     return terminal(size=request.getfixturevalue("size")) if has_size else terminal()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine; what its fixtures return to be entered is open meanwhile."""
-    test = pyfuncitem.obj
-    if not inspect.iscoroutinefunction(test):
-        return None
-
-    async def run() -> None:
-        async with AsyncExitStack() as stack:
-            given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
-            for name, value in given.items():
-                if isinstance(value, AbstractAsyncContextManager):
-                    given[name] = await stack.enter_async_context(value)
-            await test(**given)
-
-    asyncio.run(run())
-    return True
 
 
 @pytest.fixture

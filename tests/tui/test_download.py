@@ -9,9 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve.hub.model_choices import Downloaded, Model, ModelCatalog, ModelOrigin
+from mlxserve.hub.model_choices import (
+    Downloaded,
+    Model,
+    ModelCatalog,
+    ModelCommandFailed,
+    ModelOrigin,
+)
 from tests.tui.hub import Hub
-from tui.talk.errors import ChatError
 
 REPOSITORY = "org/tiny-4bit"
 SIZE = 24 << 20  # huggingface_hub writes 10 MB at a time
@@ -86,7 +91,7 @@ def test_a_damaged_file_is_not_kept(hub: Hub, tmp_path: Path) -> None:
             async for _ in steps:
                 pass
 
-    with pytest.raises(ChatError, match="arrived damaged"):
+    with pytest.raises(ModelCommandFailed, match="arrived damaged"):
         asyncio.run(download())
     assert hub.ranges == ["bytes=1000-"]
     assert list(blobs.iterdir()) == []
@@ -101,5 +106,5 @@ def test_an_unreachable_hub_is_reported(hub: Hub) -> None:
             async for _ in steps:
                 pass
 
-    with pytest.raises(ChatError, match=r"huggingface\.co cannot be reached"):
+    with pytest.raises(ModelCommandFailed, match=r"huggingface\.co cannot be reached"):
         asyncio.run(download())

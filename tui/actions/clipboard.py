@@ -7,7 +7,7 @@ import subprocess
 
 from textual.app import App
 
-from tui.sanitise import clean
+from mlxserve.system.terminal_text import clean
 
 _TIMEOUT_SECONDS = 5.0
 

@@ -12,11 +12,11 @@ from mlxserve.history.attachment import AttachmentRefused, as_markdown
 from mlxserve.history.chat_file import StoreError
 from mlxserve.history.messages import NewQuestion
 from mlxserve.history.picture import is_picture
+from mlxserve.system.terminal_text import one_line
 from tui.actions.editor import EditorFailed, edit_in_editor
 from tui.actions.server_link import ServerLink
 from tui.chat.mentions import mention, missing_files, with_files
 from tui.chat.open_chat import OpenChat
-from tui.sanitise import one_line
 from tui.widgets.window import ChatWindow
 
 _SETTING = "draft"

@@ -13,13 +13,12 @@ from functools import partial
 from textual.app import App
 
 from mlxserve.history.store import REQUESTED
-from mlxserve.hub.model_choices import BUNDLED, Model, ModelCatalog, ModelOrigin
+from mlxserve.hub.model_choices import BUNDLED, Model, ModelCatalog, ModelCommandFailed, ModelOrigin
+from mlxserve.system.terminal_text import one_line
 from tui.actions.answering import Answering
 from tui.actions.server_link import ServerLink
 from tui.chat.download_speed import DownloadSpeed
 from tui.chat.open_chat import OpenChat
-from tui.sanitise import one_line
-from tui.talk.errors import ChatError
 from tui.widgets.models_dialog import ModelsDialog
 
 
@@ -69,7 +68,7 @@ class ModelSwitch:
     async def _remember(self, name: str) -> None:
         try:
             await self._models.use(name)
-        except ChatError as error:
+        except ModelCommandFailed as error:
             self._app.notify(str(error), severity="warning")
         else:
             self._app.notify(
@@ -109,7 +108,7 @@ class ModelSwitch:
                         self._use(step)
                         return
                     self._say(f"Downloading {words} {speed.words(step)}", step.fraction)
-        except ChatError as error:
+        except ModelCommandFailed as error:
             self._keep(str(error))
 
     def _say(self, words: str, progress: float | None = None) -> None:

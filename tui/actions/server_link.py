@@ -10,7 +10,7 @@ import time
 
 from textual.message import Message as Event
 
-from tui.sanitise import one_line
+from mlxserve.system.terminal_text import one_line
 from tui.talk.connection import ConnectOptions, Connector, ServerConnection
 from tui.talk.errors import ChatError
 from tui.widgets.window import ChatWindow

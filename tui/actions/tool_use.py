@@ -14,8 +14,8 @@ from mlxserve.history.calls import CallsPiece
 from mlxserve.history.chat_file import StoreError
 from mlxserve.mcp.session import ServerState
 from mlxserve.mcp.toolbox import Tool, Toolbox
+from mlxserve.system.terminal_text import one_line
 from tui.chat.tool_loop import Decision, Messages, ToolLoop
-from tui.sanitise import one_line
 from tui.talk.connection import ServerConnection
 from tui.talk.errors import ToolsRefused
 from tui.talk.pieces import Piece

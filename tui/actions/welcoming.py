@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 
 from mlxserve.history.chat_file import StoreError
 from mlxserve.history.messages import ChatRecord
-from mlxserve.hub.model_choices import BUNDLED, Model, ModelCatalog, best_of
+from mlxserve.hub.model_choices import BUNDLED, Model, ModelCatalog, ModelCommandFailed, best_of
 from tui.actions.server_link import ServerLink
 from tui.chat.open_chat import OpenChat
-from tui.talk.errors import ChatError
 from tui.widgets.welcome import MAX_RECENT, WelcomeFacts
 from tui.widgets.window import ChatWindow
 
@@ -36,7 +35,7 @@ class Welcoming:
         if self._best is None:
             try:
                 self._best = best_of(await self._models.find())
-            except ChatError:
+            except ModelCommandFailed:
                 return  # the list of models, on demand, says why
         self._window.transcript.welcome(replace(facts, recommended=self._best))
 

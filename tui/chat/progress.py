@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mlxserve.history.calls import CallState, ToolRound
+from mlxserve.system.terminal_text import one_line
 from tui.chat.live_answer import AnswerPhase, LiveAnswer
 from tui.chat.stats_text import seconds_words
-from tui.sanitise import one_line
 from tui.talk.engine_state import Progress, RequestStage
 from tui.talk.errors import ChatError
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tui.sanitise import one_line
+from mlxserve.system.terminal_text import one_line
 
 OFF = "off"
 PRESET = "preset"

@@ -8,9 +8,9 @@ from zlib import crc32
 from textual.content import Content
 
 from mlxserve.history.messages import AnswerStats
+from mlxserve.system.terminal_text import one_line
 from tui.chat.stats_text import seconds_words
 from tui.engine.page_map import FoldedMap, PageMapReplica
-from tui.sanitise import one_line
 from tui.talk.engine_state import EngineStats, Progress, RequestStage
 
 # State of a page -> its sign, colour and name. Distinct shapes, so that the map is readable without

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from textual.strip import Strip
 
+from mlxserve.system.terminal_text import clean
 from tui.paint.painter import PLAIN_SIZE, Painter, top_level
-from tui.sanitise import clean
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt

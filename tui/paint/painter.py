@@ -21,8 +21,8 @@ from rich.table import Table
 from rich.text import Text
 from textual.strip import Strip
 
+from mlxserve.system.terminal_text import clean, one_line
 from tui.paint.theme import Palette
-from tui.sanitise import clean, one_line
 
 if TYPE_CHECKING:
     from markdown_it.token import Token

@@ -13,13 +13,14 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from mlxserve.hub.model_choices import ServedModel
 from mlxserve.system.loopback import is_here
-from tui.sanitise import one_line, well_formed
+from mlxserve.system.terminal_text import one_line
+from mlxserve.system.well_formed import well_formed
 from tui.talk.engine_client import EngineClient
 from tui.talk.errors import ChatError
 from tui.talk.http_client import ClosingClient
 from tui.talk.pieces import Began, Finish, Piece, TextPiece, ThinkingPiece, ToolPiece, UsagePiece
+from tui.talk.served_model import ServedModel
 from tui.talk.wire import check, error_code, events, explained, json_object, said, start_of
 
 # Prefill of a long prompt may take minutes without a byte, so a stream has no read timeout:

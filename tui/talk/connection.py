@@ -15,14 +15,14 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from mlxserve.system.terminal_text import one_line
 from tui.home import Home
-from tui.sanitise import one_line
 from tui.talk.errors import ChatError
 from tui.talk.server_process import ServerProcess
 
 if TYPE_CHECKING:
-    from mlxserve.hub.model_choices import ServedModel
     from tui.talk.client import ChatClient
+    from tui.talk.served_model import ServedModel
 
 _POLL_SECONDS = 0.2
 # "2026-01-02 03:04:05,678 INFO mlxserve.engine: " is of no use in the status line.

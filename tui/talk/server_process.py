@@ -16,8 +16,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlxserve.system.terminal_text import clean
 from tui.home import Home
-from tui.sanitise import clean
 from tui.talk.errors import ChatError
 
 _READY = re.compile(rb"^mlxserve is ready at (http://\S+)\s*$", re.MULTILINE)

@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 
-from tui.sanitise import one_line, well_formed
+from mlxserve.system.terminal_text import one_line
+from mlxserve.system.well_formed import well_formed
 from tui.talk.errors import ChatError, ContextFull, ToolsRefused
 from tui.talk.sse import EventReader, EventTooLarge, ServerEvent
 

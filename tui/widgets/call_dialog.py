@@ -14,8 +14,8 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from mlxserve.mcp.toolbox import Tool
+from mlxserve.system.terminal_text import clean, one_line
 from tui.chat.tool_loop import Decision
-from tui.sanitise import clean, one_line
 from tui.widgets.dialog import Dialog
 
 _MAX_ARGUMENTS = 20_000  # characters that are shown; the number of others is said

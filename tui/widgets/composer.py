@@ -11,10 +11,10 @@ from textual.events import Key, Paste
 from textual.message import Message as Event
 from textual.widgets import TextArea
 
+from mlxserve.system.terminal_text import clean
 from tui.chat.mentions import mention, pasted_picture
 from tui.chat.pasted import Pastes
 from tui.opening import PLACEHOLDER
-from tui.sanitise import clean
 
 NEW_LINE_KEYS = ("shift+enter", "ctrl+j", "alt+enter")
 # The cursor stops blinking this long after the last key, or up to twice as long. Blinking is most of the work

@@ -20,8 +20,8 @@ from textual.widgets.option_list import Option
 
 from mlxserve.history.messages import ChatRecord
 from mlxserve.history.store import SearchHit
+from mlxserve.system.terminal_text import one_line
 from tui.commands import COMMANDS, COMPOSER_KEYS, MESSAGE_KEYS
-from tui.sanitise import one_line
 from tui.widgets.dialog import Dialog, DialogList, ListDialog
 
 Row = tuple[str, str, str]  # a command or key, the key of a command, its help

@@ -15,11 +15,17 @@ from textual.content import Content
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from mlxserve.hub.model_choices import Downloaded, Model, ModelCatalog, ModelOrigin, best_of
+from mlxserve.hub.model_choices import (
+    Downloaded,
+    Model,
+    ModelCatalog,
+    ModelCommandFailed,
+    ModelOrigin,
+    best_of,
+)
+from mlxserve.system.terminal_text import one_line
 from tui.chat.download_speed import DownloadSpeed
 from tui.chat.stats_text import bar
-from tui.sanitise import one_line
-from tui.talk.errors import ChatError
 from tui.widgets.dialog import DialogList, ListDialog
 
 _BAR_WIDTH = 16
@@ -75,7 +81,7 @@ class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
     async def _find(self, models: ModelCatalog) -> None:
         try:
             found = await models.find()
-        except ChatError as error:
+        except ModelCommandFailed as error:
             self.say(str(error))
             return
         served = {row.name for row in self._rows}
@@ -217,7 +223,7 @@ class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
         self.say(f"Searching the hub for {one_line(words, 60)} …")
         try:
             found = await self._models.search(words)
-        except ChatError as error:
+        except ModelCommandFailed as error:
             self.say(str(error))
             return
         self._searched.add(words)
@@ -233,7 +239,7 @@ class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
     async def _remove(self, models: ModelCatalog, row: Model) -> None:
         try:
             await models.remove(row.name)
-        except ChatError as error:
+        except ModelCommandFailed as error:
             self.say(str(error))
             return
         self._rows = [one for one in self._rows if one is not row]
@@ -256,7 +262,7 @@ class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
                         self._progress[row.name] = step
                         self.say(f"Downloading {name}: {speed.words(step)}. Esc pauses.")
                         self._show()
-        except ChatError as error:
+        except ModelCommandFailed as error:
             if self._progress[row.name].done == 0:
                 del self._progress[row.name]
             self.say(str(error))

@@ -9,10 +9,10 @@ from textual.events import Click
 from textual.strip import Strip
 
 from mlxserve.history.messages import StoredMessage, Version
+from mlxserve.system.terminal_text import one_line
 from tui.paint.painter import Painter
 from tui.paint.preview import preview
 from tui.paint.theme import Palette
-from tui.sanitise import one_line
 from tui.widgets.message import LONG_TEXT, MessageView
 
 # A question of more lines is folded to its first ones.

@@ -14,10 +14,10 @@ from rich.style import Style
 from textual.strip import Strip
 
 from mlxserve.history.calls import CallRecord, CallState, ToolRound
+from mlxserve.system.terminal_text import one_line
 from tui.chat.stats_text import seconds_words
 from tui.paint.markdown import MarkdownStream
 from tui.paint.painter import Painter, quoted
-from tui.sanitise import one_line
 
 _MAX_ARGUMENTS = 300  # characters in the line of a call
 _WORDS = {

@@ -13,9 +13,9 @@ from textual.timer import Timer
 from textual.widget import Widget
 from textual.widgets import Static
 
+from mlxserve.system.terminal_text import clean
 from tui.chat.stats_text import bar
 from tui.opening import STARTING
-from tui.sanitise import clean
 
 _BAR_WIDTH = 8
 # A message stays for as long as reading it takes, at this speed, but at least some seconds.

@@ -8,8 +8,8 @@ from textual.content import Content
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
+from mlxserve.system.terminal_text import one_line
 from tui.commands import Command, matching
-from tui.sanitise import one_line
 
 
 class Suggestions(OptionList, can_focus=False):

@@ -8,7 +8,7 @@ from textual.events import Key, Paste
 from textual.message import Message
 from textual.widgets import TextArea
 
-from tui.sanitise import clean
+from mlxserve.system.terminal_text import clean
 from tui.widgets.composer import NEW_LINE_KEYS
 from tui.widgets.dialog import Dialog
 

@@ -14,7 +14,7 @@ from textual.widgets.option_list import Option
 from mlxserve.mcp.servers_file import ToolsError
 from mlxserve.mcp.session import ServerState
 from mlxserve.mcp.toolbox import Permission, ServerCard, Tool, Toolbox
-from tui.sanitise import one_line
+from mlxserve.system.terminal_text import one_line
 from tui.widgets.dialog import Dialog
 
 _SIGNS = {

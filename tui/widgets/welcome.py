@@ -19,7 +19,7 @@ from textual.widgets.option_list import Option
 
 from mlxserve.history.messages import ChatRecord
 from mlxserve.hub.model_choices import BUNDLED, Model
-from tui.sanitise import one_line
+from mlxserve.system.terminal_text import one_line
 
 _DEMO = "mlxserve-mini is a demonstration: 6 MB that greet and answer about mlxserve."
 _DEMO_IDEAS = (

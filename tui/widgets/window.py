@@ -17,12 +17,12 @@ from textual.message import Message as Event
 from textual.widgets import Static, TextArea
 
 from mlxserve.history.context import ContextUse
+from mlxserve.system.terminal_text import one_line
 from tui.chat.mentions import completions, typed_path
 from tui.chat.open_chat import OpenChat
 from tui.commands import Command
 from tui.opening import TITLE
 from tui.paint.theme import Palette, palette
-from tui.sanitise import one_line
 from tui.widgets.composer import Composer
 from tui.widgets.message import MessageView
 from tui.widgets.status import StatusLine

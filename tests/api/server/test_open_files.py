@@ -63,7 +63,7 @@ def test_importing_mlx_lm_raises_the_soft_limit_and_leaves_the_hard_one() -> Non
         "import resource\n"
         "calls = []\n"
         "resource.setrlimit = record = lambda *call: calls.append(call)\n"
-        "from mlxserve import machine\n"
+        "from mlxserve.system import machine\n"
         "machine.import_mlx_lm()\n"
         "import mlx_lm.utils\n"
         "assert resource.setrlimit is record\n"

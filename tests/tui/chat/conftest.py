@@ -2,21 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from tests.history.conftest import path, store
 
-import pytest
-
-from mlxserve.history.store import Store
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "home" / "chat.sqlite"
-
-
-@pytest.fixture
-def store(path: Path) -> Iterator[Store]:
-    store = Store.open(path)
-    yield store
-    store.close()
+__all__ = ["path", "store"]

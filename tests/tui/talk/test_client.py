@@ -4,12 +4,12 @@ import socket
 import httpx
 import pytest
 
-from mlxserve.hub.model_choices import ServedModel
 from tests.tui import scripts
 from tests.tui.fake_server import FakeServer
 from tui.talk.client import ChatClient, Health, base_url
 from tui.talk.errors import ChatError
 from tui.talk.pieces import Began, Finish, Piece, TextPiece, ThinkingPiece, ToolPiece, UsagePiece
+from tui.talk.served_model import ServedModel
 
 QUESTION = [{"role": "user", "content": "why?"}]
 

@@ -6,12 +6,17 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from mlxserve.hub.model_choices import Downloaded, Model, ModelCatalog, ModelOrigin
+from mlxserve.hub.model_choices import (
+    Downloaded,
+    Model,
+    ModelCatalog,
+    ModelCommandFailed,
+    ModelOrigin,
+)
 from tests.tui.fake_server import FakeServer, in_place_of_a_server
 from tests.tui.terminals import Hosted, Open, hosted
 from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector
-from tui.talk.errors import ChatError
 from tui.talk.server_process import ServerProcess
 from tui.widgets.models_dialog import ModelsDialog
 
@@ -47,19 +52,19 @@ class Machine(ModelCatalog):
     async def search(self, words: str) -> list[Model]:
         self.searches.append(words)
         if self.error:
-            raise ChatError(self.error)
+            raise ModelCommandFailed(self.error)
         return self.hub
 
     async def remove(self, name: str) -> None:
         if self.error:
-            raise ChatError(self.error)
+            raise ModelCommandFailed(self.error)
         self.removed.append(name)
         self._found = [one for one in self._found if one.name != name]
 
     async def download(self, name: str) -> AsyncGenerator[Downloaded | Model, None]:
         self.downloads.append(name)
         if self.error:
-            raise ChatError(self.error)
+            raise ModelCommandFailed(self.error)
         yield Downloaded(1_000, 4_000)
         if len(self.downloads) == 1 and self.holds:
             await asyncio.Event().wait()  # until it is paused
