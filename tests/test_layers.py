@@ -39,13 +39,13 @@ ARROWS: dict[str, str] = {
     "ranks": "metal_kernels core system helpers request cache hub model chat build",
     "llm": "core system request text engine chat ranks",
     "__init__": "core request text chat llm",
-    "tui": "system hub history mcp",
-    "api": "core system helpers images request hub text history mcp engine chat tui",
+    "api": "core system helpers images request hub text history mcp engine chat",
     "doctor": "metal_kernels core system request cache hub model engine chat build",
     "bench": "core system request hub model engine build __init__",
     "service": "core",
+    "tui": "system hub history mcp",
     "cli": (
-        "core system helpers images disk hub text chat build ranks tui api doctor bench service"
+        "core system helpers images disk hub text chat build ranks api doctor bench service tui"
     ),
     "__main__": "cli",
 }

@@ -19,12 +19,12 @@ from mlxserve import (
     PrefixQuotaExceeded,
     PromptTooLong,
     SamplingParams,
-    machine,
 )
 from mlxserve.build import build_chat
 from mlxserve.chat.chat import Chat
 from mlxserve.core.config import EngineConfig
 from mlxserve.model import attention
+from mlxserve.system import machine
 from tests.emulated import emulated_backend
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)

@@ -1,9 +1,8 @@
 import json
 from random import Random
 
-from tui.sanitise import well_formed
-
 from mlxserve.mcp.escapes import HalvesFilter, without_halves
+from mlxserve.system.terminal_text import well_formed
 
 PIECES = (
     r"\ud83d",

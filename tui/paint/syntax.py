@@ -19,7 +19,7 @@ from pygments.lexers import get_lexer_by_name
 from pygments.token import Token, _TokenType
 from rich.style import Style
 
-from tui.languages import lexer_name
+from mlxserve.system.code_languages import lexer_name
 from tui.paint.theme import Palette
 
 MAX_SECONDS = 0.5  # of a processor, for one piece of code; 50,000 characters take 0.07

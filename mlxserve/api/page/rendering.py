@@ -21,7 +21,7 @@ from mlxserve.api.page.markdown import Markdown, code_elements, unmarked
 from mlxserve.api.turns import in_turn
 from mlxserve.api.warnings import Warnings
 from mlxserve.helpers.fair_executor import SHORT_SECONDS, Lane, lane_of
-from tui.languages import lexer_name
+from mlxserve.system.code_languages import lexer_name
 
 MAX_TEXTS = 1_000
 MAX_CHARACTERS = 500_000  # of all texts of one request

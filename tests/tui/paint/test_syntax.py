@@ -9,7 +9,7 @@ import pytest
 from pygments.lexers import get_lexer_by_name
 from pygments.util import ClassNotFound
 
-from tui.languages import LEXERS, NAMES, lexer_name
+from mlxserve.system.code_languages import LEXERS, NAMES, lexer_name
 from tui.paint import syntax
 from tui.paint.markdown import MarkdownStream
 from tui.paint.painter import HIGHLIGHT_SIZE, Painter
