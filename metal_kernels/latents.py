@@ -17,7 +17,7 @@ from metal_kernels.tables import SequenceTables
 # MiniCPM 3 and Mistral 4 with 256.
 LATENT_DIMS = ((512, 64), (256, 64))
 
-_MOST_LINES = 32  # of a tile
+_MAX_LINES = 32  # of a tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class LatentAttention:
         rows, heads, latent_dim = q_latent.shape
         rope_dim, dtype = q_rope.shape[2], q_latent.dtype
         is_decode = rows == len(tables)
-        lines = tile_lines(heads) if is_decode else _MOST_LINES
+        lines = tile_lines(heads) if is_decode else _MAX_LINES
         make = LatentPlan.of_decodes if is_decode else LatentPlan.of_chunks
         tiles, *starts = tables.upload(
             ("latent", heads, lines), lambda tables: make(tables, heads, lines).arrays
@@ -151,7 +151,7 @@ def partition_size(heads: int) -> int:
 
 def tile_lines(heads: int) -> int:
     """Lines of a tile of a decode: the fewest with which `heads` take as few tiles as possible."""
-    num_tiles = -(-heads // _MOST_LINES)
+    num_tiles = -(-heads // _MAX_LINES)
     return -(-heads // (8 * num_tiles)) * 8
 
 
@@ -168,7 +168,7 @@ def tile_keys(latent_dim: int, rope_dim: int, item_size: int) -> int:
 def tile_bytes(latent_dim: int, rope_dim: int, item_size: int, keys: int) -> int:
     """Threadgroup memory of paged_latent: the tile, and scores of split dimensions."""
     split = _dim_split(latent_dim)
-    scores = split * _MOST_LINES * (keys + 4) * 4 if split > 1 else 16
+    scores = split * _MAX_LINES * (keys + 4) * 4 if split > 1 else 16
     return keys * ((latent_dim + rope_dim) * item_size + 16) + scores
 
 

@@ -29,7 +29,7 @@ _FAST_ON_ACCELERATORS = 256
 _ONLY_ON_ACCELERATORS = 512
 # The share of the machine's memory that one layer's copies may take: 512 MiB of 16 GB, which are 128 Ki
 # positions of 8 kv heads of 128 dimensions. Copies of one or two layers are alive at once, as a step waits
-# for those before (`mlxserve/model/commits.py`).
+# for those before (`mlxserve/model/command_buffers.py`).
 _SHARE_COPIED = 32
 
 

@@ -71,7 +71,7 @@ from metal_kernels import quantised
 from metal_kernels.tables import Plans, SequenceTables
 
 FLOATS = (mx.float16, mx.bfloat16, mx.float32)
-_MOST_SHAPES = 1024  # that fit together and are not looked at again: those of most steps
+_MAX_SHAPES = 1024  # that fit together and are not looked at again: those of most steps
 
 Slots = npt.NDArray[np.int32]
 Projected: TypeAlias = Sequence[mx.array]  # rows of a layer's projections, see Heads
@@ -243,7 +243,7 @@ def check_attention(
         )
 
 
-@lru_cache(maxsize=_MOST_SHAPES)
+@lru_cache(maxsize=_MAX_SHAPES)
 def _slots_attended(
     queries: Shaped, k_pool: Shaped, v_pool: Shaped, sinks: Shaped | None, attention: Attention
 ) -> int:
@@ -320,7 +320,7 @@ def check_write(
         raise ValueError(f"slots must be in 0..{num_slots - 1}")
 
 
-@lru_cache(maxsize=_MOST_SHAPES)
+@lru_cache(maxsize=_MAX_SHAPES)
 def _slots_written(
     keys: Shaped, values: Shaped, k_pool: Shaped, v_pool: Shaped, num_rows: int
 ) -> int:

@@ -36,7 +36,7 @@ from metal_kernels.reading import evaluate
 from metal_kernels.resizing import copy_start
 from metal_kernels.tables import Plans, SequenceTables
 
-MOST_GATHERED = (
+MAX_GATHERED = (
     1 << 23
 )  # numbers of keys, of all sequences, as what is copied of a layer takes memory
 
@@ -264,7 +264,7 @@ def seen_by(tables: SequenceTables, window: int | None) -> list[Seen]:
 def _fits(tables: SequenceTables, k_pool: mx.array) -> bool:
     """Whether all contexts can be copied, padded to the longest."""
     kv_heads, _, width = k_pool.shape
-    return len(tables) * int(tables.context_lens.max()) * kv_heads * width <= MOST_GATHERED
+    return len(tables) * int(tables.context_lens.max()) * kv_heads * width <= MAX_GATHERED
 
 
 def _gathered(tables: SequenceTables, k_pool: mx.array) -> PaddedContexts:

@@ -16,7 +16,7 @@ from metal_kernels.kernels import SMALLEST_INPUT
 from metal_kernels.tables import IntArray, SequenceTables
 
 NO_WINDOW = 2**31 - 1
-_MOST_PARTS = 4  # simdgroups side by side in a decode, or there would be more than 256 threads
+_MAX_PARTS = 4  # simdgroups side by side in a decode, or there would be more than 256 threads
 _THREADGROUP_MEMORY = 32 << 10  # bytes
 
 
@@ -228,7 +228,7 @@ class HeadSplit:
         width = 4 if head_dim % 128 == 0 else 2 if head_dim % 64 == 0 else 4
         per_lane = -(-head_dim // (32 * width)) * width
         most = max(1, 32 // per_lane)  # 32 registers for queries, and 32 for sums
-        blocks = -(-group // min(16, _MOST_PARTS * most))
+        blocks = -(-group // min(16, _MAX_PARTS * most))
         per_block = -(-group // blocks)
         parts = -(-per_block // most)
         return cls(-(-per_block // parts), parts, blocks)
@@ -251,7 +251,7 @@ class GroupSplit:
     @classmethod
     def of(cls, group: int, head_dim: int) -> GroupSplit:
         split = dim_split(head_dim)
-        blocks = -(-group // (8 * _MOST_PARTS // split))
+        blocks = -(-group // (8 * _MAX_PARTS // split))
         per_block = -(-group // blocks)
         return cls(-(-per_block // 8), blocks, split)
 

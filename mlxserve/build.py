@@ -29,9 +29,9 @@ from mlxserve.engine.async_engine import AsyncEngine
 from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.memory import MemoryWatch
-from mlxserve.engine.pace import Pace
+from mlxserve.engine.step_time_model import StepTimeModel
 from mlxserve.engine.trace import Trace
-from mlxserve.helpers.fair_executor import BODY_MEMORY, Door
+from mlxserve.helpers.fair_executor import BODY_MEMORY, FairExecutor
 from mlxserve.hub.adapter_files import find_adapters
 from mlxserve.hub.facts import ModelFacts
 from mlxserve.hub.files import ModelFiles, find_model
@@ -51,7 +51,7 @@ from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.windows import Windows
 from mlxserve.system import machine, metal_memory
 from mlxserve.system.metal_memory import ModelShare
-from mlxserve.text.abilities import ALWAYS_ALLOWED
+from mlxserve.text.template_caps import ALWAYS_ALLOWED
 from mlxserve.text.tokenizer import Tokenizer
 
 log = logging.getLogger("mlxserve.build")
@@ -73,19 +73,19 @@ def build_chat(
     files: ModelFiles | None = None,
     connect: Callable[[ModelFiles], Workers] | None = None,
     *,
-    door: Door | None = None,
+    executor: FairExecutor | None = None,
     memory_limit: int | None = None,
 ) -> Chat:
     """Load the model and start its engine. Raises MlxServeError with what to do about it.
 
     files: the model's, if they have been found already
     connect: to the other ranks, where this is rank 0 of several
-    door: that several models share, whose owner closes it; None for one of its own
+    executor: that several models share, whose owner closes it; None for one of its own
     memory_limit: bytes, if less than the share of the memory that the config asks for
     """
     files = files or find_model(config.model, config.revision)
     if (rules := text_encoder(files)) is not None:
-        return _build_embedder(config, files, rules, door=door, memory_limit=memory_limit)
+        return _build_embedder(config, files, rules, executor=executor, memory_limit=memory_limit)
     adapters = find_adapters(config.adapters)
     generation = read_generation_config(files)
     tokenizer = Tokenizer(files.path, generation.eos_token_ids)
@@ -99,7 +99,7 @@ def build_chat(
         engine, vocab_size = build_engine(
             config, files, trace, workers=workers, memory_limit=memory_limit
         )
-        images = ImagePrompts(engine.picture_reader, engine.blindness)
+        images = ImagePrompts(engine.picture_reader, engine.no_vision_reason)
         found.append((vocab_size, engine.disk_folder, images))
         return engine
 
@@ -129,8 +129,8 @@ def build_chat(
         prefix_file=disk_folder / PREFIX_FILE if disk_folder else None,
         template_kwargs=_template_kwargs(config, tokenizer),
         max_num_waiting=config.scheduler.max_num_waiting,
-        door=door or new_door(),
-        owns_door=door is None,
+        executor=executor or new_fair_executor(),
+        owns_door=executor is None,
         adapters={one.name: one.digest for one in adapters},
         images=images,
     )
@@ -141,7 +141,7 @@ def _build_embedder(
     files: ModelFiles,
     rules: TextEncoder,
     *,
-    door: Door | None,
+    executor: FairExecutor | None,
     memory_limit: int | None,
 ) -> Embedder:
     """As `build_chat`, of a model that embeds or ranks texts."""
@@ -173,14 +173,14 @@ def _build_embedder(
         default_params=SamplingParams(),
         fingerprint=files.fingerprint,
         facts=ModelFacts.of(files),
-        door=door or new_door(),
-        owns_door=door is None,
+        executor=executor or new_fair_executor(),
+        owns_door=executor is None,
     )
 
 
-def new_door() -> Door:
+def new_fair_executor() -> FairExecutor:
     """Of a size that this machine has room for."""
-    return Door(min(BODY_MEMORY, machine.total_memory() // 32))
+    return FairExecutor(min(BODY_MEMORY, machine.total_memory() // 32))
 
 
 def _template_kwargs(config: EngineConfig, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def build_engine(
     config: EngineConfig,
     files: ModelFiles,
     trace: Trace | None = None,
-    pace: Pace | None = None,
+    pace: StepTimeModel | None = None,
     workers: Workers | None = None,
     memory_limit: int | None = None,
 ) -> tuple[Engine, int]:
@@ -386,18 +386,18 @@ def _share_memory(
     return metal_memory.METAL_MEMORY.add(fixed, step.planned, config.wired_limit)
 
 
-def _pace(config: EngineConfig, loaded: LoadedModel, step: StepPeak | None) -> Pace:
+def _pace(config: EngineConfig, loaded: LoadedModel, step: StepPeak | None) -> StepTimeModel:
     """`step`: as measured on Metal, where macOS ends what runs for seconds; a CPU has no limit."""
     if step is None:
-        return Pace(config.itl_target)
+        return StepTimeModel(config.itl_target)
     forward = forward_work(loaded)
-    pace = Pace(config.itl_target, forward)
+    pace = StepTimeModel(config.itl_target, forward)
     pace.learn_speed(forward.of_chunk(step.start, step.num_measured), step.seconds)
     return pace
 
 
 def _disk(
-    config: EngineConfig, files: ModelFiles, part: EnginePart, pace: Pace
+    config: EngineConfig, files: ModelFiles, part: EnginePart, pace: StepTimeModel
 ) -> DiskCache | None:
     """None where nothing is to be kept on disk, or the default folder cannot be used."""
     loaded, kv = part.loaded, part.kv

@@ -261,13 +261,13 @@ class AsyncLLM(_LoadedModel):
     ) -> list[int]:
         if isinstance(prompt, str):
             encode = partial(self._chat.encode, prompt)
-            return await self._chat.door.run("", encode_seconds(len(prompt)), encode)
+            return await self._chat.executor.run("", encode_seconds(len(prompt)), encode)
         if prompt and isinstance(prompt[0], Mapping):
             conversation = await read_given(
                 _conversation(prompt),
-                partial(self._chat.door.run, ""),
-                sees=self._chat.sees_images,
-                blindness=self._chat.blindness,
+                partial(self._chat.executor.run, ""),
+                sees=self._chat.supports_images,
+                no_vision_reason=self._chat.no_vision_reason,
             )
 
             def render() -> list[int]:
@@ -276,7 +276,7 @@ class AsyncLLM(_LoadedModel):
                     fitted.messages, tools=tools, add_generation_prompt=add_generation_prompt
                 )
 
-            return await self._chat.door.run("", render_seconds(prompt, tools), render)
+            return await self._chat.executor.run("", render_seconds(prompt, tools), render)
         if not all(isinstance(token, int) for token in prompt):
             raise InvalidParameter("prompt", "must be text, token ids or messages")
         return [token for token in prompt if isinstance(token, int)]

@@ -9,7 +9,7 @@ From `backend/metal/device.cpp` and `eval.cpp` of MLX and its 0.32 wheels:
 * evaluation waits when 11 command buffers are under way (`MAX_ACTIVE_TASKS` of transforms.cpp is 10);
   those that an evaluation ends itself are not among them.
 
-And ours (`mlxserve/model/commits.py`): in a step with chunks evaluation begins after a layer's keys, which
+And ours (`mlxserve/model/command_buffers.py`): in a step with chunks evaluation begins after a layer's keys, which
 ends the command buffer, and waits for the oldest one where too many rows are under way.
 
 The device is taken to complete a command buffer only when evaluation waits for it: encoding is far
@@ -22,7 +22,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-_MOST_UNDER_WAY = 11
+_MAX_UNDER_WAY = 11
 
 
 @dataclass(eq=False, slots=True)
@@ -105,7 +105,7 @@ def replay(operations: Sequence[Operation], limits: Limits) -> Replay:
         buffers[-1].num_rows = num_rows
         buffers.append(_CommandBuffer())
         num_buffers += 1
-        while sum(not buffer.num_rows for buffer in buffers) > _MOST_UNDER_WAY:
+        while sum(not buffer.num_rows for buffer in buffers) > _MAX_UNDER_WAY:
             complete_first()
         while sum(buffer.num_rows for buffer in buffers) > (limits.max_rows or 0):
             complete_first()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from mlxserve.model.commits import ROWS_OF_A_COMMIT, rows_kept
+from mlxserve.model.command_buffers import ROWS_OF_A_COMMIT, rows_kept
 from tests.command_buffers import Array, Operation
 
 _PARTITION: Final = 256  # keys of one threadgroup of paged_decode

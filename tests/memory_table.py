@@ -24,7 +24,7 @@ MACHINES: Final = (("M1", 8), ("M2", 16), ("M4 Pro", 48), ("M3 Ultra", 512))
 _UTILIZATION: Final = 0.9
 _NUM_SEQS: Final = 64
 _PAGE_SIZE: Final = 32
-_MOST_MEASURED: Final = 8192  # positions that the measured chunk sees
+_MAX_MEASURED: Final = 8192  # positions that the measured chunk sees
 
 
 def working_set(memory: int) -> int:
@@ -69,7 +69,7 @@ def plan_after(model: Geometry, memory: int, num_rows: int = 512) -> Plan:
     """What the server plans: all rows of a step are measured, up to a limit."""
     num_decodes, length = measured_rows(num_rows, _NUM_SEQS)
     rows = num_decodes + length
-    copied = min(most_copied(model, length, memory), _MOST_MEASURED)
+    copied = min(most_copied(model, length, memory), _MAX_MEASURED)
     shape = StepShape(rows, num_decodes, 1, num_decodes + 1, copied)
     measured = replayed(model, memory, shape, rows * _PAGE_SIZE).peak
     spec = LayerSpec(model.kv_heads, model.head_dim, model.head_dim, mx.bfloat16)

@@ -26,7 +26,7 @@ FOLDERS = sorted(
 )
 # What a Mac's dtype, step, memory or commits decide, and a model with recurrent layers.
 SAMPLE = (
-    "tests/model/test_commits.py",
+    "tests/model/test_command_buffers.py",
     "tests/doctor/test_model_speeds.py::test_what_was_chosen_has_sizes_limits_and_the_log_that_says_why",
     "tests/test_resizing.py::test_the_context_follows_the_cache_and_what_cannot_be_changes_nothing",
     "tests/test_stateful_requests.py::test_logprobs_are_those_of_the_dense_path[qwen3_next]",

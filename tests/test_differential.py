@@ -20,8 +20,8 @@ from mlxserve.cache.pages import PagePool
 from mlxserve.core.config import PageTail, SchedulerConfig
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.engine.engine import Engine
-from mlxserve.engine.pace import Pace
 from mlxserve.engine.snapshot import Phase
+from mlxserve.engine.step_time_model import StepTimeModel
 from mlxserve.hub.embedded import MODEL_NAME
 from mlxserve.hub.files import find_model
 from mlxserve.model.load import LoadedModel, load, prepare
@@ -56,7 +56,9 @@ class PagedModel:
             max_model_len=512,
             **{"max_num_batched_tokens": 2048, "max_num_seqs": 8, **options},
         )
-        return Engine(Scheduler(config, PagePool(NUM_PAGES, PAGE)), self.runner, Pace(None))
+        return Engine(
+            Scheduler(config, PagePool(NUM_PAGES, PAGE)), self.runner, StepTimeModel(None)
+        )
 
 
 def serve(

@@ -18,7 +18,7 @@ from mlxserve.core.config import SchedulerConfig
 from mlxserve.core.errors import OutOfMemory
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.engine.engine import Engine
-from mlxserve.engine.pace import Pace
+from mlxserve.engine.step_time_model import StepTimeModel
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Request
@@ -50,7 +50,7 @@ def make_engine(
     kv = KVPool(loaded.layers, num_pages, PAGE, backend, first)
     config = SchedulerConfig(max_model_len=256, max_num_seqs=4, max_num_batched_tokens=64)
     runner = ModelRunner(loaded, kv)
-    return Engine(Scheduler(config, pool), runner, Pace(None)), kv
+    return Engine(Scheduler(config, pool), runner, StepTimeModel(None)), kv
 
 
 def prompt(length: int, seed: int) -> list[int]:

@@ -25,9 +25,9 @@ from mlxserve.core.errors import InvalidParameter
 from mlxserve.hub.files import find_model
 from mlxserve.images.image import Image
 from mlxserve.model.attention import load_probed
-from mlxserve.model.tower_pieces import METAL_WORK
-from mlxserve.model.vision import Seeing, Vision
-from mlxserve.model.vision_tower import compute
+from mlxserve.model.image_encoder import compute
+from mlxserve.model.image_encoder_pieces import METAL_WORK
+from mlxserve.model.vision import ImageEncoding, Vision
 from tests.adapters import fuse, write_adapter
 from tests.emulated import emulated_factory
 from tests.model.small_vision import (
@@ -257,27 +257,29 @@ def _vision(model: Model) -> Vision:
         kv_cache_dtype="auto",
         attention_backend="auto",
     )
-    assert choice.loaded.vision is not None, choice.loaded.blindness
+    assert choice.loaded.vision is not None, choice.loaded.no_vision_reason
     return choice.loaded.vision
 
 
 def test_a_tower_is_computed_in_pieces_of_its_layers(model: Model) -> None:
     vision = _vision(model)
-    seeing = Seeing(vision, [picture := vision.reader.read(A)])
+    seeing = ImageEncoding(vision, [picture := vision.reader.read(A)])
     assert [seeing.advance(1), seeing.advance(1), vision.stats().num_kept] == [None, None, 0]
     while (result := seeing.advance(1)) is None:
         pass
     assert result == picture.num_rows
     assert vision.stats().num_kept == 1
     seeing.release()
-    assert Seeing(vision, [picture]).advance(1) == picture.num_rows
-    first, second = (Seeing(vision, [vision.reader.read(B)]) for _ in range(2))
+    assert ImageEncoding(vision, [picture]).advance(1) == picture.num_rows
+    first, second = (ImageEncoding(vision, [vision.reader.read(B)]) for _ in range(2))
     while first.advance(1) is None:
         assert second.advance(1) is None  # waits for what the first one computes
     assert second.advance(1) is not None
     assert vision.stats().num_computed == 2
     ticks = itertools.count()
-    third = Seeing(vision, [vision.reader.read(WIDE)], lambda: 10.0, lambda: float(next(ticks)))
+    third = ImageEncoding(
+        vision, [vision.reader.read(WIDE)], lambda: 10.0, lambda: float(next(ticks))
+    )
     assert third.advance(1) is None
     assert (
         next(ticks) == 11
@@ -304,8 +306,8 @@ def test_images_of_one_shape_that_wait_are_computed_at_once(model: Model) -> Non
     num_pieces = sum(1 for _ in compute(vision.tower, pictures[:1]))
     together = _vision(model)
     together.tower.pieces.most_work = METAL_WORK  # more than four have
-    first, second = (Seeing(together, pictures[at : at + 2]) for at in (0, 2))
-    left = Seeing(together, [together.reader.read(image(5))])
+    first, second = (ImageEncoding(together, pictures[at : at + 2]) for at in (0, 2))
+    left = ImageEncoding(together, [together.reader.read(image(5))])
     left.leave()
     most = together.tower.num_together(pictures[0], 1 << 30)
     assert (most == 1) == (model.config["model_type"] in ONE_BY_ONE)
@@ -330,7 +332,7 @@ def test_nothing_is_evaluated_while_the_graph_of_a_tower_is_built(
     """Or the piece between two steps would be many layers."""
     vision = _vision(model)
     evaluated: list[Any] = []
-    seeing = Seeing(vision, [vision.reader.read(A)])
+    seeing = ImageEncoding(vision, [vision.reader.read(A)])
     plain = mx.eval
 
     def watched(*arrays: Any) -> None:
@@ -346,7 +348,7 @@ def test_nothing_is_evaluated_while_the_graph_of_a_tower_is_built(
 def test_an_image_whose_rows_are_cached_is_not_computed_again(
     model: Model, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlxserve.model.sight.MOST_FEATURES", 1)
+    monkeypatch.setattr("mlxserve.model.vision_check.MAX_FEATURES", 1)
     said = ("What is this? ", A, " Say it in a few words, and then say it once more, please.")
     other = ("And this? ", B, " Say it in a few words, and then say it once more, please.")
     llm = serve()
@@ -359,7 +361,7 @@ def test_an_image_whose_rows_are_cached_is_not_computed_again(
 def test_features_that_were_given_up_are_computed_again(
     model: Model, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlxserve.model.sight.MOST_FEATURES", 1)
+    monkeypatch.setattr("mlxserve.model.vision_check.MAX_FEATURES", 1)
     llm = serve(max_num_batched_tokens=64)
     agree(model, llm, list(QUESTIONS.values()))
     stats = llm.stats().vision

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from metal_kernels import mlx_attention
 from metal_kernels.ops import Attention
-from metal_kernels.plain import MOST_GATHERED
+from metal_kernels.plain import MAX_GATHERED
 from metal_kernels.pool_rows import Runs, padded_slots, row_index, take_rows
 from metal_kernels.tables import SequenceTables
 from metal_kernels.x86.exponential import LOG2_E, exp2, tanh
@@ -260,5 +260,5 @@ def _numbers(positions: npt.NDArray[np.integer], k_pool: mx.array) -> int:
 
 def _parts(rows: Sequence[int], of_a_row: int) -> Iterator[Sequence[int]]:
     """Cut where the copies of a group would take too much memory."""
-    step = max(1, MOST_GATHERED // of_a_row)
+    step = max(1, MAX_GATHERED // of_a_row)
     return (rows[at : at + step] for at in range(0, len(rows), step))

@@ -29,7 +29,7 @@ from metal_kernels.x86.reductions import row_max, row_sum
 
 TILE_SCORES = 1 << 18  # float32
 _TILE_ROWS = 64  # more are not faster, and compute more above the diagonal
-_LEAST_ROWS = 8  # fewer make products of a few rows, which take a CPU as long as these
+_MIN_ROWS = 8  # fewer make products of a few rows, which take a CPU as long as these
 
 
 def attend_written_out(
@@ -92,7 +92,7 @@ def _row_tiles(rows: int, positions: int, group: int) -> Iterator[tuple[int, int
     first = 0
     while first < rows:
         longest = positions - rows + first + _TILE_ROWS
-        fitting = max(_LEAST_ROWS, TILE_SCORES // (group * longest))
+        fitting = max(_MIN_ROWS, TILE_SCORES // (group * longest))
         last = min(rows, first + min(_TILE_ROWS, fitting))
         yield first, last
         first = last

@@ -31,8 +31,9 @@ from mlxserve.api.access.security import (
     request_id,
 )
 from mlxserve.api.dispatch import ModelDispatch
-from mlxserve.api.downloads import Downloads, Shelve
+from mlxserve.api.downloads import Downloads, Register
 from mlxserve.api.errors import ApiError, error_response
+from mlxserve.api.fair_work import FairExecutorMiddleware
 from mlxserve.api.loading import Loading
 from mlxserve.api.model_routes import ModelRoutes, SharedState
 from mlxserve.api.models import Models
@@ -47,17 +48,16 @@ from mlxserve.api.page.routes import WebPage
 from mlxserve.api.responses.store import ResponseStore
 from mlxserve.api.responses.stored import StoredResponses
 from mlxserve.api.server.drain import Drain, DrainCheck
-from mlxserve.api.server.open_requests import OpenRequests, RequestRegister
-from mlxserve.api.turns import AtTheDoor
-from mlxserve.chat.registry.shelf import ModelShelf
+from mlxserve.api.server.in_flight import InFlight, RequestRegister
+from mlxserve.chat.registry.registry import ModelRegistry
 from mlxserve.core.config import data_home
-from mlxserve.history.chat_stores import ChatShelf
+from mlxserve.history.chat_stores import ChatStores
 from mlxserve.images.remote import RemoteFiles
 from mlxserve.images.sources import ImageSources
 
 if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat
-    from mlxserve.helpers.fair_executor import Door
+    from mlxserve.helpers.fair_executor import FairExecutor
 
 
 logger = logging.getLogger(__name__)
@@ -73,12 +73,12 @@ def create_app(
     strict_model_names: bool = False,
     access: AccessPolicy | None = None,
     drain: Drain | None = None,
-    open_requests: OpenRequests | None = None,
+    open_requests: InFlight | None = None,
 ) -> Starlette:
     """The API over one model, which is also known as `aliases`, and by names that are not listed."""
-    return create_app_of_shelf(
-        ModelShelf.of(chat, aliases, unlisted_names),
-        chat.door,
+    return create_server_app(
+        ModelRegistry.of(chat, aliases, unlisted_names),
+        chat.executor,
         strict_model_names=strict_model_names,
         access=access,
         drain=drain,
@@ -86,25 +86,25 @@ def create_app(
     )
 
 
-def create_app_of_shelf(
-    shelf: ModelShelf,
-    door: Door,
+def create_server_app(
+    registry: ModelRegistry,
+    executor: FairExecutor,
     *,
     strict_model_names: bool = False,
     access: AccessPolicy | None = None,
     drain: Drain | None = None,
-    open_requests: OpenRequests | None = None,
-    shelve: Shelve | None = None,
+    open_requests: InFlight | None = None,
+    register: Register | None = None,
 ) -> Starlette:
-    """The API over the models of a shelf, of which the first is loaded.
+    """The API over the models of a registry, of which the first is loaded.
 
-    door: of all work on prompts and bodies
-    shelve: makes what the shelf needs of a model that is downloaded; None where none can be added
-    With `strict_model_names` a request for a model that is not on the shelf is refused.
+    executor: of all work on prompts and bodies
+    register: makes what the registry needs of a model that is downloaded; None where none can be added
+    With `strict_model_names` a request for a model that is not in the registry is refused.
     `drain` and `open_requests` are shared with the server."""
     access = access or AccessPolicy()
     drain = drain or Drain()
-    open_requests = open_requests or OpenRequests()
+    open_requests = open_requests or InFlight()
     limits = KeyLimits(access.max_requests_per_key, access.requests_per_minute_per_key)
     keyring = access.keyring()
     store = ResponseStore()
@@ -115,20 +115,20 @@ def create_app_of_shelf(
         responses=store,
         images=ImageSources(RemoteFiles() if access.allow_remote_images else None),
     )
-    dispatch = ModelDispatch(shelf, shared, is_strict=strict_model_names)
+    dispatch = ModelDispatch(registry, shared, is_strict=strict_model_names)
     keyring.on_revoked(dispatch.drop_prefixes)
     keyring.on_revoked(lambda key: open_requests.end(_revoked(), key.sha256))
-    chats = ChatShelf(data_home())
+    chats = ChatStores(data_home())
     tools = ToolRoutes(chats)
     forgetting = Forgetting(partial(_usable, dispatch))
-    downloads = Downloads(dispatch, shelve)
+    downloads = Downloads(dispatch, register)
     of_models = dispatch.own_routes()
     of_server = [
         *StoredResponses(store).routes(),
         *Models(dispatch).routes(),
         *OllamaModels(dispatch).routes(),
-        *Loading(shelf, dispatch).routes(),
-        *Status(shelf.models[0].name, dispatch.loaded, drain).routes(),
+        *Loading(registry, dispatch).routes(),
+        *Status(registry.models[0].name, dispatch.loaded, drain).routes(),
         *Rendering().routes(),
         *Chats(chats, forgetting, tools.definitions).routes(),
         *forgetting.routes(),
@@ -154,9 +154,9 @@ def create_app_of_shelf(
             Middleware(RequestRegister, open_requests=open_requests),
             Middleware(DrainCheck, drain=drain),
             Middleware(LimitCheck, limits=limits),
-            Middleware(AtTheDoor, door=door),
+            Middleware(FairExecutorMiddleware, executor=executor),
         ],
-        lifespan=partial(_beside, keyring, shelf, dispatch, chats, (tools, downloads)),
+        lifespan=partial(_beside, keyring, registry, dispatch, chats, (tools, downloads)),
         exception_handlers={
             ApiError: _api_error,
             HTTPException: _http_error,
@@ -176,15 +176,15 @@ def _usable(dispatch: ModelDispatch, request: Request) -> list[ModelRoutes]:
 @contextlib.asynccontextmanager
 async def _beside(
     keyring: Keyring,
-    shelf: ModelShelf,
+    registry: ModelRegistry,
     dispatch: ModelDispatch,
-    chats: ChatShelf,
+    chats: ChatStores,
     beside: Sequence[ToolRoutes | Downloads],
     _app: Starlette,
 ) -> AsyncIterator[None]:
     """What is done beside the requests."""
     dispatch.start()
-    tasks = [asyncio.ensure_future(work) for work in (_follow(keyring), shelf.run())]
+    tasks = [asyncio.ensure_future(work) for work in (_follow(keyring), registry.run())]
     try:
         yield
     finally:

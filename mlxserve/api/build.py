@@ -1,4 +1,4 @@
-"""The server's wiring: the application over a shelf, its connections, its shutdown and its watchdog.
+"""The server's wiring: the application over a registry, its connections, its shutdown and its watchdog.
 
 Here and not in mlxserve/build.py, which is below the API: models are built without one.
 """
@@ -10,63 +10,63 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mlxserve.api.access.policy import AccessPolicy
-from mlxserve.api.app import create_app_of_shelf
+from mlxserve.api.app import create_server_app
 from mlxserve.api.config import ServerConfig
-from mlxserve.api.downloads import Shelve
+from mlxserve.api.downloads import Register
 from mlxserve.api.server.connection import Limits
 from mlxserve.api.server.drain import Drain
-from mlxserve.api.server.last_resort import LastResort
-from mlxserve.api.server.open_requests import OpenRequests
+from mlxserve.api.server.hard_exit import HardExit
+from mlxserve.api.server.in_flight import InFlight
 from mlxserve.api.server.server import HttpServer, serve
 from mlxserve.api.server.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from mlxserve.chat.registry.shelf import ModelShelf
-    from mlxserve.helpers.fair_executor import Door
+    from mlxserve.chat.registry.registry import ModelRegistry
+    from mlxserve.helpers.fair_executor import FairExecutor
 
 
 class ModelServer:
-    """The models of a shelf, served over HTTP."""
+    """The models of a registry, served over HTTP."""
 
     def __init__(
         self,
-        shelf: ModelShelf,
-        door: Door,
+        registry: ModelRegistry,
+        executor: FairExecutor,
         config: ServerConfig,
         access: AccessPolicy,
         *,
         limits: Limits,
         on_ready: Callable[[], None],
-        shelve: Shelve | None = None,
+        register: Register | None = None,
     ) -> None:
         """
-        shelf: whose first model is loaded
-        door: of all work on prompts and bodies
-        shelve: makes what the shelf needs of another model; None where none can be added
+        registry: whose first model is loaded
+        executor: of all work on prompts and bodies
+        register: makes what the registry needs of another model; None where none can be added
         on_ready: called once connections are accepted
         """
-        drain, open_requests = Drain(), OpenRequests()
-        self._shelf = shelf
+        drain, open_requests = Drain(), InFlight()
+        self._registry = registry
         self._http = HttpServer(
-            create_app_of_shelf(
-                shelf,
-                door,
+            create_server_app(
+                registry,
+                executor,
                 strict_model_names=config.strict_model_names,
                 access=access,
                 drain=drain,
                 open_requests=open_requests,
-                shelve=shelve,
+                register=register,
             ),
             on_ready=on_ready,
-            stop_engine=shelf.close,
+            stop_engine=registry.close,
             limits=limits,
             drain=drain,
             open_requests=open_requests,
             drain_seconds=config.drain_seconds,
-            on_signal=LastResort().end_within,
+            on_signal=HardExit().end_within,
         )
         self._watchdog = Watchdog(
-            shelf, end_after=config.watchdog_seconds, shut_down=self._http.stop
+            registry, end_after=config.watchdog_seconds, shut_down=self._http.stop
         )
 
     def run(self, listener: socket.socket) -> int:
@@ -77,5 +77,5 @@ class ModelServer:
             serve(self._http, listener)
         finally:
             self._watchdog.stop()
-            self._shelf.close()
+            self._registry.close()
         return self._watchdog.exit_code

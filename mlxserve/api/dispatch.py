@@ -1,6 +1,6 @@
 """ModelDispatch: each request to the routes of the model that it names.
 
-    request ──▶ ModelDispatch ──▶ shelf.use(name) ──▶ ModelRoutes over the Chat
+    request ──▶ ModelDispatch ──▶ registry.use(name) ──▶ ModelRoutes over the Chat
                     reads `model` in the body, or ?model= where there is none
 
 Only this file, the list of models and the wiring know that there may be several.
@@ -27,12 +27,12 @@ from mlxserve.api.access.security import is_admin, models_of_key
 from mlxserve.api.bodies.json_body import read_object
 from mlxserve.api.bodies.request_body import BodyRoute
 from mlxserve.api.errors import ApiError, error_response, from_engine
+from mlxserve.api.fair_work import KEEP_ALIVE, WAITED, cancel_on_disconnect
 from mlxserve.api.model_names import ModelNames
 from mlxserve.api.model_routes import ModelRoutes, SharedState
-from mlxserve.api.server.early_stream import EarlyStream
-from mlxserve.api.turns import KEEP_ALIVE, WAITED, unless_left
-from mlxserve.chat.registry.places import ShelfAdapter, ShelfModel
-from mlxserve.chat.registry.shelf import ModelShelf
+from mlxserve.api.server.loading_stream import LoadingStream
+from mlxserve.chat.registry.entries import RegisteredAdapter, RegisteredModel
+from mlxserve.chat.registry.registry import ModelRegistry
 from mlxserve.core.errors import MlxServeError
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ _EVENTS = "/v1/"  # the beginning of the paths whose streams are server-sent eve
 class OfferedModel:
     """A model that can be asked for, or it with an adapter; `chat` is None unless it is loaded."""
 
-    model: ShelfModel
+    model: RegisteredModel
     names: ModelNames
     chat: Chat | None
-    adapter: ShelfAdapter | None = None
+    adapter: RegisteredAdapter | None = None
 
     @property
     def name(self) -> str:
@@ -62,24 +62,24 @@ class OfferedModel:
 
 
 class ModelDispatch:
-    """Over a shelf whose first model is loaded. Used in the event loop."""
+    """Over a registry whose first model is loaded. Used in the event loop."""
 
-    def __init__(self, shelf: ModelShelf, shared: SharedState, *, is_strict: bool) -> None:
+    def __init__(self, registry: ModelRegistry, shared: SharedState, *, is_strict: bool) -> None:
         """is_strict: a name that no model has is refused; otherwise the first model answers"""
-        self._shelf = shelf
+        self._registry = registry
         self._shared = shared
         self._is_strict = is_strict
         self._name_all()
-        self._first = shelf.models[0].name
+        self._first = registry.models[0].name
         self._served: dict[str, ModelRoutes] = {}
         self._restoring: dict[str, asyncio.Future[None]] = {}
         self._is_running = False
-        shelf.on_unloaded = self._forget
+        registry.on_unloaded = self._forget
 
     def _name_all(self) -> None:
         self._offered = {
             _named(model.name, adapter): (model, adapter)
-            for model in self._shelf.models
+            for model in self._registry.models
             for adapter in (None, *model.adapters)
         }
         self._names = {
@@ -94,9 +94,9 @@ class ModelDispatch:
             for name, (model, adapter) in self._offered.items()
         }
 
-    def add(self, model: ShelfModel) -> None:
+    def add(self, model: RegisteredModel) -> None:
         """Serve another model from now on; it is loaded with its first request."""
-        self._shelf.add(model)
+        self._registry.add(model)
         self._name_all()
 
     @property
@@ -108,7 +108,7 @@ class ModelDispatch:
 
     def own_routes(self) -> list[Route]:
         """Those of any model, with their documentation, bound to none."""
-        first = self._shelf.loaded(self._first)
+        first = self._registry.loaded(self._first)
         assert first is not None, "the first model is loaded before the server starts"
         return [_unbound(route) for route in self._of(first).routes]
 
@@ -123,17 +123,17 @@ class ModelDispatch:
         """What gives a model work: it is loaded if it is not."""
         request = Request(scope, receive)
         name, has_stream = self._first, False
-        if len(self._names) > 1 or self._shelf.loaded(name) is None:
+        if len(self._names) > 1 or self._registry.loaded(name) is None:
             asked, has_stream = _asked(await read_object(request))
             name = self._first if asked is None else self.named(asked)
         self._refuse_others(request, name)
         model, adapter = self._offered[name]
         began = perf_counter()
         async with contextlib.AsyncExitStack() as stack:
-            entering = stack.enter_async_context(self._shelf.use(model.name))
-            if self._shelf.loaded(model.name) is None:
-                early = EarlyStream(scope, send)
-                entering = unless_left(request, entering)
+            entering = stack.enter_async_context(self._registry.use(model.name))
+            if self._registry.loaded(model.name) is None:
+                early = LoadingStream(scope, send)
+                entering = cancel_on_disconnect(request, entering)
                 if has_stream and scope["path"].startswith(_EVENTS):
                     send, entering = early.send, early.during(entering)
             try:
@@ -154,7 +154,7 @@ class ModelDispatch:
             name = self._known(asked)
         self._refuse_others(request, name)
         model, adapter = self._offered[name]
-        chat = self._shelf.loaded(model.name)
+        chat = self._registry.loaded(model.name)
         if chat is None:
             raise ApiError(
                 409, f"The model {name!r} is not loaded.", param="model", code="model_not_loaded"
@@ -163,15 +163,15 @@ class ModelDispatch:
 
     def _keep(self, request: Request, name: str, seconds: float) -> bool:
         """Models that stay loaded by the server's options do so whatever a request says."""
-        place = next(model for model in self._shelf.models if model.name == name)
+        place = next(model for model in self._registry.models if model.name == name)
         if math.isinf(place.keep_alive) or not is_admin(request):
             return False
-        self._shelf.keep(name, seconds)
+        self._registry.keep(name, seconds)
         return True
 
     def seconds_left(self, name: str) -> float | None:
         """Until a loaded model is unloaded, if nobody uses it meanwhile; None for no time."""
-        return self._shelf.state(name).seconds_left
+        return self._registry.state(name).seconds_left
 
     # ---- the models
 
@@ -226,16 +226,16 @@ class ModelDispatch:
 
     def _model(self, name: str) -> OfferedModel:
         model, adapter = self._offered[name]
-        chat = self._shelf.loaded(model.name)
+        chat = self._registry.loaded(model.name)
         adapted = None if chat is None else _adapted(chat, adapter)
         return OfferedModel(model, self._names[name], adapted, adapter)
 
     def loaded(self) -> list[ModelRoutes]:
         """The routes of the models that are loaded, which their adapters belong to."""
-        chats = [self._shelf.loaded(model.name) for model in self._shelf.models]
+        chats = [self._registry.loaded(model.name) for model in self._registry.models]
         return [self._of(chat) for chat in chats if chat is not None]
 
-    def _of(self, chat: Chat, adapter: ShelfAdapter | None = None) -> ModelRoutes:
+    def _of(self, chat: Chat, adapter: RegisteredAdapter | None = None) -> ModelRoutes:
         """Over a model's Chat; those of its adapters are made with its own, and count in its metrics."""
         name, metrics = chat.model_name, None
         if name not in self._served or self._served[name].chat is not chat:
@@ -288,12 +288,12 @@ class _Asgi:
         await self._call(scope, receive, send)
 
 
-def _named(name: str, adapter: ShelfAdapter | None) -> str:
+def _named(name: str, adapter: RegisteredAdapter | None) -> str:
     """The name of a model with an adapter."""
     return name if adapter is None else f"{name}:{adapter.name}"
 
 
-def _adapted(chat: Chat, adapter: ShelfAdapter | None) -> Chat:
+def _adapted(chat: Chat, adapter: RegisteredAdapter | None) -> Chat:
     return chat if adapter is None else chat.adapted(adapter.name)
 
 

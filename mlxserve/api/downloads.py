@@ -1,6 +1,6 @@
 """`/api/v1/downloads`: a model for this machine, downloaded while the others answer, and then served beside them.
 
-    offered ──▶ running ──▶ done: on the shelf, and what commands use from now on
+    offered ──▶ running ──▶ done: in the registry, and what commands use from now on
                  │  ▲
                  ▼  │
                 paused, failed: what was fetched stays, and is not fetched again
@@ -27,11 +27,13 @@ from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, read_reques
 from mlxserve.api.dispatch import ModelDispatch
 from mlxserve.api.errors import ApiError, json_response
 from mlxserve.api.warnings import Warnings
-from mlxserve.chat.registry.places import ShelfModel
+from mlxserve.chat.registry.entries import RegisteredModel
 from mlxserve.core.errors import MlxServeError
 from mlxserve.hub.model_choices import Downloaded, Model, ModelCatalog, ModelCommandFailed, best_of
 
-Shelve = Callable[[str], ShelfModel]  # a model on this machine, by its name. Raises MlxServeError
+Register = Callable[
+    [str], RegisteredModel
+]  # a model on this machine, by its name. Raises MlxServeError
 
 _MAX_NAME = 200
 
@@ -68,11 +70,14 @@ class Downloads:
     """The endpoints. One model is downloaded at a time."""
 
     def __init__(
-        self, dispatch: ModelDispatch, shelve: Shelve | None, catalog: ModelCatalog | None = None
+        self,
+        dispatch: ModelDispatch,
+        register: Register | None,
+        catalog: ModelCatalog | None = None,
     ) -> None:
-        """shelve: None for a server whose models cannot be added to; it offers nothing"""
+        """register: None for a server whose models cannot be added to; it offers nothing"""
         self._dispatch = dispatch
-        self._shelve = shelve
+        self._register = register
         self._catalog = catalog or ModelCatalog()
         self._warnings = Warnings()
         self._found: dict[str, Download] = {}
@@ -97,7 +102,7 @@ class Downloads:
     async def index(self, request: Request) -> Response:
         """Lists downloads since the start, and the largest model that this machine runs well."""
         await _require_owner(request)
-        offered = None if self._shelve is None else await self._suited()
+        offered = None if self._register is None else await self._suited()
         return json_response(
             {
                 "object": "list",
@@ -110,7 +115,7 @@ class Downloads:
         """Starts or resumes a download. The model is served, and chosen for later, once it is here."""
         await _require_owner(request)
         asked = await read_request(NamedModelRequest, request)
-        if self._shelve is None:
+        if self._register is None:
             raise ApiError(
                 409, "This server serves the models that it was started with.", code="fixed_models"
             )
@@ -119,7 +124,7 @@ class Downloads:
             raise ApiError(409, f"{under_way[0]} is being downloaded. Pause it first.", code="busy")
         if not under_way:
             download = self._found[asked.model] = Download(asked.model)
-            download.task = asyncio.create_task(self._run(download, self._shelve))
+            download.task = asyncio.create_task(self._run(download, self._register))
         return self._reply(request, asked)
 
     async def pause(self, request: Request) -> Response:
@@ -165,13 +170,13 @@ class Downloads:
     async def _look(self) -> Model | None:
         return best_of(await self._catalog.find())
 
-    async def _run(self, download: Download, shelve: Shelve) -> None:
+    async def _run(self, download: Download, register: Register) -> None:
         try:
             model = await self._fetch(download)
             if model.refusal:
                 raise ModelCommandFailed(model.refusal)
             if model.name not in self._dispatch.names:
-                self._dispatch.add(await asyncio.to_thread(shelve, model.name))
+                self._dispatch.add(await asyncio.to_thread(register, model.name))
             await self._catalog.use(model.name)
         except asyncio.CancelledError:
             download.state = "paused"

@@ -18,9 +18,9 @@ from mlxserve.api.bodies.keep_alive import KeepAlive
 from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, read_request
 from mlxserve.api.dispatch import ModelDispatch, OfferedModel, not_loaded
 from mlxserve.api.errors import ApiError, json_response
-from mlxserve.api.turns import unless_left
+from mlxserve.api.fair_work import cancel_on_disconnect
 from mlxserve.api.warnings import Warnings
-from mlxserve.chat.registry.shelf import ModelShelf
+from mlxserve.chat.registry.registry import ModelRegistry
 from mlxserve.core.errors import MlxServeError
 
 
@@ -39,10 +39,10 @@ class UnloadRequest(RequestBody):
 
 
 class Loading:
-    """The endpoints over one shelf."""
+    """The endpoints over one registry."""
 
-    def __init__(self, shelf: ModelShelf, dispatch: ModelDispatch) -> None:
-        self._shelf = shelf
+    def __init__(self, registry: ModelRegistry, dispatch: ModelDispatch) -> None:
+        self._registry = registry
         self._dispatch = dispatch
         self._warnings = Warnings()
 
@@ -57,7 +57,7 @@ class Loading:
         """Lists what is loaded, its memory and its requests."""
         require_admin(request)
         cards = [self._card(one) for one in self._dispatch.models() if one.adapter is None]
-        budget = self._shelf.budget
+        budget = self._registry.budget
         return json_response({"object": "list", "data": cards, "memory_limit": budget})
 
     async def load(self, request: Request) -> Response:
@@ -66,23 +66,23 @@ class Loading:
         asked = await read_request(LoadRequest, request)
         name = self._dispatch.model(asked.model).model.name
         try:
-            await unless_left(request, self._load(name, asked.keep_alive))
+            await cancel_on_disconnect(request, self._load(name, asked.keep_alive))
         except MlxServeError as error:
             raise not_loaded(error) from error
         return self._reply(request, name, asked)
 
     async def _load(self, name: str, keep_alive: float | None) -> None:
-        async with self._shelf.use(name):
+        async with self._registry.use(name):
             if keep_alive is not None:
-                self._shelf.keep(name, keep_alive)
+                self._registry.keep(name, keep_alive)
 
     async def unload(self, request: Request) -> Response:
         """Unloads a model; with `force` also while it answers."""
         require_admin(request)
         asked = await read_request(UnloadRequest, request)
         name = self._dispatch.model(asked.model).model.name
-        if not await self._shelf.unload(name, force=asked.force):
-            num_requests = self._shelf.state(name).num_requests
+        if not await self._registry.unload(name, force=asked.force):
+            num_requests = self._registry.state(name).num_requests
             raise ApiError(
                 409,
                 f"{name} is in use by {num_requests} request{'s' * (num_requests > 1)}. Try again "
@@ -97,7 +97,7 @@ class Loading:
         return json_response(self._card(self._dispatch.model(name)), headers=headers)
 
     def _card(self, one: OfferedModel) -> dict[str, Any]:
-        use = self._shelf.state(one.model.name)
+        use = self._registry.state(one.model.name)
         left = use.seconds_left
         return {
             "id": one.name,

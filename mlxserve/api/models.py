@@ -102,7 +102,7 @@ def capabilities(chat: Chat) -> Iterator[str]:
         yield "rerank"
     if chat.can_write and chat.can_call:
         yield "tools"
-    if chat.sees_images:
+    if chat.supports_images:
         yield "vision"
     if chat.can_write and chat.can_think:
         yield "thinking"

@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from mlxserve.api.bodies.fields import Prompt, TemplateKwargs
 from mlxserve.api.errors import invalid_value
-from mlxserve.api.turns import in_turn, pixel_hold, refusal
+from mlxserve.api.fair_work import pixel_hold, refusal, run_fairly
 from mlxserve.api.warnings import FITTED, warn
 from mlxserve.core.errors import InvalidParameter, InvalidRequest, QueueFull
 from mlxserve.images.image import Image
@@ -56,7 +56,7 @@ class Prompts:
             most = self._chat.most_characters
             texts = [text[:most] for text in texts]
         seconds = encode_seconds(sum(len(text) for text in texts if isinstance(text, str)))
-        return await in_turn(
+        return await run_fairly(
             request, seconds, lambda: [self._encoded(text, field) for text in texts]
         )
 
@@ -82,12 +82,12 @@ class Prompts:
             add_generation_prompt = False
             variables["continue_final_message"] = True
 
-        sees, blindness = self._chat.sees_images, self._chat.blindness
-        made = partial(read_for, read, sees=sees, blindness=blindness)
+        sees, no_vision_reason = self._chat.supports_images, self._chat.no_vision_reason
+        made = partial(read_for, read, sees=sees, no_vision_reason=no_vision_reason)
         if num_messages <= _READ_HERE:
             conversation = made()
         else:
-            conversation = await in_turn(request, num_messages / MESSAGES_PER_SECOND, made)
+            conversation = await run_fairly(request, num_messages / MESSAGES_PER_SECOND, made)
         conversation = await self._with_images(request, conversation)
 
         def render() -> tuple[list[int], list[str]]:
@@ -104,7 +104,7 @@ class Prompts:
 
         seconds = render_seconds([message.text for message in conversation.messages], tools)
         seconds += conversation.num_pixels / _PIXELS_PER_SECOND
-        token_ids, changes = await in_turn(request, seconds, render)
+        token_ids, changes = await run_fairly(request, seconds, render)
         if left_out := conversation.left_out:
             warn(request, f"left out: {', '.join(left_out)}")
         if changes:
@@ -141,7 +141,7 @@ class Prompts:
 
     async def _image(self, request: Request, sent: SentImage) -> Image:
         try:
-            return await self._images.image(sent.source, partial(in_turn, request))
+            return await self._images.image(sent.source, partial(run_fairly, request))
         except InvalidRequest as error:
             raise InvalidParameter(sent.where, f"the image {error}") from error
 

@@ -19,12 +19,12 @@ from mlxserve.api.access.limits import claim
 from mlxserve.api.access.security import cache_namespace, client_name, request_id
 from mlxserve.api.answers import Answers
 from mlxserve.api.errors import ApiError, from_engine, internal_error, json_response
+from mlxserve.api.fair_work import cancel_on_disconnect, forget_body, refusal
 from mlxserve.api.metrics import Metrics
 from mlxserve.api.model_names import ModelNames
 from mlxserve.api.prefix_names import PrefixNames
 from mlxserve.api.prompts import Prompts
 from mlxserve.api.server.sse import EVENTS, EventStream, StreamFormat, Write
-from mlxserve.api.turns import forget_body, refusal, unless_left
 from mlxserve.api.usage import Tokens
 from mlxserve.api.vectors import Vectors
 from mlxserve.api.warnings import Warnings, warn
@@ -137,7 +137,7 @@ class Service:
         params = replace(params, n=num_choices)
         try:
             submission = Answers.submit(self.chat, prompts, params, options, self.metrics)
-            answers = await unless_left(request, submission)
+            answers = await cancel_on_disconnect(request, submission)
         except UnknownPrefix as error:
             assert prefix_name is not None
             raise self.prefix_names.unknown(request, prefix_name) from error
@@ -170,7 +170,7 @@ class Service:
                 framing=framing,
             )
         try:
-            whole = await unless_left(request, reply.whole(answers))
+            whole = await cancel_on_disconnect(request, reply.whole(answers))
         except MlxServeError as error:
             raise from_engine(error) from error
         finally:

@@ -17,9 +17,9 @@ from starlette.requests import Request
 from mlxserve.api.access.security import client_name
 from mlxserve.api.bodies.fields import Prompt
 from mlxserve.api.errors import ApiError, from_engine, invalid_value
+from mlxserve.api.fair_work import cancel_on_disconnect, refusal, run_fairly
 from mlxserve.api.prompts import Prompts
 from mlxserve.api.server.retry_after import RetryAfter
-from mlxserve.api.turns import in_turn, refusal, unless_left
 from mlxserve.api.warnings import warn
 from mlxserve.core.errors import ClientQueueFull, MlxServeError, PromptTooLong, QueueFull
 from mlxserve.request import Pooling
@@ -86,7 +86,7 @@ class Vectors:
             computed = self._chat.embed_all(
                 tokens, pooling=pooling, dimensions=dimensions, client=client
             )
-            vectors = await unless_left(request, self._counted(client, computed))
+            vectors = await cancel_on_disconnect(request, self._counted(client, computed))
         except MlxServeError as error:
             raise from_engine(error, prompt_param=field) from error
         return vectors, sum(map(len, tokens))
@@ -108,12 +108,12 @@ class Vectors:
         seconds = encode_seconds(len(documents) * len(query) + sum(map(len, documents)))
         client = client_name(request)
         try:
-            texts, num_cut = await in_turn(
+            texts, num_cut = await run_fairly(
                 request, seconds, partial(chat.rank_texts, query, documents, instruction)
             )
             self._check(texts, client, "documents")
             computed = chat.rank(texts, client=client)
-            scores = await unless_left(request, self._counted(client, computed))
+            scores = await cancel_on_disconnect(request, self._counted(client, computed))
         except MlxServeError as error:
             raise from_engine(error, prompt_param="documents") from error
         if num_cut:

@@ -25,7 +25,7 @@ _SPARE = 16  # one in
 # Windows for which a long context becomes shorter, by half at most. With one, a short prompt waits for the end of
 # another client's answer, and two conversations that take turns are computed anew each time.
 MIN_WINDOWS = 4
-_MOST_PAGES = 1 << 24
+_MAX_PAGES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def _bytes_of(num_tokens: int, window: Window, page_bytes: int) -> int:
 
 def num_in(nbytes: int, page_bytes: int) -> int:
     """Pages in so many bytes; more than any other rank has where a page takes none here."""
-    return nbytes // page_bytes if page_bytes else _MOST_PAGES
+    return nbytes // page_bytes if page_bytes else _MAX_PAGES
 
 
 def split(

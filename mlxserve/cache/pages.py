@@ -29,8 +29,8 @@ from enum import IntEnum
 from itertools import chain, islice
 from typing import cast
 
-from mlxserve.cache.children import Children
 from mlxserve.cache.hashing import page_hash, token_bytes
+from mlxserve.cache.radix import Children
 from mlxserve.cache.runs import RunSet
 
 HOT_AFTER = 2  # hits, by default

@@ -30,18 +30,18 @@ from mlxserve.core.errors import (
     PromptTooLong,
 )
 from mlxserve.core.sampling_params import MAX_BIAS, SamplingParams
-from mlxserve.helpers.fair_executor import Door
+from mlxserve.helpers.fair_executor import FairExecutor
 from mlxserve.hub.facts import ModelFacts
 from mlxserve.images.picture import pictures_of
 from mlxserve.request import FinishReason, Forgotten, Pooling, Request, TokenLogprob
-from mlxserve.text.abilities import Abilities
 from mlxserve.text.conversation import Conversation
 from mlxserve.text.costs import text_size
 from mlxserve.text.deltas import DeltaDecoder
-from mlxserve.text.fitting import Fitted
 from mlxserve.text.guidance.planner import Planner
 from mlxserve.text.parsing.parser import TurnParser
 from mlxserve.text.parsing.turn import AssistantTurn
+from mlxserve.text.template_caps import TemplateCaps
+from mlxserve.text.template_compat import AdaptedConversation
 from mlxserve.text.templates import RenderedTooLong
 from mlxserve.text.tokenizer import Tokenizer
 
@@ -75,13 +75,13 @@ class Chat:
         tool_keep_seconds: float = 60.0,
         prefix_file: Path | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
-        door: Door | None = None,
+        executor: FairExecutor | None = None,
         owns_door: bool = True,
         max_num_waiting: int | None = None,
         images: ImagePrompts | None = None,
         adapters: Mapping[str, str] | None = None,
     ) -> None:
-        """door: of all work on its prompts; None for one of its own
+        """executor: of all work on its prompts; None for one of its own
         owns_door: closes it
         max_num_waiting: as in SchedulerConfig; None for no limit
         images: puts those of messages into prompts; None for a model that reads text only
@@ -104,9 +104,9 @@ class Chat:
         self._template_kwargs = dict(template_kwargs or {})
         self._max_num_waiting = max_num_waiting
         self._images = images or ImagePrompts(None)
-        self.door = door or Door()
-        self._owns_door = owns_door or door is None
-        self._planner = Planner(tokenizer, vocab_size, self.door)
+        self.executor = executor or FairExecutor()
+        self._owns_door = owns_door or executor is None
+        self._planner = Planner(tokenizer, vocab_size, self.executor)
         self._numbers = itertools.count()
         self._adapter: int | None = None
         self.prefixes = self._named_prefixes(prefix_file)
@@ -119,7 +119,7 @@ class Chat:
         return NamedPrefixes(self.engine, PrefixStore(file), self._compute, salt_of=self._salt)
 
     def _with_adapter(self, number: int, name: str, digest: str, prefix_file: Path | None) -> Chat:
-        """The same engine, tokenizer and door; pages and named prefixes are those of the adapter."""
+        """The same engine, tokenizer and executor; pages and named prefixes are those of the adapter."""
         chat = copy.copy(self)
         chat.model_name = f"{self.model_name}:{name}"
         chat.fingerprint = f"{self.fingerprint}/{digest}"
@@ -170,14 +170,14 @@ class Chat:
         return self._tokenizer.markup.is_taught
 
     @property
-    def sees_images(self) -> bool:
+    def supports_images(self) -> bool:
         """Whether messages may hold images."""
         return self._images.reader is not None
 
     @property
-    def blindness(self) -> str:
+    def no_vision_reason(self) -> str:
         """Why it may not, though the model was trained to see; empty otherwise."""
-        return self._images.blindness
+        return self._images.no_vision_reason
 
     @property
     def chat_template(self) -> str:
@@ -186,11 +186,11 @@ class Chat:
 
     # ---- text and tokens
 
-    def template_abilities(self) -> Abilities | None:
+    def template_abilities(self) -> TemplateCaps | None:
         """What the model's chat template takes; None without one. Waits until that is known."""
         return self._tokenizer.abilities if self._tokenizer.has_chat_template else None
 
-    def fit(self, conversation: Conversation) -> Fitted:
+    def fit(self, conversation: Conversation) -> AdaptedConversation:
         """A conversation as the model's template takes it. Raises InvalidRequest."""
         self._require_writer()
         return self._tokenizer.fit(conversation)
@@ -546,6 +546,6 @@ class Chat:
         """Abort every answer and end the engine. Idempotent."""
         self.engine.close()  # first: its thread uses the planner's matchers
         if self._owns_door:
-            self.door.close()
+            self.executor.close()
         self._planner.close()
         self._tokenizer.close()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlxserve.core.errors import InvalidParameter, InvalidRequest
-from mlxserve.helpers.fair_executor import InTurn
+from mlxserve.helpers.fair_executor import RunFairly
 from mlxserve.images.given import decoded
 from mlxserve.images.image import Image
 from mlxserve.images.sources import ImageSources
@@ -14,16 +14,22 @@ from mlxserve.text.conversation import Conversation, SentImage, read_for, read_m
 
 
 async def read_given(
-    messages: Sequence[Mapping[str, Any]], in_turn: InTurn, *, sees: bool, blindness: str = ""
+    messages: Sequence[Mapping[str, Any]],
+    run_fairly: RunFairly,
+    *,
+    sees: bool,
+    no_vision_reason: str = "",
 ) -> Conversation:
     """As `read_for`. Raises InvalidRequest, and what `ImageDecoder.decode` raises."""
     if not sees:
-        return read_for(lambda _: read_messages(messages), sees=False, blindness=blindness)
-    conversation = read_messages(await decoded(messages, in_turn), sees=True)
+        return read_for(
+            lambda _: read_messages(messages), sees=False, no_vision_reason=no_vision_reason
+        )
+    conversation = read_messages(await decoded(messages, run_fairly), sees=True)
     sources, found = ImageSources(), dict[SentImage, Image]()
     for sent in conversation.sent_images:
         try:
-            found[sent] = await sources.image(sent.source, in_turn)
+            found[sent] = await sources.image(sent.source, run_fairly)
         except InvalidRequest as error:
             raise InvalidParameter(sent.where, f"the image {error}") from error
     return conversation.with_images(found)

@@ -16,13 +16,13 @@ Messages = Sequence[Mapping[str, Any]]
 class ImagePrompts:
     """For one model."""
 
-    def __init__(self, reader: PictureReader | None, blindness: str = "") -> None:
+    def __init__(self, reader: PictureReader | None, no_vision_reason: str = "") -> None:
         """
         reader: None where the model reads text only
-        blindness: why it does, if it was trained to see
+        no_vision_reason: why it does, if it was trained to see
         """
         self.reader = reader
-        self.blindness = blindness
+        self.no_vision_reason = no_vision_reason
 
     def split(self, messages: Messages) -> tuple[Messages, list[Image]]:
         """Messages for the template, and their images in order. Raises InvalidParameter."""
@@ -31,7 +31,9 @@ class ImagePrompts:
             return messages, images
         if self.reader is None:
             raise (
-                UnseenMedia("image", why=self.blindness) if self.blindness else UnseenMedia("image")
+                UnseenMedia("image", why=self.no_vision_reason)
+                if self.no_vision_reason
+                else UnseenMedia("image")
             )
         return [without_images(message) for message in messages], images
 

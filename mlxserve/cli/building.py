@@ -12,9 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mlxserve.api.config import ServerConfig
+from mlxserve.chat.registry.entries import RegisteredAdapter, RegisteredModel
 from mlxserve.chat.registry.keep_alive import keep_alive_seconds
-from mlxserve.chat.registry.places import ShelfAdapter, ShelfModel
-from mlxserve.chat.registry.shelf import ModelShelf
+from mlxserve.chat.registry.registry import ModelRegistry
 from mlxserve.cli.settings import ModelSettings
 from mlxserve.cli.streams import print_error
 from mlxserve.core.config import MIN_PAGES, EngineConfig
@@ -22,7 +22,7 @@ from mlxserve.core.errors import EngineStopped, InvalidConfig, UnsupportedModel
 
 if TYPE_CHECKING:
     from mlxserve.chat.chat import Chat
-    from mlxserve.helpers.fair_executor import Door
+    from mlxserve.helpers.fair_executor import FairExecutor
     from mlxserve.hub.catalog import Entry
     from mlxserve.hub.facts import ModelFacts
     from mlxserve.hub.files import ModelFiles
@@ -43,8 +43,10 @@ def build(config: EngineConfig) -> Chat:
     return _build(config, files)
 
 
-def build_shelf(models: Sequence[ModelSettings], server: ServerConfig) -> tuple[ModelShelf, Door]:
-    """Import mlx, and load the first model and others as they ask for it. Returns the door of all.
+def build_registry(
+    models: Sequence[ModelSettings], server: ServerConfig
+) -> tuple[ModelRegistry, FairExecutor]:
+    """Import mlx, and load the first model and others as they ask for it. Returns the executor of all.
 
     Raises MlxServeError; a missing model fails before mlx loads.
     """
@@ -59,45 +61,47 @@ def build_shelf(models: Sequence[ModelSettings], server: ServerConfig) -> tuple[
         files = find_model(one.config.model, one.config.revision)
         named = files if one.name is None else replace(files, name=one.name)
         adapters = tuple(
-            ShelfAdapter(name=each.name, size=each.size)
+            RegisteredAdapter(name=each.name, size=each.size)
             for each in find_adapters(one.config.adapters)
         )
         found.append((one, named, adapters))
     machine.import_mlx_lm()
-    from mlxserve.build import new_door
+    from mlxserve.build import new_fair_executor
 
-    door = new_door()
+    executor = new_fair_executor()
     is_alone = len(found) == 1
-    shelved = [
-        _shelved(
+    registered = [
+        _registered(
             one,
             files,
             None
             if is_alone or is_text_encoder(files)
             else entry_of(files.name, Origin.FOLDER, files.place),
             server,
-            door,
+            executor,
             adapters,
         )
         for one, files, adapters in found
     ]
-    shelved[0] = replace(shelved[0], aliases=(*shelved[0].aliases, *server.alias), preload=True)
+    registered[0] = replace(
+        registered[0], aliases=(*registered[0].aliases, *server.alias), preload=True
+    )
     share = max(one.config.gpu_memory_utilization for one in models)
     budget = int(machine.memory().working_set * share)
-    if len(shelved) > 1:
-        _refuse_together(models, shelved)
-    shelf = ModelShelf(
-        shelved,
+    if len(registered) > 1:
+        _refuse_together(models, registered)
+    registry = ModelRegistry(
+        registered,
         budget=math.inf if is_alone else budget,  # the options of the only model bound it
         shared_budget=budget,
-        close=door.close,
+        close=executor.close,
     )
-    asyncio.run(shelf.preload())
-    return shelf, door
+    asyncio.run(registry.preload())
+    return registry, executor
 
 
-def shelve(one: ModelSettings, server: ServerConfig, door: Door) -> ShelfModel:
-    """A model that is added to a shelf. Raises MlxServeError."""
+def register(one: ModelSettings, server: ServerConfig, executor: FairExecutor) -> RegisteredModel:
+    """A model that is added to a registry. Raises MlxServeError."""
     from mlxserve.hub.catalog import Origin, entry_of
     from mlxserve.hub.files import find_model
     from mlxserve.hub.text_encoders import is_text_encoder
@@ -105,10 +109,12 @@ def shelve(one: ModelSettings, server: ServerConfig, door: Door) -> ShelfModel:
     files = find_model(one.config.model, one.config.revision)
     is_encoder = is_text_encoder(files)
     entry = None if is_encoder else entry_of(files.name, Origin.FOLDER, files.place)
-    return _shelved(one, files, entry, server, door, ())
+    return _registered(one, files, entry, server, executor, ())
 
 
-def _refuse_together(models: Sequence[ModelSettings], shelved: Sequence[ShelfModel]) -> None:
+def _refuse_together(
+    models: Sequence[ModelSettings], registered: Sequence[RegisteredModel]
+) -> None:
     """Raises InvalidConfig for what several models cannot have."""
     if any(one.config.num_ranks > 1 for one in models):
         raise InvalidConfig(
@@ -120,7 +126,7 @@ def _refuse_together(models: Sequence[ModelSettings], shelved: Sequence[ShelfMod
             "Several models cannot write one trace. Set `trace` in the table of one of them.",
             option="trace",
         )
-    names = Counter(name for one in shelved for name in (one.name, *one.aliases))
+    names = Counter(name for one in registered for name in (one.name, *one.aliases))
     if twice := [name for name, count in names.items() if count > 1]:
         raise InvalidConfig(
             f"Two models are called {twice[0]!r}. Give each one once, and other aliases, or names of "
@@ -128,14 +134,14 @@ def _refuse_together(models: Sequence[ModelSettings], shelved: Sequence[ShelfMod
         )
 
 
-def _shelved(
+def _registered(
     one: ModelSettings,
     files: ModelFiles,
     entry: Entry | None,
     server: ServerConfig,
-    door: Door,
-    adapters: tuple[ShelfAdapter, ...],
-) -> ShelfModel:
+    executor: FairExecutor,
+    adapters: tuple[RegisteredAdapter, ...],
+) -> RegisteredModel:
     """`entry`: what the files tell of the model's memory; None where it has the memory alone."""
     from mlxserve.hub.text_encoders import text_encoder
 
@@ -143,9 +149,9 @@ def _shelved(
     least_pages, most_pages = _pool_sizes(config, entry)
     encoder = text_encoder(files)
     default = "-1" if stays else server.keep_alive
-    return ShelfModel(
+    return RegisteredModel(
         name=files.name,
-        load=partial(_build, config, files, door),
+        load=partial(_build, config, files, executor),
         aliases=tuple(one.options.aliases),
         unlisted=() if config.model is None else (config.model,),
         weight_size=files.weight_size,
@@ -216,13 +222,13 @@ def _estimate(config: EngineConfig, entry: Entry | None, num_pages: int) -> int:
 def _build(
     config: EngineConfig,
     files: ModelFiles,
-    door: Door | None = None,
+    executor: FairExecutor | None = None,
     memory_limit: int | None = None,
 ) -> Chat:
     from mlxserve.ranks.run import build_chat_of_ranks  # imports mlx and mlx-lm
 
     try:
-        return build_chat_of_ranks(config, files, door=door, memory_limit=memory_limit)
+        return build_chat_of_ranks(config, files, executor=executor, memory_limit=memory_limit)
     except EngineStopped as error:
         if config.num_ranks > 1:  # the engine's thread may wait for another rank for ever
             print_error(error)

@@ -263,8 +263,10 @@ async def _stream_answer(
     if isinstance(messages[-1]["content"], list):
         from mlxserve.chat.given_messages import read_given
 
-        read = partial(chat.door.run, "")
-        given = await read_given(messages, read, sees=chat.sees_images, blindness=chat.blindness)
+        read = partial(chat.executor.run, "")
+        given = await read_given(
+            messages, read, sees=chat.supports_images, no_vision_reason=chat.no_vision_reason
+        )
         messages = chat.fit(given).messages
     prompt = await asyncio.to_thread(chat.render, messages)
     started = time.perf_counter()

@@ -15,8 +15,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from mlxserve.api.config import ServerConfig
-from mlxserve.chat.registry.places import ShelfModel
-from mlxserve.cli.building import build_shelf, shelve
+from mlxserve.chat.registry.entries import RegisteredModel
+from mlxserve.cli.building import build_registry, register
 from mlxserve.cli.options import ModelName
 from mlxserve.cli.ranks import STOP, run_by_launcher
 from mlxserve.cli.running_servers import registered
@@ -89,21 +89,21 @@ def _serve(
         config = models[0].config
         if is_private or (config.num_ranks > 1 and config.hostfile is not None):
             stop_at_end_of_input(STOP)
-        (shelf, door), url = build_shelf(models, server), url_of(listener)
+        (registry, executor), url = build_registry(models, server), url_of(listener)
 
-        def added(name: str) -> ShelfModel:
+        def added(name: str) -> RegisteredModel:
             one = settings.other_model(name)
             one = replace(one, config=_with_server_defaults(one.config).with_options(trace=None))
-            return shelve(one, server, door)
+            return register(one, server, executor)
 
         running = ModelServer(
-            shelf,
-            door,
+            registry,
+            executor,
             server,
             access,
             limits=limits,
             on_ready=lambda: say(f"mlxserve is ready at {url}"),
-            shelve=added if config.num_ranks == 1 else None,
+            register=added if config.num_ranks == 1 else None,
         )
         _keep_what_is_loaded()
         needs_key = access.keyring().is_locked
@@ -113,8 +113,8 @@ def _serve(
                 if is_private
                 else registered(
                     url,
-                    [one.name for one in shelf.models],
-                    [name for one in shelf.models for name in one.names[1:]],
+                    [one.name for one in registry.models],
+                    [name for one in registry.models for name in one.names[1:]],
                     needs_key=needs_key,
                 )
             ):

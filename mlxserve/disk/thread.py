@@ -33,7 +33,7 @@ _DECAY = 0.95  # of what was read before in the rate, with every record
 _LISTED_FILES = 256  # in one operation
 _TOUCHED_FILES = 64  # in one operation
 _DELETED_FILES = 64  # in one operation
-_MOST_FAULTS, _FAULT_SECONDS = 5, 60.0  # more of them within this time end the thread
+_MAX_FAULTS, _FAULT_SECONDS = 5, 60.0  # more of them within this time end the thread
 _LISTED_SECONDS = 60.0  # after which files are listed again before one is deleted for room
 
 
@@ -171,7 +171,7 @@ class DiskThread:
         """Drop what was to be done, and look anew at what is there. Raises the fault of too many."""
         now = self._clock()
         self._faults = [at for at in self._faults if now - at < _FAULT_SECONDS] + [now]
-        if len(self._faults) > _MOST_FAULTS:
+        if len(self._faults) > _MAX_FAULTS:
             raise fault
         log.error("A fault in the disk cache; it begins again", exc_info=fault)
         for load in self._loads:

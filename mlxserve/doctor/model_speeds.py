@@ -38,7 +38,7 @@ _PAGE_SIZE = 32
 _ROUNDS = 2  # after one that warms up; the best counts
 _BUILDS = 20
 _LOGGERS = ("mlxserve", "metal_kernels")
-_MOST_RECORDS = 10_000  # of the log, which has a few dozen
+_MAX_RECORDS = 10_000  # of the log, which has a few dozen
 _LIMITS = ("MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER")
 
 Figures = dict[str, float]
@@ -83,7 +83,7 @@ def _cache_limit() -> str:
 @contextmanager
 def _recorded_log() -> Iterator[list[logging.LogRecord]]:
     """The records of our loggers from level INFO; their levels are restored."""
-    handler = BufferingHandler(_MOST_RECORDS)
+    handler = BufferingHandler(_MAX_RECORDS)
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

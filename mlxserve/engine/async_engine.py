@@ -24,11 +24,11 @@ from typing import Any
 
 from mlxserve.core.errors import EngineFailed, EngineStopped, MlxServeError
 from mlxserve.core.stats import Stats
-from mlxserve.engine import awake, garbage
-from mlxserve.engine.awake import Awake
+from mlxserve.engine import gc_freeze, sleep_inhibitor
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.memory import MemoryWatch
 from mlxserve.engine.output_stream import OutputStream, deliver_all
+from mlxserve.engine.sleep_inhibitor import SleepInhibitor
 from mlxserve.engine.snapshot import Snapshot
 from mlxserve.engine.text_queue import QueuedText, TextQueue
 from mlxserve.engine.threads import THREADS, result_of
@@ -158,7 +158,7 @@ class AsyncEngine:
         self._next_stats = 0.0  # when they are copied again
         self.max_model_len = 0  # longest prompt plus answer, as of the last change
         self._ready: Future[None] = Future()
-        self._frozen = garbage.frozen()  # before there is anything of the engine
+        self._frozen = gc_freeze.frozen()  # before there is anything of the engine
         self._ending = threading.Lock()
         if workers is not None:
             workers.attach(self.fail, self.seconds_since_beat)
@@ -413,8 +413,8 @@ class AsyncEngine:
 
     def _loop(self, engine: Engine) -> None:
         throughput, is_open = ThroughputLog(self._log_interval), True
-        command = awake.assertion()
-        machine = None if command is None else Awake(command)
+        command = sleep_inhibitor.assertion()
+        machine = None if command is None else SleepInhibitor(command)
         while is_open and self._stopped is None:
             outputs: list[Output] = []
             try:
@@ -571,11 +571,11 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _free_arrays(since: garbage.Frozen) -> None:
+def _free_arrays(since: gc_freeze.Frozen) -> None:
     """Free the arrays of an ended engine on the thread that made them, and give back what was wired for them."""
     import mlx.core as mx
 
-    garbage.collect(since)
+    gc_freeze.collect(since)
     mx.synchronize()
     mx.clear_cache()
     metal_memory.METAL_MEMORY.apply()

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from mlxserve.disk.loads import DiskAnswer
 from mlxserve.disk.tier import DiskTier
 from mlxserve.disk.unwritten import Unwritten
-from mlxserve.engine.pace import Pace
+from mlxserve.engine.step_time_model import StepTimeModel
 
-_LEAST_SECONDS = 0.5  # to wait for a read that is not longer than computing the pages
+_MIN_SECONDS = 0.5  # to wait for a read that is not longer than computing the pages
 _UNMEASURED_SECONDS = 5.0  # the same while it is unknown how long computing takes
 _STEP_SECONDS = 1e-6  # by which a page counts as used before the one that it follows
 
@@ -38,7 +38,7 @@ class DiskCache:
     def __init__(
         self,
         tier: DiskTier,
-        pace: Pace,
+        pace: StepTimeModel,
         *,
         page_bytes: int,
         page_size: int,
@@ -171,7 +171,7 @@ class DiskCache:
     def patience(self, num_pages: int) -> float:
         """Seconds to wait for a read of `num_pages` before computing them instead."""
         seconds = self._pace.prompt_seconds(num_pages * self._page_size)
-        return _UNMEASURED_SECONDS if seconds is None else max(_LEAST_SECONDS, seconds)
+        return _UNMEASURED_SECONDS if seconds is None else max(_MIN_SECONDS, seconds)
 
     def give_up(self, ticket: int) -> None:
         """Note that this load is no longer waited for."""

@@ -38,8 +38,14 @@ from mlxserve.core.stats import (
 )
 from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.memory import MemoryLevel, MemoryWatch
-from mlxserve.engine.pace import MAX_METAL_PIECE, MAX_PIECE, EmbeddingPace, Pace, StepTimer
 from mlxserve.engine.snapshot import PageState, Snapshot, view
+from mlxserve.engine.step_time_model import (
+    MAX_METAL_PIECE,
+    MAX_PIECE,
+    EmbeddingTimeModel,
+    StepTimeModel,
+    StepTimer,
+)
 from mlxserve.engine.timeline import Timeline
 from mlxserve.engine.trace import Trace
 from mlxserve.engine.transfers import Transfers
@@ -48,7 +54,7 @@ from mlxserve.model.dense_text import Result, TextWork
 from mlxserve.model.embedding import Embedding
 from mlxserve.model.runner import ModelRunner, Pending
 from mlxserve.model.scoring import Scoring
-from mlxserve.model.vision import Seeing
+from mlxserve.model.vision import ImageEncoding
 from mlxserve.model.workers import Workers
 from mlxserve.request import (
     Chunk,
@@ -75,7 +81,7 @@ class Engine:
         self,
         scheduler: Scheduler,
         runner: ModelRunner,
-        pace: Pace,
+        pace: StepTimeModel,
         clock: Callable[[], float] = time.perf_counter,
         disk: DiskCache | None = None,
         trace: Trace | None = None,
@@ -88,7 +94,7 @@ class Engine:
         self._workers = workers
         self._runner = runner
         self._pace = pace
-        self._embedding_pace = EmbeddingPace(
+        self._embedding_pace = EmbeddingTimeModel(
             pace.target, MAX_METAL_PIECE if machine.is_metal() else MAX_PIECE
         )
         self._clock = clock
@@ -282,11 +288,11 @@ class Engine:
         return None if self._runner.vision is None else self._runner.vision.reader
 
     @property
-    def blindness(self) -> str:
-        """As `ModelRunner.blindness`."""
-        return self._runner.blindness
+    def no_vision_reason(self) -> str:
+        """As `ModelRunner.no_vision_reason`."""
+        return self._runner.no_vision_reason
 
-    def seeing(self, request: Request) -> Seeing | None:
+    def seeing(self, request: Request) -> ImageEncoding | None:
         """Computes, between steps, features of those of a request's pictures that have none and whose rows are not
         all cached; None without any."""
         vision = self._runner.vision
@@ -297,7 +303,7 @@ class Engine:
         pictures = [one for key, one in wanted.items() if not vision.keeps(key)]
         if not pictures:
             return None
-        return Seeing(
+        return ImageEncoding(
             vision, pictures, lambda: pace.seconds(is_busy=scheduler.has_work), self._clock
         )
 

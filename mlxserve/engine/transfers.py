@@ -28,7 +28,7 @@ CLOSING_SECONDS = 4.0  # to write what is cached at the end
 # Written between two steps. Reading 8 MiB out of the pool took 6 ms of the included model, whose steps take 4;
 # this takes 1.2. A page of a large model is more, and is written alone.
 WRITE_BYTES = 2 << 20
-_MOST_PAGES = 256  # written at once, however small
+_MAX_PAGES = 256  # written at once, however small
 _STATES = 2  # recurrent states written at once: each may be as large as a hundred pages
 _WAIT_SECONDS = 0.05  # for the disk when nothing can be computed; then calls are taken again
 _PAUSE_SECONDS = 10.0  # after the disk has refused a page
@@ -153,7 +153,7 @@ class Transfers:
     def _max_pages(page_bytes: int) -> int:
         """Pages written at once."""
         # Pages of a model without attention are empty: their hashes alone lead to its states.
-        return min(_MOST_PAGES, max(1, WRITE_BYTES // max(1, page_bytes)))
+        return min(_MAX_PAGES, max(1, WRITE_BYTES // max(1, page_bytes)))
 
     def _write_states(self, disk: DiskCache) -> bool:
         records = [

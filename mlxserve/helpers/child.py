@@ -18,7 +18,7 @@ from typing import Any
 
 import msgpack
 
-from mlxserve.helpers.frames import LENGTH, MARGIN, MOST_TIMES, NO_MEMORY, Kind
+from mlxserve.helpers.frames import LENGTH, MARGIN, MAX_TIMES, NO_MEMORY, Kind
 
 
 def main() -> None:
@@ -76,7 +76,7 @@ def _limit_memory(memory: int) -> None:
 
 
 def _arm(seconds: float) -> None:
-    signal.setitimer(signal.ITIMER_REAL, MOST_TIMES * seconds + MARGIN)
+    signal.setitimer(signal.ITIMER_REAL, MAX_TIMES * seconds + MARGIN)
 
 
 def _disarm() -> None:

@@ -1,4 +1,4 @@
-"""Door: where requests wait for the work that comes before the engine.
+"""FairExecutor: where requests wait for the work that comes before the engine.
 
 Reading a large body, rendering, tokenising and compiling a grammar take seconds of a processor, and
 anybody may ask for them. Each is a job of a client, and jobs take turns between clients:
@@ -47,8 +47,8 @@ UNCOUNTED_BODY = 64 << 10  # bytes of each that are not counted, so that small o
 _MAX_DEBTORS = 4096  # clients whose use is known, before those that have no debt are forgotten
 
 
-class InTurn(Protocol):
-    """Runs work that is expected to take some seconds in its client's turn, as `Door.run` does."""
+class RunFairly(Protocol):
+    """Runs work that is expected to take some seconds in its client's turn, as `FairExecutor.run` does."""
 
     def __call__(self, seconds: float, work: Callable[[], T]) -> Awaitable[T]: ...
 
@@ -133,7 +133,7 @@ class _Job:
     has_left: bool = False  # its client
 
 
-class Door:
+class FairExecutor:
     """One for a loaded model. Methods may be called from any event loop and thread."""
 
     def __init__(self, body_memory: int = BODY_MEMORY) -> None:

@@ -21,7 +21,7 @@ NO_MEMORY = 77  # exit code of a child that got a MemoryError
 MARGIN = 1.0  # seconds after its deadline when a child that was not killed ends itself
 # A job's seconds are seconds of a processor where it got one: on a busy machine a clock ends it after so
 # many times as long.
-MOST_TIMES = 5
+MAX_TIMES = 5
 
 
 class Kind(IntEnum):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason, exit_in_words
-from mlxserve.helpers.frames import MOST_TIMES, NO_MEMORY, Kind
+from mlxserve.helpers.frames import MAX_TIMES, NO_MEMORY, Kind
 from mlxserve.helpers.process import ChildProcess
 from mlxserve.helpers.waiting import current
 from mlxserve.system.suspend_clock import RUNNING
@@ -98,7 +98,7 @@ class Job:
     def _count_from_now(self) -> None:
         self._began = time.monotonic()
         self._deadline = RUNNING.now() + self._limit()
-        self._last_deadline = self._deadline + (MOST_TIMES - 1) * self._limit()
+        self._last_deadline = self._deadline + (MAX_TIMES - 1) * self._limit()
         self._cpu_began: float | None = None
 
     def _raise(self, value: Any) -> None:

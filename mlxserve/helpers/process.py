@@ -26,7 +26,7 @@ from mlxserve.helpers.frames import LENGTH, MAX_FRAME
 _LOOK_SECONDS = 0.05  # between two looks at the child
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 _END_SECONDS = 0.05  # to wait for the end of a killed process
-_PIECE, _MOST_PIECES = 64 << 10, 1024  # bytes read at once, and how often before a look
+_PIECE, _MAX_PIECES = 64 << 10, 1024  # bytes read at once, and how often before a look
 
 
 class ChildProcess:
@@ -171,7 +171,7 @@ class ChildProcess:
         """Whether anything came."""
         size = len(self._in)
         try:
-            for _ in range(_MOST_PIECES):
+            for _ in range(_MAX_PIECES):
                 count = self._socket.recv_into(self._piece)
                 self._in += self._piece[:count]
                 self.is_at_end = count == 0

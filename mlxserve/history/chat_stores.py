@@ -1,4 +1,4 @@
-"""ChatShelf: the chats that the server keeps, in the files and the format of the terminal's.
+"""ChatStores: the chats that the server keeps, in the files and the format of the terminal's.
 
     chat.sqlite            what the terminal writes too: chats without an API key
     chats/KEY.sqlite       the chats of one API key, bounded in size
@@ -24,7 +24,7 @@ MAX_KEY_BYTES = 256 << 20  # of the file of one API key
 _MAX_OPEN = 16  # files
 
 
-class ChatShelf:
+class ChatStores:
     """The chats of everybody, by the id of the API key that owns them; "" without keys."""
 
     def __init__(self, folder: Path) -> None:

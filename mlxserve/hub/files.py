@@ -25,7 +25,7 @@ from mlxserve.hub.gguf.sizes import size_in_memory
 from mlxserve.hub.gguf_places import choose, files_in, find_gguf, hub_reference, with_its_shards
 from mlxserve.hub.known_models import repository_of, suggestions
 from mlxserve.hub.model_config import check_model_config
-from mlxserve.hub.other_kinds import folder_in_words, kind_in_words, weights_in_words
+from mlxserve.hub.unsupported_formats import folder_in_words, kind_in_words, weights_in_words
 from mlxserve.system.files import MAX_TEXT, check_model_files, read_json
 
 # The files downloaded from a repository: nothing executable.
@@ -39,7 +39,7 @@ DATA_FILES = (
     "*_Dense/model.safetensors",  # layers of embedding models
 )
 _SHARD = re.compile(r"(model-)([0-9]+)-of-([0-9]+)(\.safetensors)")
-_MOST_SHARDS = 10_000
+_MAX_SHARDS = 10_000
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
@@ -188,7 +188,7 @@ def _missing_weights(files: ModelFiles) -> list[str]:
     for name in found:
         if match := _SHARD.fullmatch(name):
             start, own, count, end = match.groups()
-            numbers = range(1, min(int(count), _MOST_SHARDS) + 1)
+            numbers = range(1, min(int(count), _MAX_SHARDS) + 1)
             # Not len(count): DeepSeek and Kimi publish model-00001-of-000163.safetensors.
             promised |= {f"{start}{number:0{len(own)}}-of-{count}{end}" for number in numbers}
     return sorted(promised - found)

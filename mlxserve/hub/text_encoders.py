@@ -36,7 +36,7 @@ _JUDGE = (
     "qwen3"  # the only kind of language models that are published as rerankers under their own head
 )
 _WITH_HEADS = "ForSequenceClassification"
-_MOST_PROMPTS, _MOST_MODULES = 1_000, 20
+_MAX_PROMPTS, _MAX_MODULES = 1_000, 20
 _NO_LIMIT = 1_000_000  # tokenizers without a longest length write a number of thirty digits
 
 
@@ -236,7 +236,7 @@ def _listed(files: ModelFiles) -> Iterator[tuple[str, Path]]:
         return
     try:
         listed = read_json(file, MAX_TEXT)
-        for one in sorted(listed, key=lambda one: int(one["idx"]))[:_MOST_MODULES]:
+        for one in sorted(listed, key=lambda one: int(one["idx"]))[:_MAX_MODULES]:
             folder = (files.path / str(one["path"])).resolve()
             if not folder.is_relative_to(files.path.resolve()):
                 raise ValueError(f"{one['path']!r:.80} is outside of the folder")
@@ -271,7 +271,7 @@ def _prompts(found: object) -> dict[str, str]:
     if not isinstance(found, dict):
         return {}
     named = ((str(name), text) for name, text in found.items() if isinstance(text, str))
-    return dict(list(named)[:_MOST_PROMPTS])
+    return dict(list(named)[:_MAX_PROMPTS])
 
 
 def _object(file: Path) -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
 """Images from the bytes of files that anybody may send, decoded in processes that can be ended.
 
-    image = await image_decoder().decode(data, partial(in_turn, request))
+    image = await image_decoder().decode(data, partial(run_fairly, request))
 
 A file says how many pixels it has, but not how much work they are: a JPEG file may draw each of them a
 thousand times. So it is tried at first beside other short work (`mlxserve.helpers.fair_executor`), with few pixels and
@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from mlxserve.core.errors import InvalidRequest
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
-from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, SHORT_SECONDS, InTurn, Lane, lane_of
+from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, SHORT_SECONDS, Lane, RunFairly, lane_of
 from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
 from mlxserve.images.image import DIGEST_SIZE, Image
 
@@ -33,44 +33,44 @@ TRIES = {
     Lane.MEDIUM: (10.0, 12 << 20),
     Lane.LONG: (60.0, 1 << 30),
 }
-_MOST_KEPT = 128 << 20  # bytes of pixels
+_MAX_KEPT = 128 << 20  # bytes of pixels
 _HASHED_PER_SECOND = 500_000_000  # bytes of files
 _BYTES_PER_SECOND = 10_000_000  # of files, decoded, on two cores of an x86 server
 _SECONDS = {Lane.SHORT: 0.02, Lane.MEDIUM: 1.01 * SHORT_SECONDS, Lane.LONG: 1.01 * MEDIUM_SECONDS}
 
 
 class ImageDecoder:
-    """A helper process for each lane of the door that decodes, started when first needed."""
+    """A helper process for each lane of the executor that decodes, started when first needed."""
 
-    def __init__(self, most_kept: int = _MOST_KEPT) -> None:
+    def __init__(self, most_kept: int = _MAX_KEPT) -> None:
         """`most_kept`: bytes of the newest images' pixels"""
         self._helpers: dict[Lane, Helper] = {}
         self._kept: OrderedDict[bytes, Image] = OrderedDict()  # by a hash of the file
         self._most_kept = most_kept
         self._lock = threading.Lock()
 
-    async def decode(self, data: bytes, in_turn: InTurn) -> Image:
+    async def decode(self, data: bytes, run_fairly: RunFairly) -> Image:
         """The first frame, upright and on white.
 
         Raises InvalidRequest, whose message is the end of a sentence about the image, HelperUnavailable,
-        EngineStopped, and what `in_turn` raises.
+        EngineStopped, and what `run_fairly` raises.
         """
         if importlib.util.find_spec("PIL") is None:
             raise InvalidRequest('cannot be read without Pillow: pip install "mlxserve[vision]"')
-        key = await in_turn(len(data) / _HASHED_PER_SECOND, partial(_key, data))
+        key = await run_fairly(len(data) / _HASHED_PER_SECOND, partial(_key, data))
         if (known := self._known(key)) is not None:
             return known
-        image = await self._decoded(data, in_turn)
+        image = await self._decoded(data, run_fairly)
         self._keep(key, image)
         return image
 
-    async def _decoded(self, data: bytes, in_turn: InTurn) -> Image:
+    async def _decoded(self, data: bytes, run_fairly: RunFairly) -> Image:
         expected = len(data) / _BYTES_PER_SECOND
         for lane in Lane:
             if lane < lane_of(expected):
                 continue
             seconds = max(expected, _SECONDS[lane])
-            image = await in_turn(seconds, partial(self._try, data, lane))
+            image = await run_fairly(seconds, partial(self._try, data, lane))
             if image is not None:
                 return image
         raise AssertionError("the last try decides")

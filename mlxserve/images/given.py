@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxserve.core.errors import InvalidParameter, InvalidRequest
-from mlxserve.helpers.fair_executor import InTurn
+from mlxserve.helpers.fair_executor import RunFairly
 from mlxserve.images.decode import image_decoder
 from mlxserve.images.image import Image
 
@@ -22,7 +22,7 @@ _FILE_SECONDS = 0.01  # to read one
 
 
 async def decoded(
-    messages: Sequence[Mapping[str, Any]], in_turn: InTurn
+    messages: Sequence[Mapping[str, Any]], run_fairly: RunFairly
 ) -> list[Mapping[str, Any]]:
     """The messages with an `Image` in the place of each that was given. Raises InvalidRequest."""
     found = []
@@ -30,20 +30,20 @@ async def decoded(
         content = message.get("content")
         if isinstance(content, (list, tuple)):
             places = (f"messages[{number}].content[{at}]" for at in range(len(content)))
-            parts = [await _part(*each, in_turn) for each in zip(content, places, strict=True)]
+            parts = [await _part(*each, run_fairly) for each in zip(content, places, strict=True)]
             message = {**message, "content": parts}
         found.append(message)
     return found
 
 
-async def _part(part: Any, where: str, in_turn: InTurn) -> Any:
+async def _part(part: Any, where: str, run_fairly: RunFairly) -> Any:
     if not isinstance(part, Mapping) or part.get("type") != "image":
         return part
     given = [name for name in _GIVEN if name in part]
     if len(given) != 1:
         raise InvalidParameter(where, f"an image needs one of {', '.join(_GIVEN)}")
     try:
-        image = await _image(given[0], part[given[0]], in_turn)
+        image = await _image(given[0], part[given[0]], run_fairly)
     except InvalidRequest as error:
         raise InvalidParameter(where, f"the image {error}") from error
     return {"type": "image", "image": image}
@@ -53,17 +53,17 @@ def _content(path: Any) -> bytes:
     return Path(path).expanduser().read_bytes()
 
 
-async def _image(name: str, value: Any, in_turn: InTurn) -> Image:
+async def _image(name: str, value: Any, run_fairly: RunFairly) -> Image:
     if name == "path":
         try:
-            data = await in_turn(_FILE_SECONDS, partial(_content, value))
+            data = await run_fairly(_FILE_SECONDS, partial(_content, value))
         except (OSError, TypeError) as error:
             raise InvalidRequest(f"cannot be read: {error}") from error
-        return await image_decoder().decode(data, in_turn)
+        return await image_decoder().decode(data, run_fairly)
     if name == "bytes":
         if not isinstance(value, (bytes, bytearray)):
             raise InvalidRequest(f"must be bytes, got {type(value).__name__}")
-        return await image_decoder().decode(bytes(value), in_turn)
+        return await image_decoder().decode(bytes(value), run_fairly)
     if isinstance(value, Image):
         return value
     import numpy as np

@@ -7,7 +7,7 @@ import binascii
 from functools import partial
 
 from mlxserve.core.errors import InvalidRequest
-from mlxserve.helpers.fair_executor import InTurn
+from mlxserve.helpers.fair_executor import RunFairly
 from mlxserve.images.decode import ImageDecoder, image_decoder
 from mlxserve.images.image import Image
 from mlxserve.images.remote import RemoteFiles
@@ -27,23 +27,23 @@ class ImageSources:
         self._remote = remote
         self._decoder = decoder or image_decoder()
 
-    async def image(self, source: str | None, in_turn: InTurn) -> Image:
+    async def image(self, source: str | None, run_fairly: RunFairly) -> Image:
         """
         source: a data:, http: or https: URL; None for what was no URL at all
-        in_turn: does the work on it in its client's turn
+        run_fairly: does the work on it in its client's turn
 
         Raises InvalidRequest, whose message is the end of a sentence about the image, and what
         `ImageDecoder.decode` raises.
         """
-        return await self._decoder.decode(await self._file(source, in_turn), in_turn)
+        return await self._decoder.decode(await self._file(source, run_fairly), run_fairly)
 
-    async def _file(self, source: str | None, in_turn: InTurn) -> bytes:
+    async def _file(self, source: str | None, run_fairly: RunFairly) -> bytes:
         scheme = (source or "")[:8].partition(":")[0].lower()
         if source is None or scheme not in ("data", "http", "https"):
             raise InvalidRequest('needs a URL that begins with "data:", "https:" or "http:"')
         if scheme == "data":
             seconds = len(source) / _BASE64_PER_SECOND
-            return await in_turn(seconds, partial(file_of_data_url, source))
+            return await run_fairly(seconds, partial(file_of_data_url, source))
         if self._remote is None:
             raise InvalidRequest(
                 f"is on the web, from where this server fetches nothing ({OPTION} allows it); send it "

@@ -19,7 +19,7 @@ from mlxserve.model.fused_layers import FusedLayers, can_fuse
 from mlxserve.model.load import LoadedModel, load
 from mlxserve.model.probe import probe, probe_adapters
 from mlxserve.model.rank_group import RankGroup, Split
-from mlxserve.model.sight import NoVision, may_see, vision_of
+from mlxserve.model.vision_check import NoVision, may_see, vision_of
 
 log = logging.getLogger("mlxserve.attention")
 
@@ -70,7 +70,7 @@ def _with_vision(
         return loaded.that_sees(vision)
     except NoVision as error:
         log.warning("%s: images are refused: %s", loaded.name, error)
-        return loaded.that_sees(None, blindness=str(error))
+        return loaded.that_sees(None, no_vision_reason=str(error))
 
 
 def choose_attention(name: str, loaded: LoadedModel, *, may_fuse: bool = True) -> AttentionChoice:

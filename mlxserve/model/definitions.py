@@ -28,7 +28,7 @@ from mlx_lm.models import cache as mlx_lm_caches
 from mlx_lm.utils import _get_classes
 
 from mlxserve.hub.definition_config import changes_for_definition
-from mlxserve.hub.other_kinds import foreign_quantisation
+from mlxserve.hub.unsupported_formats import foreign_quantisation
 from mlxserve.system.deferred_packages import defer
 
 PACKAGE = "mlx_vlm"

@@ -30,7 +30,7 @@ from mlxserve.cache.window_kv import WindowKV
 from mlxserve.model.adapted_layers import RowAdapters
 from mlxserve.model.batch import Batch, tables_alone
 from mlxserve.model.caches import ElsewhereLeaf
-from mlxserve.model.commits import Commits
+from mlxserve.model.command_buffers import Commits
 from mlxserve.model.fused_qkv import num_fused
 from mlxserve.model.gathered import GatheredKV
 from mlxserve.model.layer_state import GroupCaches, LayerState, RecurrentRows

@@ -24,10 +24,10 @@ from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.images.image import Image
 from mlxserve.images.picture import Picture, PlacedPicture
 from mlxserve.model.batch import Batch
+from mlxserve.model.image_encoder import arguments
 from mlxserve.model.load import LoadedModel
-from mlxserve.model.probe import MOST_ROWS, TOLERANCES, relative
+from mlxserve.model.probe import MAX_ROWS, TOLERANCES, relative
 from mlxserve.model.runner import ModelRunner
-from mlxserve.model.vision_tower import arguments
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 
 log = logging.getLogger("mlxserve.vision")
@@ -125,7 +125,7 @@ def refuse_others(dense: np.ndarray, paged: np.ndarray, sample: Sample, dtype: m
         noise = float(np.median(rows[:start]))
         tolerance = min(_MOST, max(_LEAST, _NOISE_FACTOR * noise))
         shares = [float(np.mean(part <= tolerance)) for part in (rows[start:end], rows[end:])]
-        is_close = bool(np.isfinite(rows).all() and min(shares) >= MOST_ROWS)
+        is_close = bool(np.isfinite(rows).all() and min(shares) >= MAX_ROWS)
     if not is_close:
         raise ValueError(
             f"its logits beside an image are not mlx-vlm's (they differ by {rows.max():.1e}; "

@@ -24,7 +24,7 @@ from mlxserve.core.errors import InvalidParameter, in_one_line
 from mlxserve.images.image import Image
 from mlxserve.images.picture import Grid, Picture
 
-_MOST_KEPT = 256 << 20  # bytes of pictures
+_MAX_KEPT = 256 << 20  # bytes of pictures
 _TEXT_OUTPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
 _GRID = "image_grid_thw"
 _SPECIAL_TOKENS = "add_special_tokens"
@@ -61,7 +61,7 @@ class ImageProcessor:
                         f"model: {in_one_line(error)}",
                     ) from error
             self._kept[image.digest] = picture
-            while len(self._kept) > 1 and self._num_bytes() > _MOST_KEPT:
+            while len(self._kept) > 1 and self._num_bytes() > _MAX_KEPT:
                 self._kept.popitem(last=False)
             return picture
 

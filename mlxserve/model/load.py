@@ -28,7 +28,7 @@ from mlxserve.hub.context import CONTEXT_KEYS, Context, context_of
 from mlxserve.hub.files import ModelFiles, text_config
 from mlxserve.hub.gguf.weights import load_gguf
 from mlxserve.hub.headers import check_weights
-from mlxserve.hub.other_kinds import quantisation_in_words
+from mlxserve.hub.unsupported_formats import quantisation_in_words
 from mlxserve.model.adapters import Adapters, attach
 from mlxserve.model.caches import CacheTree, look_at
 from mlxserve.model.definitions import TextModel, definition_of
@@ -65,7 +65,7 @@ class LoadedModel:
     by_sequence  the model is called once for each sequence of a step, not once for all rows
     group        the ranks that it is divided among; None if all of it is here
     vision       what lets it see images; None where it reads text only
-    blindness    why it does, though it was trained to see
+    no_vision_reason    why it does, though it was trained to see
     adapters     that its layers have; None if they are as they were loaded
     """
 
@@ -79,7 +79,7 @@ class LoadedModel:
     by_sequence: bool = False
     group: RankGroup | None = None
     vision: Vision | None = None
-    blindness: str = ""
+    no_vision_reason: str = ""
     adapters: Adapters | None = None
 
     @property
@@ -120,9 +120,9 @@ class LoadedModel:
         """Whether keys and values are stored in 8 bits."""
         return any(spec.is_quantised for spec in self.layers)
 
-    def that_sees(self, vision: Vision | None, *, blindness: str = "") -> LoadedModel:
+    def that_sees(self, vision: Vision | None, *, no_vision_reason: str = "") -> LoadedModel:
         """The same with its vision, or with why it has none."""
-        return replace(self, vision=vision, blindness=blindness)
+        return replace(self, vision=vision, no_vision_reason=no_vision_reason)
 
     def in_8_bits(self) -> LoadedModel:
         """The same with quantised keys and values. Raises InvalidConfig where they are latents."""

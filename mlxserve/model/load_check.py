@@ -40,7 +40,7 @@ log = logging.getLogger("mlxserve.model.load_check")
 
 SECONDS = 1800.0  # a model of hundreds of gigabytes is read from an external disk
 _COMMAND = (sys.executable, "-P", "-m", "mlxserve.model.load_check")
-_MOST_KEPT, _MOST_BYTES = 500, 1 << 20
+_MAX_KEPT, _MAX_BYTES = 500, 1 << 20
 _FAULTS = (
     signal.SIGABRT,
     signal.SIGSEGV,
@@ -115,7 +115,7 @@ class Verdicts:
     def keep(self, fingerprint: str, kind: str, refusal: str | None) -> None:
         """Best effort: without the file, the next start tries again."""
         kept = {**self._kept(), fingerprint: {"kind": kind, "refusal": refusal}}
-        newest = dict(list(kept.items())[-_MOST_KEPT:])
+        newest = dict(list(kept.items())[-_MAX_KEPT:])
         content = json.dumps({"versions": self._versions, "models": newest})
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ class Verdicts:
 
     def _kept(self) -> dict[str, dict[str, Any]]:
         try:
-            content = read_own_json(self._file, _MOST_BYTES)
+            content = read_own_json(self._file, _MAX_BYTES)
             is_ours = content["versions"] == self._versions
             return {str(k): dict(v) for k, v in content["models"].items()} if is_ours else {}
         except (OSError, ValueError, TypeError, LookupError, AttributeError):

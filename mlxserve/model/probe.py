@@ -53,7 +53,7 @@ _LONGEST = 264
 TOLERANCES = {mx.float32: 2e-3, mx.float16: 3e-2, mx.bfloat16: 1e-1}
 # In half precision: the share of rows that must agree, of decodes and of chunks, and the tolerance as
 # a multiple of the dense path's own noise. No noise allows what a wrong page would cause.
-MOST_ROWS = 0.75
+MAX_ROWS = 0.75
 _NOISE_FACTOR = 2
 _HIGHEST_TOLERANCE = 0.25
 # With keys and values in 8 bits, for most rows. Rounding, by up to 1/254 of a row's largest number, makes
@@ -84,7 +84,7 @@ class Agreement:
 
     @property
     def is_close(self) -> bool:
-        return isfinite(self.largest) and self.share >= MOST_ROWS
+        return isfinite(self.largest) and self.share >= MAX_ROWS
 
 
 def probe(loaded: LoadedModel, backends: Backends, page_size: int = 16) -> float:
@@ -181,7 +181,7 @@ def _compare_8_bits(loaded: LoadedModel, backends: Backends, page_size: int) -> 
 
 def _beyond_noise(noise: np.ndarray, tolerance: float) -> float:
     """The tolerance, or more if two dense runs differ by that much in most rows."""
-    usual = float(np.quantile(noise, MOST_ROWS))
+    usual = float(np.quantile(noise, MAX_ROWS))
     return max(tolerance, min(_HIGHEST_TOLERANCE, _NOISE_FACTOR * usual))
 
 

@@ -8,7 +8,11 @@ from importlib.metadata import version
 
 from mlxserve.core.errors import in_one_line
 from mlxserve.hub.files import ModelFiles
-from mlxserve.hub.other_kinds import foreign_quantisation, kind_in_words, quantisation_in_words
+from mlxserve.hub.unsupported_formats import (
+    foreign_quantisation,
+    kind_in_words,
+    quantisation_in_words,
+)
 from mlxserve.model.definitions import NotText, is_installed
 
 _CONVERSION = "Take an MLX conversion of the model, such as those of mlx-community"

@@ -142,9 +142,9 @@ class ModelRunner:
         return self._loaded.vision
 
     @property
-    def blindness(self) -> str:
+    def no_vision_reason(self) -> str:
         """Why the model does not see, though it was trained to; empty if it does, or was not."""
-        return self._loaded.blindness
+        return self._loaded.no_vision_reason
 
     def scoring(
         self, token_ids: Sequence[int], num_top: int, adapter: int | None = None

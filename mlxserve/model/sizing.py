@@ -18,7 +18,7 @@ from mlxserve.request import STATE_SLOTS
 log = logging.getLogger("mlxserve.sizing")
 
 _DEFAULT_METAL_ROWS = 512
-_FEWEST_SLOTS, _MOST_SLOTS = 6, 1024  # of recurrent states
+_FEWEST_SLOTS, _MAX_SLOTS = 6, 1024  # of recurrent states
 
 
 def default_step_budget(config: EngineConfig, *, is_metal: bool) -> EngineConfig:
@@ -151,7 +151,7 @@ def _refuse_long_context(config: EngineConfig, loaded: LoadedModel) -> None:
 
 
 def _refuse_context_beyond(config: EngineConfig, sizes: Sizes) -> None:
-    """Raises InvalidConfig, or OutOfMemory where the memory gave the cache its size: the shelf makes room
+    """Raises InvalidConfig, or OutOfMemory where the memory gave the cache its size: the registry makes room
     for a model that needs more."""
     asked = config.scheduler.max_model_len
     if asked is None or asked <= sizes.num_pages * config.page_size:
@@ -172,7 +172,7 @@ def fit_states(loaded: LoadedModel, cache_size: int) -> int:
     """
     size = cache_size // 4 if loaded.layers else cache_size
     wanted = size // max(1, loaded.state_nbytes)
-    num_slots = int(min(_MOST_SLOTS, max(_FEWEST_SLOTS, wanted)))
+    num_slots = int(min(_MAX_SLOTS, max(_FEWEST_SLOTS, wanted)))
     log.info("Recurrent states: %d slots of %.1f MiB", num_slots, loaded.state_nbytes / (1 << 20))
     return num_slots
 

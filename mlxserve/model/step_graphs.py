@@ -37,8 +37,8 @@ log = logging.getLogger("mlxserve.model")
 
 # A recording costs as much as building four graphs; each use saves most of one.
 TIMES_BEFORE = 3  # that a step of these shapes is built before it is recorded
-MOST_GRAPHS = 64  # kept, the last used; of 36 layers one takes 0.9 MB
-_MOST_COUNTED = 4096
+MAX_GRAPHS = 64  # kept, the last used; of 36 layers one takes 0.9 MB
+_MAX_COUNTED = 4096
 
 Forward: TypeAlias = Callable[[Sequence[Group], KVPool, StepLayout, mx.array], mx.array]
 Record: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -103,12 +103,12 @@ class StepGraphs:
         shapes = step.shapes if not adapters else (*step.shapes, adapters[0].size)
         build = self._recorded.pop(shapes, None)
         if build is None:
-            if len(self._num_built) == _MOST_COUNTED:
+            if len(self._num_built) == _MAX_COUNTED:
                 self._num_built.clear()
             self._num_built[shapes] += 1
             if self._num_built[shapes] <= TIMES_BEFORE:
                 return None
-            if len(self._recorded) == MOST_GRAPHS:
+            if len(self._recorded) == MAX_GRAPHS:
                 del self._recorded[next(iter(self._recorded))]
             build = record(_recording(self._forward, self._kv, backend, step))
         self._recorded[shapes] = build

@@ -17,7 +17,7 @@ from mlxserve.cache.kv import Backends, KVPool, LayerSpec
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.model.batch import Batch
-from mlxserve.model.commits import rows_kept
+from mlxserve.model.command_buffers import rows_kept
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.runner import ModelRunner
 from mlxserve.model.step_graphs import TIMES_BEFORE
@@ -33,14 +33,14 @@ _MEASURED_ROWS = 256
 # On Metal the peak is not proportional to the rows: MLX's command buffers keep what they read until
 # they complete, up to a limit (machine.py). Extrapolating 256 rows of an 8B model gives 2.0 times the
 # peak of 2,048. So all rows are measured, up to these.
-_MOST_MEASURED_ROWS = 2048
+_MAX_MEASURED_ROWS = 2048
 # Of the measured peak. Where a command buffer ends depends on the shapes before it, so that a smaller
 # step or one with longer contexts may need more than the measured one: up to 1.05 times its peak at
 # 512 rows and 1.23 at 2,048, in replays of MLX's rules for four models and four sizes of machine.
 _MARGIN = 1.25
 # Positions that the measured chunk sees at most: with 128 Ki the step would take tens of seconds. What the
 # copies of more take is known.
-_MOST_MEASURED_POSITIONS = 8192
+_MAX_MEASURED_POSITIONS = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def measure_step(
             loaded.context.longest,
             _most_positions(loaded, memory_limit, group),
         )
-        seen = copied_positions(loaded.layers, step[1], min(longest, _MOST_MEASURED_POSITIONS))
+        seen = copied_positions(loaded.layers, step[1], min(longest, _MAX_MEASURED_POSITIONS))
         if loaded.group is not None:  # the same forwards on every rank
             seen = [loaded.all_max(max(seen))]
         for positions in seen:
@@ -147,7 +147,7 @@ def _most_positions(loaded: LoadedModel, memory_limit: int, group: WindowGroup |
 def measured_rows(num_rows: int, max_num_seqs: int) -> tuple[int, int]:
     """(decodes, rows of one chunk) of the step that is measured on Metal: as many of each request's
     kind as a step of `num_rows` may have, since the sampler's memory follows the decodes."""
-    rows = min(num_rows, _MOST_MEASURED_ROWS)
+    rows = min(num_rows, _MAX_MEASURED_ROWS)
     num_decodes = min(max_num_seqs, rows) - 1
     return num_decodes, rows - num_decodes
 

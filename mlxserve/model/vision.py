@@ -24,21 +24,21 @@ from mlxserve.core.errors import InvalidRequest, in_one_line
 from mlxserve.core.stats import VisionStats
 from mlxserve.images.picture import Picture, PictureReader
 from mlxserve.model.dense_text import TextWork
+from mlxserve.model.image_encoder import Tower, compute
 from mlxserve.model.picture_batch import has_shape_of
 from mlxserve.model.picture_rows import PictureRows
 from mlxserve.model.shown_pictures import Features, ShownPictures
-from mlxserve.model.vision_tower import Tower, compute
 
 log = logging.getLogger("mlxserve.vision")
 
 # Bytes that are kept: 40 images of 1,024 rows with a hidden size of 3,584.
-MOST_FEATURES = 512 << 20
+MAX_FEATURES = 512 << 20
 
 
 _TOWER_ERRORS = (ValueError, TypeError, AttributeError, LookupError, RuntimeError)
 
 
-class Seeing(TextWork[int]):
+class ImageEncoding(TextWork[int]):
     """Pictures whose features are wanted: computed between steps, unless they are kept.
 
     Its result is the number of rows. None of them count as done: a tower has another pace than text has.
@@ -102,7 +102,7 @@ class Vision:
         shown: ShownPictures,
         reader: PictureReader,
         *,
-        most_bytes: int = MOST_FEATURES,
+        most_bytes: int = MAX_FEATURES,
         step_nbytes: int = 0,
     ) -> None:
         """
@@ -115,7 +115,9 @@ class Vision:
         self._most_bytes = most_bytes
         self._step_nbytes = step_nbytes
         self._under_way: set[bytes] = set()  # pictures that are looked at
-        self._expected: WeakKeyDictionary[Seeing, None] = WeakKeyDictionary()  # in their order
+        self._expected: WeakKeyDictionary[ImageEncoding, None] = (
+            WeakKeyDictionary()
+        )  # in their order
         self._features: OrderedDict[bytes, Features] = OrderedDict()  # the last used is the last
         self._stats = VisionStats()
 
@@ -144,7 +146,7 @@ class Vision:
         self._features.move_to_end(key)
         return True
 
-    def expect(self, seeing: Seeing) -> None:
+    def expect(self, seeing: ImageEncoding) -> None:
         """Compute its pictures with others of their shape, should those have their turn first."""
         self._expected[seeing] = None
 

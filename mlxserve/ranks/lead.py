@@ -159,7 +159,7 @@ class Lead:
                 self._heard[rank] = time.monotonic()
                 if frame.kind is FrameKind.BEAT:
                     self._count(str(rank), *BEAT_BODY.unpack(frame.body))
-                elif frame.kind is FrameKind.MOST_PAGES:
+                elif frame.kind is FrameKind.MAX_PAGES:
                     self._answers.put((rank, frame.body.decode()))
                 elif frame.kind is FrameKind.ERROR:
                     self._closing.wait(_ERROR_SECONDS)

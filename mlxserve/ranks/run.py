@@ -17,7 +17,7 @@ from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidConfig, MlxServeError, in_one_line
 from mlxserve.core.option import given_options, options_of
 from mlxserve.core.version import __version__
-from mlxserve.helpers.fair_executor import Door
+from mlxserve.helpers.fair_executor import FairExecutor
 from mlxserve.hub.files import ModelFiles, find_model, text_config
 from mlxserve.hub.kv_shapes import num_layers
 from mlxserve.model.rank_group import RankGroup, Split
@@ -50,12 +50,12 @@ def build_chat_of_ranks(
     config: EngineConfig,
     files: ModelFiles | None = None,
     *,
-    door: Door | None = None,
+    executor: FairExecutor | None = None,
     memory_limit: int | None = None,
 ) -> Chat:
     """`build_chat` as rank 0 of as many ranks as the options ask for. Raises MlxServeError."""
     others = partial(connect, config) if config.num_ranks > 1 else None
-    return build_chat(config, files, others, door=door, memory_limit=memory_limit)
+    return build_chat(config, files, others, executor=executor, memory_limit=memory_limit)
 
 
 def join_group(config: EngineConfig) -> RankGroup:

@@ -49,8 +49,8 @@ class FrameKind(IntEnum):
     STEP = 4  # lead: a plan
     COPY = 5  # lead: int32 source pages, target pages
     BACK = 6  # lead: int32 pages that need memory, 1 if one layer at a time, ahead of need
-    ASK_SIZE = 7  # lead: int32 pages; asks for MOST_PAGES
-    MOST_PAGES = 8  # worker: UTF-8, empty or why it cannot have as many
+    ASK_SIZE = 7  # lead: int32 pages; asks for MAX_PAGES
+    MAX_PAGES = 8  # worker: UTF-8, empty or why it cannot have as many
     RESIZE = 9  # lead: int32 pages
     DROP = 10  # lead: int32 count of snapshots, snapshots, requests that have ended
     EMBED = 11  # lead: int32 number of the text, its next tokens; without tokens the text is done

@@ -23,7 +23,7 @@ from mlxserve.model.runner import ModelRunner
 from mlxserve.ranks.follower import Follower
 from mlxserve.ranks.wire import FrameKind, PlanDecoder, RankFrame, from_int32
 
-_MOST_UNREAD = 2  # steps that may be under way
+_MAX_UNREAD = 2  # steps that may be under way
 
 
 class RankWorker:
@@ -77,7 +77,7 @@ class RankWorker:
             # Not before `done`: what is sent first over a connection must be received first.
             nothing = mx.depends(mx.zeros(len(batch.sampling), mx.int32), done)
             self._ids = done = self._group.share(nothing)
-        if not self._kv.writes_in_place or len(self._unread) == _MOST_UNREAD:
+        if not self._kv.writes_in_place or len(self._unread) == _MAX_UNREAD:
             self._wait()
         self._runner.compute([done])
         self._unread.append(done)
@@ -106,7 +106,7 @@ class RankWorker:
             self._runner.refuse_too_many(from_int32(frame.body)[0])
         except OutOfMemory as error:
             refusal = str(error)
-        self._follower.send(FrameKind.MOST_PAGES, refusal.encode())
+        self._follower.send(FrameKind.MAX_PAGES, refusal.encode())
 
     def _resize(self, frame: RankFrame) -> None:
         self._wait()

@@ -39,7 +39,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Candidate:
     """What a waiting request would begin with, as far as the verdict needed it."""
 
     request: LiveRequest
@@ -64,7 +64,7 @@ class Admission:
         self._roster = roster
         self._stats = stats
 
-    def choose(self, step: Step, now: int, first: LiveRequest | None = None) -> Iterator[Look]:
+    def choose(self, step: Step, now: int, first: LiveRequest | None = None) -> Iterator[Candidate]:
         """Requests that start in step number `now`; start each one before asking for the next.
 
         Only `first` if it cannot start yet: others have made way for it.
@@ -121,25 +121,25 @@ class Admission:
 
     def _look(
         self, request: LiveRequest, step: Step, available: int, *, is_overtaking: bool
-    ) -> Look:
+    ) -> Candidate:
         cache = self._tables.cache
         cached = cache.match(request)
         missing = cache.matchable(request, len(cached)) if cache.serves(request) else []
         awaited = self._roster.followers.awaited(request, missing)
         if awaited is not None:
-            return Look(request, Verdict.FOLLOW, awaited=awaited)
+            return Candidate(request, Verdict.FOLLOW, awaited=awaited)
         if is_overtaking and not self._is_short(request, len(cached)):
-            return Look(request, Verdict.STOP)
+            return Candidate(request, Verdict.STOP)
         if self._lacks_memory(request, cached, available):
-            return Look(request, Verdict.PASS)
+            return Candidate(request, Verdict.PASS)
         num_on_disk = self._tables.num_on_disk(request, len(cached))
         if num_on_disk and self._has_window():
-            return Look(request, Verdict.START, cached, num_on_disk)
+            return Candidate(request, Verdict.START, cached, num_on_disk)
         tail = self._tail(request, cached, available)
         start = len(cached) * self._pool.page_size + (tail.num_tokens if tail else 0)
         share = self._first_share(request, start, step)
         verdict = self._verdict(request, start, share)
-        return Look(request, verdict, cached, 0, tail, share)
+        return Candidate(request, verdict, cached, 0, tail, share)
 
     @staticmethod
     def _verdict(request: LiveRequest, start: int, share: Limit) -> Verdict:
@@ -162,7 +162,7 @@ class Admission:
         if windows is not None:
             windows.expect(leader, num_pages)
 
-    def _num_taken(self, look: Look) -> int:
+    def _num_taken(self, look: Candidate) -> int:
         """Free pages that a request takes with its start, and until its tail is copied."""
         taken = self._num_needed(look.request, look.cached)
         return taken + (self._pool.num_idle([look.tail.page]) if look.tail else 0)

@@ -1,6 +1,6 @@
 """Capacity: how long a request can get beside named prefixes, and what is refused for want of pages.
 
-owed      what a request was promised when it was queued; no prefix and no resize takes it
+reserved      what a request was promised when it was queued; no prefix and no resize takes it
 capacity  what it could have now, if it were alone with the pages of named prefixes
 """
 
@@ -44,7 +44,7 @@ class Capacity:
         """Tokens that the request could have if it were alone with the pins, made and promised.
 
         Only a new promise of pins and a smaller pool make it shrink, and they are refused where
-        they would take what `owed` returns. `num_pages`: as if the pool had this number of pages.
+        they would take what `reserved` returns. `num_pages`: as if the pool had this number of pages.
         """
         num_pages = num_pages or self._pool.num_pages
         if request.asked.skips_cache or self._may_recompute:
@@ -74,7 +74,7 @@ class Capacity:
             self._cache.hash(request, 2 * len(hashes))
 
     @staticmethod
-    def owed(request: LiveRequest) -> int:
+    def reserved(request: LiveRequest) -> int:
         """Tokens that the request must always have room for: what it was promised, and if it has
         outgrown that, one more than it has."""
         return max(request.promised_length, len(request.token_ids) + 1)
@@ -92,7 +92,7 @@ class Capacity:
 
     def is_cut(self, live: Iterable[LiveRequest]) -> bool:
         """Whether one of these requests cannot have what it is owed."""
-        return not all(self.can_have(request, self.owed(request)) for request in live)
+        return not all(self.can_have(request, self.reserved(request)) for request in live)
 
     # ---- refusals
 
@@ -138,10 +138,10 @@ class Capacity:
                     "keep more pages."
                 )
         for request in live:
-            owed = self.owed(request)
-            if not self.can_have(request, owed, num_pages):
+            reserved = self.reserved(request)
+            if not self.can_have(request, reserved, num_pages):
                 raise PagesPromised(
                     f"{num_pages} pages would leave {self.of(request, num_pages)} tokens for a "
-                    f"request that has {len(request.token_ids)} and was promised {owed}: its answer "
+                    f"request that has {len(request.token_ids)} and was promised {reserved}: its answer "
                     "would be cut. Keep more pages, abort it, or try again when it has ended."
                 )

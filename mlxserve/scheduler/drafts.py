@@ -19,8 +19,8 @@ from mlxserve.request import LiveRequest, TokenIds
 # the embedded model drafts (of which 8 in 10 were accepted) made one answer 1.5 to 2.8 times as fast
 # by CPU time, 2 together 1.3 to 1.4, 4 together 0.9 to 1.0 and 8 together 0.6 to 1.2. Not measured on
 # a GPU.
-MOST_DECODES = 2
-MOST_ROWS = 16  # of a step's decodes and drafts
+MAX_DECODES = 2
+MAX_ROWS = 16  # of a step's decodes and drafts
 
 _GRAM = 3  # tokens that are looked up
 _FIRST_DRAFT = 4  # tokens

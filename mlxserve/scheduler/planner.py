@@ -12,8 +12,8 @@ from mlxserve.core.config import SchedulerConfig
 from mlxserve.core.forward_work import WorkBudget
 from mlxserve.core.stats import SchedulerStats
 from mlxserve.request import Chunk, LiveRequest, RequestState
-from mlxserve.scheduler.admission import Admission, Look
-from mlxserve.scheduler.drafts import MOST_DECODES, MOST_ROWS, Drafts
+from mlxserve.scheduler.admission import Admission, Candidate
+from mlxserve.scheduler.drafts import MAX_DECODES, MAX_ROWS, Drafts
 from mlxserve.scheduler.limit import LimitContext, LimitReason, LimitRules, limit
 from mlxserve.scheduler.page_tables import PageTables
 from mlxserve.scheduler.preemption import Preemption
@@ -53,7 +53,7 @@ class StepPlanner:
         """Step number `now`, as `Scheduler.schedule` says."""
         first = None
         if self._roster.waiting.num_queued and not self._tables.num_unread:
-            first = self.urgency.make_way(now)
+            first = self.urgency.preempt_for(now)
         step = Step(self._context(), self._rules.step_budget, not self._tables.num_unread, work)
         self._plan_decodes(step)
         if prefill_budget is not None and step.decodes and self._rules.is_chunked:
@@ -152,7 +152,7 @@ class StepPlanner:
             assert grown, "there was room for the share"
             step.add(request, share)
 
-    def _start(self, look: Look, step: Step) -> None:
+    def _start(self, look: Candidate, step: Step) -> None:
         request, tail, cache = look.request, look.tail, self._tables.cache
         num_cached, num_known = len(look.cached), cache.num_known(request)
         self._roster.admit(request)
@@ -203,7 +203,7 @@ class StepPlanner:
         running = self._roster.running.values()
         if any(request.is_drafting for request in running):
             return True
-        if len(running) > MOST_DECODES:
+        if len(running) > MAX_DECODES:
             return False
         hopeful = [
             request
@@ -217,9 +217,9 @@ class StepPlanner:
 
     def _plan_drafts(self, step: Step, drafts: Drafts) -> None:
         """Have decodes verify drafts with what the step has left, if there are few of them."""
-        if not 0 < len(step.decodes) <= MOST_DECODES:
+        if not 0 < len(step.decodes) <= MAX_DECODES:
             return
-        most = MOST_ROWS // len(step.decodes) - 1
+        most = MAX_ROWS // len(step.decodes) - 1
         for request in step.decodes:
             num_known = len(request.token_ids)
             if request.num_in_flight or not _may_draft(request):

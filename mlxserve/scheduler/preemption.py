@@ -103,7 +103,7 @@ class Preemption:
             self.requeue(request)
         return len(victims)
 
-    def make_way(self, answer: LiveRequest) -> None:
+    def preempt_for(self, answer: LiveRequest) -> None:
         """Requeue an answer for a request of a higher class."""
         answer.num_preemptions += 1
         self._stats.priority_preemptions += 1

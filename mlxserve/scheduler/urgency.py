@@ -2,7 +2,7 @@
 
 It has waited for `preempt_for_priority_ms`, and lacks a place or pages that they would free. It is
 the first to be admitted then. An answer that made way is spared until it has twice as many tokens:
-it makes way about log2(length / LEAST_GAIN) times, so it ends however many urgent requests come.
+it makes way about log2(length / MIN_GAIN) times, so it ends however many urgent requests come.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mlxserve.scheduler.page_tables import PageTables
 from mlxserve.scheduler.preemption import Preemption, recompute_cost
 from mlxserve.scheduler.roster import Roster
 
-LEAST_GAIN = 64  # tokens of an answer between two times that it makes way
+MIN_GAIN = 64  # tokens of an answer between two times that it makes way
 
 
 class Urgency:
@@ -42,7 +42,7 @@ class Urgency:
         request = self._urgent(now) if self._tables.num_unread else None
         return request is not None and self._in_its_way(request) != []
 
-    def make_way(self, now: int) -> LiveRequest | None:
+    def preempt_for(self, now: int) -> LiveRequest | None:
         """The request to admit first in plan number `now`, for which others were preempted; or None.
 
         No step may be unread.
@@ -51,8 +51,8 @@ class Urgency:
         request = self._urgent(now)
         answers = self._in_its_way(request) if request is not None else []
         for answer in answers:
-            answer.spared_until = len(answer.token_ids) + max(LEAST_GAIN, answer.num_outputs)
-            self._preemption.make_way(answer)
+            answer.spared_until = len(answer.token_ids) + max(MIN_GAIN, answer.num_outputs)
+            self._preemption.preempt_for(answer)
         return request if answers else None
 
     def _urgent(self, now: int) -> LiveRequest | None:

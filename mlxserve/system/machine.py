@@ -38,7 +38,7 @@ COMMAND_BUFFER_LIMITS = {"MLX_MAX_OPS_PER_BUFFER": 300, "MLX_MAX_MB_PER_BUFFER":
 # rows, which keep 0.7 GB of an 8B model, where there is little memory. The more, the earlier the host goes on
 # to the step before. (memory in GB below which, rows)
 _ROWS_UNDER_WAY = ((24, 3072), (48, 6144), (96, 8192))
-_MOST_ROWS_UNDER_WAY = 16384
+_MAX_ROWS_UNDER_WAY = 16384
 
 # glibc's malloc, from which mlx's CPU backend takes every array, returns large freed blocks to the
 # kernel at once, and the next operation's result comes page by page, zeroed: an addition over 12 MB
@@ -55,8 +55,8 @@ _STALLED = (20.0, 50.0)  # percent of the time: short of memory, and worse
 
 # Bytes of addresses without which MKL ends the process while it is loaded, and without which mlx
 # crashes in its first steps, because its CPU allocator does not check what malloc returns.
-_LEAST_TO_LOAD = 1 << 30
-_LEAST_TO_COMPUTE = 256 << 20
+_MIN_TO_LOAD = 1 << 30
+_MIN_TO_COMPUTE = 256 << 20
 # Below those that systems give to connections and to who asks for any: 32,768 on Linux, 49,152 on macOS.
 _PORTS = range(20_000, 32_000)
 
@@ -73,7 +73,7 @@ def prepare() -> Blas:
     if sys.platform == "darwin":
         return Blas("Accelerate", None, is_fast=True)
     if (space := address_space()) is not None and not is_mlx_imported():
-        _left_of(space, _LEAST_TO_LOAD)
+        _left_of(space, _MIN_TO_LOAD)
     keep_freed_memory()
     return load_blas()
 
@@ -81,7 +81,7 @@ def prepare() -> Blas:
 def rows_under_way(total: int) -> int:
     """Rows, times layers, that a step with a prompt may have under way, on a Mac with `total` bytes."""
     gib = total / (1 << 30)
-    return next((rows for below, rows in _ROWS_UNDER_WAY if gib < below), _MOST_ROWS_UNDER_WAY)
+    return next((rows for below, rows in _ROWS_UNDER_WAY if gib < below), _MAX_ROWS_UNDER_WAY)
 
 
 def allow_open_files() -> int:
@@ -145,7 +145,7 @@ def memory() -> Memory:
 
     total = total_memory()
     if (space := address_space()) is not None:
-        total = min(total, _left_of(space, _LEAST_TO_COMPUTE))
+        total = min(total, _left_of(space, _MIN_TO_COMPUTE))
     if is_metal():
         return Memory(total, working_set())
     # A CPU has no such recommendation, and shares its memory with everything else: a quarter.

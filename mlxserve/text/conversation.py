@@ -407,17 +407,17 @@ _READ = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_con
 
 
 def read_for(
-    read: Callable[[bool], Conversation], *, sees: bool, blindness: str = ""
+    read: Callable[[bool], Conversation], *, sees: bool, no_vision_reason: str = ""
 ) -> Conversation:
     """What `read` makes, for a model that sees images or not.
 
-    blindness: why it does not, if it was trained to; the refusal of an image says so
+    no_vision_reason: why it does not, if it was trained to; the refusal of an image says so
     """
     try:
         return read(sees)
     except UnseenMedia as refused:
-        if blindness and refused.is_image:
-            raise UnseenMedia(refused.kind, refused.where, blindness) from refused
+        if no_vision_reason and refused.is_image:
+            raise UnseenMedia(refused.kind, refused.where, no_vision_reason) from refused
         raise
 
 

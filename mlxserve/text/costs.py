@@ -1,4 +1,4 @@
-"""How long work on texts takes, about: by this it finds its lane at the door.
+"""How long work on texts takes, about: by this it finds its lane at the executor.
 
 Measured on two cores of an x86 server, busy with other work; what a job really took is charged to its
 client.

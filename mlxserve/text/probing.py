@@ -8,9 +8,9 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from mlxserve.text.abilities import Abilities, find_abilities
 from mlxserve.text.controls import EFFORT, SWITCH
 from mlxserve.text.probes import Probe
+from mlxserve.text.template_caps import TemplateCaps, find_abilities
 from mlxserve.text.templates import TextRenderer
 
 # Arguments that transformers consumes instead of passing them to the template. Some of them would
@@ -55,7 +55,7 @@ def template_of(wrapper: Any, tools: Sequence[Mapping[str, Any]] | None) -> str 
     return template if isinstance(template, str) else None
 
 
-def abilities_of(wrapper: Any, renderer: TextRenderer) -> Abilities:
+def abilities_of(wrapper: Any, renderer: TextRenderer) -> TemplateCaps:
     """The abilities of the chat template in mlx-lm's wrapper of a tokenizer.
 
     A template with a syntax error has all abilities; the first request reports the error.
@@ -72,7 +72,7 @@ def abilities_of(wrapper: Any, renderer: TextRenderer) -> Abilities:
             {name: strings for name, strings in literals.items() if name not in known},
         )
     except TemplateError:
-        return Abilities()
+        return TemplateCaps()
 
 
 def _rendered(wrapper: Any, renderer: TextRenderer, probes: Sequence[Probe]) -> list[str | None]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-_MOST_HELD = 16  # ids without text, before they are settled
-_MOST_BYTES = 4  # of a character
+_MAX_HELD = 16  # ids without text, before they are settled
+_MAX_BYTES = 4  # of a character
 _REPLACEMENT = "\ufffd"  # decoders emit this for bytes that do not (yet) form a character
 
 
@@ -18,7 +18,7 @@ class StreamDecoder:
 
     The pieces concatenate to the decoding of all ids. vLLM and text-generation-inference use the
     same window; it makes the work per token constant. Ids that complete no character (special ones,
-    bytes that are no text) would make it grow: those are settled once there are _MOST_HELD of them.
+    bytes that are no text) would make it grow: those are settled once there are _MAX_HELD of them.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class StreamDecoder:
         self._ids.extend(token_ids)
         text, end = self._decode(self._ids[self._prefix :]), len(self._ids)
         if text.endswith(_REPLACEMENT) or len(text) <= len(self._shown):
-            if end - self._read <= _MOST_HELD:
+            if end - self._read <= _MAX_HELD:
                 return ""
             text, end = self._settled()
         piece = text[len(self._shown) :]
@@ -55,7 +55,7 @@ class StreamDecoder:
         A character has four bytes at most. If no character is complete after any of the last four
         ids, all before them are bytes that belong to none.
         """
-        for num_open in range(_MOST_BYTES + 1):
+        for num_open in range(_MAX_BYTES + 1):
             end = len(self._ids) - num_open
             text = self._decode(self._ids[self._prefix : end])
             if not text.endswith(_REPLACEMENT):

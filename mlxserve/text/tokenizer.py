@@ -26,16 +26,21 @@ from mlxserve.core.errors import (
 )
 from mlxserve.helpers.fair_executor import Lane, lane_of
 from mlxserve.system.well_formed import well_formed, well_formed_value
-from mlxserve.text.abilities import ALWAYS_ALLOWED, Abilities
 from mlxserve.text.controls import Controls, has_controls
 from mlxserve.text.conversation import Call, Conversation, completed_tool
 from mlxserve.text.costs import encode_seconds, render_seconds
-from mlxserve.text.fitting import Fitted, Fitting, calls_as_json, single_typed_tool
 from mlxserve.text.large_texts import LargeTexts
 from mlxserve.text.parsing.markup import Markup, markup_of
 from mlxserve.text.parsing.writing import write_calls
 from mlxserve.text.probing import RESERVED, TEMPLATE_ERRORS, abilities_of, template_of
 from mlxserve.text.stream_decoder import StreamDecoder
+from mlxserve.text.template_caps import ALWAYS_ALLOWED, TemplateCaps
+from mlxserve.text.template_compat import (
+    AdaptedConversation,
+    Fitting,
+    calls_as_json,
+    single_typed_tool,
+)
 from mlxserve.text.templates import (
     TextRenderer,
     at_most,
@@ -73,7 +78,7 @@ class Tokenizer:
         self._looking = threading.Lock()
         self._fitting: Fitting | None = None
         self._told: set[str] = set()  # changes of conversations that were logged
-        # One for each lane of the door, so that no text waits for a much longer one.
+        # One for each lane of the executor, so that no text waits for a much longer one.
         self._large: dict[Lane, LargeTexts] = {
             lane: LargeTexts(path, eos_token_ids) for lane in Lane if lane is not Lane.SHORT
         }
@@ -109,7 +114,7 @@ class Tokenizer:
         return word in template if isinstance(template, str) else self.has_chat_template
 
     @property
-    def abilities(self) -> Abilities:
+    def abilities(self) -> TemplateCaps:
         """What the chat template takes."""
         return self.fitting().abilities
 
@@ -127,7 +132,7 @@ class Tokenizer:
             return calls_as_json(calls)
         return write_calls(row, [(call.name, call.as_object(), call.id) for call in calls])
 
-    def fit(self, conversation: Conversation) -> Fitted:
+    def fit(self, conversation: Conversation) -> AdaptedConversation:
         """The conversation as the chat template takes it. Says once what is changed for that."""
         fitted = self.fitting().fit(conversation)
         self._log_once(fitted.changes)

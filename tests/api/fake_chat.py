@@ -23,7 +23,7 @@ from mlxserve.core.errors import (
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.core.stats import DiskStats, MemoryUse, PoolStats, SchedulerStats, Stats
 from mlxserve.engine.snapshot import RequestView, Snapshot
-from mlxserve.helpers.fair_executor import Door
+from mlxserve.helpers.fair_executor import FairExecutor
 from mlxserve.hub.facts import ModelFacts
 from mlxserve.request import (
     FinishReason,
@@ -33,10 +33,10 @@ from mlxserve.request import (
     TokenLogprob,
     check_num_pages,
 )
-from mlxserve.text.abilities import Abilities, Arguments
 from mlxserve.text.conversation import Conversation
 from mlxserve.text.deltas import Delta, Usage
-from mlxserve.text.fitting import Fitted, Fitting
+from mlxserve.text.template_caps import Arguments, TemplateCaps
+from mlxserve.text.template_compat import AdaptedConversation, Fitting
 
 HOLD = object()  # in a script: wait until `FakeChat.release` is called
 
@@ -46,7 +46,7 @@ class FakeAnswer:
     """One answer that was asked for."""
 
     is_closed: bool = False
-    door: Door = field(default_factory=Door)
+    executor: FairExecutor = field(default_factory=FairExecutor)
 
 
 class FakeAnswers:
@@ -103,8 +103,8 @@ class FakeChat:
     created: int = 1_700_000_000
     can_call: bool = True
     can_think: bool = False
-    sees_images: bool = False
-    blindness: str = ""
+    supports_images: bool = False
+    no_vision_reason: str = ""
     adapters: tuple[str, ...] = ()
     chat_template: str = "{{ messages }}"
     fingerprint: str = "print"
@@ -137,7 +137,7 @@ class FakeChat:
     changed: threading.Condition = field(default_factory=threading.Condition)
     on_hold: threading.Event = field(default_factory=threading.Event)
     is_closed: bool = False
-    door: Door = field(default_factory=Door)
+    executor: FairExecutor = field(default_factory=FairExecutor)
 
     def __post_init__(self) -> None:
         self._is_released = False
@@ -159,10 +159,10 @@ class FakeChat:
     def adapted(self, name: str) -> FakeChat:
         return self._adapted[name]
 
-    def template_abilities(self) -> Abilities:
-        return Abilities(arguments=Arguments.TEXT)
+    def template_abilities(self) -> TemplateCaps:
+        return TemplateCaps(arguments=Arguments.TEXT)
 
-    def fit(self, conversation: Conversation) -> Fitted:
+    def fit(self, conversation: Conversation) -> AdaptedConversation:
         return Fitting(self.template_abilities()).fit(conversation)
 
     def render(

@@ -13,7 +13,7 @@ from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
 from mlxserve.api.server.connection import Limits
 from mlxserve.api.server.drain import Drain
-from mlxserve.api.server.open_requests import OpenRequests
+from mlxserve.api.server.in_flight import InFlight
 from mlxserve.api.server.server import HttpServer, bind, serve, url_of
 from tests.api.fake_chat import FakeChat
 
@@ -53,7 +53,7 @@ def serving(
     url = url_of(listener)
     port = listener.getsockname()[1]
     is_ready = threading.Event()
-    drain, open_requests = Drain(), OpenRequests()
+    drain, open_requests = Drain(), InFlight()
     server = HttpServer(
         create_app(
             chat,  # type: ignore[arg-type]

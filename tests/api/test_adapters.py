@@ -9,12 +9,12 @@ import pytest
 
 from mlxserve.api.access.keys import KeyFile, Scope
 from mlxserve.api.access.policy import AccessPolicy
-from mlxserve.chat.registry.places import ShelfAdapter, ShelfModel
+from mlxserve.chat.registry.entries import RegisteredAdapter, RegisteredModel
 from tests.api.fake_chat import FakeChat
 from tests.api.test_dispatch import MESSAGES, Models, Serve
 from tests.api.test_dispatch import serve as serve
 
-ADAPTERS = (ShelfAdapter(name="coder", size=3), ShelfAdapter(name="poet", size=4))
+ADAPTERS = (RegisteredAdapter(name="coder", size=3), RegisteredAdapter(name="poet", size=4))
 
 
 class Loaded:
@@ -25,7 +25,7 @@ class Loaded:
         self.models: Models = serve(self._model("org/One"), self._model("two"), **options)
         self.client = self.models.client
 
-    def _model(self, name: str) -> ShelfModel:
+    def _model(self, name: str) -> RegisteredModel:
         adapters = ADAPTERS if name == "org/One" else ()
 
         def load(_room: int) -> Any:
@@ -33,7 +33,7 @@ class Loaded:
             self.chats[name].append(FakeChat(model_name=name, adapters=names))
             return self.chats[name][-1]
 
-        return ShelfModel(
+        return RegisteredModel(
             name=name, load=load, aliases=("first",) if adapters else (), adapters=adapters
         )
 

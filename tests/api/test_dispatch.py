@@ -16,11 +16,11 @@ from starlette.testclient import TestClient
 
 from mlxserve.api.access.keys import KeyFile, Scope
 from mlxserve.api.access.policy import AccessPolicy
-from mlxserve.api.app import create_app_of_shelf
-from mlxserve.chat.registry.places import ShelfModel
-from mlxserve.chat.registry.shelf import ModelShelf
+from mlxserve.api.app import create_server_app
+from mlxserve.chat.registry.entries import RegisteredModel
+from mlxserve.chat.registry.registry import ModelRegistry
 from mlxserve.core.errors import UnsupportedModel
-from mlxserve.helpers.fair_executor import Door
+from mlxserve.helpers.fair_executor import FairExecutor
 from mlxserve.hub.facts import ModelFacts
 from tests.api.fake_chat import FakeChat
 from tests.waiting import wait_until
@@ -31,17 +31,19 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 class Models:
     """What each name has loaded so far, and a client of their server."""
 
-    def __init__(self, client: TestClient, chats: dict[str, list[FakeChat]], shelf: ModelShelf):
+    def __init__(
+        self, client: TestClient, chats: dict[str, list[FakeChat]], registry: ModelRegistry
+    ):
         self.client = client
         self.chats = chats
-        self.shelf = shelf
+        self.registry = registry
 
     def ask(self, model: str | None, **fields: Any) -> Any:
         body = {"messages": MESSAGES, **({} if model is None else {"model": model}), **fields}
         return self.client.post("/v1/chat/completions", json=body)
 
     def unload(self, name: str) -> None:
-        self.client.portal.call(self.shelf.unload, name)  # type: ignore[union-attr]
+        self.client.portal.call(self.registry.unload, name)  # type: ignore[union-attr]
 
 
 Serve = Callable[..., Models]
@@ -52,26 +54,30 @@ def serve() -> Iterator[Serve]:
     with contextlib.ExitStack() as stack:
 
         def start(
-            *models: ShelfModel, access: AccessPolicy | None = None, strict: bool = False
+            *models: RegisteredModel, access: AccessPolicy | None = None, strict: bool = False
         ) -> Models:
             chats: dict[str, list[FakeChat]] = {}
-            shelf = ModelShelf(models or [_shelved(name, chats) for name in ("org/One", "two")])
-            asyncio.run(shelf.preload())
-            app = create_app_of_shelf(shelf, Door(), strict_model_names=strict, access=access)
+            registry = ModelRegistry(
+                models or [_registered(name, chats) for name in ("org/One", "two")]
+            )
+            asyncio.run(registry.preload())
+            app = create_server_app(
+                registry, FairExecutor(), strict_model_names=strict, access=access
+            )
             client = TestClient(
                 app, base_url="http://127.0.0.1:8000", raise_server_exceptions=False
             )
-            return Models(stack.enter_context(client), chats, shelf)
+            return Models(stack.enter_context(client), chats, registry)
 
         yield start
 
 
-def _shelved(name: str, chats: dict[str, list[FakeChat]]) -> ShelfModel:
+def _registered(name: str, chats: dict[str, list[FakeChat]]) -> RegisteredModel:
     def load(_room: int) -> Any:
         chats.setdefault(name, []).append(FakeChat(model_name=name))
         return chats[name][-1]
 
-    return ShelfModel(name=name, load=load, aliases=(f"{name}-alias",), weight_size=7)
+    return RegisteredModel(name=name, load=load, aliases=(f"{name}-alias",), weight_size=7)
 
 
 # ---- which model
@@ -180,7 +186,7 @@ def test_the_first_model_is_loaded_again_too(serve: Serve) -> None:
 
 def test_a_single_model_that_was_unloaded_is_loaded_again(serve: Serve) -> None:
     chats: dict[str, list[FakeChat]] = {}
-    models = serve(_shelved("only", chats))
+    models = serve(_registered("only", chats))
     models.unload("only")
     assert models.ask("whatever").json()["model"] == "only"
     assert len(chats["only"]) == 2
@@ -190,7 +196,7 @@ def test_a_model_that_cannot_be_loaded_is_a_503_that_says_why(serve: Serve) -> N
     def fail(_room: int) -> Any:
         raise UnsupportedModel("broken is of no kind.")
 
-    models = serve(_shelved("one", {}), ShelfModel(name="broken", load=fail))
+    models = serve(_registered("one", {}), RegisteredModel(name="broken", load=fail))
     reply = models.ask("broken")
     assert reply.status_code == 503
     assert reply.json()["error"]["message"] == "broken is of no kind."
@@ -200,8 +206,8 @@ def test_a_model_that_cannot_be_loaded_is_a_503_that_says_why(serve: Serve) -> N
 
 def test_a_model_that_is_not_loaded_is_described_by_its_files(serve: Serve) -> None:
     facts = ModelFacts("bert", "safetensors", "F32", 22_000_000, 90_000_000, 384)
-    other = ShelfModel(name="two", load=_never, purpose="embedding", context=256, facts=facts)
-    models = serve(_shelved("one", {}), other)
+    other = RegisteredModel(name="two", load=_never, purpose="embedding", context=256, facts=facts)
+    models = serve(_registered("one", {}), other)
     card = models.client.get("/v1/models/two").json()
     assert (card["loaded"], card["capabilities"], card["context_length"]) == (
         False,
@@ -230,11 +236,11 @@ def test_a_request_of_ollamas_clients_says_how_long_its_model_stays(
     serve: Serve, path: str
 ) -> None:
     chats: dict[str, list[FakeChat]] = {}
-    on_demand = replace(_shelved("two", chats), keep_alive=600.0)
-    models = serve(_shelved("one", chats), on_demand)
+    on_demand = replace(_registered("two", chats), keep_alive=600.0)
+    models = serve(_registered("one", chats), on_demand)
 
     assert ollama(models, path, "two", keep_alive="1h30m").status_code == 200
-    seconds = models.shelf.state("two").seconds_left
+    seconds = models.registry.state("two").seconds_left
     assert seconds is not None
     assert 5300 < seconds <= 5400
     expires = {
@@ -245,27 +251,27 @@ def test_a_request_of_ollamas_clients_says_how_long_its_model_stays(
     assert 5300 < left.total_seconds() <= 5400
 
     assert ollama(models, path, "two", keep_alive=-1).status_code == 200
-    assert models.shelf.state("two").seconds_left is None
+    assert models.registry.state("two").seconds_left is None
     unloaded = ollama(models, path, "two", keep_alive=0)
     assert "x-mlxserve-warning" not in unloaded.headers
-    wait_until(lambda: models.shelf.state("two").state == "unloaded")
+    wait_until(lambda: models.registry.state("two").state == "unloaded")
 
     stays = ollama(models, "chat", "one", keep_alive=0, messages=[])
     assert "the server decides how long" in stays.headers["x-mlxserve-warning"]
-    assert models.shelf.state("one").state == "loaded"
+    assert models.registry.state("one").state == "loaded"
 
 
 def test_a_key_without_admin_rights_changes_nothing(serve: Serve, tmp_path: Path) -> None:
     chats: dict[str, list[FakeChat]] = {}
-    on_demand = replace(_shelved("two", chats), keep_alive=600.0)
+    on_demand = replace(_registered("two", chats), keep_alive=600.0)
     file = KeyFile(tmp_path / "keys.json")
     user = file.create("user", Scope.USER)
     access = AccessPolicy(keys_file=file.path)
-    models = serve(_shelved("one", chats), on_demand, access=access)
+    models = serve(_registered("one", chats), on_demand, access=access)
     models.client.headers["authorization"] = f"Bearer {user}"
     told = ollama(models, "chat", "two", keep_alive=0, messages=[])
     assert "the server decides how long" in told.headers["x-mlxserve-warning"]
-    assert models.shelf.state("two").state == "loaded"
+    assert models.registry.state("two").state == "loaded"
 
 
 def test_what_looks_at_a_model_does_not_load_it(serve: Serve) -> None:

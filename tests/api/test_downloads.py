@@ -12,11 +12,11 @@ from starlette.testclient import TestClient
 
 from mlxserve.api import downloads
 from mlxserve.api.access.policy import AccessPolicy
-from mlxserve.api.app import create_app_of_shelf
-from mlxserve.chat.registry.places import ShelfModel
-from mlxserve.chat.registry.shelf import ModelShelf
+from mlxserve.api.app import create_server_app
+from mlxserve.chat.registry.entries import RegisteredModel
+from mlxserve.chat.registry.registry import ModelRegistry
 from mlxserve.core.errors import UnsupportedModel
-from mlxserve.helpers.fair_executor import Door
+from mlxserve.helpers.fair_executor import FairExecutor
 from mlxserve.hub.model_choices import Downloaded, Model, ModelCommandFailed, ModelOrigin
 from tests.api.fake_chat import FakeChat
 from tests.waiting import wait_until
@@ -55,8 +55,8 @@ def catalog(monkeypatch: pytest.MonkeyPatch) -> Catalog:
     return catalog
 
 
-def shelved(name: str) -> ShelfModel:
-    return ShelfModel(name=name, load=lambda _: FakeChat(model_name=name))  # type: ignore[arg-type, return-value]
+def registered(name: str) -> RegisteredModel:
+    return RegisteredModel(name=name, load=lambda _: FakeChat(model_name=name))  # type: ignore[arg-type, return-value]
 
 
 @pytest.fixture
@@ -64,13 +64,13 @@ def make(chat: FakeChat, catalog: Catalog) -> Iterator[Callable[..., TestClient]
     """A client of a server whose models can be added to, with an admin's key."""
     open_clients: list[TestClient] = []
 
-    def made(shelve: downloads.Shelve | None = shelved) -> TestClient:
+    def made(register: downloads.Register | None = registered) -> TestClient:
         policy = AccessPolicy(api_keys=[USER], admin_keys=[ADMIN])
-        app = create_app_of_shelf(
-            ModelShelf.of(chat),  # type: ignore[arg-type]
-            Door(),
+        app = create_server_app(
+            ModelRegistry.of(chat),  # type: ignore[arg-type]
+            FairExecutor(),
             access=policy,
-            shelve=shelve,
+            register=register,
         )
         headers = {"authorization": f"Bearer {ADMIN}"}
         client = TestClient(app, base_url="http://127.0.0.1:8000", headers=headers)
@@ -156,7 +156,7 @@ def test_a_failure_is_told(
 def test_a_model_that_cannot_be_served_is_told(
     make: Callable[..., TestClient], catalog: Catalog
 ) -> None:
-    def refused(name: str) -> ShelfModel:
+    def refused(name: str) -> RegisteredModel:
         raise UnsupportedModel(f"{name} is an adapter")
 
     catalog.may_end.set()
@@ -184,7 +184,7 @@ def test_a_served_model_is_chosen_for_later(
 
 
 def test_others_may_not_fill_the_disk(chat: FakeChat, catalog: Catalog) -> None:
-    app = create_app_of_shelf(ModelShelf.of(chat), Door(), shelve=shelved)  # type: ignore[arg-type]
+    app = create_server_app(ModelRegistry.of(chat), FairExecutor(), register=registered)  # type: ignore[arg-type]
     with TestClient(app, base_url="http://127.0.0.1:8000") as stranger:  # from no port of this user
         for reply in (stranger.get(DOWNLOADS), start(stranger)):
             assert reply.status_code == 403

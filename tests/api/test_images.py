@@ -32,7 +32,7 @@ BLOCK = {
 
 @pytest.fixture
 def chat() -> FakeChat:
-    return FakeChat(sees_images=True)
+    return FakeChat(supports_images=True)
 
 
 def seen(chat: FakeChat) -> list[list[str]]:
@@ -273,13 +273,13 @@ def test_a_request_has_no_more_images_and_pixels_than_fit(
 def test_the_memory_of_pixels_is_given_back(client: TestClient, chat: FakeChat) -> None:
     large = base64.b64encode(file_of(picture(400, 300))).decode()
     part = {"type": "image_url", "image_url": f"data:;base64,{large}"}
-    chat.door.pixels.take("another", 6 * (256 << 20) - (64 << 10), 1)
+    chat.executor.pixels.take("another", 6 * (256 << 20) - (64 << 10), 1)
     reply = client.post(CHAT, json=content_of(part))
     assert reply.status_code == 503
     assert "retry-after" in reply.headers
-    chat.door.pixels.give_back("another", 6 * (256 << 20) - (64 << 10))
+    chat.executor.pixels.give_back("another", 6 * (256 << 20) - (64 << 10))
     assert client.post(CHAT, json=content_of(part)).status_code == 200
-    assert chat.door.pixels.num_taken == 0
+    assert chat.executor.pixels.num_taken == 0
 
 
 # Models that do not see.
@@ -287,7 +287,7 @@ def test_the_memory_of_pixels_is_given_back(client: TestClient, chat: FakeChat) 
 
 @pytest.fixture
 def blind(chat: FakeChat) -> Iterator[TestClient]:
-    chat.sees_images = False
+    chat.supports_images = False
     with TestClient(create_app(chat), base_url="http://127.0.0.1:8000") as client:  # type: ignore[arg-type]
         yield client
 
@@ -295,7 +295,7 @@ def blind(chat: FakeChat) -> Iterator[TestClient]:
 def test_a_model_that_was_trained_to_see_says_why_it_does_not(
     blind: TestClient, chat: FakeChat
 ) -> None:
-    chat.blindness = "install mlxserve[vision]"
+    chat.no_vision_reason = "install mlxserve[vision]"
     for parts, why in (
         ([IMAGE_URL], "image_url parts are not supported: install mlxserve[vision]"),
         (
@@ -355,5 +355,5 @@ def test_a_model_that_sees_says_so(client: TestClient, chat: FakeChat) -> None:
         ]
 
     assert set(told()) == {True}
-    chat.sees_images = False
+    chat.supports_images = False
     assert set(told()) == {False}

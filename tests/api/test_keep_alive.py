@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from mlxserve.api.app import create_app_of_shelf
+from mlxserve.api.app import create_server_app
 from mlxserve.api.bodies.keep_alive import MAX_LENGTH
-from mlxserve.chat.registry.places import ShelfModel
-from mlxserve.chat.registry.shelf import ModelShelf
-from mlxserve.helpers.fair_executor import Door
+from mlxserve.chat.registry.entries import RegisteredModel
+from mlxserve.chat.registry.registry import ModelRegistry
+from mlxserve.helpers.fair_executor import FairExecutor
 from tests.api.fake_chat import FakeChat
 
 ROUTES = (
@@ -32,19 +32,21 @@ FIELDS = {"/api/embed": {"input": "a"}, "/api/embeddings": {"prompt": "a"}}
 
 
 @pytest.fixture
-def shelf() -> ModelShelf:
+def registry() -> ModelRegistry:
     models = [
-        ShelfModel(name=name, load=lambda _, name=name: FakeChat(model_name=name), keep_alive=600)
+        RegisteredModel(
+            name=name, load=lambda _, name=name: FakeChat(model_name=name), keep_alive=600
+        )
         for name in ("first", "second")
     ]
-    shelf = ModelShelf(models)
-    asyncio.run(shelf.preload())
-    return shelf
+    registry = ModelRegistry(models)
+    asyncio.run(registry.preload())
+    return registry
 
 
 @pytest.fixture
-def client(shelf: ModelShelf) -> Iterator[TestClient]:
-    app = create_app_of_shelf(shelf, Door())
+def client(registry: ModelRegistry) -> Iterator[TestClient]:
+    app = create_server_app(registry, FairExecutor())
     with TestClient(app, base_url="http://127.0.0.1:8000") as client:
         yield client
 
@@ -104,19 +106,21 @@ FOR_EVER = [
 
 
 @pytest.mark.parametrize("path", ["/api/generate", "/api/v1/models/load"])
-def test_more_than_a_year_is_for_ever(client: TestClient, shelf: ModelShelf, path: str) -> None:
+def test_more_than_a_year_is_for_ever(
+    client: TestClient, registry: ModelRegistry, path: str
+) -> None:
     for value in FOR_EVER:
         assert send(client, path, value).status_code == 200, value[:40]
         [_, listed] = client.get("/api/ps").json()["models"]
         assert listed["expires_at"].startswith("2318-"), value[:40]
-        assert shelf.state("second").seconds_left is None
+        assert registry.state("second").seconds_left is None
         assert client.get("/api/v1/models").status_code == 200
         send(client, "/api/v1/models/load", "60")
 
 
-def test_the_longest_finite_time_is_a_date(client: TestClient, shelf: ModelShelf) -> None:
+def test_the_longest_finite_time_is_a_date(client: TestClient, registry: ModelRegistry) -> None:
     assert send(client, "/api/v1/models/load", '"8760h"').status_code == 200
     [_, listed] = client.get("/api/ps").json()["models"]
     in_a_year = datetime.now(UTC) + timedelta(days=365)
     assert abs(datetime.fromisoformat(listed["expires_at"]) - in_a_year) < timedelta(hours=1)
-    assert math.isfinite(shelf.state("second").seconds_left or math.inf)
+    assert math.isfinite(registry.state("second").seconds_left or math.inf)

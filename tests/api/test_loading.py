@@ -13,11 +13,11 @@ from starlette.testclient import TestClient
 
 from mlxserve.api.access.keys import KeyFile, Scope
 from mlxserve.api.access.policy import AccessPolicy
-from mlxserve.api.app import create_app_of_shelf
-from mlxserve.chat.registry.places import ShelfModel
-from mlxserve.chat.registry.shelf import ModelShelf
+from mlxserve.api.app import create_server_app
+from mlxserve.chat.registry.entries import RegisteredModel
+from mlxserve.chat.registry.registry import ModelRegistry
 from mlxserve.core.errors import OutOfMemory
-from mlxserve.helpers.fair_executor import Door
+from mlxserve.helpers.fair_executor import FairExecutor
 from tests.api.fake_chat import HOLD, FakeChat
 
 LOAD, UNLOAD, LIST = "/api/v1/models/load", "/api/v1/models/unload", "/api/v1/models"
@@ -33,24 +33,24 @@ def load(name: str) -> Any:
 
 
 @pytest.fixture
-def shelf() -> ModelShelf:
+def registry() -> ModelRegistry:
     models = [
-        ShelfModel(name=name, load=load(name), aliases=(f"{name}-alias",), weight_size=9)
+        RegisteredModel(name=name, load=load(name), aliases=(f"{name}-alias",), weight_size=9)
         for name in ("first", "slow", "broken")
     ]
-    shelf = ModelShelf(models)
-    asyncio.run(shelf.preload())
-    return shelf
+    registry = ModelRegistry(models)
+    asyncio.run(registry.preload())
+    return registry
 
 
-def client_of(shelf: ModelShelf, access: AccessPolicy | None = None) -> TestClient:
-    app = create_app_of_shelf(shelf, Door(), access=access)
+def client_of(registry: ModelRegistry, access: AccessPolicy | None = None) -> TestClient:
+    app = create_server_app(registry, FairExecutor(), access=access)
     return TestClient(app, base_url="http://127.0.0.1:8000")
 
 
 @pytest.fixture
-def client(shelf: ModelShelf) -> Iterator[TestClient]:
-    with client_of(shelf) as client:
+def client(registry: ModelRegistry) -> Iterator[TestClient]:
+    with client_of(registry) as client:
         yield client
 
 
@@ -88,11 +88,11 @@ def test_what_cannot_be_done_is_refused_with_a_reason(client: TestClient) -> Non
 
 
 def test_a_model_that_answers_is_unloaded_by_force_only(
-    client: TestClient, shelf: ModelShelf
+    client: TestClient, registry: ModelRegistry
 ) -> None:
     body = {"model": "slow", "prompt": "a", "stream": True}
     client.post(LOAD, json={"model": "slow"})
-    chat: Any = shelf.loaded("slow")
+    chat: Any = registry.loaded("slow")
     reply: list[Any] = []
     asked = threading.Thread(target=lambda: reply.append(client.post("/v1/completions", json=body)))
     asked.start()
@@ -105,12 +105,12 @@ def test_a_model_that_answers_is_unloaded_by_force_only(
     assert "engine has stopped" in reply[0].text
 
 
-def test_users_neither_load_nor_see_what_is_loaded(shelf: ModelShelf, tmp_path: Path) -> None:
+def test_users_neither_load_nor_see_what_is_loaded(registry: ModelRegistry, tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "keys.json")
     keys = {
         scope: {"authorization": f"Bearer {file.create(scope.value, scope)}"} for scope in Scope
     }
-    with client_of(shelf, AccessPolicy(keys_file=file.path)) as client:
+    with client_of(registry, AccessPolicy(keys_file=file.path)) as client:
         for path in (LOAD, UNLOAD):
             reply = client.post(path, json={"model": "first"}, headers=keys[Scope.USER])
             assert reply.status_code == 403

@@ -32,7 +32,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chat]:
     chat = build_chat(
         EngineConfig().with_options(model=str(folder), disable_log_stats=True, **options)
     )
-    assert chat.sees_images
+    assert chat.supports_images
     yield chat
     chat.close()
 

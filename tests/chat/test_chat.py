@@ -436,6 +436,6 @@ def test_a_cancelled_embedding_leaves_the_engine_consistent(chat: Chat) -> None:
 def test_a_model_that_reads_text_only_refuses_images(chat: Chat) -> None:
     image = Image.of(np.zeros((2, 2, 3), np.uint8))
     said = {"role": "user", "content": [{"type": "image", "image": image}]}
-    assert not chat.sees_images
+    assert not chat.supports_images
     with pytest.raises(InvalidParameter, match="this model reads text only"):
         chat.render([said])

@@ -20,8 +20,8 @@ from mlxserve.disk.files import DiskFiles
 from mlxserve.disk.tier import DiskTier
 from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.engine import Engine
-from mlxserve.engine.pace import Pace
 from mlxserve.engine.snapshot import PageState, Phase
+from mlxserve.engine.step_time_model import StepTimeModel
 from mlxserve.request import Chunk, FinishReason, Request, Sampled
 from mlxserve.scheduler.scheduler import Scheduler
 
@@ -99,7 +99,7 @@ def build(
 ) -> tuple[Engine, Recorder]:
     pool = PagePool(num_pages, PAGE)
     settings = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "max_model_len": 512, **options}
-    pace = Pace(target)
+    pace = StepTimeModel(target)
     disk = tier and DiskCache(tier, pace, page_bytes=PAGE_BYTES, page_size=PAGE)
     scheduler = Scheduler(SchedulerConfig(**settings), pool, disk=disk)
     runner = Recorder()

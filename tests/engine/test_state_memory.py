@@ -16,7 +16,7 @@ from mlxserve.cache.pages import PagePool
 from mlxserve.core.config import SchedulerConfig
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.engine.engine import Engine
-from mlxserve.engine.pace import Pace
+from mlxserve.engine.step_time_model import StepTimeModel
 from mlxserve.model.attention import choose_attention
 from mlxserve.model.load import prepare
 from mlxserve.model.runner import ModelRunner
@@ -39,7 +39,7 @@ def test_many_conversations_take_no_more_memory_than_a_few(
     config = SchedulerConfig(max_model_len=400, max_num_seqs=NUM_PEOPLE)
     scheduler = Scheduler(config, PagePool(NUM_PAGES, PAGE_SIZE), num_slots)
     kv = KVPool(loaded.layers, NUM_PAGES, PAGE_SIZE, choice.backends)
-    engine = Engine(scheduler, ModelRunner(loaded, kv), Pace(None))
+    engine = Engine(scheduler, ModelRunner(loaded, kv), StepTimeModel(None))
     draw = random.Random(3)
     shared = [draw.randrange(400) for _ in range(40)]
     histories = [list(shared) for _ in range(NUM_PEOPLE)]

@@ -17,7 +17,7 @@ from mlxserve.disk.tier import DiskTier
 from mlxserve.engine import transfers
 from mlxserve.engine.disk_cache import DiskCache, state_name
 from mlxserve.engine.engine import Engine
-from mlxserve.engine.pace import Pace
+from mlxserve.engine.step_time_model import StepTimeModel
 from mlxserve.engine.transfers import Transfers
 from mlxserve.request import (
     Chunk,
@@ -97,7 +97,9 @@ class World:
             max_model_len=512,
             preemption_mode=PreemptionMode.SWAP,
         )
-        disk = DiskCache(tier, Pace(None), page_bytes=SIZE, page_size=PAGE, state_bytes=STATE_SIZE)
+        disk = DiskCache(
+            tier, StepTimeModel(None), page_bytes=SIZE, page_size=PAGE, state_bytes=STATE_SIZE
+        )
         self.disk = disk
         self.scheduler = Scheduler(config, PagePool(num_pages, PAGE), num_state_slots, disk)
         self.memory = Memory()
@@ -108,7 +110,7 @@ class World:
 
     def engine(self) -> Engine:
         runner = cast("ModelRunner", self.memory)
-        return Engine(self.scheduler, runner, Pace(None), disk=self.disk)
+        return Engine(self.scheduler, runner, StepTimeModel(None), disk=self.disk)
 
     def add(self, name: str, length: int, max_tokens: int) -> LiveRequest:
         params = SamplingParams(max_tokens=max_tokens, temperature=0)
@@ -487,7 +489,7 @@ def test_after_a_failure_no_answer_is_taken(tier: DiskTier) -> None:
 
 @pytest.mark.parametrize("seconds", [1e-9, 1e9])
 def test_what_is_computed_faster_is_not_read(tier: DiskTier, seconds: float) -> None:
-    pace = Pace(None)
+    pace = StepTimeModel(None)
     disk = DiskCache(tier, pace, page_bytes=SIZE, page_size=PAGE)
     assert disk.pays(PAGE)  # nothing is known yet
     assert disk.patience(1) > 2, "a long wait, as computing may take longer"

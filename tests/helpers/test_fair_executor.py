@@ -1,4 +1,4 @@
-"""The door: whose job is next, what is refused, what is removed, and which memory bodies have."""
+"""The executor: whose job is next, what is refused, what is removed, and which memory bodies have."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mlxserve.core.errors import ClientQueueFull, EngineStopped, QueueFull
-from mlxserve.helpers import fair_executor as door_module
-from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, BodyMemory, Door, FairOrder
+from mlxserve.helpers import fair_executor
+from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, BodyMemory, FairExecutor, FairOrder
 from mlxserve.helpers.waiting import current
 from tests.waiting import wait_until
 
@@ -19,8 +19,8 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def door() -> Iterator[Door]:
-    found = Door()
+def executor() -> Iterator[FairExecutor]:
+    found = FairExecutor()
     yield found
     found.close()
 
@@ -94,14 +94,16 @@ def test_sorted_items_are_those_of_the_client_that_used_least_first() -> None:
 # ---- jobs
 
 
-def run_all(door: Door, jobs: list[tuple[str, float]], log: list[str]) -> None:
+def run_all(executor: FairExecutor, jobs: list[tuple[str, float]], log: list[str]) -> None:
     """Queue jobs while the long lane is busy, then let it work; `log` gets their clients."""
 
     async def scenario() -> None:
         may_begin = threading.Event()
-        blocker = asyncio.ensure_future(door.run("x", LONG, lambda: may_begin.wait(30)))
+        blocker = asyncio.ensure_future(executor.run("x", LONG, lambda: may_begin.wait(30)))
         queued = [
-            asyncio.ensure_future(door.run(client, seconds, lambda name=client: log.append(name)))
+            asyncio.ensure_future(
+                executor.run(client, seconds, lambda name=client: log.append(name))
+            )
             for client, seconds in jobs
         ]
         await asyncio.sleep(0)  # all are queued
@@ -111,22 +113,22 @@ def run_all(door: Door, jobs: list[tuple[str, float]], log: list[str]) -> None:
     asyncio.run(scenario())
 
 
-def test_jobs_of_clients_run_in_turns(door: Door) -> None:
+def test_jobs_of_clients_run_in_turns(executor: FairExecutor) -> None:
     log: list[str] = []
-    run_all(door, [("evil", LONG)] * 4 + [("good", LONG)], log)
+    run_all(executor, [("evil", LONG)] * 4 + [("good", LONG)], log)
     assert log.index("good") <= 1
 
 
-def test_short_jobs_pass_any_number_of_long_ones(door: Door) -> None:
+def test_short_jobs_pass_any_number_of_long_ones(executor: FairExecutor) -> None:
     may_end = threading.Event()
 
     async def scenario() -> None:
         long = [
-            asyncio.ensure_future(door.run("evil", LONG, lambda: may_end.wait(30)))
+            asyncio.ensure_future(executor.run("evil", LONG, lambda: may_end.wait(30)))
             for _ in range(20)
         ]
-        assert await door.run("good", 0.0, lambda: "short") == "short"
-        assert await door.run("evil", 0.0, lambda: "short") == "short"
+        assert await executor.run("good", 0.0, lambda: "short") == "short"
+        assert await executor.run("evil", 0.0, lambda: "short") == "short"
         assert not any(each.done() for each in long)
         may_end.set()
         assert all(await asyncio.gather(*long))
@@ -134,35 +136,35 @@ def test_short_jobs_pass_any_number_of_long_ones(door: Door) -> None:
     asyncio.run(scenario())
 
 
-def test_what_a_job_raises_reaches_its_caller_and_the_next_runs(door: Door) -> None:
+def test_what_a_job_raises_reaches_its_caller_and_the_next_runs(executor: FairExecutor) -> None:
     def fail() -> None:
         raise LookupError("x")
 
     async def scenario() -> None:
         with pytest.raises(LookupError):
-            await door.run("a", LONG, fail)
-        assert await door.run("a", LONG, lambda: 1) == 1
+            await executor.run("a", LONG, fail)
+        assert await executor.run("a", LONG, lambda: 1) == 1
 
     asyncio.run(scenario())
 
 
-def test_a_charged_client_comes_last(door: Door) -> None:
-    door.charge("evil", 1_000.0)
+def test_a_charged_client_comes_last(executor: FairExecutor) -> None:
+    executor.charge("evil", 1_000.0)
     log: list[str] = []
-    run_all(door, [("evil", LONG), ("good", LONG), ("other", LONG)], log)
+    run_all(executor, [("evil", LONG), ("good", LONG), ("other", LONG)], log)
     assert log == ["good", "other", "evil"]
 
 
-def test_a_waiting_job_whose_client_leaves_is_removed(door: Door) -> None:
+def test_a_waiting_job_whose_client_leaves_is_removed(executor: FairExecutor) -> None:
     log: list[str] = []
 
     async def scenario() -> None:
         may_begin = threading.Event()
-        blocker = asyncio.ensure_future(door.run("x", LONG, lambda: may_begin.wait(30)))
-        leaver = asyncio.ensure_future(door.run("evil", LONG, lambda: log.append("evil")))
+        blocker = asyncio.ensure_future(executor.run("x", LONG, lambda: may_begin.wait(30)))
+        leaver = asyncio.ensure_future(executor.run("evil", LONG, lambda: log.append("evil")))
         await asyncio.sleep(0)
         leaver.cancel()
-        stayer = asyncio.ensure_future(door.run("good", LONG, lambda: log.append("good")))
+        stayer = asyncio.ensure_future(executor.run("good", LONG, lambda: log.append("good")))
         await asyncio.sleep(0)
         may_begin.set()
         await asyncio.gather(blocker, stayer)
@@ -173,7 +175,7 @@ def test_a_waiting_job_whose_client_leaves_is_removed(door: Door) -> None:
     assert log == ["good"]
 
 
-def test_a_running_job_sees_that_its_client_has_left(door: Door) -> None:
+def test_a_running_job_sees_that_its_client_has_left(executor: FairExecutor) -> None:
     seen: list[bool] = []
     is_running = threading.Event()
 
@@ -185,12 +187,12 @@ def test_a_running_job_sees_that_its_client_has_left(door: Door) -> None:
         seen.append(is_wanted())
 
     async def scenario() -> None:
-        job = asyncio.ensure_future(door.run("evil", LONG, work))
+        job = asyncio.ensure_future(executor.run("evil", LONG, work))
         await asyncio.to_thread(is_running.wait, 30)
         job.cancel()
         with pytest.raises(asyncio.CancelledError):
             await job
-        assert await door.run("good", LONG, lambda: "next") == "next"
+        assert await executor.run("good", LONG, lambda: "next") == "next"
 
     asyncio.run(scenario())
     assert seen == [True, False]
@@ -198,19 +200,19 @@ def test_a_running_job_sees_that_its_client_has_left(door: Door) -> None:
 
 @pytest.fixture
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door_module, "MAX_CLIENT_SECONDS", 3 * LONG)
-    monkeypatch.setattr(door_module, "MAX_SECONDS", 6 * LONG)
+    monkeypatch.setattr(fair_executor, "MAX_CLIENT_SECONDS", 3 * LONG)
+    monkeypatch.setattr(fair_executor, "MAX_SECONDS", 6 * LONG)
 
 
-def waiting(door: Door, clients: str) -> list[BaseException | None]:
+def waiting(executor: FairExecutor, clients: str) -> list[BaseException | None]:
     """Queue a long job for each letter behind a busy lane; what each ended with."""
 
     async def scenario() -> list[BaseException | None]:
         may_begin = threading.Event()
-        blocker = asyncio.ensure_future(door.run("x", LONG, lambda: may_begin.wait(30)))
+        blocker = asyncio.ensure_future(executor.run("x", LONG, lambda: may_begin.wait(30)))
         await asyncio.sleep(0)
         jobs = [
-            asyncio.ensure_future(door.run(client.strip(), LONG, lambda: None))
+            asyncio.ensure_future(executor.run(client.strip(), LONG, lambda: None))
             for client in clients
         ]
         await asyncio.sleep(0)
@@ -222,42 +224,42 @@ def waiting(door: Door, clients: str) -> list[BaseException | None]:
 
 
 @pytest.mark.usefixtures("small_bounds")
-def test_a_client_may_have_so_much_waiting_and_others_pass_it(door: Door) -> None:
-    found = waiting(door, "aaaaab")
+def test_a_client_may_have_so_much_waiting_and_others_pass_it(executor: FairExecutor) -> None:
+    found = waiting(executor, "aaaaab")
     assert found[:3] == [None] * 3
     assert [type(each) for each in found[3:5]] == [ClientQueueFull] * 2
     assert found[5] is None
 
 
 @pytest.mark.usefixtures("small_bounds")
-def test_all_clients_together_may_have_so_much_waiting(door: Door) -> None:
-    found = waiting(door, "abcdefgh")
+def test_all_clients_together_may_have_so_much_waiting(executor: FairExecutor) -> None:
+    found = waiting(executor, "abcdefgh")
     assert found[:6] == [None] * 6
     assert all(type(each) is QueueFull and each.seconds for each in found[6:])
 
 
 @pytest.mark.usefixtures("small_bounds")
-def test_the_program_itself_is_not_bounded(door: Door) -> None:
-    assert waiting(door, " " * 20) == [None] * 20
+def test_the_program_itself_is_not_bounded(executor: FairExecutor) -> None:
+    assert waiting(executor, " " * 20) == [None] * 20
 
 
 @pytest.mark.usefixtures("small_bounds")
-def test_what_has_waited_does_not_count_any_more(door: Door) -> None:
+def test_what_has_waited_does_not_count_any_more(executor: FairExecutor) -> None:
     for _ in range(3):
-        assert waiting(door, "aaa") == [None] * 3
+        assert waiting(executor, "aaa") == [None] * 3
 
 
-def test_closing_refuses_what_waits_and_what_comes(door: Door) -> None:
+def test_closing_refuses_what_waits_and_what_comes(executor: FairExecutor) -> None:
     async def scenario() -> None:
         may_begin = threading.Event()
-        blocker = asyncio.ensure_future(door.run("x", LONG, lambda: may_begin.wait(30)))
-        waiter = asyncio.ensure_future(door.run("a", LONG, lambda: None))
+        blocker = asyncio.ensure_future(executor.run("x", LONG, lambda: may_begin.wait(30)))
+        waiter = asyncio.ensure_future(executor.run("a", LONG, lambda: None))
         await asyncio.sleep(0)
-        door.close()
+        executor.close()
         with pytest.raises(EngineStopped):
             await waiter
         with pytest.raises(EngineStopped):
-            await door.run("a", LONG, lambda: None)
+            await executor.run("a", LONG, lambda: None)
         may_begin.set()
         assert await blocker
 

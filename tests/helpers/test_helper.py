@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
-from mlxserve.helpers.frames import MARGIN, MOST_TIMES
+from mlxserve.helpers.frames import MARGIN, MAX_TIMES
 from mlxserve.helpers.helper import Helper
 from mlxserve.system.suspend_clock import RUNNING, RunningClock
 from tests.waiting import wait_until
@@ -331,7 +331,7 @@ def test_a_child_whose_own_timer_ended_it_in_a_pause_of_both_neither(
     pid = pid_of(helper)
     job = helper.begin("sleepy", 1, LONG, seconds=0.1)
     wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    monkeypatch.setattr(RUNNING, "was_paused", lambda seconds: seconds >= MOST_TIMES * 0.1 + MARGIN)
+    monkeypatch.setattr(RUNNING, "was_paused", lambda seconds: seconds >= MAX_TIMES * 0.1 + MARGIN)
     with pytest.raises(HelperKilled, match=r"^was paused$"):
         job.receive(LONG)
 

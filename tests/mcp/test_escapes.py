@@ -2,7 +2,7 @@ import json
 from random import Random
 
 from mlxserve.mcp.escapes import HalvesFilter, without_halves
-from mlxserve.system.terminal_text import well_formed
+from mlxserve.system.well_formed import well_formed
 
 PIECES = (
     r"\ud83d",

@@ -17,7 +17,7 @@ from mlxserve.core.config import SchedulerConfig
 from mlxserve.core.errors import in_one_line
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.engine.engine import Engine
-from mlxserve.engine.pace import Pace
+from mlxserve.engine.step_time_model import StepTimeModel
 from mlxserve.model import definitions
 from mlxserve.model.attention import AttentionChoice, choose_attention
 from mlxserve.model.load import prepare
@@ -31,7 +31,7 @@ GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
 # The prompts of plamo3 see one position more than its single tokens do, and mlx-lm's own answers then
 # depend on how a prompt is cut.
 CONTRADICTS_ITSELF = ("plamo3",)
-_MOST_PARAMETERS = 30_000_000
+_MAX_PARAMETERS = 30_000_000
 
 _DRAW = random.Random(5)
 _SHARED = [_DRAW.randrange(400) for _ in range(40)]
@@ -62,7 +62,7 @@ def build_of_mlx_vlm(config: dict[str, Any]) -> tuple[Any, Dense]:
         raise NotBuilt(str(error)) from error
     except ImportError as error:
         raise NotBuilt(f"needs the package {error.name!r}") from error
-    assert sum(array.size for _, array in tree_flatten(model.parameters())) < _MOST_PARAMETERS
+    assert sum(array.size for _, array in tree_flatten(model.parameters())) < _MAX_PARAMETERS
     randomise(model)
     text = whole.language_model
     text.update(model.language_model.parameters())
@@ -115,7 +115,7 @@ class Served:
         config = SchedulerConfig(max_model_len=512, max_num_seqs=4, **options)
         slots = 64 if loaded.states else None
         scheduler = Scheduler(config, PagePool(NUM_PAGES, PAGE_SIZE), slots)
-        self.engine = Engine(scheduler, ModelRunner(loaded, kv), Pace(None))
+        self.engine = Engine(scheduler, ModelRunner(loaded, kv), StepTimeModel(None))
 
     def answers(self, *prompts: list[int]) -> list[list[int]]:
         added = self.engine.add_all([Request(str(i), ids, GREEDY) for i, ids in enumerate(prompts)])

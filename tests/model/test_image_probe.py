@@ -95,7 +95,7 @@ def test_a_model_in_16_bits_sees(in_16_bits: Path) -> None:
         attention_backend="cpu",
     )
     assert choice.loaded.dtype == mx.bfloat16
-    assert choice.loaded.vision is not None, choice.loaded.blindness
+    assert choice.loaded.vision is not None, choice.loaded.no_vision_reason
 
 
 _SLOW = {"gemma4", "qwen3_5"}  # embeddings that are multiplied, and recurrent layers

@@ -259,7 +259,7 @@ def test_a_recorded_step_gives_the_logits_of_plain_mlx(
 def test_only_the_graphs_used_last_are_kept(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_graphs, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(step_graphs, "MAX_GRAPHS", 2)
     monkeypatch.setattr(step_graphs, "TIMES_BEFORE", 1)
     factory = HashingFactory()
     steps = Steps(loaded, MetalBackend(factory))

@@ -18,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 from mlxserve.api.app import create_app
 from mlxserve.api.server.drain import Drain
-from mlxserve.api.server.open_requests import OpenRequests
+from mlxserve.api.server.in_flight import InFlight
 from mlxserve.api.server.server import HttpServer, bind, serve, url_of
 from mlxserve.bench.client import LoadClient, TimedRequest
 from mlxserve.bench.report import Figure, Report
@@ -76,7 +76,7 @@ def served(chat: Chat) -> Iterator[tuple[str, Callable[[], float]]]:
     async def loop_time() -> float:
         return time.thread_time()
 
-    drain, open_requests = Drain(), OpenRequests()
+    drain, open_requests = Drain(), InFlight()
     server = HttpServer(
         create_app(chat, drain=drain, open_requests=open_requests),
         on_ready=on_ready,

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from metal_kernels.kernels import Kernel, KernelSpec, Size
 
-_MOST_KNOWN = 64
+_MAX_KNOWN = 64
 
 
 class RecordingFactory:
@@ -34,7 +34,7 @@ class RecordingFactory:
             self.num_calls += 1
             known = self._known.get(id(output_shapes))  # of a layer before, at a kernel's own cost
             if known is None:
-                if len(self._known) == _MOST_KNOWN:
+                if len(self._known) == _MAX_KNOWN:
                     self._known.clear()
                 outputs = [
                     self._outputs[each] if each in self._outputs else self._made(each)

@@ -34,7 +34,7 @@ _WARM_UP_SECONDS = 15.0
 _MINUTE = 60.0
 _LONGEST = 200  # words of a conversation before a new one begins
 _PASTED = 60  # words of a long text in it
-MOST_WORDS = _LONGEST + _PASTED
+MAX_WORDS = _LONGEST + _PASTED
 _SAMPLE_SECONDS = 2.0  # between two samples of the memory
 _WORK = bytes(8 << 20)  # to hash, in about 10 ms
 _WORK_SECONDS = 0.25  # between two pieces of work
@@ -108,7 +108,7 @@ async def _soak(server: Contender, minutes: int, progress: Callable[[str], None]
 async def _send_longest(client: LoadClient) -> None:
     """Send the longest prompts at once, so that the largest steps' memory does not count as growth."""
     draw = random.Random("stretch")
-    longest = [random_words(draw, MOST_WORDS) for _ in KINDS]
+    longest = [random_words(draw, MAX_WORDS) for _ in KINDS]
     await asyncio.gather(
         *(ask(client, words, 16, kind, None) for words, kind in zip(longest, KINDS, strict=True))
     )

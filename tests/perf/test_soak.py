@@ -85,7 +85,7 @@ def test_a_client_that_disconnects_has_no_answer() -> None:
 
 def test_no_prompt_outgrows_the_pool() -> None:
     """A word is at most six tokens of the embedded model."""
-    assert 6 * (soak.MOST_WORDS + 64) < soak.NUM_PAGES * 32
+    assert 6 * (soak.MAX_WORDS + 64) < soak.NUM_PAGES * 32
 
 
 @pytest.mark.long

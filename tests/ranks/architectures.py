@@ -22,7 +22,7 @@ from mlxserve.core.config import SchedulerConfig
 from mlxserve.core.errors import MlxServeError
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.engine.engine import Engine
-from mlxserve.engine.pace import Pace
+from mlxserve.engine.step_time_model import StepTimeModel
 from mlxserve.model.attention import AttentionChoice, choose_attention
 from mlxserve.model.load import keep_part, prepare
 from mlxserve.model.rank_group import RankGroup, Split
@@ -58,7 +58,9 @@ def answers(choice: AttentionChoice, lead: Lead | None = None) -> Answers:
     config = SchedulerConfig(max_model_len=512, max_num_seqs=4, max_num_batched_tokens=48)
     slots = _NUM_STATE_SLOTS if loaded.has_states else None
     scheduler = Scheduler(config, PagePool(NUM_PAGES, PAGE_SIZE), slots)
-    engine = Engine(scheduler, ModelRunner(loaded, kv, workers=lead), Pace(None), workers=lead)
+    engine = Engine(
+        scheduler, ModelRunner(loaded, kv, workers=lead), StepTimeModel(None), workers=lead
+    )
     logprobs: list[float] = []
     seeded = SamplingParams(
         max_tokens=_NUM_TOKENS,

@@ -20,7 +20,7 @@ machine.import_mlx_lm()
 from mlxserve import SamplingParams, build  # noqa: E402
 from mlxserve.core.config import EngineConfig  # noqa: E402
 from mlxserve.core.forward_work import WorkBudget  # noqa: E402
-from mlxserve.engine.pace import Pace  # noqa: E402
+from mlxserve.engine.step_time_model import StepTimeModel  # noqa: E402
 from mlxserve.model.runner import ModelRunner  # noqa: E402
 from mlxserve.model.step_peak import StepPeak  # noqa: E402
 from mlxserve.ranks.environment import own_rank  # noqa: E402
@@ -44,7 +44,7 @@ def _delay() -> None:
 
 
 def _observe(found: dict[str, Any]) -> None:
-    measure, launch, budget_of = build.measure_step, ModelRunner.launch, Pace.work_budget
+    measure, launch, budget_of = build.measure_step, ModelRunner.launch, StepTimeModel.work_budget
     budgets: list[WorkBudget | None] = []
 
     def measured(*inputs: Any, **options: Any) -> StepPeak:
@@ -52,7 +52,7 @@ def _observe(found: dict[str, Any]) -> None:
         found.update(start=step.start, rows=step.num_measured, seconds=step.seconds)
         return step
 
-    def budget(self: Pace) -> WorkBudget | None:
+    def budget(self: StepTimeModel) -> WorkBudget | None:
         budgets.append(budget_of(self))
         return budgets[-1]
 
@@ -65,7 +65,7 @@ def _observe(found: dict[str, Any]) -> None:
         return launch(self, chunks, *inputs)
 
     setattr(build, "measure_step", measured)  # noqa: B010
-    setattr(Pace, "work_budget", budget)  # noqa: B010
+    setattr(StepTimeModel, "work_budget", budget)  # noqa: B010
     setattr(ModelRunner, "launch", launched)  # noqa: B010
 
 

@@ -24,7 +24,7 @@ from tests.api.server.process import COMPLETIONS, Process, served
 
 NUM_CLIENTS = 6
 _END_SECONDS = 10.0  # for clients and helper processes to notice the end of the server
-_MOST_EVENTS = 120
+_MAX_EVENTS = 120
 _PROMPTS = tuple(
     " ".join(f"word{number * count}" for count in range(1, 40)) for number in range(1, 5)
 )
@@ -105,7 +105,7 @@ def kill_again_and_again(
                 break
             events = threading.Semaphore(0)
             clients = [_Client(server, _body(draw), events) for _ in range(NUM_CLIENTS)]
-            for _ in range(draw.randrange(1, _MOST_EVENTS)):
+            for _ in range(draw.randrange(1, _MAX_EVENTS)):
                 assert events.acquire(timeout=60), "the server has stopped answering"
             children = psutil.Process(server.popen.pid).children(recursive=True)
             server.popen.kill()

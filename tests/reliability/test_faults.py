@@ -23,7 +23,7 @@ from mlxserve.chat.chat import Chat
 from mlxserve.core.config import EngineConfig
 from mlxserve.disk.tier import DiskTier
 from mlxserve.engine.engine import Engine
-from mlxserve.engine.pace import Pace
+from mlxserve.engine.step_time_model import StepTimeModel
 from mlxserve.engine.timeline import Timeline
 from mlxserve.engine.transfers import Transfers
 from mlxserve.model.embedding import Embedding
@@ -45,7 +45,7 @@ POINTS: list[Point] = [
     point
     for owner in (
         *(ModelRunner, Scheduler, Moves, StepPlanner, Preemption, Roster, Transfers, DiskTier),
-        *(Engine, Embedding, Timeline, Pace),
+        *(Engine, Embedding, Timeline, StepTimeModel),
     )
     for point in points_of(owner, but=ENDS)
 ] + [
@@ -190,12 +190,12 @@ def test_the_load_reaches_almost_every_point(num_calls: dict[Point, int]) -> Non
         *("ModelRunner.back_windows", "ModelRunner.back_windows_ahead"),
         *("ModelRunner.read_window_pages", "ModelRunner.write_window_pages"),
         "ModelRunner.back_ahead",  # of a cache that still grows
-        "Preemption.make_way",  # for a request of a higher priority
+        "Preemption.preempt_for",  # for a request of a higher priority
         # all is on disk already
         *("Engine.restart", "Engine.check", "Engine.abort", "Engine.abort_all", "Engine.unpin"),
         *("Engine.keep_pages", "Tokenizer.decode"),
         "StepPlanner.wants_read",  # with drafts
-        "Pace.learn_speed",  # on Metal
+        "StepTimeModel.learn_speed",  # on Metal
         "Engine.seeing",  # of models that see images
     }, unreached
 

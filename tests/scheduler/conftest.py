@@ -40,7 +40,7 @@ from mlxserve.request import (
 )
 from mlxserve.scheduler.admission import MAX_CANDIDATES
 from mlxserve.scheduler.disk_pages import Load
-from mlxserve.scheduler.drafts import MOST_DECODES, Drafts
+from mlxserve.scheduler.drafts import MAX_DECODES, Drafts
 from mlxserve.scheduler.page_tables import PageCopy
 from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.windows import Windows
@@ -813,7 +813,7 @@ class GhostEngine:
         )
         num_decodes = sum(request.num_computed > request.prefill_end for request in running)
         for chunk in drafted:
-            assert num_decodes <= MOST_DECODES, "a draft beside many decodes"
+            assert num_decodes <= MAX_DECODES, "a draft beside many decodes"
             assert chunk.request.asked.guide is None, "a draft of a guided answer"
             own = max(held.get(chunk.request, 0), chunk.start // page_size + 1)
             has_more = len(chunk.page_table) > own

@@ -11,7 +11,7 @@ from mlxserve.cache.pages import PagePool
 from mlxserve.core.config import SchedulerConfig
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.request import FinishReason, Request, Sampled, as_token_ids
-from mlxserve.scheduler.drafts import MOST_DECODES, MOST_ROWS, Drafts, Lookup
+from mlxserve.scheduler.drafts import MAX_DECODES, MAX_ROWS, Drafts, Lookup
 from mlxserve.scheduler.fairness import DECODE_WEIGHT, PREFILL_WEIGHT
 from mlxserve.scheduler.scheduler import Scheduler
 from tests.scheduler.test_scheduler import GuideThatWaits
@@ -95,14 +95,12 @@ def test_a_draft_is_verified_in_one_step_and_only_its_right_tokens_count(
 
 def test_large_batches_have_no_drafts_and_small_ones_share_the_rows(make_engine: Callable) -> None:
     engine = make_engine(speculative_tokens=16, max_num_seqs=8, num_pages=400)
-    for index in range(MOST_DECODES + 2):
+    for index in range(MAX_DECODES + 2):
         engine.add([index, 2, 3], 20 + index % 3 * 10)
     engine.drain()
     decodes = [step for step in engine.trace if step and all(start >= 3 for _, start, _ in step)]
-    assert all(
-        sum(length for _, _, length in step) <= max(len(step), MOST_ROWS) for step in decodes
-    )
-    large = [step for step in decodes if len(step) > MOST_DECODES]
+    assert all(sum(length for _, _, length in step) <= max(len(step), MAX_ROWS) for step in decodes)
+    large = [step for step in decodes if len(step) > MAX_DECODES]
     assert large
     assert all(length == 1 for step in large for _, _, length in step)
     assert engine.scheduler.stats().drafted_tokens > 0
@@ -112,7 +110,7 @@ def test_no_draft_is_made_beside_many_decodes_though_no_step_is_unread(
     make_engine: Callable,
 ) -> None:
     engine = make_engine(speculative_tokens=8, num_pages=400)
-    for index in range(MOST_DECODES + 1):
+    for index in range(MAX_DECODES + 1):
         engine.add([index, 2, 3], 40)
     for _ in range(30):
         assert not any(chunk.draft for chunk in engine.launch())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mlxserve.request import BACKGROUND, LiveRequest
-from mlxserve.scheduler.urgency import LEAST_GAIN
+from mlxserve.scheduler.urgency import MIN_GAIN
 from tests.scheduler.conftest import GhostEngine
 
 SECOND = 1.0  # the wait, by default
@@ -131,8 +131,8 @@ def test_an_answer_beside_an_endless_stream_of_urgent_requests_ends(
             lengths.append(low.num_outputs)
     assert low.is_finished
     for earlier, later in pairwise(lengths):
-        assert later >= earlier + max(LEAST_GAIN, earlier)
-    assert 1 <= len(lengths) <= 2 + (length // LEAST_GAIN).bit_length()
+        assert later >= earlier + max(MIN_GAIN, earlier)
+    assert 1 <= len(lengths) <= 2 + (length // MIN_GAIN).bit_length()
     assert len(urgent) > len(lengths)
     engine.drain()
 

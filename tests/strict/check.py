@@ -14,8 +14,8 @@ from tests.strict.compiler import compile_text, front_end_version
 from tests.strict.rules import broken_rules
 from tests.strict.texts import KernelText
 
-MOST_THREADGROUP_BYTES = 32 << 10
-_MOST_WORKERS = 4
+MAX_THREADGROUP_BYTES = 32 << 10
+_MAX_WORKERS = 4
 
 _THREADGROUP_VARIABLE = re.compile(r"addrspace\(3\) global (.*?),")
 _IN_MEMORY = re.compile(r"= alloca ([^\n]+?), align")
@@ -34,7 +34,7 @@ class Report:
     def faults(self) -> tuple[str, ...]:
         """All that is wrong with the text."""
         found = list(self.errors)
-        if self.threadgroup_bytes > MOST_THREADGROUP_BYTES:
+        if self.threadgroup_bytes > MAX_THREADGROUP_BYTES:
             found.append(f"{self.threadgroup_bytes} bytes of threadgroup memory")
         found += [f"a private array stays in memory: {type_}" for type_ in self.in_memory]
         return tuple(found)
@@ -57,7 +57,7 @@ def check(text: str) -> Report:
 
 def check_all(texts: Sequence[KernelText]) -> dict[KernelText, Report]:
     """Reports of many texts, a few compilers side by side."""
-    with ThreadPoolExecutor(min(_MOST_WORKERS, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(_MAX_WORKERS, os.cpu_count() or 1)) as pool:
         reports = pool.map(check, [text.text for text in texts])
         return dict(zip(texts, reports, strict=True))
 

@@ -13,7 +13,7 @@ from metal_kernels.metal import DTYPES
 from tests.strict.check import Report, check_all
 from tests.strict.texts import KernelText, every_text, head_dims, representative
 
-MOST_THREADS = 256  # of a threadgroup: an M1 has no registers for many more (see HeadSplit.threads)
+MAX_THREADS = 256  # of a threadgroup: an M1 has no registers for many more (see HeadSplit.threads)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_no_text_occurs_twice(texts: Sequence[KernelText]) -> None:
 def test_no_threadgroup_has_more_threads_than_every_gpu_has_registers_for(
     texts: Sequence[KernelText],
 ) -> None:
-    assert max(text.threads for text in texts) <= MOST_THREADS
+    assert max(text.threads for text in texts) <= MAX_THREADS
 
 
 @pytest.mark.long

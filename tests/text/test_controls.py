@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from mlxserve.hub.embedded import model_path
-from mlxserve.text.abilities import Abilities
 from mlxserve.text.controls import EFFORT, LADDER, SWITCH, Controls, find_controls, has_controls
 from mlxserve.text.probes import Probe
+from mlxserve.text.template_caps import TemplateCaps
 from mlxserve.text.tokenizer import Tokenizer
 from tests.text.effort_rules import EFFORT_RULES, SHOWN
 from tests.text.rendering import renderer, worker
@@ -200,7 +200,7 @@ def test_the_controls_of_a_template_are_among_its_abilities(tmp_path: Path) -> N
     [efforts] = card["controls"]["efforts"]
     assert efforts["values"] == ["low", "medium", "xhigh"]
     assert efforts["mapping"]["high"] == "xhigh"
-    assert Abilities().card()["controls"]["efforts"] == ()
+    assert TemplateCaps().card()["controls"]["efforts"] == ()
 
 
 def test_an_effort_that_is_refused_in_a_conversation_is_left_out_and_logged_once(

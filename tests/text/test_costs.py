@@ -1,4 +1,4 @@
-"""What work on texts is expected to take, and in which lane of the door it so is."""
+"""What work on texts is expected to take, and in which lane of the executor it so is."""
 
 from __future__ import annotations
 

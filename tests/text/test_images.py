@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from mlxserve.images.image import Image
-from mlxserve.text.abilities import Abilities, find_abilities
 from mlxserve.text.conversation import Call, Conversation, Message, images_in, read_messages
-from mlxserve.text.fitting import Fitting
+from mlxserve.text.template_caps import TemplateCaps, find_abilities
+from mlxserve.text.template_compat import Fitting
 from tests.text.rendering import renderer
 
 A, B = (Image.of(np.full((2, 2, 3), value, np.uint8)) for value in (1, 2))
@@ -26,7 +26,7 @@ def shown(*texts_and_images: str | Image) -> list[dict[str, Any]]:
 
 
 def content(message: Message, **abilities: bool) -> Any:
-    fitted = Fitting(Abilities(**abilities)).fit(Conversation.of([message]))
+    fitted = Fitting(TemplateCaps(**abilities)).fit(Conversation.of([message]))
     return fitted.messages[-1]["content"]
 
 
@@ -49,16 +49,16 @@ def test_a_separator_is_between_texts_only() -> None:
 
 def test_images_move_with_their_text_where_messages_become_one() -> None:
     system, user = Message(role="system", text="Be brief."), Message.of("user", ("See ", A, "."))
-    both = Fitting(Abilities(system=False)).fit(Conversation.of([system, user])).messages
+    both = Fitting(TemplateCaps(system=False)).fit(Conversation.of([system, user])).messages
     assert [message["content"] for message in both] == [shown("Be brief.\n\nSee ", A, ".")]
     alone = Message.of("user", (B,))
-    pair = Fitting(Abilities(repeated_users=False)).fit(Conversation.of([user, alone])).messages
+    pair = Fitting(TemplateCaps(repeated_users=False)).fit(Conversation.of([user, alone])).messages
     assert [message["content"] for message in pair] == [shown("See ", A, ".", B)]
 
 
 def test_the_library_s_messages_hold_images() -> None:
     said = {"role": "user", "content": shown("Look: ", A)}
-    [message] = Fitting(Abilities()).fit(read_messages([said])).messages
+    [message] = Fitting(TemplateCaps()).fit(read_messages([said])).messages
     assert message["content"] == shown("Look: ", A)
     assert images_in(message) == [A]
 
@@ -92,7 +92,7 @@ def test_images_of_results_follow_them_where_the_template_has_no_place_in_result
         Message.of("tool", (B,), call_id="b"),
     ]
     told = Message(role="user", text="And?")
-    fitting = Fitting(Abilities(result_images=False))
+    fitting = Fitting(TemplateCaps(result_images=False))
     fitted = fitting.fit(Conversation.of([asked, *results]))
     assert fitted.changes == ("images of results are in a user message after them",)
     contents = [message["content"] for message in fitted.messages]

@@ -43,7 +43,7 @@ SYSTEM_PROMPTS = (
     "You are a friendly assistant.",
 )
 SYSTEM_SHARE = 0.35
-MOST_WORDS, MOST_TOKENS = 1650, 4000  # longest evaluated context, and longest conversation
+MAX_WORDS, MAX_TOKENS = 1650, 4000  # longest evaluated context, and longest conversation
 
 
 def several(make: Callable[[Random, DataSplit], Exchange], most: int) -> Lesson:
@@ -63,7 +63,7 @@ def from_afar(make: Lesson) -> Lesson:
 
     def lesson(rng: Random, split: DataSplit, num_words: int) -> Dialogue:
         del num_words
-        return make(rng, split, int(MOST_WORDS * rng.random() ** 1.5))
+        return make(rng, split, int(MAX_WORDS * rng.random() ** 1.5))
 
     return lesson
 
@@ -181,18 +181,18 @@ LONG: dict[ExampleMaker, float] = {**WHOLE, recall.long_questions: 2}
 # From random weights, and from weights that already copy and recall (`train --initial`).
 FULL_PLAN: TrainingPlan = (
     TrainingStage("foundation", 0.20, 30, 192, FOUNDATION),
-    TrainingStage("skills", 0.30, 40, MOST_TOKENS, WHOLE),
-    TrainingStage("whole", 0.15, 150, MOST_TOKENS, WHOLE),
-    TrainingStage("long", 0.10, MOST_WORDS, MOST_TOKENS, LONG),
-    TrainingStage("polish", 0.10, 110, MOST_TOKENS, POLISH),
-    TrainingStage("newcomers", 0.15, 110, MOST_TOKENS, NEWCOMERS),
+    TrainingStage("skills", 0.30, 40, MAX_TOKENS, WHOLE),
+    TrainingStage("whole", 0.15, 150, MAX_TOKENS, WHOLE),
+    TrainingStage("long", 0.10, MAX_WORDS, MAX_TOKENS, LONG),
+    TrainingStage("polish", 0.10, 110, MAX_TOKENS, POLISH),
+    TrainingStage("newcomers", 0.15, 110, MAX_TOKENS, NEWCOMERS),
 )
 CONTINUED_PLAN: TrainingPlan = (
-    TrainingStage("skills", 0.30, 40, MOST_TOKENS, WHOLE),
-    TrainingStage("whole", 0.10, 150, MOST_TOKENS, WHOLE),
-    TrainingStage("long", 0.10, MOST_WORDS, MOST_TOKENS, LONG),
-    TrainingStage("polish", 0.20, 110, MOST_TOKENS, POLISH),
-    TrainingStage("newcomers", 0.30, 110, MOST_TOKENS, NEWCOMERS),
+    TrainingStage("skills", 0.30, 40, MAX_TOKENS, WHOLE),
+    TrainingStage("whole", 0.10, 150, MAX_TOKENS, WHOLE),
+    TrainingStage("long", 0.10, MAX_WORDS, MAX_TOKENS, LONG),
+    TrainingStage("polish", 0.20, 110, MAX_TOKENS, POLISH),
+    TrainingStage("newcomers", 0.30, 110, MAX_TOKENS, NEWCOMERS),
 )
 
 

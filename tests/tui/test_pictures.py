@@ -198,7 +198,7 @@ def standing_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("tui.widgets.message.SPINNER", "⠹")
     monkeypatch.setattr("tui.engine.panel.HISTORY", 1)  # the sparklines grow with time
     # The test removes messages: one that expired by itself was missing in its picture.
-    monkeypatch.setattr("tui.widgets.status.LEAST_SECONDS", 3600.0)
+    monkeypatch.setattr("tui.widgets.status.MIN_SECONDS", 3600.0)
     # Below a dialog the cursor stays as it was when that opened: half a second after a key it was hidden.
     monkeypatch.setattr("tui.widgets.composer.BLINK_SECONDS", 0.05)
     monkeypatch.setattr("tui.app.SECONDS", 3600.0)

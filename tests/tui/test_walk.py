@@ -26,7 +26,7 @@ from tui.home import Home
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 
 SGR = re.compile(r"\x1b\[([0-9;:]*)m")
-LEAST_CONTRAST = 1.7  # of a word and its background; rules and borders may be fainter
+MIN_CONTRAST = 1.7  # of a word and its background; rules and borders may be fainter
 _DRAGS, _DRAG_SECONDS = 8, 15.0
 WORD = re.compile(r"[^\W_]{3,}")
 
@@ -61,7 +61,7 @@ def look(pane: Pane) -> None:
     """Every word on the screen can be seen."""
     pieces = [piece for piece in painted(pane.colours) if WORD.search(piece[0])]
     assert pieces, pane.screen
-    faint = [piece for piece in pieces if contrast(*piece[1:]) < LEAST_CONTRAST]
+    faint = [piece for piece in pieces if contrast(*piece[1:]) < MIN_CONTRAST]
     assert not faint, pane.screen
 
 

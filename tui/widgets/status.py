@@ -19,7 +19,7 @@ from tui.opening import STARTING
 
 _BAR_WIDTH = 8
 # A message stays for as long as reading it takes, at this speed, but at least some seconds.
-LEAST_SECONDS, _CHARACTERS_PER_SECOND = 5.0, 15
+MIN_SECONDS, _CHARACTERS_PER_SECOND = 5.0, 15
 _COLOURS = {"information": "$foreground", "warning": "$warning", "error": "$error"}
 
 
@@ -82,7 +82,7 @@ class StatusLine(Container):
         if self._timer is not None:
             self._timer.stop()
         length = sum(len(one) for one in self._messages)
-        reading = max(LEAST_SECONDS, length / _CHARACTERS_PER_SECOND)
+        reading = max(MIN_SECONDS, length / _CHARACTERS_PER_SECOND)
         self._timer = self.set_timer(seconds or reading, self.end_message)
 
     def begin_cause(self) -> None:

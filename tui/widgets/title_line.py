@@ -12,7 +12,7 @@ from textual.widgets import Static
 from tui.opening import TITLE
 
 _GAP = 2  # columns between both
-_LEAST_TITLE = 20  # columns that a longer title keeps
+_MIN_TITLE = 20  # columns that a longer title keeps
 _SEPARATOR = Content(" · ")
 
 
@@ -42,7 +42,7 @@ class TitleLine(Horizontal):
         self._fit()
 
     def _fit(self) -> None:
-        least = min(Content(self._title).cell_length, _LEAST_TITLE) + _GAP
+        least = min(Content(self._title).cell_length, _MIN_TITLE) + _GAP
         facts = fitting(self._parts, max(0, self.content_size.width - least))
         self.query_one("#facts", Static).update(facts)
 

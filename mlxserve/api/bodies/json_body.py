@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from mlxserve.api.errors import ApiError, speaks_ollama
-from mlxserve.api.turns import body_hold, in_turn, refusal
+from mlxserve.api.fair_work import body_hold, refusal, run_fairly
 from mlxserve.api.warnings import warn
 from mlxserve.core.errors import QueueFull
 from mlxserve.helpers.fair_executor import BodyHold
@@ -54,17 +54,17 @@ async def read_json(request: Request, make: Callable[[dict[str, Any]], T]) -> T:
     """What `make` makes of the body, off the event loop. Raises ApiError 415, 413, 400, 429 or 503."""
     if _OBJECT in request.scope:
         seconds, value = request.scope.pop(_OBJECT)
-        return await in_turn(request, seconds, lambda: make(value))
+        return await run_fairly(request, seconds, lambda: make(value))
     raw = await _raw(request)
     parse = partial(parse_json, raw, partial(warn, request))
-    return await in_turn(request, parse_seconds(raw), lambda: make(parse()))
+    return await run_fairly(request, parse_seconds(raw), lambda: make(parse()))
 
 
 async def read_object(request: Request) -> dict[str, Any]:
     """The body before `read_json` makes something of it, for what only looks. Raises what that does."""
     raw = await _raw(request)
     seconds = parse_seconds(raw)
-    value = await in_turn(request, seconds, partial(parse_json, raw, partial(warn, request)))
+    value = await run_fairly(request, seconds, partial(parse_json, raw, partial(warn, request)))
     request.scope[_OBJECT] = seconds, value
     return value
 

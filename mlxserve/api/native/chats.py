@@ -23,7 +23,7 @@ from mlxserve.api.native.forgetting import DeletedConversations, Forgetting, Pro
 from mlxserve.api.warnings import Warnings
 from mlxserve.history.calls import CallRecord, CallState, ToolRound
 from mlxserve.history.chat_file import StoreError
-from mlxserve.history.chat_stores import ChatShelf
+from mlxserve.history.chat_stores import ChatStores
 from mlxserve.history.export import as_json, as_markdown
 from mlxserve.history.messages import ChatRecord, Role, State, StoredMessage
 from mlxserve.history.picture import KeptImage
@@ -138,16 +138,16 @@ class MessageChange(RequestBody):
 
 
 class Chats:
-    """The endpoints over one shelf."""
+    """The endpoints over one stores."""
 
     def __init__(
         self,
-        shelf: ChatShelf,
+        stores: ChatStores,
         forgetting: Forgetting,
         tools: Callable[[], Sequence[Mapping[str, Any]]],
     ) -> None:
         """tools: that the page's models are told of"""
-        self._shelf = shelf
+        self._stores = stores
         self._forgetting = forgetting
         self._tools = tools
         self._warnings = Warnings()
@@ -296,7 +296,7 @@ class Chats:
         """Raises ApiError 403, 404 and 503."""
         owner = await self._owner(request)
         try:
-            return await self._shelf.call(owner, work)
+            return await self._stores.call(owner, work)
         except StoreError as error:
             raise ApiError(503, str(error), code="chats_unavailable") from error
 

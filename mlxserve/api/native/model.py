@@ -30,7 +30,7 @@ class ModelCard:
                 "context_length": self._chat.max_model_len,
                 "tools": self._chat.can_call,
                 "thinking": self._chat.can_think,
-                "vision": self._chat.sees_images,
+                "vision": self._chat.supports_images,
                 "chat_template": None if abilities is None else abilities.card(),
             }
         )

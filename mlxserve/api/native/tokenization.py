@@ -11,9 +11,9 @@ from starlette.routing import Route
 from mlxserve.api.bodies.messages import conversation_of
 from mlxserve.api.bodies.request_body import BodyRoute, read_request
 from mlxserve.api.errors import from_engine, json_response
+from mlxserve.api.fair_work import run_fairly
 from mlxserve.api.native.schema import DetokenizeRequest, TokenizeRequest
 from mlxserve.api.service import Service
-from mlxserve.api.turns import in_turn
 from mlxserve.core.errors import MlxServeError
 from mlxserve.text.costs import encode_seconds
 
@@ -55,7 +55,7 @@ class Tokenization:
         self._service.check_model(request, asked.model)
         try:
             seconds = encode_seconds(len(asked.tokens))
-            text = await in_turn(request, seconds, partial(self._chat.decode, asked.tokens))
+            text = await run_fairly(request, seconds, partial(self._chat.decode, asked.tokens))
         except MlxServeError as error:
             raise from_engine(error) from error
         headers = self._service.warnings.header(request, asked.unknown_fields)
@@ -64,7 +64,7 @@ class Tokenization:
     async def _token_ids(self, request: Request, asked: TokenizeRequest) -> list[int]:
         if asked.prompt is not None:
             encode = partial(self._chat.encode, asked.prompt)
-            return await in_turn(request, encode_seconds(len(asked.prompt)), encode)
+            return await run_fairly(request, encode_seconds(len(asked.prompt)), encode)
         return await self._prompts.of_conversation(
             request,
             partial(conversation_of, asked.messages or ()),

@@ -18,9 +18,9 @@ from starlette.routing import Route
 from mlxserve.api.access.same_user import may_run_programs
 from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, read_request
 from mlxserve.api.errors import ApiError, json_response
-from mlxserve.api.turns import unless_left
+from mlxserve.api.fair_work import cancel_on_disconnect
 from mlxserve.api.warnings import Warnings
-from mlxserve.history.chat_stores import ChatShelf
+from mlxserve.history.chat_stores import ChatStores
 from mlxserve.mcp.servers_file import ToolsError, usual_file
 from mlxserve.mcp.toolbox import Permission, ServerCard, Tool, Toolbox
 
@@ -54,24 +54,24 @@ class CallRequest(RequestBody):
     arguments: Annotated[str, Field(max_length=MAX_ARGUMENTS)] = "{}"
 
 
-class ShelfChoices:
+class StoredChoices:
     """Choices about tools in the terminal's file."""
 
-    def __init__(self, shelf: ChatShelf) -> None:
-        self._shelf = shelf
+    def __init__(self, stores: ChatStores) -> None:
+        self._stores = stores
 
     async def setting(self, name: str) -> str | None:
-        return await self._shelf.call("", lambda store: store.setting(name))
+        return await self._stores.call("", lambda store: store.setting(name))
 
     async def set_setting(self, name: str, value: str) -> None:
-        await self._shelf.call("", lambda store: store.set_setting(name, value))
+        await self._stores.call("", lambda store: store.set_setting(name, value))
 
 
 class ToolRoutes:
     """The endpoints over one toolbox, whose servers end with this one."""
 
-    def __init__(self, shelf: ChatShelf) -> None:
-        self._toolbox = Toolbox(usual_file(), ShelfChoices(shelf))
+    def __init__(self, stores: ChatStores) -> None:
+        self._toolbox = Toolbox(usual_file(), StoredChoices(stores))
         self._warnings = Warnings()
 
     def routes(self) -> list[Route]:
@@ -102,7 +102,7 @@ class ToolRoutes:
         """Starts the servers that are on, and answers when each is ready or has failed."""
         await _check_allowed(request)
         asked = await read_request(StartRequest, request)
-        await unless_left(request, self._toolbox.start())
+        await cancel_on_disconnect(request, self._toolbox.start())
         return self._reply(request, asked, self._list())
 
     async def switch(self, request: Request) -> Response:
@@ -131,7 +131,9 @@ class ToolRoutes:
         await _check_allowed(request)
         asked = await read_request(CallRequest, request)
         started = time.monotonic()
-        result = await unless_left(request, self._toolbox.call(asked.name, asked.arguments))
+        result = await cancel_on_disconnect(
+            request, self._toolbox.call(asked.name, asked.arguments)
+        )
         content = {
             "object": "tool_result",
             "text": result.text,

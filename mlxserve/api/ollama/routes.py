@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from mlxserve.api.bodies.request_body import BodyRoute, read_request
 from mlxserve.api.errors import ApiError, from_engine, json_response
+from mlxserve.api.fair_work import KEEP_ALIVE, WAITED
 from mlxserve.api.ollama.reply import OllamaReply, nanoseconds
 from mlxserve.api.ollama.schema import (
     OllamaChatRequest,
@@ -27,7 +28,6 @@ from mlxserve.api.ollama.schema import (
 )
 from mlxserve.api.server.sse import JSON_LINES
 from mlxserve.api.service import Service
-from mlxserve.api.turns import KEEP_ALIVE, WAITED
 from mlxserve.api.warnings import warn
 from mlxserve.core.errors import MlxServeError
 from mlxserve.images.picture import PicturePrompt
@@ -145,7 +145,7 @@ class Ollama:
 
     async def _prompt(self, request: Request, asked: OllamaGenerateRequest) -> list[int]:
         if asked.raw:
-            if asked.images and self._chat.sees_images:
+            if asked.images and self._chat.supports_images:
                 message = "images: a raw prompt holds none; send it without `raw`"
                 raise ApiError(400, message, param="images")
             asked.conversation(sees=False)  # which refuses images

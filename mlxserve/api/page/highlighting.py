@@ -1,6 +1,6 @@
 """Colours of code, found by Pygments in a process that can be ended.
 
-    spans = await highlighter().spans([("python", code), ...], in_turn)
+    spans = await highlighter().spans([("python", code), ...], run_fairly)
 
 A lexer may work for hours between two tokens, and holds the interpreter's lock: only its process can be ended. So
 code is at first coloured beside other short work (`mlxserve.helpers.fair_executor`) if the process is at hand, and in the turn of
@@ -15,7 +15,7 @@ from functools import cache, partial
 from typing import Any, TypeAlias
 
 from mlxserve.helpers.errors import HelperKilled, JobFailed
-from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, SHORT_SECONDS, InTurn, Lane, lane_of
+from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, SHORT_SECONDS, Lane, RunFairly, lane_of
 from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
 from mlxserve.helpers.job import Job
 
@@ -49,19 +49,19 @@ class Highlighter:
     def __init__(self, helper: Helper | None = None) -> None:
         self._helper = helper or new_helper()
 
-    async def spans(self, blocks: Sequence[Block], in_turn: InTurn) -> list[Spans]:
+    async def spans(self, blocks: Sequence[Block], run_fairly: RunFairly) -> list[Spans]:
         """The nodes of each block; None for one that is not coloured in its time.
 
-        Raises what `in_turn` raises.
+        Raises what `run_fairly` raises.
         """
         done: list[Spans] = []
         seconds = sum(len(code) for _, code in blocks) / _CHARACTERS_PER_SECOND
         if blocks and lane_of(seconds) is Lane.SHORT:
-            await in_turn(seconds, partial(self._try_now, blocks, done))
+            await run_fairly(seconds, partial(self._try_now, blocks, done))
         for _ in range(_MAX_TRIES):
             if len(done) < len(blocks):
                 expected = min(max(seconds, 1.01 * SHORT_SECONDS), MEDIUM_SECONDS)
-                await in_turn(expected, partial(self._wait, blocks, done))
+                await run_fairly(expected, partial(self._wait, blocks, done))
         return [*done, *[None] * (len(blocks) - len(done))]
 
     def _try_now(self, blocks: Sequence[Block], done: list[Spans]) -> None:

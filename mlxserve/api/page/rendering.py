@@ -15,10 +15,10 @@ from starlette.routing import Route
 
 from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, read_request
 from mlxserve.api.errors import json_response
+from mlxserve.api.fair_work import run_fairly
 from mlxserve.api.page.highlighting import MAX_CHARACTERS as MAX_CODE
 from mlxserve.api.page.highlighting import Node, highlighter
 from mlxserve.api.page.markdown import Markdown, code_elements, unmarked
-from mlxserve.api.turns import in_turn
 from mlxserve.api.warnings import Warnings
 from mlxserve.helpers.fair_executor import SHORT_SECONDS, Lane, lane_of
 from mlxserve.system.code_languages import lexer_name
@@ -60,10 +60,10 @@ class Rendering:
         parsing = _Parsing(asked.texts)
         seconds = min(sum(map(len, asked.texts)) / _CHARACTERS_PER_SECOND, MAX_SECONDS)
         if lane_of(seconds) is Lane.SHORT:
-            await in_turn(request, seconds, partial(parsing.go_on, TRY_SECONDS))
+            await run_fairly(request, seconds, partial(parsing.go_on, TRY_SECONDS))
         if not parsing.is_done:
             expected = max(seconds, 1.01 * SHORT_SECONDS)
-            await in_turn(request, expected, partial(parsing.finish, MAX_SECONDS))
+            await run_fairly(request, expected, partial(parsing.finish, MAX_SECONDS))
         await self._colour(request, parsing.code)
         headers = self._warnings.header(request, asked.unknown_fields)
         return json_response({"data": parsing.nodes}, headers=headers)
@@ -71,7 +71,7 @@ class Rendering:
     async def _colour(self, request: Request, elements: list[_Code]) -> None:
         """Code becomes spans."""
         blocks = [(one.lexer, one.text) for one in elements]
-        spans = await self._code.spans(blocks, partial(in_turn, request))
+        spans = await self._code.spans(blocks, partial(run_fairly, request))
         for one, nodes in zip(elements, spans, strict=True):
             if nodes is not None:
                 one.element[2:] = nodes

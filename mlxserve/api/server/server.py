@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 from mlxserve.api.access.security import host_header_name
 from mlxserve.api.server.connection import Connection, Limits
 from mlxserve.api.server.drain import Drain
-from mlxserve.api.server.open_requests import OpenRequests
+from mlxserve.api.server.in_flight import InFlight
 from mlxserve.core.errors import MlxServeError
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class HttpServer(uvicorn.Server):
         stop_engine: Callable[[], None],
         limits: Limits | None = None,
         drain: Drain,
-        open_requests: OpenRequests,
+        open_requests: InFlight,
         drain_seconds: float,
         on_signal: Callable[[float], None] = lambda _: None,
     ) -> None:

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mlxserve.api.errors import ApiError, encode_json
-from mlxserve.api.server.open_requests import EarlyEnd, early_end
+from mlxserve.api.server.in_flight import EarlyEnd, early_end
 
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive\n\n"  # a comment: named events without data break the official clients

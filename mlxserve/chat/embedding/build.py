@@ -23,7 +23,7 @@ from mlxserve.core.config import MIN_PAGES, EngineConfig
 from mlxserve.core.errors import InvalidConfig, OutOfMemory, UnsupportedModel
 from mlxserve.core.stats import PlannedMemory
 from mlxserve.engine.engine import Engine
-from mlxserve.engine.pace import Pace
+from mlxserve.engine.step_time_model import StepTimeModel
 from mlxserve.hub.context import Context
 from mlxserve.hub.files import ModelFiles, text_config
 from mlxserve.hub.text_encoders import TextEncoder
@@ -101,7 +101,7 @@ def build_encoder_engine(
     engine = Engine(
         Scheduler(config.scheduler, PagePool(num_pages, config.page_size)),
         ModelRunner(loaded, kv),
-        Pace(None),
+        StepTimeModel(None),
         planned=planned,
     )
     return engine, shape.vocabulary

@@ -1,4 +1,4 @@
-"""SharedMemory: the bytes that the models of a shelf have together, and what may be taken of idle ones.
+"""SharedMemory: the bytes that the models of a registry have together, and what may be taken of idle ones.
 
 Weights, the peak of a step and the pool of each, as planned: a pool's pages may not be used yet.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from mlxserve.chat.registry.places import Place
+from mlxserve.chat.registry.entries import Place
 from mlxserve.core.errors import MlxServeError
 
 log = logging.getLogger("mlxserve.chat.registry")

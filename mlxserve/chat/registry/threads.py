@@ -25,5 +25,5 @@ async def in_thread(work: Callable[[], T]) -> T:
         except BaseException as error:  # noqa: BLE001  (raised again where it is awaited)
             done.set_exception(error)
 
-    threading.Thread(target=run, name="mlxserve-shelf", daemon=True).start()
+    threading.Thread(target=run, name="mlxserve-registry", daemon=True).start()
     return await asyncio.wrap_future(done)

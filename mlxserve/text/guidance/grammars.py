@@ -1,10 +1,10 @@
 """Grammars: which structures can be followed, found out in helper processes before they are used.
 
-    event loops ──▶ Grammars.compile ──▶ the door ──▶ helpers "grammars": each try in a fork of its own
+    event loops ──▶ Grammars.compile ──▶ the executor ──▶ helpers "grammars": each try in a fork of its own
     engine      ──▶ Matchers         ──▶ helper "masks": compiles again, and follows the answers
 
 What a source takes cannot be seen from it. So it is tried with little time first, in the short lane of
-the door, and then with more, in the longer ones: usual schemas take milliseconds, and never wait for one
+the executor, and then with more, in the longer ones: usual schemas take milliseconds, and never wait for one
 that takes seconds. A source that used up all of it is refused without another try for
 `REFUSED_SECONDS`, and its client's next work goes after that of others.
 """
@@ -23,7 +23,7 @@ from functools import partial
 from mlxserve.core.errors import EngineStopped, HelperUnavailable, InvalidParameter
 from mlxserve.core.sampling_params import Structure, StructureKind
 from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason
-from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, Door, Lane, lane_of
+from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, FairExecutor, Lane, lane_of
 from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
 from mlxserve.text.guidance.matchers import Grammar, Matchers
 from mlxserve.text.guidance.schemas import narrowed
@@ -31,7 +31,7 @@ from mlxserve.text.guidance.structures import MAX_SOURCE, check_schema
 from mlxserve.text.tokenizer import Tokenizer
 
 # Processor time to compile a source and compute its first mask: at first, and if that was too little, each
-# in another lane of the door. Usual schemas take 5 ms, 300 properties 25 ms.
+# in another lane of the executor. Usual schemas take 5 ms, 300 properties 25 ms.
 TRIES = (0.02, 0.3, 2.0)
 COMPILE_BYTES = 512 << 20
 MASK_BYTES = 1 << 30  # of all grammars and matchers in use
@@ -46,11 +46,11 @@ _MARGIN_SECONDS = 3.0  # until a helper ends that does not end its fork
 class Grammars:
     """Checks structures for one tokenizer. `compile` may be called from any event loop."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, door: Door) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, executor: FairExecutor) -> None:
         self.vocab_size = max(vocab_size, tokenizer.vocab_size)
         self.matchers: Matchers | None = None  # made with the first grammar
         self._tokenizer = tokenizer
-        self._door = door
+        self._executor = executor
         self._helpers: dict[Lane, Helper] = {}
         self._timers: dict[Lane, threading.Timer] = {}
         self._lock = threading.Lock()
@@ -115,12 +115,16 @@ class Grammars:
         """The seconds in which it compiles. Raises what `compile` raises."""
         _refuse_schema(structure)
         if not self._is_started:  # which is not for the short lane to wait for
-            await self._door.run(client, MEDIUM_SECONDS, partial(self._start, structure, client))
+            await self._executor.run(
+                client, MEDIUM_SECONDS, partial(self._start, structure, client)
+            )
         for seconds in TRIES[:-1]:
             try_it = partial(self._try, structure, client, seconds)
-            if await self._door.run(client, seconds, try_it):
+            if await self._executor.run(client, seconds, try_it):
                 return seconds
-        await self._door.run(client, TRIES[-1], partial(self._try, structure, client, TRIES[-1]))
+        await self._executor.run(
+            client, TRIES[-1], partial(self._try, structure, client, TRIES[-1])
+        )
         return TRIES[-1]
 
     def _try(self, structure: Structure, client: str, seconds: float) -> bool:
@@ -149,7 +153,7 @@ class Grammars:
     def refuse(self, structure: Structure, client: str, reason: str) -> None:
         """It was too much work: not again for a while, and its client's work goes last."""
         self._remember(structure, (time.monotonic() + REFUSED_SECONDS, reason))
-        self._door.charge(client, CHARGED_SECONDS)
+        self._executor.charge(client, CHARGED_SECONDS)
 
     def _outcome(self, structure: Structure, lane: Lane, seconds: float) -> tuple[str, str]:
         """What `MatcherHost.try_out` returns. Raises HelperKilled and JobFailed."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from mlxserve.core.errors import InvalidParameter
 from mlxserve.core.sampling_params import SamplingParams, Structure, StructureKind
-from mlxserve.helpers.fair_executor import Door
+from mlxserve.helpers.fair_executor import FairExecutor
 from mlxserve.text.costs import encode_seconds, text_size
 from mlxserve.text.guidance.calls import call_grammar
 from mlxserve.text.guidance.grammars import Grammars
@@ -30,10 +30,10 @@ log = logging.getLogger("mlxserve.guidance")
 class Planner:
     """Builds guides for one model. Its methods may be called from any event loop."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, door: Door) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, executor: FairExecutor) -> None:
         self._tokenizer = tokenizer
-        self._door = door
-        self._grammars = Grammars(tokenizer, vocab_size, door)
+        self._executor = executor
+        self._grammars = Grammars(tokenizer, vocab_size, executor)
 
     def close(self) -> None:
         self._grammars.close()
@@ -160,7 +160,7 @@ class Planner:
     ) -> Structure | None:
         """As `_grammar`, in the client's turn."""
         work = partial(_grammar, markup, turn, field, **options)
-        return await self._door.run(client, encode_seconds(text_size(turn.tools)), work)
+        return await self._executor.run(client, encode_seconds(text_size(turn.tools)), work)
 
 
 def _grammar(

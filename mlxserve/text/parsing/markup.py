@@ -76,7 +76,7 @@ class Markup:
         length = len(self.think_start)
         if not length or self.thinking is None:
             return False
-        tail = token_ids[-(length + _MOST_BLANKS) :]
+        tail = token_ids[-(length + _MAX_BLANKS) :]
         for at in range(len(tail) - length, -1, -1):
             if tuple(tail[at : at + length]) == self.think_start:
                 after = tail[at + length :]
@@ -87,7 +87,7 @@ class Markup:
         return text_of(tail).rstrip().endswith(self.thinking[0].strip())
 
 
-_MOST_BLANKS = 4  # most tokens of white space that a template writes after the opening marker
+_MAX_BLANKS = 4  # most tokens of white space that a template writes after the opening marker
 _WRITTEN_BLANKS = " \t\r\n\u0120\u010a\u010d\u0109\u2581"  # also as vocabularies write them
 _TAG = re.compile(r"<[^<>\s]+>|\[[^\[\]\n]+\]")
 

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from mlxserve.api.access import same_user
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
-from mlxserve.history import chat_stores as shelf
+from mlxserve.history import chat_stores
 from mlxserve.history.messages import LeftOut, Role, State
 from mlxserve.history.store import Store
 from tests.api.fake_chat import FakeChat
@@ -224,7 +224,7 @@ def test_every_key_has_its_own(with_key: TestClient, home: Path, terminal: Store
 
 
 def test_a_key_may_not_fill_the_disk(with_key: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf, "MAX_KEY_BYTES", 1 << 20)
+    monkeypatch.setattr(chat_stores, "MAX_KEY_BYTES", 1 << 20)
     chat = made(with_key)
     reply = with_key.post(
         f"{CHATS}/{chat}/messages", json={"role": "user", "text": "some words " * 200_000}

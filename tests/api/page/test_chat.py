@@ -346,7 +346,7 @@ def test_the_browser_asks_before_it_loses_what_is_not_saved(
 def test_images_are_chosen_pasted_shown_sent_and_kept(
     chat: FakeChat, start_server: StartServer, visit: Open
 ) -> None:
-    chat.sees_images = True
+    chat.supports_images = True
     url = start_server().url
     with visit(url) as seen:
         page = seen.page
@@ -393,7 +393,7 @@ def test_images_are_chosen_pasted_shown_sent_and_kept(
 def test_files_that_are_dropped_are_attached(
     chat: FakeChat, start_server: StartServer, visit: Open
 ) -> None:
-    chat.sees_images = True
+    chat.supports_images = True
     with visit(start_server().url) as seen:
         seen.until("Ready")
         seen.page.evaluate(DROP, base64.b64encode(file_of(picture(), "JPEG")).decode())

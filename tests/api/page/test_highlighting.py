@@ -20,7 +20,7 @@ from mlxserve.api.page.highlighting import (
     Spans,
     new_helper,
 )
-from mlxserve.helpers.fair_executor import Door, Lane, lane_of
+from mlxserve.helpers.fair_executor import FairExecutor, Lane, lane_of
 from mlxserve.helpers.helper import Helper
 from tests.waiting import until
 
@@ -169,12 +169,12 @@ def test_a_client_that_leaves_ends_the_process(
     monkeypatch.setattr(highlighting, "BLOCK_SECONDS", 600.0)
 
     async def leave() -> None:
-        door = Door()
-        asked = asyncio.ensure_future(code.spans([ENDLESS], partial(door.run, "client")))
+        executor = FairExecutor()
+        asked = asyncio.ensure_future(code.spans([ENDLESS], partial(executor.run, "client")))
         await until(lambda: helper.is_running)
         asked.cancel()
         await until(lambda: not helper.is_running)
-        door.close()
+        executor.close()
 
     asyncio.run(leave())
 

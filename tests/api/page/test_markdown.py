@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
+from mlxserve.api.fair_work import run_fairly
 from mlxserve.api.page import rendering
 from mlxserve.api.page.markdown import MAX_MARKED, Markdown, code_elements, unmarked
 from mlxserve.api.page.rendering import MAX_CHARACTERS, MAX_TEXTS
-from mlxserve.api.turns import in_turn
 from mlxserve.helpers.fair_executor import Lane, lane_of
 
 PATIENCE = 60.0  # seconds of a processor
@@ -272,9 +272,9 @@ def lanes(monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
 
     async def noted(request: Request, seconds: float, work: Callable[[], object]) -> object:
         lanes.append(lane_of(seconds))
-        return await in_turn(request, seconds, work)
+        return await run_fairly(request, seconds, work)
 
-    monkeypatch.setattr(rendering, "in_turn", noted)
+    monkeypatch.setattr(rendering, "run_fairly", noted)
     return lanes
 
 

@@ -465,7 +465,7 @@ FLOOD = 5_000
 FLOODED = """
 import logging, sys
 from mlxserve.api.server.drain import Drain
-from mlxserve.api.server.open_requests import OpenRequests
+from mlxserve.api.server.in_flight import InFlight
 from mlxserve.api.server.server import HttpServer, bind, serve
 
 async def app(scope, receive, send):
@@ -481,7 +481,7 @@ async def app(scope, receive, send):
 
 listener = bind("127.0.0.1", 0)
 ready = lambda: print(listener.getsockname()[1], flush=True)
-options = {"drain": Drain(), "open_requests": OpenRequests(), "drain_seconds": 0}
+options = {"drain": Drain(), "open_requests": InFlight(), "drain_seconds": 0}
 serve(HttpServer(app, on_ready=ready, stop_engine=int, **options), listener)
 """
 

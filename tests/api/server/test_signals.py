@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve.api.server.last_resort import LastResort
+from mlxserve.api.server.hard_exit import HardExit
 from tests.api.server.process import ROOT, Process, Start, send_endless_request
 from tests.waiting import wait_until
 
@@ -158,7 +158,7 @@ def test_sigterm_ends_a_server_whose_engine_is_stuck(start: Start, tmp_path: Pat
 def test_the_earliest_deadline_is_the_one_that_counts() -> None:
     ended: queue.Queue[float] = queue.Queue()
     begun = time.monotonic()
-    last_resort = LastResort(lambda: ended.put(time.monotonic()))
+    last_resort = HardExit(lambda: ended.put(time.monotonic()))
     last_resort.end_within(600)
     last_resort.end_within(0.05)
     assert ended.get(timeout=30) - begun >= 0.05

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from mlxserve.api.errors import ApiError
-from mlxserve.api.server.open_requests import OpenRequests
+from mlxserve.api.server.in_flight import InFlight
 from mlxserve.api.server.sse import KEEPALIVE, EventStream, Write, event, named_event
 
 
@@ -124,7 +124,7 @@ def test_keepalives_fill_silence_and_no_event_is_lost() -> None:
 
 def test_a_request_that_has_to_end_is_closed_and_then_told_the_error() -> None:
     async def run() -> None:
-        open_requests = OpenRequests()
+        open_requests = InFlight()
         client, source = Client(), Source(b"one", asyncio.Event(), b"never")
         closed_before: list[int] = []
 

@@ -19,7 +19,7 @@ from mlxserve.api.app import create_app
 from mlxserve.build import build_chat
 from mlxserve.chat.chat import Chat
 from mlxserve.chat.embedding.embedder import Embedder
-from mlxserve.cli.building import build_shelf
+from mlxserve.cli.building import build_registry
 from mlxserve.cli.settings import ModelSettings
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import (
@@ -400,14 +400,14 @@ def test_an_embedding_model_is_served_beside_a_language_model(
         )
         for folder, options in ((real_folder, {"num_pages": 16}), (bert_folder, {}))
     ]
-    shelf, _ = build_shelf(models, ServerConfig())
+    registry, _ = build_registry(models, ServerConfig())
     try:
-        language, encoder = shelf.models
+        language, encoder = registry.models
         assert (language.purpose, encoder.purpose) == ("completion", "embedding")
         assert encoder.context == 40
-        assert shelf.state(encoder.name).memory > encoder.weight_size
+        assert registry.state(encoder.name).memory > encoder.weight_size
     finally:
-        shelf.close()
+        registry.close()
 
 
 # ---- options

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from mlxserve.chat.registry.places import ShelfModel
+from mlxserve.chat.registry.entries import RegisteredModel
 from mlxserve.core.errors import MlxServeError, OutOfMemory
 from mlxserve.core.stats import PlannedMemory, PoolStats, Stats
 from mlxserve.request import Resized
@@ -80,9 +80,9 @@ class FakeModel:
         assert self.closes.wait(60)
         self.log.append(f"close {self.model_name}")
 
-    def on_shelf(self, **options: Any) -> ShelfModel:
+    def on_shelf(self, **options: Any) -> RegisteredModel:
         options = {"least": self.weights + 2 * PAGE, "weight_size": self.weights, **options}
-        return ShelfModel(name=self.model_name, load=self.load, **options)
+        return RegisteredModel(name=self.model_name, load=self.load, **options)
 
 
 class Clock:

@@ -1,4 +1,4 @@
-"""Real engines on the shelf: what comes back from disk, and what is free when one has gone."""
+"""Real engines in the registry: what comes back from disk, and what is free when one has gone."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from mlxserve.api.config import ModelOptions, ServerConfig
 from mlxserve.chat.chat import Chat
-from mlxserve.chat.registry.shelf import ModelShelf
-from mlxserve.cli.building import build_shelf
+from mlxserve.chat.registry.registry import ModelRegistry
+from mlxserve.cli.building import build_registry
 from mlxserve.cli.settings import ModelSettings
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.sampling_params import SamplingParams
@@ -23,9 +23,9 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
 @pytest.fixture
-def shelf(
+def registry(
     write_model: Callable[..., Path], tmp_path: Path, unhurried_disk: None
-) -> Iterator[ModelShelf]:
+) -> Iterator[ModelRegistry]:
     """Of two models, a and b, of which b is loaded on demand."""
     found = []
     for seed, name in enumerate("ab", 1):
@@ -39,9 +39,9 @@ def shelf(
             disable_log_stats=True,
         )
         found.append(ModelSettings(config, ModelOptions(), is_named=name == "a"))
-    shelf, _ = build_shelf(found, ServerConfig())
-    yield shelf
-    shelf.close()
+    registry, _ = build_registry(found, ServerConfig())
+    yield registry
+    registry.close()
 
 
 async def answer(chat: Chat) -> tuple[tuple[int, ...], int]:
@@ -51,16 +51,16 @@ async def answer(chat: Chat) -> tuple[tuple[int, ...], int]:
     return tuple(output.token_ids), output.usage.cached_tokens
 
 
-def test_a_model_that_was_unloaded_comes_back_with_its_pages(shelf: ModelShelf) -> None:
+def test_a_model_that_was_unloaded_comes_back_with_its_pages(registry: ModelRegistry) -> None:
     @in_loop
     async def go() -> None:
-        async with shelf.use("b") as chat:
+        async with registry.use("b") as chat:
             cold = await answer(chat)
-        async with shelf.use("a") as chat:
+        async with registry.use("a") as chat:
             other = await answer(chat)
-        assert await shelf.unload("b")
-        assert shelf.loaded("b") is None
-        async with shelf.use("b") as chat:
+        assert await registry.unload("b")
+        assert registry.loaded("b") is None
+        async with registry.use("b") as chat:
             warm = await answer(chat)
         assert (cold[1], other[1]) == (0, 0)
         assert warm[1] >= 176  # all whole pages but perhaps the last
@@ -69,18 +69,18 @@ def test_a_model_that_was_unloaded_comes_back_with_its_pages(shelf: ModelShelf) 
     go()
 
 
-def test_the_memory_of_a_model_is_known_as_soon_as_it_is_loaded(shelf: ModelShelf) -> None:
-    chat = shelf.loaded("a")
+def test_the_memory_of_a_model_is_known_as_soon_as_it_is_loaded(registry: ModelRegistry) -> None:
+    chat = registry.loaded("a")
     assert chat is not None
     planned = chat.engine.stats().planned
     assert planned.weights > 0
     assert planned.pool == 64 * planned.page > 0
-    assert shelf.state("a").memory == planned.total
-    assert shelf.state("b").memory == 0
+    assert registry.state("a").memory == planned.total
+    assert registry.state("b").memory == 0
 
 
 def test_an_unloaded_model_leaves_no_arrays_also_where_its_objects_were_frozen(
-    shelf: ModelShelf,
+    registry: ModelRegistry,
 ) -> None:
     import mlx.core as mx
 
@@ -88,13 +88,13 @@ def test_an_unloaded_model_leaves_no_arrays_also_where_its_objects_were_frozen(
     async def go() -> None:
         gc.collect()  # what earlier tests left
         before = mx.get_active_memory()
-        async with shelf.use("b") as chat:
+        async with registry.use("b") as chat:
             await answer(chat)
         gc.freeze()
         try:
             assert mx.get_active_memory() > before + (1 << 20)
             del chat
-            assert await shelf.unload("b")
+            assert await registry.unload("b")
             assert mx.get_active_memory() <= before + (1 << 16)
         finally:
             gc.unfreeze()
@@ -106,24 +106,24 @@ def test_an_unloaded_model_leaves_no_arrays_also_where_its_objects_were_frozen(
 
 @pytest.mark.usefixtures("on_metal")
 def test_what_stays_resident_on_a_mac_is_what_is_loaded(
-    mlx_limits: RecordedLimits, shelf: ModelShelf
+    mlx_limits: RecordedLimits, registry: ModelRegistry
 ) -> None:
     @in_loop
     async def go() -> None:
-        chat = shelf.loaded("a")
+        chat = registry.loaded("a")
         assert chat is not None
         first = chat.engine.stats().planned
         assert (mlx_limits.wired[-1], mlx_limits.freed[-1]) == (first.total, first.step)
-        async with shelf.use("b") as chat:
+        async with registry.use("b") as chat:
             await answer(chat)
             second = chat.engine.stats().planned
         assert second.weights > 0
         assert mlx_limits.wired[-1] == first.total + second.total
         assert mlx_limits.freed[-1] == first.step + second.step
         del chat
-        assert await shelf.unload("b")
+        assert await registry.unload("b")
         assert (mlx_limits.wired[-1], mlx_limits.freed[-1]) == (first.total, first.step)
-        assert await shelf.unload("a")
+        assert await registry.unload("a")
         assert (mlx_limits.wired[-1], mlx_limits.freed[-1]) == (0, OWN_LIMIT)
 
     go()

@@ -81,7 +81,7 @@ def test_a_sequence_in_many_short_runs_is_gathered() -> None:
 
 
 def test_copies_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decodes, "MOST_GATHERED", 5 * 160 * _HEADS * _DIM)
+    monkeypatch.setattr(decodes, "MAX_GATHERED", 5 * 160 * _HEADS * _DIM)
     short = [(range(10 * row, 10 * row + 10), 160) for row in range(12)]
     assert [len(rows) for rows in grouped(short, copied_per_product=1 << 30)] == [5, 5, 2]
     prefixed = [([*PREFIX, *range(200 + 10 * row, 210 + 10 * row)], 480) for row in range(12)]

@@ -18,7 +18,7 @@ from mlxserve.build import build_engine
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.engine.engine import Engine
-from mlxserve.engine.pace import Pace
+from mlxserve.engine.step_time_model import StepTimeModel
 from mlxserve.hub.files import find_model
 from mlxserve.request import Chunk, Request
 from tests.perf.simulation.costs import Fit, StepWork, fit, read_trace
@@ -30,7 +30,7 @@ _LONGEST_ANSWER = 24  # tokens
 _VOCABULARY = 1000
 
 
-class RecordingPace(Pace):
+class RecordingTimeModel(StepTimeModel):
     """A pace that also writes every step it observes to a file."""
 
     def __init__(self, target: float | None, file: TextIO, *, skip: int = 0) -> None:
@@ -76,7 +76,7 @@ def record(
     )
     draw = random.Random(0)
     with out.open("w", encoding="utf-8") as file:
-        pace = RecordingPace(config.itl_target, file, skip=_WARM_UP)
+        pace = RecordingTimeModel(config.itl_target, file, skip=_WARM_UP)
         files = find_model(config.model, config.revision)
         engine, vocab_size = build_engine(config, files, pace=pace)
         longest = min(max_context, engine.max_model_len - _LONGEST_ANSWER)

@@ -22,7 +22,7 @@ from typing import cast
 from mlxserve.cache.pages import PagePool
 from mlxserve.core.config import EngineConfig
 from mlxserve.engine.engine import Engine
-from mlxserve.engine.pace import Pace
+from mlxserve.engine.step_time_model import StepTimeModel
 from mlxserve.model.runner import ModelRunner
 from mlxserve.request import Chunk, LiveRequest, Output, Sampled
 from mlxserve.scheduler.scheduler import Scheduler
@@ -143,7 +143,7 @@ class SimulatedRunner:
         return low + 1
 
 
-class JumpingPace(Pace):
+class JumpingTimeModel(StepTimeModel):
     """Learns the same from a jump as from its single steps."""
 
     def __init__(self, target: float | None, runner: SimulatedRunner) -> None:
@@ -212,7 +212,7 @@ class Simulation:
         # Symbolic tokens repeat in another way than text does.
         self.scheduler = Scheduler(replace(config.scheduler, speculative_tokens=0), self.pool)
         self.runner = SimulatedRunner(cost, self.scheduler, jumps=jumps)
-        pace = JumpingPace(config.itl_target, self.runner)
+        pace = JumpingTimeModel(config.itl_target, self.runner)
         runner = cast(ModelRunner, self.runner)  # launch, start and collect are all that is used
         self.engine = Engine(self.scheduler, runner, pace, self.runner.clock)
         self._workload = workload

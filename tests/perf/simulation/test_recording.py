@@ -19,7 +19,7 @@ from tests.perf.cli import app
 from tests.perf.simulation import recording
 from tests.perf.simulation.comparison import DEFAULTS, simulation
 from tests.perf.simulation.costs import ASSUMED, StepWork, fit, read_trace
-from tests.perf.simulation.recording import RecordingPace
+from tests.perf.simulation.recording import RecordingTimeModel
 from tests.perf.simulation.simulator import Simulation, SimulationResult
 from tests.perf.simulation.workloads import SCENARIOS
 
@@ -33,7 +33,7 @@ def exact_run() -> Simulation:
 def recorded_run(run: Simulation, file: io.TextIOBase) -> SimulationResult:
     """The simulated engine with a pace that records."""
     runner = cast(ModelRunner, run.runner)
-    pace = RecordingPace(None, cast("io.TextIOWrapper", file))
+    pace = RecordingTimeModel(None, cast("io.TextIOWrapper", file))
     run.engine = Engine(run.scheduler, runner, pace, run.runner.clock)
     return run.run()
 
@@ -55,7 +55,7 @@ def test_recording_changes_nothing() -> None:
 
 def test_warm_up_steps_are_not_written() -> None:
     file = io.StringIO()
-    pace = RecordingPace(None, file, skip=1)
+    pace = RecordingTimeModel(None, file, skip=1)
     request = LiveRequest(Request("a", [1, 2, 3], SamplingParams()))
     request.prefill_end = 3
     chunk = Chunk(request, 0, 2, as_page_table(), samples=False)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mlxserve.helpers.fair_executor import Door
+from mlxserve.helpers.fair_executor import FairExecutor
 from mlxserve.hub.embedded import model_path
 from mlxserve.text.guidance.grammars import Grammars
 from mlxserve.text.tokenizer import Tokenizer
@@ -21,6 +21,6 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def grammars(tokenizer: Tokenizer) -> Iterator[Grammars]:
-    found = Grammars(tokenizer, VOCAB_SIZE, Door())
+    found = Grammars(tokenizer, VOCAB_SIZE, FairExecutor())
     yield found
     found.close()

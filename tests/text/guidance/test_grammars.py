@@ -15,7 +15,7 @@ import pytest
 
 from mlxserve.core.errors import EngineStopped, HelperUnavailable, InvalidParameter
 from mlxserve.core.sampling_params import Structure, StructureKind
-from mlxserve.helpers.fair_executor import Door, Lane, lane_of
+from mlxserve.helpers.fair_executor import FairExecutor, Lane, lane_of
 from mlxserve.helpers.helper import BEHIND_THE_ENGINE
 from mlxserve.hub.embedded import model_path
 from mlxserve.text.guidance.grammars import TRIES, Grammars
@@ -84,7 +84,7 @@ def test_schemas_that_hang_other_servers_compile_quickly(source: str, grammars: 
 
 
 def test_a_schema_that_is_too_large_is_refused_without_a_process(tokenizer: Tokenizer) -> None:
-    grammars = Grammars(tokenizer, 2100, Door())
+    grammars = Grammars(tokenizer, 2100, FairExecutor())
     before = psutil.Process().children()
     schema = json.dumps({"properties": {str(n): {} for n in range(MAX_PROPERTIES + 1)}})
     with pytest.raises(InvalidParameter, match="more than 500 properties"):
@@ -128,7 +128,7 @@ def test_a_source_that_was_killed_is_refused_without_another_try(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mlxserve.text.guidance.grammars.TRIES", (0.02, 0.1))
-    grammars = Grammars(tokenizer, 2100, Door())
+    grammars = Grammars(tokenizer, 2100, FairExecutor())
     for _ in range(2):
         with pytest.raises(InvalidParameter, match=r"takes more than 0\.1 s"):
             compiled(grammars, *HOSTILE[0])
@@ -139,7 +139,7 @@ def test_a_source_that_was_killed_is_refused_without_another_try(
 
 @pytest.mark.slow
 def test_a_source_whose_compiler_was_stopped_is_not_refused(tokenizer: Tokenizer) -> None:
-    grammars = Grammars(tokenizer, 2100, Door())
+    grammars = Grammars(tokenizer, 2100, FairExecutor())
     others = set(psutil.Process().children())
     # Both processes are set up then: a pause while one starts counts as its start, of up to a minute.
     outcome(compiled(grammars, StructureKind.REGEX, "[0-9]").open())
@@ -170,7 +170,7 @@ def test_closing_kills_what_compiles_at_once(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mlxserve.text.guidance.grammars.TRIES", (0.2, 1e4))
-    grammars = Grammars(tokenizer, 2100, Door())
+    grammars = Grammars(tokenizer, 2100, FairExecutor())
     others = set(psutil.Process().children())
     compiled(grammars, StructureKind.REGEX, "[0-9]")
     children = set(psutil.Process().children()) - others
@@ -199,7 +199,7 @@ def test_a_compilation_that_ends_its_process_is_refused(
     """Needs more memory than it may take."""
     monkeypatch.setattr("mlxserve.text.guidance.grammars.COMPILE_BYTES", 64 << 20)
     monkeypatch.setattr("mlxserve.text.guidance.grammars.TRIES", (100.0,))
-    grammars = Grammars(tokenizer, 2100, Door())
+    grammars = Grammars(tokenizer, 2100, FairExecutor())
     with pytest.raises(InvalidParameter, match="needs more than 64 MB to compile"):
         compiled(grammars, StructureKind.JSON_SCHEMA, explosive(1))
     assert digit(grammars)
@@ -210,7 +210,7 @@ def test_the_process_that_compiles_ends_when_no_source_is_new(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mlxserve.text.guidance.grammars.IDLE_SECONDS", 0.1)
-    grammars = Grammars(tokenizer, 2100, Door())
+    grammars = Grammars(tokenizer, 2100, FairExecutor())
     others = set(psutil.Process().children())
     for source in ("[0-9]", "[a-z]"):
         compiled(grammars, StructureKind.REGEX, source)
@@ -234,7 +234,7 @@ def test_masks_that_take_too_long_altogether_fail_their_answer(
 
 def test_usual_sources_of_others_pass_those_that_take_seconds(tokenizer: Tokenizer) -> None:
     """Also where each is of another client, and was there first."""
-    grammars = Grammars(tokenizer, 2100, Door())
+    grammars = Grammars(tokenizer, 2100, FairExecutor())
     ended: list[str] = []
 
     async def ask(client: str, kind: StructureKind, source: str) -> None:
@@ -265,23 +265,23 @@ def test_the_client_of_a_source_that_was_refused_goes_last(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mlxserve.text.guidance.grammars.TRIES", (0.02, 0.1))
-    door = Door()
-    grammars = Grammars(tokenizer, 2100, door)
+    executor = FairExecutor()
+    grammars = Grammars(tokenizer, 2100, executor)
     structure = Structure(*HOSTILE[0], "response_format")
     with pytest.raises(InvalidParameter, match="takes more than"):
         asyncio.run(grammars.compile(structure, "evil"))
-    assert order_of(door, ["evil", "evil", "good", "other"])[:2] == ["good", "other"]
+    assert order_of(executor, ["evil", "evil", "good", "other"])[:2] == ["good", "other"]
     grammars.close()
 
 
-def order_of(door: Door, clients: Sequence[str]) -> list[str]:
+def order_of(executor: FairExecutor, clients: Sequence[str]) -> list[str]:
     """In which jobs of the long lane run that were queued in this order."""
     done: list[str] = []
 
     async def scenario() -> None:
         may_begin = threading.Event()
-        blocker = asyncio.ensure_future(door.run("x", 9.0, lambda: may_begin.wait(30)))
-        jobs = [door.run(client, 9.0, partial(done.append, client)) for client in clients]
+        blocker = asyncio.ensure_future(executor.run("x", 9.0, lambda: may_begin.wait(30)))
+        jobs = [executor.run(client, 9.0, partial(done.append, client)) for client in clients]
         queued = asyncio.gather(*jobs)
         await asyncio.sleep(0)
         may_begin.set()
@@ -299,7 +299,7 @@ def test_each_try_waits_in_another_lane() -> None:
 @pytest.mark.slow
 def test_only_the_shortest_tries_do_not_give_way_to_the_engine(tokenizer: Tokenizer) -> None:
     others, own = set(psutil.Process().children()), psutil.Process().nice()
-    grammars = Grammars(tokenizer, 2100, Door())
+    grammars = Grammars(tokenizer, 2100, FairExecutor())
     digit(grammars)
     with pytest.raises(InvalidParameter):
         compiled(grammars, StructureKind.JSON_SCHEMA, explosive(1))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mlxserve.core.sampling_params import Structure, StructureKind
-from mlxserve.helpers.fair_executor import Door
+from mlxserve.helpers.fair_executor import FairExecutor
 from mlxserve.text.guidance.grammars import Grammars
 from mlxserve.text.guidance.guide import AnswerGuide, Plan
 from mlxserve.text.tokenizer import Tokenizer
@@ -50,7 +50,7 @@ def test_an_answer_follows_its_grammar_and_ends_with_it(
 @pytest.mark.parametrize("vocab_size", [2048, 2049, 2080, 2100])
 def test_masks_have_one_size_whatever_made_them(vocab_size: int, tokenizer: Tokenizer) -> None:
     """A step stacks those of answers that think, that follow a grammar and that have ended."""
-    grammars = Grammars(tokenizer, vocab_size, Door())
+    grammars = Grammars(tokenizer, vocab_size, FairExecutor())
     plan = Plan(
         vocab_size=vocab_size,
         end_ids=frozenset({END}),

@@ -89,7 +89,7 @@ def seconds_of_ended(work: Callable[[], object]) -> float:
 
 
 async def fail(chat: Chat, kind: StructureKind, source: str) -> Exception:
-    for _ in range(_MOST_TRIES):
+    for _ in range(_MAX_TRIES):
         try:
             await ask(chat, Structure(kind, source, "structured_outputs"))
         except HelperUnavailable:
@@ -100,7 +100,7 @@ async def fail(chat: Chat, kind: StructureKind, source: str) -> Exception:
     raise AssertionError("its compiler never got a processor")
 
 
-_MOST_TRIES = 5
+_MAX_TRIES = 5
 NAMES = Structure(StructureKind.REGEX, "([A-C][a-f]{2,5},){20}")
 
 
@@ -163,7 +163,7 @@ def test_a_source_without_end_is_refused_while_the_others_go_on(
         alone = await ask(chat, NAMES)
         async with plain_stream(chat) as seen:
             neighbour = asyncio.create_task(ask(chat, NAMES))
-            for number in range(_MOST_TRIES):
+            for number in range(_MAX_TRIES):
                 before = len(seen)
                 error = await fail(chat, kind, source + " " * number)
                 assert isinstance(error, InvalidParameter)

@@ -14,7 +14,7 @@ import pytest
 
 from mlxserve.core.errors import InvalidParameter
 from mlxserve.core.sampling_params import SamplingParams, Structure, StructureKind
-from mlxserve.helpers.fair_executor import Door
+from mlxserve.helpers.fair_executor import FairExecutor
 from mlxserve.text.guidance.planner import Planner
 from mlxserve.text.parsing.parser import TurnParser
 from mlxserve.text.parsing.turn import AssistantTurn, ReasoningDelta, TextDelta, ToolChoice
@@ -32,7 +32,7 @@ from tests.text.guidance.call_formats import (
 
 @pytest.fixture(scope="module")
 def planner(tokenizer: Tokenizer) -> Iterator[Planner]:
-    found = Planner(tokenizer, tokenizer.vocab_size, Door())
+    found = Planner(tokenizer, tokenizer.vocab_size, FairExecutor())
     yield found
     found.close()
 
@@ -107,7 +107,7 @@ def test_calls_follow_their_schemas_after_the_familys_own_marker(
     markup = tokenizer.markup
     assert markup.format is not None
     assert markup.format.name == name
-    planner = Planner(tokenizer, tokenizer.vocab_size, Door())
+    planner = Planner(tokenizer, tokenizer.vocab_size, FairExecutor())
     for is_required, seed in product((True, False), range(2)):
         turn = AssistantTurn(
             tools=TOOLS, tool_choice=ToolChoice.REQUIRED if is_required else ToolChoice.AUTO
@@ -148,7 +148,7 @@ def test_text_that_resembles_a_marker_stays_unconstrained(
     tokenizer_with: Callable[[list[str], str], Tokenizer],
 ) -> None:
     tokenizer = tokenizer_with([], TEMPLATES["minicpm5"])
-    planner = Planner(tokenizer, tokenizer.vocab_size, Door())
+    planner = Planner(tokenizer, tokenizer.vocab_size, FairExecutor())
     guide = plan(planner, AssistantTurn(tools=TOOLS))
     for text in ("<function name", "s are short, <function name", "</", "<function name"):
         guide.read(tokenizer.encode(text))
@@ -166,7 +166,7 @@ def test_harmony_may_think_before_its_constrained_answer(
     tokenizer_with: Callable[[list[str], str], Tokenizer],
 ) -> None:
     tokenizer = tokenizer_with(HARMONY, "{{ tools }}")
-    planner = Planner(tokenizer, tokenizer.vocab_size, Door())
+    planner = Planner(tokenizer, tokenizer.vocab_size, FairExecutor())
     for is_required, seed in product((True, False), range(6)):
         choice = ToolChoice.REQUIRED if is_required else ToolChoice.AUTO
         tools = TOOLS if is_required else ()

@@ -14,13 +14,13 @@ from tokenizers.processors import TemplateProcessing
 from mlxserve import LLM, SamplingParams
 from mlxserve.core.errors import InvalidParameter
 from mlxserve.hub.files import ModelFiles, find_model
-from mlxserve.model import registered_processors, sight
+from mlxserve.model import registered_processors, vision_check
 from mlxserve.model.attention import AttentionChoice, choose_attention, load_probed
 from mlxserve.model.image_processor import ImageProcessor
 from mlxserve.model.load import load
 from mlxserve.model.registered_processors import load_processor, processor_class
-from mlxserve.model.sight import NoVision, vision_of
 from mlxserve.model.vision import Vision
+from mlxserve.model.vision_check import NoVision, vision_of
 from tests.model.small_vision import image, write_vision_model
 
 Model = tuple[ModelFiles, AttentionChoice]
@@ -91,7 +91,7 @@ def test_a_processor_that_cannot_be_loaded(
 
 
 def test_a_tower_that_cannot_be_loaded(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sight, "load_whole", fail(ValueError("weights lack a.b")))
+    monkeypatch.setattr(vision_check, "load_whole", fail(ValueError("weights lack a.b")))
     assert refusal(model) == "mlx-vlm cannot load its tower: weights lack a.b"
 
 
@@ -123,8 +123,8 @@ def test_a_processor_that_changes_what_is_beside_an_image(
 
 
 def test_a_probe_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dense = sight.dense_logits
-    monkeypatch.setattr(sight, "dense_logits", lambda *given: dense(*given)[::-1])
+    dense = vision_check.dense_logits
+    monkeypatch.setattr(vision_check, "dense_logits", lambda *given: dense(*given)[::-1])
     assert refusal(read(folder)).startswith(
         "the probe of an image fails: its logits beside an image are not mlx-vlm's"
     )
@@ -133,7 +133,7 @@ def test_a_probe_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_text_is_served_whatever_the_vision_raises(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sight, "text_config", fail(Exception("odd")))
+    monkeypatch.setattr(vision_check, "text_config", fail(Exception("odd")))
     params = SamplingParams(max_tokens=4, temperature=0)
     with LLM(str(folder), disable_log_stats=True, num_pages=32, page_size=16) as llm:
         [output] = llm.chat([{"role": "user", "content": "What?"}], params, use_tqdm=False)
@@ -174,4 +174,4 @@ def test_a_model_with_experts_sees(kind: str, tmp_path: Path) -> None:
         attention_backend="cpu",
     )
     assert choice.loaded.dtype == mx.float32
-    assert choice.loaded.vision is not None, choice.loaded.blindness
+    assert choice.loaded.vision is not None, choice.loaded.no_vision_reason

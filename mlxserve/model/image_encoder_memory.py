@@ -16,8 +16,8 @@ import numpy as np
 
 from mlxserve.images.image import MAX_PIXELS, Image
 from mlxserve.images.picture import Picture
+from mlxserve.model.image_encoder import Tower, compute
 from mlxserve.model.image_processor import ImageProcessor
-from mlxserve.model.vision_tower import Tower, compute
 
 log = logging.getLogger("mlxserve.vision")
 
@@ -27,7 +27,7 @@ _GROWS = 1.5  # a processor makes larger images smaller where the larger one has
 _SHARE = 8  # of the memory: one part for the tower's step
 _FEWEST_PIXELS = 1 << 20
 # Numbers of images that are computed at once: a larger one keeps the device busy by itself.
-_MOST_INPUTS = 2 << 20
+_MAX_INPUTS = 2 << 20
 _MARGIN = 1.25  # as of a step (`step_peak`)
 
 
@@ -75,7 +75,7 @@ def plan_tower(tower: Tower, reader: ImageProcessor, memory_limit: int) -> int:
             reader.most_pixels = MAX_PIXELS * affordable // most
             most = affordable
     affordable = max(most, memory.most_inputs(memory_limit // _SHARE))
-    tower.most_inputs = min(affordable, _MOST_INPUTS)
+    tower.most_inputs = min(affordable, _MAX_INPUTS)
     planned = memory.nbytes(max(most, tower.most_inputs))
     log.info(
         "The vision tower needs up to %.2f GiB for an image of %.1f million pixels",

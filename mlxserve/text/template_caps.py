@@ -40,7 +40,7 @@ class Arguments(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Abilities:
+class TemplateCaps:
     """
     late_system: a system message after the first other one, left in its place
     user_after_result: a user message directly after a tool's result
@@ -151,7 +151,7 @@ _IMAGES = {"image": True, "no image": False}
 _WRITTEN_PART = re.compile(r"""['"]type['"]:\s*['"]image""")
 
 
-def find_abilities(render_each: RenderEach, literals: Mapping[str, Sequence[str]]) -> Abilities:
+def find_abilities(render_each: RenderEach, literals: Mapping[str, Sequence[str]]) -> TemplateCaps:
     """The abilities of the template that `render_each` renders.
 
     literals: the strings that the template compares each of its variables with
@@ -167,7 +167,7 @@ def find_abilities(render_each: RenderEach, literals: Mapping[str, Sequence[str]
         probes |= {f"{kind}.{name}": probe for name, probe in _with_calls(arguments).items()}
     texts = dict(zip(probes, render_each(list(probes.values())), strict=True))
     if texts["base"] is None:
-        return Abilities(variables=variables)
+        return TemplateCaps(variables=variables)
     plain: dict[str, Any] = {
         name: _holds(texts[name], marks) for name, (_, marks) in _PLAIN.items()
     }
@@ -178,7 +178,7 @@ def find_abilities(render_each: RenderEach, literals: Mapping[str, Sequence[str]
     if not plain["system"]:
         plain["several_systems"] = plain["late_system"] = False
     controls = find_controls(render_each, literals)
-    return Abilities(**plain, **with_calls, variables=variables, controls=controls)
+    return TemplateCaps(**plain, **with_calls, variables=variables, controls=controls)
 
 
 def _with_calls(arguments: object) -> dict[str, Probe]:

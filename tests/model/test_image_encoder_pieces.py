@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from mlxserve.model.tower_pieces import TowerPieces
+from mlxserve.model.image_encoder_pieces import TowerPieces
 
 _NUM = 100
 _HEADS, _SIZE = 2, 16

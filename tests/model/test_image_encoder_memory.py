@@ -10,8 +10,8 @@ import pytest
 
 from mlxserve.hub.files import find_model
 from mlxserve.model.attention import load_probed
+from mlxserve.model.image_encoder_memory import TowerMemory
 from mlxserve.model.load import LoadedModel
-from mlxserve.model.tower_memory import TowerMemory
 from tests.model.small_vision import image, write_vision_model
 
 

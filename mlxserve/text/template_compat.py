@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from mlxserve.images.image import Image
-from mlxserve.text.abilities import Abilities, Arguments, CallIds
 from mlxserve.text.conversation import (
     ASSISTANT,
     PARAGRAPH,
@@ -27,6 +26,7 @@ from mlxserve.text.conversation import (
     SentImage,
 )
 from mlxserve.text.parsing.values import kinds_of
+from mlxserve.text.template_caps import Arguments, CallIds, TemplateCaps
 
 Messages: TypeAlias = tuple[Message, ...]
 WriteCalls: TypeAlias = Callable[[Sequence[Call]], str]
@@ -35,7 +35,7 @@ _OPENING = "Continue."  # a user message before an assistant's
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class AdaptedConversation:
     """Messages as the template takes them, and what was changed for it."""
 
     messages: list[dict[str, Any]]
@@ -46,7 +46,7 @@ class Fitted:
 class _Step:
     """`change` applies to templates for which `is_needed`; `said` describes it."""
 
-    is_needed: Callable[[Abilities], bool]
+    is_needed: Callable[[TemplateCaps], bool]
     change: Callable[[Messages], Messages]
     said: str
 
@@ -62,14 +62,14 @@ def calls_as_json(calls: Sequence[Call]) -> str:
 class Fitting:
     """The steps that one template needs, in their order."""
 
-    def __init__(self, abilities: Abilities, write_calls: WriteCalls = calls_as_json) -> None:
+    def __init__(self, abilities: TemplateCaps, write_calls: WriteCalls = calls_as_json) -> None:
         self.abilities = abilities
         steps = [*_STEPS]
         if not abilities.calls:
             steps.insert(_CALLS_AT, _calls_as_text(write_calls))
         self._steps = [step for step in steps if step.is_needed(abilities)]
 
-    def fit(self, conversation: Conversation) -> Fitted:
+    def fit(self, conversation: Conversation) -> AdaptedConversation:
         """Methods of several threads do not disturb each other."""
         messages = conversation.messages
         changes = []
@@ -78,7 +78,9 @@ class Fitting:
             if changed != messages:
                 changes.append(step.said)
             messages = changed
-        return Fitted([self._for_template(message) for message in messages], tuple(changes))
+        return AdaptedConversation(
+            [self._for_template(message) for message in messages], tuple(changes)
+        )
 
     def _for_template(self, message: Message) -> dict[str, Any]:
         fields: dict[str, Any] = {

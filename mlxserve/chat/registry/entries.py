@@ -1,4 +1,4 @@
-"""A model on the shelf: what can be loaded, and what has become of it."""
+"""A model in the registry: what can be loaded, and what has become of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShelfAdapter:
+class RegisteredAdapter:
     """An adapter of a model, which is loaded and unloaded with it.
 
     name  in the API after the model's and a colon
@@ -27,7 +27,7 @@ class ShelfAdapter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShelfModel:
+class RegisteredModel:
     """A model that can be loaded.
 
     name         in the API
@@ -59,7 +59,7 @@ class ShelfModel:
     preload: bool = False
     purpose: str = "completion"
     facts: ModelFacts | None = None
-    adapters: tuple[ShelfAdapter, ...] = ()
+    adapters: tuple[RegisteredAdapter, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ class ModelUse:
 class Place:
     """One model and what becomes of it."""
 
-    def __init__(self, model: ShelfModel, now: float) -> None:
+    def __init__(self, model: RegisteredModel, now: float) -> None:
         self.model = model
         self.chat: Chat | None = None  # also while it is closed: its memory is taken
         self.users = 0
@@ -97,7 +97,7 @@ class Place:
         self.keep_alive = model.keep_alive
         self.loaded_at = self.used_at = now
         self.most_pages = 0  # that its pool may have
-        self.set_pages = 0  # that the shelf has given it; others may resize it, too
+        self.set_pages = 0  # that the registry has given it; others may resize it, too
         self._known_least: int | None = None  # since it was loaded for the first time
 
     def put(self, chat: Chat, now: float) -> None:

@@ -1,6 +1,6 @@
-"""ModelShelf: every loaded model of a server, within one memory.
+"""ModelRegistry: every loaded model of a server, within one memory.
 
-    async with shelf.use(name) as chat: ...      loads it if it is not loaded, and counts the users
+    async with registry.use(name) as chat: ...      loads it if it is not loaded, and counts the users
 
                  load              users              none for `keep_alive`, or room is needed
     on disk ───────────▶ loaded ─────────▶ in use ──▶ idle ──────────▶ closing ──▶ on disk
@@ -26,8 +26,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mlxserve.chat.registry.entries import ModelUse, Place, RegisteredAdapter, RegisteredModel, gib
 from mlxserve.chat.registry.memory import NO_LIMIT, SharedMemory
-from mlxserve.chat.registry.places import ModelUse, Place, ShelfAdapter, ShelfModel, gib
 from mlxserve.chat.registry.threads import in_thread
 from mlxserve.core.errors import EngineStopped, OutOfMemory, QueueFull
 
@@ -40,16 +40,16 @@ T = TypeVar("T")
 
 LOOK_SECONDS = 1.0  # between two looks for models that have been idle for long
 # A model in use is not unloaded for another one before it has been loaded for so long.
-LEAST_SECONDS = 5.0
-MOST_WAIT_SECONDS = 600.0  # for room, before a request is refused
+MIN_SECONDS = 5.0
+MAX_WAIT_SECONDS = 600.0  # for room, before a request is refused
 
 
-class ModelShelf:
+class ModelRegistry:
     """Owns every Chat. Nothing else holds one for longer than a request."""
 
     def __init__(
         self,
-        models: Sequence[ShelfModel],
+        models: Sequence[RegisteredModel],
         *,
         budget: float = math.inf,
         shared_budget: int = NO_LIMIT,
@@ -79,21 +79,21 @@ class ModelShelf:
     @classmethod
     def of(
         cls, chat: Chat, aliases: Sequence[str] = (), unlisted: Sequence[str] = ()
-    ) -> ModelShelf:
+    ) -> ModelRegistry:
         """One with a loaded model, which stays."""
-        model = ShelfModel(
+        model = RegisteredModel(
             name=chat.model_name,
             load=lambda _: chat,
             aliases=tuple(aliases),
             unlisted=tuple(unlisted),
-            adapters=tuple(ShelfAdapter(name=name) for name in chat.adapters),
+            adapters=tuple(RegisteredAdapter(name=name) for name in chat.adapters),
         )
-        shelf = cls([model])
-        shelf._put(shelf._places[model.name], chat)
-        return shelf
+        registry = cls([model])
+        registry._put(registry._places[model.name], chat)
+        return registry
 
-    def add(self, model: ShelfModel) -> None:
-        """Put another model on the shelf, to be loaded when it is asked for."""
+    def add(self, model: RegisteredModel) -> None:
+        """Put another model in the registry, to be loaded when it is asked for."""
         self._places[model.name] = Place(model, self._clock())
         self.models = (*self.models, model)
         self._memory.budget = min(self._memory.budget, self._shared_budget)
@@ -293,7 +293,7 @@ class ModelShelf:
                 f"have {gib(self._memory.budget)} together. Raise gpu_memory_utilization, or choose a "
                 "smaller model. Nothing was unloaded for it."
             )
-        least, deadline = min(least, self._memory.budget), self._clock() + MOST_WAIT_SECONDS
+        least, deadline = min(least, self._memory.budget), self._clock() + MAX_WAIT_SECONDS
         try:
             while (left := self._memory.left()) < least:
                 self._refuse_if_closed()
@@ -337,7 +337,7 @@ class ModelShelf:
         loaded = self._memory.loaded()
         if loaded and not any(one.closes for one in loaded):
             oldest = min(loaded, key=lambda one: one.loaded_at)
-            oldest.closes = self._clock() - oldest.loaded_at >= LEAST_SECONDS
+            oldest.closes = self._clock() - oldest.loaded_at >= MIN_SECONDS
 
     # ---- unloading
 

@@ -1,4 +1,4 @@
-"""ModelShelf: users, loading, room, keep-alive and failures, with models that take no time."""
+"""ModelRegistry: users, loading, room, keep-alive and failures, with models that take no time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlxserve.chat.registry.shelf import LEAST_SECONDS, MOST_WAIT_SECONDS, ModelShelf
+from mlxserve.chat.registry.registry import MAX_WAIT_SECONDS, MIN_SECONDS, ModelRegistry
 from mlxserve.core.errors import (
     EngineStopped,
     OutOfMemory,
@@ -22,7 +22,7 @@ from tests.waiting import until
 
 
 class Shelf:
-    """A shelf of models a, b, c … with its clock and what has happened."""
+    """A registry of models a, b, c … with its clock and what has happened."""
 
     def __init__(
         self, *models: FakeModel, log: list[str], budget: float = 10_000, **options: Any
@@ -30,7 +30,7 @@ class Shelf:
         self.log = log
         self.clock = Clock()
         self.models = {model.model_name: model for model in models}
-        self.shelf = ModelShelf(
+        self.registry = ModelRegistry(
             [model.on_shelf(**options) for model in models], budget=budget, clock=self.clock
         )
 
@@ -38,12 +38,12 @@ class Shelf:
         """Use each for a moment, one after the other in time."""
         for name in names:
             self.clock.now += 1
-            async with self.shelf.use(name) as chat:
+            async with self.registry.use(name) as chat:
                 assert chat is self.models[name]
 
     @property
     def loaded(self) -> list[str]:
-        return [name for name in self.models if self.shelf.loaded(name) is not None]
+        return [name for name in self.models if self.registry.loaded(name) is not None]
 
     @property
     def taken(self) -> int:
@@ -138,7 +138,7 @@ async def test_models_are_loaded_at_the_start_as_far_as_they_fit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     one = shelf_of([100, 100, 100], budget=250, preload=True)
-    await one.shelf.preload()
+    await one.registry.preload()
     assert one.loaded == ["a", "b"]
     assert "c does not fit beside the models before it" in caplog.text
 
@@ -146,7 +146,7 @@ async def test_models_are_loaded_at_the_start_as_far_as_they_fit(
 @in_loop
 async def test_only_the_first_model_is_loaded_at_the_start_unless_others_ask_for_it() -> None:
     one = shelf_of([100, 100])
-    await one.shelf.preload()
+    await one.registry.preload()
     assert one.loaded == ["a"]
 
 
@@ -197,8 +197,8 @@ async def test_a_pool_that_is_needed_as_it_is_does_not_keep_another_model_out() 
 async def test_a_pool_grows_again_when_there_is_memory() -> None:
     one = shelf_of([100, 100], budget=500, most=1000)
     await one.touch("a", "b")
-    assert await one.shelf.unload("b")
-    one.shelf.look()
+    assert await one.registry.unload("b")
+    one.registry.look()
     await until(lambda: one.models["a"].num_pages == 40)
     assert one.taken <= 500
 
@@ -208,7 +208,7 @@ async def test_a_pool_that_somebody_else_has_made_smaller_stays_so() -> None:
     one = shelf_of([100, 100], budget=500, most=1000)
     await one.touch("a")
     await one.models["a"].resize_cache(5)
-    one.shelf.look()
+    one.registry.look()
     await asyncio.sleep(0)
     assert one.models["a"].num_pages == 5
 
@@ -217,7 +217,7 @@ async def test_a_pool_that_somebody_else_has_made_smaller_stays_so() -> None:
 async def test_a_pool_does_not_grow_where_its_own_options_bound_it() -> None:
     one = shelf_of([100], budget=math.inf, most=10, most_pages=1000)
     await one.touch("a")
-    one.shelf.look()
+    one.registry.look()
     await asyncio.sleep(0)
     assert one.log == ["load a"]
 
@@ -225,7 +225,7 @@ async def test_a_pool_does_not_grow_where_its_own_options_bound_it() -> None:
 @in_loop
 async def test_a_model_that_is_not_kept_is_there_when_the_server_starts() -> None:
     one = shelf_of([100], keep_alive=0.0)
-    await one.shelf.preload()
+    await one.registry.preload()
     assert one.loaded == ["a"]
 
 
@@ -271,16 +271,16 @@ async def test_a_request_waits_for_a_model_in_use_and_others_of_that_model_wait_
     order: list[str] = []
 
     async def long_answer() -> None:
-        async with one.shelf.use("a"):
+        async with one.registry.use("a"):
             await running.wait()
 
     async def ask(name: str) -> None:
-        async with one.shelf.use(name):
+        async with one.registry.use(name):
             order.append(name)
 
     answer = asyncio.create_task(long_answer())
     await until(lambda: one.loaded == ["a"])
-    one.clock.now += LEAST_SECONDS
+    one.clock.now += MIN_SECONDS
     other = asyncio.create_task(ask("b"))
     await until(lambda: one.loaded == [], complaint="a takes no more requests")
     same = asyncio.create_task(ask("a"))
@@ -295,11 +295,11 @@ async def test_a_request_waits_for_a_model_in_use_and_others_of_that_model_wait_
 @in_loop
 async def test_a_model_that_was_just_loaded_goes_on_taking_requests() -> None:
     one = shelf_of([100, 100], budget=130)
-    async with one.shelf.use("a"):
+    async with one.registry.use("a"):
         other = asyncio.create_task(one.touch("b"))
         for _ in range(10):
             await asyncio.sleep(0)
-        async with one.shelf.use("a"):
+        async with one.registry.use("a"):
             pass
     await other
     assert one.log == ["load a", "close a", "load b"]
@@ -308,8 +308,8 @@ async def test_a_model_that_was_just_loaded_goes_on_taking_requests() -> None:
 @in_loop
 async def test_a_model_takes_requests_again_when_the_one_that_wanted_its_room_has_left() -> None:
     one = shelf_of([100, 100], budget=130)
-    async with one.shelf.use("a"):
-        one.clock.now += LEAST_SECONDS
+    async with one.registry.use("a"):
+        one.clock.now += MIN_SECONDS
         other = asyncio.create_task(one.touch("b"))
         await until(lambda: one.loaded == [])
         other.cancel()
@@ -323,12 +323,12 @@ async def test_a_model_takes_requests_again_when_the_one_that_wanted_its_room_ha
 @in_loop
 async def test_a_request_that_has_waited_for_long_is_told_what_is_loaded_and_in_use() -> None:
     one = shelf_of([100, 100], budget=130)
-    async with one.shelf.use("a"), one.shelf.use("a"):
+    async with one.registry.use("a"), one.registry.use("a"):
         other = asyncio.create_task(one.touch("b"))
         await asyncio.sleep(0)
-        one.clock.now += MOST_WAIT_SECONDS + 1
+        one.clock.now += MAX_WAIT_SECONDS + 1
         await until(lambda: one.loaded == [] or other.done())
-        one.clock.now += MOST_WAIT_SECONDS + 1
+        one.clock.now += MAX_WAIT_SECONDS + 1
         with pytest.raises(QueueFull, match=r"no room for b\. Loaded: a \(.* GiB, 2 requests\)\."):
             await other
     assert one.loaded == ["a"]
@@ -341,17 +341,17 @@ async def test_a_request_that_has_waited_for_long_is_told_what_is_loaded_and_in_
 async def test_an_idle_model_is_unloaded_after_its_time_and_one_in_use_is_not() -> None:
     one = shelf_of([100, 100, 100], keep_alive=60.0)
     await one.touch("a", "b")
-    async with one.shelf.use("b"):
+    async with one.registry.use("b"):
         one.clock.now += 61
         await one.touch("c")
-        one.shelf.look()
+        one.registry.look()
         await until(lambda: "close a" in one.log)
         assert one.loaded == ["b", "c"]
-    one.shelf.look()
+    one.registry.look()
     await asyncio.sleep(0)
     assert one.loaded == ["b", "c"]
     one.clock.now += 60
-    one.shelf.look()
+    one.registry.look()
     await until(lambda: one.loaded == [])
 
 
@@ -366,13 +366,13 @@ async def test_a_model_that_is_not_kept_is_unloaded_after_each_request() -> None
 async def test_how_long_it_is_kept_may_be_changed_until_it_is_loaded_again() -> None:
     one = shelf_of([100])
     await one.touch("a")
-    one.shelf.keep("a", 5.0)
+    one.registry.keep("a", 5.0)
     one.clock.now += 5
-    one.shelf.look()
+    one.registry.look()
     await until(lambda: one.loaded == [])
     await one.touch("a")
     one.clock.now += 1e9
-    one.shelf.look()
+    one.registry.look()
     await asyncio.sleep(0)
     assert one.loaded == ["a"]
 
@@ -380,21 +380,21 @@ async def test_how_long_it_is_kept_may_be_changed_until_it_is_loaded_again() -> 
 @in_loop
 async def test_a_model_in_use_is_unloaded_by_force_only() -> None:
     one = shelf_of([100])
-    async with one.shelf.use("a"):
-        assert not await one.shelf.unload("a")
-        assert await one.shelf.unload("a", force=True)
+    async with one.registry.use("a"):
+        assert not await one.registry.unload("a")
+        assert await one.registry.unload("a", force=True)
     assert one.log == ["load a", "close a"]
-    assert await one.shelf.unload("a")  # it is not loaded
+    assert await one.registry.unload("a")  # it is not loaded
 
 
 @in_loop
 async def test_a_request_for_a_model_that_is_being_closed_waits_and_loads_it_again() -> None:
     one = shelf_of([100])
     unloaded: list[str] = []
-    one.shelf.on_unloaded = unloaded.append
+    one.registry.on_unloaded = unloaded.append
     await one.touch("a")
     one.models["a"].closes.clear()
-    closing = asyncio.create_task(one.shelf.unload("a"))
+    closing = asyncio.create_task(one.registry.unload("a"))
     await asyncio.sleep(0)
     asked = asyncio.create_task(one.touch("a"))
     await asyncio.sleep(0)
@@ -409,7 +409,7 @@ async def test_memory_is_free_only_after_a_model_is_closed() -> None:
     one = shelf_of([100, 100], budget=130)
     await one.touch("a")
     one.models["a"].closes.clear()
-    closing = asyncio.create_task(one.shelf.unload("a"))
+    closing = asyncio.create_task(one.registry.unload("a"))
     asked = asyncio.create_task(one.touch("b"))
     for _ in range(10):
         await asyncio.sleep(0)
@@ -429,12 +429,12 @@ async def test_a_model_whose_engine_has_failed_leaves_the_others_and_is_loaded_a
     one = shelf_of([100, 100])
     await one.touch("a", "b")
     one.models["b"].has_ended = True
-    assert not one.shelf.has_failed()
+    assert not one.registry.has_failed()
     await one.touch("a")
     await one.touch("b")
     assert one.log == ["load a", "load b", "close b", "load b"]
     one.models["b"].has_ended = True
-    one.shelf.look()
+    one.registry.look()
     await until(lambda: one.loaded == ["a"])
 
 
@@ -443,18 +443,18 @@ async def test_with_one_model_the_watchdog_is_told_that_its_engine_has_failed() 
     one = shelf_of([100])
     await one.touch("a")
     one.models["a"].has_ended = True
-    one.shelf.look()
-    assert one.shelf.has_failed()
+    one.registry.look()
+    assert one.registry.has_failed()
     assert one.loaded == ["a"]
 
 
 @in_loop
 async def test_the_longest_silence_of_all_engines_counts() -> None:
     one = shelf_of([100, 100])
-    assert one.shelf.seconds_since_beat() == 0.0
+    assert one.registry.seconds_since_beat() == 0.0
     await one.touch("a", "b")
     one.models["a"].silence, one.models["b"].silence = 3.0, 7.0
-    assert one.shelf.seconds_since_beat() == 7.0
+    assert one.registry.seconds_since_beat() == 7.0
 
 
 @in_loop
@@ -464,7 +464,7 @@ async def test_nothing_is_loaded_after_the_end_and_what_was_being_read_is_closed
     one.models["b"].loads.clear()
     waiting = asyncio.create_task(one.touch("b"))
     await until(lambda: one.log == ["load a", "load b"])
-    await asyncio.to_thread(one.shelf.close)
+    await asyncio.to_thread(one.registry.close)
     one.models["b"].loads.set()
     with pytest.raises(EngineStopped):
         await waiting

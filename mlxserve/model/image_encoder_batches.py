@@ -10,11 +10,11 @@ import numpy as np
 
 from metal_kernels.reading import read
 from mlxserve.images.image import Image
+from mlxserve.model.image_encoder import MAX_TOGETHER, Tower
 from mlxserve.model.image_processor import ImageProcessor
 from mlxserve.model.picture_batch import axes_of
 from mlxserve.model.probe import TOLERANCES, relative
 from mlxserve.model.shown_pictures import Features
-from mlxserve.model.vision_tower import MOST_TOGETHER, Tower
 
 log = logging.getLogger("mlxserve.vision")
 
@@ -27,7 +27,7 @@ def probed_axes(tower: Tower, reader: ImageProcessor, dtype: mx.Dtype) -> Mappin
     try:
         # A processor may make every image large: then few of them, or none, will be computed at once.
         most = tower.most_inputs // reader.make(_image(0)).num_inputs
-        images = [_image(seed) for seed in range(min(MOST_TOGETHER, most))]
+        images = [_image(seed) for seed in range(min(MAX_TOGETHER, most))]
         if len(images) < 2:
             return None
         pictures = [reader.make(image) for image in images]

@@ -1,4 +1,4 @@
-"""EarlyStream: a stream of events that begins before anybody can say what will be in it.
+"""LoadingStream: a stream of events that begins before anybody can say what will be in it.
 
 A client that has asked for events waits while its model is loaded, for minutes where others use the
 memory. Proxies and clients would give up: so the stream begins after ten seconds of silence, with
@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 from starlette.types import Message, Scope, Send
 
 from mlxserve.api.errors import speaks_anthropic
-from mlxserve.api.server.open_requests import early_end
+from mlxserve.api.server.in_flight import early_end
 from mlxserve.api.server.sse import EVENT_HEADERS, KEEPALIVE, KEEPALIVE_INTERVAL
 
 T = TypeVar("T")
 
 
-class EarlyStream:
+class LoadingStream:
     """The reply to one request: `send` passes on what its route sends."""
 
     def __init__(self, scope: Scope, send: Send, interval: float = KEEPALIVE_INTERVAL) -> None:

@@ -1,4 +1,4 @@
-"""Awake: keeps a Mac from going to sleep while answers run.
+"""SleepInhibitor: keeps a Mac from going to sleep while answers run.
 
 A Mac on its own sleeps after minutes without a key pressed, in the middle of a long job. macOS's `caffeinate`
 holds an assertion against that for as long as it runs; it also ends with this process.
@@ -28,7 +28,7 @@ def assertion() -> Sequence[str] | None:
     return _CAFFEINATE if sys.platform == "darwin" else None
 
 
-class Awake:
+class SleepInhibitor:
     """Called by the engine's thread between steps."""
 
     def __init__(self, command: Sequence[str]) -> None:

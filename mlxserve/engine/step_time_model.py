@@ -1,4 +1,4 @@
-"""Pace: the step budget as time. How many prompt tokens fit beside the decodes into a target.
+"""StepTimeModel: the step budget as time. How many prompt tokens fit beside the decodes into a target.
 
     budget = (target - time of a step of decodes alone) / time of a prompt token
 
@@ -25,8 +25,8 @@ from mlxserve.request import Chunk
 from mlxserve.system.suspend_clock import RUNNING, SHORTEST_PAUSE
 
 _WEIGHT = 0.3  # of the newest measurement in the running average
-_LEAST_SHARE = 0.1  # of a mixed step's time, counted as that of its prompt tokens
-_LEAST_SECONDS = 1e-9  # of a token: a coarse clock may measure a step as none at all
+_MIN_SHARE = 0.1  # of a mixed step's time, counted as that of its prompt tokens
+_MIN_SECONDS = 1e-9  # of a token: a coarse clock may measure a step as none at all
 # Seconds of a step on Metal: macOS ends command buffers that run for several (5 in one report).
 _LONGEST_STEP = 1.0
 _TELLING_SHARE = 0.25  # of that: shorter steps wait for weights, and look slower than they are
@@ -40,7 +40,7 @@ _IDLE_PIECE = (
 )
 
 
-class Pace:
+class StepTimeModel:
     """Learns from steps how many prompt tokens the next one may take."""
 
     def __init__(self, target: float | None, forward: ForwardWork | None = None) -> None:
@@ -65,9 +65,9 @@ class Pace:
             return
         num_tokens = sum(chunk.length for chunk in prefills)
         others = self._decode_time(num_decodes) if num_decodes else 0.0
-        own_seconds = max(seconds - others, _LEAST_SHARE * seconds)
+        own_seconds = max(seconds - others, _MIN_SHARE * seconds)
         context = max(chunk.end for chunk in prefills)
-        seconds_each = max(own_seconds / num_tokens, _LEAST_SECONDS)
+        seconds_each = max(own_seconds / num_tokens, _MIN_SECONDS)
         _average(self._token_seconds, context.bit_length(), seconds_each)
 
     def budget(self, num_decodes: int, context: int) -> int | None:
@@ -88,7 +88,7 @@ class Pace:
 
     def learn_speed(self, work: int, seconds: float) -> None:
         """Learn from `work` multiply-adds with prompt tokens among them."""
-        newest = max(seconds, _LEAST_SECONDS) / work
+        newest = max(seconds, _MIN_SECONDS) / work
         known = self._work_seconds
         if known is None:
             self._work_seconds = newest
@@ -107,14 +107,14 @@ class Pace:
         return _nearest(self._decode_seconds, num_decodes.bit_length())
 
 
-class EmbeddingPace:
+class EmbeddingTimeModel:
     """How much of a text to embed between two steps: what takes half of the target.
 
     A piece is measured together with the step that it waits for, so pieces tend to be too small.
     """
 
     def __init__(self, target: float | None, max_piece: int = MAX_PIECE) -> None:
-        """`target` as in `Pace`; at most `max_piece` tokens at a time."""
+        """`target` as in `StepTimeModel`; at most `max_piece` tokens at a time."""
         self._target = target
         self._max_piece = max_piece
         self._token_seconds: float | None = None
@@ -133,7 +133,7 @@ class EmbeddingPace:
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Learn from a piece of this size."""
-        newest = max(seconds / num_tokens, _LEAST_SECONDS)
+        newest = max(seconds / num_tokens, _MIN_SECONDS)
         old = newest if self._token_seconds is None else self._token_seconds
         self._token_seconds = old + _WEIGHT * (newest - old)
 

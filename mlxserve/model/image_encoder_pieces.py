@@ -29,7 +29,7 @@ from mlxserve.model.shown_pictures import extend
 # Multiply-adds of a piece: 3 ms of a GPU of 10 TFLOPS; 5 ms of products of two CPU cores, and 30 ms of attention.
 METAL_WORK = 1 << 34
 CPU_WORK = 1 << 27
-_MOST_BLOCKS = 256  # of one call: building the graph of more would itself take longer than a piece
+_MAX_BLOCKS = 256  # of one call: building the graph of more would itself take longer than a piece
 _FEWEST_ROWS = 64  # of a product: fewer wait for its weights
 _FEWEST_QUERIES = 16  # fewer wait for keys
 # The path of an element of a list, or of one of its own parts: a layer, its attention, its norms.
@@ -112,7 +112,7 @@ class TowerPieces:
     def _called_in_blocks(
         self, call: Callable[[slice], mx.array], num_rows: int, work: int, fewest: int
     ) -> list[mx.array]:
-        most = max(self.most_work // max(work, 1), -(-num_rows // _MOST_BLOCKS), fewest)
+        most = max(self.most_work // max(work, 1), -(-num_rows // _MAX_BLOCKS), fewest)
         num_blocks = max(1, math.ceil(num_rows / most))
         bounds = [num_rows * n // num_blocks for n in range(num_blocks + 1)]
         outputs = []

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mlxserve.engine import garbage
+from mlxserve.engine import gc_freeze
 
 
 class Layer:
@@ -33,35 +33,35 @@ def nothing_of_earlier_tests() -> Iterator[None]:
 
 
 def test_what_nobody_froze_is_collected_without_a_look_at_the_rest() -> None:
-    since = garbage.frozen()
+    since = gc_freeze.frozen()
     layer = forgotten()
     num_frozen = gc.get_freeze_count()
-    garbage.collect(since)
+    gc_freeze.collect(since)
     assert layer() is None
     assert 0 < gc.get_freeze_count() <= num_frozen
 
 
 def test_what_was_frozen_since_is_collected_and_the_rest_is_frozen_again() -> None:
-    since = garbage.frozen()
+    since = gc_freeze.frozen()
     layer = forgotten()
     gc.freeze()
     gc.collect()
     assert layer() is not None
-    garbage.collect(since)
+    gc_freeze.collect(since)
     assert layer() is None
     assert gc.get_freeze_count() > 0
 
 
 def test_an_engine_that_is_frozen_when_another_ends_is_freed_as_well() -> None:
-    first = garbage.frozen()
+    first = gc_freeze.frozen()
     many = [[Layer()] for _ in range(1_000)]
     gc.freeze()
-    second = garbage.frozen()
+    second = gc_freeze.frozen()
     layer = Layer()
     of_second = weakref.ref(layer)
     del many
-    garbage.collect(first)
+    gc_freeze.collect(first)
     assert gc.get_freeze_count() < second.num_objects, "fewer are frozen, and the second engine is"
     del layer
-    garbage.collect(second)
+    gc_freeze.collect(second)
     assert of_second() is None

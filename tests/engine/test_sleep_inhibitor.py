@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mlxserve import AsyncLLM, SamplingParams
-from mlxserve.engine import awake
-from mlxserve.engine.awake import Awake, assertion
+from mlxserve.engine import sleep_inhibitor
+from mlxserve.engine.sleep_inhibitor import SleepInhibitor, assertion
 from tests.waiting import until, wait_until
 
 
@@ -37,7 +37,7 @@ def noted(folder: Path) -> str:
 
 
 def test_it_begins_with_the_first_answer_and_ends_a_while_after_the_last(tmp_path: Path) -> None:
-    machine = Awake(keeping(tmp_path))
+    machine = SleepInhibitor(keeping(tmp_path))
     machine.look(0.0, is_busy=False)
     assert noted(tmp_path) == ""
     for now in (1.0, 2.0, 40.0):
@@ -55,7 +55,7 @@ def test_it_begins_with_the_first_answer_and_ends_a_while_after_the_last(tmp_pat
 
 
 def test_a_machine_without_the_command_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    machine = Awake(["/nowhere/caffeinate"])
+    machine = SleepInhibitor(["/nowhere/caffeinate"])
     with caplog.at_level(logging.WARNING, "mlxserve"):
         machine.look(1.0, is_busy=True)
         machine.look(2.0, is_busy=True)
@@ -74,7 +74,7 @@ def test_only_a_mac_has_to_be_kept_awake(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_engine_with_answers_keeps_the_machine_awake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(awake, "assertion", lambda: keeping(tmp_path))
+    monkeypatch.setattr(sleep_inhibitor, "assertion", lambda: keeping(tmp_path))
 
     async def answer() -> None:
         llm = AsyncLLM(num_pages=16, page_size=16, disable_log_stats=True)

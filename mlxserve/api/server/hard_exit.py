@@ -1,4 +1,4 @@
-"""LastResort: ends the process when its orderly end takes too long.
+"""HardExit: ends the process when its orderly end takes too long.
 
 A step that never ends, or a thread that is stuck in a library, would keep a process alive after the
 answers to its clients have ended. Nothing in Python can end such a thread.
@@ -22,7 +22,7 @@ def _end_process() -> None:
     os._exit(0)  # the end was asked for: a service manager must not start the process again
 
 
-class LastResort:
+class HardExit:
     """A thread that waits for the first deadline, and for earlier ones after it."""
 
     def __init__(self, end: Callable[[], None] = _end_process) -> None:

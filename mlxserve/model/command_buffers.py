@@ -27,7 +27,7 @@ _POSITIONS_OF_A_ROW = 1024
 # each of 8 kv heads of 128 dimensions, where an 8B model keeps 230 KB of a row.
 _COPIES_OF_A_ROW = 64
 # Decodes that count as fewer rows are left to MLX: of 128 Ki positions a layer keeps 9 MB.
-_LEAST_ROWS_OF_DECODES = 128
+_MIN_ROWS_OF_DECODES = 128
 
 
 def rows_kept(num_rows: int, num_decodes: int, positions: int, copied: int = 0) -> int:
@@ -38,7 +38,7 @@ def rows_kept(num_rows: int, num_decodes: int, positions: int, copied: int = 0) 
     """
     of_decodes = positions // _POSITIONS_OF_A_ROW
     if num_rows == num_decodes:
-        return of_decodes if of_decodes >= _LEAST_ROWS_OF_DECODES else 0
+        return of_decodes if of_decodes >= _MIN_ROWS_OF_DECODES else 0
     return num_rows + of_decodes + copied // _COPIES_OF_A_ROW
 
 

@@ -1,4 +1,4 @@
-"""A request at the door: its work before the engine, in its client's turn, until the client leaves."""
+"""A request at the executor: its work before the engine, in its client's turn, until the client leaves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlxserve.api.errors import ApiError
 from mlxserve.api.server.retry_after import MAX_SECONDS, MIN_SECONDS
 from mlxserve.api.server.sse import until_disconnect
 from mlxserve.core.errors import ClientQueueFull, QueueFull
-from mlxserve.helpers.fair_executor import BodyHold, BodyMemory, Door
+from mlxserve.helpers.fair_executor import BodyHold, BodyMemory, FairExecutor
 
 T = TypeVar("T")
 
@@ -23,21 +23,21 @@ T = TypeVar("T")
 # and tells whether that is for the request to say.
 KEEP_ALIVE = "mlxserve.keep_alive"
 WAITED = "mlxserve.waited"  # in the scope of a request: seconds for which it waited for its model
-_DOOR, _HOLDS = "mlxserve.helpers.fair_executor", "mlxserve.holds"  # in the scope of a request
+_EXECUTOR, _HOLDS = "mlxserve.executor", "mlxserve.holds"  # in the scope of a request
 
 
-class AtTheDoor:
-    """Gives every request the door, and gives the memory of its body and images back."""
+class FairExecutorMiddleware:
+    """Gives every request the executor, and gives the memory of its body and images back."""
 
-    def __init__(self, app: ASGIApp, door: Door) -> None:
+    def __init__(self, app: ASGIApp, executor: FairExecutor) -> None:
         self._app = app
-        self._door = door
+        self._executor = executor
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope[_DOOR] = self._door
+        scope[_EXECUTOR] = self._executor
         scope[_HOLDS] = []
         try:
             await self._app(scope, receive, send)
@@ -45,26 +45,28 @@ class AtTheDoor:
             _close_holds(scope)
 
 
-async def in_turn(request: Request, seconds: float, work: Callable[[], T]) -> T:
+async def run_fairly(request: Request, seconds: float, work: Callable[[], T]) -> T:
     """The result of work that is expected to take these seconds. The body must have been read.
 
     Raises ApiError 429 and 503, ClientDisconnect, and what `work` raises.
     """
-    door: Door = request.scope[_DOOR]
+    executor: FairExecutor = request.scope[_EXECUTOR]
     try:
-        return await unless_left(request, door.run(client_name(request), seconds, work))
+        return await cancel_on_disconnect(
+            request, executor.run(client_name(request), seconds, work)
+        )
     except QueueFull as error:
         raise refusal(error) from error
 
 
 def body_hold(request: Request) -> BodyHold:
     """The memory of its body: held until `forget_body`, or until the reply has been sent."""
-    return _hold(request, request.scope[_DOOR].bodies)
+    return _hold(request, request.scope[_EXECUTOR].bodies)
 
 
 def pixel_hold(request: Request) -> BodyHold:
     """The memory of its decoded images: as that of its body."""
-    return _hold(request, request.scope[_DOOR].pixels)
+    return _hold(request, request.scope[_EXECUTOR].pixels)
 
 
 def _hold(request: Request, memory: BodyMemory) -> BodyHold:
@@ -83,7 +85,7 @@ def _close_holds(scope: Scope) -> None:
         hold.close()
 
 
-async def unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The work's result. Raises ClientDisconnect, and cancels the work, when the client leaves."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(until_disconnect(request.receive))
@@ -99,7 +101,7 @@ async def unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 def refusal(error: QueueFull) -> ApiError:
-    """Of work that the door has no room for."""
+    """Of work that the executor has no room for."""
     seconds = min(max(error.seconds or 0.0, MIN_SECONDS), MAX_SECONDS)
     headers = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": f"{seconds * 1e3:.0f}"}
     if isinstance(error, ClientQueueFull):

@@ -18,7 +18,7 @@ from mlxserve.api.errors import ApiError, error_response
 EarlyEnd: TypeAlias = asyncio.Future[ApiError]  # done once the request has to end
 
 
-class OpenRequests:
+class InFlight:
     """Those of one server, each with the API key that sent it. Used in the event loop only."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class OpenRequests:
 class RequestRegister:
     """Enters every request. Runs after the check of the key."""
 
-    def __init__(self, app: ASGIApp, open_requests: OpenRequests) -> None:
+    def __init__(self, app: ASGIApp, open_requests: InFlight) -> None:
         self._app = app
         self._open_requests = open_requests
 

@@ -20,13 +20,13 @@ from mlx_lm.utils import dequantize_model
 from metal_kernels.reading import evaluate
 from mlxserve.images.picture import Picture
 from mlxserve.model.definitions import ModelArguments
+from mlxserve.model.image_encoder_pieces import METAL_WORK, TowerPieces
 from mlxserve.model.picture_batch import PictureBatch
 from mlxserve.model.shown_pictures import Features
-from mlxserve.model.tower_pieces import METAL_WORK, TowerPieces
 
 # Images that are computed at once, as many as `probed_axes` has tried: mlx-vlm's tower of GLM-4V is right for
 # three images and not for four.
-MOST_TOGETHER = 4
+MAX_TOGETHER = 4
 _TEXT = "language_model."
 _SOUND = ("audio_tower", "embed_audio")  # parts that no image goes through, and are not loaded
 
@@ -89,7 +89,7 @@ class Tower:
             return 1
         features = picture.num_rows * self._row_nbytes
         most = min(self.most_inputs // picture.num_inputs, most_bytes // features)
-        return max(1, min(MOST_TOGETHER, most))
+        return max(1, min(MAX_TOGETHER, most))
 
     def features(self, pictures: Sequence[Picture]) -> tuple[list[Features], list[mx.array]]:
         """Of all rows of pictures of one shape, and what its pieces leave, in their order; nothing is evaluated."""

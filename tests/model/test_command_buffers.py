@@ -14,9 +14,9 @@ from metal_kernels.reading import DeviceError
 from metal_kernels.x86.backend import X86Backend
 from mlxserve.cache.kv import KVPool
 from mlxserve.core.sampling_params import SamplingParams
-from mlxserve.model import commits
+from mlxserve.model import command_buffers as commits
 from mlxserve.model.batch import Batch
-from mlxserve.model.commits import Commits, rows_kept
+from mlxserve.model.command_buffers import Commits, rows_kept
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.rank_group import RankGroup
 from mlxserve.model.runner import ModelRunner

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from mlxserve.text.abilities import Abilities, Arguments, CallIds, find_abilities
 from mlxserve.text.conversation import (
     Call,
     Conversation,
@@ -19,7 +18,13 @@ from mlxserve.text.conversation import (
     completed_tool,
     read_messages,
 )
-from mlxserve.text.fitting import Fitted, Fitting, results_after_calls, single_typed_tool
+from mlxserve.text.template_caps import Arguments, CallIds, TemplateCaps, find_abilities
+from mlxserve.text.template_compat import (
+    AdaptedConversation,
+    Fitting,
+    results_after_calls,
+    single_typed_tool,
+)
 from tests.text.rendering import renderer, worker
 from tests.text.template_rules import MOVING, RULES
 
@@ -232,7 +237,7 @@ def session() -> list[list[Message]]:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_twelve_turns_keep_the_beginning_of_the_prompt(rule: str) -> None:
-    turns: list[tuple[Fitted, str]] = []
+    turns: list[tuple[AdaptedConversation, str]] = []
     said: list[Message] = []
     for appended in session():
         said += appended
@@ -268,7 +273,7 @@ def test_reminders_between_the_steps_of_a_tool_loop_keep_the_whole_earlier_promp
 # ---- what is found
 
 
-def abilities(rule: str) -> Abilities:
+def abilities(rule: str) -> TemplateCaps:
     return fitting(rule).abilities
 
 
@@ -421,7 +426,7 @@ def test_results_move_to_the_last_answer_with_their_call() -> None:
 
 def test_a_template_that_renders_nothing_is_taken_to_be_able_to_do_everything() -> None:
     found = find_abilities(lambda probes: [None] * len(probes), {})
-    assert found == Abilities()
+    assert found == TemplateCaps()
 
 
 def test_what_was_changed_is_said() -> None:
@@ -450,7 +455,7 @@ def test_the_librarys_messages_are_read_with_members_that_only_a_template_knows(
     assert asked.extra == {"mood": 1}
     assert called.calls == (Call("i", "f", '{"a": 1}'),)
     assert answered.name == "f"
-    assert Fitting(Abilities()).fit(told).messages[1] == {
+    assert Fitting(TemplateCaps()).fit(told).messages[1] == {
         "role": "user",
         "content": "q",
         "mood": 1,

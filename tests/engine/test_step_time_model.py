@@ -6,7 +6,7 @@ import pytest
 
 from mlxserve.core.forward_work import ForwardWork
 from mlxserve.core.sampling_params import SamplingParams
-from mlxserve.engine.pace import EmbeddingPace, Pace, StepTimer
+from mlxserve.engine.step_time_model import EmbeddingTimeModel, StepTimeModel, StepTimer
 from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 
 
@@ -27,39 +27,39 @@ def prefill_of(num_prompt: int, start: int, length: int) -> Chunk:
 
 
 def test_nothing_is_limited_without_a_target_or_a_measurement_or_a_decode() -> None:
-    assert Pace(None).budget(num_decodes=3, context=0) is None
-    pace = Pace(0.1)
+    assert StepTimeModel(None).budget(num_decodes=3, context=0) is None
+    pace = StepTimeModel(0.1)
     assert pace.budget(num_decodes=3, context=0) is None
     pace.observe([prefill(0, 512)], 1.0)
     assert pace.budget(num_decodes=0, context=0) is None
-    unlimited = Pace(None)
+    unlimited = StepTimeModel(None)
     unlimited.observe([prefill(0, 512)], 1.0)
     assert unlimited.budget(num_decodes=1, context=0) is None
 
 
 def test_the_budget_is_what_fits_between_a_decode_step_and_the_target() -> None:
-    pace = Pace(0.1)
+    pace = StepTimeModel(0.1)
     pace.observe([prefill(0, 512)], 1.0)  # 512 tokens a second
     pace.observe([decode()], 0.03)
     assert pace.budget(num_decodes=1, context=0) == pytest.approx(0.07 * 512, abs=1)
 
 
 def test_a_mixed_step_yields_the_rate_of_its_prompt_tokens() -> None:
-    pace = Pace(0.1)
+    pace = StepTimeModel(0.1)
     pace.observe([decode()], 0.02)
     pace.observe([decode(), prefill(0, 80)], 0.1)  # 80 tokens in the other 80 ms
     assert pace.budget(num_decodes=1, context=0) == pytest.approx(80, abs=1)
 
 
 def test_a_target_below_a_decode_step_leaves_nothing() -> None:
-    pace = Pace(0.01)
+    pace = StepTimeModel(0.01)
     pace.observe([prefill(0, 512)], 1.0)
     pace.observe([decode()], 0.03)
     assert pace.budget(num_decodes=1, context=0) == 0
 
 
 def test_long_contexts_have_a_rate_of_their_own() -> None:
-    pace = Pace(0.1)
+    pace = StepTimeModel(0.1)
     pace.observe([prefill(0, 512)], 0.5)
     pace.observe([prefill(8000, 512)], 2.0)
     near, far = pace.budget(1, context=300), pace.budget(1, context=8400)
@@ -69,7 +69,7 @@ def test_long_contexts_have_a_rate_of_their_own() -> None:
 
 
 def test_more_decodes_take_more_of_the_target() -> None:
-    pace = Pace(0.1)
+    pace = StepTimeModel(0.1)
     pace.observe([prefill(0, 512)], 0.5)
     pace.observe([decode()], 0.02)
     pace.observe([decode() for _ in range(32)], 0.08)
@@ -80,7 +80,7 @@ def test_more_decodes_take_more_of_the_target() -> None:
 
 
 def test_a_slow_step_counts_by_its_time() -> None:
-    pace = Pace(0.1)
+    pace = StepTimeModel(0.1)
     pace.observe([prefill(0, 512)], 1.0)
     before = pace.budget(1, context=0)
     pace.observe([prefill(0, 512)], 100.0)
@@ -91,7 +91,7 @@ def test_a_slow_step_counts_by_its_time() -> None:
 
 
 def test_a_mixed_step_as_quick_as_its_decodes_does_not_make_the_rate_endless() -> None:
-    pace = Pace(0.1)
+    pace = StepTimeModel(0.1)
     pace.observe([decode()], 0.05)
     pace.observe([decode(), prefill(0, 32)], 0.09)  # 32 tokens in 40 ms
     before = pace.budget(1, context=0)
@@ -104,7 +104,7 @@ def test_a_mixed_step_as_quick_as_its_decodes_does_not_make_the_rate_endless() -
 
 
 def test_a_piece_of_a_text_takes_at_most_half_of_the_target() -> None:
-    pace = EmbeddingPace(target=0.1, max_piece=512)
+    pace = EmbeddingTimeModel(target=0.1, max_piece=512)
     assert pace.size(is_busy=True) == 16  # nothing was measured
     pace.observe(16, 0.016)
     assert pace.size(is_busy=True) == 50
@@ -115,9 +115,9 @@ def test_a_piece_of_a_text_takes_at_most_half_of_the_target() -> None:
         pace.observe(16, 1e-6)
     assert pace.size(is_busy=True) == 512
     assert pace.size(is_busy=False) == 512
-    assert EmbeddingPace(target=None, max_piece=512).size(is_busy=True) == 512
+    assert EmbeddingTimeModel(target=None, max_piece=512).size(is_busy=True) == 512
     assert pace.seconds(is_busy=True) == 0.05
-    assert pace.seconds(is_busy=False) == EmbeddingPace(None).seconds(is_busy=True) == 0.1
+    assert pace.seconds(is_busy=False) == EmbeddingTimeModel(None).seconds(is_busy=True) == 0.1
 
 
 def test_a_step_is_measured_from_its_launch_or_from_the_read_of_the_one_before() -> None:
@@ -154,11 +154,11 @@ def test_a_step_in_which_the_process_was_paused_is_not_measured() -> None:
 
 
 def test_a_step_measured_as_no_time_at_all_does_not_divide_by_zero() -> None:
-    pace = Pace(0.1)
+    pace = StepTimeModel(0.1)
     pace.observe([decode()], 0.0)
     pace.observe([prefill(0, 512)], 0.0)
     assert (pace.budget(num_decodes=1, context=0) or 0) > 1_000_000
-    embedding = EmbeddingPace(0.1)
+    embedding = EmbeddingTimeModel(0.1)
     embedding.observe(16, 0.0)
     assert embedding.size(is_busy=True) == 256
 
@@ -169,26 +169,26 @@ FORWARD = ForwardWork(1_000_000, ((100, None),))
 
 
 def test_no_work_is_limited_without_a_model_or_a_measurement() -> None:
-    pace = Pace(0.1)
+    pace = StepTimeModel(0.1)
     pace.observe([prefill(0, 512)], 5.0)
     assert pace.work_budget() is None
-    assert Pace(0.1, FORWARD).work_budget() is None
+    assert StepTimeModel(0.1, FORWARD).work_budget() is None
 
 
-def amount(pace: Pace) -> float:
+def amount(pace: StepTimeModel) -> float:
     found = pace.work_budget()
     assert found is not None
     return found.amount
 
 
 def test_a_step_may_take_a_second_at_the_measured_speed() -> None:
-    pace = Pace(None, FORWARD)
+    pace = StepTimeModel(None, FORWARD)
     pace.learn_speed(512_000_000, 2.0)
     assert amount(pace) == pytest.approx(256_000_000)
 
 
 def test_a_long_step_is_learnt_from_and_a_short_one_only_if_it_is_faster() -> None:
-    pace = Pace(None, FORWARD)
+    pace = StepTimeModel(None, FORWARD)
     pace.learn_speed(10**9, 1.0)
     pace.observe([prefill(0, 16)], 0.2)  # 80 million a second, as it waits for the weights
     assert amount(pace) == pytest.approx(10**9)
@@ -200,14 +200,14 @@ def test_a_long_step_is_learnt_from_and_a_short_one_only_if_it_is_faster() -> No
 
 
 def test_decodes_alone_tell_nothing_of_the_speed() -> None:
-    pace = Pace(None, FORWARD)
+    pace = StepTimeModel(None, FORWARD)
     pace.learn_speed(10**9, 1.0)
     pace.observe([decode()], 3.0)
     assert amount(pace) == pytest.approx(10**9)
 
 
 def test_steps_come_close_to_a_second_where_attention_is_slower_than_believed() -> None:
-    pace = Pace(None, FORWARD)
+    pace = StepTimeModel(None, FORWARD)
     pace.learn_speed(10**9, 1.0)
     start, seconds = 60_000, []
     for _ in range(20):

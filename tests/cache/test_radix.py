@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from mlxserve.cache.children import Children
+from mlxserve.cache.radix import Children
 
 
 def test_children_are_found_newest_first() -> None:

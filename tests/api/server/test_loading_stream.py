@@ -9,7 +9,7 @@ from typing import Any
 from starlette.types import Message
 
 from mlxserve.api.errors import ApiError, error_response
-from mlxserve.api.server.early_stream import EarlyStream
+from mlxserve.api.server.loading_stream import LoadingStream
 from mlxserve.api.server.sse import KEEPALIVE
 from tests.waiting import until
 
@@ -20,7 +20,7 @@ class Client:
     def __init__(self, path: str = "/v1/chat/completions", interval: float = 0.0) -> None:
         self.scope: dict[str, Any] = {"type": "http", "path": path, "headers": []}
         self.messages: list[Message] = []
-        self.stream = EarlyStream(self.scope, self._receive, interval)
+        self.stream = LoadingStream(self.scope, self._receive, interval)
 
     async def _receive(self, message: Message) -> None:
         self.messages.append(message)

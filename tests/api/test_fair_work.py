@@ -1,4 +1,4 @@
-"""Requests at the door: whose turn it is, what is refused, and what ends when a client leaves."""
+"""Requests at the executor: whose turn it is, what is refused, and what ends when a client leaves."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from mlxserve.api.access.policy import AccessPolicy
-from mlxserve.helpers import fair_executor as door_module
-from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, UNCOUNTED_BODY, Door
+from mlxserve.helpers import fair_executor
+from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, UNCOUNTED_BODY, FairExecutor
 from mlxserve.request import FinishReason
 from mlxserve.text.costs import CHARACTERS_PER_SECOND
 from mlxserve.text.deltas import Delta, Usage
@@ -54,9 +54,9 @@ def test_a_key_with_many_requests_lets_another_ones_pass(
     url = start_server(access=AccessPolicy(api_keys=KEYS)).url
     with ThreadPoolExecutor(8) as pool:
         evil = [pool.submit(ask, url, f"e{LONG_TEXT}", KEYS[0]) for _ in range(6)]
-        wait_until(lambda: chat.door.num_waiting == 5 and encoder.begun == ["e"])
+        wait_until(lambda: chat.executor.num_waiting == 5 and encoder.begun == ["e"])
         good = pool.submit(ask, url, f"g{LONG_TEXT}", KEYS[1])
-        wait_until(lambda: chat.door.num_waiting == 6)
+        wait_until(lambda: chat.executor.num_waiting == 6)
         encoder.may_encode.set()
         assert {each.result() for each in (*evil, good)} == {200}
     assert "g" in encoder.begun[:3]
@@ -72,25 +72,25 @@ def test_a_client_that_leaves_takes_its_waiting_work_along(
     head = f"POST {TOKENIZE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     for peer in peers:
         peer.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-    wait_until(lambda: chat.door.num_waiting == 3 and encoder.begun == ["e"])
+    wait_until(lambda: chat.executor.num_waiting == 3 and encoder.begun == ["e"])
     for peer in peers:
         peer.close()
-    wait_until(lambda: chat.door.num_waiting == 0)
+    wait_until(lambda: chat.executor.num_waiting == 0)
     encoder.may_encode.set()
     assert ask(server.url, "good") == 200
     assert encoder.begun == ["e", "g"]
-    wait_until(lambda: chat.door.bodies.num_taken == 0)
+    wait_until(lambda: chat.executor.bodies.num_taken == 0)
 
 
 def test_a_key_with_too_much_waiting_gets_429_and_others_are_served(
     start_server: StartServer, chat: FakeChat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door_module, "MAX_CLIENT_JOBS", 2)
+    monkeypatch.setattr(fair_executor, "MAX_CLIENT_JOBS", 2)
     encoder = Encoder(chat)
     url = start_server(access=AccessPolicy(api_keys=KEYS)).url
     with ThreadPoolExecutor(8) as pool:
         evil = [pool.submit(ask, url, f"e{LONG_TEXT}", KEYS[0]) for _ in range(3)]
-        wait_until(lambda: chat.door.num_waiting == 2 and encoder.begun == ["e"])
+        wait_until(lambda: chat.executor.num_waiting == 2 and encoder.begun == ["e"])
         headers = {"authorization": f"Bearer {KEYS[0]}"}
         reply = httpx.post(url + TOKENIZE, json={"prompt": "e"}, headers=headers, timeout=60)
         assert (reply.status_code, reply.json()["error"]["code"]) == (429, "too_many_requests")
@@ -103,12 +103,12 @@ def test_a_key_with_too_much_waiting_gets_429_and_others_are_served(
 def test_too_much_waiting_of_all_gets_503(
     start_server: StartServer, chat: FakeChat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door_module, "MAX_JOBS", 2)
+    monkeypatch.setattr(fair_executor, "MAX_JOBS", 2)
     encoder = Encoder(chat)
     url = start_server().url
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(ask, url, f"e{LONG_TEXT}") for _ in range(3)]
-        wait_until(lambda: chat.door.num_waiting == 2 and encoder.begun == ["e"])
+        wait_until(lambda: chat.executor.num_waiting == 2 and encoder.begun == ["e"])
         reply = httpx.post(url + TOKENIZE, json={"prompt": "x"}, timeout=60)
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "queue_full")
         assert int(reply.headers["retry-after"]) >= 1
@@ -127,26 +127,26 @@ def declared(port: int, size: int) -> socket.socket:
 def test_bodies_have_a_memory_together_and_small_ones_pass(
     start_server: StartServer, chat: FakeChat
 ) -> None:
-    chat.door = Door(body_memory=8 * UNCOUNTED_BODY)
+    chat.executor = FairExecutor(body_memory=8 * UNCOUNTED_BODY)
     server = start_server()
     held = declared(server.port, 2 * UNCOUNTED_BODY)  # takes one, and 7 are left
-    wait_until(lambda: chat.door.bodies.num_taken == UNCOUNTED_BODY)
+    wait_until(lambda: chat.executor.bodies.num_taken == UNCOUNTED_BODY)
     refused = declared(server.port, 3 * UNCOUNTED_BODY)
     reply = refused.recv(1_000).decode()
     assert reply.startswith("HTTP/1.1 503")
     assert "retry-after: 1\r\n" in reply
     assert ask(server.url, "x" * (UNCOUNTED_BODY // 2)) == 200
     held.close()
-    wait_until(lambda: chat.door.bodies.num_taken == 0)
+    wait_until(lambda: chat.executor.bodies.num_taken == 0)
     assert ask(server.url, "x" * 2 * UNCOUNTED_BODY) == 200
-    wait_until(lambda: chat.door.bodies.num_taken == 0)
+    wait_until(lambda: chat.executor.bodies.num_taken == 0)
     refused.close()
 
 
 def test_a_body_without_a_length_takes_memory_as_it_arrives(
     start_server: StartServer, chat: FakeChat
 ) -> None:
-    chat.door = Door(body_memory=8 * UNCOUNTED_BODY)
+    chat.executor = FairExecutor(body_memory=8 * UNCOUNTED_BODY)
     server = start_server()
 
     def pieces() -> Any:
@@ -162,7 +162,7 @@ def test_a_body_without_a_length_takes_memory_as_it_arrives(
         pass
     else:
         assert reply.status_code == 503
-    wait_until(lambda: chat.door.bodies.num_taken == 0)
+    wait_until(lambda: chat.executor.bodies.num_taken == 0)
 
 
 def test_an_answer_that_has_begun_holds_no_memory_of_its_body(
@@ -176,6 +176,6 @@ def test_an_answer_that_has_begun_holds_no_memory_of_its_body(
         assert reply.status_code == 200
         lines = reply.iter_lines()
         next(lines)
-        assert chat.door.bodies.num_taken == 0
+        assert chat.executor.bodies.num_taken == 0
         chat.release()
         assert "data: [DONE]" in list(lines)

@@ -20,6 +20,10 @@ from metal_kernels.reading import read
 from mlxserve.cache.kv import Backends
 from mlxserve.hub.files import ModelFiles, text_config
 from mlxserve.model.definitions import ModelArguments, is_installed, module_of
+from mlxserve.model.image_encoder import Tower, in_float32, load_whole
+from mlxserve.model.image_encoder_batches import probed_axes
+from mlxserve.model.image_encoder_memory import plan_tower
+from mlxserve.model.image_encoder_pieces import CPU_WORK, METAL_WORK
 from mlxserve.model.image_probe import (
     Sample,
     dense_logits,
@@ -31,11 +35,7 @@ from mlxserve.model.image_processor import ImageProcessor
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.registered_processors import load_processor, processor_class, reason_of
 from mlxserve.model.shown_pictures import ShownPictures, teach
-from mlxserve.model.tower_batches import probed_axes
-from mlxserve.model.tower_memory import plan_tower
-from mlxserve.model.tower_pieces import CPU_WORK, METAL_WORK
-from mlxserve.model.vision import MOST_FEATURES, Vision
-from mlxserve.model.vision_tower import Tower, in_float32, load_whole
+from mlxserve.model.vision import MAX_FEATURES, Vision
 
 log = logging.getLogger("mlxserve.vision")
 
@@ -120,7 +120,7 @@ def _vision_of(
         tower,
         shown,
         reader,
-        most_bytes=min(MOST_FEATURES, memory_limit // _FEATURES_SHARE),
+        most_bytes=min(MAX_FEATURES, memory_limit // _FEATURES_SHARE),
         step_nbytes=step_nbytes,
     )
 
