@@ -439,7 +439,9 @@ def no_configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     """Hide the options and keys of the user who runs the tests, and leave the disk cache alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLXSERVE_DISK_CACHE_SIZE", "0")
-        patch.setenv("MLXSERVE_TRIAL_PROCESS", "never")  # tests/model/test_load_check.py tests it
+        patch.setenv(
+            "MLXSERVE_TUNING_TRIAL_PROCESS", "never"
+        )  # tests/model/test_load_check.py tests it
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         patch.setenv("MLXSERVE_HOME", str(tmp_path_factory.mktemp("home")))
         patch.delenv("COLORFGBG", raising=False)  # the colours of the terminal they are run in

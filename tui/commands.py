@@ -32,33 +32,44 @@ class Command:
         return " ".join(map(key_words, self.keys))
 
 
-COMMANDS: tuple[Command, ...] = (
-    Command("new", "Start a new chat; this one is saved", ("ctrl+n",)),
-    Command("stop", "Stop the answer; keep the text so far", ("escape",)),
-    Command("retry", "Regenerate the answer, or reconnect", ("ctrl+r",)),
-    Command("continue", "Continue a stopped or cut-off answer"),
-    Command("compact", "Summarise the start to free context"),
-    Command("edit", "Edit and resend your last message"),
-    Command("previous", "Show the previous version of a message", ("alt+left",)),
-    Command("next", "Show the next version of a message", ("alt+right",)),
-    Command("chats", "Open or search earlier chats", ("ctrl+o",)),
-    Command("find", "Find text; repeat for the previous match", ("f5",), "TEXT"),
-    Command("rename", "Rename this chat", (), "TITLE"),
-    Command("system", "Edit the system prompt; `off` removes it", (), "[TEXT|off]"),
-    Command("set", "Set temperature, seed …; `off` resets", (), "[NAME VALUE]"),
-    Command("attach", "Add a text file or image to the message", (), "FILE"),
-    Command("editor", "Write the message in $EDITOR", ("ctrl+g",)),
-    Command("thinking", "Show or hide thinking and tools' results", ("ctrl+t",)),
-    Command("copy", "Copy the last answer as Markdown", ("f3",)),
-    Command("code", "Copy a code block, by default the last", (), "[NUMBER]"),
-    Command("export", "Save this chat as Markdown or JSON", (), "[json] [FILE]"),
-    Command("model", "Choose or download a model", (), "[NAME]"),
-    Command("tools", "Show, switch and allow tools (MCP)"),
-    Command("engine", "Show cache pages, queue, speed and memory", ("f4",)),
-    Command("theme", "Switch between light and dark", ("f2",)),
-    Command("help", "Show all keys and commands", ("f1",)),
-    Command("quit", "Quit, and stop the server started here", ("ctrl+q",)),
-)
+# The sections of the help screen, in their order.
+COMMAND_GROUPS: dict[str, tuple[Command, ...]] = {
+    "Answers": (
+        Command("stop", "Stop the answer; keep the text so far", ("escape",)),
+        Command("retry", "Regenerate the answer, or reconnect", ("ctrl+r",)),
+        Command("continue", "Continue a stopped or cut-off answer"),
+        Command("edit", "Edit and resend your last message"),
+        Command("previous", "Show the previous version of a message", ("alt+left",)),
+        Command("next", "Show the next version of a message", ("alt+right",)),
+        Command("thinking", "Show or hide thinking and tools' results", ("ctrl+t",)),
+        Command("copy", "Copy the last answer as Markdown", ("f3",)),
+        Command("code", "Copy a code block, by default the last", (), "[NUMBER]"),
+    ),
+    "Messages": (
+        Command("attach", "Add a text file or image to the message", (), "FILE"),
+        Command("editor", "Write the message in $EDITOR", ("ctrl+g",)),
+        Command("system", "Edit the system prompt; `off` removes it", (), "[TEXT|off]"),
+        Command("set", "Set temperature, seed …; `off` resets", (), "[NAME VALUE]"),
+        Command("compact", "Summarise the start to free context"),
+    ),
+    "Chats": (
+        Command("new", "Start a new chat; this one is saved", ("ctrl+n",)),
+        Command("chats", "Open or search earlier chats", ("ctrl+o",)),
+        Command("find", "Find text; repeat for the previous match", ("f5",), "TEXT"),
+        Command("rename", "Rename this chat", (), "TITLE"),
+        Command("export", "Save this chat as Markdown or JSON", (), "[json] [FILE]"),
+    ),
+    "Model and program": (
+        Command("model", "Choose or download a model", (), "[NAME]"),
+        Command("tools", "Show, switch and allow tools (MCP)"),
+        Command("engine", "Show cache pages, queue, speed and memory", ("f4",)),
+        Command("theme", "Switch between light and dark", ("f2",)),
+        Command("help", "Show all keys and commands", ("f1",)),
+        Command("quit", "Quit, and stop the server started here", ("ctrl+q",)),
+    ),
+}
+
+COMMANDS = tuple(command for group in COMMAND_GROUPS.values() for command in group)
 
 COMMAND_NAMED = {command.name: command for command in COMMANDS}
 

@@ -138,6 +138,7 @@ class ServerConfig(Options):
             "Limits",
             gt=0,
             le=1,
+            is_tuning=True,
         ),
     ] = 0.5
     max_connections: Annotated[
@@ -156,13 +157,18 @@ class ServerConfig(Options):
             "Limits",
             "connections",
             ge=1,
+            is_tuning=True,
         ),
     ] = 500
     header_timeout: Annotated[
-        float, Option("Time for a request's headers to arrive.", "Limits", "seconds", gt=0)
+        float,
+        Option(
+            "Time for a request's headers to arrive.", "Limits", "seconds", gt=0, is_tuning=True
+        ),
     ] = 10.0
     body_timeout: Annotated[
-        float, Option("Time for a request's body to arrive.", "Limits", "seconds", gt=0)
+        float,
+        Option("Time for a request's body to arrive.", "Limits", "seconds", gt=0, is_tuning=True),
     ] = 30.0
     write_timeout: Annotated[
         float,
@@ -171,6 +177,7 @@ class ServerConfig(Options):
             "Limits",
             "seconds",
             gt=0,
+            is_tuning=True,
         ),
     ] = 20.0
     log_level: Annotated[

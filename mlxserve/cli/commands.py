@@ -49,6 +49,16 @@ _OTHER_NAMES = {
 }
 
 
+_WHOLE = 200  # characters of a command's help: it is wrapped, not cut
+
+# The sections of `mlxserve --help`, in their order.
+_GROUPS = {
+    "Use a model": ("chat", "run", "serve", "launch", "embed"),
+    "Models": ("models", "use", "pull", "search", "show", "rm"),
+    "Servers": ("ps", "stop", "logs", "service", "key", "prefix", "cache"),
+    "This machine": ("doctor", "bench", "completion", "uninstall", "help"),
+}
+
 # typer's words for a bad value are those of the library that checks it.
 _PLAINER = {
     "Input should be a valid integer, unable to parse string as an integer": "give a whole number.",
@@ -64,6 +74,15 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return super().get_command(ctx, _OTHER_NAMES.get(cmd_name, cmd_name))
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands by groups, each with the whole first sentence of its help."""
+        for title, names in _GROUPS.items():
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name, command.get_short_help_str(_WHOLE)) for name, command in commands]
+                )
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -77,7 +96,7 @@ app = typer.Typer(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
-    help="A local inference server for Apple Silicon: paged, prefix-cached KV, chunked prefill.",
+    help="Chats and coding agents on your Mac that do not read the same prompt twice.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -1,4 +1,4 @@
-"""Flags: every option of the configs as a flag with its help, under its panel's name.
+"""Flags: the options of the configs as flags with their help, under their panels' names.
 
 `python -m mlxserve.cli.options` prints them as the tables of docs/tuning.md.
 """
@@ -81,6 +81,7 @@ def with_settings(*schemas: type[Options]) -> Callable[[Callable[..., None]], Ca
         option.name: _flag(option, may_repeat=is_of_server and option.name == "model")
         for schema in schemas
         for option in options_of(schema)
+        if not option.declared.is_tuning
     }
     config = inspect.Parameter(
         "config",
@@ -185,19 +186,29 @@ def _metavar(option: NamedOption) -> str | None:
 def options_table() -> str:
     """Every option as Markdown, a table for each panel: what docs/tuning.md holds."""
     options = [option for schema in SCHEMAS for option in options_of(schema)]
+    flags = [option for option in options if not option.declared.is_tuning]
     tables = []
-    for panel in dict.fromkeys(option.declared.panel for option in options):
-        rows = [_row(option) for option in options if option.declared.panel == panel]
+    for panel in dict.fromkeys(option.declared.panel for option in flags):
+        rows = [_row(option) for option in flags if option.declared.panel == panel]
         tables.append("\n".join([f"### {panel}\n", "| Flag | Default | |", "|---|---|---|", *rows]))
     return "\n\n".join(tables) + "\n"
+
+
+def tuning_table() -> str:
+    """Return the options of the file's table [tuning] as Markdown: what docs/tuning.md holds."""
+    options = [option for schema in SCHEMAS for option in options_of(schema)]
+    rows = [_row(option) for option in options if option.declared.is_tuning]
+    return "\n".join(["| Name | Default | |", "|---|---|---|", *rows]) + "\n"
 
 
 def _row(option: NamedOption) -> str:
     value = f" {_metavar(option)}" if _metavar(option) else ""
     names = ", ".join(_declarations(option)).replace("/", ", ")
+    if option.declared.is_tuning:
+        names = option.name
     cells = (f"`{names}{value}`", option.default_text(), option.declared.help)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 if __name__ == "__main__":
-    print_safe(options_table(), end="")
+    print_safe(options_table() + "\n" + tuning_table(), end="")

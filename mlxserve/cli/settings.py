@@ -11,6 +11,10 @@ with dashes. A table for a model goes before what the file says for all of them:
     aliases = ["coder"]
     max_model_len = 32768
 
+    [tuning]
+    max_overtakes = 2
+
+Options that few people need have no flag: they are set in the table `tuning` or by MLXSERVE_TUNING_NAME.
 An unknown name is an error: a misspelled option that is silently ignored is hard to find.
 """
 
@@ -30,6 +34,7 @@ from mlxserve.core.option import NamedOption, Options, options_of, unknown_optio
 
 PREFIX = "MLXSERVE_"
 _TABLES = "models"  # the name of the models' tables in the file
+_TUNING = "tuning"  # the name of the table of options that have no flag
 _OF_FIRST = frozenset({"adapter"})  # options that are the first model's, unless a table has them
 # Variables of the same prefix that are not options: secrets, folders, what is read before options
 # are, and settings of our tests.
@@ -228,14 +233,34 @@ def _content(file: Path | None) -> _File:
 
 
 def _from_file(file: _File, known: Mapping[str, NamedOption]) -> dict[str, Given]:
+    tuning = file.values.get(_TUNING, {})
+    if not isinstance(tuning, dict):
+        raise InvalidConfig(f"{file.path}: {_TUNING} must be a table: [{_TUNING}]")
     given = {}
     for name, value in file.values.items():
-        if name == _TABLES:
-            continue
-        if name not in known:
-            raise InvalidConfig(f"{file.path}: {unknown_option(name, known)}")
-        given[name] = Given(value, f"set in {file.path}", is_of_file=True)
+        if name not in (_TABLES, _TUNING):
+            _check_place(name, known, f"{file.path}", is_tuning=False)
+            given[name] = Given(value, f"set in {file.path}", is_of_file=True)
+    for name, value in tuning.items():
+        where = f"{file.path}, [{_TUNING}]"
+        _check_place(name, known, where, is_tuning=True)
+        given[name] = Given(value, f"set in {where}", is_of_file=True)
     return given
+
+
+def _check_place(
+    name: str, known: Mapping[str, NamedOption], where: str, *, is_tuning: bool
+) -> None:
+    """Raises InvalidConfig for an unknown option, and for one that is set in another place."""
+    if name not in known:
+        raise InvalidConfig(f"{where}: {unknown_option(name, known)}")
+    if known[name].declared.is_tuning and not is_tuning:
+        raise InvalidConfig(
+            f"{where}: {name} is set in the table [{_TUNING}] of the configuration file, or by "
+            f"{PREFIX}{_TUNING.upper()}_{name.upper()} in the environment."
+        )
+    if is_tuning and not known[name].declared.is_tuning:
+        raise InvalidConfig(f"{where}: {name} is set outside the table [{_TUNING}].")
 
 
 def _tables(file: _File) -> dict[str, dict[str, Given]]:
@@ -270,8 +295,9 @@ def _from_environment(
         if not variable.startswith(PREFIX) or not text:
             continue
         name, source = variable.removeprefix(PREFIX).lower(), f"set by {variable}"
-        if name not in known:
-            raise InvalidConfig(f"{variable} in the environment: {unknown_option(name, known)}")
+        is_tuning = name.startswith(f"{_TUNING}_")
+        name = name.removeprefix(f"{_TUNING}_")
+        _check_place(name, known, f"{variable} in the environment", is_tuning=is_tuning)
         try:
             given[name] = Given(known[name].parsed(text), source)
         except InvalidConfig as error:

@@ -102,6 +102,7 @@ class SchedulerConfig(Options):
             "How often shorter requests may overtake one that does not fit into the KV cache.",
             "Scheduling",
             ge=0,
+            is_tuning=True,
         ),
     ] = 1
     preempt_for_priority_ms: Annotated[
@@ -117,7 +118,11 @@ class SchedulerConfig(Options):
     ageing_steps: Annotated[
         int,
         Option(
-            "Steps of waiting that raise a request's priority by one.", "Scheduling", "steps", ge=1
+            "Steps of waiting that raise a request's priority by one.",
+            "Scheduling",
+            "steps",
+            ge=1,
+            is_tuning=True,
         ),
     ] = 1000
     prefix_follow_pages: Annotated[
@@ -128,6 +133,7 @@ class SchedulerConfig(Options):
             "Scheduling",
             "pages",
             ge=1,
+            is_tuning=True,
         ),
     ] = 4
     growth_pages: Annotated[
@@ -138,6 +144,7 @@ class SchedulerConfig(Options):
             "Scheduling",
             "pages",
             ge=0,
+            is_tuning=True,
         ),
     ] = 2
     enable_prefix_caching: Annotated[
@@ -160,6 +167,7 @@ class SchedulerConfig(Options):
             "What a page-aligned chunk costs of a step: all slots of the pages it touches, or "
             "(unaligned) only its tokens.",
             "Scheduling",
+            is_tuning=True,
         ),
     ] = BudgetMode.ALIGNED
     long_prefill_token_threshold: Annotated[
@@ -210,6 +218,7 @@ class SchedulerConfig(Options):
             "Scheduling",
             "preemptions",
             ge=1,
+            is_tuning=True,
         ),
     ] = 3
 
@@ -293,6 +302,7 @@ class EngineConfig(Options):
             "Model",
             default="auto for serve and chat; otherwise never",
             choices=("auto", "always", "never"),
+            is_tuning=True,
         ),
     ] = None
     seed: Annotated[
@@ -341,6 +351,7 @@ class EngineConfig(Options):
             ge=0,
             le=MAX_PAGES,
             default="by memory, max_model_len and max_num_seqs",
+            is_tuning=True,
         ),
     ] = None
     num_state_slots: Annotated[
@@ -353,6 +364,7 @@ class EngineConfig(Options):
             ge=2,
             le=2**16,
             default="a quarter of the cache's memory, 6 to 1024",
+            is_tuning=True,
         ),
     ] = None
     page_size: Annotated[
@@ -396,12 +408,17 @@ class EngineConfig(Options):
             "Scheduling",
             "seconds",
             ge=0,
+            is_tuning=True,
         ),
     ] = 60.0
     hot_after_hits: Annotated[
         int,
         Option(
-            "A page that was found this often is evicted after others.", "Scheduling", "hits", ge=1
+            "A page that was found this often is evicted after others.",
+            "Scheduling",
+            "hits",
+            ge=1,
+            is_tuning=True,
         ),
     ] = 2
     disk_cache_size: Annotated[
@@ -432,6 +449,7 @@ class EngineConfig(Options):
             "GiB",
             default="10 times disk_cache_size",
             gt=0,
+            is_tuning=True,
         ),
     ] = None
     tensor_parallel_size: Annotated[
@@ -501,12 +519,17 @@ class EngineConfig(Options):
             "Recovery",
             gt=0,
             le=1,
+            is_tuning=True,
         ),
     ] = 0.95
     memory_critical: Annotated[
         float,
         Option(
-            "Share of the memory from which on one request runs at a time.", "Recovery", gt=0, le=1
+            "Share of the memory from which on one request runs at a time.",
+            "Recovery",
+            gt=0,
+            le=1,
+            is_tuning=True,
         ),
     ] = 0.98
     max_engine_failures: Annotated[
@@ -517,6 +540,7 @@ class EngineConfig(Options):
             "Recovery",
             "failures",
             ge=1,
+            is_tuning=True,
         ),
     ] = 5
     disable_log_stats: Annotated[bool, Option("Log no throughput lines.", "Log")] = False

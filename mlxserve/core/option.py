@@ -62,6 +62,8 @@ class Option:
     default: str = ""
     short: str = ""
     is_basic: bool = False  # shown by `--help`; all others by `--help-all`
+    # Set in the file's table [tuning], by MLXSERVE_TUNING_NAME or in Python; it has no flag.
+    is_tuning: bool = False
 
 
 @dataclass(frozen=True, slots=True)

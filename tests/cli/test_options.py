@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from mlxserve.api.config import ServerConfig
-from mlxserve.cli.options import SCHEMAS, options_table, with_settings
+from mlxserve.cli.options import SCHEMAS, options_table, tuning_table, with_settings
 from mlxserve.cli.settings import flags_of
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.option import options_of
@@ -40,8 +40,9 @@ def test_help_shows_each_flag_with_its_unit_text_and_default_in_its_panel(run: R
     assert re.search(r"--page-tail <copy\|recompute> Where [^-]* \[default: copy\]", scheduling)
     for schema in SCHEMAS:
         for option in options_of(schema):
+            flag = re.search(rf"--{option.name.replace('_', '-')}\b", text)
+            assert (flag is None) == option.declared.is_tuning, option.name
             assert f"\n{option.declared.panel}:\n" in text
-            assert re.search(rf"--{option.name.replace('_', '-')}\b", text), option.name
 
 
 @pytest.mark.parametrize("command", ["serve", "run", "chat", "models"])
@@ -57,7 +58,7 @@ def test_help_is_short_and_leads_to_all_options(command: str, run: Run) -> None:
 
 
 def test_without_flags_nothing_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MLXSERVE_DISK_CACHE_SIZE", "MLXSERVE_TRIAL_PROCESS"):  # set for all tests
+    for name in ("MLXSERVE_DISK_CACHE_SIZE", "MLXSERVE_TUNING_TRIAL_PROCESS"):  # set for all tests
         monkeypatch.delenv(name)
     settings = parse()
     assert settings.flags == {}
@@ -92,6 +93,7 @@ def test_a_row_of_the_table_has_flag_default_and_help() -> None:
 def test_the_documentation_has_the_tables_as_they_are_printed() -> None:
     """`python -m mlxserve.cli.options` prints them."""
     text = TUNING.read_text(encoding="utf-8")
-    _, _, rest = text.partition("<!-- options: begin -->\n")
-    tables, _, _ = rest.partition("<!-- options: end -->\n")
-    assert tables == options_table()
+    for name, printed in (("options", options_table()), ("tuning", tuning_table())):
+        _, _, rest = text.partition(f"<!-- {name}: begin -->\n")
+        tables, _, _ = rest.partition(f"<!-- {name}: end -->\n")
+        assert tables == printed, name

@@ -80,6 +80,13 @@ def test_a_variable_is_read_as_its_options_type() -> None:
     assert settings.build(ServerConfig).alias == ("a", "b")
 
 
+def test_options_without_a_flag_are_set_in_a_table_or_by_the_environment(home: Path) -> None:
+    (home / "config.toml").write_text("[tuning]\nmax_overtakes = 3\nbody_timeout = 5\n")
+    settings = read(environment={"MLXSERVE_TUNING_BODY_TIMEOUT": "7"})
+    assert settings.build(EngineConfig).scheduler.max_overtakes == 3
+    assert settings.build(ServerConfig).body_timeout == 7
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -91,6 +98,11 @@ def test_a_variable_is_read_as_its_options_type() -> None:
         ("port = 70000\n", r"port must be a whole number from 0 to 65535.*config.toml"),
         ("alias = 'x'\n", "alias must be a list"),
         ("host = 3\n", "host must be text"),
+        ("max_overtakes = 3\n", r"max_overtakes is set in the table \[tuning\]"),
+        ("[tuning]\nseed = 3\n", r"\[tuning\]: seed is set outside the table"),
+        ("[tuning]\nmax_overtake = 3\n", r"\[tuning\]: .*Did you mean max_overtakes"),
+        ("[tuning]\nmax_overtakes = 'x'\n", r"max_overtakes must be .*config.toml, \[tuning\]"),
+        ("tuning = 3\n", "tuning must be a table"),
     ],
 )
 def test_a_mistake_in_the_file_names_the_file_and_the_option(
@@ -107,6 +119,9 @@ def test_a_mistake_in_the_environment_names_the_variable() -> None:
         ("MLXSERVE_SEED", "x", r"seed must be a whole number.* got 'x' \(set by MLXSERVE_SEED\)"),
         ("MLXSERVE_DISABLE_LOG_STATS", "maybe", "must be true or false"),
         ("MLXSERVE_DISK_CACHE_SIZE", "much", "must be a number"),
+        ("MLXSERVE_MAX_OVERTAKES", "3", "MLXSERVE_TUNING_MAX_OVERTAKES in the environment"),
+        ("MLXSERVE_TUNING_SEED", "3", "seed is set outside"),
+        ("MLXSERVE_TUNING_MAX_OVERTAKES", "x", "max_overtakes must be a whole number"),
         ("MLXSERVE_PAGE_SIZE", "7", r"page_size must be one of .*set by MLXSERVE_PAGE_SIZE"),
     ]:
         with pytest.raises(InvalidConfig, match=words):
@@ -134,7 +149,9 @@ def test_every_variable_that_the_code_reads_is_accepted() -> None:
     """Or the command would refuse to start where one of them is set."""
     root = Path(__file__).parents[2]
     known = {
-        f"MLXSERVE_{option.name.upper()}" for schema in SCHEMAS for option in options_of(schema)
+        f"MLXSERVE_{'TUNING_' * option.declared.is_tuning}{option.name.upper()}"
+        for schema in SCHEMAS
+        for option in options_of(schema)
     }
     for folder in ("mlxserve", "metal_kernels", "tui", "tests"):
         for file in (root / folder).rglob("*.py"):

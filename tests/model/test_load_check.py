@@ -137,7 +137,7 @@ mx.save_safetensors(sys.argv[1] + "/model.safetensors", dict(tree_flatten(m.para
 json.dump(c, open(sys.argv[1] + "/config.json", "w"))
 """
     subprocess.run([sys.executable, "-c", build, str(folder)], check=True)
-    environment = {k: v for k, v in os.environ.items() if k != "MLXSERVE_TRIAL_PROCESS"}
+    environment = {k: v for k, v in os.environ.items() if k != "MLXSERVE_TUNING_TRIAL_PROCESS"}
     served = subprocess.run(
         [sys.executable, "-m", "mlxserve", "serve", "--port", "0", "-m", str(folder)],
         capture_output=True,

@@ -21,7 +21,7 @@ from textual.widgets.option_list import Option
 from mlxserve.history.messages import ChatRecord
 from mlxserve.history.store import SearchHit
 from mlxserve.system.terminal_text import one_line
-from tui.commands import COMMANDS, COMPOSER_KEYS, MESSAGE_KEYS
+from tui.commands import COMMAND_GROUPS, COMPOSER_KEYS, MESSAGE_KEYS
 from tui.widgets.dialog import Dialog, DialogList, ListDialog
 
 Row = tuple[str, str, str]  # a command or key, the key of a command, its help
@@ -135,9 +135,10 @@ class HelpDialog(Dialog[None]):
 
 
 def _help() -> Iterator[tuple[str, Sequence[Row]]]:
-    commands = [(command.usage, command.key_words, command.help) for command in COMMANDS]
     yield "Writing a message", [(keys, "", words) for keys, words in COMPOSER_KEYS]
-    yield "Commands, also in the palette (Ctrl+P)", commands
+    for title, commands in COMMAND_GROUPS.items():
+        rows = [(command.usage, command.key_words, command.help) for command in commands]
+        yield f"{title}: commands, also in the palette (Ctrl+P)", rows
     yield "On a message (press Tab)", [(keys, "", words) for keys, words in MESSAGE_KEYS]
 
 

@@ -105,7 +105,7 @@ class Prefixes:
             raise ApiError(
                 409,
                 f"One API key may have {most} of the {MAX_PREFIXES} prefixes and has {num_own}. "
-                "Delete one, or raise --max-prefix-share-per-key.",
+                "Delete one, or raise max_prefix_share_per_key.",
                 param="name",
                 code="prefix_quota_exceeded",
             )

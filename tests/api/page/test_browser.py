@@ -61,11 +61,15 @@ def test_an_answer_streams_and_the_map_moves(server: Process, visit: Open) -> No
 
 
 def test_pages_of_windows_have_a_map_of_their_own(
-    write_model: Callable[..., Path], tmp_path: Path, visit: Open
+    write_model: Callable[..., Path],
+    tmp_path: Path,
+    visit: Open,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("MLXSERVE_TUNING_NUM_WINDOW_PAGES", "32")
     model = write_model(tmp_path, "gpt_oss", max_position_embeddings=2048, sliding_window=24)
     log = tmp_path / "stderr"
-    flags = ("-m", str(model), "--page-size", "16", "--num-pages", "64", "--num-window-pages", "32")
+    flags = ("-m", str(model), "--page-size", "16", "--num-pages", "64")
     with served(log, *flags) as process, visit(process.url) as seen:
         seen.until("Ready")
         seen.page.wait_for_selector("#window-map")

@@ -124,7 +124,7 @@ def test_it_stops_looking_when_it_is_stopped() -> None:
 # ---- the whole process
 
 _FAULTY = """
-import ctypes, sys, time
+import ctypes, os, sys, time
 from mlxserve.system.machine import prepare
 prepare()
 from mlxserve.model.runner import ModelRunner
@@ -141,7 +141,8 @@ def locks(*_, **__):
 
 watchdog.MAX_SILENCE, watchdog.GRACE = 2.0, 2.0
 ModelRunner.launch = {fault}
-sys.argv[1:] = ["serve", "--port", "0", "--watchdog-seconds", "4", "--max-engine-failures", "2"]
+os.environ["MLXSERVE_TUNING_MAX_ENGINE_FAILURES"] = "2"
+sys.argv[1:] = ["serve", "--port", "0", "--watchdog-seconds", "4"]
 from mlxserve.cli import main
 main()
 """
