@@ -31,14 +31,11 @@ class Plans:
     """What a backend computes from a step's numbers: made once, kept for the step's other layers."""
 
     def plan(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
-        plan: Plan | None = self._plans.get(key)
+        plans: dict[Hashable, Any] = self.__dict__.setdefault("_plans", {})
+        plan: Plan | None = plans.get(key)
         if plan is None:
-            plan = self._plans[key] = make()
+            plan = plans[key] = make()
         return plan
-
-    @cached_property
-    def _plans(self) -> dict[Hashable, Any]:
-        return {}
 
 
 @dataclass(frozen=True)

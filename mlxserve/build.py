@@ -9,6 +9,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from mlxserve.cache.kinds.kind import EndKind
+from mlxserve.cache.kinds.state_slots import StateSlots
+from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
 from mlxserve.cache.window_kv import WindowKV, pools_of
@@ -26,7 +29,7 @@ from mlxserve.disk.folder import default_bytes
 from mlxserve.disk.folder import disk_folder as folder_of
 from mlxserve.disk.tier import DiskTier
 from mlxserve.engine.async_engine import AsyncEngine
-from mlxserve.engine.disk_cache import DiskCache
+from mlxserve.engine.disk_cache import DiskCache, page_records, state_records, window_records
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.memory import MemoryWatch
 from mlxserve.engine.step_time_model import StepTimeModel
@@ -48,7 +51,6 @@ from mlxserve.model.window_group import WindowGroup, window_group
 from mlxserve.model.work import forward_work
 from mlxserve.model.workers import Workers
 from mlxserve.scheduler.scheduler import Scheduler
-from mlxserve.scheduler.windows import Windows
 from mlxserve.system import machine, metal_memory
 from mlxserve.system.metal_memory import ModelShare
 from mlxserve.text.template_caps import ALWAYS_ALLOWED
@@ -211,20 +213,7 @@ def build_engine(
     config, loaded, kv = part.config, part.loaded, part.kv
     assert config.num_pages is not None
     pool = PagePool(config.num_pages, config.page_size, config.hot_after_hits, part.first_pages)
-    windows = None
-    if part.group is not None and part.windows is not None:
-        in_windows = part.windows.kv
-        window_pool = PagePool(
-            in_windows.num_pages, config.page_size, config.hot_after_hits, in_windows.num_backed
-        )
-        windows = Windows(window_pool, part.group.window)
-        log.info(
-            "Layers with a window of %d have %d pages of their own (%.1f MiB, now %.1f)",
-            windows.window.size,
-            in_windows.num_pages,
-            in_windows.nbytes_of(in_windows.num_pages) / (1 << 20),
-            in_windows.nbytes / (1 << 20),
-        )
+    ends = _ends(config, part, pool)
     pace = pace or _pace(config, loaded, part.step)
     disk = _disk(config, files, part, pace)
     if config.scheduler.speculative_tokens and loaded.has_states:
@@ -232,7 +221,7 @@ def build_engine(
             "speculative_tokens has no effect: this model keeps a recurrent state, which does not go "
             "back to the last accepted token."
         )
-    scheduler = Scheduler(config.scheduler, pool, config.num_state_slots, disk, windows=windows)
+    scheduler = Scheduler(config.scheduler, pool, disk, ends=ends)
     log.info(
         "%s is loaded: KV cache %d tokens in %d pages of %d (%.1f MiB, now %.1f), context %d, "
         "%sattention by %s, probe difference %.1e",
@@ -273,6 +262,25 @@ def build_engine(
     if workers is not None:
         workers.watch()
     return engine, loaded.vocab_size
+
+
+def _ends(config: EngineConfig, part: EnginePart, pool: PagePool) -> list[EndKind]:
+    """What the layers keep beside pages of `pool`: the one place where a kind is wired."""
+    ends: list[EndKind] = []
+    if part.group is not None and part.windows is not None:
+        kv = part.windows.kv
+        window_pool = PagePool(kv.num_pages, config.page_size, config.hot_after_hits, kv.num_backed)
+        ends.append(WindowPages(window_pool, part.group.window))
+        log.info(
+            "Layers with a window of %d have %d pages of their own (%.1f MiB, now %.1f)",
+            part.group.window.size,
+            kv.num_pages,
+            kv.nbytes_of(kv.num_pages) / (1 << 20),
+            kv.nbytes / (1 << 20),
+        )
+    if config.num_state_slots is not None:
+        ends.append(StateSlots(config.num_state_slots, pool))
+    return ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,15 +434,12 @@ def _disk(
         log.warning("Nothing is kept on disk: %s", error)
         return None
     tier.flush(_INDEX_SECONDS)
-    return DiskCache(
-        tier,
-        pace,
-        page_bytes=kv.nbytes_of(1),
-        page_size=config.page_size,
-        state_bytes=loaded.state_nbytes if loaded.has_states else None,
-        window_bytes=window_bytes,
-        num_window_pages=0 if part.group is None else part.group.window.num_seen,
-    )
+    kinds = [page_records(kv.nbytes_of(1))]
+    if part.group is not None and window_bytes is not None:
+        kinds.append(window_records(window_bytes, part.group.window.num_seen))
+    if loaded.has_states:
+        kinds.append(state_records(loaded.state_nbytes))
+    return DiskCache(tier, pace, kinds, page_size=config.page_size)
 
 
 def _salted_by(config: EngineConfig, files: ModelFiles) -> str:

@@ -23,7 +23,7 @@ ARROWS: dict[str, str] = {
     "helpers": "core system",
     "images": "core helpers",
     "request": "core images",
-    "cache": "metal_kernels core",
+    "cache": "metal_kernels core request",
     "disk": "core system",
     "hub": "metal_kernels core system cache",
     "text": "core system helpers images request",

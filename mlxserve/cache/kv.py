@@ -298,7 +298,7 @@ class KVPool:
         mx.clear_cache()
         self._allocate()
 
-    def read_pages(self, pages: Sequence[int]) -> list[bytes]:
+    def read_units(self, pages: Sequence[int]) -> list[bytes]:
         """The keys and values of all layers, for each page. No step may be under way."""
         if not self.specs:
             return [b""] * len(pages)
@@ -310,8 +310,8 @@ class KVPool:
         ]
         return [row.tobytes() for row in np.concatenate(columns, axis=1)]
 
-    def write_pages(self, pages: Sequence[int], payloads: Sequence[bytes]) -> None:
-        """Write what `read_pages` returned, from this pool or one with the same layers."""
+    def write_units(self, pages: Sequence[int], payloads: Sequence[bytes]) -> None:
+        """Write what `read_units` returned, from this pool or one with the same layers."""
         if not self.specs:
             return
         slots, plans = self._slots(pages), Plans()

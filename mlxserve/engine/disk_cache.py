@@ -10,8 +10,10 @@ measurement, and one that takes too long is given up.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from mlxserve.cache.kinds.kind import Uses
 from mlxserve.disk.loads import DiskAnswer
 from mlxserve.disk.tier import DiskTier
 from mlxserve.disk.unwritten import Unwritten
@@ -22,120 +24,104 @@ _UNMEASURED_SECONDS = 5.0  # the same while it is unknown how long computing tak
 _STEP_SECONDS = 1e-6  # by which a page counts as used before the one that it follows
 
 
-def state_name(hash_: bytes) -> bytes:
-    """The record of the recurrent state after the page of this hash."""
-    return hash_ + b"s"
+@dataclass(frozen=True, slots=True)
+class RecordKind:
+    """Records of one kind of units.
+
+    name: of the kind
+    suffix: of its records' names, after the hash of a page
+    unit_bytes: of a record's payload
+    num_at_end: units that are read after the last page of a prefix
+    max_at_once: units that are written at once, at most
+    """
+
+    name: str
+    suffix: bytes
+    unit_bytes: int
+    num_at_end: int = 0
+    max_at_once: int = 256
+
+    def record(self, hash_: bytes) -> bytes:
+        """The name of the record of the unit with this hash."""
+        return hash_ + self.suffix
 
 
-def window_name(hash_: bytes) -> bytes:
-    """The record of the page with this hash of layers with a window."""
-    return hash_ + b"w"
+def page_records(unit_bytes: int) -> RecordKind:
+    return RecordKind("pages", b"", unit_bytes)
+
+
+def window_records(unit_bytes: int, num_at_end: int) -> RecordKind:
+    return RecordKind("windows", b"w", unit_bytes, num_at_end)
+
+
+def state_records(unit_bytes: int) -> RecordKind:
+    # Each may be as large as a hundred pages, and a full disk keeps the newest of them only.
+    return RecordKind("states", b"s", unit_bytes, max_at_once=2)
 
 
 class DiskCache:
-    """The pages of one model on disk, with the times to read and to compute them."""
+    """The units of one model on disk, with the times to read and to compute them."""
 
     def __init__(
         self,
         tier: DiskTier,
         pace: StepTimeModel,
+        kinds: Sequence[RecordKind],
         *,
-        page_bytes: int,
         page_size: int,
-        state_bytes: int | None = None,
-        window_bytes: int | None = None,
-        num_window_pages: int = 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """
-        page_bytes: of the keys and values of one page of `page_size` tokens
-        state_bytes: of a recurrent state; None for a model without them
-        window_bytes: of a page of layers with a window; None where they have no pool of their own
-        num_window_pages: of a window, which are read with the last page
+        kinds: full pages of `page_size` tokens, and then the others
         clock: seconds since 1970
         """
         self.tier = tier
         self._pace = pace
-        self.page_bytes = page_bytes
+        self.kinds = {kind.name: kind for kind in kinds}
         self._page_size = page_size
         self._clock = clock
-        self._pages = Unwritten(tier, page_bytes)
-        self._states = None if state_bytes is None else Unwritten(tier, state_bytes)
-        self._windows = None if window_bytes is None else Unwritten(tier, window_bytes)
-        self.window_bytes = window_bytes or 0
-        self._end_bytes = num_window_pages * self.window_bytes
+        self._unwritten = {kind.name: Unwritten(tier, kind.unit_bytes) for kind in kinds}
+        self._page_bytes = kinds[0].unit_bytes
+        self._end_bytes = sum(kind.num_at_end * kind.unit_bytes for kind in kinds)
         self._overdue: set[int] = set()  # tickets of loads that were given up, and not answered
 
-    def use(self, hashes: Sequence[bytes], /) -> None:
-        """Note that a request has used these pages until now, each with those before it."""
-        now, last = self._clock(), len(hashes) - 1
-        pages = {hashes[depth]: now - depth * _STEP_SECONDS for depth in range(last, -1, -1)}
-        self._pages.use(pages)
-        self.tier.touch(pages)
-        if self._states is not None:  # after all pages, which they need; the deepest one first
-            states = {
-                state_name(hash_): now - (2 * last - depth) * _STEP_SECONDS
-                for depth, hash_ in enumerate(hashes)
+    def use(self, uses: Mapping[str, Uses], /) -> None:
+        """Note that a request has used these units until now, by their kinds."""
+        now = self._clock()  # one time, by which units of all kinds are compared
+        for kind, (hashes, num_before) in uses.items():
+            record = self.kinds[kind].record
+            used = {
+                record(hash_): now - (num_before + number) * _STEP_SECONDS
+                for number, hash_ in enumerate(hashes)
             }
-            self._states.use(states)
-            self.tier.touch(states)
+            self._unwritten[kind].use(dict(reversed(used.items())))
+            self.tier.touch(used)
 
-    def use_windows(self, hashes: Sequence[bytes], /) -> None:
-        """Note that these pages of windows were used until now, the last one first."""
-        assert self._windows is not None, "there are no windows"
-        now = self._clock()
-        windows = {
-            window_name(hash_): now - number * _STEP_SECONDS for number, hash_ in enumerate(hashes)
-        }
-        self._windows.use(dict(reversed(windows.items())))
-        self.tier.touch(windows)
+    def unwritten(self, kind: str, /) -> Iterator[bytes]:
+        """Units that are not on disk and would be kept there, the last used first."""
+        num_suffix = len(self.kinds[kind].suffix)
+        return (name[: len(name) - num_suffix] for name in self._unwritten[kind])
 
-    def unwritten(self) -> Iterator[bytes]:
-        """Pages that are not on disk and would be kept there, the last used first."""
-        return iter(self._pages)
+    def is_unwritten(self, kind: str, hash_: bytes, /) -> bool:
+        """Whether a unit is not on disk and would be kept there."""
+        return self.kinds[kind].record(hash_) in self._unwritten[kind]
 
-    def unwritten_states(self) -> Iterator[bytes]:
-        """The same of recurrent states, by the page before each."""
-        return (name[:-1] for name in self._states or ())
-
-    def unwritten_windows(self) -> Iterator[bytes]:
-        """The same of pages of layers with a window."""
-        return (name[:-1] for name in self._windows or ())
-
-    def is_unwritten(self, hash_: bytes, /) -> bool:
-        """Whether a page is not on disk and would be kept there."""
-        return hash_ in self._pages
-
-    def forget(self, hashes: Iterable[bytes], /) -> None:
-        """These pages are no longer in memory."""
-        self._pages.forget(hashes)
-
-    def forget_states(self, hashes: Iterable[bytes], /) -> None:
-        """The recurrent states after these pages are not in memory."""
-        assert self._states is not None, "there are no states"
-        self._states.forget(map(state_name, hashes))
-
-    def forget_windows(self, hashes: Iterable[bytes], /) -> None:
-        """These pages of layers with a window are not in memory."""
-        assert self._windows is not None, "there are no windows"
-        self._windows.forget(map(window_name, hashes))
+    def forget(self, kind: str, hashes: Iterable[bytes], /) -> None:
+        """These units are no longer in memory."""
+        self._unwritten[kind].forget(map(self.kinds[kind].record, hashes))
 
     def delete(self, hashes: Iterable[bytes]) -> int:
-        """Delete these pages, with the states and windows there; how many of the pages were on disk."""
-        pages = list(hashes)
-        self.forget(pages)
-        num_deleted = self.tier.delete(pages)
-        for kind, name in ((self._states, state_name), (self._windows, window_name)):
-            if kind is not None:
-                names = list(map(name, pages))
-                kind.forget(names)
-                self.tier.delete(names)
-        return num_deleted
+        """Delete the units with these hashes; how many of the full pages were on disk."""
+        hashes = list(hashes)
+        num_deleted = []
+        for kind in self.kinds.values():
+            self.forget(kind.name, hashes)
+            num_deleted.append(self.tier.delete(list(map(kind.record, hashes))))
+        return num_deleted[0]
 
     def save(self, records: Sequence[tuple[bytes, bytes]]) -> int:
-        """`DiskTier.save` of pages, states or windows, with the time when each was used last."""
-        now = self._clock()
-        kinds = [kind for kind in (self._pages, self._states, self._windows) if kind is not None]
+        """`DiskTier.save` of units, with the time when each was used last."""
+        now, kinds = self._clock(), self._unwritten.values()
         times = [
             next((time for kind in kinds if (time := kind.time(name)) is not None), now)
             for name, _ in records
@@ -146,13 +132,9 @@ class DiskCache:
         """How many of these pages are on disk, from the first one on."""
         return self.tier.num_leading(hashes)
 
-    def has_state(self, hash_: bytes, /) -> bool:
-        """Whether the recurrent state after this page is on disk."""
-        return self.tier.num_leading([state_name(hash_)]) == 1
-
-    def has_window(self, hash_: bytes, /) -> bool:
-        """Whether the page with this hash of layers with a window is on disk."""
-        return window_name(hash_) in self.tier
+    def has(self, kind: str, hash_: bytes, /) -> bool:
+        """Whether the unit of this kind with this hash is on disk."""
+        return self.kinds[kind].record(hash_) in self.tier
 
     def pays(self, num_tokens: int, /) -> bool:
         """Whether reading the pages of `num_tokens` is probably faster than computing them.
@@ -165,7 +147,7 @@ class DiskCache:
         seconds = self._pace.prompt_seconds(num_tokens)
         if not rate or seconds is None:
             return True
-        num_bytes = num_tokens / self._page_size * self.page_bytes + self._end_bytes
+        num_bytes = num_tokens / self._page_size * self._page_bytes + self._end_bytes
         return num_bytes / rate < seconds
 
     def patience(self, num_pages: int) -> float:

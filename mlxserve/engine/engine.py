@@ -20,10 +20,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import mlx.nn as nn
 
+from mlxserve.cache.kinds.full_pages import FullPages
+from mlxserve.cache.kinds.kind import find
+from mlxserve.cache.kinds.state_slots import StateSlots
+from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.pages import PagePool
 from mlxserve.core.errors import OutOfMemory
 from mlxserve.core.stats import (
@@ -31,6 +36,7 @@ from mlxserve.core.stats import (
     PlannedMemory,
     PoolStats,
     RankStats,
+    StateStats,
     Stats,
     StepStats,
     VisionStats,
@@ -353,7 +359,7 @@ class Engine:
         check_num_pages(num_pages)
         self._read_early()
         if num_pages >= self._scheduler.pool.num_pages:
-            self._runner.back(self._scheduler.pool.num_open)
+            self._runner.back(FullPages.name, self._scheduler.pool.num_open)
             self._runner.resize(num_pages)  # first: only the device may refuse a larger cache
             return self._scheduler.resize(num_pages)
         resized = self._scheduler.resize(num_pages)
@@ -409,16 +415,17 @@ class Engine:
         lost = set(awaited) - self.live_ids - {output.request_id for output in self._early}
         assert not lost, f"nothing computes the answers of {', '.join(sorted(lost))}"
         self._scheduler.check()
-        self._runner.check(self._scheduler.pool.num_pages, self._scheduler.moves.state_ids())
+        self._runner.check(self._scheduler.pool.num_pages, self._scheduler.moves.unit_names())
 
     def stats(self) -> Stats:
-        windows = self._scheduler.page_tables.windows
+        tables = self._scheduler.page_tables
+        states, windows = find(tables.ends, StateSlots), find(tables.ends, WindowPages)
         return Stats(
             scheduler=self._scheduler.stats(),
             pool=PoolStats.of(self._scheduler.pool),
             engine=self._stats.copy(),
             disk=DiskStats() if self._disk is None else DiskStats.of(self._disk.tier.use()),
-            states=self._scheduler.state_stats.copy(),
+            states=StateStats() if states is None else states.stats.copy(),
             windows=WindowStats() if windows is None else WindowStats.of(windows.pool),
             ranks=RankStats() if self._workers is None else self._workers.stats(),
             vision=VisionStats() if self._runner.vision is None else self._runner.vision.stats(),
@@ -430,17 +437,18 @@ class Engine:
         return replace(self._planned, pool=self._planned.pool + pages)
 
     def _page_states(self) -> bytes:
-        """The pool's, with those of its cached pages that are on disk as well."""
-        if self._disk is None:
-            return self._scheduler.pool.states()
-        return _stored_states(self._scheduler.pool, self._disk.tier.__contains__)
+        """States of full pages, with those of cached pages that are on disk as well."""
+        return self._states_of(FullPages.name, self._scheduler.pool)
 
     def _window_page_states(self) -> bytes:
         """The same of layers with a window; empty where they have no pool of their own."""
-        windows = self._scheduler.page_tables.windows
-        if windows is None or self._disk is None:
-            return b"" if windows is None else windows.pool.states()
-        return _stored_states(windows.pool, self._disk.has_window)
+        windows = find(self._scheduler.page_tables.ends, WindowPages)
+        return b"" if windows is None else self._states_of(windows.name, windows.pool)
+
+    def _states_of(self, kind: str, pool: PagePool) -> bytes:
+        if self._disk is None:
+            return pool.states()
+        return _stored_states(pool, partial(self._disk.has, kind))
 
     def snapshot(self) -> Snapshot:
         """Requests and pages as they are now. Takes time by their number, so not after every step."""

@@ -8,7 +8,7 @@ collect(pending) -> [Sampled | None]    waits for the device
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -17,6 +17,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from metal_kernels.reading import evaluate
+from mlxserve.cache.kinds.full_pages import FullPages
+from mlxserve.cache.kinds.state_slots import StateSlots
+from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.window_kv import WindowKV
 from mlxserve.core.errors import OutOfMemory
@@ -78,8 +81,12 @@ class ModelRunner:
         self._workers = workers
         self._states = StateStore(loaded.states, is_used=loaded.has_states)
         self._forward = forward_of(loaded, kv, self._states, windows)
-        self._pools: tuple[KVPool, ...] = (kv,) if windows is None else (kv, windows.kv)
-        self._writes_in_place = all(pool.writes_in_place for pool in self._pools)
+        self._pools = {FullPages.name: kv}  # by the kind whose units are their pages
+        if windows is not None:
+            self._pools[WindowPages.name] = windows.kv
+        # What reads and writes the units of each kind.
+        self._units: dict[str, KVPool | StateStore] = {**self._pools, StateSlots.name: self._states}
+        self._writes_in_place = all(pool.writes_in_place for pool in self._pools.values())
         self._seed = seed
 
     @property
@@ -181,35 +188,23 @@ class ModelRunner:
         self._kv.resize(num_pages)
 
     def _empty_windows(self) -> None:
-        for pool in self._pools[1:]:
-            pool.restart(pool.num_pages)
+        for pool in self._pools.values():
+            if pool is not self._kv:
+                pool.restart(pool.num_pages)
 
-    def back(self, num_pages: int) -> None:
-        """`KVPool.back`: before a step, a copy or a write uses the first `num_pages` pages."""
-        if num_pages > self._kv.num_backed:
-            if self._workers is not None:
-                self._workers.back(num_pages)
-            self._kv.back(num_pages)
-
-    def back_ahead(self, num_pages: int) -> None:
-        """`KVPool.back_ahead`, on each rank of one of its own layers."""
-        if self._workers is not None:
-            self._workers.back(num_pages, is_ahead=True)
-        self._kv.back_ahead(num_pages)
-
-    def back_windows(self, num_pages: int) -> None:
-        """`back`, of the pages of layers with a window."""
-        pool = self._pools[1]
+    def back(self, kind: str, num_pages: int) -> None:
+        """`KVPool.back`: before a step, a copy or a write uses the first `num_pages` pages of a kind."""
+        pool = self._pools[kind]
         if num_pages > pool.num_backed:
             if self._workers is not None:
-                self._workers.back_windows(num_pages)
+                self._workers.back(kind, num_pages)
             pool.back(num_pages)
 
-    def back_windows_ahead(self, num_pages: int) -> None:
-        """`back_ahead`, of the pages of layers with a window."""
+    def back_ahead(self, kind: str, num_pages: int) -> None:
+        """`KVPool.back_ahead`, on each rank of one of its own layers."""
         if self._workers is not None:
-            self._workers.back_windows(num_pages, is_ahead=True)
-        self._pools[1].back_ahead(num_pages)
+            self._workers.back(kind, num_pages, is_ahead=True)
+        self._pools[kind].back_ahead(num_pages)
 
     def restart(self, num_pages: int) -> None:
         """Empty arrays of `num_pages`, after a failure; no step may be used again.
@@ -224,18 +219,19 @@ class ModelRunner:
         self._empty_windows()
         self._kv.restart(num_pages)
 
-    def drop_states(self, snapshots: Sequence[int]) -> None:
-        """Give up these snapshots, and the states of requests that do not run any more."""
-        ended = self._states.drop(snapshots)
-        if self._workers is not None and (snapshots or ended):
-            self._workers.drop_states(snapshots, [request.arrival for request in ended])
+    def drop(self, kind: str, units: Sequence[int]) -> None:
+        """Give up these units, and the states of requests that do not run any more."""
+        assert kind == StateSlots.name, "no other kind names its units"
+        ended = self._states.drop(units)
+        if self._workers is not None and (units or ended):
+            self._workers.drop_states(units, [request.arrival for request in ended])
 
-    def check(self, num_pages: int, state_ids: Collection[int] | None = None) -> None:
-        """Audit the arrays against the scheduler's pages and snapshots. Raises AssertionError."""
+    def check(self, num_pages: int, units: Mapping[str, Collection[int]]) -> None:
+        """Audit the arrays against the scheduler's pages and named units. Raises AssertionError."""
         assert self._kv.num_pages == num_pages, "the arrays have another number of pages"
-        for pool in self._pools:
+        for pool in self._pools.values():
             pool.check()
-        self._states.check(state_ids or ())
+        self._states.check(units.get(StateSlots.name, ()))
 
     def refuse_too_many(self, num_pages: int) -> None:
         """Growing an array needs memory for the old and the new one at once. Raises OutOfMemory."""
@@ -253,34 +249,18 @@ class ModelRunner:
                 f"most {most} pages."
             )
 
-    def read_pages(self, pages: Sequence[int]) -> list[bytes]:
-        """`KVPool.read_pages`. Every step must have been collected."""
-        return self._kv.read_pages(pages)
+    def read(self, kind: str, units: Sequence[int]) -> list[bytes]:
+        """The content of units. Every step must have been collected."""
+        return self._units[kind].read_units(units)
 
-    def write_pages(self, pages: Sequence[int], payloads: Sequence[bytes]) -> None:
-        """`KVPool.write_pages`."""
-        self._kv.write_pages(pages, payloads)
-
-    def read_window_pages(self, pages: Sequence[int]) -> list[bytes]:
-        """`read_pages`, of layers with a window."""
-        return self._pools[1].read_pages(pages)
-
-    def write_window_pages(self, pages: Sequence[int], payloads: Sequence[bytes]) -> None:
-        """`write_pages`, of layers with a window."""
-        self._pools[1].write_pages(pages, payloads)
-
-    def read_state(self, state_id: int) -> bytes:
-        """`StateStore.read`. Every step must have been collected."""
-        return self._states.read(state_id)
-
-    def write_state(self, state_id: int, payload: bytes) -> None:
-        """`StateStore.write`."""
-        self._states.write(state_id, payload)
+    def write(self, kind: str, units: Sequence[int], payloads: Sequence[bytes]) -> None:
+        """Write what `read` returned, of a model with the same layers."""
+        self._units[kind].write_units(units, payloads)
 
     def memory(self) -> MemoryUse:
         """What is allocated now, according to mlx."""
         return MemoryUse(
-            kv_cache=sum(pool.nbytes for pool in self._pools),
+            kv_cache=sum(pool.nbytes for pool in self._pools.values()),
             active=mx.get_active_memory(),
             reserved=mx.get_cache_memory(),
             peak=mx.get_peak_memory(),
@@ -303,7 +283,7 @@ class ModelRunner:
 
     def compute(self, arrays: Sequence[mx.array]) -> None:
         """Let the device begin with them, and with what a step has written."""
-        written = [array for pool in self._pools for array in pool.arrays()]
+        written = [array for pool in self._pools.values() for array in pool.arrays()]
         mx.async_eval(*arrays, *written, *self._states.arrays())  # type: ignore[no-untyped-call]
 
     @staticmethod

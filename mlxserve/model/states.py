@@ -127,15 +127,16 @@ class StateStore:
 
     # ---- snapshots as bytes
 
-    def read(self, id_: int) -> bytes:
-        """A snapshot: its arrays one after another, layer by layer. No step may be under way."""
-        return self._packing.to_bytes(self._snapshots[id_])
+    def read_units(self, ids: Sequence[int]) -> list[bytes]:
+        """Snapshots: their arrays one after another, layer by layer. No step may be under way."""
+        return [self._packing.to_bytes(self._snapshots[id_]) for id_ in ids]
 
-    def write(self, id_: int, payload: bytes) -> None:
-        """A snapshot under a new id, of what `read` returned for a model with the same states."""
-        packed = self._packing.from_bytes(payload)
-        evaluate(*packed)
-        self._snapshots[id_] = packed
+    def write_units(self, ids: Sequence[int], payloads: Sequence[bytes]) -> None:
+        """Snapshots under new ids, of what `read_units` returned for a model with the same states."""
+        for id_, payload in zip(ids, payloads, strict=True):
+            packed = self._packing.from_bytes(payload)
+            evaluate(*packed)
+            self._snapshots[id_] = packed
 
     # ---- a step
 

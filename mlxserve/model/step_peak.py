@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from metal_kernels.long_chunks import longest_copied
+from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.kv import Backends, KVPool, LayerSpec
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.sampling_params import SamplingParams
@@ -207,7 +208,7 @@ def _run_sampling(
         runner.start(pending)
         runner.collect(pending)
     kv.copy_pages([0], [num_pages - 1])
-    kv.write_pages([0], kv.read_pages([0]))
+    kv.write_units([0], kv.read_units([0]))
     del kv, runner
     _return_memory()
     return max(peaks), seconds
@@ -221,7 +222,7 @@ def _state_before(start: int, loaded: LoadedModel, runner: ModelRunner) -> State
     """What a chunk goes on from that begins there: a snapshot of zeros, where the model has recurrent states."""
     if not start or not loaded.has_states:
         return None
-    runner.write_state(0, bytes(loaded.state_nbytes))
+    runner.write(StateSlots.name, [0], [bytes(loaded.state_nbytes)])
     return StatePlan(restore=0, keeps=())
 
 

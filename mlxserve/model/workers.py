@@ -46,11 +46,8 @@ class Workers(Protocol):
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
 
-    def back(self, num_pages: int, *, is_ahead: bool = False) -> None:
+    def back(self, kind: str, num_pages: int, *, is_ahead: bool = False) -> None:
         """`is_ahead`: as `ModelRunner.back_ahead`, the arrays of one layer of each worker."""
-
-    def back_windows(self, num_pages: int, *, is_ahead: bool = False) -> None:
-        """`back`, of the pages of layers with a window."""
 
     def refuse_too_many(self, num_pages: int) -> None:
         """Raises OutOfMemory if a worker has no memory for that many pages."""

@@ -20,7 +20,7 @@ from mlxserve.core.stats import RankStats
 from mlxserve.model.rank_group import RankGroup
 from mlxserve.ranks.handshake import prove_lead
 from mlxserve.ranks.local import LocalRanks
-from mlxserve.ranks.wire import BEAT_BODY, Channel, FrameKind, PlanEncoder, as_int32
+from mlxserve.ranks.wire import BEAT_BODY, POOLED_KINDS, Channel, FrameKind, PlanEncoder, as_int32
 from mlxserve.request import Chunk
 
 _ERROR_SECONDS = 1.0  # in which rank 0 meets an error of all ranks itself
@@ -110,11 +110,8 @@ class Lead:
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._tell(FrameKind.COPY, as_int32([*sources, *targets]))
 
-    def back(self, num_pages: int, *, is_ahead: bool = False) -> None:
-        self._tell(FrameKind.BACK, as_int32([num_pages, is_ahead]))
-
-    def back_windows(self, num_pages: int, *, is_ahead: bool = False) -> None:
-        self._tell(FrameKind.BACK_WINDOWS, as_int32([num_pages, is_ahead]))
+    def back(self, kind: str, num_pages: int, *, is_ahead: bool = False) -> None:
+        self._tell(FrameKind.BACK, as_int32([POOLED_KINDS.index(kind), num_pages, is_ahead]))
 
     def refuse_too_many(self, num_pages: int) -> None:
         """Raises OutOfMemory if a worker has no memory for that many pages."""

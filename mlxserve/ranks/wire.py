@@ -31,6 +31,8 @@ from itertools import accumulate
 
 import numpy as np
 
+from mlxserve.cache.kinds.full_pages import FullPages
+from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.request import Chunk, PageTable, RequestState, StatePlan
 
 VERSION = 3
@@ -48,7 +50,7 @@ class FrameKind(IntEnum):
     MEMBER = 3  # worker: the 32 bytes that were said over the group
     STEP = 4  # lead: a plan
     COPY = 5  # lead: int32 source pages, target pages
-    BACK = 6  # lead: int32 pages that need memory, 1 if one layer at a time, ahead of need
+    BACK = 6  # lead: int32 kind, pages that need memory, 1 if one layer at a time, ahead of need
     ASK_SIZE = 7  # lead: int32 pages; asks for MAX_PAGES
     MAX_PAGES = 8  # worker: UTF-8, empty or why it cannot have as many
     RESIZE = 9  # lead: int32 pages
@@ -57,8 +59,9 @@ class FrameKind(IntEnum):
     CLOSE = 12  # lead
     BEAT = 13  # worker, each second: BEAT_BODY
     ERROR = 14  # worker: UTF-8; it ends
-    BACK_WINDOWS = 15  # lead: as BACK, of layers with a window
 
+
+POOLED_KINDS = (FullPages.name, WindowPages.name)  # by their numbers in BACK
 
 BEAT_BODY = struct.Struct("<IQQ")  # frame it has reached, bytes active, peak
 

@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from metal_kernels.reading import evaluate
+from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.window_kv import WindowKV
 from mlxserve.core.errors import OutOfMemory
@@ -21,7 +22,7 @@ from mlxserve.model.load import LoadedModel
 from mlxserve.model.rank_group import RankGroup
 from mlxserve.model.runner import ModelRunner
 from mlxserve.ranks.follower import Follower
-from mlxserve.ranks.wire import FrameKind, PlanDecoder, RankFrame, from_int32
+from mlxserve.ranks.wire import POOLED_KINDS, FrameKind, PlanDecoder, RankFrame, from_int32
 
 _MAX_UNREAD = 2  # steps that may be under way
 
@@ -54,7 +55,6 @@ class RankWorker:
             FrameKind.STEP: self._step,
             FrameKind.COPY: self._copy,
             FrameKind.BACK: self._back,
-            FrameKind.BACK_WINDOWS: self._back_windows,
             FrameKind.ASK_SIZE: self._say_size,
             FrameKind.RESIZE: self._resize,
             FrameKind.DROP: self._drop,
@@ -92,13 +92,9 @@ class RankWorker:
         self._runner.copy_pages(pages[:half], pages[half:])
 
     def _back(self, frame: RankFrame) -> None:
-        num_pages, is_ahead = from_int32(frame.body)
-        (self._runner.back_ahead if is_ahead else self._runner.back)(num_pages)
-
-    def _back_windows(self, frame: RankFrame) -> None:
-        num_pages, is_ahead = from_int32(frame.body)
-        runner = self._runner
-        (runner.back_windows_ahead if is_ahead else runner.back_windows)(num_pages)
+        kind, num_pages, is_ahead = from_int32(frame.body)
+        back = self._runner.back_ahead if is_ahead else self._runner.back
+        back(POOLED_KINDS[kind], num_pages)
 
     def _say_size(self, frame: RankFrame) -> None:
         refusal = ""
@@ -116,7 +112,7 @@ class RankWorker:
     def _drop(self, frame: RankFrame) -> None:
         count, *numbers = from_int32(frame.body)
         self._decoder.forget(numbers[count:])
-        self._runner.drop_states(numbers[:count])
+        self._runner.drop(StateSlots.name, numbers[:count])
 
     def _embed(self, frame: RankFrame) -> None:
         text, *token_ids = from_int32(frame.body)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
 
+from mlxserve.cache.kinds.kind import EndKind
 from mlxserve.core.config import SchedulerConfig
 from mlxserve.core.stats import SchedulerStats
 from mlxserve.request import LiveRequest, Request
@@ -133,7 +134,7 @@ class Admission:
         if self._lacks_memory(request, cached, available):
             return Candidate(request, Verdict.PASS)
         num_on_disk = self._tables.num_on_disk(request, len(cached))
-        if num_on_disk and self._has_window():
+        if num_on_disk and self._can_read():
             return Candidate(request, Verdict.START, cached, num_on_disk)
         tail = self._tail(request, cached, available)
         start = len(cached) * self._pool.page_size + (tail.num_tokens if tail else 0)
@@ -152,15 +153,12 @@ class Admission:
 
     def _park(self, request: LiveRequest, awaited: bytes) -> None:
         self._roster.park(request, awaited)
-        snapshots, windows = self._tables.snapshots, self._tables.windows
-        if snapshots is None and windows is None:
+        if not self._tables.ends:
             return
         leader = self._roster.followers.leader_of(awaited)
         num_pages = request.page_hashes.index(awaited) + 1
-        if snapshots is not None:
-            snapshots.want(leader, num_pages * self._pool.page_size)
-        if windows is not None:
-            windows.expect(leader, num_pages)
+        for end in self._tables.ends:
+            end.expect(leader, num_pages)
 
     def _num_taken(self, look: Candidate) -> int:
         """Free pages that a request takes with its start, and until its tail is copied."""
@@ -237,23 +235,27 @@ class Admission:
         # Most would fit even with nothing cached, and most are deferred: counting comes last.
         if self._num_pages(request) > available < self._num_needed(request, cached):
             return True
-        return self._tables.windows is not None and self.num_window_lacking(request, cached) > 0
+        if not self._tables.ends:
+            return False
+        return max(self.lacking(request, cached).values()) > 0
 
-    def _has_window(self) -> bool:
-        """Whether a whole window could be read, where layers with one have a pool of their own."""
-        windows = self._tables.windows
-        if windows is None:
+    def _can_read(self) -> bool:
+        """Whether there is room for what other kinds need after pages that are read."""
+        if not self._tables.ends:
             return True
-        available = windows.num_free_for(list(self._roster.running.values()))
-        return available >= windows.window.num_held
+        running = self._running
+        return all(end.can_read(running) for end in self._tables.ends)
 
-    def num_window_lacking(self, request: LiveRequest, cached: Sequence[int]) -> int:
-        """As `num_lacking`, of pages of layers with a window, where those have a pool of their own."""
-        windows = self._tables.windows
-        if windows is None:
-            return 0
-        available = windows.num_free_for(list(self._roster.running.values()))
-        return windows.num_needed(request, len(cached)) - available
+    def lacking(self, request: LiveRequest, cached: Sequence[int]) -> dict[EndKind, int]:
+        """As `num_lacking`, of units of the other kinds."""
+        if not self._tables.ends:
+            return {}
+        running, num_cached = self._running, len(cached)
+        return {end: end.num_lacking(request, num_cached, running) for end in self._tables.ends}
+
+    @property
+    def _running(self) -> list[LiveRequest]:
+        return list(self._roster.running.values())
 
     def _num_pages(self, request: LiveRequest) -> int:
         return -(-len(request.token_ids) // self._pool.page_size)
@@ -273,10 +275,10 @@ class Admission:
         return tail if self._pool.num_idle([tail.page]) <= spare else None
 
     def _first_share(self, request: LiveRequest, start: int, step: Step) -> Limit:
-        end, budget, windows = len(request.token_ids), step.budget_at(start), self._tables.windows
-        if windows is not None:  # its whole prompt need not have pages there
-            num_free = windows.num_free_for(list(self._roster.running.values()))
-            page_size = self._pool.page_size
-            num_pages = windows.num_growable_from(request, start // page_size, num_free)
-            budget = min(budget, num_pages * page_size)
+        end, budget = len(request.token_ids), step.budget_at(start)
+        if self._tables.ends:  # its whole prompt need not have units there
+            page_size, running = self._pool.page_size, self._running
+            for kind in self._tables.ends:
+                num_pages = kind.num_growable_from(request, start // page_size, running)
+                budget = min(budget, num_pages * page_size)
         return limit(start, end, end, budget, step.ctx)

@@ -83,10 +83,11 @@ class Commit:
             self._end_draft(chunk, taken)
         if chunk.end % self._page_size < chunk.length:  # it reached the end of a page
             self._publish(chunk)
-            if self._tables.windows is not None and not is_finished:
-                self._tables.windows.pass_by(request, min(chunk.end, request.num_computed))
-        if self._tables.snapshots is not None:
-            self._tables.snapshots.commit(chunk)
+            if not is_finished:
+                for end in self._tables.ends:
+                    end.pass_by(request, min(chunk.end, request.num_computed))
+        for end in self._tables.ends:
+            end.commit(chunk)
         if is_finished:
             self._tables.release(request)
         elif taken:

@@ -11,90 +11,74 @@ there. So no request that holds pages waits for one that holds none (vllm#44560)
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice
 from typing import Protocol
 
+from mlxserve.cache.kinds.kind import EndKind, Has, UnitKind, Units, Uses, num_usable
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import LiveRequest, PageRun
-from mlxserve.scheduler.windows import Windows
 
 LOAD_PAGES = 32  # read at once for one request; bounds the memory of pages on their way
 _SOON = 64  # pages that can be allocated before one of those evicted next is lost
 
 
 class Disk(Protocol):
-    """What is on disk, by the hashes of pages. It may be lost at any time."""
+    """Records of the units of each kind, by the hashes of pages. They may be lost at any time."""
 
     def num_leading(self, hashes: Sequence[bytes], /) -> int:
-        """How many of these pages are there, from the first one on."""
+        """How many of these full pages are there, from the first one on."""
 
-    def has_state(self, hash_: bytes, /) -> bool:
-        """Whether the recurrent state after this page is there."""
+    def has(self, kind: str, hash_: bytes, /) -> bool:
+        """Whether the unit of this kind with this hash is there."""
 
     def pays(self, num_tokens: int, /) -> bool:
         """Whether reading the pages of `num_tokens` is probably faster than computing them."""
 
-    def has_window(self, hash_: bytes, /) -> bool:
-        """Whether the page with this hash of layers with a window is there."""
+    def use(self, uses: Mapping[str, Uses], /) -> None:
+        """Note that a request has used these units until now, by their kinds."""
 
-    def use(self, hashes: Sequence[bytes], /) -> None:
-        """Note that a request has used these pages until now, each with those before it."""
+    def unwritten(self, kind: str, /) -> Iterator[bytes]:
+        """Used units that are not on disk and would be kept there, the last used first."""
 
-    def use_windows(self, hashes: Sequence[bytes], /) -> None:
-        """The same of pages of layers with a window that are worth keeping, the last one first."""
+    def is_unwritten(self, kind: str, hash_: bytes, /) -> bool:
+        """Whether a unit was used, is not on disk and would be kept there."""
 
-    def unwritten(self) -> Iterator[bytes]:
-        """Used pages that are not on disk and would be kept there, the last used first."""
-
-    def unwritten_states(self) -> Iterator[bytes]:
-        """The same of recurrent states, by the page before each."""
-
-    def unwritten_windows(self) -> Iterator[bytes]:
-        """As `unwritten`, of layers with a window."""
-
-    def is_unwritten(self, hash_: bytes, /) -> bool:
-        """Whether a page was used, is not on disk and would be kept there."""
-
-    def forget(self, hashes: Iterable[bytes], /) -> None:
-        """These pages are no longer in memory."""
-
-    def forget_states(self, hashes: Iterable[bytes], /) -> None:
-        """The recurrent states after these pages are not in memory."""
-
-    def forget_windows(self, hashes: Iterable[bytes], /) -> None:
-        """These pages of layers with a window are not in memory."""
+    def forget(self, kind: str, hashes: Iterable[bytes], /) -> None:
+        """These units are no longer in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Write these pages of the pool to disk, before anything else is written to them.
+    """Write units to disk, before anything else is written to them.
 
+    units: of each kind, with their hashes; those of full pages first
     number: of the preemption, if it is to be logged once it is known what the disk took
-    windows: pages of layers with a window, by their hashes
     """
 
     request_id: str
-    hashes: tuple[bytes, ...]
-    pages: tuple[int, ...]
+    units: tuple[tuple[str, Units], ...]
     number: int | None = None
-    windows: tuple[tuple[bytes, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """Read the pages of `run` into these pages of the pool.
 
-    with_state: and the recurrent state after the last one, or the window before its end
-    windows: the pages of that window, by their hashes
+    ends: where these are the last ones: units of each other kind, with which the request goes on after them
     """
 
     request: LiveRequest
     run: PageRun
     pages: tuple[int, ...]
-    with_state: bool = False
-    windows: tuple[tuple[bytes, int], ...] = ()
+    ends: tuple[Units, ...] = ()
+
+    @property
+    def is_last(self) -> bool:
+        """Whether what other kinds need is read with these pages."""
+        return bool(self.ends)
 
     @property
     def is_wanted(self) -> bool:
@@ -120,16 +104,15 @@ class DiskPages:
         self,
         pool: PagePool,
         disk: Disk | None,
-        *,
-        has_states: bool = False,
-        windows: Windows | None = None,
+        kinds: Sequence[UnitKind],
+        ends: Sequence[EndKind] = (),
     ) -> None:
-        """`has_states`: pages are of use only up to one with a recurrent state after it. `windows`: or up
-        to one before whose end the whole window is there."""
+        """kinds: the full pages, and then the ends: pages are of use only up to one after which each of these
+        can go on"""
         self._pool = pool
         self._disk = disk
-        self._has_states = has_states
-        self._windows = windows
+        self._kinds = tuple(kinds)
+        self._ends = tuple(ends)
         self._plan = DiskPlan()
 
     def pop_plan(self) -> DiskPlan:
@@ -143,13 +126,9 @@ class DiskPages:
         if self._disk is None:
             return 0
         num_pages = self._disk.num_leading(hashes[first:end])
-        if self._has_states:
-            while num_pages and not self._disk.has_state(hashes[first + num_pages - 1]):
-                num_pages -= 1
-        elif self._windows is not None and num_pages:
-            has_window = self._disk.has_window
-            end = self._windows.num_usable(hashes, first + num_pages, has_window)
-            num_pages = max(0, end - first)
+        if self._ends and num_pages:
+            reach = num_usable(self._ends, hashes, first + num_pages, self._is_on_disk)
+            num_pages = max(0, reach - first)
         if not num_pages or not self._disk.pays(num_pages * self._pool.page_size):
             return 0
         return num_pages
@@ -161,96 +140,55 @@ class DiskPages:
         """
         if self._disk is None:
             return None
-        pages: dict[bytes, int] = {}
-        for hash_, page in zip(request.page_hashes, request.page_table, strict=False):
-            is_own = self._pool.is_exclusive(page) and self._pool.hash_of(page) == hash_
-            if is_own and not self._disk.num_leading([hash_]):
-                pages[hash_] = page
-        windows = self._windows_to_save(request, self._disk)
-        if not pages and not windows:
+        units = [(kind.name, kind.unsaved(request, self._is_on_disk(kind))) for kind in self._kinds]
+        if not any(each for _, each in units):
             return None
-        save = Save(request.id, tuple(pages), tuple(pages.values()), number, windows)
+        save = Save(request.id, tuple(units), number)
         self._plan.saves.append(save)
         return save
 
-    def _windows_to_save(self, request: LiveRequest, disk: Disk) -> tuple[tuple[bytes, int], ...]:
-        """Pages of the window before the end of its last full page that are not on disk."""
-        if self._windows is None:
-            return ()
-        pool, first = self._windows.pool, request.window_first
-        held = zip(request.page_hashes[first:], request.window_table[first:], strict=False)
-        own = [(hash_, page) for hash_, page in held if pool.hash_of(page) == hash_]
-        return tuple((hash_, page) for hash_, page in own if not disk.has_window(hash_))
+    def _is_on_disk(self, kind: UnitKind) -> Has:
+        assert self._disk is not None, "there is a disk"
+        return partial(self._disk.has, kind.name)
 
     def use(self, request: LiveRequest) -> None:
         """Note that a request has used its pages until now."""
         if self._disk is None:
             return
-        self._disk.use(request.page_hashes[: len(request.page_table)])
-        if self._windows is not None:
-            self._disk.use_windows(self._windows.worth_keeping(request))
+        self._disk.use({kind.name: kind.used_by(request) for kind in self._kinds})
 
-    def unwritten(self, limit: int) -> list[tuple[bytes, int]]:
-        """(hash, page) of pages that are not on disk and would be kept there: those of named
-        prefixes, then the last used ones; up to `limit`."""
+    def unwritten(self, kind: UnitKind, limit: int) -> list[tuple[bytes, int]]:
+        """(hash, unit) of units that are not on disk and would be kept there: those of named prefixes, then the
+        last used ones; up to `limit`."""
         if self._disk is None:
             return []
-        disk, pool = self._disk, self._pool
-        pinned = (hash_ for hash_ in map(pool.hash_of, pool.pinned()) if hash_ is not None)
+        disk, name = self._disk, kind.name
         found: dict[bytes, int] = {}
         gone: list[bytes] = []
-        for hash_ in chain(filter(disk.is_unwritten, pinned), disk.unwritten()):
-            if pool.is_known(hash_):
-                found[hash_] = pool.page_of(hash_)
+        pinned = (hash_ for hash_ in kind.pinned() if disk.is_unwritten(name, hash_))
+        for hash_ in chain(pinned, disk.unwritten(name)):
+            if kind.has(hash_):
+                found[hash_] = kind.unit_of(hash_)
                 if len(found) == limit:
                     break
             else:
                 gone.append(hash_)
-        disk.forget(gone)
+        disk.forget(name, gone)
         return list(found.items())
 
     def endangered(self, limit: int) -> list[tuple[bytes, int]]:
-        """(hash, page) of pages as in `unwritten` that will be evicted soon; up to `limit`."""
+        """(hash, page) of full pages as in `unwritten` that will be evicted soon; up to `limit`."""
         if self._disk is None:
             return []
+        name = self._kinds[0].name
         num_soon = _SOON - self._pool.num_blank
         found = ((self._pool.hash_of(p), p) for p in self._pool.eviction_order(max(0, num_soon)))
         missing = (
             (hash_, page)
             for hash_, page in found
-            if hash_ is not None and self._disk.is_unwritten(hash_)
+            if hash_ is not None and self._disk.is_unwritten(name, hash_)
         )
         return list(islice(missing, limit))
-
-    def unwritten_states(self, states: Container[bytes], limit: int) -> list[bytes]:
-        """Those of these pages whose state is not on disk and would be kept there; up to `limit`."""
-        if self._disk is None:
-            return []
-        found: list[bytes] = []
-        gone: list[bytes] = []
-        for hash_ in self._disk.unwritten_states():
-            (found if hash_ in states else gone).append(hash_)
-            if len(found) == limit:
-                break
-        self._disk.forget_states(gone)
-        return found
-
-    def unwritten_windows(self, limit: int) -> list[tuple[bytes, int]]:
-        """As `unwritten`, of layers with a window: windows at the ends of prompts and answers."""
-        if self._disk is None or self._windows is None:
-            return []
-        pool = self._windows.pool
-        found: dict[bytes, int] = {}
-        gone: list[bytes] = []
-        for hash_ in self._disk.unwritten_windows():
-            if pool.is_known(hash_):
-                found[hash_] = pool.page_of(hash_)
-                if len(found) == limit:
-                    break
-            else:
-                gone.append(hash_)
-        self._disk.forget_windows(gone)
-        return list(found.items())
 
     def num_left(self, request: LiveRequest) -> int:
         """Tokens that the request goes on to read, from the one after its last computed one."""
@@ -263,7 +201,7 @@ class DiskPages:
         """The page after its last computed one is lost: read those after it once it is computed."""
         resume = request.num_computed // self._pool.page_size + 1
         num_pages = 0
-        if not self._has_states and self._windows is None:
+        if not self._ends:
             num_pages = self.num_found(request.page_hashes, resume, request.disk_end)
         request.disk_resume = resume if num_pages else 0
         request.disk_end = resume + num_pages if num_pages else 0
@@ -274,11 +212,7 @@ class DiskPages:
         assert first < end <= request.disk_end, "nothing is to be read"
         request.loading = PageRun(first, tuple(request.page_hashes[first:end]))
         pages = tuple(request.page_table[first:end])
-        has_ends = self._has_states or self._windows is not None
-        with_state = has_ends and end == request.disk_end
-        windows: tuple[tuple[bytes, int], ...] = ()
-        if with_state and self._windows is not None:
-            first = request.window_first
-            held = request.window_table[first:end]
-            windows = tuple(zip(request.page_hashes[first:end], held, strict=True))
-        self._plan.loads.append(Load(request, request.loading, pages, with_state, windows))
+        ends: tuple[Units, ...] = ()
+        if end == request.disk_end:
+            ends = tuple(kind.load(request, end) for kind in self._ends)
+        self._plan.loads.append(Load(request, request.loading, pages, ends))

@@ -1,5 +1,5 @@
-"""PageTables: the pages that requests hold. The only module that changes the page pool; that of layers
-with a window is owned by `Windows`.
+"""PageTables: the pages that requests hold. The only module that changes the page pool; what other kinds
+of layers keep is owned by their `EndKind`.
 
     start, fork ──▶ grow ──▶ publish ──▶ grow ──▶ publish ... ──▶ release
     cached pages,   free     pages that a step completed          now, or when the last unread
@@ -19,8 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 
+from mlxserve.cache.kinds.full_pages import FullPages
+from mlxserve.cache.kinds.kind import EndKind, Start, UnitKind, num_usable
 from mlxserve.cache.pages import PagePool
 from mlxserve.core.config import PageTail, SchedulerConfig
 from mlxserve.core.stats import SchedulerStats
@@ -30,8 +33,6 @@ from mlxserve.scheduler.capacity import Capacity
 from mlxserve.scheduler.disk_pages import LOAD_PAGES, Disk, DiskPages, Load, Save
 from mlxserve.scheduler.pins import Pins
 from mlxserve.scheduler.prefix_cache import PrefixCache, Tail
-from mlxserve.scheduler.state_snapshots import StateSnapshots
-from mlxserve.scheduler.windows import Windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,38 +49,34 @@ class PageCopy:
 
 
 class PageTables:
-    """Page tables of one pool, and of that of layers with a window. `pool`, `windows`, `cache`, `pins`,
-    `capacity`, `disk` and `snapshots` are there for others to read."""
+    """Page tables of one pool, and what other kinds of layers keep. `pool`, `kinds`, `ends`, `cache`, `pins`,
+    `capacity` and `disk` are there for others to read."""
 
     def __init__(
         self,
         config: SchedulerConfig,
         pool: PagePool,
         stats: SchedulerStats,
-        snapshots: StateSnapshots | None = None,
         disk: Disk | None = None,
-        windows: Windows | None = None,
+        ends: Sequence[EndKind] = (),
     ) -> None:
-        """`snapshots`: of recurrent states; None for a model without them. `disk`: None for none.
-        `windows`: None where all layers have the same pool."""
+        """disk: None for none
+        ends: kinds beside the full pages
+        """
         assert config.max_model_len is not None, "known once the model is loaded"
-        assert windows is None or snapshots is None, (
-            "layers with states and with windows have one pool"
-        )
         self.pool = pool
-        self.windows = windows
-        self.snapshots = snapshots
-        # A tail ends in the middle of a page, where neither a state nor a window is kept.
-        has_ends = snapshots is not None or windows is not None
+        self.ends = tuple(ends)
+        self.kinds: tuple[UnitKind, ...] = (FullPages(pool), *ends)
+        # A tail ends in the middle of a page, where no other kind can go on.
+        has_ends = bool(ends)
         self.cache = PrefixCache(
             pool,
             is_on=config.enable_prefix_caching,
             copies_tails=config.page_tail is PageTail.COPY and not has_ends,
-            snapshots=snapshots,
-            windows=windows,
+            ends=self.ends,
         )
         self.pins = Pins(pool, config.max_pinned_fraction)
-        self.disk = DiskPages(pool, disk, has_states=snapshots is not None, windows=windows)
+        self.disk = DiskPages(pool, disk, self.kinds, self.ends)
         self.capacity = Capacity(
             config.max_model_len, pool, self.pins, self.cache, may_recompute=has_ends
         )
@@ -92,17 +89,17 @@ class PageTables:
 
     @property
     def num_free(self) -> int:
-        """Pages by which tables could grow: each takes one of every pool."""
-        if self.windows is None:
-            return self.pool.num_free
-        return min(self.pool.num_free, self.windows.pool.num_free)
+        """Pages by which tables could grow: each takes one of every kind."""
+        num_free = self.pool.num_free
+        for end in self.ends:
+            num_free = min(num_free, end.num_free())
+        return num_free
 
     def room(self, request: LiveRequest) -> int:
         """Tokens that the request's pages and all free pages could still take."""
         num_pages = len(request.page_table) + self.pool.num_free
-        if self.windows is not None:
-            in_windows = len(request.window_table) + self.windows.num_growable(request)
-            num_pages = min(num_pages, in_windows)
+        for end in self.ends:
+            num_pages = min(num_pages, end.max_pages(request))
         return num_pages * self.pool.page_size - request.num_computed
 
     # ---- tables begin and grow
@@ -117,17 +114,12 @@ class PageTables:
         # Before anything is allocated, which could evict them.
         self.pool.retain(cached)
         self.pool.retain([tail.page] if tail else [])
-        if self.snapshots is not None:
+        if self.ends:
             num_known, is_cached = self.cache.num_known(request), self.cache.serves(request)
-            if num_on_disk:  # its state is read with them
-                self.snapshots.begin(request, 0, 0, is_cached=is_cached)
-            else:
-                self.snapshots.begin(request, len(cached), num_known, is_cached=is_cached)
+            start = Start(len(cached), num_on_disk, num_known, is_cached)
+            for end in self.ends:
+                end.begin(request, start)
         self.cache.forget(request)
-        if self.windows is not None and num_on_disk:
-            self.windows.start_empty(request, len(cached) + num_on_disk)
-        elif self.windows is not None:
-            self.windows.start(request, len(cached))
         request.page_table = as_page_table(cached)
         num_copied = tail.num_tokens if tail else 0
         request.num_computed = len(cached) * self.pool.page_size + num_copied
@@ -146,7 +138,7 @@ class PageTables:
         Full pages are shared, which is how many is returned; the page that the prompt ends in is
         copied.
         """
-        assert self.windows is None, "a fork finds its leader's last window in the cache"
+        assert not self.ends, "a fork goes on from the prompt's last page boundary instead"
         num_pages, num_in_tail = divmod(fork.num_prompt - 1, self.pool.page_size)
         shared = leader.page_table[:num_pages]
         self.pool.share(shared)
@@ -164,29 +156,28 @@ class PageTables:
 
     def grow(self, request: LiveRequest, end: int) -> bool:
         """Make the table cover `end` tokens. False, and nothing happened, for lack of pages."""
-        table, windows, num_pages = request.page_table, self.windows, -(-end // self.pool.page_size)
+        table, num_pages = request.page_table, -(-end // self.pool.page_size)
         missing = num_pages - len(table)
         if missing <= 0:
             return True
-        if windows is not None and windows.num_missing(request, num_pages) > windows.pool.num_free:
-            return False
+        for kind in self.ends:
+            if not kind.can_grow(request, num_pages):
+                return False
         pages = self.pool.allocate(missing, table[-1] if table else None)
         if pages is None:
             return False
         request.page_table = table + as_page_table(pages)
-        if windows is not None:
-            windows.grow(request, num_pages)
+        for kind in self.ends:
+            kind.grow(request, num_pages)
         return True
 
     # ---- what was computed can be found
 
-    def publish(
-        self, request: LiveRequest, first: int, end: int, *, has_windows: bool = True
-    ) -> None:
+    def publish(self, request: LiveRequest, first: int, end: int, *, has_ends: bool = True) -> None:
         """Make pages first .. end of the table findable: they hold what their tokens say.
 
-        Where another request published the same content first, hold its page instead. `has_windows`:
-        those of layers with a window as well.
+        Where another request published the same content first, hold its page instead.
+        has_ends: what other kinds keep of them is there as well
         """
         if first >= end or not self.cache.serves(request):
             return
@@ -201,8 +192,8 @@ class PageTables:
             parent = hash_
         if duplicates:
             self._rebind(request, duplicates)
-        if self.windows is not None and has_windows:
-            self.windows.publish(request, first, end, self.cache.parent(request, first))
+        for kind in self.ends if has_ends else ():
+            kind.publish(request, first, end, self.cache.parent(request, first))
 
     def _rebind(self, request: LiveRequest, duplicates: Sequence[int]) -> None:
         """Replace the request's own pages at these indices by those with the same content.
@@ -220,8 +211,8 @@ class PageTables:
 
     def release(self, request: LiveRequest) -> None:
         """Give the request's pages back, or do so when the last step that uses them is read."""
-        if self.snapshots is not None:
-            self.snapshots.end(request)
+        for end in self.ends:
+            end.stop(request)
         request.loading, request.disk_end, request.disk_resume = None, 0, 0
         if request.num_in_flight:
             self._ending.add(request)
@@ -233,8 +224,8 @@ class PageTables:
         self.disk.use(request)
         self.pool.release(request.page_table)
         request.page_table = as_page_table()
-        if self.windows is not None:
-            self.windows.release(request)
+        for end in self.ends:
+            end.release(request)
 
     def step_read(self) -> None:
         """The oldest unread step was read: no other one uses the duplicates so far."""
@@ -298,28 +289,27 @@ class PageTables:
         self.disk.load(request, end)
 
     def finish_load(
-        self, request: LiveRequest, load: Load, num_pages: int, *, has_state: bool = False
-    ) -> int | None:
+        self, request: LiveRequest, load: Load, num_pages: int, *, has_ends: bool = False
+    ) -> None:
         """The first `num_pages` pages of the load hold what was on disk; the others are lost.
 
-        has_state: the recurrent state or the window after them was read, too; the id under which a state
-            is to be kept
+        has_ends: what other kinds need to go on after them was read, too
         """
         assert request.loading is load.run, f"{request.id} does not wait for these pages"
         request.loading = None
         first = load.run.first
-        self.publish(request, first, first + num_pages, has_windows=False)
+        self.publish(request, first, first + num_pages, has_ends=False)
         num_tokens = num_pages * self.pool.page_size
         request.num_computed += num_tokens
-        is_lost = num_pages < len(load.run.hashes) or load.with_state != has_state
-        if self.snapshots is not None or self.windows is not None:
+        is_lost = num_pages < len(load.run.hashes) or load.is_last != has_ends
+        if self.ends:
             if is_lost:
                 self._begin_again(request)
-            elif not has_state:
-                return None  # more pages are to come
-            elif self.windows is not None:
-                parent = self.cache.parent(request, request.window_first)
-                self.windows.publish(request, request.window_first, request.disk_end, parent)
+            elif not has_ends:
+                return  # more pages are to come
+            else:
+                for end, units in zip(self.ends, load.ends, strict=True):
+                    end.loaded(request, units, partial(self.cache.parent, request))
             num_pages = 0 if is_lost else load.run.end - request.disk_first
             num_tokens = num_pages * self.pool.page_size
         self._stats.restored_tokens += num_tokens
@@ -330,21 +320,13 @@ class PageTables:
             self.disk.skip_lost(request)
             num_again = min((request.disk_resume or last) * self.pool.page_size, request.num_lost)
             self._stats.recomputed_tokens += max(0, num_again - request.num_computed)
-        if self.snapshots is None or is_lost:
-            return None
-        return self.snapshots.loaded(request, request.num_computed)
 
     def _begin_again(self, request: LiveRequest) -> None:
-        """Without a state or window after them pages are useless: give up all but those before one in
-        memory."""
-        if self.windows is not None:
-            self.windows.release(request)
-            num_pages = self.windows.num_usable(request.page_hashes, request.disk_first)
-            self.windows.start(request, num_pages)
-        else:
-            assert self.snapshots is not None, "pages are useless without one of these"
-            num_pages = self.snapshots.num_usable(request.page_hashes, request.disk_first)
-            self.snapshots.resume(request, num_pages)
+        """Pages after which a kind cannot go on are useless: give up all but those before one in memory where
+        all can."""
+        num_pages = num_usable(self.ends, request.page_hashes, request.disk_first)
+        for end in self.ends:
+            end.begin_again(request, num_pages)
         table = request.page_table
         self.pool.release(table[num_pages:])
         request.page_table = table[:num_pages]
@@ -371,49 +353,46 @@ class PageTables:
             parent, tokens = self.cache.end_of_prompt(request)
             self.pool.publish_tail(request.page_table[num_full], chain[-1], parent, tokens)
         self.pool.pin(self.pins.fulfil(request))
-        if self.windows is not None:
-            self.windows.pin(request)
+        for end in self.ends:
+            end.pin(request)
 
     def unpin(self, request_id: str) -> None:
         """Let the pages of a named prefix be evicted again; no-op if there are none."""
         self.pool.unpin(self.pins.drop(request_id))
-        if self.windows is not None:
-            self.windows.unpin(request_id)
+        for end in self.ends:
+            end.unpin(request_id)
 
     def keep_pages(self, hashes: Sequence[bytes], until: float) -> None:
         """Protect the cached pages of these hashes, a prefix from its beginning, from eviction."""
         known = list(takewhile(self.pool.is_known, hashes))
         self.pool.keep_until([self.pool.page_of(hash_) for hash_ in known], until)
-        if self.windows is not None:
-            self.windows.keep(known, until)
+        for end in self.ends:
+            end.keep(known, until)
 
     def expire(self, now: float) -> None:
         """It is `now`, in seconds: end the protection of pages that were to be kept until then."""
         self.now = now
         self.pool.expire(now)
-        if self.windows is not None:
-            self.windows.expire(now)
+        for end in self.ends:
+            end.expire(now)
 
     # ---- the whole pool
 
     def reset(self) -> bool:
-        """As `PagePool.reset`; recurrent states and windows are forgotten with their pages."""
+        """As `PagePool.reset`; what other kinds keep is forgotten with the pages."""
         is_done = self.pool.reset()
-        if is_done and self.windows is not None:
-            self.windows.reset()
-        if self.snapshots is not None:
-            self.snapshots.drop_lost()
+        if is_done:
+            for end in self.ends:
+                end.reset()
         return is_done
 
     def forget(self, hashes: Iterable[bytes]) -> set[bytes]:
-        """Forget these pages and all after them, with the recurrent states and windows there; what may
-        be forgotten on disk as well. Pages that a request holds, or a named prefix has, stay."""
+        """Forget these pages and all after them, with what other kinds keep there; what may be forgotten on
+        disk as well. Pages that a request holds, or a named prefix has, stay."""
         asked = {hash_ for hash_ in hashes if not self.pins.has(hash_)}
         gone = asked.union(self.pool.forget(asked))
-        if self.windows is not None:
-            self.windows.forget(gone)
-        if self.snapshots is not None:
-            self.snapshots.drop_lost()
+        for end in self.ends:
+            end.forget(gone)
         return {hash_ for hash_ in gone if not self.pool.is_known(hash_)}
 
     def grow_pool(self, num_pages: int) -> None:
@@ -427,12 +406,10 @@ class PageTables:
         sources = [copy.source for copy in self._copies.values()]
         self.pool.check([*tables, sources, self._duplicates])
         self.cache.check()
-        if self.windows is not None:
-            self.windows.check(holders)
+        for end in self.ends:
+            end.check(running, holders)
         for request, copy in self._copies.items():
             assert copy.target in request.page_table, f"{request.id} has lost its copy"
-        if self.snapshots is not None:
-            self.snapshots.check(running)
         check_running(running, self.pool, self.num_unread)
         check_ending(self._ending, self.pool, self.num_unread)
         for request in running:

@@ -18,7 +18,6 @@ from mlxserve.scheduler.limit import LimitContext, LimitReason, LimitRules, limi
 from mlxserve.scheduler.page_tables import PageTables
 from mlxserve.scheduler.preemption import Preemption
 from mlxserve.scheduler.roster import Roster
-from mlxserve.scheduler.state_snapshots import StateSnapshots
 from mlxserve.scheduler.step import Step
 from mlxserve.scheduler.urgency import Urgency
 from mlxserve.scheduler.waiting import order
@@ -75,7 +74,7 @@ class StepPlanner:
         them."""
         num_running = len(self._roster.running)
         num_free = self._pool.num_free
-        if self._tables.windows is not None:
+        if self._tables.ends:
             num_free = self._tables.num_free
         num_places = self.admission.max_running - num_running if num_free else 0
         num_eligible = num_running + min(len(self._roster.waiting), max(0, num_places))
@@ -250,27 +249,15 @@ class StepPlanner:
 
     def _launch(self, step: Step) -> list[Chunk]:
         """The chunks of a plan, from now on counted as computed: decodes, drafts, prompts."""
-        drafts, snapshots = step.drafts, self._tables.snapshots
-        decodes = step.decodes
+        drafts, decodes = step.drafts, step.decodes
         chunks = _decoded([one for one in decodes if one not in drafts] if drafts else decodes)
         chunks += [_drafted(request, draft) for request, draft in drafts.items()]
-        if snapshots is not None:
-            chunks = [self._with_state(chunk, snapshots) for chunk in chunks]
         for request, share in step.plan.items():
-            chunk = _prefilled(request, share.num_tokens)
-            if snapshots is not None:
-                chunk = chunk._replace(state=snapshots.plan(request, chunk.start, chunk.end))
-            chunks.append(chunk)
-        if self._tables.windows is not None:
-            chunks = [chunk._replace(window_table=chunk.request.window_table) for chunk in chunks]
+            chunks.append(_prefilled(request, share.num_tokens))
+        for end in self._tables.ends:
+            chunks = end.plan(chunks)
         self._tables.num_unread += bool(chunks)
         return chunks
-
-    def _with_state(self, chunk: Chunk, snapshots: StateSnapshots) -> Chunk:
-        """A decode's state is kept at page boundaries only."""
-        if chunk.end % self._pool.page_size:
-            return chunk
-        return chunk._replace(state=snapshots.plan(chunk.request, chunk.start, chunk.end))
 
 
 def _prefilled(request: LiveRequest, num_tokens: int) -> Chunk:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable
 from itertools import takewhile
 
+from mlxserve.cache.kinds.kind import EndKind
 from mlxserve.cache.pages import PagePool
 from mlxserve.core.config import PreemptionMode, SchedulerConfig
 from mlxserve.core.stats import SchedulerStats
@@ -18,7 +19,6 @@ from mlxserve.scheduler.page_tables import PageTables
 from mlxserve.scheduler.roster import Roster
 from mlxserve.scheduler.step import Step
 from mlxserve.scheduler.waiting import order
-from mlxserve.scheduler.windows import Windows
 
 logger = logging.getLogger("mlxserve.scheduler")
 
@@ -43,7 +43,7 @@ class Preemption:
         Errs on the side of yes: counts one page for each running request that has no slot left.
         """
         running, num_free = self._roster.running, self._pool.num_free
-        if self._tables.windows is not None:
+        if self._tables.ends:
             num_free = self._tables.num_free
         if len(running) <= num_free:
             return False
@@ -71,10 +71,9 @@ class Preemption:
 
     def _victim(self) -> LiveRequest | None:
         """The request to preempt next; None if none would free a page."""
-        running, windows = self._roster.running.values(), self._tables.windows
-        if windows is not None and windows.pool.num_free:
-            windows = None  # there are pages of windows
-        return choose_victim(running, self._pool, self._config.immune_after_preemptions, windows)
+        running = self._roster.running.values()
+        scarce = next((end for end in self._tables.ends if not end.num_free()), None)
+        return choose_victim(running, self._pool, self._config.immune_after_preemptions, scarce)
 
     def _preempt(self, request: LiveRequest) -> None:
         """Requeue a request for lack of pages; in mode SWAP its own pages go to disk first."""
@@ -138,7 +137,7 @@ def choose_victim(
     running: Iterable[LiveRequest],
     pool: PagePool,
     immune_after: int,
-    windows: Windows | None = None,
+    scarce: EndKind | None = None,
 ) -> LiveRequest | None:
     """Of the lowest class the cheapest to recompute, of these the youngest; None if none can be.
 
@@ -147,10 +146,10 @@ def choose_victim(
     always finishes.
     Cheapest first instead of youngest first: 10 % less time in simulated overload, because far
     fewer tokens are computed twice.
-    windows: where a page of these is needed, and not of `pool`
+    scarce: the kind of which a unit is needed, if it is not a page of `pool`
     """
     able = [r for r in running if r.num_in_flight == 0]
-    able = [r for r in able if (windows.num_own(r) if windows else _frees_a_page(r, pool))]
+    able = [r for r in able if (scarce.num_own(r) if scarce else _frees_a_page(r, pool))]
     lowest = max((r.asked.priority for r in able), default=0)
     able = [r for r in able if r.asked.priority == lowest]
     if mortal := [r for r in able if r.num_preemptions < immune_after]:

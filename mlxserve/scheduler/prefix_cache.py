@@ -14,11 +14,10 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from mlxserve.cache.hashing import extend_hashes, page_hash, root
+from mlxserve.cache.kinds.kind import EndKind, num_usable
 from mlxserve.cache.pages import PagePool
 from mlxserve.images.picture import marks_of, num_distinct, pictures_of
 from mlxserve.request import ANONYMOUS, CacheMiss, CacheReport, LiveRequest, Request
-from mlxserve.scheduler.state_snapshots import StateSnapshots
-from mlxserve.scheduler.windows import Windows
 
 MAX_REMEMBERED = 4096  # first pages whose salt is known
 
@@ -63,14 +62,11 @@ class PrefixCache:
         *,
         is_on: bool,
         copies_tails: bool,
-        snapshots: StateSnapshots | None = None,
-        windows: Windows | None = None,
+        ends: Sequence[EndKind] = (),
     ) -> None:
-        """`snapshots`, `windows`: of recurrent states, and of layers with a window in a pool of their own,
-        which limit what is found; None without such."""
+        """ends: kinds that limit how much of what is found can be used"""
         self.is_on = is_on
-        self._ends = windows if snapshots is None else snapshots
-        self._lacking = CacheMiss.WINDOW_EVICTED if snapshots is None else CacheMiss.NO_SNAPSHOT
+        self._ends = ends
         self._copies_tails = is_on and copies_tails
         self._pool = pool
         self._explainer = Explainer(pool)
@@ -156,12 +152,12 @@ class PrefixCache:
         skip = len(found.pages)
         if skip < len(request.page_hashes) and self._pool.is_known(request.page_hashes[skip]):
             found.add(self._pool.match(self.matchable(request), request.token_ids, skip=skip))
-        if self._ends is None:
+        if not self._ends:
             return found.pages
-        return found.pages[: self._ends.num_usable(request.page_hashes, len(found.pages))]
+        return found.pages[: num_usable(self._ends, request.page_hashes, len(found.pages))]
 
     def num_known(self, request: LiveRequest) -> int:
-        """Cached pages of a request that was matched, with or without a state or window there."""
+        """Cached pages of a request that was matched, whether or not all kinds can go on after them."""
         found = self._matches.get(request)
         return len(found.pages) if found is not None else 0
 
@@ -209,7 +205,7 @@ class PrefixCache:
     ) -> CacheReport:
         """Of a prompt of which `num_pages` were found, and `num_copied` tokens of the next page.
 
-        num_known: pages that are cached, with or without a recurrent state or a window there
+        num_known: pages that are cached, whether or not all kinds can go on after them
         num_on_disk: pages after those found that are being read, and are added by `with_read`
         """
         if not self.serves(request):
@@ -218,10 +214,17 @@ class PrefixCache:
         if num_on_disk:
             return replace(found, num_pages=num_pages, num_tokens=num_pages * self._pool.page_size)
         if num_known > num_pages:
-            return replace(found, differs_at=found.num_tokens, reason=self._lacking)
+            missing = self._missing(request, num_known)
+            return replace(found, differs_at=found.num_tokens, reason=missing)
         num_tokens = found.num_tokens + num_copied
         differs_at = max(found.differs_at, num_tokens)
         return replace(found, num_tokens=num_tokens, differs_at=differs_at)
+
+    def _missing(self, request: LiveRequest, num_known: int) -> CacheMiss:
+        """The reason why a prompt cannot go on after `num_known` cached pages."""
+        hashes = request.page_hashes
+        lacking = (e for e in self._ends if e.num_usable(hashes, num_known) < num_known)
+        return next(lacking).missing
 
     def with_read(self, report: CacheReport, num_pages: int, *, is_lost: bool) -> CacheReport:
         """The report of a prompt of which `num_pages` more were read from disk.

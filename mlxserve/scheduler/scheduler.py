@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Container, Sequence
 
+from mlxserve.cache.kinds.kind import EndKind
 from mlxserve.cache.pages import PagePool
 from mlxserve.core.config import SchedulerConfig
 from mlxserve.core.errors import (
@@ -31,7 +32,7 @@ from mlxserve.core.errors import (
     QueueFull,
 )
 from mlxserve.core.forward_work import WorkBudget
-from mlxserve.core.stats import SchedulerStats, StateStats
+from mlxserve.core.stats import SchedulerStats
 from mlxserve.request import (
     Chunk,
     FinishReason,
@@ -51,8 +52,6 @@ from mlxserve.scheduler.page_tables import PageTables
 from mlxserve.scheduler.planner import StepPlanner
 from mlxserve.scheduler.preemption import Preemption
 from mlxserve.scheduler.roster import Roster
-from mlxserve.scheduler.state_snapshots import StateSnapshots
-from mlxserve.scheduler.windows import Windows
 
 logger = logging.getLogger("mlxserve.scheduler")
 
@@ -64,41 +63,36 @@ class Scheduler:
         self,
         config: SchedulerConfig,
         pool: PagePool,
-        num_state_slots: int | None = None,
         disk: Disk | None = None,
         drafts: Drafts | None = None,
-        windows: Windows | None = None,
+        ends: Sequence[EndKind] = (),
     ) -> None:
         """
-        num_state_slots: recurrent states that fit into memory; None for a model without them
         disk: where pages are kept that leave memory; None to lose them
-        drafts: what guesses tokens, by default for `speculative_tokens`. Not used with recurrent
-            states, which do not go back to the last accepted token
-        windows: of layers with a window, where those have a pool of their own; not with recurrent states
+        drafts: what guesses tokens, by default for `speculative_tokens`. Not used where a kind does not go
+            back to the last accepted token
+        ends: what layers keep beside pages of `pool`
         """
         self.config = config
         self._disk = disk
-        self._num_state_slots = num_state_slots
         self.rules = LimitRules.of(config, pool.page_size)
         self._drafts: Drafts | None = None
-        if num_state_slots is None and (drafts or config.speculative_tokens):
+        may_draft = all(end.allows_drafts for end in ends)
+        if may_draft and (drafts or config.speculative_tokens):
             self._drafts = drafts or Drafts(config.speculative_tokens)
         self.num_steps = 0  # planned, empty ones included
         self._stats = SchedulerStats()
-        self.state_stats = StateStats()  # counted by the snapshots; to read
         self._num_arrivals = 0
         self._max_running = config.max_num_seqs  # fewer where memory is short
-        self._begin(pool, windows)
+        self._begin(pool, ends)
 
-    def _begin(self, pool: PagePool, windows: Windows | None) -> None:
+    def _begin(self, pool: PagePool, ends: Sequence[EndKind]) -> None:
         """Without requests, and with empty pools."""
-        config, stats, snapshots = self.config, self._stats, None
-        if self._num_state_slots is not None:
-            snapshots = StateSnapshots(self._num_state_slots, pool, self.state_stats)
+        config, stats = self.config, self._stats
         if self._drafts is not None:
             self._drafts.clear()
         self.pool = pool  # to read; only the page tables change it
-        self.page_tables = tables = PageTables(config, pool, stats, snapshots, self._disk, windows)
+        self.page_tables = tables = PageTables(config, pool, stats, self._disk, ends)
         self.roster = roster = Roster(config, stats)
         self.moves = Moves(tables, roster, stats)
         self.preemption = preemption = Preemption(config, tables, roster, stats)
@@ -133,8 +127,8 @@ class Scheduler:
         if asked.pins:
             self._promise_pins(request)
         leader = self.roster.find(asked.fork_of)
-        # Where there are recurrent states or windows, it finds the prompt's last page boundary instead.
-        shares_pages = self._num_state_slots is None and self.page_tables.windows is None
+        # Where there are other kinds, it finds the prompt's last page boundary instead.
+        shares_pages = not self.page_tables.ends
         if leader is not None and not leader.num_outputs and shares_pages:
             assert request.token_ids == leader.token_ids, f"{request.id} has another prompt"
             assert asked.cache_salt == leader.asked.cache_salt, f"{request.id} has another salt"
@@ -308,8 +302,7 @@ class Scheduler:
             if request.state is RequestState.WAITING and request.id not in lost
         ]
         prefixes, lives = self.roster.prefixes, self.roster.ids
-        windows = self.page_tables.windows
-        self._begin(pool, None if windows is None else windows.renewed())
+        self._begin(pool, [end.renewed(pool) for end in self.page_tables.ends])
         for request in waiting:
             self._wait_again(request)
         for name, asked in prefixes.items():

@@ -75,18 +75,17 @@ class Urgency:
         cached = self._tables.cache.match(request)
         num_places = 1 + len(self._roster.running) - self._admission.max_running
         num_pages = self._admission.num_lacking(request, cached)
-        num_window_pages = self._admission.num_window_lacking(request, cached)
-        windows = self._tables.windows
+        lacking = self._admission.lacking(request, cached)  # units of each other kind
         answers: list[LiveRequest] = []
         able = [other for other in self._roster.running.values() if _yields(other, request)]
         for answer in sorted(able, key=self._order):
-            if max(num_places, num_pages, num_window_pages) <= 0:
+            if max(num_places, num_pages, *lacking.values()) <= 0:
                 break
             answers.append(answer)
             num_places -= 1
             num_pages -= self._num_freed(answer, cached)
-            num_window_pages -= 0 if windows is None else windows.num_own(answer)
-        return answers if max(num_places, num_pages, num_window_pages) <= 0 else []
+            lacking = {end: count - end.num_own(answer) for end, count in lacking.items()}
+        return answers if max(num_places, num_pages, *lacking.values()) <= 0 else []
 
     def _order(self, answer: LiveRequest) -> tuple[int, int, int]:
         return (

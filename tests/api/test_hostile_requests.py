@@ -122,12 +122,12 @@ ANSWERED: list[tuple[str, str, dict[str, Any]]] = [
     ("POST", f"{MESSAGES}/count_tokens", {"messages": SAID}),
     ("POST", EMBEDDINGS, {"input": ["TEXT"]}),
     ("POST", "/v1/rerank", {"query": "TEXT", "documents": ["TEXT"]}),
-    ("PUT", "/v1/prefixes/p", {"text": "TEXT"}),
+    ("PUT", "/v1/prefixes/p", {"prompt": "TEXT"}),
     ("POST", "/tokenize", {"prompt": "TEXT"}),
     ("POST", "/api/chat", {"model": "default", "messages": SAID, "stream": False}),
     ("POST", "/api/generate", {"model": "default", "prompt": "TEXT"}),
     ("POST", "/api/embed", {"model": "default", "input": "TEXT"}),
-    ("POST", "/api/v1/render", {"text": "TEXT"}),
+    ("POST", "/api/v1/render", {"texts": ["TEXT"]}),
 ]
 NOT_UNICODE = {b"a\\ud83d b": "half of a surrogate pair", b"a\xff b": "invalid UTF-8"}
 

@@ -55,12 +55,12 @@ def test_pages_that_were_read_are_written_bit_by_bit_to_other_pages(
     for index, spec in enumerate(specs):
         keys, values = rows(80, spec, seed=index)
         pools[0].write(index, keys.astype(dtype), values.astype(dtype), step)
-    payloads = pools[0].read_pages([3, 0, 4])
+    payloads = pools[0].read_units([3, 0, 4])
     assert len(set(payloads)) == 3
     assert {len(p) for p in payloads} == {16 * sum(spec.bytes_per_token() for spec in specs)}
-    pools[1].write_pages([1, 2, 0], payloads)
-    assert pools[1].read_pages([1, 2, 0]) == payloads
-    assert pools[1].read_pages([0, 1, 2, 3]) == [
+    pools[1].write_units([1, 2, 0], payloads)
+    assert pools[1].read_units([1, 2, 0]) == payloads
+    assert pools[1].read_units([0, 1, 2, 3]) == [
         *payloads[2:],
         *payloads[:2],
         bytes(len(payloads[0])),
@@ -80,9 +80,9 @@ def test_keys_and_values_that_a_kernel_wrote_in_place_are_read_as_written() -> N
 
 def test_pages_are_copied_and_others_stay_unchanged() -> None:
     kv = pool_with_history()
-    before = kv.read_pages(range(4))
+    before = kv.read_units(range(4))
     kv.copy_pages([2, 2], [1, 3])
-    assert kv.read_pages(range(4)) == [before[0], before[2], before[2], before[2]]
+    assert kv.read_units(range(4)) == [before[0], before[2], before[2], before[2]]
 
 
 # ---- resizing
@@ -122,16 +122,16 @@ def test_a_larger_pool_keeps_pages_bit_by_bit_and_a_smaller_one_none(
     backends: Callable[[], Backends], dtype: mx.Dtype
 ) -> None:
     kv = filled(backends(), 4, dtype)
-    before = kv.read_pages(range(4))
+    before = kv.read_units(range(4))
     kv.resize(9)
     blank = bytes(len(before[0]))
-    assert kv.read_pages(range(9)) == [*before, *[blank] * 5]
+    assert kv.read_units(range(9)) == [*before, *[blank] * 5]
     assert kv.nbytes == kv.nbytes_of(9) == 9 * 16 * sum(s.bytes_per_token() for s in kv.specs)
-    kv.write_pages([8, 0], [before[1], before[2]])
+    kv.write_units([8, 0], [before[1], before[2]])
     kv.copy_pages([8], [4])
-    assert kv.read_pages([0, 4]) == [before[2], before[1]]
+    assert kv.read_units([0, 4]) == [before[2], before[1]]
     kv.resize(3)
-    assert kv.read_pages(range(3)) == [blank] * 3
+    assert kv.read_units(range(3)) == [blank] * 3
     assert kv.nbytes == kv.nbytes_of(3)
     kv.check()
 
@@ -192,30 +192,30 @@ def test_resizing_to_the_same_size_keeps_the_arrays() -> None:
 @BACKENDS
 def test_backing_more_pages_keeps_those_that_were_written(backends: Callable[[], Backends]) -> None:
     whole = filled(backends(), 3)
-    wanted = whole.read_pages(range(3))
+    wanted = whole.read_units(range(3))
     kv = KVPool(whole.specs, 9, 16, whole.backends, num_backed=3)
-    kv.write_pages(range(3), wanted)
+    kv.write_units(range(3), wanted)
     assert kv.nbytes == kv.nbytes_of(3)
     kv.back(2)
     assert kv.num_backed == 3
     kv.back(5)
     assert (kv.num_pages, kv.num_backed, kv.nbytes) == (9, 5, kv.nbytes_of(5))
     blank = bytes(len(wanted[0]))
-    assert kv.read_pages(range(5)) == [*wanted, blank, blank]
+    assert kv.read_units(range(5)) == [*wanted, blank, blank]
     kv.copy_pages([0], [4])
-    assert kv.read_pages([4]) == [wanted[0]]
+    assert kv.read_units([4]) == [wanted[0]]
     kv.check()
 
 
 @BACKENDS
 def test_a_resize_of_a_growing_pool_keeps_what_has_memory(backends: Callable[[], Backends]) -> None:
     whole = filled(backends(), 4)
-    wanted = whole.read_pages(range(4))
+    wanted = whole.read_units(range(4))
     kv = KVPool(whole.specs, 9, 16, whole.backends, num_backed=4)
-    kv.write_pages(range(4), wanted)
+    kv.write_units(range(4), wanted)
     kv.resize(20)
     assert (kv.num_pages, kv.num_backed) == (20, 4)
-    assert kv.read_pages(range(4)) == wanted
+    assert kv.read_units(range(4)) == wanted
     kv.resize(6)
     assert (kv.num_pages, kv.num_backed) == (6, 4)
     kv.resize(3)
@@ -239,5 +239,5 @@ def test_a_written_step_is_in_the_arrays_that_replace_its_own(
     for layer in range(2):
         kv.write(layer, keys, values, StepLayout(mx.arange(16), slots, 0, None, None))
     kv.back(6)  # nothing was evaluated yet
-    found = np.frombuffer(kv.read_pages([1])[0], np.float32)
+    found = np.frombuffer(kv.read_units([1])[0], np.float32)
     assert set(found) == set(np.array(keys).ravel()) | set(np.array(values).ravel())

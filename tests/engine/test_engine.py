@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.core.stats import MemoryUse
 from mlxserve.disk.files import DiskFiles
 from mlxserve.disk.tier import DiskTier
-from mlxserve.engine.disk_cache import DiskCache
+from mlxserve.engine.disk_cache import DiskCache, page_records
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.snapshot import PageState, Phase
 from mlxserve.engine.step_time_model import StepTimeModel
@@ -54,10 +54,10 @@ class Recorder:
         self.calls.append(f"launch {step.number}")
         return step
 
-    def back(self, num_pages: int) -> None:
+    def back(self, kind: str, num_pages: int) -> None:
         """Its pages take no memory."""
 
-    def read_pages(self, pages: Sequence[int]) -> list[bytes]:
+    def read(self, kind: str, pages: Sequence[int]) -> list[bytes]:
         return [page.to_bytes(PAGE_BYTES, "big") for page in pages]
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -77,12 +77,9 @@ class Recorder:
             raise OutOfMemory("so much there is not")
         self.calls.append(f"resize {num_pages}")
 
-    def drop_states(self, snapshots: Sequence[int]) -> None:
-        assert not snapshots, "there are no states"
-
-    def check(self, num_pages: int, state_ids: Collection[int] | None) -> None:
+    def check(self, num_pages: int, units: Mapping[str, Collection[int]]) -> None:
         assert num_pages > 0
-        assert state_ids is None
+        assert not units
 
     def memory(self) -> MemoryUse:
         return MemoryUse(kv_cache=1, active=2, reserved=3, peak=4, kv_cache_dtype="q8")
@@ -100,7 +97,7 @@ def build(
     pool = PagePool(num_pages, PAGE)
     settings = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "max_model_len": 512, **options}
     pace = StepTimeModel(target)
-    disk = tier and DiskCache(tier, pace, page_bytes=PAGE_BYTES, page_size=PAGE)
+    disk = tier and DiskCache(tier, pace, [page_records(PAGE_BYTES)], page_size=PAGE)
     scheduler = Scheduler(SchedulerConfig(**settings), pool, disk=disk)
     runner = Recorder()
     engine = Engine(scheduler, runner, pace, runner.clock, disk)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
+from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
 from mlxserve.core.config import SchedulerConfig
@@ -37,7 +38,8 @@ def test_many_conversations_take_no_more_memory_than_a_few(
     loaded = choice.loaded
     num_slots = STATE_SLOTS * NUM_PEOPLE + NUM_SNAPSHOTS
     config = SchedulerConfig(max_model_len=400, max_num_seqs=NUM_PEOPLE)
-    scheduler = Scheduler(config, PagePool(NUM_PAGES, PAGE_SIZE), num_slots)
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    scheduler = Scheduler(config, pool, ends=[StateSlots(num_slots, pool)])
     kv = KVPool(loaded.layers, NUM_PAGES, PAGE_SIZE, choice.backends)
     engine = Engine(scheduler, ModelRunner(loaded, kv), StepTimeModel(None))
     draw = random.Random(3)

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from mlxserve.cache.kinds.kind import UnitKind
+from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.pages import PagePool
 from mlxserve.core.config import PreemptionMode, SchedulerConfig
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.disk.files import HEADER_SIZE, DiskFiles
 from mlxserve.disk.tier import DiskTier
 from mlxserve.engine import transfers
-from mlxserve.engine.disk_cache import DiskCache, state_name
+from mlxserve.engine.disk_cache import DiskCache, page_records, state_records
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.step_time_model import StepTimeModel
 from mlxserve.engine.transfers import Transfers
@@ -46,25 +48,22 @@ class Memory:
         self.states: dict[int, bytes] = {}  # of prompts: their letter and position
         self.num_reads = 0
 
-    def read_pages(self, pages: Sequence[int]) -> list[bytes]:
-        self.num_reads += 1
-        return [self.pages[page] for page in pages]
+    def of(self, kind: str) -> dict[int, bytes]:
+        return {"pages": self.pages, "states": self.states}[kind]
 
-    def back(self, num_pages: int) -> None:
+    def read(self, kind: str, units: Sequence[int]) -> list[bytes]:
+        self.num_reads += kind == "pages"
+        return [self.of(kind)[unit] for unit in units]
+
+    def write(self, kind: str, units: Sequence[int], payloads: Sequence[bytes]) -> None:
+        self.of(kind).update(zip(units, payloads, strict=True))
+
+    def drop(self, kind: str, units: Sequence[int]) -> None:
+        for unit in units:
+            del self.of(kind)[unit]
+
+    def back(self, kind: str, num_pages: int) -> None:
         """Its pages take no memory."""
-
-    def drop_states(self, snapshots: Sequence[int]) -> None:
-        for id_ in snapshots:
-            del self.states[id_]
-
-    def write_pages(self, pages: Sequence[int], payloads: Sequence[bytes]) -> None:
-        self.pages.update(zip(pages, payloads, strict=True))
-
-    def read_state(self, state_id: int) -> bytes:
-        return self.states[state_id]
-
-    def write_state(self, state_id: int, payload: bytes) -> None:
-        self.states[state_id] = payload
 
     def compute(self, chunks: Sequence[Chunk]) -> None:
         for chunk in chunks:
@@ -97,11 +96,13 @@ class World:
             max_model_len=512,
             preemption_mode=PreemptionMode.SWAP,
         )
-        disk = DiskCache(
-            tier, StepTimeModel(None), page_bytes=SIZE, page_size=PAGE, state_bytes=STATE_SIZE
-        )
+        pool, kinds, ends = PagePool(num_pages, PAGE), [page_records(SIZE)], []
+        if num_state_slots is not None:
+            kinds.append(state_records(STATE_SIZE))
+            ends.append(StateSlots(num_state_slots, pool))
+        disk = DiskCache(tier, StepTimeModel(None), kinds, page_size=PAGE)
         self.disk = disk
-        self.scheduler = Scheduler(config, PagePool(num_pages, PAGE), num_state_slots, disk)
+        self.scheduler = Scheduler(config, pool, disk, ends=ends)
         self.memory = Memory()
         self.tier = tier
         runner = cast("ModelRunner", self.memory)
@@ -196,7 +197,7 @@ def test_a_recurrent_state_is_read_after_its_pages(tier: DiskTier) -> None:
     world.drain()
     world.write_all()
     assert tier.flush(60)
-    num_pages, num_states = 12, len(world.scheduler.moves.state_ids() or ())
+    num_pages, num_states = 12, len(world.scheduler.moves.unit_names()["states"])
     assert tier.use().num_written == num_pages + num_states
     after = World(tier, num_pages=32, num_state_slots=20)
     request = after.add("a1", 200, 1)
@@ -206,7 +207,7 @@ def test_a_recurrent_state_is_read_after_its_pages(tier: DiskTier) -> None:
         after.transfers.before_plan()
     assert request.num_computed == 192
     assert after.memory.states == {id_: state(request, 192) for id_ in after.memory.states}
-    assert after.memory.states.keys() == after.scheduler.moves.state_ids()
+    assert after.memory.states.keys() == after.scheduler.moves.unit_names()["states"]
     after.drain()
     assert request.num_cached == 192
 
@@ -234,9 +235,9 @@ def test_an_idle_engine_looks_for_pages_to_write_once(
     disk = world.scheduler.moves.disk
     unwritten = disk.unwritten
 
-    def count(most: int) -> list[tuple[bytes, int]]:
+    def count(kind: UnitKind, most: int) -> list[tuple[bytes, int]]:
         looks.append(most)
-        return unwritten(most)
+        return unwritten(kind, most)
 
     monkeypatch.setattr(disk, "unwritten", count)
     assert not world.transfers.write_idle()
@@ -337,7 +338,7 @@ def test_recurrent_states_on_a_full_disk_are_written_once_and_the_newest_stays(
     assert written[0] < 2 * limit
     assert written == written[:1] * 3
     assert tier.num_leading(newest.page_hashes) == 4
-    assert state_name(newest.page_hashes[3]) in tier
+    assert state_records(STATE_SIZE).record(newest.page_hashes[3]) in tier
     tier.close()
 
 
@@ -490,7 +491,7 @@ def test_after_a_failure_no_answer_is_taken(tier: DiskTier) -> None:
 @pytest.mark.parametrize("seconds", [1e-9, 1e9])
 def test_what_is_computed_faster_is_not_read(tier: DiskTier, seconds: float) -> None:
     pace = StepTimeModel(None)
-    disk = DiskCache(tier, pace, page_bytes=SIZE, page_size=PAGE)
+    disk = DiskCache(tier, pace, [page_records(SIZE)], page_size=PAGE)
     assert disk.pays(PAGE)  # nothing is known yet
     assert disk.patience(1) > 2, "a long wait, as computing may take longer"
     on_disk(tier)

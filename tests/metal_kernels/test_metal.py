@@ -482,7 +482,7 @@ def test_pages_that_are_written_from_outside_a_step_are_waited_for(
     """A failure of the device belongs to these pages, not to the next answer."""
     computed: list[mx.array] = []
     monkeypatch.setattr(mx, "eval", lambda *arrays: computed.extend(arrays))
-    kv.write_pages([1, 3], [bytes(kv.nbytes_of(1))] * 2)
+    kv.write_units([1, 3], [bytes(kv.nbytes_of(1))] * 2)
     writes = [call for call in metal.calls if call.kernel == "write_kv_pages"]
     assert len(writes) == 2
     assert all(is_among(call.outputs["fence"], computed) for call in writes)

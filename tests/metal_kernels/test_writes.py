@@ -131,7 +131,7 @@ def test_each_pool_is_written_in_its_own_slots(make: Callable[[], Backend]) -> N
     for pool, slots in zip(
         run_step(make(), ones, (SLOTS, IN_WINDOWS)), (SLOTS, IN_WINDOWS), strict=True
     ):
-        pages = [np.frombuffer(page, np.float16) for page in pool.read_pages(range(3))]
+        pages = [np.frombuffer(page, np.float16) for page in pool.read_units(range(3))]
         rows = np.concatenate([page.reshape(-1, SIZE, 2, 64) for page in pages], axis=1)
         is_written = np.isin(np.arange(3 * SIZE), slots)
         assert (rows == is_written[:, None, None]).all()
@@ -141,7 +141,7 @@ def test_pages_from_the_disk_are_planned_once_for_all_layers(planned: Planned) -
     spec = LayerSpec(kv_heads=2, key_dim=64, value_dim=64, dtype=mx.float16)
     kv = KVPool([spec] * 4, 3, SIZE, MetalBackend(nothing))
     planned.dispatches.clear()
-    kv.write_pages([2, 0], [bytes(kv.nbytes // 3)] * 2)
+    kv.write_units([2, 0], [bytes(kv.nbytes // 3)] * 2)
     assert planned.dispatches == {"write_kv_pages": 1}
 
 

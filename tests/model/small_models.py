@@ -11,6 +11,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import make_prompt_cache
 
+from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
 from mlxserve.core.config import SchedulerConfig
@@ -113,8 +114,9 @@ class Served:
         loaded = choice.loaded
         kv = KVPool(loaded.layers, NUM_PAGES, PAGE_SIZE, choice.backends)
         config = SchedulerConfig(max_model_len=512, max_num_seqs=4, **options)
-        slots = 64 if loaded.states else None
-        scheduler = Scheduler(config, PagePool(NUM_PAGES, PAGE_SIZE), slots)
+        pool = PagePool(NUM_PAGES, PAGE_SIZE)
+        ends = [StateSlots(64, pool)] if loaded.states else []
+        scheduler = Scheduler(config, pool, ends=ends)
         self.engine = Engine(scheduler, ModelRunner(loaded, kv), StepTimeModel(None))
 
     def answers(self, *prompts: list[int]) -> list[list[int]]:

@@ -181,7 +181,7 @@ FOUND: dict[str, Bug] = {
     ),
     "ask a disk that refuses at once again": Bug(
         Transfers,
-        "_offer",
+        "_write",
         "self._write_after = self._clock() + _PAUSE_SECONDS",
         "pass",
         test_transfers.test_a_disk_that_refuses_is_left_alone_for_a_while,

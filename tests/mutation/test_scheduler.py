@@ -14,6 +14,9 @@ import pytest
 from hypothesis import Phase
 
 from mlxserve.cache.groups import Window
+from mlxserve.cache.kinds.full_pages import FullPages
+from mlxserve.cache.kinds.state_slots import StateSlots
+from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.pages import PagePool
 from mlxserve.cache.runs import RunSet
 from mlxserve.core.config import PageTail, PreemptionMode
@@ -31,8 +34,6 @@ from mlxserve.scheduler.prefix_cache import PrefixCache
 from mlxserve.scheduler.prefix_followers import PrefixFollowers
 from mlxserve.scheduler.roster import Roster
 from mlxserve.scheduler.scheduler import Scheduler
-from mlxserve.scheduler.state_snapshots import StateSnapshots
-from mlxserve.scheduler.windows import Windows
 from tests.cache import test_pages
 from tests.mutation.bug import Bug
 from tests.scheduler import (
@@ -69,26 +70,26 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         "min(c.end, len(c.request.token_ids)) // size) for c in chunks]",
     ),
     "find a state before the step is read": Bug(
-        StateSnapshots,
-        "plan",
+        StateSlots,
+        "_plan",
         "keeps = self._public(request, start, end)",
         "keeps = self._public(request, start, end)\n"
         "    for position, id_ in keeps: self._publish(request, position, id_)",
     ),
     "count pages without a state after them": Bug(
-        StateSnapshots, "num_usable", "hashes[num_pages - 1] not in self._ids", "False"
+        StateSlots, "num_usable", "not has(hashes[num_pages - 1])", "False"
     ),
     "begin again with the snapshot": Bug(
-        StateSnapshots,
-        "plan",
+        StateSlots,
+        "_plan",
         "restore, running.restore = running.restore, None",
         "restore = running.restore",
     ),
     "keep a state for another page": Bug(
-        StateSnapshots, "_hash_before", "// self._pool.page_size - 1", "// self._pool.page_size"
+        StateSlots, "_hash_before", "// self._pool.page_size - 1", "// self._pool.page_size"
     ),
     "drop a state and keep its arrays": Bug(
-        StateSnapshots,
+        StateSlots,
         "_drop",
         "self._dropped.append(self._ids.pop(hash_))",
         "self._ids.pop(hash_)",
@@ -97,16 +98,16 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         Window, "first_seen", "position - self.size + 1", "position - self.size + 2"
     ),
     "find pages without their window": Bug(
-        Windows, "num_usable", "if first == needed:", "if True:"
+        WindowPages, "num_usable", "if first == needed:", "if True:"
     ),
     "give a page of a window back twice": Bug(
-        Windows, "pass_by", "request.window_first = first", "pass"
+        WindowPages, "pass_by", "request.window_first = first", "pass"
     ),
     "publish a page of a window that was given back": Bug(
-        Windows, "publish", "range(first, end)", "range(max(0, first - 1), end)"
+        WindowPages, "publish", "range(first, end)", "range(max(0, first - 1), end)"
     ),
     "share pages that a leader gives back": Bug(
-        Scheduler, "add", "and self.page_tables.windows is None", ""
+        Scheduler, "add", "not self.page_tables.ends", "True"
     ),
     "overlook that windows are short": Bug(
         Preemption, "might_preempt", "self._tables.num_free", "self._pool.num_free"
@@ -114,8 +115,8 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     "publish a window that is not read yet": Bug(
         PageTables,
         "finish_load",
-        "has_windows=False",
-        "has_windows=True",
+        "has_ends=False",
+        "has_ends=True",
     ),
     "release the head first": Bug(PagePool, "release", "reversed(pages)", "pages"),
     "forget the salt": Bug(PrefixCache, "hash", "asked.cache_salt, marks", "b'', marks"),
@@ -230,7 +231,7 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     "write a page that was evicted": Bug(
         DiskPages,
         "unwritten",
-        "if pool.is_known(hash_):",
+        "if kind.has(hash_):",
         "if True:",
         options={"num_pages": 24, "enable_prefix_caching": True},
     ),
@@ -258,7 +259,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "preempt for windows who holds none": Bug(
         preemption,
         "choose_victim",
-        "(windows.num_own(r) if windows else _frees_a_page(r, pool))",
+        "(scarce.num_own(r) if scarce else _frees_a_page(r, pool))",
         "_frees_a_page(r, pool)",
         test_preemption.test_who_holds_no_page_of_a_window_is_not_preempted_for_one,
     ),
@@ -350,7 +351,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         test_scheduler.test_tables_that_grow_in_turns_stay_in_runs,
     ),
     "evict the state of a named prefix": Bug(
-        StateSnapshots,
+        StateSlots,
         "_has_room",
         "_Worth.KEPT",
         "_Worth.PINNED",
@@ -379,71 +380,71 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     ),
     # Of layers with a window.
     "evict the window of a named prefix": Bug(
-        Windows,
+        WindowPages,
         "pin",
         "self.pool.keep_until(self._known(self._kept[prefix.id]), inf)",
         "pass",
         test_windows.test_the_window_of_a_named_prefix_is_found_until_it_is_dropped,
     ),
     "a large chunk takes the window of a named prefix": Bug(
-        Windows,
+        WindowPages,
         "_num_growable",
         "max(self.window.num_held - num_held, num_free - num_kept)",
         "num_free",
         test_windows.test_the_window_of_a_named_prefix_is_found_until_it_is_dropped,
     ),
     "a reset takes the window of a named prefix": Bug(
-        Windows,
+        WindowPages,
         "reset",
         "self.pool.pin(kept)",
         "kept = []",
         test_windows.test_the_window_of_a_named_prefix_is_found_until_it_is_dropped,
     ),
     "drop the window of another prefix": Bug(
-        Windows,
+        WindowPages,
         "unpin",
         "hashes.difference(*self._kept.values())",
         "hashes",
         test_windows.test_two_named_prefixes_share_a_window,
     ),
     "keep the window of a named prefix once": Bug(
-        Windows,
+        WindowPages,
         "publish",
         "and hash_ in kept",
         "and False",
         test_windows.test_a_running_request_comes_before_the_window_of_a_named_prefix,
     ),
     "evict passed pages of windows as all others": Bug(
-        Windows,
+        WindowPages,
         "pass_by",
         "self.pool.release_passed(passed)",
         "self.pool.release(passed)",
         test_windows.test_passed_pages_are_evicted_before_all_others,
     ),
     "expect nothing after a prompt": Bug(
-        Windows,
+        WindowPages,
         "is_expected",
-        "_ends_of(request, self.pool.page_size) | self._ends.get(request, set())",
+        "ends_of(request, self.pool.page_size) | self._ends.get(request, set())",
         "self._ends.get(request, set())",
         test_windows.test_the_window_at_the_end_of_a_prompt_outlives_a_long_answer,
     ),
     "read pages without their window": Bug(
         DiskPages,
         "num_found",
-        "num_pages = max(0, end - first)",
+        "num_pages = max(0, reach - first)",
         "pass",
         test_windows.test_a_prompt_is_read_up_to_the_last_window_on_disk,
     ),
     "write no window at the end of a prompt": Bug(
-        Windows,
-        "worth_keeping",
-        "for end in _ends_of(request, self.pool.page_size)",
+        WindowPages,
+        "used_by",
+        "for end in ends_of(request, self.pool.page_size)",
         "for end in ()",
         test_windows.test_a_prompt_on_disk_is_read_with_its_last_window,
     ),
     "reserve no windows": Bug(
-        Windows,
-        "num_free_for",
+        WindowPages,
+        "_num_free_for",
         "reserved += max(",
         "reserved += 0 * max(",
         test_windows.test_prompts_that_only_fit_one_after_the_other_do_not_thrash,
@@ -670,8 +671,8 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "read the state with every part": Bug(
         DiskPages,
         "load",
-        "has_ends and end == request.disk_end",
-        "has_ends",
+        "if end == request.disk_end:",
+        "if True:",
         test_disk_pages.test_a_run_in_parts_has_its_state_at_the_end,
     ),
     "believe that all pages came back from disk": Bug(
@@ -698,17 +699,17 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         {"at_most": 1},
     ),
     "save what others hold": Bug(
-        DiskPages,
-        "save",
-        "self._pool.is_exclusive(page) and",
+        FullPages,
+        "unsaved",
+        "pool.is_exclusive(page) and",
         "True and",
         test_disk_pages.test_pages_that_others_hold_are_not_saved,
     ),
     "save again what is on disk": Bug(
-        DiskPages,
-        "save",
-        "is_own and not self._disk.num_leading([hash_])",
-        "is_own",
+        FullPages,
+        "unsaved",
+        "if not is_on_disk(hash_)",
+        "",
         test_disk_pages.test_what_is_on_disk_already_is_not_saved_again,
     ),
     "read what is computed faster": Bug(
@@ -744,8 +745,8 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "write named prefixes as all other pages": Bug(
         DiskPages,
         "unwritten",
-        "chain(filter(disk.is_unwritten, pinned), disk.unwritten())",
-        "disk.unwritten()",
+        "chain(pinned, disk.unwritten(name))",
+        "disk.unwritten(name)",
         test_disk_pages.test_named_prefixes_are_written_first,
     ),
     "write all pages beside work": Bug(
@@ -763,7 +764,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         test_disk_pages.test_an_abort_while_the_disk_is_read_frees_the_pages,
     ),
     "keep a state after a token that was dropped": Bug(
-        StateSnapshots,
+        StateSlots,
         "_hash_before",
         "request.page_hashes[index] if index < len(request.page_hashes) else None",
         "request.page_hashes[min(index, len(request.page_hashes) - 1)]",

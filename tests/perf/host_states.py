@@ -187,7 +187,7 @@ class _Chunks:
         for request in others:
             began = time.thread_time()
             self._built(request)
-            self._runner.drop_states([])
+            self._runner.drop("states", [])
             yield time.thread_time() - began
 
     def _built(self, request: LiveRequest) -> mx.array:

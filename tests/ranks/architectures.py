@@ -16,6 +16,7 @@ import sys
 from functools import partial
 from typing import Any
 
+from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
 from mlxserve.core.config import SchedulerConfig
@@ -56,8 +57,9 @@ def answers(choice: AttentionChoice, lead: Lead | None = None) -> Answers:
     loaded = choice.loaded
     kv = KVPool(loaded.layers, NUM_PAGES, PAGE_SIZE, choice.backends)
     config = SchedulerConfig(max_model_len=512, max_num_seqs=4, max_num_batched_tokens=48)
-    slots = _NUM_STATE_SLOTS if loaded.has_states else None
-    scheduler = Scheduler(config, PagePool(NUM_PAGES, PAGE_SIZE), slots)
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    ends = [StateSlots(_NUM_STATE_SLOTS, pool)] if loaded.has_states else []
+    scheduler = Scheduler(config, pool, ends=ends)
     engine = Engine(
         scheduler, ModelRunner(loaded, kv, workers=lead), StepTimeModel(None), workers=lead
     )

@@ -58,8 +58,8 @@ def test_each_rank_grows_a_layer_at_a_time_ahead_of_need(loaded: LoadedModel) ->
         runner = ModelRunner(loaded, kv, workers=lead, windows=windows)
         follower, group = cast(Follower, _Told(Channel(there))), cast(RankGroup, None)
         worker = RankWorker(group, follower, loaded, kv_1, windows=windows_1)
-        runner.back_ahead(5)
-        runner.back_windows_ahead(6)
+        runner.back_ahead("pages", 5)
+        runner.back_ahead("windows", 6)
         lead.close()
         worker.run()
     for pool, num_pages in ((kv, 5), (kv_1, 5), (windows.kv, 6), (windows_1.kv, 6)):

@@ -177,18 +177,14 @@ def test_the_load_reaches_almost_every_point(num_calls: dict[Point, int]) -> Non
     assert unreached <= {
         *("Scheduler.abort", "Scheduler.unpin", "Scheduler.keep_pages", "Scheduler.restart"),
         *("Scheduler.check", "Scheduler.limit_running", "Timeline.restart"),
-        *("Moves.finish_load", "Moves.finish_save", "Moves.state_ids", "Moves.unwritten_states"),
+        *("Moves.finish_load", "Moves.finish_save", "Moves.unit_names"),
         *("Preemption.preempt_to", "Roster.awaited_guide", "Roster.check", "Roster.park"),
-        *("ModelRunner.restart", "ModelRunner.check", "ModelRunner.write_pages"),
+        *("ModelRunner.restart", "ModelRunner.check", "ModelRunner.write"),
         *("ModelRunner.copy_pages", "Transfers.restart"),
         *("DiskTier.clear", "DiskTier.wait"),
         *("DiskTier.flush", "Engine.idle"),
         *("Transfers.wait", "Transfers.write_idle"),  # when idle
-        # of models with such states
-        *("ModelRunner.read_state", "ModelRunner.write_state", "ModelRunner.drop_states"),
-        # of models with windows
-        *("ModelRunner.back_windows", "ModelRunner.back_windows_ahead"),
-        *("ModelRunner.read_window_pages", "ModelRunner.write_window_pages"),
+        "ModelRunner.drop",  # of models with recurrent states
         "ModelRunner.back_ahead",  # of a cache that still grows
         "Preemption.preempt_for",  # for a request of a higher priority
         # all is on disk already

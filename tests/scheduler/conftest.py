@@ -8,16 +8,20 @@ published before they are computed, and pages freed while a step still uses them
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate, takewhile
+from typing import Any
 
 import pytest
 
 from mlxserve.cache.groups import Window
 from mlxserve.cache.hashing import extend_hashes, page_hash
+from mlxserve.cache.kinds.kind import EndKind, Uses
+from mlxserve.cache.kinds.state_slots import StateSlots
+from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.pages import PagePool
 from mlxserve.core.config import PageTail, SchedulerConfig
 from mlxserve.core.errors import MlxServeError
@@ -43,7 +47,6 @@ from mlxserve.scheduler.disk_pages import Load
 from mlxserve.scheduler.drafts import MAX_DECODES, Drafts
 from mlxserve.scheduler.page_tables import PageCopy
 from mlxserve.scheduler.scheduler import Scheduler
-from mlxserve.scheduler.windows import Windows
 from tests.scheduler.fingerprint import fingerprint
 from tests.scheduler.ghost_states import GhostStates
 from tests.scheduler.ghost_windows import GhostWindows
@@ -110,66 +113,45 @@ class GhostDrafts(Drafts):
 
 @dataclass
 class GhostDisk:
-    """What is on disk: for each hash the content of a page's slots."""
+    """What is on disk: for each hash the content of a page's slots, or a state."""
 
     pages: dict[bytes, list[tuple[bytes, int]]] = field(default_factory=dict)
-    states: dict[bytes, tuple[bytes, int]] = field(
-        default_factory=dict
-    )  # after a page, by its hash
+    # After a page, by its hash.
+    states: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)
+    windows: dict[bytes, list[tuple[bytes, int]]] = field(default_factory=dict)  # as `pages`
     takes: int | None = None  # at most this many pages of each save
     is_fast: bool = True  # faster than computing
-    used: dict[bytes, None] = field(default_factory=dict)  # pages in memory, the last used last
-    used_states: dict[bytes, None] = field(default_factory=dict)
-    windows: dict[bytes, list[tuple[bytes, int]]] = field(default_factory=dict)  # as `pages`
-    used_windows: dict[bytes, None] = field(default_factory=dict)
+    # Units in memory of each kind, the last used last.
+    used: dict[str, dict[bytes, None]] = field(default_factory=lambda: defaultdict(dict))
+
+    def of(self, kind: str) -> dict[bytes, Any]:
+        return {"pages": self.pages, "states": self.states, "windows": self.windows}[kind]
 
     def num_leading(self, hashes: Sequence[bytes]) -> int:
         return sum(1 for _ in takewhile(self.pages.__contains__, hashes))
 
-    def has_state(self, hash_: bytes) -> bool:
-        return hash_ in self.states
-
-    def has_window(self, hash_: bytes) -> bool:
-        return hash_ in self.windows
-
-    def use_windows(self, hashes: Sequence[bytes]) -> None:
-        for hash_ in reversed(hashes):
-            self.used_windows.pop(hash_, None)
-            self.used_windows[hash_] = None
-
-    def unwritten_windows(self) -> Iterator[bytes]:
-        return (hash_ for hash_ in reversed(self.used_windows) if hash_ not in self.windows)
-
-    def forget_windows(self, hashes: Iterable[bytes]) -> None:
-        for hash_ in hashes:
-            self.used_windows.pop(hash_, None)
+    def has(self, kind: str, hash_: bytes) -> bool:
+        return hash_ in self.of(kind)
 
     def pays(self, num_tokens: int) -> bool:
         assert num_tokens > 0, "asked about nothing"
         return self.is_fast
 
-    def use(self, hashes: Sequence[bytes]) -> None:
-        for used in (self.used, self.used_states):
+    def use(self, uses: Mapping[str, Uses]) -> None:
+        for kind, (hashes, _) in uses.items():
             for hash_ in reversed(hashes):
-                used.pop(hash_, None)
-                used[hash_] = None
+                self.used[kind].pop(hash_, None)
+                self.used[kind][hash_] = None
 
-    def unwritten(self) -> Iterator[bytes]:
-        return (hash_ for hash_ in reversed(self.used) if hash_ not in self.pages)
+    def unwritten(self, kind: str) -> Iterator[bytes]:
+        return (hash_ for hash_ in reversed(self.used[kind]) if hash_ not in self.of(kind))
 
-    def unwritten_states(self) -> Iterator[bytes]:
-        return (hash_ for hash_ in reversed(self.used_states) if hash_ not in self.states)
+    def is_unwritten(self, kind: str, hash_: bytes) -> bool:
+        return hash_ in self.used[kind] and hash_ not in self.of(kind)
 
-    def is_unwritten(self, hash_: bytes) -> bool:
-        return hash_ in self.used and hash_ not in self.pages
-
-    def forget(self, hashes: Iterable[bytes]) -> None:
+    def forget(self, kind: str, hashes: Iterable[bytes]) -> None:
         for hash_ in hashes:
-            self.used.pop(hash_, None)
-
-    def forget_states(self, hashes: Iterable[bytes]) -> None:
-        for hash_ in hashes:
-            self.used_states.pop(hash_, None)
+            self.used[kind].pop(hash_, None)
 
 
 @dataclass
@@ -502,8 +484,8 @@ class GhostEngine:
         assert not self.unread
         assert self.ends.keys() == self.requests.keys(), "a request never ended"
         assert self.scheduler.pool.num_used == self.scheduler.pool.num_pinned, "pages are lost"
-        if (windows := self.scheduler.page_tables.windows) is not None:
-            assert windows.pool.num_used == 0, "pages of windows are lost"
+        for end in self.scheduler.page_tables.ends:
+            assert end.pool is None or end.pool.num_used == 0, f"units of {end.name} are lost"
 
     def fork(
         self, token_ids: Sequence[int], max_tokens: int | None, n: int, pictures: Placed = ()
@@ -534,36 +516,42 @@ class GhostEngine:
         plan = self.scheduler.moves.disk.pop_plan()
         for save in plan.saves:
             assert not self.unread, "pages are saved while a step is unread"
-            pages = dict(list(zip(save.hashes, save.pages, strict=True))[: self.disk.takes])
-            self._write_to_disk(pages)
-            if len(pages) == len(save.pages):
-                self._write_windows_to_disk(dict(save.windows))
+            (_, full), *ends = save.units
+            pages = dict(full[: self.disk.takes])
+            self._write_to_disk("pages", pages)
+            for kind, units in ends if len(pages) == len(full) else ():
+                self._write_to_disk(kind, dict(units))
             self.num_saved += len(pages)
             self.scheduler.moves.finish_save(save, len(pages))
         self.loads += plan.loads
 
-    def _write_to_disk(self, pages: Mapping[bytes, int]) -> None:
-        for hash_, page in pages.items():
-            assert hash_ not in self.disk.pages, f"page {page} is written twice"
-            self.disk.pages[hash_] = [self.slots[slot] for slot in self._slots(page)]
+    def _write_to_disk(self, kind: str, units: Mapping[bytes, int]) -> None:
+        for hash_, unit in units.items():
+            assert hash_ not in self.disk.of(kind), f"unit {unit} of {kind} is written twice"
+            self.disk.of(kind)[hash_] = self._content(kind, unit)
 
-    def _write_windows_to_disk(self, pages: Mapping[bytes, int]) -> None:
-        for hash_, page in pages.items():
-            assert hash_ not in self.disk.windows, f"page {page} of a window is written twice"
-            self.disk.windows[hash_] = [self.windows.slots[slot] for slot in self._slots(page)]
+    def _content(self, kind: str, unit: int) -> Any:
+        if kind == "states":
+            return self.states.snapshots[unit]
+        slots = self.slots if kind == "pages" else self.windows.slots
+        return [slots[slot] for slot in self._slots(unit)]
+
+    def _fill(self, kind: str, unit: int, content: Any) -> None:
+        if kind == "states":
+            self.states.snapshots[unit] = content
+            return
+        slots = self.slots if kind == "pages" else self.windows.slots
+        slots.update(zip(self._slots(unit), content, strict=True))
 
     def clean(self, count: int, *, is_idle: bool = True) -> None:
         """Write pages that no request holds, as an engine does between two steps."""
         while self.unread:
             self._read()
-        disk = self.scheduler.moves.disk
-        plan = disk.unwritten if is_idle else disk.endangered
-        self._write_to_disk(dict(plan(count)))
-        if is_idle:
-            self._write_windows_to_disk(dict(disk.unwritten_windows(count)))
-        for hash_, id_ in self.scheduler.moves.unwritten_states(count) if is_idle else ():
-            assert hash_ not in self.disk.states, "a state is written twice"
-            self.disk.states[hash_] = self.states.snapshots[id_]
+        moves = self.scheduler.moves
+        if not is_idle:
+            self._write_to_disk("pages", dict(moves.disk.endangered(count)))
+        for kind in moves.kinds if is_idle else ():
+            self._write_to_disk(kind.name, dict(moves.disk.unwritten(kind, count)))
         self.audit()
 
     def finish_load(self, load: Load, at_most: int | None = None) -> None:
@@ -573,22 +561,17 @@ class GhostEngine:
             return
         num_pages = self.disk.num_leading(load.run.hashes[:at_most])
         for hash_, page in zip(load.run.hashes[:num_pages], load.pages, strict=False):
-            for slot, content in zip(self._slots(page), self.disk.pages[hash_], strict=True):
-                self.slots[slot] = content
-        has_state = load.with_state and num_pages == len(load.pages)
-        if self.windows.are_kept:
-            has_window = has_state and all(hash_ in self.disk.windows for hash_, _ in load.windows)
-            for hash_, page in load.windows if has_window else ():
-                for slot, content in zip(self._slots(page), self.disk.windows[hash_], strict=True):
-                    self.windows.slots[slot] = content
-            assert self.scheduler.moves.finish_load(load, num_pages, has_state=has_window) is None
-            self.audit()
-            return
-        state = self.disk.states.get(load.run.hashes[-1]) if has_state else None
-        id_ = self.scheduler.moves.finish_load(load, num_pages, has_state=state is not None)
-        assert (id_ is None) == (state is None)
-        if id_ is not None and state is not None:
-            self.states.snapshots[id_] = state
+            self._fill("pages", page, self.disk.pages[hash_])
+        moves = self.scheduler.moves
+        ends = [(end.name, each) for end, each in zip(moves.ends, load.ends, strict=load.is_last)]
+        has_ends = load.is_last and num_pages == len(load.pages)
+        has_ends = has_ends and all(
+            self.disk.has(kind, hash_) for kind, units in ends for hash_, _ in units
+        )
+        for kind, units in ends if has_ends else ():
+            for hash_, unit in units:
+                self._fill(kind, unit, self.disk.of(kind)[hash_])
+        moves.finish_load(load, num_pages, has_ends=has_ends)
         self.audit()
 
     def _slots(self, page: int) -> range:
@@ -972,14 +955,16 @@ def make_engine() -> Callable[..., GhostEngine]:
         num_open = num_open and min(num_open, num_pages)
         pool = PagePool(num_pages, page_size, hot_after_hits, num_open)
         disk, config = disk or GhostDisk(), SchedulerConfig(**options)
-        windows = None
+        ends: list[EndKind] = []
         if window is not None:
             seen = Window(window, page_size)
             num_window_pages = max(seen.num_held, num_window_pages)
             num_open_too = num_open and min(num_open, num_window_pages)
             window_pool = PagePool(num_window_pages, page_size, hot_after_hits, num_open_too)
-            windows = Windows(window_pool, seen)
+            ends.append(WindowPages(window_pool, seen))
+        if num_state_slots is not None:
+            ends.append(StateSlots(num_state_slots, pool))
         drafts = GhostDrafts(config.speculative_tokens) if config.speculative_tokens else None
-        return GhostEngine(Scheduler(config, pool, num_state_slots, disk, drafts, windows), disk)
+        return GhostEngine(Scheduler(config, pool, disk, drafts, ends), disk)
 
     return make

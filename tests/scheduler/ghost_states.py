@@ -26,7 +26,7 @@ class GhostStates:
 
     @property
     def are_kept(self) -> bool:
-        return self.scheduler.moves.state_ids() is not None
+        return "states" in self.scheduler.moves.unit_names()
 
     def run(self, chunk: Chunk, prefixes: Sequence[int]) -> None:
         """`prefixes`: names of the request's prefixes by their last position."""
@@ -60,12 +60,13 @@ class GhostStates:
 
     def drop(self) -> None:
         """Once a step is launched."""
-        for id_ in self.scheduler.moves.pop_dropped_states() or ():
-            del self.snapshots[id_]
+        for _, dropped in self.scheduler.moves.pop_dropped():
+            for id_ in dropped:
+                del self.snapshots[id_]
         for request in [r for r in self.live if r.state is not RequestState.RUNNING]:
             del self.live[request]
 
     def judge(self) -> None:
         """Exactly the snapshots exist that the scheduler counts, and no more than fit."""
         if self.are_kept:
-            assert self.scheduler.moves.state_ids() == self.snapshots.keys()
+            assert self.scheduler.moves.unit_names()["states"] == self.snapshots.keys()

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from mlxserve.cache.kinds.kind import find
+from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.request import Chunk, LiveRequest
 from mlxserve.scheduler.scheduler import Scheduler
-from mlxserve.scheduler.windows import Windows
 
 
 @dataclass
@@ -20,8 +21,8 @@ class GhostWindows:
     slots: dict[int, tuple[bytes, int]] = field(default_factory=dict)  # slot -> (salt, prefix)
 
     @property
-    def _windows(self) -> Windows | None:
-        return self.scheduler.page_tables.windows
+    def _windows(self) -> WindowPages | None:
+        return find(self.scheduler.page_tables.ends, WindowPages)
 
     @property
     def are_kept(self) -> bool:
@@ -59,11 +60,11 @@ class GhostWindows:
                 )
 
     @staticmethod
-    def _pages(windows: Windows, chunk: Chunk) -> Sequence[int]:
+    def _pages(windows: WindowPages, chunk: Chunk) -> Sequence[int]:
         return chunk.window_table[windows.window.first_seen(chunk.start) :]
 
     @staticmethod
-    def _slot(windows: Windows, chunk: Chunk, position: int) -> int:
+    def _slot(windows: WindowPages, chunk: Chunk, position: int) -> int:
         page_size = windows.pool.page_size
         return chunk.window_table[position // page_size] * page_size + position % page_size
 

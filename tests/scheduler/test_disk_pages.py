@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from mlxserve.cache.kinds.kind import find
+from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.core.config import PreemptionMode
 from mlxserve.request import CacheMiss, LiveRequest
 from mlxserve.scheduler import disk_pages
@@ -355,7 +357,7 @@ def test_a_prompt_is_read_up_to_its_last_state(make_engine: Callable) -> None:
     assert request.cache is not None
     assert (request.cache.num_tokens, request.cache.num_from_disk) == (20, 20)
     assert engine.states.num_restored == 1
-    assert engine.scheduler.state_stats.copy().num_restored == 1
+    assert find(engine.scheduler.page_tables.ends, StateSlots).stats.num_restored == 1
 
 
 def test_pages_without_a_state_after_them_are_not_read(make_engine: Callable) -> None:
@@ -377,7 +379,7 @@ def test_without_its_state_everything_is_computed_again(make_engine: Callable, l
     request = engine.add(prompt, 1)
     read_something(engine)
     [load] = engine.loads
-    assert load.with_state
+    assert load.is_last
     if lost == "state":
         del engine.disk.states[load.run.hashes[-1]]
         engine.finish_load(load)
@@ -403,7 +405,7 @@ def test_a_run_in_parts_has_its_state_at_the_end(
     parts = []
     while engine.scheduler.has_work:
         engine.step()
-        parts += [(len(load.pages), load.with_state) for load in engine.loads]
+        parts += [(len(load.pages), load.is_last) for load in engine.loads]
     assert parts == [(2, False), (2, False), (1, True)]
     assert request.num_cached == 20
 
@@ -430,11 +432,12 @@ def test_states_are_written_once_the_last_used_first(make_engine: Callable) -> N
     engine = make_engine(num_pages=32, num_state_slots=12)
     old, new = engine.add([1] * 9, 1), engine.add([2] * 9, 1)
     engine.drain()
-    [(hash_, _)] = engine.scheduler.moves.unwritten_states(1)
+    _, states = engine.scheduler.moves.kinds
+    [(hash_, _)] = engine.scheduler.moves.disk.unwritten(states, 1)
     assert hash_ in {old.page_hashes[1], new.page_hashes[1]}
     engine.clean(1000)
     assert engine.disk.states.keys() >= {old.page_hashes[1], new.page_hashes[1]}
-    assert engine.scheduler.moves.unwritten_states(1000) == []
+    assert engine.scheduler.moves.disk.unwritten(states, 1000) == []
 
 
 # ---- writing
@@ -449,7 +452,7 @@ def test_pages_are_written_newest_first_while_nothing_runs(make_engine: Callable
     assert not engine.disk.num_leading(old.page_hashes)
     engine.clean(1000)
     assert engine.disk.num_leading(old.page_hashes) == 2
-    assert engine.scheduler.moves.disk.unwritten(1000) == []
+    assert engine.scheduler.moves.disk.unwritten(engine.scheduler.moves.kinds[0], 1000) == []
 
 
 def test_named_prefixes_are_written_first(make_engine: Callable) -> None:
@@ -466,7 +469,8 @@ def test_a_tail_is_not_written(make_engine: Callable) -> None:
     engine = make_engine(num_pages=16)
     engine.add([1] * 10, 1, pins=True)
     engine.drain()
-    assert len(engine.scheduler.moves.disk.unwritten(1000)) == 2
+    moves = engine.scheduler.moves
+    assert len(moves.disk.unwritten(moves.kinds[0], 1000)) == 2
 
 
 def test_beside_work_only_pages_about_to_be_evicted_are_written(make_engine: Callable) -> None:
@@ -482,10 +486,11 @@ def test_beside_work_only_pages_about_to_be_evicted_are_written(make_engine: Cal
 
 def test_a_pool_without_a_disk_plans_no_moves(make_engine: Callable) -> None:
     engine = make_engine(num_pages=16)
-    disk = disk_pages.DiskPages(engine.scheduler.pool, None)
+    kinds = engine.scheduler.moves.kinds
+    disk = disk_pages.DiskPages(engine.scheduler.pool, None, kinds)
     request = engine.add([1] * 9, 1)
     engine.drain()
-    assert disk.unwritten(1000) == []
+    assert disk.unwritten(kinds[0], 1000) == []
     assert disk.num_found(request.page_hashes, 0, 2) == 0
     assert disk.save(request) is None
     assert not disk.pop_plan()

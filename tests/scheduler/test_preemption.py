@@ -91,7 +91,7 @@ def test_who_holds_no_page_of_a_window_is_not_preempted_for_one(
     scheduler = make_engine(window=8, num_window_pages=9).scheduler
     request = running(scheduler.pool, 0, 2)
     assert preemption.choose_victim([request], scheduler.pool, 3) is request
-    windows = scheduler.page_tables.windows
+    [windows] = scheduler.page_tables.ends
     assert preemption.choose_victim([request], scheduler.pool, 3, windows) is None
 
 

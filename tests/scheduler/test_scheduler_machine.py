@@ -122,7 +122,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """`num_snapshots`: of recurrent states, beside those of running requests. `num_window_pages`:
         beside those with which one request goes on, where layers with a window have their own pool."""
         if window is not None:
-            num_snapshots, is_chunked = None, True
+            is_chunked = True
             options["window"] = window
             options["num_window_pages"] = Window(window, PAGE_SIZE).num_held + num_window_pages
         if num_snapshots is not None:

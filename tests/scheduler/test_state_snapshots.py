@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from mlxserve.cache.kinds.kind import find
+from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.core.errors import PromptTooLong
+from mlxserve.core.stats import StateStats
 from mlxserve.request import CacheMiss, Chunk, LiveRequest, StatePlan
-from mlxserve.scheduler.state_snapshots import StateSnapshots
 from tests.scheduler.conftest import GhostEngine
 
 MakeEngine = Callable[..., GhostEngine]
@@ -26,6 +28,12 @@ def kept(engine: GhostEngine, *names: str) -> list[int]:
         if chunk.request.id in names and chunk.state is not None
         for position, _ in chunk.state.keeps
     )
+
+
+def stats_of(engine: GhostEngine) -> StateStats:
+    states = find(engine.scheduler.page_tables.ends, StateSlots)
+    assert states is not None
+    return states.stats.copy()
 
 
 def answered(engine: GhostEngine, prompt: list[int], **options: Any) -> LiveRequest:
@@ -64,7 +72,7 @@ def test_where_two_prompts_part_the_second_computes_and_the_third_finds_it(
     assert (second.num_cached, third.num_cached) == (0, 20)
     assert second.cache is not None
     assert second.cache.reason is CacheMiss.NO_SNAPSHOT
-    assert engine.scheduler.state_stats.copy().missed_tokens == 20
+    assert stats_of(engine).missed_tokens == 20
 
 
 def test_a_prompt_that_waits_for_another_continues_from_its_state(make_engine: MakeEngine) -> None:
@@ -113,7 +121,7 @@ def test_a_preempted_request_continues_from_its_newest_boundary(make_engine: Mak
 def test_requests_that_skip_the_cache_keep_nothing(make_engine: MakeEngine) -> None:
     engine = make_engine(num_state_slots=ROOMY)
     answered(engine, list(range(1, 31)), skips_cache=True, max_tokens=9)
-    assert engine.scheduler.moves.state_ids() == set()
+    assert engine.scheduler.moves.unit_names()["states"] == set()
 
 
 def test_a_state_after_a_token_that_was_dropped_is_not_kept(make_engine: MakeEngine) -> None:
@@ -126,17 +134,17 @@ def test_a_state_after_a_token_that_was_dropped_is_not_kept(make_engine: MakeEng
     engine.abort(request.id)  # before that token is read
     while engine.unread:
         engine.read()
-    assert engine.scheduler.state_stats.copy().num_snapshots == 0
+    assert stats_of(engine).num_snapshots == 0
     assert answered(engine, [*prompt, 9]).num_cached == 0
 
 
 def test_a_reset_forgets_the_states(make_engine: MakeEngine) -> None:
     engine = make_engine(num_state_slots=ROOMY)
     answered(engine, list(range(1, 31)))
-    assert engine.scheduler.moves.state_ids()
+    assert engine.scheduler.moves.unit_names()["states"]
     assert engine.reset()
     engine.states.drop()
-    assert engine.scheduler.moves.state_ids() == set()
+    assert engine.scheduler.moves.unit_names()["states"] == set()
 
 
 def test_states_after_lost_pages_go_first_and_the_least_recently_used_next(
@@ -182,11 +190,11 @@ def test_a_passer_by_takes_no_state_of_a_named_prefix(make_engine: MakeEngine) -
 def test_after_a_failure_there_are_no_states(make_engine: MakeEngine) -> None:
     engine = make_engine(num_state_slots=ROOMY)
     answered(engine, list(range(1, 31)))
-    assert engine.scheduler.state_stats.copy().num_snapshots == 2
+    assert stats_of(engine).num_snapshots == 2
     engine.scheduler.restart()
-    stats = engine.scheduler.state_stats.copy()
+    stats = stats_of(engine)
     assert (stats.num_slots, stats.num_snapshots) == (ROOMY, 0)
-    assert engine.scheduler.moves.state_ids() == set()
+    assert engine.scheduler.moves.unit_names()["states"] == set()
 
 
 @pytest.mark.parametrize("pins", [False, True])
@@ -215,7 +223,7 @@ def test_room_is_promised_as_if_no_state_were_kept_after_pinned_pages(
 
 
 def another_position(real: Callable[..., StatePlan]) -> Callable[..., StatePlan]:
-    def plan(self: StateSnapshots, request: LiveRequest, start: int, end: int) -> StatePlan:
+    def plan(self: StateSlots, request: LiveRequest, start: int, end: int) -> StatePlan:
         restore, keeps = real(self, request, start, end)
         moved = [(max(start + 1, position - PAGE), id_) for position, id_ in keeps]
         return StatePlan(restore, tuple(moved))
@@ -226,7 +234,7 @@ def another_position(real: Callable[..., StatePlan]) -> Callable[..., StatePlan]
 def restored_twice(real: Callable[..., StatePlan]) -> Callable[..., StatePlan]:
     restored: dict[LiveRequest, int] = {}
 
-    def plan(self: StateSnapshots, request: LiveRequest, start: int, end: int) -> StatePlan:
+    def plan(self: StateSlots, request: LiveRequest, start: int, end: int) -> StatePlan:
         found = real(self, request, start, end)
         if found.restore is not None:
             restored[request] = found.restore
@@ -238,8 +246,8 @@ def restored_twice(real: Callable[..., StatePlan]) -> Callable[..., StatePlan]:
 def never_lost(real: Callable[..., int]) -> Callable[..., int]:
     """As many pages as are cached, whether a state follows them or not."""
 
-    def num_usable(self: StateSnapshots, hashes: list[bytes], num_pages: int) -> int:
-        return num_pages if self.ids() and real(self, hashes, num_pages) else 0
+    def num_usable(self: StateSlots, hashes: list[bytes], num_pages: int, has: Any = None) -> int:
+        return num_pages if self.ids() and real(self, hashes, num_pages, has) else 0
 
     return num_usable
 
@@ -247,7 +255,7 @@ def never_lost(real: Callable[..., int]) -> Callable[..., int]:
 def found_too_early(real: Callable[..., StatePlan]) -> Callable[..., StatePlan]:
     """A snapshot of the request's own boundary is given up when it is planned."""
 
-    def plan(self: StateSnapshots, request: LiveRequest, start: int, end: int) -> StatePlan:
+    def plan(self: StateSlots, request: LiveRequest, start: int, end: int) -> StatePlan:
         found = real(self, request, start, end)
         self.commit(Chunk(request, start, end - start, request.page_table, False, state=found))
         return found
@@ -258,9 +266,9 @@ def found_too_early(real: Callable[..., StatePlan]) -> Callable[..., StatePlan]:
 @pytest.mark.parametrize(
     ("method", "bug"),
     [
-        ("plan", another_position),
-        ("plan", restored_twice),
-        ("plan", found_too_early),
+        ("_plan", another_position),
+        ("_plan", restored_twice),
+        ("_plan", found_too_early),
         ("num_usable", never_lost),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
@@ -278,6 +286,6 @@ def test_a_planted_bug_is_found(
         engine.drain()
 
     serve()
-    monkeypatch.setattr(StateSnapshots, method, bug(getattr(StateSnapshots, method)))
+    monkeypatch.setattr(StateSlots, method, bug(getattr(StateSlots, method)))
     with pytest.raises((AssertionError, KeyError)):
         serve()

@@ -7,10 +7,11 @@ from itertools import product
 from typing import Any
 
 from mlxserve.cache.groups import Window
+from mlxserve.cache.kinds.kind import find
+from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.pages import PagePool
 from mlxserve.core.config import PreemptionMode
 from mlxserve.request import CacheMiss, LiveRequest
-from mlxserve.scheduler.windows import Windows
 from tests.scheduler.conftest import GhostEngine
 
 MakeEngine = Callable[..., GhostEngine]
@@ -25,8 +26,8 @@ def answered(engine: GhostEngine, prompt: list[int], **options: Any) -> LiveRequ
     return request
 
 
-def windows_of(engine: GhostEngine) -> Windows:
-    windows = engine.scheduler.page_tables.windows
+def windows_of(engine: GhostEngine) -> WindowPages:
+    windows = find(engine.scheduler.page_tables.ends, WindowPages)
     assert windows is not None
     return windows
 
@@ -47,7 +48,7 @@ def test_a_prefix_is_usable_where_its_whole_window_is_there() -> None:
                     [page] = pool.allocate(1) or []
                     if is_there:
                         pool.publish(page, b"%d" % index, b"", [0] * PAGE)
-                windows = Windows(pool, Window(window, PAGE))
+                windows = WindowPages(pool, Window(window, PAGE))
                 seen = [
                     range(max(0, end * PAGE - window + 1), end * PAGE)
                     for end in range(num_pages + 1)

@@ -162,12 +162,12 @@ def test_a_template_whose_process_was_stopped_is_rendered_by_the_next_one(
 ) -> None:
     monkeypatch.setattr(templates, "SECONDS", 0.5)
     renderer, others = HelperRenderer(), set(psutil.Process().children())
-    assert renderer.variables("{{ a }}") == ["a"]
+    assert renderer.variables("{{ a }}") == {"a": []}
     [child] = set(psutil.Process().children()) - others
     child.suspend()
     with pytest.raises(HelperUnavailable, match=r"process was paused; send the request again"):
         renderer.variables("{{ b }}")
-    assert renderer.variables("{{ b }}") == ["b"]
+    assert renderer.variables("{{ b }}") == {"b": []}
 
 
 def test_a_template_whose_process_was_killed_by_others_is_tried_once_more(
@@ -185,8 +185,8 @@ def test_a_template_whose_process_was_killed_by_others_is_tried_once_more(
 
         monkeypatch.setattr(Helper, "call", killed_or_called)
         if num_kills == 1:
-            assert renderer.variables("{{ a }}") == ["a"]
+            assert renderer.variables("{{ a }}") == {"a": []}
         else:
             with pytest.raises(HelperUnavailable, match=r"was ended twice; send the request again"):
                 renderer.variables("{{ b }}")
-            assert renderer.variables("{{ b }}") == ["b"]
+            assert renderer.variables("{{ b }}") == {"b": []}

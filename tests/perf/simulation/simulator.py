@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import cast
@@ -91,11 +91,8 @@ class SimulatedRunner:
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Takes no time: a page is a thousandth of the memory that a step reads."""
 
-    def back(self, num_pages: int) -> None:
+    def back(self, kind: str, num_pages: int) -> None:
         """Takes no time, as the simulated pool is whole."""
-
-    def drop_states(self, snapshots: Iterable[int]) -> None:
-        """Takes no time; the simulated model has no recurrent states."""
 
     def start(self, step: SimulatedStep) -> None:
         step.began = self.now

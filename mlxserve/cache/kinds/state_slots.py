@@ -1,4 +1,4 @@
-"""StateSnapshots: after which pages the recurrent state of a sequence is kept, and for how long.
+"""StateSlots: after which pages the recurrent state of a sequence is kept, and for how long.
 
 A model with recurrent layers cannot continue from cached pages alone: it also needs the state after
 the last of them. So pages count as found only up to the last one with a snapshot, and snapshots are
@@ -21,15 +21,15 @@ newest boundary.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from mlxserve.cache.kinds.kind import EndKind, Has, Start, Units, Uses
+from mlxserve.cache.kinds.turn_ends import ends_of
 from mlxserve.cache.pages import PagePool
 from mlxserve.core.stats import StateStats
-from mlxserve.request import STATE_SLOTS, Chunk, LiveRequest, StatePlan
-
-TURN_END = 16  # tokens: "<|im_start|>assistant\n<think>\n" and the like
+from mlxserve.request import STATE_SLOTS, CacheMiss, Chunk, LiveRequest, StatePlan
 
 
 class _Worth(IntEnum):
@@ -51,12 +51,19 @@ class _Running:
     boundary: tuple[int, int] | None = None  # (position, id) of its own newest snapshot
 
 
-class StateSnapshots:
+class StateSlots(EndKind):
     """Decides, and changes nothing but itself. `num_slots` states fit into memory."""
 
-    def __init__(self, num_slots: int, pool: PagePool, stats: StateStats) -> None:
+    name = "states"
+    missing = CacheMiss.NO_SNAPSHOT
+    allows_drafts = False  # a state does not go back to the last accepted token
+    names_units = True
+
+    def __init__(self, num_slots: int, pool: PagePool, stats: StateStats | None = None) -> None:
+        """pool: full pages, whose hashes name the snapshots"""
+        self.stats = stats or StateStats()
         self._pool = pool
-        self._stats = stats
+        self._stats = self.stats
         self._stats.num_slots, self._stats.num_snapshots = num_slots, 0
         # By page hash, least recently used first.
         self._ids: OrderedDict[bytes, int] = OrderedDict()
@@ -65,25 +72,31 @@ class StateSnapshots:
         self._dropped: list[int] = []
         self._next_id = 0
 
-    # ---- what is found
+    def renewed(self, pool: PagePool) -> StateSlots:
+        return StateSlots(self._stats.num_slots, pool, self._stats)
 
-    def num_usable(self, hashes: Sequence[bytes], num_pages: int) -> int:
-        """How many of the first `num_pages` pages, which are cached, end with a known state."""
-        while num_pages and hashes[num_pages - 1] not in self._ids:
+    # ---- what is found, and what a waiting request needs
+
+    def has(self, hash_: bytes) -> bool:
+        return hash_ in self._ids
+
+    def unit_of(self, hash_: bytes) -> int:
+        return self._ids[hash_]
+
+    def num_usable(self, hashes: Sequence[bytes], num_pages: int, has: Has | None = None) -> int:
+        """Number of the first `num_pages` pages, which are cached, that end with a known state."""
+        has = has or self._ids.__contains__
+        while num_pages and not has(hashes[num_pages - 1]):
             num_pages -= 1
         return num_pages
 
     # ---- requests begin and end
 
-    def begin(
-        self, request: LiveRequest, num_pages: int, num_known: int, *, is_cached: bool
-    ) -> None:
-        """The request runs, from its first `num_pages` pages on; `num_known` pages are cached.
-
-        is_cached: whether it uses the prefix cache
-        """
+    def begin(self, request: LiveRequest, start: Start) -> None:
         page_size = self._pool.page_size
-        running = self._running[request] = _Running(is_cached)
+        running = self._running[request] = _Running(start.is_cached)
+        # The state of pages that are read comes with the last of them.
+        num_pages, num_known = (0, 0) if start.num_to_read else (start.num_pages, start.num_known)
         if num_pages:
             self._restore(request, num_pages)
         if num_known > num_pages:
@@ -91,43 +104,58 @@ class StateSnapshots:
             self._stats.missed_tokens += (num_known - num_pages) * page_size
         self._shrink()
 
+    def begin_again(self, request: LiveRequest, num_pages: int) -> None:
+        if num_pages:
+            self._restore(request, num_pages)
+
     def _restore(self, request: LiveRequest, num_pages: int) -> None:
         hash_ = request.page_hashes[num_pages - 1]
         self._ids.move_to_end(hash_)  # only the one that is used, not those before it
         self._running[request].restore = self._ids[hash_]
         self._stats.num_restored += 1
 
-    def loaded(self, request: LiveRequest, position: int) -> int:
-        """The state after `position` was read: the request begins with it, under the id returned."""
-        running = self._running[request]
-        self._next_id += 1
-        running.boundary, running.restore = (position, self._next_id), self._next_id
-        self._stats.num_restored += 1
-        return self._next_id
-
-    def resume(self, request: LiveRequest, num_pages: int) -> None:
-        """What was read was of no use: the request begins after `num_pages`, which has a state."""
-        if num_pages:
-            self._restore(request, num_pages)
-
-    def known(self) -> OrderedDict[bytes, int]:
-        """Ids by the hash of the page before the state, the least recently used first."""
-        return self._ids
-
-    def want(self, request: LiveRequest, position: int) -> None:
-        """Another request waits until this one has computed `position` tokens; no-op unless it runs."""
+    def expect(self, request: LiveRequest, num_pages: int) -> None:
+        """No-op unless it runs."""
         if request in self._running:
-            self._running[request].wanted.add(position)
+            self._running[request].wanted.add(num_pages * self._pool.page_size)
 
-    def end(self, request: LiveRequest) -> None:
-        """The request gives up its pages; its newest boundary can be found from now on."""
+    def stop(self, request: LiveRequest) -> None:
+        """Its newest boundary can be found from now on."""
         running = self._running.pop(request, None)
         if running is not None and running.boundary is not None:
             self._publish(request, *running.boundary)
 
+    # ---- the disk
+
+    def used_by(self, request: LiveRequest) -> Uses:
+        """The deepest first, but after all pages, which they need."""
+        hashes = request.page_hashes[: len(request.page_table)]
+        return Uses(hashes[::-1], num_before=max(0, len(hashes) - 1))
+
+    def load(self, request: LiveRequest, end: int) -> Units:
+        """The state after the last page, under an id of its own."""
+        self._next_id += 1
+        return ((request.page_hashes[end - 1], self._next_id),)
+
+    def loaded(self, request: LiveRequest, units: Units, parent: Callable[[int], bytes]) -> None:  # noqa: ARG002
+        """The request begins with this state."""
+        [(_, id_)] = units
+        running = self._running[request]
+        running.boundary, running.restore = (request.num_computed, id_), id_
+        self._stats.num_restored += 1
+
     # ---- steps
 
-    def plan(self, request: LiveRequest, start: int, end: int) -> StatePlan:
+    def plan(self, chunks: list[Chunk]) -> list[Chunk]:
+        return [
+            # A decode's state is kept at page boundaries only.
+            chunk
+            if chunk.start >= chunk.request.prefill_end and chunk.end % self._pool.page_size
+            else chunk._replace(state=self._plan(chunk.request, chunk.start, chunk.end))
+            for chunk in chunks
+        ]
+
+    def _plan(self, request: LiveRequest, start: int, end: int) -> StatePlan:
         """What a chunk does with the state; `end` is the position after its last token."""
         running = self._running[request]
         restore, running.restore = running.restore, None
@@ -142,8 +170,8 @@ class StateSnapshots:
         """Snapshots for others in a chunk of the prompt, as far as there are slots."""
         if start >= request.prefill_end:
             return []
-        page_size, last = self._pool.page_size, request.prefill_end
-        wanted = {(last - 1) // page_size * page_size, (last - TURN_END) // page_size * page_size}
+        page_size = self._pool.page_size
+        wanted = {num_pages * page_size for num_pages in ends_of(request, page_size)}
         wanted |= self._running[request].wanted
         if request.asked.pins:
             wanted.add(request.num_prompt // page_size * page_size)
@@ -166,7 +194,7 @@ class StateSnapshots:
         return self._next_id
 
     def commit(self, chunk: Chunk) -> None:
-        """The chunk has been computed: what it kept can be found, or belongs to its request."""
+        """What it kept can be found, or belongs to its request."""
         if chunk.state is None:
             return
         for position, id_ in chunk.state.keeps:
@@ -224,23 +252,25 @@ class StateSnapshots:
         self._dropped.append(self._ids.pop(hash_))
         self._stats.num_snapshots = len(self._ids)
 
-    def drop_lost(self) -> None:
+    # ---- what stays
+
+    def forget(self, hashes: Iterable[bytes]) -> None:  # noqa: ARG002
+        self.reset()
+
+    def reset(self) -> None:
         """Drop the snapshots after pages that are not cached any more."""
         for hash_ in [hash_ for hash_ in self._ids if not self._pool.is_known(hash_)]:
             self._drop(hash_)
 
     def pop_dropped(self) -> list[int]:
-        """Ids not needed any more, once the step that was planned last is launched."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
     def ids(self) -> set[int]:
-        """Of all snapshots that were planned, and not named by `pop_dropped`."""
         own = {r.boundary[1] for r in self._running.values() if r.boundary is not None}
         return own | set(self._ids.values()) | self._unread.keys() | set(self._dropped)
 
-    def check(self, running: Sequence[LiveRequest]) -> None:
-        """Audit. Raises AssertionError."""
+    def check(self, running: Sequence[LiveRequest], holders: Sequence[LiveRequest]) -> None:  # noqa: ARG002
         assert self._running.keys() == set(running), "a request has no state, or has ended"
         assert len(set(self._ids.values())) == len(self._ids), "a snapshot has two names"
         assert self._unread.keys().isdisjoint(self._ids.values()), (

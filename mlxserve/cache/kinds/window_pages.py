@@ -1,4 +1,4 @@
-"""Windows: pages of the layers that see the last positions only, in a pool of their own.
+"""WindowPages: pages of the layers that see the last positions only, in a pool of their own.
 
 A request holds a page of this pool for each of its pages from `window_first` on. Full ones are found by the
 same hashes as those of the other layers, and a cached prefix is of use only up to a page before which the
@@ -19,13 +19,18 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
 from mlxserve.cache.groups import Window
+from mlxserve.cache.kinds.kind import EndKind, Has, Start, Units, Uses
+from mlxserve.cache.kinds.turn_ends import ends_of
 from mlxserve.cache.pages import PagePool
-from mlxserve.request import LiveRequest, PageTable, as_page_table
-from mlxserve.scheduler.state_snapshots import TURN_END
+from mlxserve.request import CacheMiss, Chunk, LiveRequest, PageTable, as_page_table
 
 
-class Windows:
+class WindowPages(EndKind):
     """Over one pool, which has `num_held` pages of the window or more."""
+
+    name = "windows"
+    missing = CacheMiss.WINDOW_EVICTED
+    pool: PagePool
 
     def __init__(self, pool: PagePool, window: Window) -> None:
         assert pool.num_pages >= window.num_held, "not even one request would go on"
@@ -35,9 +40,17 @@ class Windows:
         self._ends: dict[LiveRequest, set[int]] = {}  # pages after which followers will continue
         self._kept: dict[str, frozenset[bytes]] = {}  # the last windows of named prefixes
 
-    def renewed(self) -> Windows:
-        """With an empty pool."""
-        return Windows(self.pool.renewed(), self.window)
+    def renewed(self, pool: PagePool) -> WindowPages:  # noqa: ARG002 (of full pages)
+        return WindowPages(self.pool.renewed(), self.window)
+
+    def has(self, hash_: bytes) -> bool:
+        return self.pool.is_known(hash_)
+
+    def unit_of(self, hash_: bytes) -> int:
+        return self.pool.page_of(hash_)
+
+    def num_free(self) -> int:
+        return self.pool.num_free
 
     # ---- what is found
 
@@ -45,13 +58,10 @@ class Windows:
         self,
         hashes: Sequence[bytes],
         num_pages: int,
-        is_known: Callable[[bytes], bool] | None = None,
+        has: Has | None = None,
     ) -> int:
-        """How many of the first `num_pages` pages, which are cached, end with a whole window.
-
-        is_known: whether the page of a window is there; None asks the pool
-        """
-        is_known = is_known or self.pool.is_known
+        """Number of the first `num_pages` pages, which are cached, that end with a whole window."""
+        is_known = has or self.pool.is_known
         first = end = num_pages  # pages first .. end are here
         while end:
             needed = self.window.first_before(end)
@@ -72,27 +82,38 @@ class Windows:
     def held(request: LiveRequest) -> PageTable:
         return request.window_table[request.window_first :]
 
-    def num_free_for(self, running: Sequence[LiveRequest]) -> int:
-        """Free pages that are not reserved: a running prompt needs so many to go on."""
+    def num_lacking(
+        self, request: LiveRequest, num_cached: int, running: Sequence[LiveRequest]
+    ) -> int:
+        return self._num_needed(request, num_cached) - self._num_free_for(running)
+
+    def can_read(self, running: Sequence[LiveRequest]) -> bool:
+        return self._num_free_for(running) >= self.window.num_held
+
+    def _num_free_for(self, running: Sequence[LiveRequest]) -> int:
+        """Free pages that are not reserved for what running prompts still need."""
         reserved = 0
         for request in running:
             num_pages = min(-(-request.prefill_end // self.pool.page_size), self.window.num_held)
             reserved += max(0, num_pages - len(request.window_table) + request.window_first)
         return self.pool.num_free - reserved
 
-    def num_needed(self, request: LiveRequest, num_cached: int) -> int:
+    def _num_needed(self, request: LiveRequest, num_cached: int) -> int:
         """Free pages that a waiting request takes before it gives any back, those it finds included."""
         num_missing = -(-len(request.token_ids) // self.pool.page_size) - num_cached
         found = self._found(request, num_cached)
         return min(num_missing, self.window.num_held - len(found)) + self.pool.num_idle(found)
 
-    def num_growable(self, request: LiveRequest) -> int:
-        """By how many pages a prompt may grow: a large chunk takes none that are kept."""
-        num_held = len(request.window_table) - request.window_first
-        return self._num_growable(num_held, self.pool.num_free, self.pool.num_kept)
+    def max_pages(self, request: LiveRequest) -> int:
+        """A large chunk takes no pages that are kept."""
+        num_pages = len(request.window_table)
+        num_held = num_pages - request.window_first
+        return num_pages + self._num_growable(num_held, self.pool.num_free, self.pool.num_kept)
 
-    def num_growable_from(self, request: LiveRequest, num_cached: int, num_free: int) -> int:
-        """The same of a waiting request that begins after `num_cached` pages, of `num_free` pages."""
+    def num_growable_from(
+        self, request: LiveRequest, num_cached: int, running: Sequence[LiveRequest]
+    ) -> int:
+        num_free = self._num_free_for(running)
         found = self._found(request, num_cached)
         num_kept = self.pool.num_kept - sum(map(self.pool.is_kept_free, found))
         return self._num_growable(len(found), num_free - self.pool.num_idle(found), num_kept)
@@ -105,13 +126,26 @@ class Windows:
         return list(map(self.pool.page_of, self.last(request.page_hashes, num_cached)))
 
     def num_own(self, request: LiveRequest) -> int:
-        """Pages that would be free if the request gave its pages back."""
         return sum(map(self.pool.is_exclusive, self.held(request)))
 
     # ---- tables begin, grow and end
 
-    def start(self, request: LiveRequest, num_cached: int) -> None:
-        """Begin its table with the window before the end of its first `num_cached` pages."""
+    def begin(self, request: LiveRequest, start: Start) -> None:
+        """Begin its table with the window before the end of its first pages; where some are to be read,
+        with pages for it, as many of which must be free."""
+        if not start.num_to_read:
+            self._start(request, start.num_pages)
+            return
+        end = start.num_pages + start.num_to_read
+        request.window_first = first = self.window.first_before(end)
+        request.window_table = as_page_table([0] * first)
+        self.grow(request, end)
+
+    def begin_again(self, request: LiveRequest, num_pages: int) -> None:
+        self.release(request)
+        self._start(request, num_pages)
+
+    def _start(self, request: LiveRequest, num_cached: int) -> None:
         first, hashes = self.window.first_before(num_cached), request.page_hashes[:num_cached]
         found = self.pool.match(hashes, request.token_ids, skip=first)
         assert len(found) == num_cached - first, f"{request.id}: a page of its window is lost"
@@ -119,29 +153,23 @@ class Windows:
         request.window_first = first
         request.window_table = as_page_table([0] * first + found)
 
-    def start_empty(self, request: LiveRequest, num_pages: int) -> None:
-        """Begin its table with the pages for the window before the end of its first `num_pages` pages,
-        which is to be read; as many must be free."""
-        request.window_first = first = self.window.first_before(num_pages)
-        request.window_table = as_page_table([0] * first)
-        self.grow(request, num_pages)
+    def can_grow(self, request: LiveRequest, num_pages: int) -> bool:
+        return self._num_missing(request, num_pages) <= self.pool.num_free
 
-    def num_missing(self, request: LiveRequest, num_pages: int) -> int:
-        """Pages by which its table has to grow to cover `num_pages` pages."""
+    @staticmethod
+    def _num_missing(request: LiveRequest, num_pages: int) -> int:
         return max(0, num_pages - len(request.window_table))
 
     def grow(self, request: LiveRequest, num_pages: int) -> None:
-        """Make its table cover `num_pages` pages, as many of which must be free as it lacks."""
         table = request.window_table
         is_first = len(table) == request.window_first
-        missing = self.num_missing(request, num_pages)
+        missing = self._num_missing(request, num_pages)
         pages = self.pool.allocate(missing, None if is_first else table[-1])
         assert pages is not None, "as many were free"
         request.window_table = table + as_page_table(pages)
 
     def publish(self, request: LiveRequest, first: int, end: int, parent: bytes) -> None:
-        """As `PageTables.publish`; `parent`: the hash before page `first`. A duplicate stays without a
-        hash: it is given back soon."""
+        """A duplicate stays without a hash: it is given back soon."""
         page_size, kept = self.pool.page_size, frozenset[bytes]().union(*self._kept.values())
         for index in range(first, end):
             hash_ = request.page_hashes[index]
@@ -153,10 +181,7 @@ class Windows:
             parent = hash_
 
     def pass_by(self, request: LiveRequest, position: int) -> None:
-        """All before `position` is computed and read: give back the pages that no row sees from there on.
-
-        What is needed to go on after the last full page stays: others find it there.
-        """
+        """What is needed to go on after the last full page stays: others find it there."""
         before, table = request.window_first, request.window_table
         first = self.window.first_before(position // self.pool.page_size)
         if first <= before:
@@ -168,40 +193,60 @@ class Windows:
         self.pool.release([table[index] for index in sorted(expected)])
 
     def release(self, request: LiveRequest) -> None:
-        """Give its pages back."""
         self._ends.pop(request, None)
         self.pool.release(self.held(request))
         request.window_table, request.window_first = as_page_table(), 0
 
+    # ---- steps
+
+    def plan(self, chunks: list[Chunk]) -> list[Chunk]:
+        return [chunk._replace(window_table=chunk.request.window_table) for chunk in chunks]
+
     # ---- what is passed
 
     def expect(self, request: LiveRequest, num_pages: int) -> None:
-        """A follower will continue after the first `num_pages` pages of the request."""
         self._ends.setdefault(request, set()).add(num_pages)
 
     def is_expected(self, request: LiveRequest, index: int) -> bool:
         """Whether another prompt will probably need page `index` of the request."""
-        ends = _ends_of(request, self.pool.page_size) | self._ends.get(request, set())
+        ends = ends_of(request, self.pool.page_size) | self._ends.get(request, set())
         return any(self.window.first_before(end) <= index < end for end in ends)
 
-    def worth_keeping(self, request: LiveRequest) -> list[bytes]:
-        """Hashes of the windows at the ends of its prompt and of what it has computed, the last first."""
+    # ---- the disk
+
+    def used_by(self, request: LiveRequest) -> Uses:
+        """The windows at the ends of its prompt and of what it has computed, the last page first."""
         num_pages = min(len(request.page_table), len(request.page_hashes))
-        ends = {min(end, num_pages) for end in _ends_of(request, self.pool.page_size)} | {num_pages}
+        ends = {min(end, num_pages) for end in ends_of(request, self.pool.page_size)} | {num_pages}
         hashes = request.page_hashes
         kept = {index for end in ends for index in range(self.window.first_before(end), end)}
-        return [hashes[index] for index in sorted(kept, reverse=True)]
+        return Uses([hashes[index] for index in sorted(kept, reverse=True)])
+
+    def unsaved(self, request: LiveRequest, is_on_disk: Has) -> Units:
+        """The window before the end of its last full page."""
+        first = request.window_first
+        held = zip(request.page_hashes[first:], request.window_table[first:], strict=False)
+        own = [(hash_, page) for hash_, page in held if self.pool.hash_of(page) == hash_]
+        return tuple((hash_, page) for hash_, page in own if not is_on_disk(hash_))
+
+    def load(self, request: LiveRequest, end: int) -> Units:
+        first = request.window_first
+        held = request.window_table[first:end]
+        return tuple(zip(request.page_hashes[first:end], held, strict=True))
+
+    def loaded(self, request: LiveRequest, units: Units, parent: Callable[[int], bytes]) -> None:  # noqa: ARG002
+        first = request.window_first
+        self.publish(request, first, request.disk_end, parent(first))
 
     # ---- what is kept
 
     def pin(self, prefix: LiveRequest) -> None:
-        """Keep the last window of a named prefix that was computed, until it is unpinned."""
+        """Keep its last window."""
         num_full = prefix.num_prompt // self.pool.page_size
         self._kept[prefix.id] = frozenset(self.last(prefix.page_hashes, num_full))
         self.pool.keep_until(self._known(self._kept[prefix.id]), inf)
 
     def unpin(self, prefix_id: str) -> None:
-        """No-op if there is no such prefix."""
         hashes = self._kept.pop(prefix_id, frozenset())
         self.pool.stop_keeping(self._known(hashes.difference(*self._kept.values())))
 
@@ -211,11 +256,9 @@ class Windows:
         self.pool.keep_until(self._known(last), until)
 
     def expire(self, now: float) -> None:
-        """As `PagePool.expire`."""
         self.pool.expire(now)
 
     def forget(self, hashes: Iterable[bytes]) -> None:
-        """As `PagePool.forget`."""
         self.pool.forget(hashes)
 
     def reset(self) -> None:
@@ -230,8 +273,7 @@ class Windows:
         """Pages, in an order that does not differ between two runs."""
         return [self.pool.page_of(hash_) for hash_ in sorted(hashes) if self.pool.is_known(hash_)]
 
-    def check(self, holders: Sequence[LiveRequest]) -> None:
-        """Audit. Raises AssertionError."""
+    def check(self, running: Sequence[LiveRequest], holders: Sequence[LiveRequest]) -> None:  # noqa: ARG002
         self.pool.check([self.held(request) for request in holders])
         assert self._ends.keys() <= set(holders), "something is expected of no request"
         for request in holders:
@@ -247,9 +289,3 @@ class Windows:
                 assert hash_ is None or hash_ == request.page_hashes[index], (
                     f"{name} holds a page of a window with other content"
                 )
-
-
-def _ends_of(request: LiveRequest, page_size: int) -> set[int]:
-    """Pages of its prompt after which another one will probably continue."""
-    end = request.prefill_end
-    return {max(0, end - 1) // page_size, max(0, end - TURN_END) // page_size}
