@@ -18,7 +18,10 @@ import string
 from collections.abc import Container
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum, auto
+from functools import lru_cache
 from typing import Any
+
+from mlxserve.text.parsing.overlap import overlap
 
 
 class Syntax(Enum):
@@ -37,6 +40,7 @@ class Channels:
     """Messages inside an answer, each with a header that says what it is.
 
     opens: what a header may begin with; text that begins otherwise has no header
+    begins: the markers of `opens` that begin a header also inside a message that was not ended
     message: ends a header
     thinking: channels, or recipients, of thinking
     ends: markers that end a message
@@ -44,10 +48,21 @@ class Channels:
     """
 
     opens: tuple[str, ...]
+    begins: tuple[str, ...]
     message: str
     thinking: frozenset[str]
     ends: tuple[str, ...]
     calls: str | None = None
+
+    def may_be(self, header: str, *, is_whole: bool) -> bool:
+        """Whether this is a header, or the beginning of one."""
+        begun = header.lstrip()
+        is_begun = not is_whole and any(marker.startswith(begun) for marker in self.opens)
+        if begun and not is_begun and not begun.startswith(self.opens):
+            return False
+        if not is_whole:
+            header = header[: len(header) - overlap(header, (*self.opens, self.message))]
+        return len(header) <= _LONGEST_HEADER and bool(_header(self.opens).fullmatch(header))
 
     def read(self, header: str, tools: Container[str] | None) -> tuple[bool, str | None]:
         """(whether the message is thinking, the tool that it calls). Without tools there is none."""
@@ -57,6 +72,17 @@ class Channels:
             return False, to.removeprefix(self.calls)
         channels = re.findall(r"<\|channel\|>\s*(\w+)", header)
         return (channels[-1] if channels else to) in self.thinking, None
+
+
+_LONGEST_HEADER = 512
+
+
+@lru_cache(maxsize=8)
+def _header(opens: tuple[str, ...]) -> re.Pattern[str]:
+    """Markers, each with a word after it, a role and a recipient; then a word, such as `json`."""
+    markers = "|".join(re.escape(marker) for marker in opens if marker.startswith("<|"))
+    item = rf"(?:(?:{markers})[ \t]*+[\w.]*+|assistant|to=[^\s<]*+)[ \t]*+"
+    return re.compile(rf"\s*+(?:{item})*+(?:\w++[ \t]*+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +102,7 @@ class CallFormat:
     is_bare: calls may be without the markers
     is_marked: calls are written with the markers
     is_padded: a value may have line breaks around it that are not part of it
-    hidden: markers around the text of an answer, which are not shown
+    text_starts, text_ends: markers around the text of an answer, which are not shown
     channels: None if the answer is a single message
     """
 
@@ -99,7 +125,8 @@ class CallFormat:
     is_marked: bool = True
     is_padded: bool = False
     is_cdata: bool = False
-    hidden: tuple[str, ...] = ()
+    text_starts: tuple[str, ...] = ()
+    text_ends: tuple[str, ...] = ()
     channels: Channels | None = None
 
     @property
@@ -122,7 +149,7 @@ class CallFormat:
         """The texts around messages, in which special tokens may occur."""
         channels = self.channels
         heads = (*channels.opens, channels.message, *channels.ends) if channels else ()
-        return (*self.hidden, *heads)
+        return (*self.text_starts, *self.text_ends, *heads)
 
 
 NAME = r"[\w.:/-]+"  # of a tool, as the API accepts it
@@ -145,6 +172,8 @@ THINKING: tuple[tuple[str, str], ...] = (
     ("Here is my thought process:", "Here is my response:"),
     ("<thought>", "</thought>"),
 )
+# Openers that models also write without their label.
+UNLABELLED = {"<|channel>thought": "<|channel>"}
 _JSON_CALL = '{"name": "$name", "arguments": $arguments}'
 _LISTED: dict[str, Any] = {"opening": "[", "joint": ", ", "closing": "]"}
 _FUNCTION = "\n<function=$name>\n$parameters</function>\n"
@@ -170,6 +199,7 @@ _HARMONY = Channels(
         "assistant",
         "to=",
     ),
+    begins=("<|start|>", "<|channel|>"),
     message="<|message|>",
     thinking=frozenset({"analysis"}),
     ends=("<|end|>", "<|call|>"),
@@ -177,6 +207,7 @@ _HARMONY = Channels(
 )
 _MUSE = Channels(
     opens=("<|start|>", "<|message|>", "<|eom|>", "<|eot|>", "assistant", "to="),
+    begins=("<|start|>",),
     message="<|message|>",
     thinking=frozenset({"self"}),
     ends=("<|eom|>", "<|eot|>"),
@@ -194,7 +225,8 @@ FORMATS: tuple[CallFormat, ...] = (
         call='<|open|>call tool="$name" index="$count"<|sep|>$parameters<|close|>call<|sep|>',
         parameter='<|open|>argument key="$key" type="$type"<|sep|>$value<|close|>argument<|sep|>',
         block=('<|open|>json type="object"<|sep|>', "<|close|>json<|sep|>"), joint="",
-        hidden=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>")),
+        text_starts=("<|open|>response<|sep|>",),
+        text_ends=("<|close|>response<|sep|>", "<|close|>message<|sep|>")),
     CallFormat("deepseek_v32", told=(("｜DSML｜", "function_calls>"),),
         starts=("<｜DSML｜function_calls>",), ends=("</｜DSML｜function_calls>",), **_DSML),
     CallFormat("deepseek_v4", told=(("｜DSML｜", "tool_calls>"),), starts=("<｜DSML｜tool_calls>",),
@@ -267,7 +299,7 @@ FORMATS: tuple[CallFormat, ...] = (
         call="<|tool_call:begin|>$id<|tool_call:name|>$name<|tool_call:args|>$arguments"
         "<|tool_call:end|>",
         header=r"<\|tool_call:begin\|>(?P<id>\w*)<\|tool_call:name\|>"
-        rf"(?P<name>{NAME})<\|tool_call:args\|>", hidden=("<|content|>",)),
+        rf"(?P<name>{NAME})<\|tool_call:args\|>", text_starts=("<|content|>",), text_ends=("<|end|><|begin|>assistant",)),
     CallFormat("minicpm5", Syntax.ELEMENTS, told=(('<function name="', '<param name="'),),
         starts=("<function name=",), call='"$name">$parameters</function>',
         parameter='<param name="$key">$value</param>\n', is_cdata=True),
@@ -287,7 +319,8 @@ FORMATS: tuple[CallFormat, ...] = (
         call='{"tool_call_id": "$number", "tool_name": "$name", "parameters": $arguments}',
         opening="[\n    ", joint=",\n    ", closing="\n]",
         # Command A and R7B
-        hidden=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")),
+        text_starts=("<|START_RESPONSE|>", "<|START_TEXT|>"),
+        text_ends=("<|END_RESPONSE|>", "<|END_TEXT|>")),
     CallFormat("command_r", Syntax.JSON, told=(("Action:", "```json", "tool_name"),),
         starts=("Action:\n```json\n", "Action: ```json\n"), ends=("```",),
         call='{"tool_name": "$name", "parameters": $arguments}', opening="[\n    ", joint=",\n    ",
@@ -309,19 +342,21 @@ FORMATS: tuple[CallFormat, ...] = (
         call=_JSON_CALL, **_LISTED),  # Firefunction, and a template of Phi 4 mini
     CallFormat("granite", Syntax.JSON, told=(("<|tool_call|>",),),
         starts=("<|tool_call|>", "<tool_call>"), call=_JSON_CALL,
-        hidden=("<response>", "</response>"), **_LISTED),
+        text_starts=("<response>",), text_ends=("</response>",), **_LISTED),
     CallFormat("granite_code", Syntax.JSON, told=(("<function_call>",),), starts=("<function_call>",),
         call=f" {_JSON_CALL}"),
     CallFormat("nemotron_nano", Syntax.JSON, told=(("<TOOLCALL>",),), starts=("<TOOLCALL>",),
         ends=("</TOOLCALL>",), call=_JSON_CALL, **_LISTED),
     CallFormat("hunyuan", Syntax.JSON, told=(("<tool_calls>", "<answer>"),), starts=("<tool_calls>",),
-        ends=("</tool_calls>",), call=_JSON_CALL, hidden=("<answer>", "</answer>"), **_LISTED),
+        ends=("</tool_calls>",), call=_JSON_CALL, text_starts=("<answer>",), text_ends=("</answer>",),
+        **_LISTED),
     CallFormat("tool_calls", Syntax.JSON, told=(("<tool_calls>",),), starts=("<tool_calls>",),
         ends=("</tool_calls>",), call=_JSON_CALL, **_LISTED),  # Apriel, Jamba, MiniMax M1
     CallFormat("functionary", Syntax.HEADED, told=(("<function=", "</function>"),),
         starts=("<function=",), call="$name>$arguments</function>", header=f"(?P<name>{NAME})>"),
     CallFormat("ernie", Syntax.JSON, told=(("<tool_call>", "<tool_output>", "<response>"),),
-        ends=("</tool_call>",), call=f"\n{_JSON_CALL}\n", hidden=("<response>", "</response>")),
+        ends=("</tool_call>",), call=f"\n{_JSON_CALL}\n", text_starts=("<response>",),
+        text_ends=("</response>",)),
     CallFormat("json_tools", Syntax.JSON, told=(("<tool_call>",),), ends=("</tool_call>",),
         call=f"\n{_JSON_CALL}\n"),  # Hermes, Qwen 2.5 and 3, QwQ, MiMo, SmolLM3, Granite 4, Reka
     CallFormat("llama3", Syntax.JSON, told=(("<|python_tag|>",), ("dictionary of argument name",)),

@@ -3,6 +3,8 @@
 part     TEXT      THINKING         CALL              HEADER
 edge       <think> ──▶ </think> ──▶ ...               between messages, never shown
            <tool_call> ───────────▶ (its reader finds the end)
+
+`places` has the table of edges: which marker means something where.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ class Markup:
     think_start, think_end: the thinking markers as token ids; empty if the model does not think
     think_ends: tokens that are the last of `think_end` merged with white space, of a vocabulary in
         which the marker is plain text
+    blanks, quotes: tokens of white space, and those that end in a quote
     is_taught: the chat template mentions thinking; some vocabularies have unused markers
     text_start: in Lark, what precedes an answer's text; empty if nothing does
     call_start: the marker that opens a call, as token ids
@@ -49,6 +52,8 @@ class Markup:
     think_start: tuple[int, ...] = ()
     think_end: tuple[int, ...] = ()
     think_ends: frozenset[int] = frozenset()
+    blanks: frozenset[int] = frozenset()
+    quotes: frozenset[int] = frozenset()
     is_taught: bool = False
     text_start: str = ""
     call_start: tuple[int, ...] = ()
@@ -89,6 +94,8 @@ class Markup:
 
 _MAX_BLANKS = 4  # most tokens of white space that a template writes after the opening marker
 _WRITTEN_BLANKS = " \t\r\n\u0120\u010a\u010d\u0109\u2581"  # also as vocabularies write them
+_QUOTES = ("`", "'", '"')
+_BLANK_BYTES = ("<0x09>", "<0x0A>", "<0x0D>")
 _TAG = re.compile(r"<[^<>\s]+>|\[[^\[\]\n]+\]")
 
 
@@ -114,6 +121,8 @@ def markup_of(wrapper: Any) -> Markup:
         think_start=_ids(wrapper, thinking[0]) if thinking is not None else (),
         think_end=think_end,
         think_ends=_merged(wrapper, think_end),
+        blanks=_blanks(vocabulary),
+        quotes=frozenset(n for token, n in vocabulary.items() if token.endswith(_QUOTES)),
         is_taught=thinking is not None
         and (any(word in template for word in (*thinking, "enable_thinking")) or not template),
         call_start=start,
@@ -179,6 +188,15 @@ def _merged(wrapper: Any, marker: Sequence[int]) -> frozenset[int]:
         number
         for token, number in wrapper.get_vocab().items()
         if token.startswith(last) and not token[len(last) :].strip(_WRITTEN_BLANKS)
+    )
+
+
+def _blanks(vocabulary: Mapping[str, int]) -> frozenset[int]:
+    """Tokens of white space alone, also those that are named by their byte."""
+    return frozenset(
+        number
+        for token, number in vocabulary.items()
+        if token in _BLANK_BYTES or not token.strip(_WRITTEN_BLANKS)
     )
 
 

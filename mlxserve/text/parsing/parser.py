@@ -1,41 +1,38 @@
 """TurnParser: splits an answer's text into text, thinking and tool calls while it streams.
 
-Text that may turn out to be a marker is held back until that is known, and so is white space
-before the markers, which belongs to the markup unless text goes on after a call. The joined events
-do not depend on how the input is cut into pieces.
+Text that may turn out to be a marker is held back until that is known, and so is what may be the end
+of a part, which belongs to the markup unless text goes on after it. What looked like a call or a
+header and was none is given back as text, markers and all. The joined events do not depend on how the
+input is cut into pieces.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
-from mlxserve.text.parsing.formats import Syntax
 from mlxserve.text.parsing.markup import Markup, Part
 from mlxserve.text.parsing.overlap import overlap
+from mlxserve.text.parsing.places import Edge, Place, edges_of
 from mlxserve.text.parsing.readers import SectionReader
 from mlxserve.text.parsing.syntax import CallNumbers
-from mlxserve.text.parsing.turn import AssistantTurn, Event, ReasoningDelta, TextDelta
+from mlxserve.text.parsing.turn import (
+    AssistantTurn,
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+)
 
-_LONGEST_HEADER = 512
-# What may begin a call without a marker.
-_BARE = {
-    Syntax.JSON: ('{"name"', '[{"name"'),
-    Syntax.PYTHON: ("[",),
-    Syntax.OBJECT: ("call:",),
-}
 _SEAM = "\n\n"  # between parts of one kind that were apart
 
 
-class _Edge(NamedTuple):
-    """A marker that ends a part, and the part that follows.
+class _Left(NamedTuple):
+    """The part that a header interrupts, and the marker that did."""
 
-    is_kept: the marker is also the beginning of what follows
-    """
-
-    marker: str
-    to: Part
-    is_kept: bool = False
+    part: Part
+    edge: Edge
 
 
 class TurnParser:
@@ -45,21 +42,22 @@ class TurnParser:
         self._markup = markup
         self._turn = turn
         self._row = markup.format
-        self._edges = _edges(markup, may_call=turn.may_call)
-        self._markers = {
-            part: tuple(e.marker for e in found) for part, found in self._edges.items()
-        }
+        self._edges = edges_of(markup, may_call=turn.may_call)
+        self._markers = {key: tuple(e.marker for e in found) for key, found in self._edges.items()}
+        self._firsts = {key: frozenset(m[0] for m in found) for key, found in self._markers.items()}
         self._part = Part.THINKING if is_thinking else markup.first
+        self._place = Place.BEGIN
         self._numbers = CallNumbers()
         self._reader: SectionReader | None = None
-        self._entry: _Edge | None = None  # which opened the section of calls
+        self._entry: Edge | None = None  # which opened the section of calls
+        self._left: _Left | None = None
         self._is_in_doubt = False  # a call began inside thinking
         self._held = ""  # may be the beginning of a marker
-        self._blanks = ""  # white space that may be at the end of a part
-        self._is_fresh = self._part is Part.THINKING  # no text of this part was emitted yet
+        self._tail = ""  # may be the end of a part: white space, and markers that end a text
+        self._is_fresh = self._part is Part.THINKING  # no text since this part was entered
+        self._is_quoted = False  # the line so far has a backtick that is not closed
         self._shown: set[Part] = set()
         self.is_over = False
-        self._may_be_bare = self._part is Part.TEXT  # the whole text may be a call
 
     @property
     def is_thinking(self) -> bool:
@@ -83,59 +81,83 @@ class TurnParser:
             elif self._is_in_doubt:
                 rest = yield from self._wait_for_end(rest)
             elif self._part is Part.HEADER:
-                rest = self._read_header(rest)
-            elif self._may_be_bare and self._begins_bare(rest):
-                self._enter_call()
+                rest = yield from self._read_header(rest)
             else:
                 rest = yield from self._scan(rest)
 
     def finish(self) -> Iterator[Event]:
         """End of the answer: emit what was held back as plain text."""
-        if self._is_in_doubt:
-            held, self._held, self._is_in_doubt = self._held, "", False
-            self._enter(Part.TEXT)
-            yield from self.push(held)
+        while not self.is_over and (self._reader is not None or self._is_in_doubt):
+            yield from self._settle_doubt() if self._is_in_doubt else self._end_calls()
         if self.is_over:
             return
-        if self._reader is not None:
-            yield from self._limited(self._reader.finish())
-            if self.is_over:
-                return
-            # What is not a call is text, markers and all.
-            self._is_fresh &= self._entry is None or self._numbers.count > self._reader.first
-            self._held, self._reader = self._reader.rest or "", None
-        held, self._held = self._held, ""
         if self._part is Part.HEADER:
-            channels = self._row.channels if self._row is not None else None
-            if channels is None or not held.lstrip().startswith(channels.opens):
-                self._part = Part.TEXT
+            self._end_header()
+        held, self._held = self._held, ""
         yield from self._show(held)
-        if self._part is Part.TEXT and not self._numbers.count and self._blanks:
-            yield TextDelta(self._blanks)
+        if self._part is Part.TEXT and not self._numbers.count and self._tail.isspace():
+            yield TextDelta(self._tail)
+
+    # ---- markers
 
     def _scan(self, text: str) -> Generator[Event, None, str | None]:
         """Look for the next marker; returns the text after it."""
         self._held += text
-        edges = self._edges.get(self._part, ())
-        found = [(at, -len(e.marker), e) for e in edges if (at := self._held.find(e.marker)) >= 0]
-        if not found:
-            keep = overlap(self._held, self._markers.get(self._part, ()))
-            cut = len(self._held) - keep
-            text, self._held = self._held[:cut], self._held[cut:]
+        at, edge = self._find()
+        text, rest = self._held[:at], self._held[at:]
+        if edge is None:
+            self._held = rest
             yield from self._show(text)
             return None
-        at, _, edge = min(found, key=lambda item: item[:2])
-        text, rest = self._held[:at], self._held[at + len(edge.marker) :]
         self._held = ""
         yield from self._show(text)
+        return self._cross(edge, rest.removeprefix(edge.marker))
+
+    def _find(self) -> tuple[int, Edge | None]:
+        """(where the next marker begins, its edge); if there is none, how much cannot be one."""
+        held = self._held
+        if self._place is not Place.INSIDE and not held.isspace():
+            here = self._part, self._place
+            begin = len(held) - len(held.lstrip())
+            begun = held[begin:]
+            if any(marker != begun and marker.startswith(begun) for marker in self._markers[here]):
+                return begin, None
+            found = [edge for edge in self._edges[here] if begun.startswith(edge.marker)]
+            if found:
+                return begin, max(found, key=lambda edge: len(edge.marker))
+            self._place = Place.INSIDE
+        key = self._part, Place.INSIDE
+        if self._firsts[key].isdisjoint(held):  # the usual case; this runs once per token
+            return len(held), None
+        places = [(held.find(edge.marker), -len(edge.marker), edge) for edge in self._edges[key]]
+        at, _, edge = min(((at, n, e) for at, n, e in places if at >= 0), default=(0, 0, None))
+        # A longer marker may begin before this one, and end in text that is still to come.
+        safe = len(held) - overlap(held, self._markers[key])
+        return (safe, None) if edge is None or at > safe else (at, edge)
+
+    def _cross(self, edge: Edge, rest: str) -> str:
+        """Go where the marker leads; returns the text that is read there."""
         if edge.to is Part.CALL and self._part is Part.THINKING:
             self._is_in_doubt = True
             return edge.marker + rest
-        if edge.to is Part.CALL:
+        if edge.is_end:
+            self._tail += edge.marker
+            self._place = Place.END
+        elif edge.to is Part.CALL:
             self._enter_call(edge)
-        elif not (edge.to is self._part and edge.marker in self._markup.call_ends):
+        elif edge.to is Part.HEADER:
+            self._left = _Left(self._part, edge)
+            self._part = Part.HEADER
+        elif edge.to is not None:
             self._enter(edge.to)
         return edge.marker + rest if edge.is_kept else rest
+
+    def _enter(self, part: Part) -> None:
+        self._part, self._place = part, Place.BEGIN
+        self._tail = ""
+        self._is_fresh, self._is_quoted = True, False
+
+    # ---- calls inside thinking
 
     def _wait_for_end(self, text: str) -> Generator[Event, None, str | None]:
         """Hold back what begins as a call inside thinking: if the thinking ends, it was a thought.
@@ -154,79 +176,80 @@ class TurnParser:
         yield from self._show(thought)
         return rest
 
-    def _enter(self, part: Part) -> None:
-        self._part = part
-        self._blanks = ""
-        self._is_fresh = True
-        self._may_be_bare = self._may_be_bare or (part is Part.TEXT and part not in self._shown)
+    def _settle_doubt(self) -> Iterator[Event]:
+        """The thinking did not end: a call in it was meant if it can be read."""
+        held, self._held, self._is_in_doubt = self._held, "", False
+        parser = TurnParser(self._markup, self._turn)
+        parser._numbers, parser._shown = self._numbers, self._shown
+        events = [*parser.push(held), *parser.finish()]
+        first = next((n for n, e in enumerate(events) if isinstance(e, ToolCallDelta)), None)
+        if first is None:
+            yield from self._show(held)
+            return
+        thought = [e.text for e in events[:first] if not isinstance(e, ToolCallDelta)]
+        yield from self._show("".join(thought))
+        self._enter(Part.TEXT)
+        yield from events[first:]
+        self.is_over = parser.is_over
 
-    def _enter_call(self, edge: _Edge | None = None, *, name: str | None = None) -> None:
-        """Read calls from here: after a marker, or the message for a tool, or else perhaps one."""
+    # ---- calls
+
+    def _enter_call(self, edge: Edge | None = None, *, name: str | None = None) -> None:
+        """Read calls from here: after a marker, or in the message for a tool."""
         assert self._row is not None
-        self._may_be_bare = False
         self._entry = edge
-        is_certain = name is not None or (edge is not None and not edge.is_kept)
+        is_marked = edge is not None and not edge.is_kept
+        is_quoted = self._is_quoted and "\n" not in self._tail
         self._reader = SectionReader(
-            self._row, self._turn.tools, self._numbers, is_certain=is_certain, name=name
+            self._row,
+            self._turn.tools,
+            self._numbers,
+            is_certain=name is not None or (is_marked and not is_quoted),
+            name=name,
         )
-
-    def _begins_bare(self, text: str) -> bool:
-        """Whether a call without a marker may start here: nothing but white space came before."""
-        row = self._row
-        if row is None or not row.is_bare or self._held:
-            return False
-        is_text = self._part is Part.TEXT and self._turn.may_call
-        return is_text and row.syntax is Syntax.JSON and text.lstrip()[:1] in ("{", "[")
-
-    def _read_header(self, text: str) -> str | None:
-        """Find out what the next message is; returns the text after its header."""
-        assert self._row is not None
-        assert self._row.channels is not None
-        channels = self._row.channels
-        self._held += text
-        at = self._held.find(channels.message)
-        begun = self._held.lstrip()
-        may_open = any(o.startswith(begun) or begun.startswith(o) for o in channels.opens)
-        if (begun and not may_open) or at > _LONGEST_HEADER:
-            return self._leave_header(Part.TEXT, self._held)
-        if at < 0:
-            is_long = len(self._held) > _LONGEST_HEADER + len(channels.message)
-            return self._leave_header(Part.TEXT, self._held) if is_long else None
-        header, rest = self._held[:at], self._held[at + len(channels.message) :]
-        tools = frozenset(str(tool["function"]["name"]) for tool in self._turn.tools)
-        part, name = channels.read(header, tools if self._turn.may_call else None)
-        if name is not None:
-            self._leave_header(Part.TEXT, "")
-            self._enter_call(name=name)
-            return rest
-        return self._leave_header(Part.THINKING if part else Part.TEXT, rest)
-
-    def _leave_header(self, part: Part, rest: str) -> str:
-        self._held = ""
-        self._enter(part)
-        return rest
 
     def _read(self, text: str) -> Generator[Event, None, str | None]:
         """Pass the text to the reader of calls; returns the text after the section."""
         reader = self._reader
         assert reader is not None
         yield from self._limited(reader.push(text))
-        rest = reader.rest
-        if rest is None or self.is_over:
+        if reader.rest is None or self.is_over:
             return None
         self._reader = None
+        if self._numbers.count > reader.first:
+            self.is_over = not self._turn.parallel_tool_calls
+            self._leave_calls()
+            return reader.rest
+        # The marker, or its first character, must not be found again.
+        text = self._given_back(reader)
+        length = 0 if self._entry is None or self._entry.is_kept else len(self._entry.marker)
+        cut = length or len(text) - len(text.lstrip()) + 1
+        yield from self._show(text[:cut])
+        return text[cut:]
+
+    def _end_calls(self) -> Iterator[Event]:
+        """The answer ends in a section. What is no call is text, and not searched for others."""
+        reader = self._reader
+        assert reader is not None
+        yield from self._limited(reader.finish())
+        self._reader = None
+        if self._numbers.count > reader.first:
+            self._leave_calls()
+            yield from self.push(reader.rest or "")
+        else:
+            self._held = self._given_back(reader)
+
+    def _given_back(self, reader: SectionReader) -> str:
+        """What a reader did not read; with the marker before it if it has read no call."""
+        rest, entry = reader.rest or "", self._entry
         has_called = self._numbers.count > reader.first
-        self.is_over = self._numbers.count > 0 and not self._turn.parallel_tool_calls
-        if has_called and self._part is not Part.TEXT:
-            self._enter(Part.TEXT)
-        if has_called and self._markup.first is Part.HEADER:
-            self._part = Part.HEADER
-        elif not has_called and self._entry is not None:
-            self._is_fresh = False
-            if self._entry.is_kept:  # not to find it again
-                yield from self._show(rest[:1])
-                rest = rest[1:]
-        return rest
+        return rest if has_called or entry is None or entry.is_kept else entry.marker + rest
+
+    def _leave_calls(self) -> None:
+        self._tail = re.sub(r"\S+", "", self._tail)  # a marker did end the text
+        self._place = Place.AFTER_CALL
+        if self._markup.first is Part.HEADER:
+            self._part, self._left = Part.HEADER, None
 
     def _limited(self, events: Iterator[Event]) -> Iterator[Event]:
         """If only one call is allowed, end the turn at the second one and drop it."""
@@ -237,51 +260,80 @@ class TurnParser:
                 return
             yield event
 
+    # ---- headers of messages
+
+    def _read_header(self, text: str) -> Generator[Event, None, str | None]:
+        """Find out what the next message is; returns the text after its header."""
+        assert self._row is not None
+        assert self._row.channels is not None
+        channels = self._row.channels
+        self._held += text
+        header, message, rest = self._held.partition(channels.message)
+        if not channels.may_be(header, is_whole=bool(message)):
+            return (yield from self._refuse_header())
+        if not message:
+            return None
+        self._held, self._left = "", None
+        tools = frozenset(str(tool["function"]["name"]) for tool in self._turn.tools)
+        is_thinking, name = channels.read(header, tools if self._turn.may_call else None)
+        self._enter(Part.THINKING if is_thinking else Part.TEXT)
+        if name is not None:
+            self._enter_call(name=name)
+        return rest
+
+    def _refuse_header(self) -> Generator[Event, None, str]:
+        """What follows is no header: a text without one, or the text goes on.
+
+        Thinking does not go on after a marker that ends it.
+        """
+        held, self._held = self._held, ""
+        left, self._left = self._left, None
+        if left is None or (left.part is Part.THINKING and not left.edge.is_kept):
+            self._enter(Part.TEXT)
+            return held
+        self._part = left.part
+        yield from self._show(left.edge.marker)
+        return held.removeprefix(left.edge.marker) if left.edge.is_kept else held
+
+    def _end_header(self) -> None:
+        """The answer ends in what may be a header, which is dropped after the end of a message."""
+        assert self._row is not None
+        assert self._row.channels is not None
+        left, opens = self._left, self._row.channels.opens
+        if left is not None and left.edge.is_kept:
+            self._part = left.part
+        elif left is not None or self._held.lstrip().startswith(opens):
+            self._held = ""
+        else:
+            self._part = Part.TEXT
+
+    # ---- text
+
     def _show(self, text: str) -> Iterator[Event]:
-        """Emit text of this part without the white space at its ends."""
+        """Emit text of this part without what may be its end."""
         if self._part not in (Part.TEXT, Part.THINKING) or not text:
             return
-        text = self._blanks + text
+        has_end = bool(self._markers[self._part, Place.BEGIN])
+        if has_end and text.isspace():
+            self._tail += text
+            return
+        text = self._tail + text
         if self._is_fresh or (self._part not in self._shown and self._numbers.count):
             text = text.lstrip()
-        shown = text.rstrip() if self._edges.get(self._part) else text
-        self._blanks = text[len(shown) :]
+        shown = text.rstrip() if has_end else text
+        self._tail = text[len(shown) :]
         if not shown:
             return
         if self._is_fresh and self._part in self._shown:
             shown = _SEAM + shown
         self._is_fresh = False
-        self._may_be_bare = False
+        self._place = Place.INSIDE
         self._shown.add(self._part)
+        if "`" in text or "\n" in text:
+            self._note_backticks(text)
         yield TextDelta(shown) if self._part is Part.TEXT else ReasoningDelta(shown)
 
-
-def _edges(markup: Markup, *, may_call: bool) -> dict[Part, tuple[_Edge, ...]]:
-    """The markers that end text and thinking, and what follows them."""
-    row = markup.format
-    text: list[_Edge] = []
-    thinking: list[_Edge] = []
-    if row is not None and row.channels is not None:
-        ends = [_Edge(end, Part.HEADER) for end in row.channels.ends]
-        text += ends
-        thinking += ends
-    if markup.thinking is not None:
-        begin, end = markup.thinking
-        # A closing marker without an opening one ends nothing.
-        text += [_Edge(begin, Part.THINKING), _Edge(end, Part.TEXT)]
-        thinking.append(_Edge(end, Part.TEXT))
-    if row is not None:
-        text += [_Edge(marker, Part.TEXT) for marker in row.hidden]
-    if row is not None and may_call:
-        starts = [_Edge(start, Part.CALL) for start in row.starts]
-        text += starts
-        thinking += starts if markup.thinking is not None else []
-        if not row.channels:
-            text += [_Edge(end, Part.TEXT) for end in markup.call_ends]
-        begins = ["<function="]
-        if row.is_bare:
-            begins += _BARE[row.syntax]
-        text += [
-            _Edge(begin, Part.CALL, is_kept=True) for begin in begins if begin not in row.starts
-        ]
-    return {Part.TEXT: tuple(text), Part.THINKING: tuple(thinking)}
+    def _note_backticks(self, text: str) -> None:
+        _, new_line, line = text.rpartition("\n")
+        is_odd = line.count("`") % 2 == 1
+        self._is_quoted = is_odd if new_line else is_odd != self._is_quoted

@@ -334,7 +334,7 @@ ANSWERS: list[tuple[str, str, str, str, list[tuple[str, Any]]]] = [
         "qwen3_coder",  # not even its value: it is no call, least of all with the other's value
         "<tool_call>\n<function=a>\n<parameter=q>\n1\n<tool_call>\n<function=b>\n<parameter=q>\n2\n"
         "</parameter>\n</function>\n</tool_call>",
-        "\n<function=a>\n<parameter=q>\n1",
+        "<tool_call>\n<function=a>\n<parameter=q>\n1",
         "",
         [("b", {"q": "2"})],
     ),
@@ -394,7 +394,7 @@ ANSWERS: list[tuple[str, str, str, str, list[tuple[str, Any]]]] = [
     (
         "pythonic",
         "<|tool_call_start|>[bash('ls')]<|tool_call_end|>",
-        "[bash('ls')]",
+        "<|tool_call_start|>[bash('ls')]<|tool_call_end|>",
         "",
         [],
     ),
@@ -463,7 +463,8 @@ ANSWERS: list[tuple[str, str, str, str, list[tuple[str, Any]]]] = [
         "Two calls",
         CALLS_A_B,
     ),
-    ("json_tools", "not opened</think>Answer", "not opened\n\nAnswer", "", []),
+    ("json_tools", "not opened</think>Answer", "not opened</think>Answer", "", []),
+    ("json_tools", "</think>\n\nAnswer", "Answer", "", []),
     ("json_tools", "<think>a</think><think>b</think>c", "c", "a\n\nb", []),
     # ---- gpt-oss
     (

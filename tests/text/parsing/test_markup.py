@@ -48,6 +48,15 @@ def test_the_embedded_model_calls_in_json_and_is_not_taught_to_think() -> None:
     assert not markup.is_taught
 
 
+def test_tokens_of_white_space_and_those_that_end_in_a_quote_are_known() -> None:
+    tokenizer = Tokenizer(model_path())
+    markup = tokenizer.markup
+    assert {*tokenizer.encode("\n"), *tokenizer.encode(" ")} <= markup.blanks
+    assert not "".join(tokenizer.decode([token]) for token in markup.blanks).strip()
+    assert set(tokenizer.encode("`")) <= markup.quotes
+    assert {tokenizer.decode([token])[-1] for token in markup.quotes} == {"`", "'", '"'}
+
+
 @pytest.mark.parametrize(
     ("tokens", "template", "text", "call_format"),
     [

@@ -106,7 +106,11 @@ def test_without_parallel_calls_the_first_call_ends_the_turn() -> None:
 
 def test_malformed_calls_become_text_or_incomplete_calls() -> None:
     for text, calls, rest in [
-        ("<tool_call>\nlook around\n</tool_call> ok", [], "\nlook around\n ok"),
+        (
+            "<tool_call>\nlook around\n</tool_call> ok",
+            [],
+            "<tool_call>\nlook around\n</tool_call> ok",
+        ),
         ('<tool_call>{"name": "look"}</tool_call>', [("look", {})], ""),
         (
             '<tool_call>{"name": "look", "arguments": {"n": 1}\n</tool_call>',
@@ -119,16 +123,20 @@ def test_malformed_calls_become_text_or_incomplete_calls() -> None:
             ".",
         ),
         ('<tool_call>{"name": "look", "arguments": {"n": 1', [("look", '{"n": 1')], ""),
-        ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', [], '{"name": 3, "arguments": {}}'),
-        ('<tool_call>{"name": "look", "argu', [], '{"name": "look", "argu'),
-        ('<tool_call>{"nam', [], '{"nam'),
+        (
+            '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
+            [],
+            '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
+        ),
+        ('<tool_call>{"name": "look", "argu', [], '<tool_call>{"name": "look", "argu'),
+        ('<tool_call>{"nam', [], '<tool_call>{"nam'),
         ('<tool_call>{"name": "look", "arguments": "{\\"n\\": 1}"}', [("look", {"n": 1})], ""),
         (
             '<tool_call>{"name": "look", "arguments": {"at": "a\nb"}}',
             [("look", {"at": "a\nb"})],
             "",
         ),
-        ("<tool_call>", [], ""),
+        ("<tool_call>", [], "<tool_call>"),
     ]:
         found = parse(text)
         assert (found.calls, found.text) == (calls, rest), text

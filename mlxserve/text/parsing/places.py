@@ -1,0 +1,122 @@
+"""Edges: which markers mean something where, as a table of (part, place).
+
+    place         BEGIN             INSIDE       AFTER_CALL        END
+    text so far   none              some         none since then   some, and a marker that ends it
+    thinking      opens here        is text      opens here        opens here
+    a call        opens everywhere
+
+Elsewhere a marker is text, so that an answer may speak of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum, auto
+from typing import NamedTuple, TypeAlias
+
+from mlxserve.text.parsing.formats import UNLABELLED, CallFormat, Syntax
+from mlxserve.text.parsing.markup import Markup, Part
+
+
+class Place(Enum):
+    """Where in a part the next character is. White space changes no place."""
+
+    BEGIN = auto()
+    INSIDE = auto()
+    AFTER_CALL = auto()
+    END = auto()
+
+
+class Edge(NamedTuple):
+    """What a marker does.
+
+    to: the part that follows; None for a marker that is dropped and changes nothing
+    is_kept: the marker is also the beginning of what follows
+    is_end: the marker ends a text; if the text goes on after it, it is a part of the text
+    """
+
+    marker: str
+    to: Part | None = None
+    is_kept: bool = False
+    is_end: bool = False
+
+
+Edges: TypeAlias = Mapping[tuple[Part, Place], tuple[Edge, ...]]
+
+_CONTROL = "<|"  # begins the markers that occur in no prose
+# What may begin a call without a marker, and what may where the whole text is one.
+_BARE = {
+    Syntax.JSON: ('{"name"', '[{"name"'),
+    Syntax.PYTHON: ("[",),
+    Syntax.OBJECT: ("call:",),
+}
+_WHOLE = {Syntax.JSON: ("{", "[")}
+
+
+def edges_of(markup: Markup, *, may_call: bool) -> Edges:
+    """Where several edges have one marker, the first one counts."""
+    row = markup.format
+    calls = _calls(row) if row is not None and may_call else []
+    thinks, after_thinking = _openers(markup), _closers(markup)
+    starts = [Edge(marker, Part.TEXT) for marker in row.text_starts] if row is not None else []
+    ends = [Edge(marker, is_end=True) for marker in row.text_ends] if row is not None else []
+    others = [*_messages(row), *calls, *ends]
+    between = [*thinks, *after_thinking, *starts, *others]
+    left_over = [Edge(end) for end in markup.call_ends] if may_call else []
+    table: dict[tuple[Part, Place], Iterable[Edge]] = {
+        (Part.TEXT, Place.BEGIN): [
+            *between,
+            *(_whole(row) if row is not None and may_call else ()),
+        ],
+        (Part.TEXT, Place.INSIDE): others,
+        (Part.TEXT, Place.AFTER_CALL): [*between, *left_over],
+        (Part.TEXT, Place.END): [*thinks, *starts, *others],
+    }
+    if markup.thinking is not None or markup.first is Part.HEADER:
+        control = [edge for edge in starts if edge.marker.startswith(_CONTROL)]
+        marked = [edge for edge in calls if not edge.is_kept and markup.thinking is not None]
+        ways_out = [*_messages(row), *after_thinking, *control, *marked]
+        again = [Edge(edge.marker) for edge in thinks]
+        table[Part.THINKING, Place.BEGIN] = [*again, *ways_out]
+        table[Part.THINKING, Place.INSIDE] = ways_out
+    return {key: _distinct(edges) for key, edges in table.items()}
+
+
+def _openers(markup: Markup) -> list[Edge]:
+    if markup.thinking is None:
+        return []
+    opener = markup.thinking[0]
+    short = [UNLABELLED[opener]] if opener in UNLABELLED else []
+    return [Edge(marker, Part.THINKING) for marker in (opener, *short)]
+
+
+def _closers(markup: Markup) -> list[Edge]:
+    return [] if markup.thinking is None else [Edge(markup.thinking[1], Part.TEXT)]
+
+
+def _messages(row: CallFormat | None) -> list[Edge]:
+    """Markers that end a message, and those that begin another one wherever they stand."""
+    if row is None or row.channels is None:
+        return []
+    ends = [Edge(marker, Part.HEADER) for marker in row.channels.ends]
+    return ends + [Edge(marker, Part.HEADER, is_kept=True) for marker in row.channels.begins]
+
+
+def _calls(row: CallFormat) -> list[Edge]:
+    begins = ("<function=", *(_BARE[row.syntax] if row.is_bare else ()))
+    return [*(Edge(start, Part.CALL) for start in row.starts), *_kept(begins)]
+
+
+def _whole(row: CallFormat) -> list[Edge]:
+    return _kept(_WHOLE.get(row.syntax, ()) if row.is_bare else ())
+
+
+def _kept(begins: Iterable[str]) -> list[Edge]:
+    return [Edge(begin, Part.CALL, is_kept=True) for begin in begins]
+
+
+def _distinct(edges: Iterable[Edge]) -> tuple[Edge, ...]:
+    found: dict[str, Edge] = {}
+    for edge in edges:
+        found.setdefault(edge.marker, edge)
+    return tuple(found.values())
