@@ -32,10 +32,13 @@ class Plan:
         follows it
     may_think: a constrained answer may think first
     is_thinking: the prompt ends inside thinking
+    blanks: tokens of white space, which may precede thinking
+    thinks_anywhere: the opening marker means thinking also after text
     thinking_budget: number of tokens after which thinking is forced to end
     answer: grammar of everything after the thinking
     opening: tokens forced after the thinking, if there is no such grammar
     call_start, call: the marker of a call, and the grammar of what follows it
+    quotes: tokens that end in a quote, after which the marker is part of a text
     call_joins: only the token after the marker shows whether it is one, because the tokenizer may
         merge the marker's end with what follows
     """
@@ -47,11 +50,14 @@ class Plan:
     think_ends: frozenset[int] = frozenset()
     may_think: bool = True
     is_thinking: bool = False
+    blanks: frozenset[int] = frozenset()
+    thinks_anywhere: bool = False
     thinking_budget: int | None = None
     answer: Grammar | None = None
     opening: tuple[int, ...] = ()
     call_start: tuple[int, ...] = ()
     call: Grammar | None = None
+    quotes: frozenset[int] = frozenset()
     call_joins: bool = False
 
 
@@ -78,9 +84,10 @@ class AnswerGuide:
         self._unstepped: deque[int] = deque()  # read, but waiting for the matcher's answer
         self._num_thought = 0
         self._num_opened = 0  # tokens of `opening` seen
+        self._num_said = 0  # tokens since the last thinking or call, without white space
         self._begun: list[int] = []  # first tokens, while they may be the opening thinking marker
         longest = max(len(plan.think_start), len(plan.think_end), len(plan.call_start))
-        self._tail: deque[int] = deque(maxlen=longest + 1)
+        self._tail: deque[int] = deque(maxlen=longest + 2)
         if self._phase is _Phase.START:
             self._matcher = plan.answer.open() if plan.answer is not None else None
             if not (plan.think_start and plan.may_think):
@@ -176,7 +183,7 @@ class AnswerGuide:
             # A token sampled before the marker was known may not fit; the call is then
             # unconstrained.
             if matcher.outcome is not RowOutcome.MASK:
-                self._phase, self._matcher = _Phase.FREE, None
+                self._phase, self._matcher, self._num_said = _Phase.FREE, None, 0
         elif self._phase is _Phase.START and matcher.outcome is RowOutcome.REFUSED:
             self._matcher = None  # only thinking can begin like this
         else:
@@ -220,7 +227,7 @@ class AnswerGuide:
 
     def _leave_thinking(self) -> None:
         if self._plan.answer is None:
-            self._phase = _Phase.FREE
+            self._phase, self._num_said = _Phase.FREE, 0
             return
         self._phase = _Phase.GRAMMAR
         if self._matcher is None or self._matcher.tokens:
@@ -229,23 +236,34 @@ class AnswerGuide:
     def _step_freely(self, token: int) -> None:
         if self._num_opened < len(self._plan.opening):
             self._num_opened += 1
-        if self._plan.think_start and self._ends_with(self._plan.think_start):
+        self._num_said += token not in self._plan.blanks
+        if self._thinks_again:
             self._phase = _Phase.THINKING
         elif (call := self._begun_call(token)) is not None:
             self._phase = _Phase.CALL
             self._matcher = call
+
+    @property
+    def _thinks_again(self) -> bool:
+        """Whether the tokens end with a marker that opens thinking: elsewhere it is text."""
+        plan, marker = self._plan, self._plan.think_start
+        if not marker or not self._ends_with(marker):
+            return False
+        length = sum(token not in plan.blanks for token in marker)
+        return plan.thinks_anywhere or self._num_said == length
 
     def _begun_call(self, token: int) -> Matcher | None:
         """The grammar of a call that starts with or after this token; None if none does.
 
         If calls join their marker, it may still refuse the token.
         """
-        plan = self._plan
-        if plan.call is None:
+        plan, before = self._plan, int(self._plan.call_joins)
+        if plan.call is None or not self._ends_with(plan.call_start, before):
             return None
-        if not plan.call_joins:
-            return plan.call.open() if self._ends_with(plan.call_start) else None
-        return plan.call.open([token]) if self._ends_with(plan.call_start, before=1) else None
+        earlier = tuple(self._tail)[: -len(plan.call_start) - before]
+        if earlier and earlier[-1] in plan.quotes:
+            return None
+        return plan.call.open([token] if plan.call_joins else ())
 
     def _ends_with(self, marker: tuple[int, ...], before: int = 0) -> bool:
         """Whether the tokens, except the last `before`, end with `marker`."""

@@ -60,6 +60,9 @@ class Planner:
             think_ends=markup.think_ends,
             may_think=markup.is_taught and turn.thinking_budget != 0,
             is_thinking=markup.opens_thinking(prompt, self._tokenizer.decode),
+            blanks=markup.blanks,
+            quotes=markup.quotes,
+            thinks_anywhere=markup.first is Part.HEADER,
             thinking_budget=turn.thinking_budget if markup.can_think else None,
         )
         plan = await self._with_grammars(client, plan, params.structure, turn, markup)
@@ -146,11 +149,11 @@ class Planner:
         try:
             grammar = await self._call_grammar(client, markup, turn, "tools", is_whole=False)
             if grammar is None:
-                return plan
+                return replace(plan, thinks_anywhere=True)  # nothing shows where a call ends
             call = await self._grammars.compile(grammar, client, limit=MAX_GRAMMAR)
         except InvalidParameter as error:
             log.info("Tool calls are not constrained to their schemas: %s", error)
-            return plan
+            return replace(plan, thinks_anywhere=True)
         joins = bool(markup.call_tail)
         marker = markup.call_start[:-1] if joins else markup.call_start
         return replace(plan, call=call, call_start=marker, call_joins=joins)

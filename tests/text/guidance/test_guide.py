@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -166,6 +167,39 @@ def test_an_exhausted_thinking_budget_forces_the_end_marker(marker: tuple[int, .
     assert allowed(guide) == {marker[0]}
 
 
+def test_thinking_opens_again_after_white_space_or_a_call_and_not_in_a_text(
+    tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    blank = ids(tokenizer, "\n")
+    plan = Plan(
+        vocab_size=2100,
+        end_ids=frozenset({END}),
+        think_start=(2046,),
+        think_end=(2047,),
+        thinking_budget=0,
+        blanks=frozenset(blank),
+        call_start=(2040,),
+        call=compiled(grammars, StructureKind.GRAMMAR, "start: /[0-9]/ <[2041]>"),
+    )
+    one, said = ids(tokenizer, "1"), ids(tokenizer, "The tag is")
+    for before, opens in [
+        (blank, True),
+        (said, False),
+        ([*said, *blank], False),
+        ([2046, 2047, *blank], True),
+        ([2046, 2047, *said], False),
+        ([*said, 2040, *one, 2041, *blank], True),
+        ([2040, *one, 2041, *said], False),
+    ]:
+        guide = AnswerGuide(plan)
+        guide.read(before)
+        guide.read([2046])
+        assert (allowed(guide) == {2047}) is opens, before
+    anywhere = AnswerGuide(replace(plan, thinks_anywhere=True))
+    anywhere.read([*said, 2046])
+    assert allowed(anywhere) == {2047}
+
+
 def test_a_call_follows_its_grammar_once_it_has_started(
     tokenizer: Tokenizer, grammars: Grammars
 ) -> None:
@@ -187,6 +221,28 @@ def test_a_call_follows_its_grammar_once_it_has_started(
     guide.read([2040, *ids(tokenizer, "text")])
     assert allowed(guide) is None
     assert guide.error is None
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_marker_after_a_quote_is_text_and_forces_no_call(
+    joins: bool, tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    [quote], [one] = ids(tokenizer, "`"), ids(tokenizer, "1")
+    start = "start: <[2040]> /[0-9]/" if joins else "start: /[0-9]/"
+    call = compiled(grammars, StructureKind.GRAMMAR, f"{start} <[2041]>")
+    plan = Plan(
+        vocab_size=2100,
+        end_ids=frozenset({END}),
+        call_start=(2039,) if joins else (2039, 2040),
+        call=call,
+        call_joins=joins,
+        quotes=frozenset({quote}),
+    )
+    for before, opens in [([], True), ([quote], False), ([quote, one], True)]:
+        guide = AnswerGuide(plan)
+        guide.read([*before, 2039, 2040])
+        digits = {ids(tokenizer, str(n))[0] for n in range(10)}
+        assert allowed(guide) == (digits if opens else None), before
 
 
 def test_a_call_can_be_forced_to_start(grammars: Grammars) -> None:
