@@ -133,6 +133,13 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 # One of each kind of state that a layer may keep instead of keys and values of its own.
 STATEFUL: dict[str, dict[str, Any]] = {
+    # A convolution, a window and full attention: every kind of cache at once.
+    "gear": {
+        "num_hidden_layers": 4,
+        "layer_types": ["conv_mixer", "sliding_attention", "full_attention", "conv_mixer"],
+        "sliding_window": 24,
+        "final_logit_softcapping": 30.0,
+    },
     # Gated delta rule; every fourth layer attends. The layers have experts.
     "qwen3_next": {
         "num_hidden_layers": 4,

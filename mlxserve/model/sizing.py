@@ -122,11 +122,13 @@ def _fitted(
         num_slots = loaded.all_min(fit_states(loaded, left))
     options = config.scheduler
     longest = options.max_model_len or loaded.max_length
+    num_slots = num_slots if loaded.has_states else None
+    memory_limit -= (num_slots or 0) * loaded.state_nbytes
     num_pages = fit_pages(
         loaded,
         step,
         page_size=config.page_size,
-        memory_limit=memory_limit - (num_slots or 0) * loaded.state_nbytes,
+        memory_limit=memory_limit,
         max_tokens=options.max_num_seqs * longest,
     )
     num_pages = loaded.all_min(num_pages)
@@ -135,8 +137,8 @@ def _fitted(
         num_others, num_window_pages = map(loaded.all_min, group.fitted(config, left, longest))
         most = -(-options.max_num_seqs * longest // config.page_size)
         if (num_others := min(num_others, most)) > num_pages:
-            return Sizes(num_others, None, num_window_pages)
-    return Sizes(num_pages, num_slots if loaded.has_states else None)
+            return Sizes(num_others, num_slots, num_window_pages)
+    return Sizes(num_pages, num_slots)
 
 
 def _refuse_long_context(config: EngineConfig, loaded: LoadedModel) -> None:

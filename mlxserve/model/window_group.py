@@ -125,8 +125,8 @@ def _window_of(loaded: LoadedModel) -> int | None:
 
 def _why_not(config: EngineConfig, loaded: LoadedModel) -> str:
     """Why the layers share one pool, empty if they need not."""
-    if loaded.has_states or loaded.by_sequence:
-        return "other layers of this model keep a recurrent state, or need whole sequences"
+    if loaded.by_sequence:
+        return "other layers of this model need whole sequences"
     if not config.scheduler.enable_chunked_prefill:
         return "enable_chunked_prefill is off, so that a whole prompt needs its pages at once"
     return ""
