@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from mlxserve.text.parsing.markup import Markup, Part
 from mlxserve.text.parsing.overlap import overlap
-from mlxserve.text.parsing.places import Edge, Place, edges_of
+from mlxserve.text.parsing.places import Edge, MarkerPlace, edges_of
 from mlxserve.text.parsing.readers import SectionReader
 from mlxserve.text.parsing.syntax import CallNumbers
 from mlxserve.text.parsing.turn import (
@@ -46,7 +46,7 @@ class TurnParser:
         self._markers = {key: tuple(e.marker for e in found) for key, found in self._edges.items()}
         self._firsts = {key: frozenset(m[0] for m in found) for key, found in self._markers.items()}
         self._part = Part.THINKING if is_thinking else markup.first
-        self._place = Place.BEGIN
+        self._place = MarkerPlace.BEGIN
         self._numbers = CallNumbers()
         self._reader: SectionReader | None = None
         self._entry: Edge | None = None  # which opened the section of calls
@@ -116,17 +116,11 @@ class TurnParser:
     def _find(self) -> tuple[int, Edge | None]:
         """(where the next marker begins, its edge); if there is none, how much cannot be one."""
         held = self._held
-        if self._place is not Place.INSIDE and not held.isspace():
-            here = self._part, self._place
-            begin = len(held) - len(held.lstrip())
-            begun = held[begin:]
-            if any(marker != begun and marker.startswith(begun) for marker in self._markers[here]):
-                return begin, None
-            found = [edge for edge in self._edges[here] if begun.startswith(edge.marker)]
-            if found:
-                return begin, max(found, key=lambda edge: len(edge.marker))
-            self._place = Place.INSIDE
-        key = self._part, Place.INSIDE
+        if self._place is not MarkerPlace.INSIDE and not held.isspace():
+            if (found := self._find_at_begin()) is not None:
+                return found
+            self._place = MarkerPlace.INSIDE
+        key = self._part, MarkerPlace.INSIDE
         if self._firsts[key].isdisjoint(held):  # the usual case; this runs once per token
             return len(held), None
         places = [(held.find(edge.marker), -len(edge.marker), edge) for edge in self._edges[key]]
@@ -135,6 +129,16 @@ class TurnParser:
         safe = len(held) - overlap(held, self._markers[key])
         return (safe, None) if edge is None or at > safe else (at, edge)
 
+    def _find_at_begin(self) -> tuple[int, Edge | None] | None:
+        """As `_find`, of the markers of this place; None if the text begins with none of them."""
+        key = self._part, self._place
+        begin = len(self._held) - len(self._held.lstrip())
+        begun = self._held[begin:]
+        if any(marker != begun and marker.startswith(begun) for marker in self._markers[key]):
+            return begin, None
+        found = [edge for edge in self._edges[key] if begun.startswith(edge.marker)]
+        return (begin, max(found, key=lambda edge: len(edge.marker))) if found else None
+
     def _cross(self, edge: Edge, rest: str) -> str:
         """Go where the marker leads; returns the text that is read there."""
         if edge.to is Part.CALL and self._part is Part.THINKING:
@@ -142,7 +146,7 @@ class TurnParser:
             return edge.marker + rest
         if edge.is_end:
             self._tail += edge.marker
-            self._place = Place.END
+            self._place = MarkerPlace.END
         elif edge.to is Part.CALL:
             self._enter_call(edge)
         elif edge.to is Part.HEADER:
@@ -153,7 +157,7 @@ class TurnParser:
         return edge.marker + rest if edge.is_kept else rest
 
     def _enter(self, part: Part) -> None:
-        self._part, self._place = part, Place.BEGIN
+        self._part, self._place = part, MarkerPlace.BEGIN
         self._tail = ""
         self._is_fresh, self._is_quoted = True, False
 
@@ -247,7 +251,7 @@ class TurnParser:
 
     def _leave_calls(self) -> None:
         self._tail = re.sub(r"\S+", "", self._tail)  # a marker did end the text
-        self._place = Place.AFTER_CALL
+        self._place = MarkerPlace.AFTER_CALL
         if self._markup.first is Part.HEADER:
             self._part, self._left = Part.HEADER, None
 
@@ -313,7 +317,7 @@ class TurnParser:
         """Emit text of this part without what may be its end."""
         if self._part not in (Part.TEXT, Part.THINKING) or not text:
             return
-        has_end = bool(self._markers[self._part, Place.BEGIN])
+        has_end = bool(self._markers[self._part, MarkerPlace.BEGIN])
         if has_end and text.isspace():
             self._tail += text
             return
@@ -327,7 +331,7 @@ class TurnParser:
         if self._is_fresh and self._part in self._shown:
             shown = _SEAM + shown
         self._is_fresh = False
-        self._place = Place.INSIDE
+        self._place = MarkerPlace.INSIDE
         self._shown.add(self._part)
         if "`" in text or "\n" in text:
             self._note_backticks(text)

@@ -18,7 +18,7 @@ from mlxserve.text.parsing.formats import UNLABELLED, CallFormat, Syntax
 from mlxserve.text.parsing.markup import Markup, Part
 
 
-class Place(Enum):
+class MarkerPlace(Enum):
     """Where in a part the next character is. White space changes no place."""
 
     BEGIN = auto()
@@ -41,7 +41,7 @@ class Edge(NamedTuple):
     is_end: bool = False
 
 
-Edges: TypeAlias = Mapping[tuple[Part, Place], tuple[Edge, ...]]
+Edges: TypeAlias = Mapping[tuple[Part, MarkerPlace], tuple[Edge, ...]]
 
 _CONTROL = "<|"  # begins the markers that occur in no prose
 # What may begin a call without a marker, and what may where the whole text is one.
@@ -63,22 +63,22 @@ def edges_of(markup: Markup, *, may_call: bool) -> Edges:
     others = [*_messages(row), *calls, *ends]
     between = [*thinks, *after_thinking, *starts, *others]
     left_over = [Edge(end) for end in markup.call_ends] if may_call else []
-    table: dict[tuple[Part, Place], Iterable[Edge]] = {
-        (Part.TEXT, Place.BEGIN): [
+    table: dict[tuple[Part, MarkerPlace], Iterable[Edge]] = {
+        (Part.TEXT, MarkerPlace.BEGIN): [
             *between,
             *(_whole(row) if row is not None and may_call else ()),
         ],
-        (Part.TEXT, Place.INSIDE): others,
-        (Part.TEXT, Place.AFTER_CALL): [*between, *left_over],
-        (Part.TEXT, Place.END): [*thinks, *starts, *others],
+        (Part.TEXT, MarkerPlace.INSIDE): others,
+        (Part.TEXT, MarkerPlace.AFTER_CALL): [*between, *left_over],
+        (Part.TEXT, MarkerPlace.END): [*thinks, *starts, *others],
     }
     if markup.thinking is not None or markup.first is Part.HEADER:
         control = [edge for edge in starts if edge.marker.startswith(_CONTROL)]
         marked = [edge for edge in calls if not edge.is_kept and markup.thinking is not None]
         ways_out = [*_messages(row), *after_thinking, *control, *marked]
         again = [Edge(edge.marker) for edge in thinks]
-        table[Part.THINKING, Place.BEGIN] = [*again, *ways_out]
-        table[Part.THINKING, Place.INSIDE] = ways_out
+        table[Part.THINKING, MarkerPlace.BEGIN] = [*again, *ways_out]
+        table[Part.THINKING, MarkerPlace.INSIDE] = ways_out
     return {key: _distinct(edges) for key, edges in table.items()}
 
 
