@@ -61,6 +61,7 @@ LOCALS: Mapping[str, Callable[[], Iterable[Mapping[str, Any]]]] = {
     "mlxserve.text.parsing.elements": lambda: (
         {"first": head, "others": "", "fixed": [""]} for head in _heads()
     ),
+    "mlxserve.text.parsing.formats": lambda: [{"markers": r"<\|start\|>|<\|channel\|>"}],
     "mlxserve.text.parsing.json_calls": lambda: (
         {"self": SimpleNamespace(row=row)} for row in FORMATS if row.header
     ),

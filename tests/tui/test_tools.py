@@ -9,6 +9,7 @@ from textual.widgets import OptionList
 from mlxserve.history.calls import CallState
 from mlxserve.history.messages import State
 from tests.mcp.kept_settings import scripted, write_servers
+from tests.mcp.scripted_server import TOOLS
 from tests.tui import scripts
 from tests.tui.fake_server import FakeServer
 from tests.tui.terminals import Open, Terminal
@@ -137,7 +138,7 @@ async def test_an_answer_stopped_in_a_call_is_continued_with_what_it_has(
 async def test_a_model_that_takes_no_tools_answers_without_them(
     t: Terminal, server: FakeServer
 ) -> None:
-    await t.until(lambda: "8 tools" in t.screen)
+    await t.until(lambda: f"{len(TOOLS)} tools" in t.screen)
     server.script(scripts.refuse(400, "tools: how this model writes tool calls is not known"))
     await t.talk("one")
     assert "small does not take tools here" in t.screen
@@ -159,10 +160,10 @@ async def test_hostile_results_reach_the_screen_as_visible_characters(
 
 
 async def test_tools_shows_and_switches_servers_and_tools(t: Terminal, server: FakeServer) -> None:
-    await t.until(lambda: "8 tools" in t.screen)
+    await t.until(lambda: f"{len(TOOLS)} tools" in t.screen)
     await t.ask("/tools")
     await t.until(lambda: isinstance(t.app.screen, ToolsDialog))
-    await t.until_shown("● s  8 tools  python")
+    await t.until_shown(f"● s  {len(TOOLS)} tools  python")
     await t.until_shown("asks first  add")
     await t.press("down", "enter")
     await t.until_shown("always      add")

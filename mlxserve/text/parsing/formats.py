@@ -81,8 +81,10 @@ _LONGEST_HEADER = 512
 def _header(opens: tuple[str, ...]) -> re.Pattern[str]:
     """Markers, each with a word after it, a role and a recipient; then a word, such as `json`."""
     markers = "|".join(re.escape(marker) for marker in opens if marker.startswith("<|"))
-    item = rf"(?:(?:{markers})[ \t]*+[\w.]*+|assistant|to=[^\s<]*+)[ \t]*+"
-    return re.compile(rf"\s*+(?:{item})*+(?:\w++[ \t]*+)?")
+    return re.compile(
+        rf"\s*+(?:(?:(?:{markers})[ \t]*+[\w.]*+|assistant|to=[^\s<]*+)[ \t]*+)*+"
+        r"(?:\w++[ \t]*+)?"
+    )
 
 
 @dataclass(frozen=True, slots=True)
