@@ -76,8 +76,8 @@ FOUND: dict[str, Bug] = {
     "write a forgotten page again": Bug(
         DiskCache,
         "delete",
-        "num_deleted = self.tier.delete(pages)",
-        "num_deleted = len(pages)",
+        "num_deleted.append(self.tier.delete(list(map(kind.record, hashes))))",
+        "num_deleted.append(len(hashes))",
         test_transfers.test_forgotten_pages_and_states_leave_memory_and_disk,
     ),
     "write before reading": Bug(
@@ -175,7 +175,7 @@ FOUND: dict[str, Bug] = {
     "note uses in memory alone": Bug(
         DiskCache,
         "use",
-        "self.tier.touch(pages)",
+        "self.tier.touch(used)",
         "pass",
         test_transfers.test_what_is_used_in_memory_alone_stays_on_disk,
     ),
