@@ -17,10 +17,13 @@ import pytest
 
 from metal_kernels.kernels import ALL, HEADERS, Factory, Kernel, KernelSpec
 from metal_kernels.metal import MetalBackend
+from metal_kernels.ops import Attention
+from metal_kernels.rounding import row_error
+from metal_kernels.tables import SequenceTables
 from tests.emulated import emulated_factory
 from tests.emulator import KernelFault
 from tests.metal_kernels.latent_oracle import PagedLatents, latent_case
-from tests.metal_kernels.oracle import Case, Paged, quantised
+from tests.metal_kernels.oracle import TOLERANCES, Case, Paged, quantised
 from tests.metal_kernels.test_rotary import ROTATIONS, check, check_8_bits
 
 pytestmark = pytest.mark.mutation
@@ -353,6 +356,31 @@ def attends_by_short_page_tables(backend: MetalBackend) -> None:
     assert found.error() <= found.tolerance
 
 
+def attends_where_one_head_finds_a_larger_key(backend: MetalBackend) -> None:
+    """The maximum of every other head grows by 300, the others' stay: weights would be infinite."""
+    kv_heads, group, dim, context = 8, 8, 64, 256
+    tables = SequenceTables(
+        np.arange(context // 16, dtype=np.int32)[None],
+        np.array([context], np.int32),
+        np.array([0, 1], np.int32),
+        16,
+    )
+    is_late = np.arange(context) >= context // 2
+    keys = np.zeros((context, kv_heads, dim), np.float32)
+    keys[is_late, :, 0] = 1
+    values = np.random.default_rng(0).standard_normal(keys.shape, np.float32)
+    pools = [backend.new_pool(context // 16, kv_heads, 16, dim, mx.float32) for _ in range(2)]
+    slots = np.arange(context, dtype=np.int32)
+    backend.write_kv(mx.array(keys), mx.array(values), *pools, slots)
+    for first in (0, 1):
+        queries = np.zeros((1, kv_heads * group, dim), np.float32)
+        queries[:, first::2, 0] = 300
+        found = backend.paged_decode(mx.array(queries), *pools, tables, Attention(1.0))
+        expected = np.repeat(values.mean(axis=0), group, axis=0)
+        expected[first::2] = np.repeat(values[is_late].mean(axis=0), group // 2, axis=0)
+        assert row_error(np.array(found), expected[None]) <= TOLERANCES[mx.float32], first
+
+
 def prefills() -> Iterator[Case]:
     """Chunks that fill no tile; keys that fill no page; a window and a softcap; dimensions in two parts."""
     large = {"key_dim": 512, "value_dim": 512, "group": 2, "dtype": mx.float16}
@@ -430,6 +458,7 @@ def exercise(kernel: str, backend: MetalBackend) -> None:
     elif kernel == "grouped_decode":
         attends(backend, grouped_decodes())
         attends_by_short_page_tables(backend)
+        attends_where_one_head_finds_a_larger_key(backend)
     elif kernel == "paged_prefill":
         attends(backend, prefills())
     elif kernel == "gather_pages":
