@@ -78,12 +78,12 @@ class PlainBackend:
         slots: Slots,
         plans: Plans | None = None,
     ) -> tuple[mx.array, mx.array]:
-        def plan() -> RowWrites:
-            check_write(keys, values, k_pool, v_pool, slots)
-            return RowWrites.of(slots)
-
+        kept = (plans or Plans()).kept
         key = ("write", shapes_of(keys, values, k_pool, v_pool))
-        writes = (plans or Plans()).plan(key, plan)
+        writes = kept.get(key)
+        if writes is None:
+            check_write(keys, values, k_pool, v_pool, slots)
+            writes = kept[key] = RowWrites.of(slots)
         writes.write(k_pool, stored(keys, k_pool))
         writes.write(v_pool, stored(values, v_pool))
         return k_pool, v_pool

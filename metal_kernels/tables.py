@@ -31,11 +31,14 @@ class Plans:
     """What a backend computes from a step's numbers: made once, kept for the step's other layers."""
 
     def plan(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
-        plans: dict[Hashable, Any] = self.__dict__.setdefault("_plans", {})
-        plan: Plan | None = plans.get(key)
+        plan: Plan | None = self.kept.get(key)
         if plan is None:
-            plan = plans[key] = make()
+            plan = self.kept[key] = make()
         return plan
+
+    @cached_property
+    def kept(self) -> dict[Hashable, Any]:
+        return {}
 
 
 @dataclass(frozen=True)
