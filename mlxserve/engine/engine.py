@@ -359,7 +359,7 @@ class Engine:
         check_num_pages(num_pages)
         self._read_early()
         if num_pages >= self._scheduler.pool.num_pages:
-            self._runner.back(FullPages.name, self._scheduler.pool.num_open)
+            self._runner.back(FullPages.name, self._scheduler.pool.blank.num_open)
             self._runner.resize(num_pages)  # first: only the device may refuse a larger cache
             return self._scheduler.resize(num_pages)
         resized = self._scheduler.resize(num_pages)
@@ -473,7 +473,7 @@ class Engine:
 def _stored_states(pool: PagePool, is_on_disk: Callable[[bytes], bool]) -> bytes:
     """A byte per page, with those of the cached ones that are on disk as well."""
     states = bytearray(pool.states())
-    for page in pool.eviction_order():
-        if states[page] == PageState.CACHED and is_on_disk(pool.hash_of(page) or b""):
+    for page in pool.order.first():
+        if states[page] == PageState.CACHED and is_on_disk(pool.index.hash_of(page) or b""):
             states[page] = PageState.STORED
     return bytes(states)

@@ -84,11 +84,11 @@ class Transfers:
                 self._write(self._disk, self._moves.kinds[0].name, self._endangered)
             self._finish_loads(self._disk)
         self._copy()
-        if (soon := self._moves.pool.open_soon) is not None:
+        if (soon := self._moves.pool.blank.open_soon) is not None:
             self._runner.back_ahead(self._moves.kinds[0].name, soon)
             return
         for end in self._moves.ends:
-            if end.pool is not None and (soon := end.pool.open_soon) is not None:
+            if end.pool is not None and (soon := end.pool.blank.open_soon) is not None:
                 self._runner.back_ahead(end.name, soon)
                 return
 
@@ -178,10 +178,10 @@ class Transfers:
 
     def _copy(self) -> None:
         # Memory of pages that were allocated for the first time.
-        self._runner.back(self._moves.kinds[0].name, self._moves.pool.num_open)
+        self._runner.back(self._moves.kinds[0].name, self._moves.pool.blank.num_open)
         for end in self._moves.ends:
             if end.pool is not None:
-                self._runner.back(end.name, end.pool.num_open)
+                self._runner.back(end.name, end.pool.blank.num_open)
         if copies := self._moves.pop_copies():
             self._runner.copy_pages([c.source for c in copies], [c.target for c in copies])
 

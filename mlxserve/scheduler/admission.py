@@ -244,14 +244,16 @@ class Admission:
         if not self._tables.ends:
             return True
         running = self._running
-        return all(end.can_read(running) for end in self._tables.ends)
+        return all(end.room.can_read(running) for end in self._tables.ends)
 
     def lacking(self, request: LiveRequest, cached: Sequence[int]) -> dict[EndKind, int]:
         """As `num_lacking`, of units of the other kinds."""
         if not self._tables.ends:
             return {}
         running, num_cached = self._running, len(cached)
-        return {end: end.num_lacking(request, num_cached, running) for end in self._tables.ends}
+        return {
+            end: end.room.num_lacking(request, num_cached, running) for end in self._tables.ends
+        }
 
     @property
     def _running(self) -> list[LiveRequest]:
@@ -279,6 +281,6 @@ class Admission:
         if self._tables.ends:  # its whole prompt need not have units there
             page_size, running = self._pool.page_size, self._running
             for kind in self._tables.ends:
-                num_pages = kind.num_growable_from(request, start // page_size, running)
+                num_pages = kind.room.num_growable_from(request, start // page_size, running)
                 budget = min(budget, num_pages * page_size)
         return limit(start, end, end, budget, step.ctx)

@@ -58,7 +58,7 @@ def _check_holder(request: LiveRequest, pool: PagePool, num_unread: int) -> None
     assert len(set(table)) == len(table), f"{name} has a page twice"
     assert request.num_cached < request.num_prompt, f"{name}: nothing was left to compute"
     for index, page in enumerate(table):
-        if (hash_ := pool.hash_of(page)) is not None:
+        if (hash_ := pool.index.hash_of(page)) is not None:
             assert hash_ == request.page_hashes[index], f"{name} holds a page with other content"
             is_full = index < len(request.token_ids) // pool.page_size
             assert is_full, f"{name} holds a findable page with an unknown token"

@@ -181,8 +181,8 @@ class DiskPages:
         if self._disk is None:
             return []
         name = self._kinds[0].name
-        num_soon = _SOON - self._pool.num_blank
-        found = ((self._pool.hash_of(p), p) for p in self._pool.eviction_order(max(0, num_soon)))
+        num_soon = _SOON - self._pool.blank.count
+        found = ((self._pool.index.hash_of(p), p) for p in self._pool.order.first(max(0, num_soon)))
         missing = (
             (hash_, page)
             for hash_, page in found

@@ -92,14 +92,14 @@ class PageTables:
         """Pages by which tables could grow: each takes one of every kind."""
         num_free = self.pool.num_free
         for end in self.ends:
-            num_free = min(num_free, end.num_free())
+            num_free = min(num_free, end.room.num_free())
         return num_free
 
     def room(self, request: LiveRequest) -> int:
         """Tokens that the request's pages and all free pages could still take."""
         num_pages = len(request.page_table) + self.pool.num_free
         for end in self.ends:
-            num_pages = min(num_pages, end.max_pages(request))
+            num_pages = min(num_pages, end.room.max_pages(request))
         return num_pages * self.pool.page_size - request.num_computed
 
     # ---- tables begin and grow
@@ -161,7 +161,7 @@ class PageTables:
         if missing <= 0:
             return True
         for kind in self.ends:
-            if not kind.can_grow(request, num_pages):
+            if not kind.room.can_grow(request, num_pages):
                 return False
         pages = self.pool.allocate(missing, table[-1] if table else None)
         if pages is None:
@@ -351,7 +351,7 @@ class PageTables:
         chain, num_full = self.cache.chain(request), request.num_prompt // self.pool.page_size
         if len(chain) > num_full:
             parent, tokens = self.cache.end_of_prompt(request)
-            self.pool.publish_tail(request.page_table[num_full], chain[-1], parent, tokens)
+            self.pool.publish(request.page_table[num_full], chain[-1], parent, tokens)
         self.pool.pin(self.pins.fulfil(request))
         for end in self.ends:
             end.pin(request)
@@ -364,15 +364,15 @@ class PageTables:
 
     def keep_pages(self, hashes: Sequence[bytes], until: float) -> None:
         """Protect the cached pages of these hashes, a prefix from its beginning, from eviction."""
-        known = list(takewhile(self.pool.is_known, hashes))
-        self.pool.keep_until([self.pool.page_of(hash_) for hash_ in known], until)
+        known = list(takewhile(self.pool.index.is_known, hashes))
+        self.pool.order.keep_until([self.pool.index.page_of(hash_) for hash_ in known], until)
         for end in self.ends:
             end.keep(known, until)
 
     def expire(self, now: float) -> None:
         """It is `now`, in seconds: end the protection of pages that were to be kept until then."""
         self.now = now
-        self.pool.expire(now)
+        self.pool.order.expire(now)
         for end in self.ends:
             end.expire(now)
 
@@ -393,7 +393,7 @@ class PageTables:
         gone = asked.union(self.pool.forget(asked))
         for end in self.ends:
             end.forget(gone)
-        return {hash_ for hash_ in gone if not self.pool.is_known(hash_)}
+        return {hash_ for hash_ in gone if not self.pool.index.is_known(hash_)}
 
     def grow_pool(self, num_pages: int) -> None:
         """Have `num_pages` pages from now on, no fewer than before."""

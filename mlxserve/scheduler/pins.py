@@ -116,9 +116,11 @@ class Pins:
     def fulfil(self, request: LiveRequest) -> list[int]:
         """The pages to pin, now that the prompt has been computed and published."""
         chain = self._promised.pop(request.id)
-        assert all(map(self._pool.is_known, chain)), f"{request.id}: a page of the prefix is lost"
+        assert all(map(self._pool.index.is_known, chain)), (
+            f"{request.id}: a page of the prefix is lost"
+        )
         self._pinned[request.id] = chain
-        return [self._pool.page_of(hash_) for hash_ in chain]
+        return [self._pool.index.page_of(hash_) for hash_ in chain]
 
     def drop(self, request_id: str) -> list[int]:
         """Give the claim up: the pages to unpin; none if the prefix is not pinned."""
@@ -126,7 +128,7 @@ class Pins:
             return []
         chain = self._pinned.pop(request_id)
         self._give_up(request_id, chain)
-        return [self._pool.page_of(hash_) for hash_ in chain]
+        return [self._pool.index.page_of(hash_) for hash_ in chain]
 
     def cancel(self, request: LiveRequest) -> None:
         """Give the claim up of a prefix that is not pinned yet; no-op for other requests."""

@@ -72,7 +72,7 @@ class Preemption:
     def _victim(self) -> LiveRequest | None:
         """The request to preempt next; None if none would free a page."""
         running = self._roster.running.values()
-        scarce = next((end for end in self._tables.ends if not end.num_free()), None)
+        scarce = next((end for end in self._tables.ends if not end.room.num_free()), None)
         return choose_victim(running, self._pool, self._config.immune_after_preemptions, scarce)
 
     def _preempt(self, request: LiveRequest) -> None:
@@ -149,7 +149,7 @@ def choose_victim(
     scarce: the kind of which a unit is needed, if it is not a page of `pool`
     """
     able = [r for r in running if r.num_in_flight == 0]
-    able = [r for r in able if (scarce.num_own(r) if scarce else _frees_a_page(r, pool))]
+    able = [r for r in able if (scarce.room.num_own(r) if scarce else _frees_a_page(r, pool))]
     lowest = max((r.asked.priority for r in able), default=0)
     able = [r for r in able if r.asked.priority == lowest]
     if mortal := [r for r in able if r.num_preemptions < immune_after]:

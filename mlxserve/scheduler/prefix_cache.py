@@ -144,14 +144,14 @@ class PrefixCache:
         self.hash(request)
         found = self._matches.get(request)
         if found is None:
-            found = self._matches[request] = _Match(self._pool.num_evicted)
-        evicted = self._pool.evicted_since(found.num_evicted)
+            found = self._matches[request] = _Match(self._pool.evictions.count)
+        evicted = self._pool.evictions.since(found.num_evicted)
         if evicted is None or found.has_lost(evicted):
-            found.cut(self._pool.num_unchanged(found.pages, request.page_hashes))
-        found.num_evicted = self._pool.num_evicted
+            found.cut(self._pool.index.num_unchanged(found.pages, request.page_hashes))
+        found.num_evicted = self._pool.evictions.count
         skip = len(found.pages)
-        if skip < len(request.page_hashes) and self._pool.is_known(request.page_hashes[skip]):
-            found.add(self._pool.match(self.matchable(request), request.token_ids, skip=skip))
+        if skip < len(request.page_hashes) and self._pool.index.is_known(request.page_hashes[skip]):
+            found.add(self._pool.index.match(self.matchable(request), request.token_ids, skip=skip))
         if not self._ends:
             return found.pages
         return found.pages[: num_usable(self._ends, request.page_hashes, len(found.pages))]
@@ -171,11 +171,11 @@ class PrefixCache:
         page_size, hashes, token_ids = self._pool.page_size, request.page_hashes, request.token_ids
         start, last = len(cached) * page_size, len(token_ids) - 1
         if start + page_size == len(token_ids) and (
-            whole := self._pool.match(hashes, token_ids, skip=len(cached))
+            whole := self._pool.index.match(hashes, token_ids, skip=len(cached))
         ):
             return Tail(whole[0], page_size - 1)
         parent = self.parent(request, len(cached))
-        found = self._pool.find_tail(parent, token_ids[start : min(last, start + page_size)])
+        found = self._pool.index.find_tail(parent, token_ids[start : min(last, start + page_size)])
         if found is None:
             return None
         page, num_tokens = found
@@ -265,13 +265,13 @@ class Explainer:
         num_tokens = num_pages * self._pool.page_size
         if num_pages == len(matchable):
             return CacheReport(num_pages, num_tokens, num_tokens, CacheMiss.BELOW_ONE_PAGE)
-        if self._pool.was_evicted(matchable[num_pages]):
+        if self._pool.evictions.has(matchable[num_pages]):
             return CacheReport(num_pages, num_tokens, num_tokens, CacheMiss.EVICTED)
         if num_pages == 0 and known_salt not in (None, request.asked.cache_salt):
             return CacheReport(0, 0, 0, CacheMiss.OTHER_SALT)
         parent = matchable[num_pages - 1] if num_pages else root(request.asked.cache_salt)
         page = request.token_ids[num_tokens : num_tokens + self._pool.page_size]
-        differs_at = num_tokens + self._pool.num_common(parent, page)
+        differs_at = num_tokens + self._pool.index.num_common(parent, page)
         return CacheReport(num_pages, num_tokens, differs_at, CacheMiss.NEW_TEXT)
 
     def _remember(self, request: LiveRequest) -> bytes | None:

@@ -84,7 +84,7 @@ class Urgency:
             answers.append(answer)
             num_places -= 1
             num_pages -= self._num_freed(answer, cached)
-            lacking = {end: count - end.num_own(answer) for end, count in lacking.items()}
+            lacking = {end: count - end.room.num_own(answer) for end, count in lacking.items()}
         return answers if max(num_places, num_pages, *lacking.values()) <= 0 else []
 
     def _order(self, answer: LiveRequest) -> tuple[int, int, int]:

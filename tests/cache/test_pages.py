@@ -24,7 +24,7 @@ def chain(*numbers: int) -> tuple[list[bytes], list[int]]:
 def publish(pool: PagePool, pages: list[int], *numbers: int) -> None:
     hashes, token_ids = chain(*numbers)
     for index, page in enumerate(pages):
-        if pool.hash_of(page) is None:
+        if pool.index.hash_of(page) is None:
             parent = hashes[index - 1] if index else b""
             tokens = token_ids[index * PAGE_SIZE : (index + 1) * PAGE_SIZE]
             pool.publish(page, hashes[index], parent, tokens)
@@ -53,7 +53,7 @@ def test_a_new_pool_is_free() -> None:
 def test_an_allocation_beyond_the_free_pages_fails_without_any_change() -> None:
     pool = PagePool(4, PAGE_SIZE)
     cache(pool, 1, 2, 3)
-    held = pool.match(*chain(1))
+    held = pool.index.match(*chain(1))
     pool.retain(held)
     assert pool.allocate(4) is None
     assert (pool.num_free, pool.num_cached) == (3, 3)
@@ -63,30 +63,30 @@ def test_an_allocation_beyond_the_free_pages_fails_without_any_change() -> None:
 def test_a_published_page_is_matched_even_after_its_release() -> None:
     pool = PagePool(8, PAGE_SIZE)
     pages = cache(pool, 1, 2, 3)
-    assert pool.match(*chain(1, 2, 3)) == pages
-    assert pool.match(*chain(1, 2, 9)) == pages[:2]
-    assert pool.match(*chain(2)) == []
+    assert pool.index.match(*chain(1, 2, 3)) == pages
+    assert pool.index.match(*chain(1, 2, 9)) == pages[:2]
+    assert pool.index.match(*chain(2)) == []
     assert pool.num_free == 8
 
 
 def test_a_page_is_not_matched_before_it_is_published() -> None:
     pool = PagePool(8, PAGE_SIZE)
     take(pool, 2)
-    assert pool.match(*chain(1, 2)) == []
+    assert pool.index.match(*chain(1, 2)) == []
 
 
 def test_a_match_can_skip_leading_pages() -> None:
     pool = PagePool(8, PAGE_SIZE)
     pages = cache(pool, 1, 2, 3)
-    assert pool.match(*chain(1, 2, 3), skip=1) == pages[1:]
+    assert pool.index.match(*chain(1, 2, 3), skip=1) == pages[1:]
 
 
 def test_equal_hashes_of_different_tokens_do_not_match() -> None:
     pool = PagePool(8, PAGE_SIZE)
     hashes, token_ids = chain(1)
     cache(pool, 1)
-    assert pool.match(hashes, token_ids) != []
-    assert pool.match(hashes, [7] * PAGE_SIZE) == []
+    assert pool.index.match(hashes, token_ids) != []
+    assert pool.index.match(hashes, [7] * PAGE_SIZE) == []
 
 
 def test_a_match_ends_before_the_page_whose_tokens_differ() -> None:
@@ -95,9 +95,10 @@ def test_a_match_ends_before_the_page_whose_tokens_differ() -> None:
         hashes, token_ids = chain(1, 2, 3)
         pages = cache(pool, 1, 2, 3)
         token_ids[differs_at] += 1
-        assert pool.match(hashes, token_ids) == pages[: differs_at // PAGE_SIZE], differs_at
+        assert pool.index.match(hashes, token_ids) == pages[: differs_at // PAGE_SIZE], differs_at
         assert (
-            pool.match(hashes, token_ids, skip=2) == pages[2 : 2 + (differs_at < 2 * PAGE_SIZE)]
+            pool.index.match(hashes, token_ids, skip=2)
+            == pages[2 : 2 + (differs_at < 2 * PAGE_SIZE)]
         ), differs_at
 
 
@@ -122,7 +123,7 @@ def test_retained_hits_are_not_evicted_by_the_next_allocation() -> None:
     pool.retain(pages)
     fresh = take(pool, 2)
     assert not set(pages) & set(fresh)
-    assert pool.match(*chain(1, 2)) == pages
+    assert pool.index.match(*chain(1, 2)) == pages
     pool.check([pages, fresh])
 
 
@@ -138,12 +139,12 @@ def test_the_least_recently_used_page_is_evicted_first() -> None:
     pool = PagePool(3, PAGE_SIZE)
     for number in (1, 2, 3):
         cache(pool, number)
-    pool.retain(pool.match(*chain(1)))
-    pool.release(pool.match(*chain(1)))
+    pool.retain(pool.index.match(*chain(1)))
+    pool.release(pool.index.match(*chain(1)))
     take(pool, 1)
-    assert [bool(pool.match(*chain(n))) for n in (1, 2, 3)] == [True, False, True]
+    assert [bool(pool.index.match(*chain(n))) for n in (1, 2, 3)] == [True, False, True]
     take(pool, 1)
-    assert [bool(pool.match(*chain(n))) for n in (1, 2, 3)] == [True, False, False]
+    assert [bool(pool.index.match(*chain(n))) for n in (1, 2, 3)] == [True, False, False]
 
 
 def test_the_end_of_a_prefix_is_evicted_before_its_beginning() -> None:
@@ -151,7 +152,7 @@ def test_the_end_of_a_prefix_is_evicted_before_its_beginning() -> None:
     pages = cache(pool, 1, 2, 3, 4)
     for left in (3, 2, 1, 0):
         take(pool, 1)
-        assert pool.match(*chain(1, 2, 3, 4)) == pages[:left]
+        assert pool.index.match(*chain(1, 2, 3, 4)) == pages[:left]
 
 
 def test_a_second_page_with_the_same_content_stays_unhashed() -> None:
@@ -159,13 +160,13 @@ def test_a_second_page_with_the_same_content_stays_unhashed() -> None:
     one, other = take(pool, 1), take(pool, 1)
     publish(pool, one, 1)
     publish(pool, other, 1)
-    assert pool.match(*chain(1)) == one
+    assert pool.index.match(*chain(1)) == one
     assert pool.num_duplicates == 1
     pool.check([one, other])
     pool.release(other)
     pool.release(one)
     pool.check([])
-    assert pool.match(*chain(1)) == one
+    assert pool.index.match(*chain(1)) == one
 
 
 def test_allocated_pages_follow_the_holders_last_page() -> None:
@@ -177,27 +178,27 @@ def test_allocated_pages_follow_the_holders_last_page() -> None:
 
 def test_the_last_evicted_pages_are_remembered() -> None:
     pool = PagePool(num_pages=300, page_size=PAGE_SIZE)
-    assert pool.evicted_since(0) == []
+    assert pool.evictions.since(0) == []
     cached = cache(pool, *range(300))
     first = take(pool, 1)
-    assert pool.evicted_since(0) == first == cached[-1:]
+    assert pool.evictions.since(0) == first == cached[-1:]
     second = take(pool, 2)
-    assert set(pool.evicted_since(1) or []) == set(second)
-    assert pool.evicted_since(pool.num_evicted) == []
+    assert set(pool.evictions.since(1) or []) == set(second)
+    assert pool.evictions.since(pool.num_evicted) == []
     take(pool, 297)
-    assert pool.evicted_since(0) is None, "more than are remembered"
-    assert len(pool.evicted_since(300 - 256) or []) == 256
+    assert pool.evictions.since(0) is None, "more than are remembered"
+    assert len(pool.evictions.since(300 - 256) or []) == 256
 
 
 def test_pages_before_the_first_evicted_one_are_unchanged() -> None:
     pool = PagePool(num_pages=4, page_size=PAGE_SIZE)
     hashes, _ = chain(1, 2, 3, 4)
     pages = cache(pool, 1, 2, 3, 4)
-    assert pool.num_unchanged(pages, hashes) == 4
-    assert pool.num_unchanged(pages[:2], hashes) == 2
-    assert pool.num_unchanged([], hashes) == 0
+    assert pool.index.num_unchanged(pages, hashes) == 4
+    assert pool.index.num_unchanged(pages[:2], hashes) == 2
+    assert pool.index.num_unchanged([], hashes) == 0
     take(pool, 2)
-    assert pool.num_unchanged(pages, hashes) == 2
+    assert pool.index.num_unchanged(pages, hashes) == 2
 
 
 def test_pages_evicted_together_are_allocated_as_one_run() -> None:
@@ -210,7 +211,7 @@ def test_a_reset_forgets_every_page() -> None:
     pool = PagePool(4, PAGE_SIZE)
     cache(pool, 1, 2)
     assert pool.reset()
-    assert pool.match(*chain(1, 2)) == []
+    assert pool.index.match(*chain(1, 2)) == []
     assert (pool.num_free, pool.num_cached) == (4, 0)
     pool.check([])
 
@@ -220,7 +221,7 @@ def test_a_reset_is_refused_while_a_page_is_in_use() -> None:
     pages = cache(pool, 1, 2)
     pool.retain(pages[:1])
     assert not pool.reset()
-    assert pool.match(*chain(1, 2)) == pages
+    assert pool.index.match(*chain(1, 2)) == pages
 
 
 def test_releasing_a_page_without_a_holder_is_an_error() -> None:
@@ -236,7 +237,7 @@ def publish_under_a_wrong_hash(pool: PagePool) -> None:
 
 
 def lower_hot_after(pool: PagePool) -> None:
-    pool.hot_after = 1
+    pool.order.hot_after = 1
 
 
 def test_the_audit_names_what_is_wrong() -> None:
@@ -274,7 +275,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(numbers=st.lists(st.integers(1, 2), min_size=1, max_size=6))
     def start(self, numbers: list[int]) -> None:
         hashes, token_ids = chain(*numbers)
-        hits = self.pool.match(hashes, token_ids)
+        hits = self.pool.index.match(hashes, token_ids)
         fresh = len(numbers) - len(hits)
         if fresh > self.pool.num_free - self.pool.num_idle(hits):
             return
@@ -308,7 +309,7 @@ class PoolMachine(RuleBasedStateMachine):
         held = {page for table, _ in self.tables for page in table}
         for page in reversed(pages):
             if page not in held:
-                hashed = self.pool.hash_of(page) is not None
+                hashed = self.pool.index.hash_of(page) is not None
                 (self.file if hashed else self.blank.add)(page)
         self.audit()
 
@@ -340,7 +341,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def audit(self) -> None:
         self.pool.check(pages for pages, _ in self.tables)
-        assert self.pool.eviction_order() == [*self.normal, *self.hot]
+        assert self.pool.order.first() == [*self.normal, *self.hot]
         assert self.pool.num_free == len(self.blank) + len(self.normal) + len(self.hot)
 
 
@@ -365,7 +366,7 @@ def test_a_pinned_page_is_never_evicted() -> None:
     assert (pool.num_free, pool.num_pinned) == (2, 2)
     assert pool.allocate(3) is None
     take(pool, 2)
-    assert pool.match(*chain(1, 2)) == pages
+    assert pool.index.match(*chain(1, 2)) == pages
     pool.check()
 
 
@@ -399,8 +400,8 @@ def test_a_reset_keeps_pinned_pages() -> None:
     cache(pool, 3)
     pool.pin(pages)
     assert pool.reset()
-    assert pool.match(*chain(1, 2)) == pages
-    assert pool.match(*chain(3)) == []
+    assert pool.index.match(*chain(1, 2)) == pages
+    assert pool.index.match(*chain(3)) == []
     pool.retain(pages)
     assert not pool.reset()
 
@@ -415,7 +416,7 @@ def test_a_page_without_a_hash_cannot_be_pinned() -> None:
 
 
 def hit(pool: PagePool, *numbers: int) -> list[int]:
-    pages = pool.match(*chain(*numbers))
+    pages = pool.index.match(*chain(*numbers))
     assert len(pages) == len(numbers)
     pool.retain(pages)
     pool.release(pages)
@@ -430,10 +431,10 @@ def test_pages_hit_twice_are_evicted_after_pages_used_later() -> None:
         hit(pool, 1, 2)
     later = cache(pool, 3, 4)
     hit(pool, 3, 4)
-    assert pool.eviction_order() == [*reversed(later), *reversed(often)]
+    assert pool.order.first() == [*reversed(later), *reversed(often)]
     take(pool, 4)
-    assert pool.match(*chain(1, 2)) == often
-    assert pool.match(*chain(3, 4)) == []
+    assert pool.index.match(*chain(1, 2)) == often
+    assert pool.index.match(*chain(3, 4)) == []
 
 
 @pytest.mark.parametrize("hot_after", [1, 2, 3])
@@ -451,51 +452,51 @@ def test_at_most_half_of_the_pool_is_hot_and_one_hit_makes_the_others_hot_again(
     cache(pool, 1, 2, 3, 4, 5)
     for _ in range(2):
         one, two, three, four, five = hit(pool, 1, 2, 3, 4, 5)
-    assert pool.eviction_order() == [five, four, three, two, one]
+    assert pool.order.first() == [five, four, three, two, one]
     assert pool.num_hot == 3
     hashes, _ = chain(1, 2, 3, 4, 5)
     pool.release([pool.adopt(hashes[4])])
-    assert pool.eviction_order() == [four, five, three, two, one], "not hot without another hit"
-    hits = pool.match(*chain(1, 2, 3, 4, 5), skip=3)
+    assert pool.order.first() == [four, five, three, two, one], "not hot without another hit"
+    hits = pool.index.match(*chain(1, 2, 3, 4, 5), skip=3)
     pool.retain(hits)
     pool.release(hits)
-    assert pool.eviction_order() == [three, two, one, five, four], "hot again after one hit"
+    assert pool.order.first() == [three, two, one, five, four], "hot again after one hit"
     pool.check([])
 
 
 def test_kept_pages_are_evicted_last_until_their_time_has_passed() -> None:
     pool = PagePool(6, PAGE_SIZE)
     kept = cache(pool, 1, 2)
-    pool.keep_until(kept, until=10.0)
+    pool.order.keep_until(kept, until=10.0)
     later = cache(pool, 3)
     for _ in range(2):
         hit(pool, 3)
-    pool.expire(9.9)
-    assert pool.eviction_order() == [*later, *reversed(kept)]
-    pool.expire(10.0)
-    assert pool.eviction_order() == [*reversed(kept), *later]
+    pool.order.expire(9.9)
+    assert pool.order.first() == [*later, *reversed(kept)]
+    pool.order.expire(10.0)
+    assert pool.order.first() == [*reversed(kept), *later]
     pool.check([])
 
 
 def test_the_later_of_two_times_counts() -> None:
     pool = PagePool(6, PAGE_SIZE)
     pages = cache(pool, 1, 2, 3)
-    pool.keep_until(pages, until=10.0)
-    pool.keep_until(pages[:1], until=20.0)
-    pool.keep_until(pages, until=5.0)
+    pool.order.keep_until(pages, until=10.0)
+    pool.order.keep_until(pages[:1], until=20.0)
+    pool.order.keep_until(pages, until=5.0)
     later = cache(pool, 4)
-    pool.expire(10.0)
-    assert pool.eviction_order() == [*later, pages[2], pages[1], pages[0]]
+    pool.order.expire(10.0)
+    assert pool.order.first() == [*later, pages[2], pages[1], pages[0]]
     later = cache(pool, 5)
-    assert pool.eviction_order()[-2:] == [*later, pages[0]], "the first page is still kept"
+    assert pool.order.first()[-2:] == [*later, pages[0]], "the first page is still kept"
 
 
 def test_kept_pages_are_evicted_when_no_others_are_left() -> None:
     pool = PagePool(3, PAGE_SIZE)
     pages = cache(pool, 1, 2, 3)
-    pool.keep_until(pages, until=10.0)
+    pool.order.keep_until(pages, until=10.0)
     assert set(take(pool, 3)) == set(pages)
-    pool.expire(10.0)
+    pool.order.expire(10.0)
     pool.check()
 
 
@@ -503,10 +504,10 @@ def test_pages_kept_while_held_are_evicted_last_after_their_release() -> None:
     pool = PagePool(4, PAGE_SIZE)
     pages = take(pool, 2)
     publish(pool, pages, 1, 2)
-    pool.keep_until(pages, until=10.0)
+    pool.order.keep_until(pages, until=10.0)
     other = cache(pool, 3)
     pool.release(pages)
-    assert pool.eviction_order() == [*other, *reversed(pages)]
+    assert pool.order.first() == [*other, *reversed(pages)]
     pool.check([])
 
 
@@ -539,7 +540,7 @@ def test_sharing_a_page_adds_a_holder_and_counts_no_hit() -> None:
     pool.check([[shared]] * 3 + [[other]])
     for page in (shared, shared, shared, other):
         pool.release([page])
-    assert pool.eviction_order() == [shared, other]  # with two hits it would be last
+    assert pool.order.first() == [shared, other]  # with two hits it would be last
     with pytest.raises(AssertionError, match="has no holder"):
         pool.share([other])
 
@@ -552,7 +553,7 @@ def test_a_pool_that_grows_gets_blank_pages_and_evicts_nothing() -> None:
     cached = cache(pool, 1, 2, 3)
     pool.grow(9)
     assert (pool.num_pages, pool.num_free, pool.num_evicted) == (9, 9, 0)
-    assert pool.match(*chain(1, 2, 3)) == cached
+    assert pool.index.match(*chain(1, 2, 3)) == cached
     assert sorted([*take(pool, 6), *cached]) == list(range(9))
 
 
@@ -575,13 +576,13 @@ def test_a_renewed_pool_is_empty_and_its_counters_go_on() -> None:
 
 def test_pages_are_opened_before_one_is_evicted_and_half_as_many_at_once() -> None:
     pool = PagePool(20, PAGE_SIZE, num_open=4)
-    assert (pool.num_free, pool.num_open) == (20, 4)
+    assert (pool.num_free, pool.blank.num_open) == (20, 4)
     assert max(pool.allocate(4) or []) == 3
-    assert pool.num_open == 4
+    assert pool.blank.num_open == 4
     assert pool.allocate(1) == [4]
-    assert (pool.num_free, pool.num_open) == (15, 6)
+    assert (pool.num_free, pool.blank.num_open) == (15, 6)
     assert len(pool.allocate(15) or []) == 15
-    assert (pool.num_free, pool.num_open) == (0, 20)
+    assert (pool.num_free, pool.blank.num_open) == (0, 20)
     assert pool.allocate(1) is None
     pool.check()
 
@@ -600,17 +601,17 @@ def test_a_cached_page_stays_while_others_were_never_opened() -> None:
 def test_more_pages_are_not_opened_by_growing() -> None:
     pool = PagePool(20, PAGE_SIZE, num_open=8)
     pool.grow(30)
-    assert (pool.num_open, pool.num_free) == (8, 30)
+    assert (pool.blank.num_open, pool.num_free) == (8, 30)
     pool.check()
 
 
 def test_a_renewed_pool_opens_as_few_pages_as_at_first() -> None:
     pool = PagePool(20, PAGE_SIZE, num_open=4)
     pool.allocate(15)
-    assert pool.renewed().num_open == 4
-    assert pool.renewed(3).num_open == 3
+    assert pool.renewed().blank.num_open == 4
+    assert pool.renewed(3).blank.num_open == 3
     pool = PagePool(20, PAGE_SIZE)
-    assert pool.renewed().num_open == 20
+    assert pool.renewed().blank.num_open == 20
 
 
 def test_pages_that_are_forgotten_go_with_all_that_follow_them() -> None:
@@ -620,7 +621,7 @@ def test_pages_that_are_forgotten_go_with_all_that_follow_them() -> None:
     cache(pool, 1, 5)
     hashes, _ = chain(1, 2, 3)
     assert set(pool.forget(hashes[1:2])) == {*hashes[1:], chain(1, 2, 4)[0][-1]}
-    assert len(pool.match(*chain(1, 5))) == 2
+    assert len(pool.index.match(*chain(1, 5))) == 2
     assert pool.num_cached == 2
     assert not pool.forget(hashes[1:])
     pool.check([])
@@ -630,7 +631,7 @@ def test_pages_that_are_held_or_pinned_are_not_forgotten() -> None:
     pool = PagePool(8, PAGE_SIZE)
     cache(pool, 1, 2, 3)
     hashes, _ = chain(1, 2, 3)
-    held = pool.match(*chain(1, 2))
+    held = pool.index.match(*chain(1, 2))
     pool.retain(held)
     pool.pin(held[:1])
     assert pool.forget(hashes) == hashes[2:]

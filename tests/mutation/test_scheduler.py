@@ -13,10 +13,14 @@ from collections.abc import Callable
 import pytest
 from hypothesis import Phase
 
+from mlxserve.cache.eviction import EvictionLog
 from mlxserve.cache.groups import Window
 from mlxserve.cache.kinds.full_pages import FullPages
+from mlxserve.cache.kinds.snapshots import Snapshots
 from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.kinds.window_pages import WindowPages
+from mlxserve.cache.kinds.window_room import WindowRoom
+from mlxserve.cache.page_index import PageIndex
 from mlxserve.cache.pages import PagePool
 from mlxserve.cache.runs import RunSet
 from mlxserve.core.config import PageTail, PreemptionMode
@@ -89,9 +93,9 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         StateSlots, "_hash_before", "// self._pool.page_size - 1", "// self._pool.page_size"
     ),
     "drop a state and keep its arrays": Bug(
-        StateSlots,
+        Snapshots,
         "_drop",
-        "self._dropped.append(self._ids.pop(hash_))",
+        "self.dropped.append(self._ids.pop(hash_))",
         "self._ids.pop(hash_)",
     ),
     "give a page of a window back a row early": Bug(
@@ -156,10 +160,10 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     "evict what is pinned": Bug(PagePool, "_free", "counts[page] or page in pins", "counts[page]"),
     "share without counting": Bug(PagePool, "retain", "counts[page] += 1", "counts[page] = 1"),
     "overlook the newest eviction": Bug(
-        PagePool,
-        "evicted_since",
-        "reversed(self._last_evicted), count",
-        "reversed(self._last_evicted), 1, count",
+        EvictionLog,
+        "since",
+        "reversed(self._pages), num_evicted",
+        "reversed(self._pages), 1, num_evicted",
     ),
     "allocate before hits are retained": Bug(
         PageTables,
@@ -259,7 +263,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "preempt for windows who holds none": Bug(
         preemption,
         "choose_victim",
-        "(scarce.num_own(r) if scarce else _frees_a_page(r, pool))",
+        "(scarce.room.num_own(r) if scarce else _frees_a_page(r, pool))",
         "_frees_a_page(r, pool)",
         test_preemption.test_who_holds_no_page_of_a_window_is_not_preempted_for_one,
     ),
@@ -353,8 +357,8 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "evict the state of a named prefix": Bug(
         StateSlots,
         "_has_room",
-        "_Worth.KEPT",
-        "_Worth.PINNED",
+        "Worth.KEPT",
+        "Worth.PINNED",
         test_state_snapshots.test_a_passer_by_takes_no_state_of_a_named_prefix,
     ),
     "forget what another conversation has": Bug(
@@ -367,13 +371,13 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "forget a named prefix on disk": Bug(
         PageTables,
         "forget",
-        "if not self.pool.is_known(hash_)",
+        "if not self.pool.index.is_known(hash_)",
         "",
         test_prefix_cache.test_a_prompt_that_runs_or_has_a_name_is_not_forgotten,
     ),
     "forget a page and not what follows it": Bug(
-        PagePool,
-        "forget",
+        PageIndex,
+        "with_following",
         "filter(None, map(self.hash_of, self._children.children_of(hash_)))",
         "()",
         lambda _: test_pages.test_pages_that_are_forgotten_go_with_all_that_follow_them(),
@@ -382,14 +386,14 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "evict the window of a named prefix": Bug(
         WindowPages,
         "pin",
-        "self.pool.keep_until(self._known(self._kept[prefix.id]), inf)",
+        "self.pool.order.keep_until(self._known(self._kept[prefix.id]), inf)",
         "pass",
         test_windows.test_the_window_of_a_named_prefix_is_found_until_it_is_dropped,
     ),
     "a large chunk takes the window of a named prefix": Bug(
-        WindowPages,
+        WindowRoom,
         "_num_growable",
-        "max(self.window.num_held - num_held, num_free - num_kept)",
+        "max(self._window.num_held - num_held, num_free - num_kept)",
         "num_free",
         test_windows.test_the_window_of_a_named_prefix_is_found_until_it_is_dropped,
     ),
@@ -443,7 +447,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         test_windows.test_a_prompt_on_disk_is_read_with_its_last_window,
     ),
     "reserve no windows": Bug(
-        WindowPages,
+        WindowRoom,
         "_num_free_for",
         "reserved += max(",
         "reserved += 0 * max(",
@@ -819,7 +823,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "_publish",
         "self._roster.pages_published(request.page_hashes[first:end])",
         "self._roster.pages_published(h for page, h in zip(chunk.page_table[first:end], "
-        "request.page_hashes[first:end]) if self._tables.pool.page_of(h) == page)",
+        "request.page_hashes[first:end]) if self._tables.pool.index.page_of(h) == page)",
         test_prefix_cache.test_a_page_that_was_known_before_it_was_computed_again_is_not_waited_for,
     ),
     "a prompt without a page preempts at once": Bug(

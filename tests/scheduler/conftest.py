@@ -659,7 +659,7 @@ class GhostEngine:
             chunk.start // pool.page_size : -(-chunk.end // pool.page_size)
         ]:
             assert pool.ref_count(page) == 1, f"page {page} is shared and written"
-            assert pool.hash_of(page) is None, f"page {page} is findable and written"
+            assert pool.index.hash_of(page) is None, f"page {page} is findable and written"
 
     def _judge_findable(self) -> None:
         pool = self.scheduler.pool
@@ -667,14 +667,16 @@ class GhostEngine:
             for chunk in chunks:
                 last = (chunk.end - 1) // pool.page_size + 1
                 for page in chunk.page_table[chunk.start // pool.page_size : last]:
-                    assert pool.hash_of(page) is None, f"page {page} is found, but not yet computed"
+                    assert pool.index.hash_of(page) is None, (
+                        f"page {page} is found, but not yet computed"
+                    )
 
     def _judge_published(self) -> None:
         """A page that can be found holds its request's tokens, and none of a rejected draft."""
         pool = self.scheduler.pool
         for request in self._live():
             for index, page in enumerate(request.page_table):
-                if pool.hash_of(page) is None:
+                if pool.index.hash_of(page) is None:
                     continue
                 end = (index + 1) * pool.page_size
                 assert end <= len(request.token_ids), f"page {page} is findable before its tokens"
@@ -683,7 +685,7 @@ class GhostEngine:
 
     def _judge_releases(self) -> None:
         """Of the pages that a request released just now, the last is evicted first."""
-        rank = {page: index for index, page in enumerate(self.scheduler.pool.eviction_order())}
+        rank = {page: index for index, page in enumerate(self.scheduler.pool.order.first())}
         for request in self.requests.values():
             before = self.tables.get(request, ())
             self.tables[request] = request.page_table
@@ -712,10 +714,10 @@ class GhostEngine:
         pool = self.scheduler.pool
         for request in self.pinned:
             num_full, num_in_tail = divmod(request.num_prompt, pool.page_size)
-            found = pool.match(request.page_hashes[:num_full], request.token_ids)
+            found = pool.index.match(request.page_hashes[:num_full], request.token_ids)
             assert len(found) == num_full, f"a page of prefix {request.id} was evicted"
             if num_in_tail and self.copies_tails:
-                page = pool.page_of(self._pinned_hashes(request)[-1])
+                page = pool.index.page_of(self._pinned_hashes(request)[-1])
                 wanted = request.asked.cache_salt, name_of(request.token_ids[: request.num_prompt])
                 last = page * pool.page_size + num_in_tail - 1
                 assert self.slots[last] == wanted, f"the tail of prefix {request.id} is lost"

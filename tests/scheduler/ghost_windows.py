@@ -46,7 +46,9 @@ class GhostWindows:
             for position in range(chunk.start, chunk.end):
                 page = chunk.window_table[position // pool.page_size]
                 assert pool.ref_count(page) == 1, f"page {page} of a window is shared and written"
-                assert pool.hash_of(page) is None, f"page {page} of a window is found and written"
+                assert pool.index.hash_of(page) is None, (
+                    f"page {page} of a window is found and written"
+                )
                 slot = self._slot(windows, chunk, position)
                 self.slots[slot] = chunk.request.asked.cache_salt, prefixes[position]
                 is_own = any(one.request is chunk.request for one in unread)
@@ -77,7 +79,9 @@ class GhostWindows:
         for chunk in unread:
             for position in range(chunk.start, chunk.end):
                 page = chunk.window_table[position // pool.page_size]
-                assert pool.hash_of(page) is None, f"page {page} is found, but not yet computed"
+                assert pool.index.hash_of(page) is None, (
+                    f"page {page} is found, but not yet computed"
+                )
         for request in requests:
             is_read = request.num_computed < request.disk_end * pool.page_size
             is_still = request.num_in_flight == 0 and not request.is_drafting and not is_read

@@ -119,7 +119,7 @@ class Slow:
     def plan(self) -> list[tuple[str, int, int]] | None:
         """None where a request has to be preempted."""
         scheduler, pool = self.engine.scheduler, self.pool
-        self.order = pool.eviction_order()
+        self.order = pool.order.first()
         self.held = {page for page in range(pool.num_pages) if pool.ref_count(page)}
         self.blank = pool.num_pages - len(self.held) - len(self.order)
         self.budget, self.chosen = self.config.step_budget, []
@@ -192,7 +192,7 @@ class Slow:
             same = [
                 page
                 for page in (*self.order, *self.held)
-                if self.pool.hash_of(page) is not None
+                if self.pool.index.hash_of(page) is not None
                 and self.engine.slots.get((page + 1) * self.size - 1) == wanted
             ]
             if not same:

@@ -9,6 +9,7 @@ from typing import Any
 from mlxserve.cache.groups import Window
 from mlxserve.cache.kinds.kind import find
 from mlxserve.cache.kinds.window_pages import WindowPages
+from mlxserve.cache.kinds.window_room import held
 from mlxserve.cache.pages import PagePool
 from mlxserve.core.config import PreemptionMode
 from mlxserve.request import CacheMiss, LiveRequest
@@ -68,17 +69,17 @@ def test_a_request_holds_its_window_and_no_more(make_engine: MakeEngine) -> None
     request = engine.add(numbered(1, 30), max_tokens=40)
     while engine.scheduler.has_work:
         engine.step()
-        assert len(windows_of(engine).held(request)) <= HELD + (30 + PAGE - 1) // PAGE
+        assert len(held(request)) <= HELD + (30 + PAGE - 1) // PAGE
         if request.num_outputs > 1 and not request.is_finished:
-            assert len(windows_of(engine).held(request)) <= HELD
+            assert len(held(request)) <= HELD
 
 
 def test_passed_pages_are_evicted_before_all_others(make_engine: MakeEngine) -> None:
     engine = make_engine(window=WINDOW, num_window_pages=40)
     answered(engine, numbered(1, 41))
     first = answered(engine, numbered(100, 41))
-    order = windows_of(engine).pool.eviction_order()
-    hashes = [windows_of(engine).pool.hash_of(page) for page in order]
+    order = windows_of(engine).pool.order.first()
+    hashes = [windows_of(engine).pool.index.hash_of(page) for page in order]
     # The prompts end after page 10, and 16 tokens before that after page 6: each needs two pages.
     passed = [first.page_hashes[index] for index in (0, 1, 2, 3, 6, 7)]
     assert set(hashes[:6]) == set(passed)

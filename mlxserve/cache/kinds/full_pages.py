@@ -19,11 +19,11 @@ class FullPages:
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
-        self.has = pool.is_known
-        self.unit_of = pool.page_of
+        self.has = pool.index.is_known
+        self.unit_of = pool.index.page_of
 
     def pinned(self) -> Iterable[bytes]:
-        return (hash_ for hash_ in map(self._pool.hash_of, self._pool.pinned()) if hash_)
+        return (hash_ for hash_ in map(self._pool.index.hash_of, self._pool.pinned()) if hash_)
 
     def used_by(self, request: LiveRequest) -> Uses:
         """A page is of no use without those before it, so these count as used later."""
@@ -32,5 +32,7 @@ class FullPages:
     def unsaved(self, request: LiveRequest, is_on_disk: Has) -> Units:
         pool = self._pool
         held = zip(request.page_hashes, request.page_table, strict=False)
-        own = {h: page for h, page in held if pool.is_exclusive(page) and pool.hash_of(page) == h}
+        own = {
+            h: page for h, page in held if pool.is_exclusive(page) and pool.index.hash_of(page) == h
+        }
         return tuple((hash_, page) for hash_, page in own.items() if not is_on_disk(hash_))

@@ -80,17 +80,59 @@ class UnitKind(Protocol):
         """Units to write before the request gives its pages up, because they are lost then."""
 
 
+class Room:
+    """How many requests a kind has units for, and how far they may run. Unbounded where nothing is overridden.
+
+    running: the requests that run now, for which units are reserved
+    """
+
+    def num_free(self) -> int:
+        """Pages that all tables together could grow by."""
+        return UNBOUNDED
+
+    def num_own(self, request: LiveRequest) -> int:
+        """Units that would be free if the request gave its own back."""
+        return 0
+
+    def can_grow(self, request: LiveRequest, num_pages: int) -> bool:
+        """Whether there is room to cover `num_pages` pages."""
+        return True
+
+    def max_pages(self, request: LiveRequest) -> int:
+        """Pages that the table of a running prompt may cover."""
+        return UNBOUNDED
+
+    # ---- of a request that waits
+
+    def num_lacking(
+        self, request: LiveRequest, num_cached: int, running: Sequence[LiveRequest]
+    ) -> int:
+        """Units that it needs beyond those that it may have; 0 or less if it has enough."""
+        return 0
+
+    def num_growable_from(
+        self, request: LiveRequest, num_cached: int, running: Sequence[LiveRequest]
+    ) -> int:
+        """Pages that it may grow by if it begins after `num_cached` pages."""
+        return UNBOUNDED
+
+    def can_read(self, running: Sequence[LiveRequest]) -> bool:
+        """Whether there is room for what is read from disk at the end of a prefix."""
+        return True
+
+
 class EndKind(ABC):
     """A kind that limits how much of a cached prefix can be used, and how far requests run.
 
     What is not overridden is what a kind does that has room for every request and takes no part in
-    the matter.
+    the matter. `room` is what requests may have of it.
     """
 
     name: str
     missing: CacheMiss  # reason for a prompt whose pages are cached while this kind cannot go on from them
     allows_drafts = True  # rows of rejected tokens can be written again
     pool: PagePool | None = None  # pages of its own, if its units are pages
+    room: Room = Room()
     names_units = False  # its units are named by `plan` and `load`, and dropped by these names
 
     @abstractmethod
@@ -105,7 +147,7 @@ class EndKind(ABC):
     def unit_of(self, hash_: bytes) -> int:
         """Unit with this hash, which is in memory."""
 
-    # ---- what is found, and what a waiting request needs
+    # ---- what is found
 
     @abstractmethod
     def num_usable(self, hashes: Sequence[bytes], num_pages: int, has: Has | None = None) -> int:
@@ -114,34 +156,6 @@ class EndKind(ABC):
         has: whether a unit is there; None asks the memory
         """
 
-    def num_free(self) -> int:
-        """Pages that all tables together could grow by."""
-        return UNBOUNDED
-
-    def num_lacking(
-        self, request: LiveRequest, num_cached: int, running: Sequence[LiveRequest]
-    ) -> int:
-        """Units that a waiting request needs beyond those that it may have; 0 or less if it has enough."""
-        return 0
-
-    def can_read(self, running: Sequence[LiveRequest]) -> bool:
-        """Whether there is room for what is read from disk at the end of a prefix."""
-        return True
-
-    def max_pages(self, request: LiveRequest) -> int:
-        """Pages that the table of a running prompt may cover."""
-        return UNBOUNDED
-
-    def num_growable_from(
-        self, request: LiveRequest, num_cached: int, running: Sequence[LiveRequest]
-    ) -> int:
-        """Pages that a waiting request which begins after `num_cached` pages may grow by."""
-        return UNBOUNDED
-
-    def num_own(self, request: LiveRequest) -> int:
-        """Units that would be free if the request gave its own back."""
-        return 0
-
     # ---- requests begin, grow and end
 
     def begin(self, request: LiveRequest, start: Start) -> None:
@@ -149,10 +163,6 @@ class EndKind(ABC):
 
     def begin_again(self, request: LiveRequest, num_pages: int) -> None:
         """What was to be read is lost: begin after `num_pages` pages in memory instead."""
-
-    def can_grow(self, request: LiveRequest, num_pages: int) -> bool:
-        """Whether there is room to cover `num_pages` pages."""
-        return True
 
     def grow(self, request: LiveRequest, num_pages: int) -> None:
         """Cover `num_pages` pages."""

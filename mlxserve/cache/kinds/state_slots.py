@@ -20,25 +20,15 @@ newest boundary.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 from mlxserve.cache.kinds.kind import EndKind, Has, Start, Units, Uses
+from mlxserve.cache.kinds.snapshots import Snapshots, Worth
 from mlxserve.cache.kinds.turn_ends import ends_of
 from mlxserve.cache.pages import PagePool
 from mlxserve.core.stats import StateStats
 from mlxserve.request import STATE_SLOTS, CacheMiss, Chunk, LiveRequest, StatePlan
-
-
-class _Worth(IntEnum):
-    """The order in which snapshots are evicted."""
-
-    LOST = 0  # the page before it was evicted: it is not found until that is computed again
-    USUAL = 1
-    KEPT = 2  # its page is protected for some time
-    PINNED = 3  # of a named prefix
 
 
 @dataclass(slots=True)
@@ -63,29 +53,26 @@ class StateSlots(EndKind):
         """pool: full pages, whose hashes name the snapshots"""
         self.stats = stats or StateStats()
         self._pool = pool
-        self._stats = self.stats
-        self._stats.num_slots, self._stats.num_snapshots = num_slots, 0
-        # By page hash, least recently used first.
-        self._ids: OrderedDict[bytes, int] = OrderedDict()
+        self.stats.num_slots = num_slots
+        self._snapshots = Snapshots(pool, self.stats)
         self._running: dict[LiveRequest, _Running] = {}
         self._unread: dict[int, bool] = {}  # ids in unread steps; whether others are to find them
-        self._dropped: list[int] = []
         self._next_id = 0
 
     def renewed(self, pool: PagePool) -> StateSlots:
-        return StateSlots(self._stats.num_slots, pool, self._stats)
+        return StateSlots(self.stats.num_slots, pool, self.stats)
 
     # ---- what is found, and what a waiting request needs
 
     def has(self, hash_: bytes) -> bool:
-        return hash_ in self._ids
+        return self._snapshots.has(hash_)
 
     def unit_of(self, hash_: bytes) -> int:
-        return self._ids[hash_]
+        return self._snapshots.id_of(hash_)
 
     def num_usable(self, hashes: Sequence[bytes], num_pages: int, has: Has | None = None) -> int:
         """Number of the first `num_pages` pages, which are cached, that end with a known state."""
-        has = has or self._ids.__contains__
+        has = has or self._snapshots.has
         while num_pages and not has(hashes[num_pages - 1]):
             num_pages -= 1
         return num_pages
@@ -101,7 +88,7 @@ class StateSlots(EndKind):
             self._restore(request, num_pages)
         if num_known > num_pages:
             running.wanted.add(num_known * page_size)
-            self._stats.missed_tokens += (num_known - num_pages) * page_size
+            self.stats.missed_tokens += (num_known - num_pages) * page_size
         self._shrink()
 
     def begin_again(self, request: LiveRequest, num_pages: int) -> None:
@@ -109,10 +96,7 @@ class StateSlots(EndKind):
             self._restore(request, num_pages)
 
     def _restore(self, request: LiveRequest, num_pages: int) -> None:
-        hash_ = request.page_hashes[num_pages - 1]
-        self._ids.move_to_end(hash_)  # only the one that is used, not those before it
-        self._running[request].restore = self._ids[hash_]
-        self._stats.num_restored += 1
+        self._running[request].restore = self._snapshots.use(request.page_hashes[num_pages - 1])
 
     def expect(self, request: LiveRequest, num_pages: int) -> None:
         """No-op unless it runs."""
@@ -142,7 +126,7 @@ class StateSlots(EndKind):
         [(_, id_)] = units
         running = self._running[request]
         running.boundary, running.restore = (request.num_computed, id_), id_
-        self._stats.num_restored += 1
+        self.stats.num_restored += 1
 
     # ---- steps
 
@@ -183,8 +167,8 @@ class StateSlots(EndKind):
 
     def _has_room(self) -> bool:
         """For one more snapshot, after evicting one that is not pinned."""
-        while self._num_used >= self._stats.num_slots:
-            if not self._evict(_Worth.KEPT):
+        while self._num_used >= self.stats.num_slots:
+            if not self._snapshots.evict(Worth.KEPT):
                 return False
         return True
 
@@ -203,17 +187,11 @@ class StateSlots(EndKind):
                 self._publish(chunk.request, position, id_)
             else:
                 if running.boundary is not None:
-                    self._dropped.append(running.boundary[1])
+                    self._snapshots.dropped.append(running.boundary[1])
                 running.boundary = position, id_
 
     def _publish(self, request: LiveRequest, position: int, id_: int) -> None:
-        """Unless a token of its last page was dropped, or the state is known."""
-        hash_ = self._hash_before(request, position)
-        if hash_ is None or hash_ in self._ids:
-            self._dropped.append(id_)
-            return
-        self._ids[hash_] = id_
-        self._stats.num_snapshots = len(self._ids)
+        self._snapshots.add(self._hash_before(request, position), id_)
         self._shrink()
 
     def _hash_before(self, request: LiveRequest, position: int) -> bytes | None:
@@ -225,55 +203,35 @@ class StateSlots(EndKind):
     @property
     def _num_used(self) -> int:
         num_coming = sum(self._unread.values())
-        return len(self._ids) + num_coming + STATE_SLOTS * len(self._running)
+        return len(self._snapshots) + num_coming + STATE_SLOTS * len(self._running)
 
     def _shrink(self) -> None:
         """Make room for what running requests need, even by snapshots of named prefixes."""
-        while self._num_used > self._stats.num_slots and self._evict(_Worth.PINNED):
+        while self._num_used > self.stats.num_slots and self._snapshots.evict(Worth.PINNED):
             pass
-
-    def _evict(self, max_worth: _Worth) -> bool:
-        """Drop the least valuable snapshot, worth at most `max_worth`. False if there is none."""
-        victim = min(self._ids, key=self._worth, default=None)
-        if victim is None or self._worth(victim) > max_worth:
-            return False
-        self._drop(victim)
-        self._stats.num_evicted += 1
-        return True
-
-    def _worth(self, hash_: bytes) -> _Worth:
-        if not self._pool.is_known(hash_):
-            return _Worth.LOST
-        if self._pool.is_pinned(hash_):
-            return _Worth.PINNED
-        return _Worth.KEPT if self._pool.is_kept(hash_) else _Worth.USUAL
-
-    def _drop(self, hash_: bytes) -> None:
-        self._dropped.append(self._ids.pop(hash_))
-        self._stats.num_snapshots = len(self._ids)
 
     # ---- what stays
 
     def forget(self, hashes: Iterable[bytes]) -> None:  # noqa: ARG002
-        self.reset()
+        self._snapshots.drop_lost()
 
     def reset(self) -> None:
-        """Drop the snapshots after pages that are not cached any more."""
-        for hash_ in [hash_ for hash_ in self._ids if not self._pool.is_known(hash_)]:
-            self._drop(hash_)
+        self._snapshots.drop_lost()
 
     def pop_dropped(self) -> list[int]:
-        dropped, self._dropped = self._dropped, []
+        dropped, self._snapshots.dropped = self._snapshots.dropped, []
         return dropped
 
     def ids(self) -> set[int]:
         own = {r.boundary[1] for r in self._running.values() if r.boundary is not None}
-        return own | set(self._ids.values()) | self._unread.keys() | set(self._dropped)
+        snapshots = self._snapshots
+        return own | set(snapshots.ids()) | self._unread.keys() | set(snapshots.dropped)
 
     def check(self, running: Sequence[LiveRequest], holders: Sequence[LiveRequest]) -> None:  # noqa: ARG002
         assert self._running.keys() == set(running), "a request has no state, or has ended"
-        assert len(set(self._ids.values())) == len(self._ids), "a snapshot has two names"
-        assert self._unread.keys().isdisjoint(self._ids.values()), (
+        ids = set(self._snapshots.ids())
+        assert len(ids) == len(self._snapshots), "a snapshot has two names"
+        assert self._unread.keys().isdisjoint(ids), (
             "a snapshot could be found before its step was read"
         )
-        assert self._num_used <= self._stats.num_slots or not self._ids, "too many snapshots"
+        assert self._num_used <= self.stats.num_slots or not ids, "too many snapshots"

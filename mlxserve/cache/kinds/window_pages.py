@@ -21,8 +21,9 @@ from math import inf
 from mlxserve.cache.groups import Window
 from mlxserve.cache.kinds.kind import EndKind, Has, Start, Units, Uses
 from mlxserve.cache.kinds.turn_ends import ends_of
+from mlxserve.cache.kinds.window_room import WindowRoom, held
 from mlxserve.cache.pages import PagePool
-from mlxserve.request import CacheMiss, Chunk, LiveRequest, PageTable, as_page_table
+from mlxserve.request import CacheMiss, Chunk, LiveRequest, as_page_table
 
 
 class WindowPages(EndKind):
@@ -37,6 +38,7 @@ class WindowPages(EndKind):
         assert pool.page_size == window.page_size
         self.pool = pool
         self.window = window
+        self.room = WindowRoom(pool, window)
         self._ends: dict[LiveRequest, set[int]] = {}  # pages after which followers will continue
         self._kept: dict[str, frozenset[bytes]] = {}  # the last windows of named prefixes
 
@@ -44,13 +46,10 @@ class WindowPages(EndKind):
         return WindowPages(self.pool.renewed(), self.window)
 
     def has(self, hash_: bytes) -> bool:
-        return self.pool.is_known(hash_)
+        return self.pool.index.is_known(hash_)
 
     def unit_of(self, hash_: bytes) -> int:
-        return self.pool.page_of(hash_)
-
-    def num_free(self) -> int:
-        return self.pool.num_free
+        return self.pool.index.page_of(hash_)
 
     # ---- what is found
 
@@ -61,7 +60,7 @@ class WindowPages(EndKind):
         has: Has | None = None,
     ) -> int:
         """Number of the first `num_pages` pages, which are cached, that end with a whole window."""
-        is_known = has or self.pool.is_known
+        is_known = has or self.pool.index.is_known
         first = end = num_pages  # pages first .. end are here
         while end:
             needed = self.window.first_before(end)
@@ -75,58 +74,6 @@ class WindowPages(EndKind):
     def last(self, hashes: Sequence[bytes], num_pages: int) -> Sequence[bytes]:
         """Hashes of the window before the end of the first `num_pages` pages."""
         return hashes[self.window.first_before(num_pages) : num_pages]
-
-    # ---- what is needed
-
-    @staticmethod
-    def held(request: LiveRequest) -> PageTable:
-        return request.window_table[request.window_first :]
-
-    def num_lacking(
-        self, request: LiveRequest, num_cached: int, running: Sequence[LiveRequest]
-    ) -> int:
-        return self._num_needed(request, num_cached) - self._num_free_for(running)
-
-    def can_read(self, running: Sequence[LiveRequest]) -> bool:
-        return self._num_free_for(running) >= self.window.num_held
-
-    def _num_free_for(self, running: Sequence[LiveRequest]) -> int:
-        """Free pages that are not reserved for what running prompts still need."""
-        reserved = 0
-        for request in running:
-            num_pages = min(-(-request.prefill_end // self.pool.page_size), self.window.num_held)
-            reserved += max(0, num_pages - len(request.window_table) + request.window_first)
-        return self.pool.num_free - reserved
-
-    def _num_needed(self, request: LiveRequest, num_cached: int) -> int:
-        """Free pages that a waiting request takes before it gives any back, those it finds included."""
-        num_missing = -(-len(request.token_ids) // self.pool.page_size) - num_cached
-        found = self._found(request, num_cached)
-        return min(num_missing, self.window.num_held - len(found)) + self.pool.num_idle(found)
-
-    def max_pages(self, request: LiveRequest) -> int:
-        """A large chunk takes no pages that are kept."""
-        num_pages = len(request.window_table)
-        num_held = num_pages - request.window_first
-        return num_pages + self._num_growable(num_held, self.pool.num_free, self.pool.num_kept)
-
-    def num_growable_from(
-        self, request: LiveRequest, num_cached: int, running: Sequence[LiveRequest]
-    ) -> int:
-        num_free = self._num_free_for(running)
-        found = self._found(request, num_cached)
-        num_kept = self.pool.num_kept - sum(map(self.pool.is_kept_free, found))
-        return self._num_growable(len(found), num_free - self.pool.num_idle(found), num_kept)
-
-    def _num_growable(self, num_held: int, num_free: int, num_kept: int) -> int:
-        return min(num_free, max(self.window.num_held - num_held, num_free - num_kept))
-
-    def _found(self, request: LiveRequest, num_cached: int) -> list[int]:
-        """The pages that it would find if it began after `num_cached` pages."""
-        return list(map(self.pool.page_of, self.last(request.page_hashes, num_cached)))
-
-    def num_own(self, request: LiveRequest) -> int:
-        return sum(map(self.pool.is_exclusive, self.held(request)))
 
     # ---- tables begin, grow and end
 
@@ -147,23 +94,16 @@ class WindowPages(EndKind):
 
     def _start(self, request: LiveRequest, num_cached: int) -> None:
         first, hashes = self.window.first_before(num_cached), request.page_hashes[:num_cached]
-        found = self.pool.match(hashes, request.token_ids, skip=first)
+        found = self.pool.index.match(hashes, request.token_ids, skip=first)
         assert len(found) == num_cached - first, f"{request.id}: a page of its window is lost"
         self.pool.retain(found)
         request.window_first = first
         request.window_table = as_page_table([0] * first + found)
 
-    def can_grow(self, request: LiveRequest, num_pages: int) -> bool:
-        return self._num_missing(request, num_pages) <= self.pool.num_free
-
-    @staticmethod
-    def _num_missing(request: LiveRequest, num_pages: int) -> int:
-        return max(0, num_pages - len(request.window_table))
-
     def grow(self, request: LiveRequest, num_pages: int) -> None:
         table = request.window_table
         is_first = len(table) == request.window_first
-        missing = self._num_missing(request, num_pages)
+        missing = max(0, num_pages - len(table))
         pages = self.pool.allocate(missing, None if is_first else table[-1])
         assert pages is not None, "as many were free"
         request.window_table = table + as_page_table(pages)
@@ -177,7 +117,7 @@ class WindowPages(EndKind):
                 page = request.window_table[index]
                 tokens = request.token_ids[index * page_size : (index + 1) * page_size]
                 if self.pool.publish(page, hash_, parent, tokens) and hash_ in kept:
-                    self.pool.keep_until([page], inf)
+                    self.pool.order.keep_until([page], inf)
             parent = hash_
 
     def pass_by(self, request: LiveRequest, position: int) -> None:
@@ -194,7 +134,7 @@ class WindowPages(EndKind):
 
     def release(self, request: LiveRequest) -> None:
         self._ends.pop(request, None)
-        self.pool.release(self.held(request))
+        self.pool.release(held(request))
         request.window_table, request.window_first = as_page_table(), 0
 
     # ---- steps
@@ -225,14 +165,14 @@ class WindowPages(EndKind):
     def unsaved(self, request: LiveRequest, is_on_disk: Has) -> Units:
         """The window before the end of its last full page."""
         first = request.window_first
-        held = zip(request.page_hashes[first:], request.window_table[first:], strict=False)
-        own = [(hash_, page) for hash_, page in held if self.pool.hash_of(page) == hash_]
+        pages = zip(request.page_hashes[first:], request.window_table[first:], strict=False)
+        own = [(hash_, page) for hash_, page in pages if self.pool.index.hash_of(page) == hash_]
         return tuple((hash_, page) for hash_, page in own if not is_on_disk(hash_))
 
     def load(self, request: LiveRequest, end: int) -> Units:
         first = request.window_first
-        held = request.window_table[first:end]
-        return tuple(zip(request.page_hashes[first:end], held, strict=True))
+        pages = request.window_table[first:end]
+        return tuple(zip(request.page_hashes[first:end], pages, strict=True))
 
     def loaded(self, request: LiveRequest, units: Units, parent: Callable[[int], bytes]) -> None:  # noqa: ARG002
         first = request.window_first
@@ -244,19 +184,19 @@ class WindowPages(EndKind):
         """Keep its last window."""
         num_full = prefix.num_prompt // self.pool.page_size
         self._kept[prefix.id] = frozenset(self.last(prefix.page_hashes, num_full))
-        self.pool.keep_until(self._known(self._kept[prefix.id]), inf)
+        self.pool.order.keep_until(self._known(self._kept[prefix.id]), inf)
 
     def unpin(self, prefix_id: str) -> None:
         hashes = self._kept.pop(prefix_id, frozenset())
-        self.pool.stop_keeping(self._known(hashes.difference(*self._kept.values())))
+        self.pool.order.stop_keeping(self._known(hashes.difference(*self._kept.values())))
 
     def keep(self, hashes: Sequence[bytes], until: float) -> None:
         """Protect the last window that is here of a prefix of cached pages with these hashes."""
         last = self.last(hashes, self.num_usable(hashes, len(hashes)))
-        self.pool.keep_until(self._known(last), until)
+        self.pool.order.keep_until(self._known(last), until)
 
     def expire(self, now: float) -> None:
-        self.pool.expire(now)
+        self.pool.order.expire(now)
 
     def forget(self, hashes: Iterable[bytes]) -> None:
         self.pool.forget(hashes)
@@ -271,10 +211,14 @@ class WindowPages(EndKind):
 
     def _known(self, hashes: Iterable[bytes]) -> list[int]:
         """Pages, in an order that does not differ between two runs."""
-        return [self.pool.page_of(hash_) for hash_ in sorted(hashes) if self.pool.is_known(hash_)]
+        return [
+            self.pool.index.page_of(hash_)
+            for hash_ in sorted(hashes)
+            if self.pool.index.is_known(hash_)
+        ]
 
     def check(self, running: Sequence[LiveRequest], holders: Sequence[LiveRequest]) -> None:  # noqa: ARG002
-        self.pool.check([self.held(request) for request in holders])
+        self.pool.check([held(request) for request in holders])
         assert self._ends.keys() <= set(holders), "something is expected of no request"
         for request in holders:
             name, table, first = request.id, request.window_table, request.window_first
@@ -285,7 +229,7 @@ class WindowPages(EndKind):
             num_pages = max(num_pages, request.disk_end)
             assert first <= self.window.first_before(num_pages), f"{name} lacks a page it sees"
             for index in range(first, len(table)):
-                hash_ = self.pool.hash_of(table[index])
+                hash_ = self.pool.index.hash_of(table[index])
                 assert hash_ is None or hash_ == request.page_hashes[index], (
                     f"{name} holds a page of a window with other content"
                 )

@@ -60,7 +60,7 @@ def state(simulation: Simulation) -> list[object]:
     """Each page's hash, and the order of eviction."""
     pool = simulation.pool
     simulation.scheduler.check()
-    hashes = [pool.hash_of(page) for page in range(pool.num_pages)]
+    hashes = [pool.index.hash_of(page) for page in range(pool.num_pages)]
     evicted_in_order: list[object] = []
     assert pool.num_used == 0
     for _ in range(pool.num_pages):  # allocating every page shows the order of eviction

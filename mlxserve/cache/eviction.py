@@ -1,0 +1,216 @@
+"""EvictionOrder and EvictionLog: which cached page is evicted next, and which ones were.
+
+Classes of cached pages, in the order of eviction, least recently used first within each:
+
+    normal
+    hot     hit twice or more; at most half of the pool, so that new pages are not starved
+    kept    protected until a given time, as for a conversation that will probably continue
+
+A page is hit and kept only with the pages before it, so a prefix is never evicted before its end.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import chain, islice
+from math import inf
+
+HOT_AFTER = 2  # hits, by default
+_MAX_REMEMBERED = 256  # evicted page ids, for callers that cache what they matched between steps
+
+
+class EvictionOrder:
+    """Cached pages that nobody holds, among ids 0 .. `num_pages`-1."""
+
+    def __init__(self, num_pages: int, hot_after: int = HOT_AFTER) -> None:
+        """`hot_after`: number of hits after which a page is hot."""
+        assert hot_after > 0
+        self.hot_after = hot_after
+        self.classes: tuple[OrderedDict[int, None], ...] = tuple(OrderedDict() for _ in range(3))
+        self._max_hot = num_pages // 2
+        self._hits = [0] * num_pages  # of hashed pages; `_demote` lowers them
+        self._kept_until: dict[int, float] = {}
+        # (time, page), the earliest first; entries of pages that are kept longer or no more are stale.
+        self._expiries: list[tuple[float, int]] = []
+
+    @property
+    def num_kept(self) -> int:
+        """Free pages that are protected for some time."""
+        return len(self.classes[2])
+
+    def is_kept_free(self, page: int) -> bool:
+        """Whether it is one of `num_kept`."""
+        return page in self.classes[2]
+
+    def is_kept(self, page: int | None) -> bool:
+        """Whether it is protected for some time (`keep_until`), free or not."""
+        return page in self._kept_until
+
+    def __iter__(self) -> Iterator[int]:
+        """The pages, next to be evicted first."""
+        return chain.from_iterable(self.classes)
+
+    def first(self, count: int | None = None) -> list[int]:
+        """The pages that are evicted next, up to `count`."""
+        return list(islice(self, count))
+
+    # ---- pages come and go
+
+    def file(self, pages: Iterable[int]) -> None:
+        """File free pages, in this order."""
+        hits = self._hits
+        normal, hot, kept = self.classes
+        for page in pages:
+            if page in self._kept_until:
+                kept[page] = None
+            elif hits[page] < self.hot_after:
+                normal[page] = None
+            else:
+                hot[page] = None
+                if len(hot) > self._max_hot:
+                    self._demote()
+
+    def _demote(self) -> None:
+        """Make the least recently used hot page normal; one more hit makes it hot again."""
+        normal, hot, _ = self.classes
+        page, _ = hot.popitem(last=False)
+        self._hits[page] = self.hot_after - 1
+        normal[page] = None
+
+    def move_to_front(self, pages: Sequence[int]) -> None:
+        """Evict those of these normal pages that were never hit before all others, the first one first."""
+        normal = self.classes[0]
+        for page in reversed(pages):
+            if page in normal and not self._hits[page]:
+                normal.move_to_end(page, last=False)
+
+    def unfile(self, page: int) -> bool:
+        """Remove a page, if it is here; whether it was."""
+        for pages in self.classes:
+            if page in pages:
+                del pages[page]
+                return True
+        return False
+
+    def use(self, pages: Iterable[int], idle: Iterable[int]) -> None:
+        """Count a hit of each page; the `idle` ones among them are here, and go."""
+        # Prefixes have thousands of pages: a call for each of them would triple the time.
+        hits = self._hits
+        normal, hot, kept = self.classes
+        for page in idle:
+            if page in kept:
+                del kept[page]
+            elif hits[page] < self.hot_after:
+                del normal[page]
+            else:
+                del hot[page]
+        for page in pages:
+            hits[page] += 1
+
+    def pop(self) -> int:
+        """Remove the page to evict next; there must be one."""
+        page, _ = next(pages for pages in self.classes if pages).popitem(last=False)
+        return page
+
+    def forget(self, page: int) -> None:
+        """The page, which is not here, has no content any more."""
+        self._kept_until.pop(page, None)
+        self._hits[page] = 0
+
+    # ---- protection
+
+    def keep_until(self, pages: Sequence[int], until: float) -> None:
+        """Evict these pages after all others until then. `pages`: a prefix from its first page."""
+        for page in reversed(pages):
+            before = self._kept_until.get(page)
+            if before is None or before < until:
+                self._kept_until[page] = until
+                if until < inf:
+                    heappush(self._expiries, (until, page))
+            if self.unfile(page):
+                self.file([page])
+
+    def expire(self, now: float) -> None:
+        """End the protection of pages that were kept until `now` or earlier."""
+        if not self._expiries or self._expiries[0][0] > now:
+            return
+        expired = set()
+        while self._expiries and self._expiries[0][0] <= now:
+            until, page = heappop(self._expiries)
+            if self._kept_until.get(page) == until:
+                expired.add(page)
+        self.stop_keeping(expired)
+
+    def stop_keeping(self, pages: Collection[int]) -> None:
+        """End the protection of those of these pages that have one."""
+        for page in pages:
+            self._kept_until.pop(page, None)
+        kept = self.classes[2]
+        found = {page for page in pages if page in kept}
+        # In their order in the class: scan it only if the pages are many enough to be worth it.
+        for page in [page for page in kept if page in found] if found else ():
+            del kept[page]
+            self.file([page])
+
+    # ---- the whole
+
+    def grow(self, num_pages: int) -> None:
+        """Have ids 0 .. `num_pages`-1 from now on, no fewer than before."""
+        self._hits += [0] * (num_pages - len(self._hits))
+        self._max_hot = num_pages // 2
+
+    def check(self) -> None:
+        """Audit. Raises AssertionError."""
+        normal, hot, kept = self.classes
+        assert all(self._hits[page] < self.hot_after for page in normal), (
+            "a hot page is filed as normal"
+        )
+        assert all(self._hits[page] >= self.hot_after for page in hot), (
+            "a normal page is filed as hot"
+        )
+        assert len(hot) <= self._max_hot, "too many pages are hot"
+        assert kept.keys() <= self._kept_until.keys(), "a kept page has no time"
+        assert not self._kept_until.keys() & (normal.keys() | hot.keys()), (
+            "a page with a time is not filed as kept"
+        )
+        due = {(until, page) for page, until in self._kept_until.items() if until < inf}
+        assert due <= set(self._expiries), "a kept page does not expire"
+
+
+class EvictionLog:
+    """Remembers the pages evicted last: ids for callers that cache matches, hashes for reports."""
+
+    def __init__(self, num_hashes: int, count: int = 0) -> None:
+        """num_hashes: remembered at most"""
+        self.num_hashes = num_hashes
+        self.count = count  # in total
+        self._pages: deque[int] = deque(maxlen=_MAX_REMEMBERED)
+        self._hashes: OrderedDict[bytes, None] = OrderedDict()
+
+    def add(self, page: int, hash_: bytes) -> None:
+        self._hashes[hash_] = None
+        if len(self._hashes) > self.num_hashes:
+            self._hashes.popitem(last=False)
+        self._pages.append(page)
+        self.count += 1
+
+    def discard(self, hash_: bytes) -> None:
+        """The content is there again."""
+        self._hashes.pop(hash_, None)
+
+    def has(self, hash_: bytes) -> bool:
+        """Whether this is among the hashes evicted last."""
+        return hash_ in self._hashes
+
+    def since(self, count: int) -> list[int] | None:
+        """Pages evicted since `count` had this value; None if not all are remembered."""
+        num_evicted = self.count - count
+        if num_evicted > len(self._pages):
+            return None
+        return list(islice(reversed(self._pages), num_evicted))
+
+    def is_disjoint(self, hashes: Collection[bytes]) -> bool:
+        """Whether none of these hashes is remembered, as it must be for cached ones."""
+        return self._hashes.keys().isdisjoint(hashes)

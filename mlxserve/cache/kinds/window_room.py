@@ -1,0 +1,80 @@
+"""WindowRoom: how many requests the pages of windows serve beside each other, and how far each may run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlxserve.cache.groups import Window
+from mlxserve.cache.kinds.kind import Room
+from mlxserve.cache.pages import PagePool
+from mlxserve.request import LiveRequest, PageTable
+
+
+def held(request: LiveRequest) -> PageTable:
+    """Pages of its window that the request holds."""
+    return request.window_table[request.window_first :]
+
+
+class WindowRoom(Room):
+    """Counts in one pool, and changes nothing."""
+
+    def __init__(self, pool: PagePool, window: Window) -> None:
+        self._pool = pool
+        self._window = window
+
+    def num_free(self) -> int:
+        return self._pool.num_free
+
+    def num_own(self, request: LiveRequest) -> int:
+        return sum(map(self._pool.is_exclusive, held(request)))
+
+    def can_grow(self, request: LiveRequest, num_pages: int) -> bool:
+        return num_pages - len(request.window_table) <= self._pool.num_free
+
+    def max_pages(self, request: LiveRequest) -> int:
+        """A large chunk takes no pages that are kept."""
+        num_pages = len(request.window_table)
+        num_held = num_pages - request.window_first
+        return num_pages + self._num_growable(
+            num_held, self._pool.num_free, self._pool.order.num_kept
+        )
+
+    # ---- of a request that waits
+
+    def num_lacking(
+        self, request: LiveRequest, num_cached: int, running: Sequence[LiveRequest]
+    ) -> int:
+        return self._num_needed(request, num_cached) - self._num_free_for(running)
+
+    def num_growable_from(
+        self, request: LiveRequest, num_cached: int, running: Sequence[LiveRequest]
+    ) -> int:
+        num_free = self._num_free_for(running)
+        found = self._found(request, num_cached)
+        num_kept = self._pool.order.num_kept - sum(map(self._pool.order.is_kept_free, found))
+        return self._num_growable(len(found), num_free - self._pool.num_idle(found), num_kept)
+
+    def can_read(self, running: Sequence[LiveRequest]) -> bool:
+        return self._num_free_for(running) >= self._window.num_held
+
+    def _num_free_for(self, running: Sequence[LiveRequest]) -> int:
+        """Free pages that are not reserved for what running prompts still need."""
+        reserved = 0
+        for request in running:
+            num_pages = min(-(-request.prefill_end // self._pool.page_size), self._window.num_held)
+            reserved += max(0, num_pages - len(request.window_table) + request.window_first)
+        return self._pool.num_free - reserved
+
+    def _num_needed(self, request: LiveRequest, num_cached: int) -> int:
+        """Free pages that a waiting request takes before it gives any back, those it finds included."""
+        num_missing = -(-len(request.token_ids) // self._pool.page_size) - num_cached
+        found = self._found(request, num_cached)
+        return min(num_missing, self._window.num_held - len(found)) + self._pool.num_idle(found)
+
+    def _num_growable(self, num_held: int, num_free: int, num_kept: int) -> int:
+        return min(num_free, max(self._window.num_held - num_held, num_free - num_kept))
+
+    def _found(self, request: LiveRequest, num_cached: int) -> list[int]:
+        """The pages that it would find if it began after `num_cached` pages."""
+        first = self._window.first_before(num_cached)
+        return list(map(self._pool.index.page_of, request.page_hashes[first:num_cached]))
