@@ -405,6 +405,19 @@ def overhead(
     _finish(report, json)
 
 
+@app.command(name="memory-turns")
+def memory_turns(
+    size: Annotated[
+        list[float] | None, typer.Option(min=0.6, help="GiB of the cache; may be repeated.")
+    ] = None,
+    json: JsonOption = None,
+) -> None:
+    """Tokens computed by chats in turns, room and waits: layers with a window beside dense ones."""
+    from tests.perf.memory_turns import bench_memory_turns
+
+    _finish(bench_memory_turns(size or [1.2, 4.0, 8.0]), json)
+
+
 @app.command()
 def screen(
     runs: Annotated[int, typer.Option(min=1, help="Runs of each measurement.")] = 3,

@@ -26,11 +26,11 @@ def test_only_our_functions_are_counted_and_comprehensions_belong_to_theirs() ->
 
     def work() -> None:
         assert sorted([len(text) for text in ("a", "b")]) == [1, 1]
-        pool.retain([])
-        pool.retain([int(text) for text in ""])
+        pool.num_idle([])
+        pool.num_idle(int(text) for text in "")
 
     found = calls.calls_of(work, warm_up=2)
-    assert calls.functions(found) == {"mlxserve/cache/pages.py PagePool.retain": 2}
+    assert calls.functions(found) == {"mlxserve/cache/pages.py PagePool.num_idle": 2}
     assert calls.by_file(found) == {"mlxserve/cache/pages.py": 2}
 
 
