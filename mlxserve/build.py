@@ -15,15 +15,16 @@ from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
 from mlxserve.cache.window_kv import WindowKV, pools_of
-from mlxserve.chat.chat import Chat
 from mlxserve.chat.embedding.build import build_encoder_engine, refuse_options
-from mlxserve.chat.embedding.embedder import Embedder
+from mlxserve.chat.embedding.embedding_model import embedding_model
 from mlxserve.chat.embedding.judging import answers_of
 from mlxserve.chat.image_prompts import ImagePrompts
+from mlxserve.chat.language_model import language_model
 from mlxserve.chat.prefix_store import PREFIX_FILE
+from mlxserve.chat.text_model import TextModel
+from mlxserve.chat.view import View
 from mlxserve.core.config import EngineConfig, PreemptionMode
 from mlxserve.core.errors import InvalidConfig
-from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.core.stats import PlannedMemory
 from mlxserve.disk.folder import default_bytes
 from mlxserve.disk.folder import disk_folder as folder_of
@@ -77,7 +78,7 @@ def build_chat(
     *,
     executor: FairExecutor | None = None,
     memory_limit: int | None = None,
-) -> Chat:
+) -> TextModel:
     """Load the model and start its engine. Raises MlxServeError with what to do about it.
 
     files: the model's, if they have been found already
@@ -119,20 +120,20 @@ def build_chat(
         workers=workers,
     )
     [(vocab_size, disk_folder, images)] = found
-    return Chat(
+    return language_model(
         engine,
         trace.timed(tokenizer, *_TOKENIZER_SPANS) if trace else tokenizer,
-        model_name=files.name,
+        name=files.name,
         vocab_size=vocab_size,
         default_params=for_vocabulary(generation.default_params, vocab_size),
-        fingerprint=_salted_by(config, files),
+        salt=_salted_by(config, files),
         facts=ModelFacts.of(files),
         tool_keep_seconds=config.tool_keep_seconds,
         prefix_file=disk_folder / PREFIX_FILE if disk_folder else None,
         template_kwargs=_template_kwargs(config, tokenizer),
         max_num_waiting=config.scheduler.max_num_waiting,
         executor=executor or new_fair_executor(),
-        owns_door=executor is None,
+        owns_executor=executor is None,
         adapters={one.name: one.digest for one in adapters},
         images=images,
     )
@@ -145,7 +146,7 @@ def _build_embedder(
     *,
     executor: FairExecutor | None,
     memory_limit: int | None,
-) -> Embedder:
+) -> TextModel:
     """As `build_chat`, of a model that embeds or ranks texts."""
     refuse_options(config, files.name)
     tokenizer = Tokenizer(files.path)
@@ -166,17 +167,15 @@ def _build_embedder(
         return engine
 
     engine = AsyncEngine(build, max_failures=config.max_engine_failures)
-    return Embedder(
+    return embedding_model(
         engine,
         tokenizer,
         rules,
-        model_name=files.name,
+        view=View(files.name, files.fingerprint),
         vocab_size=found[0],
-        default_params=SamplingParams(),
-        fingerprint=files.fingerprint,
         facts=ModelFacts.of(files),
         executor=executor or new_fair_executor(),
-        owns_door=executor is None,
+        owns_executor=executor is None,
     )
 
 

@@ -5,7 +5,7 @@
     llm.generate(["Once upon", "There was"], SamplingParams(max_tokens=32, temperature=0))
     for delta in llm.stream("Once upon"): print(delta.text, end="")
 
-Both read `Chat`'s stream, as the HTTP API does. LLM runs AsyncLLM in an event loop on a thread of
+Both read the `Writer`'s stream, as the HTTP API does. LLM runs AsyncLLM in an event loop on a thread of
 its own, so it also works where an event loop is already running, as in a notebook.
 """
 
@@ -39,7 +39,7 @@ from mlxserve.text.deltas import Delta
 from mlxserve.text.parsing.turn import AssistantTurn
 
 if TYPE_CHECKING:
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.text_model import TextModel
 
 Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}
 Messages: TypeAlias = Sequence[Message]
@@ -53,31 +53,32 @@ P = ParamSpec("P")
 class _LoadedModel:
     """What both faces answer at once, without waiting for the engine."""
 
-    _chat: Chat
+    _model: TextModel
 
     @property
     def model_name(self) -> str:
-        return self._chat.model_name
+        return self._model.model_name
 
     @property
     def max_model_len(self) -> int:
-        return self._chat.max_model_len
+        return self._model.max_model_len
 
     @property
     def default_params(self) -> SamplingParams:
         """What the model's authors recommend."""
-        return self._chat.default_params
+        return self._model.default_params
 
     def remove_prefix(self, name: str, *, adapter: str | None = None) -> None:
         """Forget a named prefix. Raises UnknownPrefix."""
-        self._chat.adapted(adapter).prefixes.remove(name)
+        self._model.with_adapter(adapter).require_writer().prefixes.remove(name)
 
     def list_prefixes(self, *, adapter: str | None = None) -> dict[str, int]:
         """Each named prefix and its number of tokens. With a disk cache also those of before."""
-        return self._chat.adapted(adapter).prefixes.sizes()
+        writer = self._model.with_adapter(adapter).writer
+        return {} if writer is None else writer.prefixes.sizes()
 
     def stats(self) -> Stats:
-        return self._chat.engine.stats()
+        return self._model.engine.stats()
 
 
 class AsyncLLM(_LoadedModel):
@@ -109,7 +110,7 @@ class AsyncLLM(_LoadedModel):
 
         if self.config.num_ranks > 1 and own_rank():
             run_worker(self.config)  # does not return
-        self._chat = build_chat_of_ranks(self.config)
+        self._model = build_chat_of_ranks(self.config)
 
     async def generate(
         self,
@@ -128,9 +129,9 @@ class AsyncLLM(_LoadedModel):
         Raises InvalidRequest and its subclasses, QueueFull, EngineStopped.
         """
         params = params or self.default_params
-        chat = self._chat.adapted(adapter)
+        writer = self._model.with_adapter(adapter).require_writer()
         token_ids, request_options = await self._prepared(prompt, turn, options)
-        answers = await chat.submit_all([token_ids], params, request_options)
+        answers = await writer.submit_all([token_ids], params, request_options)
         try:
             first, *others = await answers.whole()
         finally:
@@ -165,9 +166,9 @@ class AsyncLLM(_LoadedModel):
     ) -> AsyncIterator[Delta]:
         """The deltas of one answer as they come. Leaving the loop early aborts the request."""
         params = params or self.default_params
-        chat = self._chat.adapted(adapter)
+        writer = self._model.with_adapter(adapter).require_writer()
         token_ids, request_options = await self._prepared(prompt, turn, options)
-        answer = await chat.submit(token_ids, params, request_options)
+        answer = await writer.submit(token_ids, params, request_options)
         try:
             async for delta in answer:
                 yield delta
@@ -191,7 +192,11 @@ class AsyncLLM(_LoadedModel):
         running answer, and what `generate` raises.
         """
         token_ids = await self._token_ids(prefix, add_generation_prompt=False)
-        await self._chat.adapted(adapter).prefixes.add(name, token_ids, cache_salt=cache_salt)
+        await (
+            self._model.with_adapter(adapter)
+            .require_writer()
+            .prefixes.add(name, token_ids, cache_salt=cache_salt)
+        )
 
     async def add_prefixes(
         self, prefixes: Mapping[str, Prompt], *, cache_salt: str | None = None
@@ -214,8 +219,9 @@ class AsyncLLM(_LoadedModel):
 
         Their names are known without this, and their pages are found like any others.
         """
-        for name in (None, *self._chat.adapters):
-            await self._chat.adapted(name).prefixes.restore()
+        for name in (None, *self._model.adapters):
+            if (writer := self._model.with_adapter(name).writer) is not None:
+                await writer.prefixes.restore()
 
     async def reset_prefix_cache(self, *, force: bool = False, disk: bool = False) -> bool:
         """Forget every cached page except those of named prefixes; with `disk` also those on disk,
@@ -224,7 +230,7 @@ class AsyncLLM(_LoadedModel):
         Returns False and changes nothing while requests hold pages, unless `force`: running requests
         then release theirs and recompute them; their answers stay the same.
         """
-        return await self._chat.engine.reset_prefix_cache(force=force, disk=disk)
+        return await self._model.engine.reset_prefix_cache(force=force, disk=disk)
 
     async def resize_cache(self, num_pages: int) -> Resized:
         """Resize the cache to `num_pages`; memory is returned to the machine, or taken from it.
@@ -234,20 +240,20 @@ class AsyncLLM(_LoadedModel):
         PrefixQuotaExceeded if named prefixes, or those of one client, have too many pages, PagesPromised if it would cut a
         running answer, EngineStopped.
         """
-        return await self._chat.engine.resize_cache(num_pages)
+        return await self._model.engine.resize_cache(num_pages)
 
     async def check(self) -> None:
         """Audit requests and pages between two steps. Raises AssertionError."""
-        await self._chat.engine.check()
+        await self._model.engine.check()
 
     def close(self) -> None:
         """Abort every answer and end the engine. Idempotent."""
-        self._chat.close()
+        self._model.close()
 
     async def _prepared(
         self, prompt: Prompt, turn: AssistantTurn | None, options: Mapping[str, Any]
     ) -> tuple[list[int], RequestOptions]:
-        """What `Chat` takes. Only the answer to a conversation has a turn."""
+        """What `Writer.submit` takes. Only the answer to a conversation has a turn."""
         is_conversation = not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping)
         turn = (turn or AssistantTurn()) if is_conversation else None
         request_options = RequestOptions(turn=turn, **options)
@@ -260,23 +266,24 @@ class AsyncLLM(_LoadedModel):
         self, prompt: Prompt, *, add_generation_prompt: bool, tools: Tools = ()
     ) -> list[int]:
         if isinstance(prompt, str):
-            encode = partial(self._chat.encode, prompt)
-            return await self._chat.executor.run("", encode_seconds(len(prompt)), encode)
+            encode = partial(self._model.codec.encode, prompt)
+            return await self._model.executor.run("", encode_seconds(len(prompt)), encode)
         if prompt and isinstance(prompt[0], Mapping):
+            writer = self._model.require_writer()
             conversation = await read_given(
                 _conversation(prompt),
-                partial(self._chat.executor.run, ""),
-                sees=self._chat.supports_images,
-                no_vision_reason=self._chat.no_vision_reason,
+                partial(self._model.executor.run, ""),
+                sees=writer.supports_images,
+                no_vision_reason=writer.no_vision_reason,
             )
 
             def render() -> list[int]:
-                fitted = self._chat.fit(conversation)
-                return self._chat.render(
+                fitted = writer.fit(conversation)
+                return writer.render(
                     fitted.messages, tools=tools, add_generation_prompt=add_generation_prompt
                 )
 
-            return await self._chat.executor.run("", render_seconds(prompt, tools), render)
+            return await self._model.executor.run("", render_seconds(prompt, tools), render)
         if not all(isinstance(token, int) for token in prompt):
             raise InvalidParameter("prompt", "must be text, token ids or messages")
         return [token for token in prompt if isinstance(token, int)]
@@ -313,7 +320,7 @@ class LLM(_LoadedModel):
         `adapters`, `options` and errors are those of AsyncLLM.
         """
         self._llm = AsyncLLM(model, config=config, adapters=adapters, **options)
-        self._chat = self._llm._chat
+        self._model = self._llm._model
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="mlxserve-llm", daemon=True

@@ -13,7 +13,7 @@ import pytest
 
 from mlxserve import LLM, AsyncLLM, InvalidConfig, InvalidParameter, SamplingParams
 from mlxserve.build import build_chat
-from mlxserve.chat.chat import Chat
+from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import UnsupportedModel
 from tests.adapters import dense_tokens, train_adapter, write_adapter
@@ -182,24 +182,26 @@ def test_pages_of_adapters_are_found_on_disk_after_a_restart(tuned: Tuned, tmp_p
 
 
 @pytest.fixture
-def chat(tuned: Tuned) -> Iterator[Chat]:
+def chat(tuned: Tuned) -> Iterator[TextModel]:
     given = tuple(f"{name}={folder}" for name, folder in tuned.adapters.items())
     chat = build_chat(EngineConfig().with_options(model=tuned.base, adapter=given, **OPTIONS))
     yield chat
     chat.close()
 
 
-def test_texts_are_embedded_and_scored_with_the_adapter(tuned: Tuned, chat: Chat) -> None:
+def test_texts_are_embedded_and_scored_with_the_adapter(tuned: Tuned, chat: TextModel) -> None:
     prompt = tuned.prompts[1]
 
     async def vectors() -> list[list[float]]:
-        return [await chat.adapted(name).embed(prompt) for name in (None, "all", "head", "all")]
+        names = None, "all", "head", "all"
+        parts = [chat.with_adapter(name).vectors for name in names]
+        return [vector for part in parts for vector in await part.embed([prompt])]
 
     base, every, head, again = asyncio.run(vectors())
     assert every == again
     assert len({tuple(vector) for vector in (base, every, head)}) == 3
     [logprobs, of_base] = [
-        asyncio.run(chat.adapted(name).score([*prompt, *tuned.expected[6]], num_top=1))
+        asyncio.run(chat.with_adapter(name).writer.score([*prompt, *tuned.expected[6]], num_top=1))
         for name in ("all", None)
     ]
     chosen = [one.top[0][0] for one in logprobs[-NUM_TOKENS:]]

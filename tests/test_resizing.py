@@ -21,7 +21,7 @@ from mlxserve import (
     SamplingParams,
 )
 from mlxserve.build import build_chat
-from mlxserve.chat.chat import Chat
+from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
 from mlxserve.model import attention
 from mlxserve.system import machine
@@ -148,16 +148,16 @@ def test_a_resize_that_the_share_of_a_key_refuses_loses_no_answer_and_no_prefix(
     of_key: Any = {"client": "key", "max_share": 0.5}
     options = {**OPTIONS, "num_pages": 90, "max_num_batched_tokens": 16, "max_num_seqs": 8}
 
-    async def answer(chat: Chat, prompt: list[int]) -> Any:
-        [found] = await (await chat.submit(prompt, GREEDY)).whole()
+    async def answer(chat: TextModel, prompt: list[int]) -> Any:
+        [found] = await (await chat.writer.submit(prompt, GREEDY)).whole()
         return found
 
-    async def scenario(chat: Chat) -> None:
+    async def scenario(chat: TextModel) -> None:
         prompts = [[30 + number] * 20 for number in range(3)]
         wanted = [(await answer(chat, prompt)).token_ids for prompt in prompts]
-        await chat.prefixes.add("rules", rules, **of_key)
+        await chat.writer.prefixes.add("rules", rules, **of_key)
         others = [asyncio.create_task(answer(chat, prompt)) for prompt in prompts]
-        adding = asyncio.create_task(chat.prefixes.add("more", more, **of_key))
+        adding = asyncio.create_task(chat.writer.prefixes.add("more", more, **of_key))
         while not any(r.num_prompt == 100 for r in (await chat.engine.snapshot()).requests):
             assert not adding.done()
         with pytest.raises(
@@ -186,10 +186,10 @@ def test_a_smaller_cache_frees_memory(num_pages: int) -> None:
     def active() -> int:
         return mx.get_active_memory() + mx.get_cache_memory()
 
-    async def scenario(chat: Chat) -> None:
+    async def scenario(chat: TextModel) -> None:
         gc.collect()  # what earlier tests left
         whole = (await chat.engine.snapshot()).memory.kv_cache
-        answer = await chat.submit(chat.encode("Hello"), GREEDY)
+        answer = await chat.writer.submit(chat.codec.encode("Hello"), GREEDY)
         assert [delta async for delta in answer]
         before = active()
         await chat.engine.resize_cache(num_pages // 4)

@@ -229,7 +229,7 @@ def test_a_snapshot_has_the_pages_of_windows(in_window: Callable[..., str]) -> N
         options = {"num_window_pages": 8, "page_size": 16, **OPTIONS}
         chat = build_chat(EngineConfig().with_options(model=in_window("gpt_oss", 24), **options))
         before = await chat.engine.snapshot()
-        await (await chat.submit(list(range(100)), GREEDY)).whole()
+        await (await chat.writer.submit(list(range(100)), GREEDY)).whole()
         after = await chat.engine.snapshot()
         chat.close()
         return before, after

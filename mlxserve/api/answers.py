@@ -18,7 +18,7 @@ from mlxserve.request import FinishReason
 
 if TYPE_CHECKING:
     from mlxserve.chat.answers import AnswerStream, RequestOutput
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.text_model import TextModel
     from mlxserve.text.deltas import Delta, Usage
 
 
@@ -35,15 +35,17 @@ class Answers:
     @classmethod
     async def submit(
         cls,
-        chat: Chat,
+        chat: TextModel,
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         options: RequestOptions,
         metrics: Metrics,
     ) -> Answers:
-        """Raises what `Chat.submit_all` raises."""
+        """Raises what `Writer.submit_all` raises."""
         answers = cls(metrics, len(prompts), params.n)
-        answers._stream = await chat.submit_all(prompts, params, options, observe=answers._observe)
+        answers._stream = await chat.require_writer().submit_all(
+            prompts, params, options, observe=answers._observe
+        )
         return answers
 
     @property

@@ -56,7 +56,7 @@ from mlxserve.images.remote import RemoteFiles
 from mlxserve.images.sources import ImageSources
 
 if TYPE_CHECKING:
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.text_model import TextModel
     from mlxserve.helpers.fair_executor import FairExecutor
 
 
@@ -66,7 +66,7 @@ KEYS_INTERVAL = 0.25  # seconds between looks at the key file
 
 
 def create_app(
-    chat: Chat,
+    chat: TextModel,
     *,
     aliases: Sequence[str] = (),
     unlisted_names: Sequence[str] = (),

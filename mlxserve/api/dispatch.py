@@ -1,6 +1,6 @@
 """ModelDispatch: each request to the routes of the model that it names.
 
-    request ──▶ ModelDispatch ──▶ registry.use(name) ──▶ ModelRoutes over the Chat
+    request ──▶ ModelDispatch ──▶ registry.use(name) ──▶ ModelRoutes over the TextModel
                     reads `model` in the body, or ?model= where there is none
 
 Only this file, the list of models and the wiring know that there may be several.
@@ -36,7 +36,7 @@ from mlxserve.chat.registry.registry import ModelRegistry
 from mlxserve.core.errors import MlxServeError
 
 if TYPE_CHECKING:
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.text_model import TextModel
 
 
 _EVENTS = "/v1/"  # the beginning of the paths whose streams are server-sent events
@@ -48,7 +48,7 @@ class OfferedModel:
 
     model: RegisteredModel
     names: ModelNames
-    chat: Chat | None
+    chat: TextModel | None
     adapter: RegisteredAdapter | None = None
 
     @property
@@ -235,8 +235,8 @@ class ModelDispatch:
         chats = [self._registry.loaded(model.name) for model in self._registry.models]
         return [self._of(chat) for chat in chats if chat is not None]
 
-    def _of(self, chat: Chat, adapter: RegisteredAdapter | None = None) -> ModelRoutes:
-        """Over a model's Chat; those of its adapters are made with its own, and count in its metrics."""
+    def _of(self, chat: TextModel, adapter: RegisteredAdapter | None = None) -> ModelRoutes:
+        """Over a TextModel; those of its adapters are made with its own, and count in its metrics."""
         name, metrics = chat.model_name, None
         if name not in self._served or self._served[name].chat is not chat:
             self._forget(name)
@@ -293,8 +293,8 @@ def _named(name: str, adapter: RegisteredAdapter | None) -> str:
     return name if adapter is None else f"{name}:{adapter.name}"
 
 
-def _adapted(chat: Chat, adapter: RegisteredAdapter | None) -> Chat:
-    return chat if adapter is None else chat.adapted(adapter.name)
+def _adapted(chat: TextModel, adapter: RegisteredAdapter | None) -> TextModel:
+    return chat if adapter is None else chat.with_adapter(adapter.name)
 
 
 def _asked(body: Mapping[str, Any]) -> tuple[str | None, bool]:
@@ -304,7 +304,7 @@ def _asked(body: Mapping[str, Any]) -> tuple[str | None, bool]:
 
 
 def _unbound(route: Route) -> Route:
-    """The same without the object that its endpoint belongs to, which holds a Chat."""
+    """The same without the object that its endpoint belongs to, which holds a TextModel."""
     assert isinstance(route.endpoint, MethodType)
     return _same(route, route.endpoint.__func__)
 

@@ -1,4 +1,4 @@
-"""ModelRoutes: what is served over one Chat. Nothing behind it knows that there may be several."""
+"""ModelRoutes: what is served over one TextModel. Nothing behind it knows that there may be several."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from mlxserve.api.service import Service
 from mlxserve.images.sources import ImageSources
 
 if TYPE_CHECKING:
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.text_model import TextModel
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class ModelRoutes:
 
     def __init__(
         self,
-        chat: Chat,
+        chat: TextModel,
         names: ModelNames,
         shared: SharedState,
         metrics: Metrics | None = None,
@@ -80,7 +80,9 @@ class ModelRoutes:
     async def restore(self) -> None:
         """Have the named prefixes of before the start ready, but for those of keys that are not ours."""
         keyring = self._keyring
+        if (writer := self.chat.writer) is None:
+            return
         try:
-            await self.chat.prefixes.restore(lambda key_id: not key_id or keyring.has(key_id))
+            await writer.prefixes.restore(lambda key_id: not key_id or keyring.has(key_id))
         except Exception:
             logger.exception("Named prefixes of before the start are not ready")

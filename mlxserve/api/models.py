@@ -15,7 +15,7 @@ from mlxserve.api.dispatch import ModelDispatch, OfferedModel
 from mlxserve.api.errors import json_response, speaks_anthropic
 
 if TYPE_CHECKING:
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.text_model import TextModel
 
 
 class Models:
@@ -92,17 +92,17 @@ class Models:
         return card
 
 
-def capabilities(chat: Chat) -> Iterator[str]:
+def capabilities(chat: TextModel) -> Iterator[str]:
     """In Ollama's words, which agents and editors read to choose what to send."""
-    if chat.can_write:
+    if chat.writer is not None:
         yield "completion"
-    if chat.can_embed:
+    if chat.vectors is not None:
         yield "embedding"
-    if chat.can_rank:
+    if chat.ranker is not None:
         yield "rerank"
-    if chat.can_write and chat.can_call:
+    if chat.writer is not None and chat.can_call:
         yield "tools"
     if chat.supports_images:
         yield "vision"
-    if chat.can_write and chat.can_think:
+    if chat.writer is not None and chat.can_think:
         yield "thinking"

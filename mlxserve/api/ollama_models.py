@@ -24,7 +24,7 @@ from mlxserve.api.warnings import Warnings
 from mlxserve.core.version import __version__
 
 if TYPE_CHECKING:
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.text_model import TextModel
     from mlxserve.hub.facts import ModelFacts
 
 # Of the API that is spoken here: clients refuse servers that are older than what they need.
@@ -122,7 +122,7 @@ class OllamaModels:
 
     def _listed(self, one: OfferedModel) -> list[dict[str, Any]]:
         """Ollama's names always have a tag, and some clients look for it."""
-        print_of = one.name if one.chat is None else one.chat.fingerprint
+        print_of = one.name if one.chat is None else one.chat.view.salt
         card = {
             "modified_at": self._made(one),
             "size": one.size if one.chat is None or one.adapter else one.chat.facts.weight_size,
@@ -169,11 +169,11 @@ def _capabilities(one: OfferedModel) -> list[str]:
     """Without "embedding" of a model that answers: clients take it for one that they cannot chat with."""
     if one.chat is None:
         return [one.model.purpose]
-    left_out = {"embedding"} if one.chat.can_write else {"rerank"}
+    left_out = {"embedding"} if one.chat.writer is not None else {"rerank"}
     return [ability for ability in capabilities(one.chat) if ability not in left_out]
 
 
-def _parameters(chat: Chat) -> str:
+def _parameters(chat: TextModel) -> str:
     """What a request gets that leaves it out, one on a line."""
     params = chat.default_params
     found = {

@@ -1,6 +1,6 @@
 """Names of prefixes as API keys know them: another key neither sees nor uses them, an admin sees all.
 
-`Chat` knows a prefix as `OWNER/NAME`, where the owner is the id of the key that added it, and as
+`Writer` knows a prefix as `OWNER/NAME`, where the owner is the id of the key that added it, and as
 `NAME` if it was added with the owner's key or without one.
 """
 
@@ -16,7 +16,7 @@ from mlxserve.api.access.security import is_admin, key_id
 from mlxserve.core.errors import UnknownPrefix
 
 if TYPE_CHECKING:
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.text_model import TextModel
 
 MAX_PREFIXES = 256  # of all keys together; the token ids of each stay in memory
 
@@ -31,22 +31,24 @@ class OwnedPrefix:
 
 
 class PrefixNames:
-    """Those of the prefixes of one `Chat`."""
+    """Those of the prefixes of one `TextModel`."""
 
-    def __init__(self, chat: Chat, keyring: Keyring, max_share: float) -> None:
+    def __init__(self, chat: TextModel, keyring: Keyring, max_share: float) -> None:
         self._chat = chat
         self._keyring = keyring
         self._max_share = max_share
 
     def full(self, request: Request, name: str, owner: str | None = None) -> str:
-        """The name under which `Chat` knows a prefix, by default one of the request's own key."""
+        """The name under which `Writer` knows a prefix, by default one of the request's own key."""
         owner = key_id(request) if owner is None else owner
         return f"{owner}/{name}" if owner else name
 
     def all(self) -> list[OwnedPrefix]:
         """Every prefix, by owner and name."""
-        found = []
-        for full_name, num_tokens in self._chat.prefixes.sizes().items():
+        found: list[OwnedPrefix] = []
+        if (writer := self._chat.writer) is None:
+            return found
+        for full_name, num_tokens in writer.prefixes.sizes().items():
             owner, _, name = full_name.rpartition("/")
             found.append(OwnedPrefix(owner, name, num_tokens))
         return sorted(found)
@@ -71,4 +73,4 @@ class PrefixNames:
             return
         for prefix in self.all():
             if prefix.owner == key.id:
-                self._chat.prefixes.remove(f"{prefix.owner}/{prefix.name}")
+                self._chat.require_writer().prefixes.remove(f"{prefix.owner}/{prefix.name}")

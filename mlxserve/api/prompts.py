@@ -24,7 +24,7 @@ from mlxserve.text.costs import MESSAGES_PER_SECOND, encode_seconds, render_seco
 from mlxserve.text.tokenizer import check_names
 
 if TYPE_CHECKING:
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.text_model import TextModel
 
 # Messages that are read in the event loop: leaving it takes as long.
 _READ_HERE = 20
@@ -33,9 +33,9 @@ MAX_IMAGES, MAX_PIXELS = 256, 128 << 20  # of one request
 
 
 class Prompts:
-    """Makes prompts for one `Chat`. Methods raise InvalidRequest and ApiError."""
+    """Makes prompts for one `TextModel`. Methods raise InvalidRequest and ApiError."""
 
-    def __init__(self, chat: Chat, images: ImageSources) -> None:
+    def __init__(self, chat: TextModel, images: ImageSources) -> None:
         self._chat = chat
         self._images = images
 
@@ -53,7 +53,7 @@ class Prompts:
         is_cut: of a text that can never fit, the beginning is encoded, instead of being refused
         """
         if is_cut:
-            most = self._chat.most_characters
+            most = self._chat.codec.most_characters
             texts = [text[:most] for text in texts]
         seconds = encode_seconds(sum(len(text) for text in texts if isinstance(text, str)))
         return await run_fairly(
@@ -82,7 +82,8 @@ class Prompts:
             add_generation_prompt = False
             variables["continue_final_message"] = True
 
-        sees, no_vision_reason = self._chat.supports_images, self._chat.no_vision_reason
+        writer = self._chat.require_writer()
+        sees, no_vision_reason = writer.supports_images, writer.no_vision_reason
         made = partial(read_for, read, sees=sees, no_vision_reason=no_vision_reason)
         if num_messages <= _READ_HERE:
             conversation = made()
@@ -91,9 +92,9 @@ class Prompts:
         conversation = await self._with_images(request, conversation)
 
         def render() -> tuple[list[int], list[str]]:
-            fitted = self._chat.fit(conversation)
+            fitted = writer.fit(conversation)
             changes = list(fitted.changes)
-            ids = self._chat.render(
+            ids = writer.render(
                 fitted.messages,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
@@ -146,7 +147,7 @@ class Prompts:
             raise InvalidParameter(sent.where, f"the image {error}") from error
 
     def _encoded(self, prompt: Prompt, field: str) -> list[int]:
-        token_ids = self._chat.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        token_ids = self._chat.codec.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not token_ids:
             raise invalid_value(field, "is empty")
         return token_ids

@@ -26,7 +26,7 @@ from mlxserve.api.prefix_names import PrefixNames
 from mlxserve.api.prompts import Prompts
 from mlxserve.api.server.sse import EVENTS, EventStream, StreamFormat, Write
 from mlxserve.api.usage import Tokens
-from mlxserve.api.vectors import Vectors
+from mlxserve.api.vectors import TextVectors
 from mlxserve.api.warnings import Warnings, warn
 from mlxserve.chat.request_options import RequestOptions
 from mlxserve.core.errors import MlxServeError, QueueFull, UnknownPrefix
@@ -36,7 +36,7 @@ from mlxserve.text.guidance.structures import not_enforced
 from mlxserve.text.parsing.turn import AssistantTurn
 
 if TYPE_CHECKING:
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.text_model import TextModel
     from mlxserve.text.deltas import Delta
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Service:
 
     def __init__(
         self,
-        chat: Chat,
+        chat: TextModel,
         names: ModelNames,
         metrics: Metrics,
         prefix_names: PrefixNames,
@@ -99,7 +99,7 @@ class Service:
         self.names = names
         self.metrics = metrics
         self.prompts = Prompts(chat, images)
-        self.vectors = Vectors(chat, self.prompts)
+        self.vectors = TextVectors(chat, self.prompts)
         self.prefix_names = prefix_names
         self.warnings = Warnings()
 
@@ -122,7 +122,7 @@ class Service:
     ) -> Answers:
         """Queue what was asked, in the name of its API key.
 
-        Raises what `Chat.submit` raises, but ApiError for a full queue.
+        Raises what `Writer.submit` raises, but ApiError for a full queue.
         """
         claim(request, len(prompts) * num_choices)
         options = RequestOptions(

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Sequence, Sized
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import Request
 
 from mlxserve.api.access.security import client_name
 from mlxserve.api.bodies.fields import Prompt
-from mlxserve.api.errors import ApiError, from_engine, invalid_value
+from mlxserve.api.errors import from_engine, invalid_value
 from mlxserve.api.fair_work import cancel_on_disconnect, refusal, run_fairly
 from mlxserve.api.prompts import Prompts
 from mlxserve.api.server.retry_after import RetryAfter
@@ -26,7 +26,7 @@ from mlxserve.request import Pooling
 from mlxserve.text.costs import encode_seconds
 
 if TYPE_CHECKING:
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.text_model import TextModel
 
 T = TypeVar("T")
 
@@ -34,20 +34,10 @@ MAX_TOKENS = 300_000  # of all texts of a request, as in OpenAI's API
 MAX_WAITING, MAX_CLIENT_WAITING = 256, 64  # requests, of all clients and of one
 
 
-@runtime_checkable
-class Ranker(Protocol):
-    """A Chat that ranks documents (`mlxserve.chat.embedding.embedder`)."""
+class TextVectors:
+    """Those of one `TextModel`."""
 
-    def rank_texts(
-        self, query: str, documents: Sequence[str], instruction: str | None = None
-    ) -> tuple[Sequence[Any], int]: ...
-    async def rank(self, texts: Sequence[Any], *, client: str = "") -> list[float]: ...
-
-
-class Vectors:
-    """Those of one `Chat`."""
-
-    def __init__(self, chat: Chat, prompts: Prompts) -> None:
+    def __init__(self, chat: TextModel, prompts: Prompts) -> None:
         self._chat = chat
         self._prompts = prompts
         self._num_waiting: Counter[str] = Counter()  # requests of each client
@@ -74,18 +64,17 @@ class Vectors:
         if not texts:
             return [], 0
         try:
-            before = self._chat.prompt_of(input_type)
+            model = self._chat.require_vectors()
+            before = model.prompt_for(input_type)
             if before:
                 texts = [before + text if isinstance(text, str) else text for text in texts]
             tokens = await self._prompts.of_texts(request, texts, field, is_cut=is_cut)
             if is_cut and max(map(len, tokens)) > (context := self._chat.max_model_len):
                 warn(request, f"{field}: cut to {context} tokens")
-                tokens = [self._chat.cut(ids) for ids in tokens]
+                tokens = [model.cut(ids) for ids in tokens]
             client = client_name(request)
             self._check(tokens, client, field)
-            computed = self._chat.embed_all(
-                tokens, pooling=pooling, dimensions=dimensions, client=client
-            )
+            computed = model.embed(tokens, pooling=pooling, dimensions=dimensions, client=client)
             vectors = await cancel_on_disconnect(request, self._counted(client, computed))
         except MlxServeError as error:
             raise from_engine(error, prompt_param=field) from error
@@ -99,20 +88,18 @@ class Vectors:
         A document that does not fit is cut with a warning.
         """
         chat = self._chat
-        if not isinstance(chat, Ranker):
-            raise ApiError(
-                400,
-                f"{chat.model_name} ranks no documents: /v1/rerank takes a reranker or an embedding model.",
-                param="model",
-            )
+        try:
+            ranker = chat.require_ranker()
+        except MlxServeError as error:
+            raise from_engine(error, prompt_param="model") from error
         seconds = encode_seconds(len(documents) * len(query) + sum(map(len, documents)))
         client = client_name(request)
         try:
             texts, num_cut = await run_fairly(
-                request, seconds, partial(chat.rank_texts, query, documents, instruction)
+                request, seconds, partial(ranker.prepare, query, documents, instruction)
             )
             self._check(texts, client, "documents")
-            computed = chat.rank(texts, client=client)
+            computed = ranker.rank(texts, client=client)
             scores = await cancel_on_disconnect(request, self._counted(client, computed))
         except MlxServeError as error:
             raise from_engine(error, prompt_param="documents") from error

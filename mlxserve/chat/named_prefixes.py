@@ -55,7 +55,7 @@ class NamedPrefixes:
         once it is computed; until then both count against `max_pinned_fraction`. `max_share` is
         the most that this client may have of that fraction. Raises InvalidRequest for an empty
         name or prefix, PrefixQuotaExceeded, PagesPromised if it would cut a running answer, and
-        what `Chat.submit` raises.
+        what `Writer.submit` raises.
         """
         if not name:
             raise InvalidParameter("prefix_name", "must not be empty")

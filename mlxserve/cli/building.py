@@ -21,7 +21,7 @@ from mlxserve.core.config import MIN_PAGES, EngineConfig
 from mlxserve.core.errors import EngineStopped, InvalidConfig, UnsupportedModel
 
 if TYPE_CHECKING:
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.text_model import TextModel
     from mlxserve.helpers.fair_executor import FairExecutor
     from mlxserve.hub.catalog import Entry
     from mlxserve.hub.facts import ModelFacts
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _USEFUL_CONTEXT = 8192  # tokens that an idle model's pool keeps, unless max_model_len is given
 
 
-def build(config: EngineConfig) -> Chat:
+def build(config: EngineConfig) -> TextModel:
     """Import mlx and load the model. Raises MlxServeError; a missing model fails before mlx loads."""
     from mlxserve.hub.adapter_files import find_adapters
     from mlxserve.hub.files import find_model
@@ -224,7 +224,7 @@ def _build(
     files: ModelFiles,
     executor: FairExecutor | None = None,
     memory_limit: int | None = None,
-) -> Chat:
+) -> TextModel:
     from mlxserve.ranks.run import build_chat_of_ranks  # imports mlx and mlx-lm
 
     try:

@@ -31,7 +31,7 @@ from mlxserve.images.sources import data_url
 from tui.chat.sampling import HIGHEST_TEMPERATURE
 
 if TYPE_CHECKING:
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.text_model import TextModel
 
 # A name as `qwen3:4b`, of a model that is known or not; few prompts of one word look so.
 _SIZED = re.compile(r"[a-z][\w.-]*:e?\d+(\.\d+)?[bm](-[\w.-]+)?", re.IGNORECASE)
@@ -239,11 +239,11 @@ def _answer_here(
     adapter: str | None,
 ) -> str:
     """Load the model and print its answer; returns a line about its speed."""
-    chat = build(config)
+    model = build(config)
     try:
-        return asyncio.run(_stream_answer(chat.adapted(adapter), messages, asked))
+        return asyncio.run(_stream_answer(model.with_adapter(adapter), messages, asked))
     finally:
-        chat.close()
+        model.close()
 
 
 def whole_prompt(prompt: str | None) -> str:
@@ -257,22 +257,23 @@ def whole_prompt(prompt: str | None) -> str:
 
 
 async def _stream_answer(
-    chat: "Chat", messages: Sequence[Mapping[str, Any]], asked: Mapping[str, Any]
+    model: "TextModel", messages: Sequence[Mapping[str, Any]], asked: Mapping[str, Any]
 ) -> str:
-    params = replace(chat.default_params, **asked)
+    writer = model.require_writer()
+    params = replace(model.default_params, **asked)
     if isinstance(messages[-1]["content"], list):
         from mlxserve.chat.given_messages import read_given
 
-        read = partial(chat.executor.run, "")
+        read = partial(model.executor.run, "")
         given = await read_given(
-            messages, read, sees=chat.supports_images, no_vision_reason=chat.no_vision_reason
+            messages, read, sees=writer.supports_images, no_vision_reason=writer.no_vision_reason
         )
-        messages = chat.fit(given).messages
-    prompt = await asyncio.to_thread(chat.render, messages)
+        messages = writer.fit(given).messages
+    prompt = await asyncio.to_thread(writer.render, messages)
     started = time.perf_counter()
     first = started
     text = "\n"
-    async for delta in await chat.submit(prompt, params):
+    async for delta in await writer.submit(prompt, params):
         if first == started and delta.token_ids:
             first = time.perf_counter()
         text = delta.text or text

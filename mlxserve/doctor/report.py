@@ -27,7 +27,7 @@ from mlxserve.system.blas import SlowBlasWarning
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.writer import Writer
 
 # A word to recall from several pages earlier. A wrong page, mask or position loses it.
 EXPECTED = "lantern"
@@ -94,18 +94,19 @@ async def _ask_twice(config: EngineConfig) -> list[tuple[str, int]]:
     """(text, cached tokens) of the same question, first computed, then from the cache."""
     from mlxserve.build import build_chat
 
-    chat = await asyncio.to_thread(build_chat, config)
+    model = await asyncio.to_thread(build_chat, config)
     try:
-        answers = [await _ask(chat), await _ask(chat)]
-        await chat.engine.check()
+        writer = model.require_writer()
+        answers = [await _ask(writer), await _ask(writer)]
+        await model.engine.check()
         return answers
     finally:
-        chat.close()
+        model.close()
 
 
-async def _ask(chat: Chat) -> tuple[str, int]:
-    prompt = chat.render([{"role": "user", "content": QUESTION}])
-    answer = await chat.submit(prompt, SamplingParams(temperature=0, max_tokens=32))
+async def _ask(writer: Writer) -> tuple[str, int]:
+    prompt = writer.render([{"role": "user", "content": QUESTION}])
+    answer = await writer.submit(prompt, SamplingParams(temperature=0, max_tokens=32))
     deltas = [delta async for delta in answer]
     usage = deltas[-1].usage
     assert usage is not None

@@ -1,7 +1,7 @@
 """Whose definition of a model is used: mlx-lm's, or where it has none, mlx-vlm's.
 
     definition_of(config) --> mlx-lm's Model and ModelArgs      --> mlx_lm.utils.load_model
-                          --> TextModel of a package of mlx-vlm -->
+                          --> VlmLanguageModel of a package of mlx-vlm -->
 
 A model of mlx-vlm is a language model with parts for images and sound, or a language model alone. The language
 model is taken out and called as mlx-lm's are; weights of other parts are never read.
@@ -68,7 +68,9 @@ def definition_of(config: Mapping[str, Any]) -> Definition:
         if method is not None and "quantization" not in config:
             # mlx-vlm's loader converts some; weights that are read otherwise than meant pass the probe.
             raise ValueError(f"weights quantised by {method!r}") from None
-        return Definition(partial(TextModel, module), ModelArguments(module), {"model_file": None})
+        return Definition(
+            partial(VlmLanguageModel, module), ModelArguments(module), {"model_file": None}
+        )
     return Definition(model, arguments, changes_for_definition(config))
 
 
@@ -139,7 +141,7 @@ class ModelArguments:
         return built
 
 
-class TextModel(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
+class VlmLanguageModel(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
     """The language model of one of mlx-vlm's models, called as mlx-lm's: ids in, logits out."""
 
     def __init__(self, module: ModuleType, config: Any) -> None:

@@ -31,7 +31,7 @@ from mlxserve.hub.headers import check_weights
 from mlxserve.hub.unsupported_formats import quantisation_in_words
 from mlxserve.model.adapters import Adapters, attach
 from mlxserve.model.caches import CacheTree, look_at
-from mlxserve.model.definitions import TextModel, definition_of
+from mlxserve.model.definitions import VlmLanguageModel, definition_of
 from mlxserve.model.packed_states import StateSpec
 from mlxserve.model.paged import RowSelector, select_rows, use_paged_attention
 from mlxserve.model.rank_group import RankGroup, Split
@@ -175,7 +175,7 @@ def load(
     if group is None or files.gguf is not None:  # a GGUF file is read whole before it is divided
         refuse_too_large(files.weight_size, files.name, memory_limit)
     model, config = read_model(files, is_metal=is_metal)
-    if group is not None and isinstance(model, TextModel):
+    if group is not None and isinstance(model, VlmLanguageModel):
         raise UnsupportedModel(
             f"{files.name}: {config.get('model_type')} models are defined by mlx-vlm, and such models are not "
             "divided among ranks. It may work in one process."

@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxserve.model.definitions import TextModel
+from mlxserve.model.definitions import VlmLanguageModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ def teach(
         _teach(of_layers, _LayersEmbedding, shown)
     for number, layer in enumerate(model.layers[:num_deep]):
         _teach(layer, _Layer, shown, _number=number)
-    if axes is not None and isinstance(model, TextModel):
+    if axes is not None and isinstance(model, VlmLanguageModel):
         _teach(model, _Text, shown)
         shown.is_told_positions = True
     elif axes is not None:

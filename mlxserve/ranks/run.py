@@ -12,7 +12,7 @@ from functools import partial
 from typing import NoReturn
 
 from mlxserve.build import build_chat, build_part
-from mlxserve.chat.chat import Chat
+from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidConfig, MlxServeError, in_one_line
 from mlxserve.core.option import given_options, options_of
@@ -52,7 +52,7 @@ def build_chat_of_ranks(
     *,
     executor: FairExecutor | None = None,
     memory_limit: int | None = None,
-) -> Chat:
+) -> TextModel:
     """`build_chat` as rank 0 of as many ranks as the options ask for. Raises MlxServeError."""
     others = partial(connect, config) if config.num_ranks > 1 else None
     return build_chat(config, files, others, executor=executor, memory_limit=memory_limit)

@@ -23,7 +23,7 @@ from tests.api.scripted_engine import ScriptedEngine
 from tests.api.serving import Serve, StartServer, serving
 
 if TYPE_CHECKING:
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.text_model import TextModel
 
 REAL_CONTEXT = 2_500
 
@@ -59,7 +59,7 @@ def start_server(chat: FakeChat) -> Iterator[StartServer]:
 @pytest.fixture(scope="session")
 def real_chat(
     write_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Chat]:
+) -> Iterator[TextModel]:
     """A real engine in this process, for the session."""
     from mlxserve.build import build_chat
 
@@ -76,7 +76,7 @@ def real_chat(
 
 
 @pytest.fixture(scope="session")
-def serve_real(real_chat: Chat) -> Serve:
+def serve_real(real_chat: TextModel) -> Serve:
     """A function that serves it, with access and limits as given; the engine outlives the server."""
     return lambda **options: serving(real_chat, stop_engine=lambda: None, **options)
 
@@ -95,15 +95,15 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def scripted_chat(tokenizer: Tokenizer) -> Iterator[tuple[Chat, ScriptedEngine]]:
-    """(a real Chat, the engine whose text it parses)."""
-    from mlxserve.chat.chat import Chat
+def scripted_chat(tokenizer: Tokenizer) -> Iterator[tuple[TextModel, ScriptedEngine]]:
+    """(a real TextModel, the engine whose text it parses)."""
+    from mlxserve.chat.language_model import language_model
 
     engine = ScriptedEngine(tokenizer)
-    chat = Chat(
+    chat = language_model(
         engine,  # type: ignore[arg-type]
         tokenizer,
-        model_name="scripted",
+        name="scripted",
         vocab_size=tokenizer.vocab_size,
         default_params=SamplingParams(),
     )
@@ -112,6 +112,6 @@ def scripted_chat(tokenizer: Tokenizer) -> Iterator[tuple[Chat, ScriptedEngine]]
 
 
 @pytest.fixture(scope="session")
-def serve_scripted(scripted_chat: tuple[Chat, ScriptedEngine]) -> Serve:
+def serve_scripted(scripted_chat: tuple[TextModel, ScriptedEngine]) -> Serve:
     """A function that serves it; the chat outlives the server."""
     return lambda **options: serving(scripted_chat[0], stop_engine=lambda: None, **options)

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from mlxserve.chat.answers import RequestOutput, fold
-from mlxserve.chat.chat import Chat
 from mlxserve.chat.request_options import RequestOptions
+from mlxserve.chat.vectors import LanguageVectors
+from mlxserve.chat.view import View
 from mlxserve.core.errors import (
     EngineStopped,
     InvalidParameter,
@@ -107,7 +108,7 @@ class FakeChat:
     no_vision_reason: str = ""
     adapters: tuple[str, ...] = ()
     chat_template: str = "{{ messages }}"
-    fingerprint: str = "print"
+    view: View = field(default_factory=lambda: View("fake", "print"))
     facts: ModelFacts = field(
         default_factory=lambda: ModelFacts(
             architecture="llama",
@@ -146,7 +147,7 @@ class FakeChat:
             name: replace(
                 self,
                 model_name=f"{self.model_name}:{name}",
-                fingerprint=f"{self.fingerprint}/{name}",
+                view=self.view.with_adapter(0, name, name),
                 adapters=(),
                 answers=[],
                 submitted=[],
@@ -156,14 +157,14 @@ class FakeChat:
             for name in self.adapters
         }
 
-    def adapted(self, name: str) -> FakeChat:
+    def with_adapter(self, name: str) -> FakeChat:
         return self._adapted[name]
 
-    def template_abilities(self) -> TemplateCaps:
+    def template_caps(self) -> TemplateCaps:
         return TemplateCaps(arguments=Arguments.TEXT)
 
     def fit(self, conversation: Conversation) -> AdaptedConversation:
-        return Fitting(self.template_abilities()).fit(conversation)
+        return Fitting(self.template_caps()).fit(conversation)
 
     def render(
         self,
@@ -238,13 +239,22 @@ class FakeChat:
 
     async def embed(
         self,
-        token_ids: Sequence[int],
+        texts: Sequence[Sequence[int]],
         *,
-        pooling: Pooling,
+        pooling: Pooling | None = None,
         dimensions: int | None = None,
         client: str = "",
-    ) -> list[float]:
+    ) -> list[list[float]]:
         """The k-th text has a vector that begins with k."""
+        pooling = Pooling.MEAN if pooling is None else pooling
+        return [await self._vector(text, pooling, dimensions, client) for text in texts]
+
+    def cut(self, token_ids: Sequence[int]) -> list[int]:
+        return list(token_ids[: self.max_model_len])
+
+    async def _vector(
+        self, token_ids: Sequence[int], pooling: Pooling, dimensions: int | None, client: str
+    ) -> list[float]:
         if self.submit_error is not None:
             raise self.submit_error
         self.embedded.append(
@@ -255,11 +265,10 @@ class FakeChat:
             await self.wait_for_release()
         return [float(number), 0.5, -0.5][:dimensions]
 
-    prompt_of, cut, embed_all = Chat.prompt_of, Chat.cut, Chat.embed_all
-    can_write, can_embed, can_rank = Chat.can_write, Chat.can_embed, Chat.can_rank
+    prompt_for = LanguageVectors.prompt_for
     most_characters = 1_000_000
 
-    def rank_texts(
+    def prepare(
         self, query: str, documents: Sequence[str], instruction: str | None = None
     ) -> tuple[list[list[int]], int]:
         return [self.encode((instruction or "") + query + document) for document in documents], 0
@@ -287,8 +296,16 @@ class FakeChat:
 
     @property
     def engine(self) -> FakeChat:
-        """The fake is its own engine."""
+        """The fake is its own engine, and each of a TextModel's parts."""
         return self
+
+    codec = writer = vectors = engine
+
+    def require_writer(self) -> FakeChat:
+        return self
+
+    require_vectors = require_ranker = require_writer
+    ranker = None
 
     @property
     def prefixes(self) -> FakePrefixes:

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from mlxserve.api.app import create_app
-from mlxserve.chat.chat import Chat
+from mlxserve.chat.language_model import language_model
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.hub.embedded import model_path
 from mlxserve.text.tokenizer import Tokenizer
@@ -32,10 +32,10 @@ class Family:
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
         self.tokenizer = Tokenizer(folder)
         self.engine = ScriptedEngine(self.tokenizer)
-        self.chat = Chat(
+        self.chat = language_model(
             self.engine,  # type: ignore[arg-type]
             self.tokenizer,
-            model_name="local",
+            name="local",
             vocab_size=self.tokenizer.vocab_size,
             default_params=SamplingParams(),
             template_kwargs=template_kwargs,

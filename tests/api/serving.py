@@ -18,7 +18,7 @@ from mlxserve.api.server.server import HttpServer, bind, serve, url_of
 from tests.api.fake_chat import FakeChat
 
 if TYPE_CHECKING:
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.text_model import TextModel
 
 Serve: TypeAlias = Callable[..., AbstractContextManager["Running"]]
 StartServer: TypeAlias = Callable[..., "Running"]
@@ -41,7 +41,7 @@ class Running:
 
 @contextlib.contextmanager
 def serving(
-    chat: FakeChat | Chat,
+    chat: FakeChat | TextModel,
     *,
     access: AccessPolicy | None = None,
     limits: Limits | None = None,

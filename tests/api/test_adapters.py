@@ -42,7 +42,7 @@ class Loaded:
         found = {}
         for chats in self.chats.values():
             for chat in chats:
-                for one in (chat, *(chat.adapted(name) for name in chat.adapters)):
+                for one in (chat, *(chat.with_adapter(name) for name in chat.adapters)):
                     found[one.model_name] = len(one.submitted)
         return found
 

@@ -17,7 +17,7 @@ from mlxserve.core.config import EngineConfig
 from tests.api.agent_requests import CLAUDE, LATE, MESSAGES, result, use
 
 if TYPE_CHECKING:
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.text_model import TextModel
 
 # A quarter of the sizes that were recorded, with half of the default page.
 PAGE = 16
@@ -27,7 +27,7 @@ INSTRUCTIONS, FILE, PAGE_OF_TEXT, LINE = 5_400, 120, 60, 8  # words
 @pytest.fixture(scope="module")
 def chat(
     write_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Chat]:
+) -> Iterator[TextModel]:
     from mlxserve.build import build_chat
 
     folder = write_model(
@@ -91,7 +91,7 @@ def session() -> Iterator[tuple[list[dict[str, Any]], bool]]:
     yield [{"role": "user", "content": f"{words(40, 1)} {words(LINE, 5)}"}, LATE], False
 
 
-def test_a_session_of_twelve_turns_computes_only_what_is_new(chat: Chat) -> None:
+def test_a_session_of_twelve_turns_computes_only_what_is_new(chat: TextModel) -> None:
     client = TestClient(create_app(chat), base_url="http://127.0.0.1:8000")
     system = [*CLAUDE["system"], {"type": "text", "text": words(INSTRUCTIONS, 0)}]
     common = {**CLAUDE, "system": system, "max_tokens": 1, "stream": False}
@@ -114,10 +114,12 @@ def test_a_session_of_twelve_turns_computes_only_what_is_new(chat: Chat) -> None
     assert num_cached >= 0.899 * num_prompt
 
 
-def prompt_of(chat: Chat, body: dict[str, Any]) -> list[int]:
+def prompt_of(chat: TextModel, body: dict[str, Any]) -> list[int]:
     request = MessagesRequest.read(body)
-    fitted = chat.fit(request.conversation())
-    return chat.render(fitted.messages, tools=request.definitions, **request.template_kwargs())
+    fitted = chat.writer.fit(request.conversation())
+    return chat.writer.render(
+        fitted.messages, tools=request.definitions, **request.template_kwargs()
+    )
 
 
 def shared(prompt: list[int], earlier: list[int]) -> int:

@@ -14,7 +14,7 @@ from tests.api.serving import Serve, StartServer
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.text_model import TextModel
 
 NUM_FLOODING = 12
 
@@ -37,7 +37,7 @@ def test_a_connections_name_is_not_shown_as_a_key(client: TestClient, chat: Fake
 
 @pytest.mark.slow
 def test_a_newcomer_does_not_wait_for_the_queue_of_a_flood(
-    serve_real: Serve, real_chat: Chat
+    serve_real: Serve, real_chat: TextModel
 ) -> None:
     flood = {"prompt": [7, 8, 9], "n": 8, "max_tokens": 60, "ignore_eos": True}
     done: list[int] = []

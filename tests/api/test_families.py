@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mlxserve.chat.chat import Chat
+from mlxserve.chat.language_model import language_model
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.hub.embedded import model_path
 from mlxserve.text.tokenizer import Tokenizer
@@ -233,15 +233,15 @@ def test_variables_that_the_server_sets_apply_where_a_request_does_not(tmp_path:
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer = Tokenizer(tmp_path)
-    chat = Chat(
+    chat = language_model(
         ScriptedEngine(tokenizer),  # type: ignore[arg-type]
         tokenizer,
-        model_name="local",
+        name="local",
         vocab_size=tokenizer.vocab_size,
         default_params=SamplingParams(),
         template_kwargs={"preserve_thinking": True},
     )
     messages = [{"role": "user", "content": "Hi"}]
-    assert tokenizer.decode(chat.render(messages)) == "Hi kept"
-    assert tokenizer.decode(chat.render(messages, preserve_thinking=False)) == "Hi dropped"
+    assert tokenizer.decode(chat.writer.render(messages)) == "Hi kept"
+    assert tokenizer.decode(chat.writer.render(messages, preserve_thinking=False)) == "Hi dropped"
     chat.close()

@@ -29,7 +29,7 @@ from mlxserve.api.bodies.request_body import BodyRoute
 from mlxserve.api.config import ServerConfig
 from mlxserve.api.errors import ApiError
 from mlxserve.api.server.connection import Limits
-from mlxserve.chat.chat import Chat
+from mlxserve.chat.text_model import TextModel
 from mlxserve.core.errors import InvalidRequest
 from mlxserve.core.sampling_params import StructureKind
 from mlxserve.helpers.fair_executor import MEDIUM_SECONDS
@@ -289,7 +289,7 @@ SCHEMAS = [
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=range(len(SCHEMAS)))
 def test_an_oversized_schema_is_refused_quickly(
-    serve_real: Serve, real_chat: Chat, schema: str
+    serve_real: Serve, real_chat: TextModel, schema: str
 ) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "s", "strict": True, "schema": 0}}
     body = json.dumps({"messages": [USER], "max_tokens": 2, "response_format": form})

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from mlxserve.api.access.policy import AccessPolicy
-from mlxserve.chat.chat import Chat
+from mlxserve.chat.text_model import TextModel
 from tests.api.serving import Running, Serve
 from tests.waiting import wait_until
 
@@ -86,7 +86,7 @@ def leave(port: int, number: int) -> None:
 
 @pytest.mark.slow
 def test_a_client_that_leaves_at_any_moment_leaves_nothing_running(
-    server: Running, real_chat: Chat
+    server: Running, real_chat: TextModel
 ) -> None:
     before = num_tasks(server)
     with ThreadPoolExecutor(40) as clients:
@@ -118,7 +118,7 @@ def test_a_slow_reader_does_not_slow_others(server: Running) -> None:
     assert received.count(b'"content":') >= 250
 
 
-def test_two_keys_share_no_page(serve_real: Serve, real_chat: Chat) -> None:
+def test_two_keys_share_no_page(serve_real: Serve, real_chat: TextModel) -> None:
     """The same prompt at the same time under two keys is computed twice, on separate pages."""
     alice, bob = "a" * 32, "b" * 32
     messages = [{"role": "user", "content": "The same words again and again. " * 20}]

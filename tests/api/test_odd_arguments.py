@@ -38,12 +38,12 @@ def engine(tokenizer: Tokenizer) -> ScriptedEngine:
 
 @pytest.fixture(scope="module")
 def url(engine: ScriptedEngine, tokenizer: Tokenizer) -> Iterator[str]:
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.language_model import language_model
 
-    chat = Chat(
+    chat = language_model(
         engine,  # type: ignore[arg-type]
         tokenizer,
-        model_name="scripted",
+        name="scripted",
         vocab_size=tokenizer.vocab_size,
         default_params=SamplingParams(),
     )

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from mlxserve.build import build_chat
-from mlxserve.chat.chat import Chat
+from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
 from tests.api.clients import anthropic, ollama, openai
 from tests.api.serving import serving
@@ -26,7 +26,7 @@ BASE64 = [base64.b64encode(file).decode() for file in FILES]
 
 
 @pytest.fixture(scope="module")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chat]:
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextModel]:
     folder = write_vision_model(tmp_path_factory.mktemp("seeing"), "qwen2_5_vl")
     options = {"num_pages": 256, "page_size": 16, "max_model_len": 1024}
     chat = build_chat(
@@ -38,7 +38,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chat]:
 
 
 @pytest.fixture(scope="module")
-def url(chat: Chat) -> Iterator[str]:
+def url(chat: TextModel) -> Iterator[str]:
     with serving(chat, stop_engine=lambda: None) as server:
         yield server.url
 
@@ -59,7 +59,7 @@ def asked(client: openai.OpenAI, content: str) -> Any:
 
 
 def test_answers_depend_on_the_image_and_an_image_is_cached(
-    chat: Chat, of_openai: openai.OpenAI
+    chat: TextModel, of_openai: openai.OpenAI
 ) -> None:
     first, again, other = (asked(of_openai, BASE64[number]) for number in (0, 0, 1))
     logprobs = [one.choices[0].logprobs.content[0].logprob for one in (first, again, other)]
@@ -144,7 +144,7 @@ def test_a_stream_about_an_image_is_the_same_answer(of_openai: openai.OpenAI) ->
 
 @pytest.mark.parametrize("size", [(20_000, 1), (1, 1), (1, 20_000), (300, 3)])
 def test_an_image_of_any_shape_is_an_answer_or_a_sentence(
-    of_openai: openai.OpenAI, chat: Chat, size: tuple[int, int]
+    of_openai: openai.OpenAI, chat: TextModel, size: tuple[int, int]
 ) -> None:
     content = base64.b64encode(file_of(Image.new("RGB", size, "red"))).decode()
     try:

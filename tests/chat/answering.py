@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from mlxserve.chat.chat import Chat
+from mlxserve.chat.text_model import TextModel
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.text.deltas import Delta
 
@@ -18,5 +18,5 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(work)
 
 
-async def collect(chat: Chat, prompt: Sequence[int], params: SamplingParams) -> list[Delta]:
-    return [delta async for delta in await chat.submit(prompt, params)]
+async def collect(chat: TextModel, prompt: Sequence[int], params: SamplingParams) -> list[Delta]:
+    return [delta async for delta in await chat.writer.submit(prompt, params)]

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 
 from mlxserve.build import build_chat
 from mlxserve.chat.answers import RequestOutput
-from mlxserve.chat.chat import Chat
 from mlxserve.chat.request_options import RequestOptions
+from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import (
     EngineStopped,
@@ -38,7 +39,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(model_path())
 
 
-async def until_idle(chat: Chat) -> None:
+async def until_idle(chat: TextModel) -> None:
     """Wait until no request runs and no page is held, then audit the engine."""
     async with asyncio.timeout(60):
         while chat.engine.stats().scheduler.num_running or chat.engine.stats().pool.num_used:
@@ -104,7 +105,7 @@ def test_an_end_token_is_counted_but_not_shown(tokenizer: Tokenizer) -> None:
     assert (last.usage.prompt_tokens, last.usage.cached_tokens) == (3, 2)
 
 
-def test_an_answer_ends_once_with_its_usage(chat: Chat) -> None:
+def test_an_answer_ends_once_with_its_usage(chat: TextModel) -> None:
     deltas = run(collect(chat, [5, 6, 7], GREEDY))
     assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
     assert deltas[-1].finish_reason is FinishReason.LENGTH
@@ -117,13 +118,13 @@ def test_an_answer_ends_once_with_its_usage(chat: Chat) -> None:
 
 
 def test_prompts_submitted_together_are_one_stream_with_an_index_for_each_answer(
-    chat: Chat,
+    chat: TextModel,
 ) -> None:
     prompts = [[5, 6, 7], [8, 9]]
     params = SamplingParams(n=2, max_tokens=5, temperature=1.0, seed=3, ignore_eos=True)
 
     async def together() -> list[Delta]:
-        return [delta async for delta in await chat.submit_all(prompts, params)]
+        return [delta async for delta in await chat.writer.submit_all(prompts, params)]
 
     deltas = run(together())
     for index, (prompt, choice) in enumerate(product(prompts, params.choices())):
@@ -134,11 +135,11 @@ def test_prompts_submitted_together_are_one_stream_with_an_index_for_each_answer
     assert {delta.answer_index for delta in deltas} == {0, 1, 2, 3}
 
 
-def test_whole_answers_are_their_deltas_joined(chat: Chat) -> None:
+def test_whole_answers_are_their_deltas_joined(chat: TextModel) -> None:
     params = SamplingParams(n=2, max_tokens=6, temperature=1.0, seed=9, ignore_eos=True, logprobs=1)
 
     async def whole() -> list[RequestOutput]:
-        return await (await chat.submit_all([[5, 6, 7]], params)).whole()
+        return await (await chat.writer.submit_all([[5, 6, 7]], params)).whole()
 
     outputs = run(whole())
     assert len(outputs) == 2
@@ -152,17 +153,17 @@ def test_whole_answers_are_their_deltas_joined(chat: Chat) -> None:
         assert tuple(one.token_id for one in output.logprobs) == output.token_ids
 
 
-def test_one_invalid_prompt_refuses_all_that_were_submitted_with_it(chat: Chat) -> None:
+def test_one_invalid_prompt_refuses_all_that_were_submitted_with_it(chat: TextModel) -> None:
     async def scenario() -> None:
         await until_idle(chat)  # an earlier test's last request may still be ending
         with pytest.raises(PromptTooLong):
-            await chat.submit_all([[1, 2], [3] * 512], GREEDY)
+            await chat.writer.submit_all([[1, 2], [3] * 512], GREEDY)
         assert list((await chat.engine.snapshot()).requests) == []
 
     run(scenario())
 
 
-def test_an_observer_sees_each_delta_first_and_may_end_the_stream(chat: Chat) -> None:
+def test_an_observer_sees_each_delta_first_and_may_end_the_stream(chat: TextModel) -> None:
     seen: list[Delta] = []
 
     def observe(delta: Delta) -> None:
@@ -171,7 +172,7 @@ def test_an_observer_sees_each_delta_first_and_may_end_the_stream(chat: Chat) ->
             raise EngineStopped("enough")
 
     async def scenario() -> None:
-        answer = await chat.submit_all([[5, 6, 7]], GREEDY, observe=observe)
+        answer = await chat.writer.submit_all([[5, 6, 7]], GREEDY, observe=observe)
         read = [await anext(answer), await anext(answer)]
         with pytest.raises(EngineStopped, match="enough"):
             await anext(answer)
@@ -182,7 +183,7 @@ def test_an_observer_sees_each_delta_first_and_may_end_the_stream(chat: Chat) ->
     run(scenario())
 
 
-def test_a_stop_string_ends_the_request_in_the_engine_too(chat: Chat) -> None:
+def test_a_stop_string_ends_the_request_in_the_engine_too(chat: TextModel) -> None:
     async def scenario() -> None:
         params = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
         full = "".join(d.text for d in await collect(chat, [5, 6, 7], params))
@@ -196,9 +197,9 @@ def test_a_stop_string_ends_the_request_in_the_engine_too(chat: Chat) -> None:
     run(scenario())
 
 
-def test_closing_an_answer_releases_its_pages(chat: Chat) -> None:
+def test_closing_an_answer_releases_its_pages(chat: TextModel) -> None:
     async def scenario() -> None:
-        answer = await chat.submit(
+        answer = await chat.writer.submit(
             list(range(40)), SamplingParams(max_tokens=400, temperature=0, ignore_eos=True)
         )
         await anext(answer)
@@ -209,7 +210,7 @@ def test_closing_an_answer_releases_its_pages(chat: Chat) -> None:
     run(scenario())
 
 
-def test_a_cancelled_submit_leaves_no_request_behind(chat: Chat) -> None:
+def test_a_cancelled_submit_leaves_no_request_behind(chat: TextModel) -> None:
     async def scenario() -> None:
         task = asyncio.create_task(
             collect(chat, [1, 2, 3], SamplingParams(max_tokens=400, ignore_eos=True))
@@ -223,7 +224,7 @@ def test_a_cancelled_submit_leaves_no_request_behind(chat: Chat) -> None:
     run(scenario())
 
 
-def test_a_repeated_prompt_recomputes_at_most_one_page(chat: Chat) -> None:
+def test_a_repeated_prompt_recomputes_at_most_one_page(chat: TextModel) -> None:
     prompt = list(range(100, 180))
 
     async def scenario() -> list[int]:
@@ -239,11 +240,11 @@ def test_a_repeated_prompt_recomputes_at_most_one_page(chat: Chat) -> None:
     assert len(prompt) - second <= 16
 
 
-def test_different_salts_share_no_page(chat: Chat) -> None:
+def test_different_salts_share_no_page(chat: TextModel) -> None:
     prompt = list(range(200, 280))
 
     async def cached(salt: str | None) -> int:
-        answer = await chat.submit(prompt, GREEDY, RequestOptions(cache_salt=salt))
+        answer = await chat.writer.submit(prompt, GREEDY, RequestOptions(cache_salt=salt))
         usage = [delta async for delta in answer][-1].usage
         assert usage is not None
         return usage.cached_tokens
@@ -263,7 +264,7 @@ def test_different_salts_share_no_page(chat: Chat) -> None:
     ],
 )
 def test_an_invalid_request_is_refused_before_anything_is_computed(
-    chat: Chat,
+    chat: TextModel,
     prompt: list[int],
     params: SamplingParams,
     error: type[Exception],
@@ -275,7 +276,7 @@ def test_an_invalid_request_is_refused_before_anything_is_computed(
     assert chat.engine.stats().engine.num_steps == steps
 
 
-def test_usage_has_a_report_of_the_prefix_cache(chat: Chat) -> None:
+def test_usage_has_a_report_of_the_prefix_cache(chat: TextModel) -> None:
     prompt = [(411 + 37 * n) % 500 for n in range(40)]
 
     def report(prompt: Sequence[int]) -> CacheReport | None:
@@ -289,30 +290,30 @@ def test_usage_has_a_report_of_the_prefix_cache(chat: Chat) -> None:
 
 
 def test_a_text_that_can_never_fit_is_refused_unread(
-    chat: Chat, monkeypatch: pytest.MonkeyPatch
+    chat: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object, **__: object) -> list[int]:
         raise AssertionError("it was read")
 
     just_right = "x" * (chat.max_model_len * 4)
-    assert len(chat.encode(just_right)) > 0
+    assert len(chat.codec.encode(just_right)) > 0
     monkeypatch.setattr(Tokenizer, "encode", never)
     monkeypatch.setattr(Tokenizer, "render", never)
     huge = "x " * 1_000_000
     with pytest.raises(PromptTooLong, match="has 2000000 characters"):
-        chat.encode(huge)
+        chat.codec.encode(huge)
     with pytest.raises(PromptTooLong, match="has 2000011 characters"):
-        chat.render([{"role": "system", "content": "x"}, {"role": "user", "content": huge}])
+        chat.writer.render([{"role": "system", "content": "x"}, {"role": "user", "content": huge}])
     tools = [{"type": "function", "function": {"name": "f", "description": huge}}]
     with pytest.raises(PromptTooLong, match="has 2000014 characters"):
-        chat.render([{"role": "user", "content": "x"}], tools=tools)
+        chat.writer.render([{"role": "user", "content": "x"}], tools=tools)
 
 
-def test_a_snapshot_shows_running_requests(chat: Chat) -> None:
+def test_a_snapshot_shows_running_requests(chat: TextModel) -> None:
     async def scenario() -> None:
         params = SamplingParams(max_tokens=200, ignore_eos=True)
         options = RequestOptions(client="me", request_id="mine")
-        answer = await chat.submit(list(range(40)), params, options)
+        answer = await chat.writer.submit(list(range(40)), params, options)
         await anext(answer)
         snapshot = await chat.engine.snapshot()
         [seen] = [one for one in snapshot.requests if one.id == "mine"]
@@ -328,10 +329,10 @@ def test_a_snapshot_shows_running_requests(chat: Chat) -> None:
     assert chat.engine.seconds_since_beat() < 30
 
 
-def test_answers_to_one_request_have_its_id_and_a_number(chat: Chat) -> None:
+def test_answers_to_one_request_have_its_id_and_a_number(chat: TextModel) -> None:
     async def names(options: RequestOptions, n: int) -> list[str]:
         params = SamplingParams(n=n, max_tokens=200, ignore_eos=True)
-        answers = await chat.submit_all([[1, 2, 3]], params, options)
+        answers = await chat.writer.submit_all([[1, 2, 3]], params, options)
         snapshot = await chat.engine.snapshot()
         await answers.aclose()
         return sorted(one.id for one in snapshot.requests)
@@ -351,13 +352,13 @@ def test_a_closed_chat_raises_engine_stopped(
     )
 
     async def scenario() -> None:
-        answer = await chat.submit([1, 2], SamplingParams(max_tokens=200, ignore_eos=True))
+        answer = await chat.writer.submit([1, 2], SamplingParams(max_tokens=200, ignore_eos=True))
         await anext(answer)
         await asyncio.to_thread(chat.close)
         rest = [delta async for delta in answer]
         assert rest[-1].finish_reason is FinishReason.ABORT
         with pytest.raises(EngineStopped, match="closed"):
-            await chat.submit([1], GREEDY)
+            await chat.writer.submit([1], GREEDY)
 
     run(scenario())
     assert not chat.engine.is_alive()
@@ -366,41 +367,46 @@ def test_a_closed_chat_raises_engine_stopped(
 
 @pytest.mark.parametrize(("num_prompts", "n"), [(1_025, 1), (1_024, 8)])
 def test_more_answers_than_may_wait_are_refused_before_anything_is_prepared(
-    chat: Chat, num_prompts: int, n: int
+    chat: TextModel, num_prompts: int, n: int
 ) -> None:
     prompts: list[list[int]] = [[]] * num_prompts  # each of them would be refused
     with pytest.raises(InvalidRequest, match=rf"{num_prompts * n} requests.*at most 1024 may wait"):
-        run(chat.submit_all(prompts, SamplingParams(n=n)))
+        run(chat.writer.submit_all(prompts, SamplingParams(n=n)))
 
 
-def test_embedding_a_text_beside_an_answer_changes_neither(chat: Chat) -> None:
+async def vector_of(chat: TextModel, text: list[int], **options: Any) -> list[float]:
+    [vector] = await chat.vectors.embed([text], **options)
+    return vector
+
+
+def test_embedding_a_text_beside_an_answer_changes_neither(chat: TextModel) -> None:
     text = list(range(5, 200))
 
     async def both() -> tuple[list[list[float]], list[Delta]]:
         answer = asyncio.ensure_future(collect(chat, [5, 6, 7], GREEDY))
-        vectors = [await chat.embed(text, pooling=pooling) for pooling in Pooling]
+        vectors = [await vector_of(chat, text, pooling=pooling) for pooling in Pooling]
         return vectors, await answer
 
     alone = run(collect(chat, [5, 6, 7], GREEDY))
     (mean, last), deltas = run(both())
     assert [delta.token_ids for delta in deltas] == [delta.token_ids for delta in alone]
-    assert mean == pytest.approx(run(chat.embed(text)), abs=1e-5)
+    assert mean == pytest.approx(run(vector_of(chat, text)), abs=1e-5)
     assert sum(x * x for x in mean) == pytest.approx(1, abs=1e-4)
     assert last != pytest.approx(mean, abs=1e-2)
 
 
-def test_scoring_a_text_beside_an_answer_agrees_with_what_is_sampled(chat: Chat) -> None:
+def test_scoring_a_text_beside_an_answer_agrees_with_what_is_sampled(chat: TextModel) -> None:
     params = SamplingParams(max_tokens=6, temperature=0, logprobs=1)
 
     async def whole() -> list[RequestOutput]:
-        return await (await chat.submit([5, 6, 7], params)).whole()
+        return await (await chat.writer.submit([5, 6, 7], params)).whole()
 
     [answer] = run(whole())
     text = [5, 6, 7, *answer.token_ids]
 
     async def both() -> tuple[list[TokenLogprob], list[Delta]]:
         beside = asyncio.ensure_future(collect(chat, [5, 6, 7], GREEDY))
-        return await chat.score(text, num_top=1), await beside
+        return await chat.writer.score(text, num_top=1), await beside
 
     scored, _ = run(both())
     assert [one.token_id for one in scored] == text[1:]
@@ -410,32 +416,32 @@ def test_scoring_a_text_beside_an_answer_agrees_with_what_is_sampled(chat: Chat)
 
 
 @pytest.mark.parametrize("token_ids", [[], [-1], [10**9], [5] * 10_000])
-def test_a_text_that_cannot_be_scored_is_refused(chat: Chat, token_ids: list[int]) -> None:
+def test_a_text_that_cannot_be_scored_is_refused(chat: TextModel, token_ids: list[int]) -> None:
     with pytest.raises(InvalidRequest):
-        run(chat.score(token_ids))
+        run(chat.writer.score(token_ids))
 
 
 @pytest.mark.parametrize("token_ids", [[], [-1], [10**9], [5] * 10_000])
-def test_a_text_that_cannot_be_embedded_is_refused(chat: Chat, token_ids: list[int]) -> None:
+def test_a_text_that_cannot_be_embedded_is_refused(chat: TextModel, token_ids: list[int]) -> None:
     with pytest.raises(InvalidRequest):
-        run(chat.embed(token_ids))
+        run(vector_of(chat, token_ids))
 
 
-def test_a_cancelled_embedding_leaves_the_engine_consistent(chat: Chat) -> None:
+def test_a_cancelled_embedding_leaves_the_engine_consistent(chat: TextModel) -> None:
     async def give_up() -> None:
-        task = asyncio.ensure_future(chat.embed([5] * 400))
+        task = asyncio.ensure_future(vector_of(chat, [5] * 400))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await chat.engine.check()
 
     run(give_up())
-    assert run(chat.embed([5, 6], dimensions=4))
+    assert run(vector_of(chat, [5, 6], dimensions=4))
 
 
-def test_a_model_that_reads_text_only_refuses_images(chat: Chat) -> None:
+def test_a_model_that_reads_text_only_refuses_images(chat: TextModel) -> None:
     image = Image.of(np.zeros((2, 2, 3), np.uint8))
     said = {"role": "user", "content": [{"type": "image", "image": image}]}
     assert not chat.supports_images
     with pytest.raises(InvalidParameter, match="this model reads text only"):
-        chat.render([said])
+        chat.writer.render([said])

@@ -72,7 +72,11 @@ class ScriptedChat:
         usage = Usage(10, len(texts), 4)
         self.deltas = [*first, Delta(last.text, (1,), (), FinishReason.STOP, usage)]
 
-    def adapted(self, name: str | None) -> ScriptedChat:
+    def require_writer(self) -> ScriptedChat:
+        """Its own writer."""
+        return self
+
+    def with_adapter(self, name: str | None) -> ScriptedChat:
         self.adapter = name
         return self
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlxserve.chat.chat import Chat
+from mlxserve.chat.language_model import language_model
 from mlxserve.core.errors import PromptTooLong
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.hub.embedded import model_path
@@ -82,10 +82,10 @@ def agent_server(
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer = Tokenizer(folder)
     engine = AgentEngine(tokenizer, answer, context)
-    chat = Chat(
+    chat = language_model(
         engine,  # type: ignore[arg-type]
         tokenizer,
-        model_name="local",
+        name="local",
         vocab_size=tokenizer.vocab_size,
         default_params=SamplingParams(),
     )

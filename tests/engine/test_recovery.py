@@ -28,7 +28,7 @@ from mlxserve import (
 )
 from mlxserve.build import build_chat
 from mlxserve.cache.kv import KVPool
-from mlxserve.chat.chat import Chat
+from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
 from mlxserve.engine import async_engine
 from mlxserve.engine.engine import Engine
@@ -57,17 +57,19 @@ def is_busy(subject: Any) -> bool:
     return not isinstance(subject, Engine) or subject.has_work
 
 
-def make_chat(**options: Any) -> Chat:
+def make_chat(**options: Any) -> TextModel:
     return build_chat(EngineConfig().with_options(**OPTIONS | options))
 
 
-async def tokens(chat: Chat, prompt: list[int] = PROMPT, params: SamplingParams = GREEDY) -> Any:
-    [answer] = await (await chat.submit(prompt, params)).whole()
+async def tokens(
+    chat: TextModel, prompt: list[int] = PROMPT, params: SamplingParams = GREEDY
+) -> Any:
+    [answer] = await (await chat.writer.submit(prompt, params)).whole()
     return answer.token_ids
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Chat]:
+def shared() -> Iterator[TextModel]:
     """One engine for many failures."""
     chat = make_chat(max_engine_failures=1000)
     yield chat
@@ -75,12 +77,12 @@ def shared() -> Iterator[Chat]:
 
 
 @pytest.fixture(scope="module")
-def wanted(shared: Chat) -> Any:
+def wanted(shared: TextModel) -> Any:
     """What the shared engine answers to PROMPT."""
     return asyncio.run(tokens(shared))
 
 
-def run(scenario: Callable[[Chat], Coroutine[Any, Any, None]], **options: Any) -> None:
+def run(scenario: Callable[[TextModel], Coroutine[Any, Any, None]], **options: Any) -> None:
     chat = make_chat(**options)
     try:
         asyncio.run(asyncio.wait_for(scenario(chat), 60))
@@ -88,27 +90,27 @@ def run(scenario: Callable[[Chat], Coroutine[Any, Any, None]], **options: Any) -
         chat.close()
 
 
-async def a_vector(chat: Chat) -> None:
-    await chat.embed(PROMPT)
+async def a_vector(chat: TextModel) -> None:
+    await chat.vectors.embed([PROMPT])
 
 
-async def a_snapshot(chat: Chat) -> None:
+async def a_snapshot(chat: TextModel) -> None:
     await chat.engine.snapshot()
 
 
-async def a_larger_cache(chat: Chat) -> None:
+async def a_larger_cache(chat: TextModel) -> None:
     await chat.engine.resize_cache(80)
 
 
-async def a_smaller_cache(chat: Chat) -> None:
+async def a_smaller_cache(chat: TextModel) -> None:
     await chat.engine.resize_cache(20)
 
 
-async def a_reset(chat: Chat) -> None:
+async def a_reset(chat: TextModel) -> None:
     await chat.engine.reset_prefix_cache()
 
 
-async def an_answer(chat: Chat) -> None:
+async def an_answer(chat: TextModel) -> None:
     await tokens(chat)
 
 
@@ -130,13 +132,13 @@ async def an_answer(chat: Chat) -> None:
     ids=lambda value: str(value) if isinstance(value, Point) else value.__name__,
 )
 def test_an_exception_in_a_call_reaches_its_caller_and_the_engine_goes_on(
-    shared: Chat,
+    shared: TextModel,
     wanted: Any,
-    ask: Callable[[Chat], Coroutine[Any, Any, None]],
+    ask: Callable[[TextModel], Coroutine[Any, Any, None]],
     point: Point,
     error: type[Exception],
 ) -> None:
-    async def scenario(chat: Chat) -> None:
+    async def scenario(chat: TextModel) -> None:
         fault = Fault(point, lambda: error("planted"))
         with fault.planted(), pytest.raises(EngineFailed) as caught:
             await ask(chat)
@@ -167,12 +169,12 @@ def all_forgotten(scheduler: Scheduler, _num_pages: int) -> None:
 def test_a_refusal_that_is_half_done_ends_what_it_lost_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, resize: Callable[..., None], num_lost: int
 ) -> None:
-    async def scenario(chat: Chat) -> None:
+    async def scenario(chat: TextModel) -> None:
         prompts = [[20 + number, *PROMPT] for number in range(3)]
         wanted = [await tokens(chat, prompt) for prompt in prompts]
         monkeypatch.setattr(Scheduler, "resize", resize)
         with begun_together(9):
-            streams = [await chat.submit(prompt, GREEDY) for prompt in prompts]
+            streams = [await chat.writer.submit(prompt, GREEDY) for prompt in prompts]
             with pytest.raises(PrefixQuotaExceeded, match="planted"):
                 await chat.engine.resize_cache(20)
         answers = [await whole(stream) for stream in streams]
@@ -199,7 +201,7 @@ def test_a_caller_goes_on_after_an_assertion_that_restarts_the_engine(wanted: An
         assert is_raised.wait(30)
         return AssertionError("planted in the audit")
 
-    async def scenario(chat: Chat) -> None:
+    async def scenario(chat: TextModel) -> None:
         assert await tokens(chat) == wanted
         fault = Fault(Point(Scheduler, "check"), lambda: AssertionError("planted"))
         again = Fault(Point(ModelRunner, "check"), late)
@@ -220,12 +222,12 @@ def test_a_refusal_that_changed_nothing_costs_no_audit(monkeypatch: pytest.Monke
     def audit(*_: Any) -> None:
         raise AssertionError("audited")
 
-    async def scenario(chat: Chat) -> None:
+    async def scenario(chat: TextModel) -> None:
         monkeypatch.setattr(Engine, "check", audit)
         with begun_together(9):
-            await chat.submit(PROMPT, GREEDY)
+            await chat.writer.submit(PROMPT, GREEDY)
             with pytest.raises(QueueFull):  # the first is queued, and is gone with the second
-                await chat.submit_all([PROMPT] * 2, GREEDY)
+                await chat.writer.submit_all([PROMPT] * 2, GREEDY)
             with pytest.raises(PagesPromised):
                 await chat.engine.resize_cache(3)
         assert chat.engine.stats().engine.engine_failures == 0
@@ -236,10 +238,10 @@ def test_a_refusal_that_changed_nothing_costs_no_audit(monkeypatch: pytest.Monke
 def test_an_exception_in_a_call_without_a_caller_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario(chat: Chat) -> None:
+    async def scenario(chat: TextModel) -> None:
         with Fault(Point(Engine, "unpin"), planted).planted():
-            await chat.prefixes.add("p", PROMPT)
-            chat.prefixes.remove("p")
+            await chat.writer.prefixes.add("p", PROMPT)
+            chat.writer.prefixes.remove("p")
             await chat.engine.check()
         assert "that has no caller failed" in caplog.text
 
@@ -249,15 +251,15 @@ def test_an_exception_in_a_call_without_a_caller_is_logged(
 def test_a_prefix_is_added_and_can_be_removed_if_counting_fails_after_the_call(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario(chat: Chat) -> None:
+    async def scenario(chat: TextModel) -> None:
         fault = Fault(Point(Engine, "stats"), planted, is_meant=is_busy)
         with fault.planted():
-            await chat.prefixes.add("p", PROMPT)
+            await chat.writer.prefixes.add("p", PROMPT)
         assert fault.has_happened
         assert "could not be counted after a call" in caplog.text
         assert (await chat.engine.snapshot()).stats.engine.engine_failures == 0
         assert chat.engine.stats().pool.num_pinned == 3
-        chat.prefixes.remove("p")
+        chat.writer.prefixes.remove("p")
         await chat.engine.check()
         assert (await chat.engine.snapshot()).stats.pool.num_pinned == 0
 
@@ -279,9 +281,9 @@ def test_a_prefix_is_added_and_can_be_removed_if_counting_fails_after_the_call(
 )
 @pytest.mark.parametrize("at", [2, 5])
 def test_a_failed_step_ends_its_request_with_an_error_and_the_next_is_answered(
-    shared: Chat, wanted: Any, point: Point, at: int
+    shared: TextModel, wanted: Any, point: Point, at: int
 ) -> None:
-    async def scenario(chat: Chat) -> None:
+    async def scenario(chat: TextModel) -> None:
         before = (await chat.engine.snapshot()).stats.engine
         fault = Fault(point, planted, at, is_meant=is_busy)
         with fault.planted(), pytest.raises(EngineFailed) as caught:
@@ -316,7 +318,7 @@ def test_a_failure_of_what_only_looks_and_counts_ends_no_answer(
     def fail(*_: object, **__: object) -> None:
         raise planted()
 
-    async def scenario(chat: Chat) -> None:
+    async def scenario(chat: TextModel) -> None:
         wanted = await tokens(chat)
         with monkeypatch.context() as patch:
             patch.setattr(point.owner, point.method, fail)
@@ -331,7 +333,7 @@ def test_a_failure_of_what_only_looks_and_counts_ends_no_answer(
 
 
 def test_requests_that_wait_survive_a_failed_step_of_others() -> None:
-    async def scenario(chat: Chat) -> None:
+    async def scenario(chat: TextModel) -> None:
         others = [[20 + number, *PROMPT] for number in range(3)]
         wanted = [await tokens(chat, other) for other in others]
         with Fault(Point(ModelRunner, "collect"), planted, 4).planted():
@@ -347,7 +349,7 @@ def test_requests_that_wait_survive_a_failed_step_of_others() -> None:
 
 @pytest.mark.parametrize("interval", [32, pytest.param(8, marks=pytest.mark.long)])
 def test_a_preempted_answer_survives_with_the_tokens_it_has(interval: int) -> None:
-    async def scenario(chat: Chat) -> None:
+    async def scenario(chat: TextModel) -> None:
         params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
         prompts = [[20 + number, *PROMPT[:30]] for number in range(3)]
         wanted = [await tokens(chat, prompt, params) for prompt in prompts]
@@ -367,7 +369,7 @@ def test_a_preempted_answer_survives_with_the_tokens_it_has(interval: int) -> No
 
 
 def test_a_waiting_request_that_makes_each_step_fail_is_ended_by_the_second_failure() -> None:
-    async def scenario(chat: Chat) -> None:
+    async def scenario(chat: TextModel) -> None:
         def poisoned(*_: Any, **__: Any) -> Any:
             raise RuntimeError("planted")
 
@@ -382,17 +384,17 @@ def test_a_waiting_request_that_makes_each_step_fail_is_ended_by_the_second_fail
 
 
 def test_a_named_prefix_survives_a_failed_step_until_it_is_removed() -> None:
-    async def scenario(chat: Chat) -> None:
-        await chat.prefixes.add("rules", PROMPT)
+    async def scenario(chat: TextModel) -> None:
+        await chat.writer.prefixes.add("rules", PROMPT)
         await chat.engine.reset_prefix_cache()
         num_pinned = chat.engine.stats().pool.num_pinned
         with Fault(Point(ModelRunner, "collect"), planted).planted(), pytest.raises(EngineFailed):
             await tokens(chat)
         await tokens(chat, [99] * 5)  # by then it is computed again
-        [answer] = await (await chat.submit([*PROMPT, 3, 4], GREEDY)).whole()
+        [answer] = await (await chat.writer.submit([*PROMPT, 3, 4], GREEDY)).whole()
         assert (chat.engine.stats().pool.num_pinned, num_pinned) == (3, 3)
         assert answer.usage.cached_tokens >= 48
-        chat.prefixes.remove("rules")
+        chat.writer.prefixes.remove("rules")
         await chat.engine.check()
         await tokens(chat)
         assert (await chat.engine.snapshot()).stats.pool.num_pinned == 0
@@ -401,11 +403,11 @@ def test_a_named_prefix_survives_a_failed_step_until_it_is_removed() -> None:
 
 
 def test_a_prefix_that_is_removed_while_it_is_computed_again_leaves_no_page_pinned() -> None:
-    async def scenario(chat: Chat) -> None:
-        await chat.prefixes.add("rules", PROMPT)
+    async def scenario(chat: TextModel) -> None:
+        await chat.writer.prefixes.add("rules", PROMPT)
         with Fault(Point(ModelRunner, "collect"), planted).planted(), pytest.raises(EngineFailed):
             await tokens(chat)
-        chat.prefixes.remove("rules")
+        chat.writer.prefixes.remove("rules")
         await tokens(chat)
         await chat.engine.check()
         assert (await chat.engine.snapshot()).stats.pool.num_pinned == 0
@@ -414,10 +416,10 @@ def test_a_prefix_that_is_removed_while_it_is_computed_again_leaves_no_page_pinn
 
 
 def test_one_lost_choice_ends_all_choices_of_its_request() -> None:
-    async def scenario(chat: Chat) -> None:
+    async def scenario(chat: TextModel) -> None:
         params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, n=3)
         with Fault(Point(ModelRunner, "collect"), planted, 3).planted():
-            stream = await chat.submit_all([PROMPT], params)
+            stream = await chat.writer.submit_all([PROMPT], params)
             with pytest.raises(EngineFailed):
                 await stream.whole()
         await tokens(chat)
@@ -427,7 +429,7 @@ def test_one_lost_choice_ends_all_choices_of_its_request() -> None:
 
 
 def test_too_many_failures_within_a_minute_end_the_engine() -> None:
-    async def scenario(chat: Chat) -> None:
+    async def scenario(chat: TextModel) -> None:
         def fails(*_: Any, **__: Any) -> Any:
             raise RuntimeError("the device is gone")
 
@@ -451,7 +453,7 @@ def test_an_engine_that_was_closed_has_not_failed() -> None:
 
 
 def test_a_failure_while_it_restarts_is_one_more_failure() -> None:
-    async def scenario(chat: Chat) -> None:
+    async def scenario(chat: TextModel) -> None:
         wanted = await tokens(chat)
         with (
             Fault(Point(ModelRunner, "collect"), planted).planted(),
@@ -466,7 +468,7 @@ def test_a_failure_while_it_restarts_is_one_more_failure() -> None:
 
 
 def test_a_restart_frees_the_arrays_of_the_failed_step() -> None:
-    async def scenario(chat: Chat) -> None:
+    async def scenario(chat: TextModel) -> None:
         await tokens(chat)
         before = mx.get_active_memory()
         for _ in range(3):
@@ -484,7 +486,7 @@ def test_a_restart_frees_the_arrays_of_the_failed_step() -> None:
 def test_an_error_of_the_device_in_a_step_is_raised_and_never_read_as_tokens(
     monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    async def scenario(chat: Chat) -> None:
+    async def scenario(chat: TextModel) -> None:
         wanted = await tokens(chat)
         real, num_calls = ModelRunner.logits, 0
 
@@ -509,7 +511,7 @@ def test_an_error_of_the_device_in_a_step_is_raised_and_never_read_as_tokens(
 def test_memory_refused_in_the_middle_of_growing_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario(chat: Chat) -> None:
+    async def scenario(chat: TextModel) -> None:
         wanted = await tokens(chat)
         backend = (await backend_of(chat)).__class__
         fault = Fault(Point(backend, "resize_pool"), lambda: MemoryError("refused"), at=5)
@@ -521,7 +523,7 @@ def test_memory_refused_in_the_middle_of_growing_changes_nothing(
         assert await tokens(chat) == wanted
         assert chat.engine.stats().scheduler.prefix_hits > before, "the cache is as it was"
 
-    async def backend_of(chat: Chat) -> Any:
+    async def backend_of(chat: TextModel) -> Any:
         found: list[Any] = []
         real = KVPool.write
 

@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten
 from mlxserve.core.errors import UnsupportedModel
 from mlxserve.hub.files import find_model
 from mlxserve.model import definitions, refusals
-from mlxserve.model.definitions import TextModel, stands_for
+from mlxserve.model.definitions import VlmLanguageModel, stands_for
 from mlxserve.model.load import LoadedModel, load
 from mlxserve.model.rank_group import RankGroup
 from tests.model.coverage import rows
@@ -63,7 +63,7 @@ def test_the_language_model_of_a_whole_model_is_loaded_from_its_folder(
 ) -> None:
     whole = write(folder, kind)
     model = loaded(folder)
-    assert isinstance(model.model, TextModel)
+    assert isinstance(model.model, VlmLanguageModel)
     expected = whole.language_model(IDS, cache=model.model.make_cache()).logits
     found = model.model(IDS, cache=model.model.make_cache())
     assert np.allclose(np.array(found), np.array(expected), atol=1e-5)

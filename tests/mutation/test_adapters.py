@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mlxserve.chat.chat import Chat
+from mlxserve import build
+from mlxserve.chat.view import View
 from mlxserve.core.errors import UnsupportedModel
 from mlxserve.model import step_graphs
 from mlxserve.model.adapted_layers import AdaptedEmbedding, AdapterRows
@@ -47,22 +48,22 @@ FOUND: dict[str, Bug] = {
         test_adapters.test_an_adapter_answers_as_mlx_lm_alone_cached_and_beside_others,
     ),
     "share a page across adapters": Bug(
-        Chat,
-        "_with_adapter",
-        'f"{self.fingerprint}/{digest}"',
-        "self.fingerprint",
+        View,
+        "with_adapter",
+        'f"{self.salt}/{digest}"',
+        "self.salt",
         test_adapters.test_pages_are_shared_within_an_adapter_and_not_across,
     ),
     "know an adapter by its name": Bug(
-        Chat,
-        "_with_adapter",
-        'f"{self.fingerprint}/{digest}"',
-        'f"{self.fingerprint}/{name}"',
+        View,
+        "with_adapter",
+        'f"{self.salt}/{digest}"',
+        'f"{self.salt}/{name}"',
         test_adapters.test_pages_of_adapters_are_found_on_disk_after_a_restart,
     ),
     "name prefixes for all adapters": Bug(
-        Chat,
-        "_with_adapter",
+        build,
+        "language_model",
         'prefix_file.with_stem(f"{prefix_file.stem}-{digest}")',
         "prefix_file",
         test_adapters.test_a_named_prefix_belongs_to_its_adapter,

@@ -23,7 +23,7 @@ from mlxserve.api.server.server import HttpServer, bind, serve, url_of
 from mlxserve.bench.client import LoadClient, TimedRequest
 from mlxserve.bench.report import Figure, Report
 from mlxserve.build import build_chat
-from mlxserve.chat.chat import Chat
+from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
 
 _PAGES = 512
@@ -64,7 +64,7 @@ def bench_overhead(model: str, *, runs: int, streams: int, tokens: int) -> Repor
 
 
 @contextlib.contextmanager
-def served(chat: Chat) -> Iterator[tuple[str, Callable[[], float]]]:
+def served(chat: TextModel) -> Iterator[tuple[str, Callable[[], float]]]:
     """(address, a function that reads the CPU seconds of the server's event loop)."""
     ready = threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []

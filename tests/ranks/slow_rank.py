@@ -72,7 +72,9 @@ def _observe(found: dict[str, Any]) -> None:
 async def _answer(config: EngineConfig) -> None:
     chat = build_chat_of_ranks(config)
     try:
-        stream = await chat.submit_all([list(range(2 * NUM_ROWS))], SamplingParams(max_tokens=1))
+        stream = await chat.writer.submit_all(
+            [list(range(2 * NUM_ROWS))], SamplingParams(max_tokens=1)
+        )
         await stream.whole()
     finally:
         chat.close()

@@ -54,7 +54,7 @@ async def _answers(config: EngineConfig) -> Answers:
     chat = build_chat_of_ranks(config)
 
     async def ask(prompt: Sequence[int], params: SamplingParams) -> list[Any]:
-        stream = await chat.submit_all([prompt], params)
+        stream = await chat.writer.submit_all([prompt], params)
         outputs = await stream.whole()
         return [
             [list(one.token_ids), [round(item.logprob, 3) for item in one.logprobs or ()]]
@@ -78,7 +78,7 @@ async def _answers(config: EngineConfig) -> Answers:
         found["two answers"] = await ask(prompts[5], _params(temperature=0.7, seed=3, n=2))
         found["logprobs"] = await ask(prompts[4], _params(temperature=0, logprobs=2))
         found["guided"] = await ask(prompts[3], guided)
-        vector = await chat.embed(prompts[5], pooling=Pooling.MEAN)
+        [vector] = await chat.vectors.embed([prompts[5]], pooling=Pooling.MEAN)
         found["embedding"] = [round(number, 4) for number in vector[:16]]
         running = asyncio.gather(
             *(ask(prompt, _params(temperature=0, seed=1)) for prompt in prompts),

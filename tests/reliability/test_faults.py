@@ -19,7 +19,7 @@ import pytest
 from mlxserve import MlxServeError, SamplingParams
 from mlxserve.build import build_chat
 from mlxserve.chat.answers import RequestOutput
-from mlxserve.chat.chat import Chat
+from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
 from mlxserve.disk.tier import DiskTier
 from mlxserve.engine.engine import Engine
@@ -86,7 +86,7 @@ class Subject:
             "max_engine_failures": 1_000_000,
             "disable_log_stats": True,
         }
-        self.chat: Chat = build_chat(EngineConfig().with_options(**options))
+        self.chat: TextModel = build_chat(EngineConfig().with_options(**options))
         self.wanted = [output.token_ids for output in asyncio.run(self.answers())]
 
     async def answers(self) -> list[RequestOutput]:
@@ -94,8 +94,8 @@ class Subject:
 
     async def answer(self, number: int) -> RequestOutput:
         text = f"Tell me the story number {number} of a boat. " * (1 + number % 2)
-        prompt = self.chat.render([{"role": "user", "content": text}])
-        stream = await self.chat.submit(prompt, PARAMS)
+        prompt = self.chat.writer.render([{"role": "user", "content": text}])
+        stream = await self.chat.writer.submit(prompt, PARAMS)
         try:
             [output] = await stream.whole()
         finally:
@@ -103,7 +103,7 @@ class Subject:
         return output
 
     async def prefix(self) -> None:
-        await self.chat.prefixes.add("p", self.chat.encode("You are a pirate. " * 4))
+        await self.chat.writer.prefixes.add("p", self.chat.codec.encode("You are a pirate. " * 4))
 
     async def resizes(self) -> None:
         await self.chat.engine.resize_cache(NUM_PAGES + 8)
@@ -111,7 +111,7 @@ class Subject:
         await self.chat.engine.reset_prefix_cache()
 
     async def forget(self) -> None:
-        await self.chat.forget([self.chat.encode("This chat was deleted. " * 4)])
+        await self.chat.forget([self.chat.codec.encode("This chat was deleted. " * 4)])
 
     async def look(self) -> None:
         for _ in range(3):
@@ -121,8 +121,8 @@ class Subject:
         """What each of the concurrent tasks returned or raised: the answers, then the others."""
         return await asyncio.gather(
             *(self.answer(number) for number in range(NUM_ANSWERS)),
-            self.chat.embed(list(range(5, 60))),
-            self.chat.score(list(range(5, 60))),
+            self.chat.vectors.embed([list(range(5, 60))]),
+            self.chat.writer.score(list(range(5, 60))),
             self.prefix(),
             self.look(),
             self.forget(),
@@ -143,8 +143,8 @@ class Subject:
 
     async def is_sound(self) -> None:
         assert self.chat.engine.is_alive()
-        if "p" in self.chat.prefixes.sizes():
-            self.chat.prefixes.remove("p")
+        if "p" in self.chat.writer.prefixes.sizes():
+            self.chat.writer.prefixes.remove("p")
         await self.chat.engine.resize_cache(NUM_PAGES)
         answers = await asyncio.gather(*(self.answer(number) for number in range(NUM_ANSWERS)))
         assert [answer.token_ids for answer in answers] == self.wanted

@@ -27,7 +27,7 @@ from mlxserve.api.bodies.tools import Effort, Tools, thinking_kwargs
 from mlxserve.api.errors import ApiError, from_engine, json_response
 from mlxserve.api.prompts import Prompts
 from mlxserve.api.warnings import Warnings
-from mlxserve.chat.chat import Chat
+from mlxserve.chat.text_model import TextModel
 from mlxserve.core.errors import InvalidRequest, MlxServeError
 from mlxserve.request import Forgotten
 
@@ -39,7 +39,7 @@ class RenderingModel(Protocol):
     """What is asked of a loaded model."""
 
     @property
-    def chat(self) -> Chat: ...
+    def chat(self) -> TextModel: ...
     @property
     def prompts(self) -> Prompts: ...
 

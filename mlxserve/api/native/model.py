@@ -23,7 +23,7 @@ class ModelCard:
 
     async def get(self, _request: Request) -> Response:
         """Describes the served model and the abilities of its chat template."""
-        abilities = await asyncio.to_thread(self._chat.template_abilities)
+        abilities = await asyncio.to_thread(self._chat.template_caps)
         return json_response(
             {
                 "id": self._chat.model_name,

@@ -32,16 +32,16 @@ from mlxserve.engine.snapshot import PageState, Phase, RequestView, Snapshot
 from mlxserve.request import ANONYMOUS
 
 if TYPE_CHECKING:
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.text_model import TextModel
 
 MAP_INTERVAL = 0.25  # seconds between two events of a map
 MAX_MAPS = 32  # open at the same time
 
 
 class Monitoring:
-    """The endpoints over one `Chat`."""
+    """The endpoints over one `TextModel`."""
 
-    def __init__(self, chat: Chat, drain: Drain) -> None:
+    def __init__(self, chat: TextModel, drain: Drain) -> None:
         self._engine = chat.engine
         self._drain = drain
         self._snapshots = SharedSnapshots(chat.engine)

@@ -75,7 +75,7 @@ class Prefixes:
         self._adding[full_name] += 1
         try:
             token_ids = await self._token_ids(request, asked)
-            await self._chat.prefixes.add(
+            await self._chat.require_writer().prefixes.add(
                 full_name,
                 token_ids,
                 cache_salt=cache_namespace(request, None),
@@ -92,7 +92,8 @@ class Prefixes:
 
     def _refuse_too_many(self, request: Request, full_name: str) -> None:
         """Refuse a new name if all names are taken, or the key's share of them. Raises ApiError 409."""
-        known = self._chat.prefixes.sizes().keys() | self._adding.keys()
+        writer = self._chat.writer
+        known = self._adding.keys() | (() if writer is None else writer.prefixes.sizes().keys())
         if full_name in known:
             return
         if len(known) >= MAX_PREFIXES:
@@ -113,8 +114,10 @@ class Prefixes:
     async def delete(self, request: Request) -> Response:
         """Deletes a prefix. Its pages stay cached until they are evicted."""
         name, owner = request.path_params["name"], _owner(request)
+        if (writer := self._chat.writer) is None:
+            raise self._not_found(request, name, owner)
         try:
-            self._chat.prefixes.remove(self._prefix_names.full(request, name, owner))
+            writer.prefixes.remove(self._prefix_names.full(request, name, owner))
         except UnknownPrefix as error:
             raise self._not_found(request, name, owner) from error
         return json_response({"id": name, "object": "prefix", "deleted": True})

@@ -64,5 +64,5 @@ class DetokenizeRequest(RequestBody):
 class CacheResizeRequest(RequestBody):
     """The body of `POST /api/v1/cache/resize`."""
 
-    # `Chat` checks the bounds; here they only appear in /openapi.json.
+    # `Writer` checks the bounds; here they only appear in /openapi.json.
     num_pages: Annotated[int, Field(json_schema_extra={"minimum": MIN_PAGES, "maximum": MAX_PAGES})]

@@ -18,7 +18,7 @@ from mlxserve.api.server.watchdog import MAX_SILENCE
 from mlxserve.core.version import __version__
 
 if TYPE_CHECKING:
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.text_model import TextModel
     from mlxserve.engine.async_engine import AsyncEngine
 
 MEMORY_LEVELS = ("normal", "high", "critical")
@@ -29,7 +29,7 @@ class MonitoredModel(Protocol):
     """What is asked of a loaded model."""
 
     @property
-    def chat(self) -> Chat: ...
+    def chat(self) -> TextModel: ...
     @property
     def metrics(self) -> Metrics: ...
 

@@ -55,7 +55,9 @@ class Tokenization:
         self._service.check_model(request, asked.model)
         try:
             seconds = encode_seconds(len(asked.tokens))
-            text = await run_fairly(request, seconds, partial(self._chat.decode, asked.tokens))
+            text = await run_fairly(
+                request, seconds, partial(self._chat.codec.decode, asked.tokens)
+            )
         except MlxServeError as error:
             raise from_engine(error) from error
         headers = self._service.warnings.header(request, asked.unknown_fields)
@@ -63,7 +65,7 @@ class Tokenization:
 
     async def _token_ids(self, request: Request, asked: TokenizeRequest) -> list[int]:
         if asked.prompt is not None:
-            encode = partial(self._chat.encode, asked.prompt)
+            encode = partial(self._chat.codec.encode, asked.prompt)
             return await run_fairly(request, encode_seconds(len(asked.prompt)), encode)
         return await self._prompts.of_conversation(
             request,

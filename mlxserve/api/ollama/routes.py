@@ -123,7 +123,7 @@ class Ollama:
         started = perf_counter() - load_seconds
         asked = await read_request(kind, request)
         name = self._model(request, asked)
-        if not self._chat.can_write:
+        if self._chat.writer is None:
             what = "chat" if member == "message" else "generate"
             raise ApiError(400, f'"{name}" does not support {what}', param="model")
         if asked.thinks and not self._chat.can_think:
@@ -133,7 +133,7 @@ class Ollama:
         context = self._chat.max_model_len
         if (asked.options.num_ctx or 0) > context:
             warn(request, f"options.num_ctx: the context here is {context} tokens")
-        token_text = (lambda token: self._chat.decode([token])) if asked.logprobs else None
+        token_text = (lambda token: self._chat.codec.decode([token])) if asked.logprobs else None
         return asked, OllamaReply(member, name, started, load_seconds, token_text)
 
     def _loaded(self, request: Request, asked: OllamaGeneration, reply: OllamaReply) -> Response:

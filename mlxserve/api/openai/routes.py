@@ -26,7 +26,7 @@ from mlxserve.request import TokenLogprob
 
 
 class OpenAI:
-    """The endpoints over one `Chat`."""
+    """The endpoints over one `TextModel`."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -119,12 +119,12 @@ class OpenAI:
         for prompt in prompts if asked.echo else ():
             logprobs: list[TokenLogprob] = []
             if asked.logprobs is not None:
-                logprobs = await self._chat.score(
+                logprobs = await self._chat.require_writer().score(
                     prompt, num_top=asked.logprobs, client=client_name(request)
                 )
-            one = EchoedPrompt(self._chat.decode(prompt), prompt[0], tuple(logprobs))
+            one = EchoedPrompt(self._chat.codec.decode(prompt), prompt[0], tuple(logprobs))
             echoed += [one] * (asked.n or 1)
         return echoed
 
     def _token_text(self, token_id: int) -> str:
-        return self._chat.decode([token_id])
+        return self._chat.codec.decode([token_id])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.text_model import TextModel
     from mlxserve.core.stats import PlannedMemory
     from mlxserve.hub.facts import ModelFacts
 
@@ -31,7 +31,7 @@ class RegisteredModel:
     """A model that can be loaded.
 
     name         in the API
-    load         makes its Chat with at most this many bytes, on any thread. Raises MlxServeError
+    load         makes it with at most this many bytes, on any thread. Raises MlxServeError
     aliases      its other names
     unlisted     names that are accepted and not shown
     weight_size  bytes
@@ -47,7 +47,7 @@ class RegisteredModel:
     """
 
     name: str
-    load: Callable[[int], Chat]
+    load: Callable[[int], TextModel]
     aliases: tuple[str, ...] = ()
     unlisted: tuple[str, ...] = ()
     weight_size: int = 0
@@ -87,7 +87,7 @@ class Place:
 
     def __init__(self, model: RegisteredModel, now: float) -> None:
         self.model = model
-        self.chat: Chat | None = None  # also while it is closed: its memory is taken
+        self.chat: TextModel | None = None  # also while it is closed: its memory is taken
         self.users = 0
         self.num_waiting = 0  # requests that wait for it to be loaded
         self.loading: asyncio.Task[None] | None = None
@@ -100,7 +100,7 @@ class Place:
         self.set_pages = 0  # that the registry has given it; others may resize it, too
         self._known_least: int | None = None  # since it was loaded for the first time
 
-    def put(self, chat: Chat, now: float) -> None:
+    def put(self, chat: TextModel, now: float) -> None:
         """It is loaded."""
         self.chat = chat
         self.loaded_at = self.used_at = now

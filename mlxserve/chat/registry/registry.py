@@ -32,7 +32,7 @@ from mlxserve.chat.registry.threads import in_thread
 from mlxserve.core.errors import EngineStopped, OutOfMemory, QueueFull
 
 if TYPE_CHECKING:
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.text_model import TextModel
 
 log = logging.getLogger("mlxserve.chat.registry")
 
@@ -45,7 +45,7 @@ MAX_WAIT_SECONDS = 600.0  # for room, before a request is refused
 
 
 class ModelRegistry:
-    """Owns every Chat. Nothing else holds one for longer than a request."""
+    """Owns every TextModel. Nothing else holds one for longer than a request."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ModelRegistry:
 
     @classmethod
     def of(
-        cls, chat: Chat, aliases: Sequence[str] = (), unlisted: Sequence[str] = ()
+        cls, chat: TextModel, aliases: Sequence[str] = (), unlisted: Sequence[str] = ()
     ) -> ModelRegistry:
         """One with a loaded model, which stays."""
         model = RegisteredModel(
@@ -98,8 +98,8 @@ class ModelRegistry:
         self.models = (*self.models, model)
         self._memory.budget = min(self._memory.budget, self._shared_budget)
 
-    def loaded(self, name: str) -> Chat | None:
-        """The model's Chat if it is loaded and not about to be unloaded. It is not counted as used."""
+    def loaded(self, name: str) -> TextModel | None:
+        """The model if it is loaded and not about to be unloaded. It is not counted as used."""
         place = self._places[name]
         return None if place.closes else place.chat
 
@@ -113,8 +113,8 @@ class ModelRegistry:
         return None if self._memory.budget == NO_LIMIT else self._memory.budget
 
     @contextlib.asynccontextmanager
-    async def use(self, name: str) -> AsyncIterator[Chat]:
-        """The model's Chat, loaded first if need be. It stays until the end of the block.
+    async def use(self, name: str) -> AsyncIterator[TextModel]:
+        """The model, loaded first if need be. It stays until the end of the block.
 
         Raises OutOfMemory, QueueFull, EngineStopped, and what loading raises. A request that is
         cancelled leaves the others to wait.
@@ -216,13 +216,13 @@ class ModelRegistry:
         if self._is_closed:
             raise EngineStopped("The server is stopping.")
 
-    def _usable(self, place: Place) -> Chat | None:
+    def _usable(self, place: Place) -> TextModel | None:
         self._refuse_if_closed()
         if place.chat is not None and not place.closes and self._has_failed(place):
             self._begin_closing(place)
         return None if place.closes else place.chat
 
-    async def _usable_soon(self, place: Place) -> Chat:
+    async def _usable_soon(self, place: Place) -> TextModel:
         while (chat := self._usable(place)) is None:
             await self._wait_until_loaded(place)
         return chat
@@ -276,7 +276,7 @@ class ModelRegistry:
     def _read_and_put(self, place: Place, room: int) -> None:
         self._put(place, place.model.load(room))
 
-    def _put(self, place: Place, chat: Chat) -> None:
+    def _put(self, place: Place, chat: TextModel) -> None:
         """On the thread that has loaded it."""
         with self._lock:
             if not self._is_closed:

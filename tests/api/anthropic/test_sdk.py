@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from mlxserve.api.access.policy import AccessPolicy
-from mlxserve.chat.chat import Chat
+from mlxserve.chat.text_model import TextModel
 from mlxserve.core.errors import EngineStopped, PromptTooLong, QueueFull
 from mlxserve.request import FinishReason
 from mlxserve.text.deltas import Delta, Usage
@@ -118,7 +118,7 @@ def test_a_prompt_beyond_the_context_is_a_bad_request(real: anthropic.Anthropic)
 
 
 def test_the_model_is_listed_in_anthropics_format(
-    real: anthropic.Anthropic, real_chat: Chat
+    real: anthropic.Anthropic, real_chat: TextModel
 ) -> None:
     [model] = real.models.list()
     assert (model.id, model.type, model.lifecycle) == (real_chat.model_name, "model", "active")

@@ -91,18 +91,18 @@ def test_thinking_becomes_a_template_variable_and_a_budget() -> None:
 def test_tools_are_refused_for_a_model_whose_calls_cannot_be_parsed(
     scripted_chat: Any, tokenizer_with: Any
 ) -> None:
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.language_model import language_model
 
     tokenizer = tokenizer_with([], "{{ messages[0].content }}{{ tools }}")
-    chat = Chat(
+    chat = language_model(
         type(scripted_chat[1])(tokenizer),
         tokenizer,
-        model_name="mute",
+        name="mute",
         vocab_size=tokenizer.vocab_size,
         default_params=SamplingParams(),
     )
     turn = asked(tools=[tool("a")]).turn()
-    prompt = chat.render(HELLO, tools=turn.tools)
+    prompt = chat.writer.render(HELLO, tools=turn.tools)
     with pytest.raises(InvalidParameter, match="tools: how this model writes tool calls"):
-        asyncio.run(chat.submit(prompt, SamplingParams(), RequestOptions(turn=turn)))
+        asyncio.run(chat.writer.submit(prompt, SamplingParams(), RequestOptions(turn=turn)))
     chat.close()

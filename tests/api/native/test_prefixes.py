@@ -17,7 +17,7 @@ from tests.api.serving import Serve
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from mlxserve.chat.chat import Chat
+    from mlxserve.chat.text_model import TextModel
 
 HELLO = [{"role": "user", "content": "Hi"}]
 
@@ -217,7 +217,7 @@ def test_a_key_may_have_half_of_the_names_while_there_is_another_key(
 
 
 def test_a_running_server_unpins_the_pages_of_a_revoked_key(
-    serve_real: Serve, real_chat: Chat, keys: KeyFile
+    serve_real: Serve, real_chat: TextModel, keys: KeyFile
 ) -> None:
     alice, bob = (bearer(keys.create(name, Scope.USER)) for name in ("alice", "bob"))
     access = AccessPolicy(keys_file=keys.path, max_prefix_share_per_key=0.25)
@@ -237,14 +237,16 @@ def test_a_running_server_unpins_the_pages_of_a_revoked_key(
         keys.revoke("alice")
         wait_until(
             lambda: (
-                len(real_chat.prefixes.sizes()) == 1
+                len(real_chat.writer.prefixes.sizes()) == 1
                 and real_chat.engine.stats().pool.num_used < pinned
             ),
             complaint="the pages of the revoked key are still pinned",
         )
         keys.revoke("bob")
         wait_until(
-            lambda: not real_chat.prefixes.sizes() and not real_chat.engine.stats().pool.num_used
+            lambda: (
+                not real_chat.writer.prefixes.sizes() and not real_chat.engine.stats().pool.num_used
+            )
         )
 
 

@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from mlxserve.api.access.policy import AccessPolicy
-from mlxserve.chat.chat import Chat
+from mlxserve.chat.text_model import TextModel
 from mlxserve.core.errors import EngineStopped
 from mlxserve.request import FinishReason
 from mlxserve.text.deltas import Delta, Usage
@@ -43,7 +43,7 @@ def real(real_url: str) -> Iterator[ollama.Client]:
 
 
 @pytest.fixture(scope="module")
-def model(real_chat: Chat) -> str:
+def model(real_chat: TextModel) -> str:
     return real_chat.model_name
 
 
@@ -72,16 +72,16 @@ def test_a_stream_adds_up_to_the_whole_chat(real: ollama.Client, model: str) -> 
 
 
 def test_a_context_goes_on_where_the_answer_ended(
-    real: ollama.Client, real_chat: Chat, model: str
+    real: ollama.Client, real_chat: TextModel, model: str
 ) -> None:
     first = real.generate(model, "Hello", options=GREEDY)
     prompt = first.context[: first.prompt_eval_count]
     answer = first.context[first.prompt_eval_count :]
     assert len(answer) == first.eval_count
-    assert real_chat.decode(answer).startswith(first.response)
+    assert real_chat.codec.decode(answer).startswith(first.response)
     again = real.generate(model, "And you?", context=first.context, options=GREEDY)
     assert again.context[: len(first.context)] == first.context
-    raw = real.generate(model, real_chat.decode(prompt), raw=True, options=GREEDY)
+    raw = real.generate(model, real_chat.codec.decode(prompt), raw=True, options=GREEDY)
     assert raw.context is None
 
 
@@ -113,7 +113,7 @@ def test_vectors_have_length_one(real: ollama.Client, model: str) -> None:
 
 
 def test_the_model_is_listed_shown_and_running(
-    real: ollama.Client, real_chat: Chat, model: str
+    real: ollama.Client, real_chat: TextModel, model: str
 ) -> None:
     [listed] = real.list().models
     [running] = real.ps().models

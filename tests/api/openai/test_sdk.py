@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mlxserve.api.access.policy import AccessPolicy
-from mlxserve.chat.chat import Chat
+from mlxserve.chat.text_model import TextModel
 from tests.api.clients import openai
 
 ALICE, BOB = "a" * 32, "b" * 32
@@ -52,10 +52,10 @@ def test_a_vector_is_the_same_as_floats_and_in_base64(alice: openai.OpenAI, mode
 
 
 def test_a_text_and_its_tokens_have_the_same_vector_in_any_batch(
-    alice: openai.OpenAI, real_chat: Chat, model: str
+    alice: openai.OpenAI, real_chat: TextModel, model: str
 ) -> None:
     texts = ["The sea is wide.", "A stone " * 200]
-    tokens = [real_chat.encode(text) for text in texts]
+    tokens = [real_chat.codec.encode(text) for text in texts]
     together = alice.embeddings.create(model=model, input=texts)
     by_tokens = alice.embeddings.create(model=model, input=tokens)
     alone = [alice.embeddings.create(model=model, input=text).data[0] for text in texts]

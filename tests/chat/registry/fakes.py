@@ -17,7 +17,7 @@ PAGE = 10  # bytes
 
 
 class FakeModel:
-    """A Chat, its engine, and what loads it: one object for each name, loaded again and again.
+    """A model, its engine, and what loads it: one object for each name, loaded again and again.
 
     weights: bytes. The pool takes what it is given, up to `most` pages
     """

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mlxserve.api.config import ModelOptions, ServerConfig
-from mlxserve.chat.chat import Chat
 from mlxserve.chat.registry.registry import ModelRegistry
+from mlxserve.chat.text_model import TextModel
 from mlxserve.cli.building import build_registry
 from mlxserve.cli.settings import ModelSettings
 from mlxserve.core.config import EngineConfig
@@ -44,9 +44,9 @@ def registry(
     registry.close()
 
 
-async def answer(chat: Chat) -> tuple[tuple[int, ...], int]:
+async def answer(chat: TextModel) -> tuple[tuple[int, ...], int]:
     """(tokens, how many of the prompt's were cached)"""
-    [output] = await (await chat.submit(PROMPT, GREEDY)).whole()
+    [output] = await (await chat.writer.submit(PROMPT, GREEDY)).whole()
     assert output.usage is not None
     return tuple(output.token_ids), output.usage.cached_tokens
 

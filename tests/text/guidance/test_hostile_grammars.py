@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from mlxserve.build import build_chat
-from mlxserve.chat.chat import Chat
+from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import GrammarFailed, HelperUnavailable, InvalidParameter
 from mlxserve.core.sampling_params import SamplingParams, Structure, StructureKind
@@ -31,7 +31,7 @@ FIRST = [*HOSTILE, EARLY]
 
 
 @pytest.fixture
-def chat(write_model: Callable[..., Path], tmp_path: Any) -> Iterator[Chat]:
+def chat(write_model: Callable[..., Path], tmp_path: Any) -> Iterator[TextModel]:
     built = build_chat(
         EngineConfig().with_options(
             model=str(write_model(tmp_path, "llama")),
@@ -45,7 +45,7 @@ def chat(write_model: Callable[..., Path], tmp_path: Any) -> Iterator[Chat]:
 
 
 async def ask(
-    chat: Chat,
+    chat: TextModel,
     structure: Structure | None = None,
     *,
     seen: list[float] | None = None,
@@ -53,7 +53,7 @@ async def ask(
 ) -> tuple[int, ...]:
     sampling = SamplingParams(**{"max_tokens": 60, "seed": 1, **params}, structure=structure)
     deltas: list[Delta] = []
-    async for delta in await chat.submit(chat.encode("Hello there"), sampling):
+    async for delta in await chat.writer.submit(chat.codec.encode("Hello there"), sampling):
         deltas.append(delta)
         if seen is not None:
             seen.append(time.monotonic())
@@ -61,7 +61,7 @@ async def ask(
 
 
 @asynccontextmanager
-async def plain_stream(chat: Chat) -> AsyncIterator[list[float]]:
+async def plain_stream(chat: TextModel) -> AsyncIterator[list[float]]:
     """The times of the tokens of an unguided client that asks again and again."""
     seen: list[float] = []
 
@@ -88,7 +88,7 @@ def seconds_of_ended(work: Callable[[], object]) -> float:
     return os.times().children_user - before.children_user
 
 
-async def fail(chat: Chat, kind: StructureKind, source: str) -> Exception:
+async def fail(chat: TextModel, kind: StructureKind, source: str) -> Exception:
     for _ in range(_MAX_TRIES):
         try:
             await ask(chat, Structure(kind, source, "structured_outputs"))
@@ -104,7 +104,7 @@ _MAX_TRIES = 5
 NAMES = Structure(StructureKind.REGEX, "([A-C][a-f]{2,5},){20}")
 
 
-def test_a_mask_without_end_fails_its_answer_and_no_other_waits_or_changes(chat: Chat) -> None:
+def test_a_mask_without_end_fails_its_answer_and_no_other_waits_or_changes(chat: TextModel) -> None:
     async def scenario() -> None:
         alone = await ask(chat, NAMES)
         async with plain_stream(chat) as seen:
@@ -126,7 +126,7 @@ def test_a_mask_without_end_fails_its_answer_and_no_other_waits_or_changes(chat:
 
 
 @pytest.mark.long
-def test_an_answer_can_be_aborted_while_its_mask_is_computed(chat: Chat) -> None:
+def test_an_answer_can_be_aborted_while_its_mask_is_computed(chat: TextModel) -> None:
     async def scenario() -> None:
         async with plain_stream(chat):
             task = asyncio.create_task(fail(chat, StructureKind.GRAMMAR, LATE))
@@ -154,7 +154,7 @@ def test_an_answer_can_be_aborted_while_its_mask_is_computed(chat: Chat) -> None
     ],
 )
 def test_a_source_without_end_is_refused_while_the_others_go_on(
-    chat: Chat, kind: StructureKind, source: str, monkeypatch: pytest.MonkeyPatch
+    chat: TextModel, kind: StructureKind, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of a processor that the stream leaves to others: 2 s of it took half a minute.
     monkeypatch.setattr("mlxserve.text.guidance.grammars.TRIES", (0.02, 0.2, 0.5))
@@ -180,7 +180,7 @@ def test_a_source_without_end_is_refused_while_the_others_go_on(
 
 
 @pytest.mark.long
-def test_closing_does_not_wait_for_a_grammar(chat: Chat) -> None:
+def test_closing_does_not_wait_for_a_grammar(chat: TextModel) -> None:
     async def scenario() -> None:
         before = seconds_of_children()
         tasks = [asyncio.create_task(fail(chat, kind, source)) for kind, source in HOSTILE]
@@ -196,7 +196,7 @@ def test_closing_does_not_wait_for_a_grammar(chat: Chat) -> None:
 
 
 @pytest.mark.long
-def test_a_plain_stream_beside_hostile_grammars_has_no_long_gap(chat: Chat) -> None:
+def test_a_plain_stream_beside_hostile_grammars_has_no_long_gap(chat: TextModel) -> None:
     """A source that blocked the stream would hold it for its 2 s."""
 
     async def scenario() -> None:

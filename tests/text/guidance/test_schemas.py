@@ -12,8 +12,8 @@ import jsonschema
 import pytest
 
 from mlxserve.build import build_chat
-from mlxserve.chat.chat import Chat
 from mlxserve.chat.request_options import RequestOptions
+from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.sampling_params import SamplingParams, Structure, StructureKind
 from mlxserve.request import FinishReason
@@ -25,7 +25,7 @@ ASKED = ("Tell me of Paris.", "Who are you?", "Make a list.", "Answer in JSON, p
 
 
 @pytest.fixture(scope="module")
-def chat() -> Iterator[Chat]:
+def chat() -> Iterator[TextModel]:
     built = build_chat(
         EngineConfig().with_options(num_pages=256, page_size=16, disable_log_stats=True)
     )
@@ -80,7 +80,7 @@ def random_object(rng: Random, depth: int) -> dict[str, Any]:
     }
 
 
-async def answer(chat: Chat, number: int) -> tuple[dict[str, Any], list[Delta]]:
+async def answer(chat: TextModel, number: int) -> tuple[dict[str, Any], list[Delta]]:
     rng = Random(number)
     schema = random_object(rng, 0)
     structure = Structure(StructureKind.JSON_SCHEMA, json.dumps(schema))
@@ -91,12 +91,12 @@ async def answer(chat: Chat, number: int) -> tuple[dict[str, Any], list[Delta]]:
         seed=number,
         structure=structure,
     )
-    prompt = chat.render([{"role": "user", "content": rng.choice(ASKED)}])
-    submitted = await chat.submit(prompt, params, RequestOptions(turn=AssistantTurn()))
+    prompt = chat.writer.render([{"role": "user", "content": rng.choice(ASKED)}])
+    submitted = await chat.writer.submit(prompt, params, RequestOptions(turn=AssistantTurn()))
     return schema, [delta async for delta in submitted]
 
 
-async def answers(chat: Chat, numbers: range, num_running: int) -> None:
+async def answers(chat: TextModel, numbers: range, num_running: int) -> None:
     """Keep `num_running` answers running: as one ends, the next one starts."""
     room = asyncio.Semaphore(num_running)
 
@@ -112,16 +112,16 @@ async def answers(chat: Chat, numbers: range, num_running: int) -> None:
             group.create_task(judged(number))
 
 
-def test_answers_under_schemas_parse_and_validate(chat: Chat) -> None:
+def test_answers_under_schemas_parse_and_validate(chat: TextModel) -> None:
     asyncio.run(answers(chat, range(12), 8))
 
 
 @pytest.mark.long
-def test_answers_under_many_schemas_parse_and_validate(chat: Chat) -> None:
+def test_answers_under_many_schemas_parse_and_validate(chat: TextModel) -> None:
     asyncio.run(answers(chat, range(12, 212), 24))
 
 
-def test_an_answer_is_the_same_in_a_batch_and_alone(chat: Chat) -> None:
+def test_an_answer_is_the_same_in_a_batch_and_alone(chat: TextModel) -> None:
     async def texts(numbers: list[int]) -> list[str]:
         found = await asyncio.gather(*(answer(chat, number) for number in numbers))
         return ["".join(delta.text for delta in deltas) for _, deltas in found]
@@ -130,7 +130,7 @@ def test_an_answer_is_the_same_in_a_batch_and_alone(chat: Chat) -> None:
     assert asyncio.run(texts([3, 4])) == alone
 
 
-def test_an_answer_under_a_schema_is_the_same_after_losing_its_pages(chat: Chat) -> None:
+def test_an_answer_under_a_schema_is_the_same_after_losing_its_pages(chat: TextModel) -> None:
     async def text(*, is_disturbed: bool) -> str:
         task = asyncio.ensure_future(answer(chat, 3))
         while is_disturbed and not task.done():
@@ -142,12 +142,12 @@ def test_an_answer_under_a_schema_is_the_same_after_losing_its_pages(chat: Chat)
     assert chat.engine.stats().scheduler.recomputed_tokens > lost
 
 
-def test_an_answer_cut_off_under_a_schema_finishes_with_length(chat: Chat) -> None:
+def test_an_answer_cut_off_under_a_schema_finishes_with_length(chat: TextModel) -> None:
     structure = Structure(StructureKind.JSON_SCHEMA, json.dumps({"type": "string"}))
     params = SamplingParams(max_tokens=5, structure=structure, seed=1)
 
     async def reason() -> FinishReason | None:
-        submitted = await chat.submit(chat.encode("Tell me a long story."), params)
+        submitted = await chat.writer.submit(chat.codec.encode("Tell me a long story."), params)
         return [delta async for delta in submitted][-1].finish_reason
 
     assert asyncio.run(reason()) is FinishReason.LENGTH

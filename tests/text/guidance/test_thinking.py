@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mlxserve.build import build_chat
-from mlxserve.chat.chat import Chat
 from mlxserve.chat.request_options import RequestOptions
+from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import GrammarFailed
 from mlxserve.core.sampling_params import SamplingParams, Structure, StructureKind
@@ -37,7 +37,7 @@ TOOL = {
 
 
 @pytest.fixture(scope="module")
-def chat(write_model: Callable[..., Path], tmp_path_factory: Any) -> Iterator[Chat]:
+def chat(write_model: Callable[..., Path], tmp_path_factory: Any) -> Iterator[TextModel]:
     folder = write_model(tmp_path_factory.mktemp("thinks"), "llama")
     config = json.loads((folder / "tokenizer_config.json").read_text())
     config["chat_template"] = TEMPLATE
@@ -52,11 +52,11 @@ def chat(write_model: Callable[..., Path], tmp_path_factory: Any) -> Iterator[Ch
 
 
 async def ask(
-    chat: Chat, turn: AssistantTurn, *, thinks: bool = True, **params: Any
+    chat: TextModel, turn: AssistantTurn, *, thinks: bool = True, **params: Any
 ) -> list[Delta]:
-    prompt = chat.render(HELLO, enable_thinking=thinks, tools=turn.tools)
+    prompt = chat.writer.render(HELLO, enable_thinking=thinks, tools=turn.tools)
     sampling = SamplingParams(**{"max_tokens": 90, **params})
-    answer = await chat.submit(prompt, sampling, RequestOptions(turn=turn))
+    answer = await chat.writer.submit(prompt, sampling, RequestOptions(turn=turn))
     return [delta async for delta in answer]
 
 
@@ -65,7 +65,7 @@ def joined(deltas: list[Delta]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_grammar_applies_after_the_thinking(chat: Chat, seed: int) -> None:
+def test_a_grammar_applies_after_the_thinking(chat: TextModel, seed: int) -> None:
     turn = AssistantTurn(thinking_budget=6)
     deltas = asyncio.run(ask(chat, turn, structure=NAME, seed=seed))
     reasoning, text = joined(deltas)
@@ -79,14 +79,14 @@ def test_a_grammar_applies_after_the_thinking(chat: Chat, seed: int) -> None:
     assert deltas[-1].finish_reason is FinishReason.STOP
 
 
-def test_without_thinking_the_grammar_applies_at_once(chat: Chat) -> None:
+def test_without_thinking_the_grammar_applies_at_once(chat: TextModel) -> None:
     deltas = asyncio.run(ask(chat, AssistantTurn(thinking_budget=0), thinks=False, structure=NAME))
     reasoning, text = joined(deltas)
     assert reasoning == ""
     assert 3 <= len(text) <= 6
 
 
-def test_a_zero_budget_ends_thinking_opened_by_the_prompt(chat: Chat) -> None:
+def test_a_zero_budget_ends_thinking_opened_by_the_prompt(chat: TextModel) -> None:
     deltas = asyncio.run(ask(chat, AssistantTurn(thinking_budget=0), temperature=0))
     reasoning, text = joined(deltas)
     assert reasoning == ""
@@ -95,7 +95,7 @@ def test_a_zero_budget_ends_thinking_opened_by_the_prompt(chat: Chat) -> None:
     assert deltas[-1].usage.reasoning_tokens == 1  # the end marker
 
 
-def test_a_required_call_follows_the_thinking(chat: Chat) -> None:
+def test_a_required_call_follows_the_thinking(chat: TextModel) -> None:
     turn = AssistantTurn(
         tools=[TOOL],
         tool_choice=ToolChoice.REQUIRED,
@@ -109,7 +109,7 @@ def test_a_required_call_follows_the_thinking(chat: Chat) -> None:
     assert deltas[-1].finish_reason is FinishReason.TOOL_CALLS
 
 
-def test_guided_answers_do_not_change_unguided_ones_in_the_batch(chat: Chat) -> None:
+def test_guided_answers_do_not_change_unguided_ones_in_the_batch(chat: TextModel) -> None:
     async def plain() -> str:
         return joined(await ask(chat, AssistantTurn(), seed=11, max_tokens=40))[0]
 
@@ -126,7 +126,7 @@ def test_guided_answers_do_not_change_unguided_ones_in_the_batch(chat: Chat) -> 
 
 @pytest.mark.slow
 def test_an_answer_that_leaves_its_grammar_fails_alone(
-    chat: Chat, monkeypatch: pytest.MonkeyPatch
+    chat: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("mlxserve.text.guidance.guide.AnswerGuide.mask", lambda self: None)

@@ -1,0 +1,71 @@
+"""TextCodec: text to token ids and back, within one model's context and vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mlxserve.core.errors import InvalidParameter, PromptTooLong
+from mlxserve.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # it imports mlx, which waits for machine.prepare()
+    from mlxserve.engine.async_engine import AsyncEngine
+
+_MARGIN = 4  # a text is refused unread if it has this many times more characters than can fit
+
+
+class TextCodec:
+    """A tokenizer that refuses what its engine cannot take. Methods may be called from any thread."""
+
+    def __init__(self, engine: AsyncEngine, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self._engine = engine
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus answer."""
+        return self._engine.max_model_len
+
+    @property
+    def most_characters(self) -> int:
+        """Of a text that is tokenised: one with more can never fit, and tokenising takes seconds.
+
+        The margin allows for tokenizers that drop or join characters first.
+        """
+        return self.max_model_len * _MARGIN * self.tokenizer.max_token_size - 1
+
+    def encode(self, text: str) -> list[int]:
+        """A text as token ids. Raises InvalidRequest, and PromptTooLong if it is far too long."""
+        self.refuse_huge(len(text))
+        return self.tokenizer.encode(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Raises InvalidParameter for ids outside the vocabulary.
+
+        Tokenizers treat those inconsistently: some fail, some ignore them.
+        """
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
+            raise InvalidParameter("tokens", f"must be from 0 to {self.vocab_size - 1}")
+        return self.tokenizer.decode(token_ids)
+
+    def refuse_huge(self, num_characters: int) -> None:
+        """Raises PromptTooLong for a text that can never fit."""
+        if num_characters > self.most_characters:
+            raise self.too_long(num_characters)
+
+    def too_long(self, num_characters: int) -> PromptTooLong:
+        """The error for a text that was not tokenised."""
+        num_tokens = num_characters // (_MARGIN * self.tokenizer.max_token_size)
+        return PromptTooLong.for_answer(
+            num_tokens, self.max_model_len, num_characters=num_characters
+        )
+
+    def check_ids(self, token_ids: Sequence[int], field: str) -> None:
+        """Raises InvalidParameter, which names `field`, for ids outside the vocabulary."""
+        if not all(isinstance(token, int) for token in token_ids) or not (
+            min(token_ids) >= 0 and max(token_ids) < self.vocab_size
+        ):
+            raise InvalidParameter(
+                field, f"token ids must be whole numbers from 0 to {self.vocab_size - 1}"
+            )

@@ -1,0 +1,130 @@
+"""How models rank documents for a query.
+
+VectorRanker    by the cosine between vectors, of an embedding model
+PairRanker      by the score of each pair, of a cross-encoder
+JudgeRanker     by the answer to a question, of a language model that was trained as a reranker
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from mlxserve.chat.codec import TextCodec
+from mlxserve.chat.embedding.encoder import EncoderText
+from mlxserve.chat.embedding.encoder_engine import EncoderEngine
+from mlxserve.chat.embedding.encoder_vectors import EncoderVectors
+from mlxserve.chat.embedding.judging import Judging
+from mlxserve.core.errors import InvalidParameter, InvalidRequest
+
+_PAIR = "query", "document"  # names of prompts, as sentence-transformers gives them
+
+
+class VectorRanker:
+    """The query is the first of the texts."""
+
+    def __init__(
+        self,
+        encoder: EncoderEngine,
+        codec: TextCodec,
+        vectors: EncoderVectors,
+        prompts: Mapping[str, str],
+    ) -> None:
+        """prompts: what the model wants before texts of a type"""
+        self._encoder = encoder
+        self._codec = codec
+        self._vectors = vectors
+        self._before = [prompts.get(name, "") for name in _PAIR]
+
+    def prepare(
+        self, query: str, documents: Sequence[str], instruction: str | None = None
+    ) -> tuple[list[EncoderText], int]:
+        """As Ranker's."""
+        _refuse_instruction(instruction)
+        most, max_len = self._codec.most_characters, self._codec.max_model_len
+        before_query, before_document = self._before
+        texts = [before_query + query, *(before_document + text[:most] for text in documents)]
+        ids = [self._codec.encode(text[:most]) for text in texts]
+        num_cut = sum(len(text) > max_len for text in ids)
+        return [EncoderText(self._vectors.cut(text)) for text in ids], num_cut
+
+    async def rank(self, texts: Sequence[EncoderText], *, client: str = "") -> list[float]:
+        """The cosine between the query's vector and each document's."""
+        vectors = await self._encoder.compute(texts, client=client)
+        query, *documents = map(_unit, vectors)
+        return [sum(a * b for a, b in zip(query, one, strict=True)) for one in documents]
+
+
+class PairRanker:
+    """Each text has the query and a document."""
+
+    def __init__(self, encoder: EncoderEngine, codec: TextCodec) -> None:
+        self._encoder = encoder
+        self._codec = codec
+
+    def prepare(
+        self, query: str, documents: Sequence[str], instruction: str | None = None
+    ) -> tuple[list[EncoderText], int]:
+        """As Ranker's."""
+        _refuse_instruction(instruction)
+        most = self._codec.most_characters
+        pairs = [self._pair(query, document[:most]) for document in documents]
+        return [text for text, _ in pairs], sum(is_cut for _, is_cut in pairs)
+
+    def _pair(self, query: str, document: str) -> tuple[EncoderText, bool]:
+        """The document is cut where both do not fit. Raises InvalidRequest where the query alone does not."""
+        ids, types, second = self._codec.tokenizer.encode_pair(query, document)
+        most = self._codec.max_model_len
+        excess = len(ids) - most
+        if excess > 0:
+            if excess >= len(second):
+                raise InvalidRequest(
+                    f"query: it has more tokens than the {most} of this model's context, beside which no "
+                    "document fits"
+                )
+            dropped = frozenset(second[-excess:])
+            kept = [number for number in range(len(ids)) if number not in dropped]
+            ids, types = [ids[number] for number in kept], [types[number] for number in kept]
+        return EncoderText(ids, types.index(1) if 1 in types else None), excess > 0
+
+    async def rank(self, texts: Sequence[EncoderText], *, client: str = "") -> list[float]:
+        """The model's score of each pair."""
+        return await _scores(self._encoder, texts, client)
+
+
+class JudgeRanker:
+    """Each text asks whether a document answers the query."""
+
+    def __init__(self, encoder: EncoderEngine, codec: TextCodec) -> None:
+        self._encoder = encoder
+        self._codec = codec
+        self._judging = Judging(codec.tokenizer)
+
+    def prepare(
+        self, query: str, documents: Sequence[str], instruction: str | None = None
+    ) -> tuple[list[EncoderText], int]:
+        """As Ranker's."""
+        most, max_len = self._codec.most_characters, self._codec.max_model_len
+        prompts = [
+            self._judging.prompt(query, document[:most], instruction, max_len)
+            for document in documents
+        ]
+        return [EncoderText(ids) for ids, _ in prompts], sum(is_cut for _, is_cut in prompts)
+
+    async def rank(self, texts: Sequence[EncoderText], *, client: str = "") -> list[float]:
+        """The probability of "yes" for each document."""
+        return await _scores(self._encoder, texts, client)
+
+
+async def _scores(encoder: EncoderEngine, texts: Sequence[EncoderText], client: str) -> list[float]:
+    return [score for [score] in await encoder.compute(texts, client=client)]
+
+
+def _refuse_instruction(instruction: str | None) -> None:
+    if instruction is not None:
+        raise InvalidParameter("instruction", "this model reads none; leave it out")
+
+
+def _unit(vector: Iterable[float]) -> list[float]:
+    values = list(vector)
+    length = max(sum(value * value for value in values) ** 0.5, 1e-12)
+    return [value / length for value in values]
