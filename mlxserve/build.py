@@ -102,7 +102,7 @@ def build_chat(
         engine, vocab_size = build_engine(
             config, files, trace, workers=workers, memory_limit=memory_limit
         )
-        images = ImagePrompts(engine.picture_reader, engine.no_vision_reason)
+        images = ImagePrompts(engine.side_work.picture_reader, engine.side_work.no_vision_reason)
         found.append((vocab_size, engine.disk_folder, images))
         return engine
 

@@ -103,10 +103,10 @@ def test_on_metal_a_model_stays_resident_and_mlx_keeps_freed_memory_for_one_step
     build: Callable[..., Engine], mlx_limits: RecordedLimits
 ) -> None:
     engine = build(max_num_seqs=16)
-    planned = engine.stats().planned
+    planned = engine.monitor.stats().planned
     assert planned.weights > 0
     assert planned.step > 0
-    pool = engine.snapshot().memory.kv_cache
+    pool = engine.monitor.snapshot().memory.kv_cache
     assert mlx_limits.wired[-1] == planned.weights + planned.step + pool
     assert mlx_limits.freed[-1] == planned.step
 
@@ -116,16 +116,16 @@ def test_what_stays_resident_grows_with_the_cache(
     build: Callable[..., Engine], mlx_limits: RecordedLimits
 ) -> None:
     engine = build(max_num_seqs=16)
-    before, pool = mlx_limits.wired[-1], engine.snapshot().memory.kv_cache
+    before, pool = mlx_limits.wired[-1], engine.monitor.snapshot().memory.kv_cache
     requests = [
         Request(str(n), [n + 5] * 500, SamplingParams(max_tokens=400, ignore_eos=True))
         for n in range(8)
     ]
     engine.add_all(requests)
-    while engine.snapshot().memory.kv_cache == pool:
+    while engine.monitor.snapshot().memory.kv_cache == pool:
         assert engine.has_work
         engine.step()
-    grown = engine.snapshot().memory.kv_cache
+    grown = engine.monitor.snapshot().memory.kv_cache
     assert mlx_limits.wired[-1] - before == grown - pool > 0
     assert sorted(mlx_limits.wired) == mlx_limits.wired
 
@@ -135,7 +135,7 @@ def test_what_stays_resident_follows_a_resize(
     build: Callable[..., Engine], mlx_limits: RecordedLimits
 ) -> None:
     engine = build(num_pages=64)
-    planned = engine.stats().planned
+    planned = engine.monitor.stats().planned
     for num_pages in (96, 40):
         engine.resize_cache(num_pages)
         pool = num_pages * planned.page
@@ -148,8 +148,8 @@ def test_pages_of_windows_stay_resident_as_well(
 ) -> None:
     config = EngineConfig(attention_backend="cpu").with_options(num_pages=64, num_window_pages=32)
     engine, _ = build_engine(config, find_model(str(model_folder("gemma3_text")), None))
-    planned, memory = engine.stats().planned, engine.snapshot().memory
-    assert engine.stats().windows.num_pages > 0
+    planned, memory = engine.monitor.stats().planned, engine.monitor.snapshot().memory
+    assert engine.monitor.stats().windows.num_pages > 0
     assert mlx_limits.wired[-1] == planned.weights + planned.step + memory.kv_cache
 
 
@@ -163,7 +163,7 @@ def test_a_model_that_could_not_be_loaded_to_the_end_counts_no_more(
             build()
     assert len(mlx_limits.wired) > 1
     engine = build(num_pages=64)
-    planned = engine.stats().planned
+    planned = engine.monitor.stats().planned
     assert mlx_limits.wired[-1] == planned.weights + planned.step + 64 * planned.page
 
 

@@ -86,12 +86,12 @@ def model(request: pytest.FixtureRequest, build_model: Callable[..., Any]) -> Pa
 def test_d1_with_and_without_the_cache(model: PagedModel, tail: PageTail) -> None:
     engine = model.engine(page_tail=tail)
     assert serve(engine, PROMPTS) == model.alone  # some share pages that others compute
-    before = engine.stats().scheduler.prefix_hits
+    before = engine.monitor.stats().scheduler.prefix_hits
     assert serve(engine, PROMPTS) == model.alone
     # All full pages except for each last token; without copies, except for that token's page.
     found = sum((len(ids) - 1) // PAGE * PAGE for ids in PROMPTS)
     found += 2 * (PAGE - 1) if tail is PageTail.COPY else 0
-    assert engine.stats().scheduler.prefix_hits - before == found
+    assert engine.monitor.stats().scheduler.prefix_hits - before == found
 
 
 @pytest.mark.parametrize(("size", "is_aligned"), [(PAGE, True), (PAGE + 8, True), (37, False)])
@@ -103,7 +103,7 @@ def test_d2_in_chunks_of_any_size(model: PagedModel, size: int, is_aligned: bool
         long_prefill_token_threshold=0,
     )
     assert serve(engine, PROMPTS) == model.alone
-    assert engine.stats().engine.num_steps > sum(map(len, PROMPTS[:4])) // size // 2
+    assert engine.monitor.stats().engine.num_steps > sum(map(len, PROMPTS[:4])) // size // 2
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -114,7 +114,7 @@ def test_d3_preempted_at_random_steps(model: PagedModel, seed: int) -> None:
     losers: list[int] = []
 
     def disturb() -> bool:
-        requests = engine.snapshot().requests
+        requests = engine.monitor.snapshot().requests
         if is_now := len(losers) < 6 and draw.random() < 0.4:
             losers.append(sum(request.phase is not Phase.QUEUED for request in requests))
         return is_now

@@ -95,7 +95,7 @@ def test_answers_are_those_of_a_whole_cache(make_backend: MakeBackend, loaded: L
     assert kv.num_backed == 2
     assert load(growing) == wanted
     assert kv.num_backed > 30
-    stats, of_whole = growing.stats(), whole.stats()
+    stats, of_whole = growing.monitor.stats(), whole.monitor.stats()
     assert stats.scheduler == of_whole.scheduler, "what a page is found by and used for is the same"
     assert stats.pool.num_pages == NUM_PAGES
 
@@ -157,7 +157,7 @@ def test_a_fork_gets_memory_for_the_page_that_it_copies(
         engine, kv = make_engine(loaded, make_backend(), first)
         engine.add_all([request("b0", prompt(20, 9)), request("b1", prompt(20, 9), fork_of="b0")])
         found = finish(engine)
-        assert engine.stats().scheduler.tail_copies == 1
+        assert engine.monitor.stats().scheduler.tail_copies == 1
         assert first is None or kv.num_backed > first
         return found
 

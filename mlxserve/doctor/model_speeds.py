@@ -53,7 +53,7 @@ def chosen(model: str) -> dict[str, Any]:
     with _recorded_log() as records:
         engine, _ = build_engine(config, find_model(model))
         try:
-            snapshot, wired = engine.snapshot(), _wired()
+            snapshot, wired = engine.monitor.snapshot(), _wired()
         finally:
             engine.close()
     return {

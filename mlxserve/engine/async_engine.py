@@ -209,7 +209,7 @@ class AsyncEngine:
         return await self.compute(
             client,
             len(token_ids),
-            lambda engine: engine.embedding(token_ids, pooling, dimensions, adapter),
+            lambda engine: engine.side_work.embedding(token_ids, pooling, dimensions, adapter),
         )
 
     async def score(
@@ -221,7 +221,9 @@ class AsyncEngine:
     ) -> list[TokenLogprob]:
         """Log-probabilities of a text's tokens but the first, computed as `embed` computes."""
         return await self.compute(
-            client, len(token_ids), lambda engine: engine.scoring(token_ids, num_top, adapter)
+            client,
+            len(token_ids),
+            lambda engine: engine.side_work.scoring(token_ids, num_top, adapter),
         )
 
     async def see(self, request: Request) -> None:
@@ -229,7 +231,9 @@ class AsyncEngine:
 
         Raises InvalidRequest, EngineStopped.
         """
-        seeing = await asyncio.wrap_future(self._call(lambda engine: engine.seeing(request)))
+        seeing = await asyncio.wrap_future(
+            self._call(lambda engine: engine.side_work.image_encoding(request))
+        )
         if seeing is not None:
             try:
                 await self.compute(request.client, seeing.num_rows, lambda _: seeing)
@@ -299,8 +303,10 @@ class AsyncEngine:
         await asyncio.wrap_future(self._call(lambda engine: engine.check(self._streams)))
 
     async def snapshot(self) -> Snapshot:
-        """As `Engine.snapshot`, at the next step boundary. Raises EngineStopped."""
-        taken: Snapshot = await asyncio.wrap_future(self._call(Engine.snapshot))
+        """As `EngineMonitor.snapshot`, at the next step boundary. Raises EngineStopped."""
+        taken: Snapshot = await asyncio.wrap_future(
+            self._call(lambda engine: engine.monitor.snapshot())
+        )
         return taken
 
     def stats(self) -> Stats:
@@ -347,7 +353,7 @@ class AsyncEngine:
         def counted(engine: Engine) -> Any:
             result = work(engine)
             try:
-                self._stats = engine.stats()
+                self._stats = engine.monitor.stats()
             except Exception:
                 # Not the caller's: what it wanted is done. The loop counts again after its calls.
                 log.exception("The engine could not be counted after a call")
@@ -385,7 +391,7 @@ class AsyncEngine:
     def _build_and_run(self, build: Callable[[], Engine]) -> None:
         try:
             engine = build()
-            self.max_model_len, self._stats = engine.max_model_len, engine.stats()
+            self.max_model_len, self._stats = engine.max_model_len, engine.monitor.stats()
             self._beat = RUNNING.now()  # loading may have taken minutes
         except BaseException as error:  # noqa: BLE001  (raised again by the thread that waits)
             self._stopped = EngineStopped("The engine could not be built.")
@@ -452,7 +458,7 @@ class AsyncEngine:
         has_ended = any(output.finish_reason is not None for output in outputs)
         if has_ended or now >= self._next_stats or not engine.has_work:
             try:
-                self._stats, self._next_stats = engine.stats(), now + STATS_SECONDS
+                self._stats, self._next_stats = engine.monitor.stats(), now + STATS_SECONDS
             except Exception as error:  # noqa: BLE001  (logged there)
                 self._forgive(engine, error)
 
@@ -484,7 +490,7 @@ class AsyncEngine:
                 self._deliver(engine.restart(lost))
                 live = engine.live_ids
                 self._fail([name for name in self._streams if name not in live], error)
-                self.max_model_len, self._stats = engine.max_model_len, engine.stats()
+                self.max_model_len, self._stats = engine.max_model_len, engine.monitor.stats()
                 return
             except Exception as another:  # noqa: BLE001  (logged in the next turn, or raised)
                 error, lost = another, engine.live_ids

@@ -19,48 +19,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-import mlx.nn as nn
-
 from mlxserve.cache.kinds.full_pages import FullPages
-from mlxserve.cache.kinds.kind import find
-from mlxserve.cache.kinds.state_slots import StateSlots
-from mlxserve.cache.kinds.window_pages import WindowPages
-from mlxserve.cache.pages import PagePool
 from mlxserve.core.errors import OutOfMemory
 from mlxserve.core.stats import (
-    DiskStats,
     PlannedMemory,
-    PoolStats,
-    RankStats,
-    StateStats,
-    Stats,
     StepStats,
-    VisionStats,
-    WindowStats,
 )
 from mlxserve.engine.disk_cache import DiskCache
 from mlxserve.engine.memory import MemoryLevel, MemoryWatch
-from mlxserve.engine.snapshot import PageState, Snapshot, view
+from mlxserve.engine.monitor import EngineMonitor
+from mlxserve.engine.side_work import SideWork
 from mlxserve.engine.step_time_model import (
-    MAX_METAL_PIECE,
-    MAX_PIECE,
-    EmbeddingTimeModel,
     StepTimeModel,
     StepTimer,
 )
 from mlxserve.engine.timeline import Timeline
 from mlxserve.engine.trace import Trace
 from mlxserve.engine.transfers import Transfers
-from mlxserve.images.picture import PictureReader
-from mlxserve.model.dense_text import Result, TextWork
-from mlxserve.model.embedding import Embedding
 from mlxserve.model.runner import ModelRunner, Pending
-from mlxserve.model.scoring import Scoring
-from mlxserve.model.vision import ImageEncoding
 from mlxserve.model.workers import Workers
 from mlxserve.request import (
     Chunk,
@@ -68,14 +46,11 @@ from mlxserve.request import (
     Forgotten,
     LiveRequest,
     Output,
-    Pooling,
     Request,
     Resized,
     check_num_pages,
 )
 from mlxserve.scheduler.scheduler import Scheduler
-from mlxserve.system import machine
-from mlxserve.system.suspend_clock import RUNNING
 
 _GUIDE_SECONDS = 0.005  # to wait for a mask without looking at the inbox
 
@@ -94,15 +69,11 @@ class Engine:
         workers: Workers | None = None,
         planned: PlannedMemory | None = None,
     ) -> None:
-        """planned: bytes of weights, a step, recurrent states (as its `pool`) and a page"""
-        self._planned = planned or PlannedMemory()
+        """planned: as in EngineMonitor"""
         self._scheduler = scheduler
         self._workers = workers
         self._runner = runner
         self._pace = pace
-        self._embedding_pace = EmbeddingTimeModel(
-            pace.target, MAX_METAL_PIECE if machine.is_metal() else MAX_PIECE
-        )
         self._clock = clock
         self._transfers = Transfers(scheduler.moves, runner, disk, clock)
         self._disk = disk
@@ -115,6 +86,17 @@ class Engine:
         self._timer = StepTimer()
         self._stats = StepStats()
         self._timeline = Timeline(clock, self._stats)
+        self.side_work = SideWork(scheduler, runner, self._timer, pace.target, clock)
+        self.monitor = EngineMonitor(
+            scheduler,
+            runner,
+            self._timeline,
+            self._stats,
+            clock,
+            disk=disk,
+            workers=workers,
+            planned=planned,
+        )
 
     @property
     def has_work(self) -> bool:
@@ -267,63 +249,6 @@ class Engine:
         """Protect a request's cached pages from eviction for `seconds`, also after its end."""
         self._scheduler.keep_pages(request, self._clock() + seconds)
 
-    def embedding(
-        self,
-        token_ids: Sequence[int],
-        pooling: Pooling,
-        dimensions: int | None,
-        adapter: int | None = None,
-    ) -> Embedding:
-        """As `ModelRunner.embedding`."""
-        return self._runner.embedding(token_ids, pooling, dimensions, adapter)
-
-    def scoring(
-        self, token_ids: Sequence[int], num_top: int, adapter: int | None = None
-    ) -> Scoring:
-        """As `ModelRunner.scoring`."""
-        return self._runner.scoring(token_ids, num_top, adapter)
-
-    @property
-    def model(self) -> nn.Module:
-        """For work on texts that the engine has no name for. Its arrays belong to this thread."""
-        return self._runner.model
-
-    @property
-    def picture_reader(self) -> PictureReader | None:
-        """What makes pictures of images for the model; None where it reads text only."""
-        return None if self._runner.vision is None else self._runner.vision.reader
-
-    @property
-    def no_vision_reason(self) -> str:
-        """As `ModelRunner.no_vision_reason`."""
-        return self._runner.no_vision_reason
-
-    def seeing(self, request: Request) -> ImageEncoding | None:
-        """Computes, between steps, features of those of a request's pictures that have none and whose rows are not
-        all cached; None without any."""
-        vision = self._runner.vision
-        assert vision is not None, "the model reads text only"
-        pace, scheduler = self._embedding_pace, self._scheduler
-        num_found = scheduler.planner.admission.num_found(request)
-        wanted = {one.picture.key: one.picture for one in request.pictures if one.end > num_found}
-        pictures = [one for key, one in wanted.items() if not vision.keeps(key)]
-        if not pictures:
-            return None
-        return ImageEncoding(
-            vision, pictures, lambda: pace.seconds(is_busy=scheduler.has_work), self._clock
-        )
-
-    def advance(self, text: TextWork[Result]) -> Result | None:
-        """Compute one piece, short while answers wait for their next token; the result at the end."""
-        began, before = self._clock(), text.num_done
-        pace = self._embedding_pace
-        result = text.advance(pace.size(is_busy=self._scheduler.has_work))
-        seconds = self._clock() - began
-        if text.num_done > before and not RUNNING.was_paused(seconds):
-            pace.observe(text.num_done - before, seconds)
-        self._timer.disturb()
-        return result
-
     def reset_prefix_cache(self, *, force: bool = False, disk: bool = False) -> bool:
         """Forget every cached page except those of named prefixes; with `disk` also those on disk.
 
@@ -387,7 +312,7 @@ class Engine:
         self._runner.restart(self._scheduler.pool.num_pages)
         live = self.live_ids
         self._timeline.restart(live)
-        self._timer = StepTimer()
+        self._timer.restart()
         self._stats.engine_failures += 1
         self._stats.lost_requests += len(before - live)
         return self._pop_early()
@@ -416,64 +341,3 @@ class Engine:
         assert not lost, f"nothing computes the answers of {', '.join(sorted(lost))}"
         self._scheduler.check()
         self._runner.check(self._scheduler.pool.num_pages, self._scheduler.moves.unit_names())
-
-    def stats(self) -> Stats:
-        tables = self._scheduler.page_tables
-        states, windows = find(tables.ends, StateSlots), find(tables.ends, WindowPages)
-        return Stats(
-            scheduler=self._scheduler.stats(),
-            pool=PoolStats.of(self._scheduler.pool),
-            engine=self._stats.copy(),
-            disk=DiskStats() if self._disk is None else DiskStats.of(self._disk.tier.use()),
-            states=StateStats() if states is None else states.stats.copy(),
-            windows=WindowStats() if windows is None else WindowStats.of(windows.pool),
-            ranks=RankStats() if self._workers is None else self._workers.stats(),
-            vision=VisionStats() if self._runner.vision is None else self._runner.vision.stats(),
-            planned=self._planned_now(),
-        )
-
-    def _planned_now(self) -> PlannedMemory:
-        pages = self._scheduler.pool.num_pages * self._planned.page
-        return replace(self._planned, pool=self._planned.pool + pages)
-
-    def _page_states(self) -> bytes:
-        """States of full pages, with those of cached pages that are on disk as well."""
-        return self._states_of(FullPages.name, self._scheduler.pool)
-
-    def _window_page_states(self) -> bytes:
-        """The same of layers with a window; empty where they have no pool of their own."""
-        windows = find(self._scheduler.page_tables.ends, WindowPages)
-        return b"" if windows is None else self._states_of(windows.name, windows.pool)
-
-    def _states_of(self, kind: str, pool: PagePool) -> bytes:
-        if self._disk is None:
-            return pool.states()
-        return _stored_states(pool, partial(self._disk.has, kind))
-
-    def snapshot(self) -> Snapshot:
-        """Requests and pages as they are now. Takes time by their number, so not after every step."""
-        now = self._clock()
-        running, waiting = self._scheduler.requests()
-        age = self._timeline.age
-        return Snapshot(
-            stats=self.stats(),
-            memory=self._runner.memory(),
-            page_size=self._scheduler.pool.page_size,
-            pages=self._page_states(),
-            window_pages=self._window_page_states(),
-            requests=(
-                *(view(r, age=age(r, now), position=None) for r in running),
-                *(view(r, age=age(r, now), position=n) for n, r in enumerate(waiting, 1)),
-            ),
-            prefill_rate=self._timeline.prefilled.per_second(now),
-            generation_rate=self._timeline.generated.per_second(now),
-        )
-
-
-def _stored_states(pool: PagePool, is_on_disk: Callable[[bytes], bool]) -> bytes:
-    """A byte per page, with those of the cached ones that are on disk as well."""
-    states = bytearray(pool.states())
-    for page in pool.order.first():
-        if states[page] == PageState.CACHED and is_on_disk(pool.index.hash_of(page) or b""):
-            states[page] = PageState.STORED
-    return bytes(states)

@@ -148,6 +148,10 @@ class StepTimer:
     def __init__(self, was_paused: Callable[[float], bool] = RUNNING.was_paused) -> None:
         """`was_paused`: whether the process was, in the last seconds"""
         self._was_paused = was_paused
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the step that was launched."""
         self._launched = 0.0  # the unread step
         self._last_read = 0.0
         self._is_disturbed = False

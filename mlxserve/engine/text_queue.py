@@ -48,7 +48,7 @@ class QueuedText(Generic[Result]):
         try:
             if not self.has_left:
                 self._text = self._text or self._make(engine)
-                found = engine.advance(self._text)
+                found = engine.side_work.advance(self._text)
         except BaseException:
             self._end()
             raise

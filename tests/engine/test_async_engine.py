@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -48,6 +48,11 @@ class Waiting:
     def start(self) -> None:
         self.in_time.append(self.read.acquire(timeout=60))
 
+    @property
+    def monitor(self) -> Self:
+        """Its own monitor."""
+        return self
+
     def stats(self) -> Stats:
         return Stats()
 
@@ -81,6 +86,11 @@ class Counted(Waiting):
     """Counts how often it is counted."""
 
     num_counted = 0
+
+    @property
+    def monitor(self) -> Self:
+        """Its own monitor."""
+        return self
 
     def stats(self) -> Stats:
         self.num_counted += 1
@@ -150,6 +160,11 @@ class Holding(Waiting):
 
     def start(self) -> None:
         pass
+
+    @property
+    def monitor(self) -> Self:
+        """Its own monitor."""
+        return self
 
     def stats(self) -> Stats:
         return Stats(

@@ -166,7 +166,7 @@ def test_a_request_and_its_forks_are_queued_all_or_none() -> None:
     with pytest.raises(QueueFull):
         engine.add_all([leader, *forks])
     assert not engine.has_work
-    assert engine.stats().engine.request_success == {}
+    assert engine.monitor.stats().engine.request_success == {}
 
 
 def test_memory_that_could_run_out_makes_it_read_before_it_plans() -> None:
@@ -175,7 +175,7 @@ def test_memory_that_could_run_out_makes_it_read_before_it_plans() -> None:
         engine.add(request(name, 14, max_tokens=30))
     tokens = drain(engine)
     assert {name: len(ids) for name, ids in tokens.items()} == {"a": 30, "b": 30, "c": 30}
-    assert engine.stats().scheduler.num_preemptions > 0
+    assert engine.monitor.stats().scheduler.num_preemptions > 0
     pairs = list(pairwise(runner.calls))
     assert any(a.startswith("collect") and b.startswith("launch") for a, b in pairs)
 
@@ -213,7 +213,9 @@ def test_no_step_waits_for_a_disk_that_stands_still(tmp_path: Path) -> None:
         engine.add(replace(request("old", 160, max_tokens=2), id="again"))  # is to be read
         for _ in range(30):
             assert [output.request_id for output in engine.step()] == ["stream"]
-        assert [r.phase for r in engine.snapshot().requests if r.id == "again"] == [Phase.LOADING]
+        assert [r.phase for r in engine.monitor.snapshot().requests if r.id == "again"] == [
+            Phase.LOADING
+        ]
         tokens = drain(engine)  # what does not come is computed
         assert len(tokens["again"]) == 2
         use = tier.use()
@@ -233,8 +235,8 @@ def test_an_abort_between_steps_drops_the_token_in_flight_and_frees_the_pages() 
     assert end.token_ids == ()
     assert engine.abort("a") == []
     drain(engine)
-    assert engine.stats().pool.num_used == 0
-    assert engine.stats().engine.request_success == {"abort": 1}
+    assert engine.monitor.stats().pool.num_used == 0
+    assert engine.monitor.stats().engine.request_success == {"abort": 1}
 
 
 def test_tokens_and_ends_are_counted() -> None:
@@ -242,7 +244,7 @@ def test_tokens_and_ends_are_counted() -> None:
     engine.add(request("a", 20, max_tokens=4))
     engine.add(request("b", 30, max_tokens=2))
     drain(engine)
-    stats = engine.stats()
+    stats = engine.monitor.stats()
     assert stats.scheduler.prefix_queries == 50
     assert stats.engine.generation_tokens == 6
     assert stats.engine.request_success == {"length": 2}
@@ -277,7 +279,7 @@ def test_histograms_show_how_long_requests_wait_and_how_full_steps_are() -> None
     engine.add(request("gone", 20, max_tokens=1))
     engine.abort("gone")
     drain(engine)
-    stats = engine.stats().engine
+    stats = engine.monitor.stats().engine
     assert sum(stats.queue_seconds.counts) == 2  # the aborted one never started
     # "a" starts at once; "b" waits for its 10 steps: 110 ms, then 9 times 11 ms.
     assert stats.queue_seconds.total == pytest.approx(0.11 + 9 * 0.011, abs=0.02)
@@ -294,7 +296,7 @@ def test_the_tokens_of_ended_requests_are_counted_by_request() -> None:
     engine.add(request("gone", 20, max_tokens=4))
     engine.abort("gone")
     drain(engine)
-    stats = engine.stats().engine
+    stats = engine.monitor.stats().engine
     assert stats.request_prompt_tokens.total == 120
     assert stats.request_generation_tokens.total == 10
     assert sum(stats.request_generation_tokens.counts) == 2
@@ -315,7 +317,7 @@ def test_a_forced_reset_loses_no_token_of_the_step_that_was_unread() -> None:
         if number in (3, 9):
             assert not engine.reset_prefix_cache()
             assert engine.reset_prefix_cache(force=True)
-            assert engine.stats().pool.num_cached == 0
+            assert engine.monitor.stats().pool.num_cached == 0
         engine.check()
     assert tokens == wanted
 
@@ -338,7 +340,7 @@ def test_a_resize_reads_the_unread_step_and_loses_none_of_its_tokens() -> None:
             runner.calls.clear()
             engine.resize_cache(size)
             assert [call.split()[0] for call in runner.calls[:2]] == ["collect", "resize"]
-            assert engine.stats().pool.num_pages == size
+            assert engine.monitor.stats().pool.num_pages == size
         engine.check()
     assert next(sizes, None) is None
     assert tokens == wanted
@@ -348,7 +350,7 @@ def test_memory_that_is_not_there_leaves_the_cache_as_it_is() -> None:
     engine, _ = build(num_pages=8)
     with pytest.raises(OutOfMemory):
         engine.resize_cache(100)
-    assert engine.stats().pool.num_pages == 8
+    assert engine.monitor.stats().pool.num_pages == 8
     assert engine.max_model_len == 8 * PAGE
 
 
@@ -360,10 +362,10 @@ def test_pages_are_kept_for_a_time_and_then_evicted_like_others() -> None:
         for name in ("b", "c", "d"):
             engine.add(request(f"{name} at {runner.now}", 48, 1))
             drain(engine)
-        before = engine.stats().scheduler.prefix_hits
+        before = engine.monitor.stats().scheduler.prefix_hits
         engine.add(replace(first, id=f"a at {runner.now}"))
         drain(engine)
-        return engine.stats().scheduler.prefix_hits - before
+        return engine.monitor.stats().scheduler.prefix_hits - before
 
     engine.add(first)
     drain(engine)
@@ -380,7 +382,7 @@ def test_a_snapshot_shows_every_request_and_every_page() -> None:
         engine.add(request(name, 40, max_tokens=8))
     for _ in range(3):
         engine.step()
-    seen = engine.snapshot()
+    seen = engine.monitor.snapshot()
     assert [one.id for one in seen.requests] == ["a", "b", "c", "d"]
     assert [one.position for one in seen.requests] == [None, None, 1, 2]
     assert [one.phase for one in seen.requests[2:]] == [Phase.QUEUED] * 2
@@ -393,7 +395,7 @@ def test_a_snapshot_shows_every_request_and_every_page() -> None:
     assert seen.memory == MemoryUse(1, 2, 3, 4, "q8")
     assert seen.prefill_rate > 0
     drain(engine)
-    seen = engine.snapshot()
+    seen = engine.monitor.snapshot()
     assert seen.requests == ()
     assert seen.num_pages(PageState.CACHED) == seen.stats.pool.num_cached > 0
     assert seen.stats.engine.prefill_tokens == 160
@@ -406,9 +408,9 @@ def test_a_snapshot_of_a_shared_prefix_shows_its_pages_as_shared() -> None:
         engine.step()
     engine.add(replace(request("a", 64, max_tokens=8), id="twin"))
     engine.step()
-    first, second = engine.snapshot().requests
+    first, second = engine.monitor.snapshot().requests
     shared = set(first.page_table) & set(second.page_table)
     assert len(shared) == 3  # the fourth page holds the last token, which is computed by each
-    pages = engine.snapshot().pages
+    pages = engine.monitor.snapshot().pages
     assert {page for page in range(64) if pages[page] == PageState.SHARED} == shared
     drain(engine)

@@ -33,6 +33,7 @@ from mlxserve.core.config import EngineConfig
 from mlxserve.engine import async_engine
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.memory import MemoryWatch
+from mlxserve.engine.monitor import EngineMonitor
 from mlxserve.engine.throughput_log import ThroughputLog
 from mlxserve.engine.transfers import Transfers
 from mlxserve.model.embedding import Embedding
@@ -119,7 +120,7 @@ async def an_answer(chat: TextModel) -> None:
     [
         (a_vector, Point(Embedding, "advance"), RuntimeError),
         (a_vector, Point(ModelRunner, "embedding"), MemoryError),
-        (a_snapshot, Point(Engine, "snapshot"), OSError),
+        (a_snapshot, Point(EngineMonitor, "snapshot"), OSError),
         (a_larger_cache, Point(ModelRunner, "resize"), RuntimeError),
         (a_larger_cache, Point(ModelRunner, "resize"), MemoryError),
         (a_larger_cache, Point(Scheduler, "resize"), OSError),
@@ -252,7 +253,7 @@ def test_a_prefix_is_added_and_can_be_removed_if_counting_fails_after_the_call(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario(chat: TextModel) -> None:
-        fault = Fault(Point(Engine, "stats"), planted, is_meant=is_busy)
+        fault = Fault(Point(EngineMonitor, "stats"), planted, is_meant=is_busy)
         with fault.planted():
             await chat.writer.prefixes.add("p", PROMPT)
         assert fault.has_happened
@@ -303,7 +304,7 @@ def test_a_failed_step_ends_its_request_with_an_error_and_the_next_is_answered(
 @pytest.mark.parametrize(
     "point",
     [
-        Point(Engine, "stats"),
+        Point(EngineMonitor, "stats"),
         Point(Engine, "watch_memory"),
         Point(MemoryWatch, "look"),
         Point(ThroughputLog, "write"),

@@ -68,7 +68,7 @@ def test_many_conversations_take_no_more_memory_than_a_few(
         if step % (NUM_STEPS // 10) == 0:
             peaks.append(peak)
             peak = 0
-            stats = engine.stats()
+            stats = engine.monitor.stats()
             assert stats.states.num_snapshots <= num_slots
             engine.check()
     assert stats.states.num_restored > NUM_STEPS // 100

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -65,6 +65,13 @@ class Texts:
 
     def idle(self) -> bool:
         return False
+
+    @property
+    def monitor(self) -> Self:
+        """Its own monitor, and what computes texts."""
+        return self
+
+    side_work = monitor
 
     def stats(self) -> Stats:
         return Stats()

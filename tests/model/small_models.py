@@ -151,7 +151,7 @@ def served(library: str, name: str, config: dict[str, Any]) -> str:
     assert [in_pages.answers(prompt)[0] for prompt in PROMPTS] == expected, "in one-page chunks"
     together = Served(choice)
     assert together.answers(*PROMPTS) == expected, "in a batch"
-    before = together.engine.stats().scheduler.prefix_hits
+    before = together.engine.monitor.stats().scheduler.prefix_hits
     assert together.answers(*PROMPTS) == expected, "from the cache"
-    assert together.engine.stats().scheduler.prefix_hits - before >= 3 * PAGE_SIZE
+    assert together.engine.monitor.stats().scheduler.prefix_hits - before >= 3 * PAGE_SIZE
     return how

@@ -6,7 +6,7 @@ import pytest
 
 from mlxserve import LLM
 from mlxserve.core.errors import MlxServeError
-from mlxserve.engine.engine import Engine
+from mlxserve.engine.side_work import SideWork
 from mlxserve.images.picture import Picture
 from mlxserve.model import picture_rows
 from mlxserve.model.picture_batch import PictureBatch
@@ -93,8 +93,8 @@ FOUND: dict[str, Bug] = {
         test_shown_pictures.test_features_are_not_multiplied_and_their_rows_are_token_0_for_layers,
     ),
     "look at an image whose rows are cached": Bug(
-        Engine,
-        "seeing",
+        SideWork,
+        "image_encoding",
         "if one.end > num_found",
         "if True",
         test_images.test_an_image_whose_rows_are_cached_is_not_computed_again,

@@ -88,12 +88,12 @@ def answers(choice: AttentionChoice, lead: Lead | None = None) -> Answers:
         return [list(request.token_ids[request.num_prompt :]) for request in live]
 
     found: Answers = {"together": ask(_GREEDY), "logprobs": list(logprobs)}
-    before = engine.stats().scheduler.prefix_hits
+    before = engine.monitor.stats().scheduler.prefix_hits
     found["from the cache"] = ask(_GREEDY)
-    assert engine.stats().scheduler.prefix_hits - before >= 3 * PAGE_SIZE
+    assert engine.monitor.stats().scheduler.prefix_hits - before >= 3 * PAGE_SIZE
     found["seeded"] = ask(seeded)
     found["resized"] = ask(_GREEDY, {3: _LARGER, 6: _SMALLER})
-    found["num_preemptions"] = engine.stats().scheduler.num_preemptions
+    found["num_preemptions"] = engine.monitor.stats().scheduler.num_preemptions
     return found
 
 

@@ -23,6 +23,8 @@ from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
 from mlxserve.disk.tier import DiskTier
 from mlxserve.engine.engine import Engine
+from mlxserve.engine.monitor import EngineMonitor
+from mlxserve.engine.side_work import SideWork
 from mlxserve.engine.step_time_model import StepTimeModel
 from mlxserve.engine.timeline import Timeline
 from mlxserve.engine.transfers import Transfers
@@ -45,7 +47,7 @@ POINTS: list[Point] = [
     point
     for owner in (
         *(ModelRunner, Scheduler, Moves, StepPlanner, Preemption, Roster, Transfers, DiskTier),
-        *(Engine, Embedding, Timeline, StepTimeModel),
+        *(Engine, EngineMonitor, SideWork, Embedding, Timeline, StepTimeModel),
     )
     for point in points_of(owner, but=ENDS)
 ] + [
@@ -192,7 +194,7 @@ def test_the_load_reaches_almost_every_point(num_calls: dict[Point, int]) -> Non
         *("Engine.keep_pages", "Tokenizer.decode"),
         "StepPlanner.wants_read",  # with drafts
         "StepTimeModel.learn_speed",  # on Metal
-        "Engine.seeing",  # of models that see images
+        "SideWork.image_encoding",  # of models that see images
     }, unreached
 
 

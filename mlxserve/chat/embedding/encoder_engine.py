@@ -39,7 +39,8 @@ class EncoderEngine:
             return []
 
         def encoding(engine: Engine) -> Encoding:
-            assert isinstance(engine.model, Encoder)
-            return Encoding(engine.model, texts, dimensions)
+            model = engine.side_work.model
+            assert isinstance(model, Encoder)
+            return Encoding(model, texts, dimensions)
 
         return await self._engine.compute(client, sum(map(len, texts)), encoding)

@@ -1,0 +1,117 @@
+"""EngineMonitor: the engine's counters, and its requests and pages as they are now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from mlxserve.cache.kinds.full_pages import FullPages
+from mlxserve.cache.kinds.kind import find
+from mlxserve.cache.kinds.state_slots import StateSlots
+from mlxserve.cache.kinds.window_pages import WindowPages
+from mlxserve.cache.pages import PagePool
+from mlxserve.core.stats import (
+    DiskStats,
+    PlannedMemory,
+    PoolStats,
+    RankStats,
+    StateStats,
+    Stats,
+    StepStats,
+    VisionStats,
+    WindowStats,
+)
+from mlxserve.engine.disk_cache import DiskCache
+from mlxserve.engine.snapshot import PageState, Snapshot, view
+from mlxserve.engine.timeline import Timeline
+from mlxserve.model.runner import ModelRunner
+from mlxserve.model.workers import Workers
+from mlxserve.scheduler.scheduler import Scheduler
+
+
+class EngineMonitor:
+    """Reads what the engine's parts count, on the engine's thread. It changes nothing."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        timeline: Timeline,
+        steps: StepStats,
+        clock: Callable[[], float],
+        *,
+        disk: DiskCache | None = None,
+        workers: Workers | None = None,
+        planned: PlannedMemory | None = None,
+    ) -> None:
+        """planned: bytes of weights, a step, recurrent states (as its `pool`) and a page"""
+        self._scheduler = scheduler
+        self._runner = runner
+        self._timeline = timeline
+        self._steps = steps
+        self._clock = clock
+        self._disk = disk
+        self._workers = workers
+        self._planned = planned or PlannedMemory()
+
+    def stats(self) -> Stats:
+        tables = self._scheduler.page_tables
+        states, windows = find(tables.ends, StateSlots), find(tables.ends, WindowPages)
+        return Stats(
+            scheduler=self._scheduler.stats(),
+            pool=PoolStats.of(self._scheduler.pool),
+            engine=self._steps.copy(),
+            disk=DiskStats() if self._disk is None else DiskStats.of(self._disk.tier.use()),
+            states=StateStats() if states is None else states.stats.copy(),
+            windows=WindowStats() if windows is None else WindowStats.of(windows.pool),
+            ranks=RankStats() if self._workers is None else self._workers.stats(),
+            vision=VisionStats() if self._runner.vision is None else self._runner.vision.stats(),
+            planned=self._planned_now(),
+        )
+
+    def _planned_now(self) -> PlannedMemory:
+        pages = self._scheduler.pool.num_pages * self._planned.page
+        return replace(self._planned, pool=self._planned.pool + pages)
+
+    def _page_states(self) -> bytes:
+        """States of full pages, with those of cached pages that are on disk as well."""
+        return self._states_of(FullPages.name, self._scheduler.pool)
+
+    def _window_page_states(self) -> bytes:
+        """The same of layers with a window; empty where they have no pool of their own."""
+        windows = find(self._scheduler.page_tables.ends, WindowPages)
+        return b"" if windows is None else self._states_of(windows.name, windows.pool)
+
+    def _states_of(self, kind: str, pool: PagePool) -> bytes:
+        if self._disk is None:
+            return pool.states()
+        return _stored_states(pool, partial(self._disk.has, kind))
+
+    def snapshot(self) -> Snapshot:
+        """Requests and pages as they are now. Takes time by their number, so not after every step."""
+        now = self._clock()
+        running, waiting = self._scheduler.requests()
+        age = self._timeline.age
+        return Snapshot(
+            stats=self.stats(),
+            memory=self._runner.memory(),
+            page_size=self._scheduler.pool.page_size,
+            pages=self._page_states(),
+            window_pages=self._window_page_states(),
+            requests=(
+                *(view(r, age=age(r, now), position=None) for r in running),
+                *(view(r, age=age(r, now), position=n) for n, r in enumerate(waiting, 1)),
+            ),
+            prefill_rate=self._timeline.prefilled.per_second(now),
+            generation_rate=self._timeline.generated.per_second(now),
+        )
+
+
+def _stored_states(pool: PagePool, is_on_disk: Callable[[bytes], bool]) -> bytes:
+    """A byte per page, with those of the cached ones that are on disk as well."""
+    states = bytearray(pool.states())
+    for page in pool.order.first():
+        if states[page] == PageState.CACHED and is_on_disk(pool.index.hash_of(page) or b""):
+            states[page] = PageState.STORED
+    return bytes(states)
