@@ -92,7 +92,7 @@ def build_chat(
     adapters = find_adapters(config.adapters)
     generation = read_generation_config(files)
     tokenizer = Tokenizer(files.path, generation.eos_token_ids)
-    tokenizer.prepare()
+    tokenizer.template.prepare()
     trace = Trace(config.trace) if config.trace else None
     # Filled on the engine's thread.
     found: list[tuple[int, Path | None, ImagePrompts]] = []
@@ -187,7 +187,7 @@ def new_fair_executor() -> FairExecutor:
 def _template_kwargs(config: EngineConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     """Those of the config that the model's template reads."""
     wanted = config.template_kwargs
-    reads = tokenizer.abilities.variables | ALWAYS_ALLOWED if wanted else frozenset()
+    reads = tokenizer.template.caps.variables | ALWAYS_ALLOWED if wanted else frozenset()
     if others := sorted(wanted.keys() - reads):
         log.warning("The model's chat template does not read %s", ", ".join(others))
     return {name: value for name, value in wanted.items() if name in reads}

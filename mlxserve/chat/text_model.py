@@ -72,7 +72,7 @@ class TextModel:
     def can_call(self) -> bool:
         """Whether the model's template shows tools, and its tool calls can be parsed."""
         tokenizer = self.codec.tokenizer
-        return tokenizer.markup.can_call and tokenizer.supports_tools
+        return tokenizer.markup.can_call and tokenizer.template.supports_tools
 
     @property
     def can_think(self) -> bool:
@@ -87,12 +87,12 @@ class TextModel:
     @property
     def chat_template(self) -> str:
         """The text of the model's chat template; empty for none, or one written in Python."""
-        return self.codec.tokenizer.chat_template
+        return self.codec.tokenizer.template.text
 
     def template_caps(self) -> TemplateCaps | None:
         """What the model's chat template takes; None without one. Waits until that is known."""
-        tokenizer = self.codec.tokenizer
-        return tokenizer.abilities if tokenizer.has_chat_template else None
+        template = self.codec.tokenizer.template
+        return template.caps if template.exists else None
 
     # ---- parts
 

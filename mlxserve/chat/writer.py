@@ -101,7 +101,7 @@ class Writer:
 
     def fit(self, conversation: Conversation) -> AdaptedConversation:
         """A conversation as the model's template takes it. Raises InvalidRequest."""
-        return self._tokenizer.fit(conversation)
+        return self._tokenizer.template.fit(conversation)
 
     def render(
         self,

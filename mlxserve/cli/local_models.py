@@ -166,7 +166,7 @@ def _abilities(place: Path) -> dict[str, Any] | None:
         tokenizer = Tokenizer(model_folder(read_header(place)) if place.is_file() else place)
     except UnsupportedModel:
         return None
-    return tokenizer.abilities.card() if tokenizer.has_chat_template else None
+    return tokenizer.template.caps.card() if tokenizer.template.exists else None
 
 
 def _template_in_words(abilities: dict[str, Any] | None) -> str:

@@ -7,40 +7,26 @@ texts are encoded in another.
 from __future__ import annotations
 
 import json
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from copy import copy
 from functools import cached_property, partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from mlxserve.core.errors import (
-    EngineStopped,
-    HelperUnavailable,
-    InvalidParameter,
-    InvalidRequest,
-    in_one_line,
-)
+from mlxserve.core.errors import InvalidParameter, InvalidRequest
 from mlxserve.helpers.fair_executor import Lane, lane_of
 from mlxserve.system.well_formed import well_formed, well_formed_value
-from mlxserve.text.controls import Controls, has_controls
-from mlxserve.text.conversation import Call, Conversation, completed_tool
+from mlxserve.text.chat_template import ChatTemplate
+from mlxserve.text.conversation import completed_tool
 from mlxserve.text.costs import encode_seconds, render_seconds
 from mlxserve.text.large_texts import LargeTexts
 from mlxserve.text.parsing.markup import Markup, markup_of
-from mlxserve.text.parsing.writing import write_calls
-from mlxserve.text.probing import RESERVED, TEMPLATE_ERRORS, abilities_of, template_of
+from mlxserve.text.probing import RESERVED
 from mlxserve.text.stream_decoder import StreamDecoder
-from mlxserve.text.template_caps import ALWAYS_ALLOWED, TemplateCaps
-from mlxserve.text.template_compat import (
-    AdaptedConversation,
-    Fitting,
-    calls_as_json,
-    single_typed_tool,
-)
+from mlxserve.text.template_caps import ALWAYS_ALLOWED
+from mlxserve.text.template_compat import single_typed_tool
 from mlxserve.text.templates import (
     TextRenderer,
     at_most,
@@ -50,8 +36,6 @@ from mlxserve.text.templates import (
     render_with,
 )
 from mlxserve.text.tokenizer_files import load_tokenizer
-
-log = logging.getLogger("mlxserve.text")
 
 _TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"  # a warning of transformers
 
@@ -73,11 +57,9 @@ class Tokenizer:
         self._wrapper = load_tokenizer(path, eos_token_ids)
         # transformers warns once of a text longer than the model's context; those are refused in our words.
         self._wrapper.deprecation_warnings[_TOO_LONG] = True
-        self._renderer = renderer or helper_renderer()
-        render_with(self._renderer)
-        self._looking = threading.Lock()
-        self._fitting: Fitting | None = None
-        self._told: set[str] = set()  # changes of conversations that were logged
+        renderer = renderer or helper_renderer()
+        render_with(renderer)
+        self.template = ChatTemplate(self._wrapper, renderer, lambda: self.markup)
         # One for each lane of the executor, so that no text waits for a much longer one.
         self._large: dict[Lane, LargeTexts] = {
             lane: LargeTexts(path, eos_token_ids) for lane in Lane if lane is not Lane.SHORT
@@ -89,14 +71,6 @@ class Tokenizer:
         self._added_tokens = frozenset(self._wrapper.get_added_vocab())
         self._texts: dict[frozenset[int] | None, dict[int, str]] = {}  # per set of shown tokens
 
-    def prepare(self) -> None:
-        """Look at the template beside what follows; its helper process takes a third of a second."""
-        threading.Thread(target=self._look, name="mlxserve-templates", daemon=True).start()
-
-    def _look(self) -> None:
-        with suppress(HelperUnavailable, EngineStopped):  # the first one who needs it looks again
-            self.fitting()
-
     def close(self) -> None:
         """End the helper processes of large texts, if any were needed."""
         for texts in self._large.values():
@@ -105,43 +79,6 @@ class Tokenizer:
     @property
     def eos_token_ids(self) -> frozenset[int]:
         return frozenset(self._wrapper.eos_token_ids)
-
-    def _mentions(self, word: str) -> bool:
-        """Whether the chat template contains `word`. True for a template written in Python."""
-        template = self._wrapper.chat_template
-        if isinstance(template, dict):
-            return any(word in text for text in template.values())
-        return word in template if isinstance(template, str) else self.has_chat_template
-
-    @property
-    def abilities(self) -> TemplateCaps:
-        """What the chat template takes."""
-        return self.fitting().abilities
-
-    def fitting(self) -> Fitting:
-        """Fits conversations to the chat template, which is looked at when this is first called."""
-        with self._looking:
-            if self._fitting is None:
-                self._fitting = Fitting(abilities_of(self._wrapper, self._renderer), self._written)
-            return self._fitting
-
-    def _written(self, calls: Sequence[Call]) -> str:
-        """Calls as the model writes them, for a template that shows none."""
-        row = self.markup.format
-        if row is None:
-            return calls_as_json(calls)
-        return write_calls(row, [(call.name, call.as_object(), call.id) for call in calls])
-
-    def fit(self, conversation: Conversation) -> AdaptedConversation:
-        """The conversation as the chat template takes it. Says once what is changed for that."""
-        fitted = self.fitting().fit(conversation)
-        self._log_once(fitted.changes)
-        return fitted
-
-    def _log_once(self, changes: Sequence[str]) -> None:
-        if new := set(changes) - self._told:
-            self._told |= new
-            log.warning("Conversations are fitted to the chat template: %s", "; ".join(sorted(new)))
 
     @property
     def vocab_size(self) -> int:
@@ -168,20 +105,6 @@ class Tokenizer:
         with self._lock:
             tokens = self._wrapper.get_vocab().keys()
         return max((len(token.encode("utf-8", "replace")) for token in tokens), default=1)
-
-    @property
-    def has_chat_template(self) -> bool:
-        return bool(self._wrapper.has_chat_template)
-
-    @property
-    def chat_template(self) -> str:
-        """Its text; empty for none, or one written in Python."""
-        return template_of(self._wrapper, None) or "" if self.has_chat_template else ""
-
-    @property
-    def supports_tools(self) -> bool:
-        """Whether the chat template renders tool definitions."""
-        return self.has_chat_template and self._mentions("tools")
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, starting with the BOS token if the model has one.
@@ -245,7 +168,7 @@ class Tokenizer:
         self._check_rendering(messages, tools, template_kwargs)
         conversation = [well_formed_value(dict(message)) for message in messages]
         tools = [well_formed_value(completed_tool(tool)) for tool in tools or ()]
-        if tools and not self.abilities.loose_types:
+        if tools and not self.template.caps.loose_types:
             tools = [single_typed_tool(tool) for tool in tools]
         template_kwargs = well_formed_value(template_kwargs)
         texts = self._large.get(lane_of(render_seconds(conversation, tools, template_kwargs)))
@@ -255,30 +178,12 @@ class Tokenizer:
             every = {**variables, "add_generation_prompt": add_generation_prompt}
             return render(conversation, tools or None, every, most_characters)
 
-        token_ids, changes = self._first_taken(template_kwargs, rendered)
-        self._log_once(changes)
+        token_ids, changes = self.template.first_accepted(template_kwargs, rendered)
+        self.template.log_changes(changes)
         if on_change is not None:
             for change in changes:
                 on_change(change)
         return token_ids
-
-    def _first_taken(
-        self,
-        variables: Mapping[str, Any],
-        rendered: Callable[[Mapping[str, Any]], list[int]],
-    ) -> tuple[list[int], Sequence[str]]:
-        """Token ids of the first attempt that the template accepts, and its changes. Raises InvalidRequest."""
-        controls = self.abilities.controls if has_controls(variables) else Controls()
-        refusal: Exception | None = None
-        for attempt in controls.attempts(variables):
-            try:
-                return rendered(attempt.variables), attempt.changes
-            except TEMPLATE_ERRORS as error:
-                refusal = error
-        assert refusal is not None
-        raise InvalidRequest(
-            f"The model's chat template rejects these messages: {in_one_line(refusal)}"
-        ) from refusal
 
     def _check_rendering(
         self,
@@ -289,21 +194,21 @@ class Tokenizer:
         """Raises InvalidRequest for what no template can render."""
         if not messages:
             raise InvalidRequest("messages: at least one is needed")
-        if not self.has_chat_template:
+        if not self.template.exists:
             raise InvalidRequest(
                 "This model has no chat template. Send a plain prompt instead (/v1/completions, or "
                 "LLM.generate)."
             )
         check_names(template_kwargs)
         unknown = template_kwargs.keys() - ALWAYS_ALLOWED - {"continue_final_message"}
-        if unknown and (unknown := unknown - self.abilities.variables):
-            reads = ", ".join(sorted(ALWAYS_ALLOWED | self.abilities.variables))
+        if unknown and (unknown := unknown - self.template.caps.variables):
+            reads = ", ".join(sorted(ALWAYS_ALLOWED | self.template.caps.variables))
             raise InvalidParameter(
                 "chat_template_kwargs",
                 f"the model's chat template does not read {', '.join(sorted(unknown))[:200]}; it may "
                 f"read {reads}",
             )
-        if tools and not self.supports_tools:
+        if tools and not self.template.supports_tools:
             raise InvalidParameter(
                 "tools", "the chat template of this model does not support tools; remove them"
             )

@@ -194,8 +194,8 @@ def tokenizer_of(folder: Path, **settings: Any) -> Tokenizer:
 
 def test_the_controls_of_a_template_are_among_its_abilities(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tmp_path, chat_template=template("qwen 3.8"))
-    assert tokenizer.abilities.controls == controls("qwen 3.8")
-    card = json.loads(json.dumps(tokenizer.abilities.card()))
+    assert tokenizer.template.caps.controls == controls("qwen 3.8")
+    card = json.loads(json.dumps(tokenizer.template.caps.card()))
     assert card["controls"]["off"] == {SWITCH: False}
     [efforts] = card["controls"]["efforts"]
     assert efforts["values"] == ["low", "medium", "xhigh"]
@@ -227,4 +227,4 @@ def test_a_python_template_without_efforts_gets_none(tmp_path: Path) -> None:
         )
         assert ids == plain
     assert changes == [f"effort {word} is left out" for word in LADDER[1:]]
-    assert tokenizer.abilities.variables == frozenset()
+    assert tokenizer.template.caps.variables == frozenset()

@@ -161,12 +161,12 @@ def test_a_first_look_whose_helper_ended_is_taken_again(
         return variables(renderer, template)
 
     monkeypatch.setattr(HelperRenderer, "variables", ended_at_first)
-    tokenizer.prepare()
+    tokenizer.template.prepare()
     for thread in threading.enumerate():
         if thread.name == "mlxserve-templates":
             thread.join()
     assert not ended
-    assert "word" in tokenizer.abilities.variables
+    assert "word" in tokenizer.template.caps.variables
 
 
 def test_tools_that_a_template_does_not_show_are_refused(folder: Path) -> None:
@@ -184,20 +184,22 @@ def test_a_template_gets_earlier_arguments_parsed_unless_it_takes_text(folder: P
     call = {"id": "i", "function": {"name": "look", "arguments": '{"at":  1}'}}
     said = read_messages([asked, {"role": "assistant", "content": "", "tool_calls": [call]}])
     tokenizer = with_template(folder, show.format(" | tojson"))
-    assert tokenizer.decode(tokenizer.render(tokenizer.fit(said).messages)) == 'Q{"at": 1}'
+    assert tokenizer.decode(tokenizer.render(tokenizer.template.fit(said).messages)) == 'Q{"at": 1}'
     # As text they are exactly what the model wrote, so the prefix cache matches.
     tokenizer = with_template(folder, show.format(""))
-    assert tokenizer.decode(tokenizer.render(tokenizer.fit(said).messages)) == 'Q{"at":  1}'
+    assert (
+        tokenizer.decode(tokenizer.render(tokenizer.template.fit(said).messages)) == 'Q{"at":  1}'
+    )
     broken = {"id": "i", "function": {"name": "look", "arguments": "{"}}
     cut = read_messages([asked, {"role": "assistant", "content": "", "tool_calls": [broken]}])
     tokenizer = with_template(folder, show.format(".items()"))
-    text = tokenizer.decode(tokenizer.render(tokenizer.fit(cut).messages))
+    text = tokenizer.decode(tokenizer.render(tokenizer.template.fit(cut).messages))
     assert "INVALID_JSON" in text
 
 
 def test_a_python_template_that_asserts_refuses_a_conversation(folder: Path) -> None:
     tokenizer = with_template(folder, None, chat_template_type="deepseek_v32")
-    assert not tokenizer.abilities.late_results
+    assert not tokenizer.template.caps.late_results
     text = tokenizer.decode(tokenizer.render(USER))
     assert text.startswith("<｜begin▁of▁sentence｜><｜User｜>hi")
     with pytest.raises(InvalidRequest, match="rejects these messages"):
@@ -206,7 +208,7 @@ def test_a_python_template_that_asserts_refuses_a_conversation(folder: Path) -> 
 
 def test_only_variables_that_the_template_reads_can_be_set(folder: Path) -> None:
     tokenizer = with_template(folder, "{{ messages[0].content }}{{ '!' if preserve_thinking }}")
-    assert tokenizer.abilities.variables == {"preserve_thinking"}
+    assert tokenizer.template.caps.variables == {"preserve_thinking"}
     assert tokenizer.decode(tokenizer.render(USER, preserve_thinking=True)) == "hi!"
     assert tokenizer.decode(tokenizer.render(USER, enable_thinking=True)) == "hi"
     with pytest.raises(
@@ -225,7 +227,7 @@ def test_a_call_that_a_template_ignores_is_written_as_the_model_writes_it(folder
     )
     call = {"id": "i", "function": {"name": "look", "arguments": {"at": 1}}}
     said = read_messages([*USER, {"role": "assistant", "content": "So:", "tool_calls": [call]}])
-    text = tokenizer.fit(said).messages[1]["content"]
+    text = tokenizer.template.fit(said).messages[1]["content"]
     assert text.startswith("So:\n<tool_call>")
     assert '{"name": "look", "arguments": {"at": 1}}' in text
 
@@ -239,7 +241,7 @@ def test_what_is_changed_for_a_template_is_logged_once(
     )
     conversation = read_messages([{"role": "system", "content": "Be brief."}, *USER])
     for _ in range(2):
-        ids = tokenizer.render(tokenizer.fit(conversation).messages)
+        ids = tokenizer.render(tokenizer.template.fit(conversation).messages)
         assert tokenizer.decode(ids) == "Be brief.\n\nhi"
     said = [record.message for record in caplog.records if "fitted to" in record.message]
     assert len(said) == 1
@@ -265,7 +267,7 @@ def test_a_message_that_is_not_an_object_is_refused() -> None:
 def test_a_model_without_a_template_names_the_alternative(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text("{}")
     tokenizer = Tokenizer(folder)
-    assert not tokenizer.has_chat_template
+    assert not tokenizer.template.exists
     with pytest.raises(InvalidRequest, match=r"no chat template\. Send a plain prompt"):
         tokenizer.render(USER)
 
@@ -403,8 +405,8 @@ def test_a_tokenizer_that_is_only_code_is_refused_with_what_to_take(folder: Path
 def test_supports_tools_tells_whether_the_template_renders_tools(
     tokenizer_with: Callable[[list[str], str], Tokenizer],
 ) -> None:
-    assert embedded().supports_tools
-    assert not tokenizer_with([], "{{ messages }}").supports_tools
+    assert embedded().template.supports_tools
+    assert not tokenizer_with([], "{{ messages }}").template.supports_tools
 
 
 # ---- streaming

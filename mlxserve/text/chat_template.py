@@ -1,0 +1,116 @@
+"""ChatTemplate: what a model's chat template is, and what it accepts."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from mlxserve.core.errors import EngineStopped, HelperUnavailable, InvalidRequest, in_one_line
+from mlxserve.text.controls import Controls, has_controls
+from mlxserve.text.conversation import Call, Conversation
+from mlxserve.text.parsing.markup import Markup
+from mlxserve.text.parsing.writing import write_calls
+from mlxserve.text.probing import TEMPLATE_ERRORS, abilities_of, template_of
+from mlxserve.text.template_caps import TemplateCaps
+from mlxserve.text.template_compat import AdaptedConversation, Fitting, calls_as_json
+from mlxserve.text.templates import TextRenderer
+
+log = logging.getLogger("mlxserve.text")
+
+
+class ChatTemplate:
+    """The template of one tokenizer. Methods may be called from any thread."""
+
+    def __init__(self, wrapper: Any, renderer: TextRenderer, markup: Callable[[], Markup]) -> None:
+        """
+        wrapper: mlx-lm's, of the tokenizer
+        renderer: renders probes of the template
+        markup: how the model writes calls, for a template that shows none
+        """
+        self._wrapper = wrapper
+        self._renderer = renderer
+        self._markup = markup
+        self._looking = threading.Lock()
+        self._fitting: Fitting | None = None
+        self._told: set[str] = set()  # changes of conversations that were logged
+
+    @property
+    def exists(self) -> bool:
+        return bool(self._wrapper.has_chat_template)
+
+    @property
+    def text(self) -> str:
+        """Its text; empty for none, or one written in Python."""
+        return template_of(self._wrapper, None) or "" if self.exists else ""
+
+    @property
+    def supports_tools(self) -> bool:
+        """Whether the chat template renders tool definitions."""
+        return self.exists and self._mentions("tools")
+
+    def _mentions(self, word: str) -> bool:
+        """Whether the chat template contains `word`. True for a template written in Python."""
+        template = self._wrapper.chat_template
+        if isinstance(template, dict):
+            return any(word in text for text in template.values())
+        return word in template if isinstance(template, str) else self.exists
+
+    @property
+    def caps(self) -> TemplateCaps:
+        """What the chat template takes."""
+        return self.fitting().abilities
+
+    def fitting(self) -> Fitting:
+        """Fits conversations to the chat template, which is looked at when this is first called."""
+        with self._looking:
+            if self._fitting is None:
+                self._fitting = Fitting(abilities_of(self._wrapper, self._renderer), self._written)
+            return self._fitting
+
+    def _written(self, calls: Sequence[Call]) -> str:
+        """Calls as the model writes them, for a template that shows none."""
+        row = self._markup().format
+        if row is None:
+            return calls_as_json(calls)
+        return write_calls(row, [(call.name, call.as_object(), call.id) for call in calls])
+
+    def fit(self, conversation: Conversation) -> AdaptedConversation:
+        """The conversation as the chat template takes it. Says once what is changed for that."""
+        fitted = self.fitting().fit(conversation)
+        self.log_changes(fitted.changes)
+        return fitted
+
+    def log_changes(self, changes: Sequence[str]) -> None:
+        """Log those that were not logged before."""
+        if new := set(changes) - self._told:
+            self._told |= new
+            log.warning("Conversations are fitted to the chat template: %s", "; ".join(sorted(new)))
+
+    def first_accepted(
+        self,
+        variables: Mapping[str, Any],
+        rendered: Callable[[Mapping[str, Any]], list[int]],
+    ) -> tuple[list[int], Sequence[str]]:
+        """Token ids of the first attempt that the template accepts, and its changes. Raises InvalidRequest."""
+        controls = self.caps.controls if has_controls(variables) else Controls()
+        refusal: Exception | None = None
+        for attempt in controls.attempts(variables):
+            try:
+                return rendered(attempt.variables), attempt.changes
+            except TEMPLATE_ERRORS as error:
+                refusal = error
+        assert refusal is not None
+        raise InvalidRequest(
+            f"The model's chat template rejects these messages: {in_one_line(refusal)}"
+        ) from refusal
+
+    def prepare(self) -> None:
+        """Look at the template beside what follows; its helper process takes a third of a second."""
+        threading.Thread(target=self._look, name="mlxserve-templates", daemon=True).start()
+
+    def _look(self) -> None:
+        with suppress(HelperUnavailable, EngineStopped):  # the first one who needs it looks again
+            self.fitting()
