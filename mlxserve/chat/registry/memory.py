@@ -14,6 +14,7 @@ from mlxserve.core.errors import MlxServeError
 log = logging.getLogger("mlxserve.chat.registry")
 
 NO_LIMIT = 1 << 62
+MIN_SECONDS = 5.0  # minimum residency of a model in use that another one needs the memory of
 
 
 class SharedMemory:
@@ -52,6 +53,13 @@ class SharedMemory:
                 pages = max(one.model.least_pages, int(pool // max(1, one.planned.page)))
                 has_shrunk |= await self.resize(one, pages) if pages < one.num_pages else False
         return has_shrunk
+
+    def drain_oldest(self, now: float) -> None:
+        """Have the model that has been loaded for the longest take no more requests, unless one drains."""
+        loaded = self.loaded()
+        if loaded and not any(one.closes for one in loaded):
+            oldest = min(loaded, key=lambda one: one.loaded_at)
+            oldest.closes = now - oldest.loaded_at >= MIN_SECONDS
 
     def growing(self) -> tuple[Place, int] | None:
         """A model whose pool was made smaller, and the pages that there is memory for again."""

@@ -22,10 +22,11 @@ import logging
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from mlxserve.chat.registry.changes import BackgroundTasks, Changes
 from mlxserve.chat.registry.entries import ModelUse, Place, RegisteredAdapter, RegisteredModel, gib
 from mlxserve.chat.registry.memory import NO_LIMIT, SharedMemory
 from mlxserve.chat.registry.threads import in_thread
@@ -39,8 +40,6 @@ log = logging.getLogger("mlxserve.chat.registry")
 T = TypeVar("T")
 
 LOOK_SECONDS = 1.0  # between two looks for models that have been idle for long
-# A model in use is not unloaded for another one before it has been loaded for so long.
-MIN_SECONDS = 5.0
 MAX_WAIT_SECONDS = 600.0  # for room, before a request is refused
 
 
@@ -71,8 +70,8 @@ class ModelRegistry:
         self._clock = clock
         self._turn = asyncio.Lock()  # of loading
         self.on_unloaded: Callable[[str], None] = lambda _: None
-        self._waiting: set[asyncio.Future[None]] = set()  # for any change
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._changes = Changes()  # of users and models
+        self._tasks = BackgroundTasks()
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -127,7 +126,7 @@ class ModelRegistry:
         finally:
             place.users -= 1
             place.used_at = self._clock()
-            self._tell()
+            self._changes.tell()
             if place.keep_alive == 0:
                 self.look()
 
@@ -172,7 +171,7 @@ class ModelRegistry:
             ):
                 self._begin_closing(place)
         if not self._turn.locked() and self._memory.growing() is not None:
-            self._begin(self._grow())
+            self._tasks.begin(self._grow())
 
     async def run(self) -> None:
         """Look again and again, until cancelled."""
@@ -234,7 +233,7 @@ class ModelRegistry:
 
     async def _wait_until_loaded(self, place: Place) -> None:
         if place.loading is None:
-            place.loading = self._begin(self._load(place))
+            place.loading = self._tasks.begin(self._load(place))
         loading = place.loading
         place.num_waiting += 1
         try:
@@ -249,13 +248,13 @@ class ModelRegistry:
         try:
             async with self._turn:
                 while place.chat is not None and place.closes:
-                    await self._change()
+                    await self._changes.wait()
                 if place.chat is None:
                     await self._read(place)
         finally:
             if place.loading is asyncio.current_task():
                 place.loading = None
-            self._tell()
+            self._changes.tell()
 
     async def _read(self, place: Place) -> None:
         """From disk, with as much room as others leave. Raises what loading raises."""
@@ -304,13 +303,13 @@ class ModelRegistry:
                         f"There is no room for {place.model.name}. {self._memory.in_words()} Try again "
                         "later, or unload one."
                     )
-                self._close_next()
-                await self._change(LOOK_SECONDS)
+                self._memory.drain_oldest(self._clock())
+                await self._changes.wait(LOOK_SECONDS)
             return left
         finally:
             for other in self._places.values():
                 other.closes = other.closing is not None
-            self._tell()
+            self._changes.tell()
 
     async def _freed(self, least: int) -> bool:
         """Whether more memory is free than before, or is about to be."""
@@ -332,13 +331,6 @@ class ModelRegistry:
             if (found := self._memory.growing()) is not None:
                 await self._memory.resize(*found)
 
-    def _close_next(self) -> None:
-        """Have the model that has been in use for the longest take no more requests."""
-        loaded = self._memory.loaded()
-        if loaded and not any(one.closes for one in loaded):
-            oldest = min(loaded, key=lambda one: one.loaded_at)
-            oldest.closes = self._clock() - oldest.loaded_at >= MIN_SECONDS
-
     # ---- unloading
 
     async def _unload(self, place: Place) -> None:
@@ -348,7 +340,7 @@ class ModelRegistry:
     def _begin_closing(self, place: Place) -> asyncio.Task[None]:
         if place.closing is None:
             place.closes = True
-            place.closing = self._begin(self._close_one(place))
+            place.closing = self._tasks.begin(self._close_one(place))
         return place.closing
 
     async def _close_one(self, place: Place) -> None:
@@ -359,33 +351,6 @@ class ModelRegistry:
         finally:
             place.chat, place.closing, place.closes = None, None, False
             place.keep_alive = place.model.keep_alive
-            self._tell()
+            self._changes.tell()
             self.on_unloaded(place.model.name)
         log.info("%s was unloaded in %.1f s", place.model.name, self._clock() - began)
-
-    # ---- changes
-
-    def _tell(self) -> None:
-        for waiting in self._waiting:
-            if not waiting.done():
-                waiting.set_result(None)
-        self._waiting.clear()
-
-    async def _change(self, seconds: float | None = None) -> None:
-        """Wait for any change of users and models, no longer than this."""
-        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(waiting)
-        await asyncio.wait([waiting], timeout=seconds)
-        self._waiting.discard(waiting)
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """Its error is told to those that wait for it, if there still are any."""
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.info("A model was not loaded or unloaded: %s", error)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from mlxserve.chat.registry.registry import MAX_WAIT_SECONDS, MIN_SECONDS, ModelRegistry
+from mlxserve.chat.registry.memory import MIN_SECONDS
+from mlxserve.chat.registry.registry import MAX_WAIT_SECONDS, ModelRegistry
 from mlxserve.core.errors import (
     EngineStopped,
     OutOfMemory,
