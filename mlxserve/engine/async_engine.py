@@ -12,22 +12,22 @@ import asyncio
 import atexit
 import contextlib
 import logging
-import queue
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass
 from typing import Any
 
-from mlxserve.core.errors import EngineFailed, EngineStopped, MlxServeError
+from mlxserve.core.errors import EngineStopped
 from mlxserve.core.stats import Stats
 from mlxserve.engine import gc_freeze, sleep_inhibitor
+from mlxserve.engine.calls import EngineCall, Inbox, audit
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.memory import MemoryWatch
-from mlxserve.engine.output_stream import OutputStream, deliver_all
+from mlxserve.engine.open_streams import OpenStreams
+from mlxserve.engine.output_stream import OutputStream
 from mlxserve.engine.sleep_inhibitor import SleepInhibitor
 from mlxserve.engine.snapshot import Snapshot
 from mlxserve.engine.text_queue import QueuedText, TextQueue
@@ -51,58 +51,9 @@ from mlxserve.system.suspend_clock import RUNNING
 log = logging.getLogger("mlxserve.engine")
 
 _MINUTE = 60.0  # seconds
-_HEARTBEAT = 1.0  # seconds between two signs of life of an idle engine
 STATS_SECONDS = 0.1  # between two copies of the counters while nothing ends
 _LOSS_SECONDS = 1.0  # for what a connection tells that ended a moment ago
 _STUCK_SECONDS = 5.0  # for a thread that may wait for a lost rank for ever
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A function to run on the engine's thread, and the future of its result."""
-
-    work: Callable[[Engine], Any]
-    result: Future[Any]
-
-    def run(self, engine: Engine) -> Exception | None:
-        """The error after which the engine needs an audit: one that no caller expects, or a refusal after which
-        requests or pages are not what they were.
-
-        Another object than the caller's: a restart clears the frames of its traceback, and to clear that of
-        the coroutine in which the caller's is raised would end it.
-        """
-        if not self.result.set_running_or_notify_cancel():
-            return None
-        try:
-            before = engine.mark()
-            result = self.work(engine)
-        except MlxServeError as error:
-            self.result.set_exception(error)
-            if engine.mark() != before:
-                return AssertionError(f"requests or pages differ after a refusal: {error}")
-        except AssertionError as error:
-            self.result.set_exception(_copy_of(error))
-            return error
-        except Exception as error:
-            log.exception("A call of the engine failed")
-            self.result.set_exception(EngineFailed.because_of(error))
-            return error
-        except BaseException as error:
-            self.result.set_exception(EngineFailed.because_of(error))
-            raise
-        else:
-            self.result.set_result(result)
-        return None
-
-    def refuse(self, reason: EngineStopped) -> None:
-        if self.result.set_running_or_notify_cancel():
-            self.result.set_exception(reason)
-
-
-def _copy_of(error: AssertionError) -> AssertionError:
-    copy = AssertionError(*error.args)
-    copy.__cause__ = error
-    return copy
 
 
 class _Failures:
@@ -141,8 +92,8 @@ class AsyncEngine:
         memory: what limits the requests that run where memory is short; None for nothing
         workers: the engine's other ranks; one that is lost ends it
         """
-        self._inbox: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._streams: dict[str, OutputStream] = {}  # by request id; only for the engine's thread
+        self._inbox = Inbox()
+        self._streams = OpenStreams()  # only for the engine's thread
         self._texts = TextQueue()
         self._log_interval = log_interval
         self._failures = _Failures(max_failures)
@@ -181,7 +132,7 @@ class AsyncEngine:
 
         def add(engine: Engine) -> None:
             engine.add_all(requests)
-            self._streams |= dict.fromkeys((request.id for request in requests), stream)
+            self._streams.open(stream, requests)
 
         added = asyncio.wrap_future(self._call(add))
         try:
@@ -253,15 +204,15 @@ class AsyncEngine:
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request at the next step boundary; no-op if it has ended."""
-        self._tell(lambda engine: self._deliver(engine.abort(request_id, reason)))
+        self._inbox.tell(lambda engine: self._streams.deliver(engine.abort(request_id, reason)))
 
     def unpin(self, request_id: str) -> None:
         """Let the pages of a named prefix be evicted, from the next step boundary on."""
-        self._tell(lambda engine: engine.unpin(request_id))
+        self._inbox.tell(lambda engine: engine.unpin(request_id))
 
     def keep_pages(self, request: Request, seconds: float) -> None:
         """As `Engine.keep_pages`, at the next step boundary."""
-        self._tell(lambda engine: engine.keep_pages(request, seconds))
+        self._inbox.tell(lambda engine: engine.keep_pages(request, seconds))
 
     async def reset_prefix_cache(self, *, force: bool = False, disk: bool = False) -> bool:
         """As `Engine.reset_prefix_cache`."""
@@ -300,7 +251,7 @@ class AsyncEngine:
 
     async def check(self) -> None:
         """Audit requests and pages between two steps. Raises AssertionError."""
-        await asyncio.wrap_future(self._call(lambda engine: engine.check(self._streams)))
+        await asyncio.wrap_future(self._call(lambda engine: engine.check(self._streams.ids())))
 
     async def snapshot(self) -> Snapshot:
         """As `EngineMonitor.snapshot`, at the next step boundary. Raises EngineStopped."""
@@ -332,14 +283,14 @@ class AsyncEngine:
         stopped = EngineStopped(f"The engine failed: {reason}. Start the server again.")
         self._has_failed = True
         self._end(stopped)
-        self._inbox.put(None)
+        self._inbox.end()
         with contextlib.suppress(InvalidStateError):  # it was ready
             self._ready.set_exception(stopped)
 
     def close(self) -> None:
         """Abort every request and end the thread. Idempotent."""
         atexit.unregister(self.close)
-        self._inbox.put(None)
+        self._inbox.end()
         if threading.current_thread() is not self._thread.thread:
             is_stuck = self._workers is not None and self._has_failed
             self._ended.wait(_STUCK_SECONDS if is_stuck else None)
@@ -359,27 +310,7 @@ class AsyncEngine:
                 log.exception("The engine could not be counted after a call")
             return result
 
-        return self._put(counted)
-
-    def _put(self, work: Callable[[Engine], Any]) -> Future[Any]:
-        call = _Call(work, Future())
-        self._inbox.put(call)
-        if self._stopped is not None:  # the thread no longer reads its inbox
-            self._refuse_calls(self._stopped)
-        return call.result
-
-    def _tell(self, work: Callable[[Engine], Any]) -> None:
-        """As `_call`, for what has no result. An error is logged, unless the engine has ended.
-
-        No caller waits for it, so `stats` shows its effect after the next step. The pages of an
-        aborted request are free when the step that uses them was read.
-        """
-
-        def report(done: Future[Any]) -> None:
-            if (error := done.exception()) and not isinstance(error, EngineStopped):
-                log.error("A call of the engine that has no caller failed: %s", error)
-
-        self._put(work).add_done_callback(report)
+        return self._inbox.put(counted)
 
     def _run(self, build: Callable[[], Engine]) -> None:
         try:
@@ -424,7 +355,8 @@ class AsyncEngine:
         while is_open and self._stopped is None:
             outputs: list[Output] = []
             try:
-                is_open = self._take_calls(engine)
+                is_busy = bool(engine.has_work or self._texts.unanswered or self._has_more)
+                is_open = self._inbox.run_calls(engine, self._streams.ids, is_busy=is_busy)
                 if self._texts.unanswered:
                     self._advance_text(engine)
                 try:
@@ -439,7 +371,7 @@ class AsyncEngine:
                 if is_open and engine.has_work:
                     outputs = engine.step()
                     self._count(engine, outputs)
-                    self._deliver(outputs)
+                    self._streams.deliver(outputs)
                     engine.start()
                 elif is_open and not self._texts.unanswered:
                     self._has_more = False  # also if this fails
@@ -450,7 +382,7 @@ class AsyncEngine:
             self._beat = RUNNING.now()
         if machine is not None:
             machine.end()
-        self._deliver(engine.abort_all())
+        self._streams.deliver(engine.abort_all())
 
     def _count(self, engine: Engine, outputs: Sequence[Output]) -> None:
         """After a step that ended a request or all work, and else a few times a second."""
@@ -470,7 +402,7 @@ class AsyncEngine:
         if not self._has_forgiven:
             self._has_forgiven = True
             log.error("The engine could not be counted or watched; it goes on", exc_info=error)
-        self._audit(engine, error)
+        audit(engine, error)
 
     def _restart(self, engine: Engine, error: Exception, lost: set[str]) -> None:
         """Have the engine begin again, and tell the streams of the requests that it dropped.
@@ -487,85 +419,31 @@ class AsyncEngine:
             for one in _chain(error):
                 traceback.clear_frames(one.__traceback__)
             try:
-                self._deliver(engine.restart(lost))
-                live = engine.live_ids
-                self._fail([name for name in self._streams if name not in live], error)
+                self._streams.deliver(engine.restart(lost))
+                self._streams.fail_others(engine.live_ids, error)
                 self.max_model_len, self._stats = engine.max_model_len, engine.monitor.stats()
                 return
             except Exception as another:  # noqa: BLE001  (logged in the next turn, or raised)
                 error, lost = another, engine.live_ids
-
-    def _fail(self, request_ids: Sequence[str], error: Exception) -> None:
-        """End the streams of these requests, whose other requests are aborted by that."""
-        for stream in {self._streams.pop(name) for name in request_ids}:
-            deliver_all(stream.loop, [(stream, EngineFailed.because_of(error))])
-
-    def _take_calls(self, engine: Engine) -> bool:
-        """Run the calls in the inbox; without other work, wait for one. False to end the engine."""
-        try:
-            is_busy = engine.has_work or self._texts.unanswered or self._has_more
-            call = self._inbox.get_nowait() if is_busy else self._inbox.get(timeout=_HEARTBEAT)
-            while call is not None:
-                if (error := call.run(engine)) is not None:
-                    self._audit(engine, error, self._streams)
-                call = self._inbox.get_nowait()
-        except queue.Empty:
-            return True
-        return False
 
     def _advance_text(self, engine: Engine) -> None:
         """Compute a piece of the text whose turn it is."""
         text = self._texts.next()
         if text is None:
             return
-        piece = _Call(text.advance, Future())
+        piece = EngineCall(text.advance, Future())
         error = piece.run(engine)
         if text.is_done:
             self._texts.answer(text, piece.result.exception() or piece.result.result())
         if error is not None:
-            self._audit(engine, error, self._streams)
-
-    def _audit(self, engine: Engine, error: Exception, awaited: Collection[str] = ()) -> None:
-        """After a call that failed, perhaps half done. Raises what is wrong with the engine since.
-
-        awaited: as in `Engine.check`
-        """
-        try:
-            engine.check(awaited)
-        except Exception as found:
-            raise found from error
-
-    def _deliver(self, outputs: list[Output]) -> None:
-        """Hand outputs to their callers' event loops, with one callback for each loop."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[OutputStream, Output]]] = {}
-        for output in outputs:
-            stream = self._streams.get(output.request_id)
-            if stream is None:
-                continue
-            if output.finish_reason is not None:
-                del self._streams[output.request_id]
-            by_loop.setdefault(stream.loop, []).append((stream, output))
-        for loop, items in by_loop.items():
-            deliver_all(loop, items)
+            audit(engine, error, self._streams.ids())
 
     def _end(self, reason: EngineStopped) -> None:
         with self._ending:
             self._stopped = reason = self._stopped or reason  # the first one counts
-        for stream in set(self._streams.values()):
-            deliver_all(stream.loop, [(stream, reason)])
-        self._streams.clear()
+        self._streams.end(reason)
         self._texts.refuse(reason)
-        self._refuse_calls(reason)
-
-    def _refuse_calls(self, reason: EngineStopped) -> None:
-        """Refuse the calls that arrived after the end."""
-        while True:
-            try:
-                call = self._inbox.get_nowait()
-            except queue.Empty:
-                return
-            if call is not None:
-                call.refuse(reason)
+        self._inbox.close(reason)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

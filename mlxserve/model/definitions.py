@@ -1,6 +1,6 @@
 """Whose definition of a model is used: mlx-lm's, or where it has none, mlx-vlm's.
 
-    definition_of(config) --> mlx-lm's Model and ModelArgs      --> mlx_lm.utils.load_model
+    definition_of(config) --> mlx-lm's Model and ModelArgs                --> mlx_lm.utils.load_model
                           --> VlmLanguageModel of a package of mlx-vlm -->
 
 A model of mlx-vlm is a language model with parts for images and sound, or a language model alone. The language
