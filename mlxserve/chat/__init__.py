@@ -1,1 +1,1 @@
-"""Chat: the one producer of text, between the engine and the library, the terminal and HTTP."""
+"""Language models and models of vectors: what every answer, vector and rank of the library and the API comes from."""

@@ -87,7 +87,7 @@ class Place:
 
     def __init__(self, model: RegisteredModel, now: float) -> None:
         self.model = model
-        self.chat: TextModel | None = None  # also while it is closed: its memory is taken
+        self.text_model: TextModel | None = None  # also while it is closed: its memory is taken
         self.users = 0
         self.num_waiting = 0  # requests that wait for it to be loaded
         self.loading: asyncio.Task[None] | None = None
@@ -100,9 +100,9 @@ class Place:
         self.set_pages = 0  # that the registry has given it; others may resize it, too
         self._known_least: int | None = None  # since it was loaded for the first time
 
-    def put(self, chat: TextModel, now: float) -> None:
+    def put(self, text_model: TextModel, now: float) -> None:
         """It is loaded."""
-        self.chat = chat
+        self.text_model = text_model
         self.loaded_at = self.used_at = now
         fewer = max(0, self.num_pages - self.model.least_pages)
         self._known_least = self.planned.total - fewer * self.planned.page
@@ -116,14 +116,14 @@ class Place:
     @property
     def planned(self) -> PlannedMemory:
         """Of a loaded model."""
-        assert self.chat is not None
-        return self.chat.engine.stats().planned
+        assert self.text_model is not None
+        return self.text_model.engine.stats().planned
 
     @property
     def num_pages(self) -> int:
         """Of a loaded model."""
-        assert self.chat is not None
-        return self.chat.engine.stats().pool.num_pages
+        assert self.text_model is not None
+        return self.text_model.engine.stats().pool.num_pages
 
     @property
     def floor(self) -> int:
@@ -142,7 +142,7 @@ class Place:
 
     def state(self, now: float) -> ModelUse:
         num_requests = self.users + self.num_waiting
-        if self.chat is None:
+        if self.text_model is None:
             state = "unloaded" if self.loading is None else "loading"
             return ModelUse(state=state, num_requests=num_requests)
         seconds = max(0.0, self.used_at + self.keep_alive - now) if self.is_idle else math.inf

@@ -27,7 +27,7 @@ class SharedMemory:
 
     def loaded(self) -> list[Place]:
         """Those that have memory, also while they are closed."""
-        return [one for one in self._places.values() if one.chat is not None]
+        return [one for one in self._places.values() if one.text_model is not None]
 
     def left(self, *, shrunk: bool = False) -> int:
         """Bytes that no model has; `shrunk`: with the smallest pools of idle ones."""
@@ -75,9 +75,9 @@ class SharedMemory:
 
     async def resize(self, place: Place, num_pages: int) -> bool:
         """False where running requests or named prefixes need what it has."""
-        assert place.chat is not None
+        assert place.text_model is not None
         try:
-            await place.chat.engine.resize_cache(num_pages)
+            await place.text_model.engine.resize_cache(num_pages)
         except MlxServeError as error:
             log.info("The pool of %s stays as it is: %s", place.model.name, error)
             return False

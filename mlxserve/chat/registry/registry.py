@@ -1,6 +1,6 @@
 """ModelRegistry: every loaded model of a server, within one memory.
 
-    async with registry.use(name) as chat: ...      loads it if it is not loaded, and counts the users
+    async with registry.use(name) as text_model: ...      loads it if it is not loaded, and counts the users
 
                  load              users              none for `keep_alive`, or room is needed
     on disk ───────────▶ loaded ─────────▶ in use ──▶ idle ──────────▶ closing ──▶ on disk
@@ -77,18 +77,18 @@ class ModelRegistry:
 
     @classmethod
     def of(
-        cls, chat: TextModel, aliases: Sequence[str] = (), unlisted: Sequence[str] = ()
+        cls, text_model: TextModel, aliases: Sequence[str] = (), unlisted: Sequence[str] = ()
     ) -> ModelRegistry:
         """One with a loaded model, which stays."""
         model = RegisteredModel(
-            name=chat.model_name,
-            load=lambda _: chat,
+            name=text_model.model_name,
+            load=lambda _: text_model,
             aliases=tuple(aliases),
             unlisted=tuple(unlisted),
-            adapters=tuple(RegisteredAdapter(name=name) for name in chat.adapters),
+            adapters=tuple(RegisteredAdapter(name=name) for name in text_model.adapters),
         )
         registry = cls([model])
-        registry._put(registry._places[model.name], chat)
+        registry._put(registry._places[model.name], text_model)
         return registry
 
     def add(self, model: RegisteredModel) -> None:
@@ -100,7 +100,7 @@ class ModelRegistry:
     def loaded(self, name: str) -> TextModel | None:
         """The model if it is loaded and not about to be unloaded. It is not counted as used."""
         place = self._places[name]
-        return None if place.closes else place.chat
+        return None if place.closes else place.text_model
 
     def state(self, name: str) -> ModelUse:
         """What has become of a model, for people who look."""
@@ -119,10 +119,10 @@ class ModelRegistry:
         cancelled leaves the others to wait.
         """
         place = self._places[name]
-        chat = await self._usable_soon(place)
+        text_model = await self._usable_soon(place)
         place.users += 1
         try:
-            yield chat
+            yield text_model
         finally:
             place.users -= 1
             place.used_at = self._clock()
@@ -153,7 +153,7 @@ class ModelRegistry:
     async def unload(self, name: str, *, force: bool = False) -> bool:
         """Unload a model; False if it is in use. `force` ends the answers that run."""
         place = self._places[name]
-        if place.chat is None:
+        if place.text_model is None:
             return True
         if place.users and not force:
             return False
@@ -164,7 +164,7 @@ class ModelRegistry:
         """Begin to unload what has been idle for its time, and what has failed."""
         now = self._clock()
         for place in self._places.values():
-            if place.chat is None or place.closing is not None:
+            if place.text_model is None or place.closing is not None:
                 continue
             if self._has_failed(place) or (
                 place.is_idle and now - place.used_at >= place.keep_alive
@@ -189,8 +189,13 @@ class ModelRegistry:
         """
         with self._lock:
             self._is_closed = True
-            chats = [place.chat for place in self._places.values() if place.chat is not None]
-        closing = [threading.Thread(target=chat.close, name="mlxserve-close") for chat in chats]
+            loaded = [
+                place.text_model for place in self._places.values() if place.text_model is not None
+            ]
+        closing = [
+            threading.Thread(target=text_model.close, name="mlxserve-close")
+            for text_model in loaded
+        ]
         for one in closing:
             one.start()
         for one in closing:
@@ -201,13 +206,16 @@ class ModelRegistry:
 
     def has_failed(self) -> bool:
         """Whether the only model's engine has ended by itself; one of several is loaded again."""
-        chats = [place.chat for place in self._places.values()]
-        return len(chats) == 1 and chats[0] is not None and chats[0].engine.has_failed()
+        loaded = [place.text_model for place in self._places.values()]
+        return len(loaded) == 1 and loaded[0] is not None and loaded[0].engine.has_failed()
 
     def seconds_since_beat(self) -> float:
         """Of the engine that has been silent for the longest."""
-        chats = (place.chat for place in self._places.values())
-        return max((chat.engine.seconds_since_beat() for chat in chats if chat), default=0.0)
+        loaded = (place.text_model for place in self._places.values())
+        return max(
+            (text_model.engine.seconds_since_beat() for text_model in loaded if text_model),
+            default=0.0,
+        )
 
     # ---- loading
 
@@ -217,19 +225,19 @@ class ModelRegistry:
 
     def _usable(self, place: Place) -> TextModel | None:
         self._refuse_if_closed()
-        if place.chat is not None and not place.closes and self._has_failed(place):
+        if place.text_model is not None and not place.closes and self._has_failed(place):
             self._begin_closing(place)
-        return None if place.closes else place.chat
+        return None if place.closes else place.text_model
 
     async def _usable_soon(self, place: Place) -> TextModel:
-        while (chat := self._usable(place)) is None:
+        while (text_model := self._usable(place)) is None:
             await self._wait_until_loaded(place)
-        return chat
+        return text_model
 
     def _has_failed(self, place: Place) -> bool:
         """With one model the watchdog ends the process."""
-        chat = place.chat
-        return len(self.models) > 1 and chat is not None and chat.engine.has_failed()
+        text_model = place.text_model
+        return len(self.models) > 1 and text_model is not None and text_model.engine.has_failed()
 
     async def _wait_until_loaded(self, place: Place) -> None:
         if place.loading is None:
@@ -247,9 +255,9 @@ class ModelRegistry:
     async def _load(self, place: Place) -> None:
         try:
             async with self._turn:
-                while place.chat is not None and place.closes:
+                while place.text_model is not None and place.closes:
                     await self._changes.wait()
-                if place.chat is None:
+                if place.text_model is None:
                     await self._read(place)
         finally:
             if place.loading is asyncio.current_task():
@@ -275,13 +283,13 @@ class ModelRegistry:
     def _read_and_put(self, place: Place, room: int) -> None:
         self._put(place, place.model.load(room))
 
-    def _put(self, place: Place, chat: TextModel) -> None:
+    def _put(self, place: Place, text_model: TextModel) -> None:
         """On the thread that has loaded it."""
         with self._lock:
             if not self._is_closed:
-                place.put(chat, self._clock())
+                place.put(text_model, self._clock())
                 return
-        chat.close()
+        text_model.close()
         raise EngineStopped("The server is stopping.")
 
     async def _room_for(self, place: Place, least: int) -> int:
@@ -344,12 +352,12 @@ class ModelRegistry:
         return place.closing
 
     async def _close_one(self, place: Place) -> None:
-        assert place.chat is not None
+        assert place.text_model is not None
         began = self._clock()
         try:
-            await in_thread(place.chat.close)
+            await in_thread(place.text_model.close)
         finally:
-            place.chat, place.closing, place.closes = None, None, False
+            place.text_model, place.closing, place.closes = None, None, False
             place.keep_alive = place.model.keep_alive
             self._changes.tell()
             self.on_unloaded(place.model.name)
