@@ -71,7 +71,7 @@ _TOKENIZER_SPANS = (
 )
 
 
-def build_chat(
+def build_text_model(
     config: EngineConfig,
     files: ModelFiles | None = None,
     connect: Callable[[ModelFiles], Workers] | None = None,
@@ -147,7 +147,7 @@ def _build_embedder(
     executor: FairExecutor | None,
     memory_limit: int | None,
 ) -> TextModel:
-    """As `build_chat`, of a model that embeds or ranks texts."""
+    """As `build_text_model`, of a model that embeds or ranks texts."""
     refuse_options(config, files.name)
     tokenizer = Tokenizer(files.path)
     answers = answers_of(tokenizer, files.name) if rules.judges else (0, 0)
@@ -204,7 +204,7 @@ def build_engine(
     """(engine, vocabulary size), built on the thread that will run it.
 
     `pace` replaces the one made from the config. `workers`: where this is rank 0 of several.
-    `memory_limit`: as in `build_chat`.
+    `memory_limit`: as in `build_text_model`.
     """
     assert (workers is None) == (config.num_ranks == 1), "several ranks need connections"
     group = None if workers is None else workers.join()
@@ -314,7 +314,7 @@ def build_part(
     group: RankGroup | None,
     memory_limit: int | None = None,
 ) -> EnginePart:
-    """`memory_limit`: as in `build_chat`."""
+    """`memory_limit`: as in `build_text_model`."""
     memory = machine.memory()
     num_here = 1 if group is None else group.num_on_this_machine
     are_pages_chosen = config.num_pages is not None

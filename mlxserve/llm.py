@@ -106,11 +106,14 @@ class AsyncLLM(_LoadedModel):
             options["adapter"] = tuple(f"{name}={folder}" for name, folder in adapters.items())
         self.config = (config or EngineConfig()).with_options(**options)
         machine.import_mlx_lm()
-        from mlxserve.ranks.run import build_chat_of_ranks, run_worker  # imports mlx and mlx-lm
+        from mlxserve.ranks.run import (  # imports mlx and mlx-lm
+            build_text_model_of_ranks,
+            run_worker,
+        )
 
         if self.config.num_ranks > 1 and own_rank():
             run_worker(self.config)  # does not return
-        self._model = build_chat_of_ranks(self.config)
+        self._model = build_text_model_of_ranks(self.config)
 
     async def generate(
         self,

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from mlxserve import LLM, AsyncLLM, InvalidConfig, InvalidParameter, SamplingParams
-from mlxserve.build import build_chat
+from mlxserve.build import build_text_model
 from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import UnsupportedModel
@@ -184,7 +184,7 @@ def test_pages_of_adapters_are_found_on_disk_after_a_restart(tuned: Tuned, tmp_p
 @pytest.fixture
 def chat(tuned: Tuned) -> Iterator[TextModel]:
     given = tuple(f"{name}={folder}" for name, folder in tuned.adapters.items())
-    chat = build_chat(EngineConfig().with_options(model=tuned.base, adapter=given, **OPTIONS))
+    chat = build_text_model(EngineConfig().with_options(model=tuned.base, adapter=given, **OPTIONS))
     yield chat
     chat.close()
 

@@ -20,7 +20,7 @@ from mlxserve import (
     PromptTooLong,
     SamplingParams,
 )
-from mlxserve.build import build_chat
+from mlxserve.build import build_text_model
 from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
 from mlxserve.model import attention
@@ -174,7 +174,7 @@ def test_a_resize_that_the_share_of_a_key_refuses_loses_no_answer_and_no_prefix(
             pass  # they compute the prefixes again
         assert snapshot.stats.pool.num_pinned == 16
 
-    chat = build_chat(EngineConfig().with_options(**options))
+    chat = build_text_model(EngineConfig().with_options(**options))
     try:
         asyncio.run(asyncio.wait_for(scenario(chat), 60))
     finally:
@@ -200,7 +200,7 @@ def test_a_smaller_cache_frees_memory(num_pages: int) -> None:
         assert active() == pytest.approx(smaller, abs=1 << 16)
         assert (await chat.engine.snapshot()).memory.kv_cache == whole // 4
 
-    chat = build_chat(EngineConfig().with_options(**{**OPTIONS, "num_pages": num_pages}))
+    chat = build_text_model(EngineConfig().with_options(**{**OPTIONS, "num_pages": num_pages}))
     try:
         asyncio.run(scenario(chat))
     finally:

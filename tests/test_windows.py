@@ -22,7 +22,7 @@ from metal_kernels.limits import PAGE_SIZES
 from metal_kernels.ops import Backend, LayerShape
 from metal_kernels.reference import ReferenceBackend
 from mlxserve import LLM, InvalidConfig
-from mlxserve.build import build_chat
+from mlxserve.build import build_text_model
 from mlxserve.cache.groups import Window
 from mlxserve.cache.pages import PageState
 from mlxserve.core.config import EngineConfig
@@ -227,7 +227,9 @@ def test_a_branch_beyond_the_window_is_computed_again_and_says_so(
 def test_a_snapshot_has_the_pages_of_windows(in_window: Callable[..., str]) -> None:
     async def found() -> tuple[Snapshot, Snapshot]:
         options = {"num_window_pages": 8, "page_size": 16, **OPTIONS}
-        chat = build_chat(EngineConfig().with_options(model=in_window("gpt_oss", 24), **options))
+        chat = build_text_model(
+            EngineConfig().with_options(model=in_window("gpt_oss", 24), **options)
+        )
         before = await chat.engine.snapshot()
         await (await chat.writer.submit(list(range(100)), GREEDY)).whole()
         after = await chat.engine.snapshot()

@@ -225,10 +225,12 @@ def _build(
     executor: FairExecutor | None = None,
     memory_limit: int | None = None,
 ) -> TextModel:
-    from mlxserve.ranks.run import build_chat_of_ranks  # imports mlx and mlx-lm
+    from mlxserve.ranks.run import build_text_model_of_ranks  # imports mlx and mlx-lm
 
     try:
-        return build_chat_of_ranks(config, files, executor=executor, memory_limit=memory_limit)
+        return build_text_model_of_ranks(
+            config, files, executor=executor, memory_limit=memory_limit
+        )
     except EngineStopped as error:
         if config.num_ranks > 1:  # the engine's thread may wait for another rank for ever
             print_error(error)

@@ -92,9 +92,9 @@ def self_test(config: EngineConfig) -> Finding:
 
 async def _ask_twice(config: EngineConfig) -> list[tuple[str, int]]:
     """(text, cached tokens) of the same question, first computed, then from the cache."""
-    from mlxserve.build import build_chat
+    from mlxserve.build import build_text_model
 
-    model = await asyncio.to_thread(build_chat, config)
+    model = await asyncio.to_thread(build_text_model, config)
     try:
         writer = model.require_writer()
         answers = [await _ask(writer), await _ask(writer)]

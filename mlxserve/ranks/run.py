@@ -11,7 +11,7 @@ import threading
 from functools import partial
 from typing import NoReturn
 
-from mlxserve.build import build_chat, build_part
+from mlxserve.build import build_part, build_text_model
 from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidConfig, MlxServeError, in_one_line
@@ -46,16 +46,16 @@ _OF_EACH_RANK = {
 }
 
 
-def build_chat_of_ranks(
+def build_text_model_of_ranks(
     config: EngineConfig,
     files: ModelFiles | None = None,
     *,
     executor: FairExecutor | None = None,
     memory_limit: int | None = None,
 ) -> TextModel:
-    """`build_chat` as rank 0 of as many ranks as the options ask for. Raises MlxServeError."""
+    """`build_text_model` as rank 0 of as many ranks as the options ask for. Raises MlxServeError."""
     others = partial(connect, config) if config.num_ranks > 1 else None
-    return build_chat(config, files, others, executor=executor, memory_limit=memory_limit)
+    return build_text_model(config, files, others, executor=executor, memory_limit=memory_limit)
 
 
 def join_group(config: EngineConfig) -> RankGroup:

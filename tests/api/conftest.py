@@ -61,12 +61,12 @@ def real_chat(
     write_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TextModel]:
     """A real engine in this process, for the session."""
-    from mlxserve.build import build_chat
+    from mlxserve.build import build_text_model
 
     folder = write_model(
         tmp_path_factory.mktemp("real"), "qwen3", max_position_embeddings=REAL_CONTEXT
     )
-    chat = build_chat(
+    chat = build_text_model(
         EngineConfig().with_options(
             model=str(folder), num_pages=512, max_num_seqs=16, disable_log_stats=True
         )

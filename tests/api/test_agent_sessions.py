@@ -28,7 +28,7 @@ INSTRUCTIONS, FILE, PAGE_OF_TEXT, LINE = 5_400, 120, 60, 8  # words
 def chat(
     write_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TextModel]:
-    from mlxserve.build import build_chat
+    from mlxserve.build import build_text_model
 
     folder = write_model(
         tmp_path_factory.mktemp("agent"),
@@ -36,7 +36,7 @@ def chat(
         num_hidden_layers=1,
         max_position_embeddings=8_192,
     )
-    chat = build_chat(
+    chat = build_text_model(
         EngineConfig().with_options(
             model=str(folder), page_size=PAGE, num_pages=768, disable_log_stats=True
         )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from mlxserve.build import build_chat
+from mlxserve.build import build_text_model
 from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
 from tests.api.clients import anthropic, ollama, openai
@@ -29,7 +29,7 @@ BASE64 = [base64.b64encode(file).decode() for file in FILES]
 def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextModel]:
     folder = write_vision_model(tmp_path_factory.mktemp("seeing"), "qwen2_5_vl")
     options = {"num_pages": 256, "page_size": 16, "max_model_len": 1024}
-    chat = build_chat(
+    chat = build_text_model(
         EngineConfig().with_options(model=str(folder), disable_log_stats=True, **options)
     )
     assert chat.supports_images

@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlxserve.api.app import create_app
-from mlxserve.build import build_chat
+from mlxserve.build import build_text_model
 from mlxserve.core.config import EngineConfig
 from mlxserve.hub.embedded import MODEL_NAME
 
@@ -26,7 +26,7 @@ def client() -> Iterator[TestClient]:
     config = EngineConfig().with_options(
         num_pages=200, speculative_tokens=8, disable_log_stats=True
     )
-    chat = build_chat(config)
+    chat = build_text_model(config)
     with TestClient(create_app(chat), base_url="http://127.0.0.1:8000") as client:
         yield client
     chat.close()

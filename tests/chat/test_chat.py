@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxserve.build import build_chat
+from mlxserve.build import build_text_model
 from mlxserve.chat.answers import RequestOutput
 from mlxserve.chat.request_options import RequestOptions
 from mlxserve.chat.text_model import TextModel
@@ -345,7 +345,7 @@ def test_answers_to_one_request_have_its_id_and_a_number(chat: TextModel) -> Non
 def test_a_closed_chat_raises_engine_stopped(
     model_folder: Callable[[str], Path],
 ) -> None:
-    chat = build_chat(
+    chat = build_text_model(
         EngineConfig().with_options(
             model=str(model_folder("llama")), num_pages=8, disable_log_stats=True
         )

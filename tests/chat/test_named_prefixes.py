@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlxserve.build import build_chat
+from mlxserve.build import build_text_model
 from mlxserve.chat.request_options import RequestOptions
 from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
@@ -117,7 +117,9 @@ def build_again(
             before.close()
         defaults = {"model": str(model_folder("llama")), "num_pages": 64, "page_size": 16}
         disk = {"disk_cache_size": 1, "disk_cache_dir": str(tmp_path), "disable_log_stats": True}
-        built.append(build_chat(EngineConfig().with_options(**{**defaults, **disk, **options})))
+        built.append(
+            build_text_model(EngineConfig().with_options(**{**defaults, **disk, **options}))
+        )
         return built[-1]
 
     yield build

@@ -26,7 +26,7 @@ from mlxserve import (
     QueueFull,
     SamplingParams,
 )
-from mlxserve.build import build_chat
+from mlxserve.build import build_text_model
 from mlxserve.cache.kv import KVPool
 from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
@@ -59,7 +59,7 @@ def is_busy(subject: Any) -> bool:
 
 
 def make_chat(**options: Any) -> TextModel:
-    return build_chat(EngineConfig().with_options(**OPTIONS | options))
+    return build_text_model(EngineConfig().with_options(**OPTIONS | options))
 
 
 async def tokens(

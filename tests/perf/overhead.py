@@ -22,7 +22,7 @@ from mlxserve.api.server.in_flight import InFlight
 from mlxserve.api.server.server import HttpServer, bind, serve, url_of
 from mlxserve.bench.client import LoadClient, TimedRequest
 from mlxserve.bench.report import Figure, Report
-from mlxserve.build import build_chat
+from mlxserve.build import build_text_model
 from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
 
@@ -34,7 +34,7 @@ def bench_overhead(model: str, *, runs: int, streams: int, tokens: int) -> Repor
 
     The first run warms up.
     """
-    chat = build_chat(
+    chat = build_text_model(
         EngineConfig().with_options(model=model, num_pages=_PAGES, disable_log_stats=True)
     )
     per_request, per_token = [], []

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from mlxserve.build import build_chat
+from mlxserve.build import build_text_model
 from mlxserve.core.config import EngineConfig
 from tests.perf import overhead
 from tests.perf.cli import app
@@ -18,7 +18,7 @@ from tests.perf.cli import app
 
 @pytest.mark.instruments
 def test_only_the_time_of_the_event_loop_counts(tmp_path: Path) -> None:
-    chat = build_chat(EngineConfig().with_options(num_pages=64, disable_log_stats=True))
+    chat = build_text_model(EngineConfig().with_options(num_pages=64, disable_log_stats=True))
     with overhead.served(chat) as (url, loop_time):
         before = loop_time()
         ends = time.thread_time() + 0.2

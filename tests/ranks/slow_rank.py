@@ -24,7 +24,7 @@ from mlxserve.engine.step_time_model import StepTimeModel  # noqa: E402
 from mlxserve.model.runner import ModelRunner  # noqa: E402
 from mlxserve.model.step_peak import StepPeak  # noqa: E402
 from mlxserve.ranks.environment import own_rank  # noqa: E402
-from mlxserve.ranks.run import build_chat_of_ranks, run_worker  # noqa: E402
+from mlxserve.ranks.run import build_text_model_of_ranks, run_worker  # noqa: E402
 from tests.as_a_mac import answer_as_a_mac  # noqa: E402
 
 SECONDS = 1.25  # more than a step may take
@@ -70,7 +70,7 @@ def _observe(found: dict[str, Any]) -> None:
 
 
 async def _answer(config: EngineConfig) -> None:
-    chat = build_chat_of_ranks(config)
+    chat = build_text_model_of_ranks(config)
     try:
         stream = await chat.writer.submit_all(
             [list(range(2 * NUM_ROWS))], SamplingParams(max_tokens=1)

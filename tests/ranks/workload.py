@@ -49,9 +49,9 @@ def _params(**options: Any) -> SamplingParams:
 
 
 async def _answers(config: EngineConfig) -> Answers:
-    from mlxserve.ranks.run import build_chat_of_ranks
+    from mlxserve.ranks.run import build_text_model_of_ranks
 
-    chat = build_chat_of_ranks(config)
+    chat = build_text_model_of_ranks(config)
 
     async def ask(prompt: Sequence[int], params: SamplingParams) -> list[Any]:
         stream = await chat.writer.submit_all([prompt], params)

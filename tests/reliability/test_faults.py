@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mlxserve import MlxServeError, SamplingParams
-from mlxserve.build import build_chat
+from mlxserve.build import build_text_model
 from mlxserve.chat.answers import RequestOutput
 from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
@@ -88,7 +88,7 @@ class Subject:
             "max_engine_failures": 1_000_000,
             "disable_log_stats": True,
         }
-        self.chat: TextModel = build_chat(EngineConfig().with_options(**options))
+        self.chat: TextModel = build_text_model(EngineConfig().with_options(**options))
         self.wanted = [output.token_ids for output in asyncio.run(self.answers())]
 
     async def answers(self) -> list[RequestOutput]:

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import pytest
 
-from mlxserve.build import build_chat
+from mlxserve.build import build_text_model
 from mlxserve.core.config import EngineConfig
 from mlxserve.engine.engine import Engine
 from mlxserve.model.runner import ModelRunner
@@ -125,7 +125,7 @@ def server() -> Iterator[Running]:
     config = EngineConfig().with_options(
         num_pages=64, page_size=16, max_engine_failures=1_000_000, disable_log_stats=True
     )
-    with serving(build_chat(config)) as running:
+    with serving(build_text_model(config)) as running:
         yield running
 
 

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from tokenizers import Tokenizer
 
 from mlxserve.api.app import create_app
-from mlxserve.build import build_chat
+from mlxserve.build import build_text_model
 from mlxserve.chat.text_model import TextModel
 from mlxserve.cli.building import build_registry
 from mlxserve.cli.settings import ModelSettings
@@ -38,7 +38,7 @@ DOCUMENTS = ["the stadium", "lovely weather today", "sun"]
 
 def built(folder: Path, **options: Any) -> TextModel:
     config = EngineConfig().with_options(model=str(folder), disable_log_stats=True, **options)
-    chat = build_chat(config)
+    chat = build_text_model(config)
     assert chat.writer is None
     return chat
 
@@ -373,7 +373,7 @@ def test_the_engine_s_view_is_that_of_an_engine_without_pages_in_use(client: Tes
 
 
 def test_a_language_model_ranks_nothing(real_folder: Path) -> None:
-    chat = build_chat(EngineConfig().with_options(model=str(real_folder), num_pages=8))
+    chat = build_text_model(EngineConfig().with_options(model=str(real_folder), num_pages=8))
     try:
         with client_of(chat) as client:
             refused = rerank(client)
@@ -431,9 +431,9 @@ def test_memory_bounds_the_longest_text(
     weights = (bert_folder / "model.safetensors").stat().st_size
     config = EngineConfig().with_options(model=str(bert_folder))
     with pytest.raises(OutOfMemory, match="a text of 40 tokens needs"):
-        build_chat(config, memory_limit=weights + 100_000)
+        build_text_model(config, memory_limit=weights + 100_000)
     with caplog.at_level(logging.WARNING, logger="mlxserve.build"):
-        chat = build_chat(config, memory_limit=weights + 5_000_000)
+        chat = build_text_model(config, memory_limit=weights + 5_000_000)
     chat.close()
     assert chat.max_model_len < 40
     assert "takes texts of" in caplog.text

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mlxserve.build import build_chat
+from mlxserve.build import build_text_model
 from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import GrammarFailed, HelperUnavailable, InvalidParameter
@@ -32,7 +32,7 @@ FIRST = [*HOSTILE, EARLY]
 
 @pytest.fixture
 def chat(write_model: Callable[..., Path], tmp_path: Any) -> Iterator[TextModel]:
-    built = build_chat(
+    built = build_text_model(
         EngineConfig().with_options(
             model=str(write_model(tmp_path, "llama")),
             num_pages=256,

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from mlxserve.build import build_chat
+from mlxserve.build import build_text_model
 from mlxserve.chat.request_options import RequestOptions
 from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
@@ -26,7 +26,7 @@ ASKED = ("Tell me of Paris.", "Who are you?", "Make a list.", "Answer in JSON, p
 
 @pytest.fixture(scope="module")
 def chat() -> Iterator[TextModel]:
-    built = build_chat(
+    built = build_text_model(
         EngineConfig().with_options(num_pages=256, page_size=16, disable_log_stats=True)
     )
     yield built

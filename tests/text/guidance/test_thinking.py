@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mlxserve.build import build_chat
+from mlxserve.build import build_text_model
 from mlxserve.chat.request_options import RequestOptions
 from mlxserve.chat.text_model import TextModel
 from mlxserve.core.config import EngineConfig
@@ -42,7 +42,7 @@ def chat(write_model: Callable[..., Path], tmp_path_factory: Any) -> Iterator[Te
     config = json.loads((folder / "tokenizer_config.json").read_text())
     config["chat_template"] = TEMPLATE
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    built = build_chat(
+    built = build_text_model(
         EngineConfig().with_options(
             model=str(folder), num_pages=64, page_size=16, disable_log_stats=True
         )
