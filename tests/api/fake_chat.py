@@ -1,4 +1,4 @@
-"""A `Chat` that answers from a script, for behaviour that no model shows on demand."""
+"""A `TextModel` that answers from a script, for behaviour that no model shows on demand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine under a real `Chat` that generates a given text."""
+"""An engine under a real `TextModel` that generates a given text."""
 
 from __future__ import annotations
 

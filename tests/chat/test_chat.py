@@ -1,4 +1,4 @@
-"""Chat: prompts to requests, and the tokens of answers to deltas."""
+"""Writer and vectors: prompts to requests, and the tokens of answers to deltas."""
 
 from __future__ import annotations
 
