@@ -60,7 +60,8 @@ def check_ops(
     latent_dims: Sequence[tuple[int, int]] = LATENT_DIMS,
 ) -> Iterator[OpCheck]:
     """Check every op in every dtype and head dimension, and over pools in 8 bits; yields each result at
-    once."""
+    once.
+    """
     for dtype in DTYPES:
         for head_dim in head_dims:
             yield from _check(backend, dtype, head_dim)
@@ -117,7 +118,8 @@ def _latent_error(
 
 def _tolerance(backend: Backend, dtype: mx.Dtype) -> float:
     """Twice as much for mlx's attention on a CPU, which rounds probabilities to the dtype as well: in
-    float16 a row of 192 was 4.1 units off."""
+    float16 a row of 192 was 4.1 units off.
+    """
     return TOLERANCES[dtype] * (1 if backend.name == "metal" else 2)
 
 

@@ -1,5 +1,6 @@
 """Which backend computes each layer: what was asked for, what the machine has, what the self-test
-found, and which shapes the kernels take."""
+found, and which shapes the kernels take.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +106,8 @@ def why_not_metal(*, is_quantised: bool = False) -> str | None:
 @functools.cache
 def has_matrices() -> bool:
     """Whether the kernel for many query heads per kv head is right here. Others take such decodes, too, so
-    what the self-test finds is a warning."""
+    what the self-test finds is a warning.
+    """
     reason = why_not_in_place(MetalBackend(on_metal), QUICK_GROUP)
     if reason is not None:
         log.warning(

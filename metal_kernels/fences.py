@@ -53,7 +53,8 @@ class Fences:
 
     def kind(self, k_pool: mx.array, v_pool: mx.array) -> int:
         """Equal for pools of equal shapes and dtypes, of which plans depend. A number, because mlx makes both
-        anew for each that asks, and a dtype's hash takes as long as a call of an op."""
+        anew for each that asks, and a dtype's hash takes as long as a call of an op.
+        """
         history = self._of(k_pool)
         if history.kind is None:
             found = k_pool.shape, k_pool.dtype, v_pool.shape, v_pool.dtype

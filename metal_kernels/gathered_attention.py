@@ -36,7 +36,8 @@ class GatheredAttention:
         sinks: mx.array | None,
     ) -> mx.array:
         """As queries, (rows, heads, head_dim) or (rows, heads, 1, head_dim): of the chunk that `tables`
-        describe and `gathered` is made of."""
+        describe and `gathered` is made of.
+        """
         gather = tables.plan(
             ("gather", id(gathered)),  # which the plans keep as long
             lambda: self._plan(k_pool, queries.dtype, gathered),

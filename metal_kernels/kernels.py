@@ -140,7 +140,8 @@ class Factory(Protocol):
 
 def on_metal(spec: KernelSpec, source: str) -> Kernel:
     """Compiled by MLX for the GPU, once for each template and input types. Pools are bound by their first
-    page."""
+    page.
+    """
     kernel: Any = mx.fast.metal_kernel(
         name=spec.name,
         input_names=list(spec.inputs),

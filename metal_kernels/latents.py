@@ -157,7 +157,8 @@ def tile_lines(heads: int) -> int:
 
 def tile_keys(latent_dim: int, rope_dim: int, item_size: int) -> int:
     """Keys of a tile: the most with which two threadgroups fit in a core's threadgroup memory, so that one
-    computes while the other stages; or the most with which one does."""
+    computes while the other stages; or the most with which one does.
+    """
     for groups in (2, 1):
         for keys in (32, 16, 8):
             if groups * tile_bytes(latent_dim, rope_dim, item_size, keys) <= 32 << 10:

@@ -56,14 +56,16 @@ def positions_copied(
     rows: int, context: int, kv_heads: int, head_dim: int, dtype: mx.Dtype, window: int | None
 ) -> int:
     """Positions that are copied for a chunk of `rows` whose last row sees `context`; 0: the tile kernel
-    reads the pages."""
+    reads the pages.
+    """
     positions = context - _first_position(rows, context, window)
     return positions if positions <= longest_copied(rows, kv_heads, head_dim, dtype) else 0
 
 
 def is_fast(head_dim: int, dtype: mx.Dtype) -> bool:
     """Whether MLX's fused attention is expected to be faster than the tile kernel: MLX takes it without being
-    forced, or it computes on neural accelerators, which the tile kernel does not."""
+    forced, or it computes on neural accelerators, which the tile kernel does not.
+    """
     if not is_fused(head_dim, dtype):
         return False
     if head_dim not in _SLOWER_FUSED:
@@ -74,7 +76,8 @@ def is_fast(head_dim: int, dtype: mx.Dtype) -> bool:
 @functools.cache
 def is_fused(head_dim: int, dtype: mx.Dtype) -> bool:
     """Whether this MLX has a fused attention kernel for long chunks on this machine, which it says while
-    it builds the graph. Any other would hold the scores of all rows in memory."""
+    it builds the graph. Any other would hold the scores of all rows in memory.
+    """
     if not mx.metal.is_available():
         return head_dim in _FUSED
     rows, mask = (
@@ -100,7 +103,8 @@ def fused_attention(
     sinks: mx.array | None,
 ) -> mx.array:
     """MLX's attention, (1, heads, rows, head_dim), by a fused kernel also where MLX prefers another, which
-    holds all scores. Raises ValueError where there is none. A CPU has none and computes as it does."""
+    holds all scores. Raises ValueError where there is none. A CPU has none and computes as it does.
+    """
     out: mx.array = mx.fast.scaled_dot_product_attention(
         queries,
         keys,

@@ -202,7 +202,8 @@ class MetalBackend:
 
         def plan() -> list[tuple[ChunkRun, Dispatch | None]]:
             """The chunks, with the tile kernel of those that MLX's attention, which has no softcap, does
-            not take."""
+            not take.
+            """
             check_attention(without_length(queries), k_pool, v_pool, tables, attention, sinks)
             check_pools(k_pool, v_pool)
             if attention.softcap is None:

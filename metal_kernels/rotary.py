@@ -107,7 +107,8 @@ class RotatedWrites:
         k_pool: mx.array,
     ) -> Dispatch:
         """For rows like these. moves: row and slot of every row. Raises ValueError for what does not fit
-        together."""
+        together.
+        """
         _check(projected, turns, heads, norms, k_pool)
         rows, dtype = max(projected[0].shape[:2]), projected[0].dtype
         epsilon = heads.epsilon or (0.0, 0.0)

@@ -37,7 +37,8 @@ class Writes:
         plans: Plans,
     ) -> tuple[Dispatch, ...]:
         """What writes whole pages, and what writes the rows outside them. Raises ValueError for what does not fit
-        together."""
+        together.
+        """
         check_write(without_length(keys), without_length(values), k_pool, v_pool, slots)
         check_pools(k_pool, v_pool, may_be_latent=True)
         if keys.dtype != k_pool.dtype:

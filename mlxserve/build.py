@@ -450,7 +450,8 @@ def _salted_by(config: EngineConfig, files: ModelFiles) -> str:
 
 def _identity(files: ModelFiles, part: EnginePart) -> bytes:
     """Equal where what one engine wrote may be read by another: the model, and how pages and states
-    are laid out."""
+    are laid out.
+    """
     layers, windows = (
         [(s.kv_heads, s.key_dim, s.value_dim, str(s.pool_dtype)) for s in specs]
         for specs in (part.kv.specs, () if part.windows is None else part.windows.kv.specs)

@@ -314,7 +314,8 @@ class ChatApp(App[None]):
 
     def _stop(self) -> None:
         """Esc: cancel editing, stop the answer, focus the composer, or empty it of a command; twice: edit
-        the last message."""
+        the last message.
+        """
         composer = self.window.composer
         if composer.has_focus and not composer.text and self._is_at_rest:
             if self._esc.press():

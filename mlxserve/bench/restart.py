@@ -1,5 +1,6 @@
 """The first token of a long prompt: cold, from memory, and from disk after a restart of the server, or
-after the model was unloaded and loaded again."""
+after the model was unloaded and loaded again.
+"""
 
 from __future__ import annotations
 

@@ -13,8 +13,7 @@ BEST = "the best other"  # as a baseline: the server with the best median
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """
-    value: the most that the figure may be
+    """value: the most that the figure may be
     is_floor: it is the least instead
     baseline: the server whose figure is the unit of `value`; None for a plain number
     """

@@ -58,7 +58,8 @@ def completion(
 
 def teach_shells() -> None:
     """Have typer answer shells in the form that its scripts expect, which it learns from its own option
-    `--show-completion` otherwise."""
+    `--show-completion` otherwise.
+    """
     from typer import completion as of_typer
 
     of_typer.completion_init()  # type: ignore[attr-defined]

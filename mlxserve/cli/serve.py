@@ -125,7 +125,8 @@ def _serve(
 
 def _join_ranks(config: EngineConfig) -> None:
     """Go on as rank 0; be another rank, if a launcher started this process as one; or start the
-    launcher and end with it. Raises InvalidConfig."""
+    launcher and end with it. Raises InvalidConfig.
+    """
     from mlxserve.ranks.environment import own_rank
 
     rank = own_rank()
@@ -172,5 +173,6 @@ def _leave_on_signals() -> None:
 
 def _leave(number: int, _frame: FrameType | None) -> NoReturn:
     """End while the model loads. Not by SystemExit: the interpreter would end under a thread that is
-    inside mlx, which aborts the process."""
+    inside mlx, which aborts the process.
+    """
     os._exit(130 if number == signal.SIGINT else 0)

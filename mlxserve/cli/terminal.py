@@ -101,7 +101,8 @@ def _server_flags(settings: Settings) -> list[str]:
 
 def _running_server(config: EngineConfig) -> tuple[str | None, str]:
     """The address of the newest server of this user that serves the configured model, or any model
-    if none is configured, and what to say about it; (None, "") if there is none."""
+    if none is configured, and what to say about it; (None, "") if there is none.
+    """
     from mlxserve.cli.own_key import has_key
     from mlxserve.cli.running_servers import newest_server
 
@@ -132,7 +133,8 @@ def _prepare_key(url: str) -> None:
 
 def _key_for(url: str) -> str | None:
     """The API key for a server, as it is now. None also where the key file cannot be read meanwhile: the
-    server then refuses every key of it."""
+    server then refuses every key of it.
+    """
     from mlxserve.cli.own_key import key_for
 
     try:

@@ -150,12 +150,14 @@ class ClientQueueFull(QueueFull):
 
 class PagesPromised(QueueFull):
     """A named prefix or a smaller cache would cut the answers of live requests. Try again when they
-    have ended."""
+    have ended.
+    """
 
 
 class HelperUnavailable(MlxServeError):
     """A process that works on texts was paused or ended by others, or the system refuses to start it.
-    Try again."""
+    Try again.
+    """
 
 
 class EngineFailed(MlxServeError):

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class ForwardWork:
     """`weights`: multiply-adds of a row with weights. `attention`: (those for each position that a
-    row sees, window) of layers that are alike; None sees all positions."""
+    row sees, window) of layers that are alike; None sees all positions.
+    """
 
     weights: int
     attention: tuple[tuple[int, int | None], ...]

@@ -243,7 +243,8 @@ def options_of(schema: type[Options]) -> tuple[NamedOption, ...]:
 
 def given_options(config: Options) -> dict[str, Any]:
     """The options that are not the defaults, by name, those of nested configs included: values that
-    JSON can hold."""
+    JSON can hold.
+    """
     default = type(config)()
     given: dict[str, Any] = {}
     for field in fields(config):  # type: ignore[arg-type]

@@ -68,8 +68,7 @@ class DiskFiles:
         model: str = "",
         payload_sizes: Collection[int] | None = None,
     ) -> None:
-        """
-        model: its name, for people
+        """model: its name, for people
         payload_sizes: those that records have, in bytes; None for any
         """
         self.base = base

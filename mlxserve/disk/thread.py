@@ -268,7 +268,8 @@ class DiskThread:
 
     def _payload(self, name: bytes) -> bytes | None:
         """Of a record that may still wait to be written. If it cannot be read it is forgotten,
-        unless only this process lacks something."""
+        unless only this process lacks something.
+        """
         if name in self._saves or (self._listing is not None and self._listing.is_clearing):
             record = self._saves.get(name)
             return None if record is None else record.payload
@@ -356,7 +357,8 @@ class DiskThread:
 
     def _make_room(self) -> None:
         """Delete the record that was used least recently, by an index of the last minute; or drop
-        those to be written that were used even less recently."""
+        those to be written that were used even less recently.
+        """
         victim = self._index.coldest()
         assert victim is not None, "there is nothing to delete"
         record = next(iter(self._saves.values()), None)

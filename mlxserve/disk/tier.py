@@ -79,8 +79,7 @@ class DiskTier:
         clock: Callable[[], float] = RUNNING.now,
         today: Callable[[], str] = lambda: datetime.now(UTC).date().isoformat(),
     ) -> None:
-        """
-        identity: 16 bytes; records of another one are never read
+        """identity: 16 bytes; records of another one are never read
         limit: most bytes below `base`, of all identities
         daily_writes: most bytes written in a day (UTC), by all processes
         model: its name, for people who look into the folder
@@ -124,7 +123,8 @@ class DiskTier:
 
     def keeps(self, num_bytes: int, used: float) -> bool:
         """Whether a record of this size that was used last at `used` would be kept if it was saved:
-        it fits, or there are colder ones."""
+        it fits, or there are colder ones.
+        """
         self._take_all()
         news, size = self._news, num_bytes + HEADER_SIZE
         if news.use.total_bytes + self._writes.num_bytes + size <= news.use.limit:

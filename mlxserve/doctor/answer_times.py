@@ -71,7 +71,8 @@ def _of(engine: Engine, num_pages: int, idle: float) -> Figures:
 
 def _answer(engine: Engine, grow_to: int | None = None) -> list[float]:
     """Milliseconds to the first token and from each to the next; the cache grows to so many pages in the
-    middle."""
+    middle.
+    """
     params = SamplingParams(max_tokens=ANSWER, temperature=0, ignore_eos=True)
     came = [time.perf_counter()]
     engine.add(Request("times", prompt_ids(PROMPT), params))

@@ -86,7 +86,8 @@ def _plain(dtype: mx.Dtype) -> Iterable[Task]:
 
 def attention_speeds(wanted: Iterable[Task] | None = None) -> list[Measurement]:
     """On the backend that "auto" selects, after the memory's bandwidth; in float16 and bfloat16 on Metal, in
-    float32 on a CPU, where only what takes seconds is asked."""
+    float32 on a CPU, where only what takes seconds is asked.
+    """
     is_metal = machine.is_metal()
     repeats, queued = (5, 8) if is_metal else (2, 1)
     backend = select_backend("auto")

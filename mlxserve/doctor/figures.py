@@ -95,7 +95,8 @@ def _of_the_model(model: str) -> Iterator[Measurement]:
 
 def _bound_by(ours: Mapping[str, float], theirs: Mapping[str, float], absent: str) -> Measurement:
     """The share of a decode's time in which the host builds its graph, and what that means; `absent`: why
-    there is no share of ours."""
+    there is no share of ours.
+    """
     share, their_share = (
         each["host"] * each["decode"] / 10 if "host" in each and "decode" in each else None
         for each in (ours, theirs)

@@ -88,7 +88,8 @@ def _verdict(name: str, what: str, with_fences: str | None, without: str | None)
 
 def _op_errors(checks: Iterator[OpCheck], processor: str) -> Iterator[Finding]:
     """Per dtype, and over pools in 8 bits: one finding for the ops that run, and one for each op that
-    does not."""
+    does not.
+    """
     for (dtype, is_quantised), of_dtype in groupby(
         checks, key=lambda check: (check.dtype, check.is_quantised)
     ):

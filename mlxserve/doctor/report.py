@@ -73,7 +73,8 @@ def measure_matmul() -> Finding:
 
 def self_test(config: EngineConfig) -> Finding:
     """Load the model, ask it to recall a word across pages, twice (the second time from the cache),
-    and audit the pages."""
+    and audit the pages.
+    """
     started = time.perf_counter()
     try:
         answers = asyncio.run(_ask_twice(config))

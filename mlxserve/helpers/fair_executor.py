@@ -273,7 +273,8 @@ class FairExecutor:
 
 class BodyMemory:
     """Bytes for the bodies of requests that are being read, or whose text waits to be tokenised; or for
-    their images."""
+    their images.
+    """
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -93,7 +93,8 @@ class Helper:
 
     def begin(self, method: str, *arguments: Any, seconds: float) -> Job:
         """Start a job without waiting. Raises RuntimeError while another one is under way, and
-        HelperKilled."""
+        HelperKilled.
+        """
         job = self.begin_if_idle(method, *arguments, seconds=seconds)
         if job is None:
             raise RuntimeError(f"the helper for {self.name} has a job already")
@@ -111,7 +112,8 @@ class Helper:
 
     def start(self) -> None:
         """Start the child now, unless there is one. Raises RuntimeError while there is a job, and
-        HelperKilled."""
+        HelperKilled.
+        """
         if not self._turn.acquire(blocking=False):
             raise RuntimeError(f"the helper for {self.name} has a job already")
         try:

@@ -186,7 +186,8 @@ class ChildProcess:
 
 def _started() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Our side of the socket, and the process, in a session of its own: a Ctrl-C in the terminal
-    reaches the parent alone. Raises HelperKilled where the system refuses either."""
+    reaches the parent alone. Raises HelperKilled where the system refuses either.
+    """
     command = [sys.executable, "-P", "-m", "mlxserve.helpers.child"]
     try:
         ours, other = socket.socketpair()

@@ -49,7 +49,8 @@ def sent_messages(
     path: Sequence[StoredMessage], system: str, left_out: LeftOut | None
 ) -> list[dict[str, Any]]:
     """What the model gets of this branch: the system prompt, a summary of what was left out, and the
-    messages after that."""
+    messages after that.
+    """
     first = num_left_out(path, left_out)
     summary = left_out.summary if left_out is not None and first else ""
     parts = [system, f"{_SUMMARY}\n{summary}" if summary else ""]
@@ -66,7 +67,8 @@ def last_to_go(
     path: Sequence[StoredMessage], left_out: LeftOut | None, kept: int
 ) -> StoredMessage | None:
     """The answer up to which messages have to go so that at most `kept` tokens stay before the last
-    question; None if the model gets no answer any more that could go."""
+    question; None if the model gets no answer any more that could go.
+    """
     counts = _counts(path, left_out)
     if counts:
         total = counts[-1][1]

@@ -45,7 +45,8 @@ def traces(store: Store, chat_id: int) -> Traces:
 
 def _conversations(chat: ChatRecord, messages: Sequence[StoredMessage]) -> Iterator[Wire]:
     """Each branch as it was sent and answered, and each answer of which later prompts lack something;
-    the newest first."""
+    the newest first.
+    """
     by_id = {message.id: message for message in messages}
     inner = {message.parent_id for message in messages}
     for message in reversed(messages):

@@ -17,8 +17,7 @@ _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """
-    architecture: `model_type` of the language model
+    """architecture: `model_type` of the language model
     format: "safetensors" or "gguf"
     quantisation: "int4", "mxfp4", GGUF's kind of most blocks, or a dtype in upper case
     weight_size: bytes

@@ -38,7 +38,8 @@ def read_generation_config(files: ModelFiles) -> GenerationConfig:
 
 def for_vocabulary(params: SamplingParams, size: int) -> SamplingParams:
     """Without what is said of tokens that the model does not have (logged): no request could be
-    served with it."""
+    served with it.
+    """
     known = {token_id: bias for token_id, bias in params.logit_bias.items() if token_id < size}
     if len(known) == len(params.logit_bias):
         return params

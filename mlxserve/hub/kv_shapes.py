@@ -170,7 +170,8 @@ def _values(text: Config, kind: str) -> int:
 
 def _rows(text: Config, kind: str) -> int:
     """Rows of a token in a layer: a head's keys or values. Latents are not rows, but in a layer that
-    chooses its keys they are kept as such, beside the keys for choosing."""
+    chooses its keys they are kept as such, beside the keys for choosing.
+    """
     if text.get("kv_lora_rank") and text.get("model_type") not in _EXPANDED:
         return 4 if text.get("index_head_dim") else 0
     if text.get("kv_lora_rank"):

@@ -92,7 +92,8 @@ class Model:
     @property
     def good_for(self) -> str:
         """What its context is enough for, in words; empty if that is not known. Of a model on the
-        hub how popular it is."""
+        hub how popular it is.
+        """
         if self.downloads is not None:
             return f"{'GGUF, ' * self.is_gguf}{self.downloads:,} downloads"
         tokens = self.usable_context
@@ -238,7 +239,8 @@ def _words_of(errors: bytes) -> str:
 
 async def _end(child: asyncio.subprocess.Process) -> None:
     """Wait for its end even where this is cancelled meanwhile: a loop that closes before leaves the
-    process to be warned of, anywhere later. It is killed then, or where it does not end when it is told to."""
+    process to be warned of, anywhere later. It is killed then, or where it does not end when it is told to.
+    """
     if child.returncode is not None:
         return
     with suppress(ProcessLookupError):

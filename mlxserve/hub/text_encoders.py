@@ -76,8 +76,7 @@ class DenseLayer:
 
 @dataclass(frozen=True, slots=True)
 class TextEncoder:
-    """
-    kind           mlx-vlm's name for the definition; None for a decoder, of mlx-lm
+    """kind           mlx-vlm's name for the definition; None for a decoder, of mlx-lm
     poolings       joined in this order
     dense          layers after them
     normalizes     whether vectors are scaled to length one

@@ -35,8 +35,7 @@ Mark: TypeAlias = tuple[int, int, bytes]  # first position, the one after the la
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """
-    key     hash of all that the tower is given
+    """key     hash of all that the tower is given
     ids     what the picture is in a prompt: text, such as separators, and rows of the tower (below zero)
     inputs  arguments of the tower by name
     grid    rows in time, height and width, where rows have a position of each; None where they have

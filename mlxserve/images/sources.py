@@ -28,8 +28,7 @@ class ImageSources:
         self._decoder = decoder or image_decoder()
 
     async def image(self, source: str | None, run_fairly: RunFairly) -> Image:
-        """
-        source: a data:, http: or https: URL; None for what was no URL at all
+        """source: a data:, http: or https: URL; None for what was no URL at all
         run_fairly: does the work on it in its client's turn
 
         Raises InvalidRequest, whose message is the end of a sentence about the image, and what

@@ -106,7 +106,8 @@ class Toolbox:
 
     def _read(self) -> list[ToolServer]:
         """Servers that the file names as before go on. Those that it does not are returned, to be closed;
-        a damaged file changes nothing."""
+        a damaged file changes nothing.
+        """
         self._version = _version(self.file)
         try:
             entries = read_servers(self.file)
@@ -124,7 +125,8 @@ class Toolbox:
 
     async def start(self) -> None:
         """Start the servers that are on, all at once, and wait until each is ready or has failed; again
-        if the file has changed since."""
+        if the file has changed since.
+        """
         starting = self._starting
         if starting is None or (starting.done() and self._version != _version(self.file)):
             self._starting = starting = asyncio.create_task(self._start(), name="tools")

@@ -170,7 +170,8 @@ def _check(
 
 def _sizes(layer: nn.Module | None) -> tuple[int, ...] | None:
     """(input, output), of an embedding (tokens, size), of experts (experts, input, output); None for a
-    layer that cannot be adapted."""
+    layer that cannot be adapted.
+    """
     if isinstance(layer, _SWITCH):
         return layer.num_experts, layer.input_dims, layer.output_dims
     if not isinstance(layer, (*_LINEAR, *_EMBEDDING)):

@@ -43,7 +43,8 @@ def load_probed(
     adapters: Sequence[AdapterFiles] = (),
 ) -> AttentionChoice:
     """Load a model, and choose its attention. Raises what `load` and `choose_attention` raise, and
-    UnsupportedModel for adapters that are not the model's."""
+    UnsupportedModel for adapters that are not the model's.
+    """
     loaded = load(files, is_metal=is_metal, memory_limit=memory_limit, group=group)
     if kv_cache_dtype == "q8":
         loaded = loaded.in_8_bits()

@@ -56,7 +56,8 @@ class Commits:
         self, num_rows: int, num_decodes: int, positions: int, copied: int = 0
     ) -> Callable[[mx.array], None] | None:
         """What to call with the keys of each layer; None if the step needs no commits. Arguments as of
-        `rows_kept`."""
+        `rows_kept`.
+        """
         kept = rows_kept(num_rows, num_decodes, positions, copied)
         self._num_waiting = 0  # the end of a step is evaluated
         return partial(self._after_layer, kept) if kept else None

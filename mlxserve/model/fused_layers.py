@@ -61,7 +61,8 @@ class FusedLayers:
 
 def can_fuse(loaded: LoadedModel, backends: Backends) -> bool:
     """Whether fewer kernels are worth it and nothing else depends on the layers as they are: adapters are
-    laid beside them, and ranks have parts of them."""
+    laid beside them, and ranks have parts of them.
+    """
     if loaded.by_sequence or loaded.group is not None or loaded.adapters is not None:
         return False
     found = backends if isinstance(backends, Sequence) else [backends]

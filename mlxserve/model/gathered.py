@@ -15,7 +15,8 @@ from mlxserve.cache.layout import StepLayout
 
 class GatheredKV:
     """Has what mlx-lm's caches have. All of the sequence is there, so a window is a mask, and
-    nothing is ever trimmed."""
+    nothing is ever trimmed.
+    """
 
     start_position = 0  # of a chunked cache: the first position that it still has
 

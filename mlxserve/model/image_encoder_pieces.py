@@ -44,8 +44,7 @@ class TowerPieces:
     """Lives on the engine's thread."""
 
     def __init__(self, whole: nn.Module, most_work: int) -> None:
-        """
-        whole: a model of mlx-vlm without its language model
+        """whole: a model of mlx-vlm without its language model
         most_work: multiply-adds of a piece
         """
         self.most_work = most_work
@@ -98,7 +97,8 @@ class TowerPieces:
         fewest: int = 1,
     ) -> mx.array:
         """What `call` makes of all rows, from blocks of at least `fewest` rows. `work`: multiply-adds of a row.
-        A piece ends after each block, and after calls that reach the bound together."""
+        A piece ends after each block, and after calls that reach the bound together.
+        """
         if not self._is_called:
             return call(slice(None))
         # Parts of a block are no pieces, nor are those of a function that is compiled.

@@ -69,7 +69,8 @@ def _join(layers: Sequence[Any], name: str) -> mx.array:
 
 def can_join(layers: Sequence[Any]) -> bool:
     """Whether they are of one kind, quantised alike, of one input width and one dtype, all with a bias or
-    none."""
+    none.
+    """
     return len(layers) > 1 and len({_kind(layer) for layer in layers}) == 1
 
 

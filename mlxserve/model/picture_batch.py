@@ -14,8 +14,7 @@ from mlxserve.images.picture import Picture
 
 @dataclass(frozen=True, slots=True)
 class PictureBatch:
-    """
-    ids     of the pictures, one after the other
+    """ids     of the pictures, one after the other
     inputs  arguments of the tower by name
     sizes   numbers of the pictures' ids
     """

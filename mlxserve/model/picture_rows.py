@@ -29,8 +29,7 @@ class PictureRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PictureRows:
-    """
-    parts      of pictures whose features are rows of the step, in the order of their numbers
+    """parts      of pictures whose features are rows of the step, in the order of their numbers
     positions  (3, T), of each row in time, height and width; None where all are the row's index
     """
 

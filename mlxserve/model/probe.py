@@ -242,7 +242,8 @@ def _num_decodes(loaded: LoadedModel) -> int:
 
 def _steps(length: int, num_decodes: int, num_sequences: int) -> list[Step]:
     """A chunk alone, a single token next to a chunk, and chunks that start and end in the middle of
-    a page; then the last tokens one by one, of all sequences, and the very last of only one."""
+    a page; then the last tokens one by one, of all sequences, and the very last of only one.
+    """
     tail = length - num_decodes
     third = ((2, _SHARED, tail + 1),) if num_sequences > 2 else ()
     mixed: list[Step] = [

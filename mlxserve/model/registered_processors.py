@@ -67,7 +67,8 @@ def load_processor(kind: Any, folder: Path) -> Any:
 
 def registration_of(config: Mapping[str, Any]) -> Registration | None:
     """The registration of the config's `model_type` by the package that defines the model, or else by the package
-    of that name: `d1` defines models of LFM2-VL's `model_type`, and has LFM2-VL's processor."""
+    of that name: `d1` defines models of LFM2-VL's `model_type`, and has LFM2-VL's processor.
+    """
     model_type = _model_type(config)
     packages = [module_of(config), module_of({"model_type": model_type})]
     candidates = (each for package in packages if package for each in registrations(package))

@@ -43,7 +43,8 @@ _MASK64 = (1 << 64) - 1
 @dataclass(frozen=True, slots=True)
 class Pending:
     """A launched step that was not collected yet. References no array of the pool: a second
-    reference would turn the next write to it into a copy."""
+    reference would turn the next write to it into a copy.
+    """
 
     chunks: tuple[Chunk, ...]
     draws: tuple[Draw, ...]  # of the chunks that sample, in order; several of one with a draft
@@ -70,8 +71,7 @@ class ModelRunner:
         workers: Workers | None = None,
         windows: WindowKV | None = None,
     ) -> None:
-        """
-        memory_limit: bytes of device memory that a growing pool may use
+        """memory_limit: bytes of device memory that a growing pool may use
         workers: where this is rank 0 of several, which tells the others what it does before it does it
         windows: where layers with a window have a pool of their own, and `kv` is that of the others
         """
@@ -269,7 +269,8 @@ class ModelRunner:
 
     def logits(self, batch: Batch, tokens: mx.array, *, all_rows: bool = False) -> mx.array:
         """(rows, vocabulary), not evaluated: the rows that sample (the last row if none does), or
-        all rows."""
+        all rows.
+        """
         rows = batch.sample_rows.tolist() or [len(batch.tokens) - 1]
         wanted = None if all_rows else rows
         if batch.pictures is None:
@@ -306,7 +307,8 @@ class ModelRunner:
 
     def _draws(self, chunk: Chunk, lazy: dict[Chunk, int]) -> list[Draw]:
         """Of the chunk's last row, or of all rows where it has a draft. Each has its own position,
-        and so the random numbers that it would have without the draft."""
+        and so the random numbers that it would have without the draft.
+        """
         seed, first = self._seed_of(chunk), chunk.end - len(chunk.draft)
         positions = range(first, chunk.end + 1)
         return [Draw(chunk.request, seed, position, lazy.get(chunk)) for position in positions]

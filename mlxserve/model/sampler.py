@@ -193,7 +193,8 @@ def _column(values: Sequence[float], dtype: mx.Dtype = mx.float32) -> mx.array:
 
 def _gumbel(draws: Sequence[Draw], size: int) -> mx.array:
     """(rows, size) Gumbel noise by token id, each row from its own key: an argmax over logits + noise
-    is a draw from their softmax (Gumbel-max)."""
+    is a draw from their softmax (Gumbel-max).
+    """
     keys = mx.array(np.stack([key_of(draw.seed, draw.position) for draw in draws]))
     return mx.vmap(lambda key: mx.random.gumbel((size,), key=key))(keys)
 

@@ -81,7 +81,8 @@ def with_sizes(
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """Pages of keys and values, slots for recurrent states, None where the model has none, and pages of
-    layers with a window, 0 where they have no pool of their own."""
+    layers with a window, 0 where they have no pool of their own.
+    """
 
     num_pages: int
     num_slots: int | None
@@ -154,7 +155,8 @@ def _refuse_long_context(config: EngineConfig, loaded: LoadedModel) -> None:
 
 def _refuse_context_beyond(config: EngineConfig, sizes: Sizes) -> None:
     """Raises InvalidConfig, or OutOfMemory where the memory gave the cache its size: the registry makes room
-    for a model that needs more."""
+    for a model that needs more.
+    """
     asked = config.scheduler.max_model_len
     if asked is None or asked <= sizes.num_pages * config.page_size:
         return
@@ -199,7 +201,8 @@ def first_pages(config: EngineConfig, num_pages: int, *, is_metal: bool) -> int:
     """Pages of `num_pages` that have memory from the start, as a pool of all pages would be resident:
     those of two full steps, and on Metal an eighth of all.
 
-    Not an eighth on a CPU, where zeros of 1 GiB take 0.7 s (2-core x86)."""
+    Not an eighth on a CPU, where zeros of 1 GiB take 0.7 s (2-core x86).
+    """
     of_a_step = -(-config.scheduler.step_budget // config.page_size) + config.scheduler.max_num_seqs
     return min(num_pages, max(num_pages // 8 if is_metal else 0, 2 * of_a_step))
 

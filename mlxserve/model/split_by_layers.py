@@ -26,7 +26,8 @@ _PAIRS = (KVCache, RotatingKVCache, ChunkedKVCache)
 
 class Passage:
     """What goes from layer to layer, among the arguments of one: usually the first, but a model may
-    pass something else before it (talkie the embeddings)."""
+    pass something else before it (talkie the embeddings).
+    """
 
     def __init__(self) -> None:
         self._returned: mx.array | None = None

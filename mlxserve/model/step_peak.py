@@ -147,7 +147,8 @@ def _most_positions(loaded: LoadedModel, memory_limit: int, group: WindowGroup |
 
 def measured_rows(num_rows: int, max_num_seqs: int) -> tuple[int, int]:
     """(decodes, rows of one chunk) of the step that is measured on Metal: as many of each request's
-    kind as a step of `num_rows` may have, since the sampler's memory follows the decodes."""
+    kind as a step of `num_rows` may have, since the sampler's memory follows the decodes.
+    """
     rows = min(num_rows, _MAX_MEASURED_ROWS)
     num_decodes = min(max_num_seqs, rows) - 1
     return num_decodes, rows - num_decodes

@@ -105,8 +105,7 @@ class Vision:
         most_bytes: int = MAX_FEATURES,
         step_nbytes: int = 0,
     ) -> None:
-        """
-        most_bytes: of features that are kept
+        """most_bytes: of features that are kept
         step_nbytes: that the tower needs for any image, beside its weights
         """
         self.reader = reader

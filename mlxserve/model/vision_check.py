@@ -144,7 +144,8 @@ def _text_arrays(model: nn.Module) -> dict[str, mx.array]:
 
 def _axes_of(text: nn.Module) -> Sequence[int] | None:
     """The axis of each frequency of its rotations; empty where that is not known, and None where rows have
-    one position."""
+    one position.
+    """
     if not hasattr(text, "get_rope_index"):
         return None
     for module in text.modules():

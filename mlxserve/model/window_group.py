@@ -17,7 +17,8 @@ log = logging.getLogger("mlxserve.sizing")
 @dataclass(frozen=True, slots=True)
 class WindowGroup:
     """The layers with a window, in bytes for a page of them and for one of the other layers: 0 where this
-    rank has none of them."""
+    rank has none of them.
+    """
 
     window: Window
     page_bytes: int
@@ -66,7 +67,8 @@ class WindowGroup:
 
     def log_division(self, num_pages: int, num_window_pages: int, max_num_seqs: int) -> None:
         """Log the tokens and the windows that share the cache, with a warning where the windows are fewer than
-        the requests that may run."""
+        the requests that may run.
+        """
         num_windows = self.window.num_windows(num_window_pages)
         log.info(
             "The cache is divided into %d tokens in layers that keep all positions and %.1f windows of the last %d "

@@ -22,8 +22,7 @@ class Workers(Protocol):
         """The group of all ranks, which they join now. Raises EngineStopped."""
 
     def attach(self, on_loss: Callable[[str], None], silence: Callable[[], float]) -> None:
-        """
-        on_loss: called once, with the reason, from another thread
+        """on_loss: called once, with the reason, from another thread
         silence: seconds since the engine last ended a step, or woke up without work
         """
 

@@ -37,7 +37,8 @@ class Follower:
 
     def join(self, group: RankGroup) -> None:
         """Prove to be a member of the group. From now on the process ends with the connection, and
-        rank 0 is told each second that it lives."""
+        rank 0 is told each second that it lives.
+        """
         prove_member(group, self._channel)
         for work in (self._read, self._beat):
             name = f"mlxserve-follower{work.__name__}"

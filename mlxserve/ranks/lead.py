@@ -37,8 +37,7 @@ class Lead:
         join_group: Callable[[], RankGroup],
         local: LocalRanks | None = None,
     ) -> None:
-        """
-        timeout: seconds that a worker may be silent, and that a step may take
+        """timeout: seconds that a worker may be silent, and that a step may take
         join_group: joins the group of all ranks
         local: the workers, where rank 0 has started them
         """
@@ -60,8 +59,7 @@ class Lead:
     # ---- life
 
     def attach(self, on_loss: Callable[[str], None], silence: Callable[[], float]) -> None:
-        """
-        on_loss: called once, with the reason
+        """on_loss: called once, with the reason
         silence: seconds since the engine last ended a step, or woke up without work
         """
         self._on_loss, self._silence = on_loss, silence

@@ -86,7 +86,8 @@ class LocalRanks:
 def remove_hostfile() -> None:
     """What rank 0 wrote with `LocalRanks.start`, if it did. A worker does so before it ends without
     being told to: rank 0 may be gone, and without the worker it ends as well. Raises nothing, so
-    that nothing keeps the process."""
+    that nothing keeps the process.
+    """
     file = Path(os.environ.get(HOSTFILE, ""))
     with contextlib.suppress(OSError):
         if file.name.startswith(_PREFIX) and file.parent == Path(tempfile.gettempdir()):

@@ -268,14 +268,16 @@ class PlanDecoder:
 
     def __init__(self, *, has_states: bool) -> None:
         """`has_states`: a recurrent state belongs to its request, so requests that are not in a step
-        are kept until `forget`."""
+        are kept until `forget`.
+        """
         self._has_states = has_states
         self._tables, self._windows = _ToldTables(), _ToldTables()
         self._requests: dict[int, ToldRequest] = {}
 
     def decode(self, body: bytes) -> tuple[list[Chunk], dict[Chunk, int]]:
         """(chunks, the source of each lazy one). Raises ProtocolError for a plan that does not
-        follow the one before."""
+        follow the one before.
+        """
         numbers = from_int32(body)
         try:
             return self._decoded(numbers)

@@ -26,8 +26,7 @@ _STOP_MARGIN = 15.0  # seconds after the drain, when the server ends by itself
 
 @dataclass(frozen=True, slots=True)
 class ServiceUnit:
-    """
-    command: the program and its arguments
+    """command: the program and its arguments
     environment: variables it is started with
     log: file that its output is appended to
     stop_seconds: how long it may take to stop before it is killed

@@ -115,7 +115,8 @@ def replace_file(file: Path, content: bytes, *, is_synced: bool = False) -> None
 
 def check_model_files(folder: Path) -> None:
     """Raises ValueError for a file that would keep what loads this folder waiting or fill the memory:
-    one that is not regular, or a text (configuration, vocabulary, template) of more than MAX_TEXT."""
+    one that is not regular, or a text (configuration, vocabulary, template) of more than MAX_TEXT.
+    """
     for file in (*_entries(folder), *_entries(folder / _TEMPLATES)):
         try:
             state = file.stat()

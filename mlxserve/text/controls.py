@@ -61,8 +61,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Controls:
-    """
-    off, on: the variables that turn thinking off and on; empty if none does
+    """off, on: the variables that turn thinking off and on; empty if none does
     always_thinks: the template raises when thinking is turned off
     """
 

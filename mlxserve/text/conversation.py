@@ -106,7 +106,8 @@ Part: TypeAlias = SentPart | Image
 @dataclass(frozen=True, slots=True)
 class Call:
     """A call in an earlier answer. `arguments` is JSON as the model wrote it, which keeps the prompt
-    equal to the generated tokens."""
+    equal to the generated tokens.
+    """
 
     id: str
     name: str
@@ -125,7 +126,8 @@ class Call:
 
 class PlacedImage(NamedTuple):
     """An image before the character `at` of a message's text. A text in its place is separated from those
-    around it by `separator`."""
+    around it by `separator`.
+    """
 
     at: int
     image: Image | SentImage
@@ -134,8 +136,7 @@ class PlacedImage(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """
-    call_id, name: of the call whose result a tool's message is; `name` also of a user
+    """call_id, name: of the call whose result a tool's message is; `name` also of a user
     extra: members of the library's messages that only the template knows
     """
 
@@ -159,8 +160,7 @@ class Message:
         where: str = "",
         **rest: Any,
     ) -> Self:
-        """
-        separator: between texts with no image between them
+        """separator: between texts with no image between them
         where: the path of the parts, which know their own within it
         """
         parts = tuple(
@@ -267,8 +267,7 @@ class Conversation:
     def of(
         cls, messages: Iterable[Message], *, joins: Sequence[str] = (), sees: bool = False
     ) -> Self:
-        """
-        joins: roles whose neighbours the dialect means as one message
+        """joins: roles whose neighbours the dialect means as one message
         sees: images that were sent stay, to be decoded: the model sees them
 
         Raises InvalidParameter for an image, or another medium, in the newest user message: an answer
@@ -369,7 +368,8 @@ def _refuse_media(messages: Sequence[Message]) -> None:
 
 def parts_of(content: object) -> tuple[Part, ...]:
     """A text or a list of parts, as OpenAI's APIs have it, or with images that are decoded already:
-    {"type": "image", "image": Image}. Raises ValueError for another shape."""
+    {"type": "image", "image": Image}. Raises ValueError for another shape.
+    """
     if isinstance(content, str):
         return (content,)
     if not isinstance(content, (list, tuple)):

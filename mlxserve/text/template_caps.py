@@ -41,8 +41,7 @@ class Arguments(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateCaps:
-    """
-    late_system: a system message after the first other one, left in its place
+    """late_system: a system message after the first other one, left in its place
     user_after_result: a user message directly after a tool's result
     text_with_calls: a text before calls in one message; False only if it can be a message before them
     text_and_reasoning: a text beside reasoning in an answer with calls

@@ -131,7 +131,8 @@ def results_after_calls(messages: Messages) -> Messages:
 
 def late_systems_as_users(messages: Messages) -> Messages:
     """Or as the end of a tool's result: a user message there would move the tools of Mistral's templates
-    to it, and drop the reasoning before it in Qwen 3.5's, which computes most of the prompt again."""
+    to it, and drop the reasoning before it in Qwen 3.5's, which computes most of the prompt again.
+    """
     end = _leading(messages)
     fitted = [*messages[:end]]
     for message in messages[end:]:

@@ -73,7 +73,8 @@ class Draft:
 
     def with_files(self, text: str) -> NewQuestion | None:
         """The text with the files it mentions. If one cannot be read, or the model does not see images:
-        None, and the text is put back."""
+        None, and the text is put back.
+        """
         missing = missing_files(text, Path.cwd())
         if missing and text != self._asked_about:
             self._asked_about = text

@@ -78,7 +78,8 @@ class ServerLink:
 
     async def restart(self, model: str) -> None:
         """Restart the server that was started here with another model, or start one beside the server
-        that was found; go back to the old one if that fails."""
+        that was found; go back to the old one if that fails.
+        """
         old = self._connector.options
         await self._use(old.with_model(model))
         self._before = old
@@ -98,7 +99,8 @@ class ServerLink:
 
     async def watch(self) -> None:
         """Notice when the server that was started here exits, and restart it, unless it was
-        restarted a moment ago."""
+        restarted a moment ago.
+        """
         restarted = -_RESTART_SECONDS
         while True:
             await asyncio.sleep(_WATCH_SECONDS)

@@ -67,7 +67,6 @@ class ToolUse:
         continues: bool,
     ) -> AsyncGenerator[Piece | CallsPiece, None]:
         """The answer to these messages, with the calls that the user allows. Raises ChatError."""
-
         ask = partial(self._ask, connection, fields)
         has_thinking = connection.is_ours  # others may refuse the field
         return self._loop.answer(ask, messages, continues=continues, has_thinking=has_thinking)

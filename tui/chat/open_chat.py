@@ -73,7 +73,8 @@ class OpenChat:
 
     def wire(self, last: StoredMessage | None = None) -> list[dict[str, Any]]:
         """What the model gets: the system prompt, a summary of what was left out, and the messages
-        after that, up to `last`."""
+        after that, up to `last`.
+        """
         path = self.path if last is None else self.path[: self.path.index(last) + 1]
         return sent_messages(path, self.system, self.left_out)
 

@@ -165,7 +165,8 @@ def request_lines(
 
 class OwnerColours:
     """Numbers of the colours of requests and their pages: each keeps its own, and as many in a row as there
-    are colours have different ones."""
+    are colours have different ones.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}

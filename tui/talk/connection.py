@@ -136,7 +136,8 @@ class Connector:
     @property
     def can_change_model(self) -> bool:
         """Whether another model can be had: by a restart of the server that was started here, or by
-        one of one's own beside the server that was found."""
+        one of one's own beside the server that was found.
+        """
         return self.options.url is None or self.options.is_found
 
     def stop_server(self) -> None:

@@ -120,7 +120,8 @@ class Composer(TextArea):
 
     async def _on_paste(self, event: Paste) -> None:
         """Pasted text is cleaned, because it is shown; a long one is folded. The path of a picture
-        attaches it."""
+        attaches it.
+        """
         self._blink()
         picture = pasted_picture(event.text)
         text = self._pastes.fold(clean(event.text)) if picture is None else f"{mention(picture)} "

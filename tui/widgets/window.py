@@ -101,7 +101,8 @@ class ChatWindow(Vertical):
         self, model: str, use: ContextUse | None, address: str = "", settings: Sequence[str] = ()
     ) -> None:
         """The model, how much of its context the chat takes, what was set, and where the server
-        listens."""
+        listens.
+        """
         self._header = model, use, address, settings
         self._show_header()
 

@@ -129,7 +129,8 @@ class Grammars:
 
     def _try(self, structure: Structure, client: str, seconds: float) -> bool:
         """False if it takes longer than these seconds. Raises InvalidParameter, at the last try also
-        for that."""
+        for that.
+        """
         if self._known_seconds(structure) is not None:  # another request has asked for the same
             return True
         lane = lane_of(seconds)

@@ -208,7 +208,8 @@ class Matchers:
 
     def _chosen(self) -> list[Matcher]:
         """Those of the next message. Where masks are slow it has a few of them, first those of
-        clients whose masks have taken the least: the others' answers go on meanwhile."""
+        clients whose masks have taken the least: the others' answers go on meanwhile.
+        """
         chosen: list[Matcher] = []
         seconds = 0.0
         for matcher in self._order.sorted(self._wanted, lambda each: each.grammar.client):

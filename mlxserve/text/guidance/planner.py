@@ -46,7 +46,8 @@ class Planner:
         client: str = "",
     ) -> AnswerGuide | None:
         """The guide of an answer, or None. Raises InvalidParameter for unsupported constraints, and
-        what `Grammars.compile` raises."""
+        what `Grammars.compile` raises.
+        """
         if turn is None and params.structure is None:
             return None
         turn, markup = (

@@ -89,8 +89,7 @@ def _header(opens: tuple[str, ...]) -> re.Pattern[str]:
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """
-    told: groups of words; a template with all words of a group has this format
+    """told: groups of words; a template with all words of a group has this format
     known: token texts; a vocabulary with all of them has this format
     starts, ends: markers around a section of calls; the first of each is the one that is written.
         Without ends a section ends with its last call

@@ -29,8 +29,7 @@ class Part(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Markup:
-    """
-    format: of the calls; None if it is not known
+    """format: of the calls; None if it is not known
     thinking: the markers around it; None if the model has none
     first: the part an answer starts in
     think_start, think_end: the thinking markers as token ids; empty if the model does not think
