@@ -1,4 +1,4 @@
-"""The ops of a backend on this machine: how far they are from the right answer.
+"""Checks the ops of a backend on this machine against exact answers.
 
 `check_ops` compares every op with `numpy_attention`, computed in float32 from the same numbers: the
 error is the op's own rounding. An op that the device refuses is a result, too.
@@ -39,7 +39,10 @@ _CHUNKS = ((0, 33), (20, 40))
 
 @dataclass(frozen=True, slots=True)
 class OpCheck:
-    """The error of one op relative to the largest value (of attention: of each row), or why it does not run."""
+    """The error of one op, or why it does not run.
+
+    Errors are relative to the largest value, for attention to that of each row.
+    """
 
     op: str
     dtype: mx.Dtype
@@ -59,8 +62,9 @@ def check_ops(
     head_dims: Sequence[int] = HEAD_DIMS,
     latent_dims: Sequence[tuple[int, int]] = LATENT_DIMS,
 ) -> Iterator[OpCheck]:
-    """Check every op in every dtype and head dimension, and over pools in 8 bits; yields each result at
-    once.
+    """Check every op in every dtype and head dimension, and over pools in 8 bits.
+
+    Yields each result at once.
     """
     for dtype in DTYPES:
         for head_dim in head_dims:
@@ -72,7 +76,7 @@ def check_ops(
 
 
 def _check_latents(backend: Backend, dtype: mx.Dtype, latent_dim: int, rope_dim: int) -> OpCheck:
-    """Of decodes and chunks; the writes are those that `_check` has checked."""
+    """Check decodes and chunks over latents; `_check` has checked the writes."""
     error, refusal = float("nan"), None
     try:
         error = max(
@@ -117,8 +121,9 @@ def _latent_error(
 
 
 def _tolerance(backend: Backend, dtype: mx.Dtype) -> float:
-    """Twice as much for mlx's attention on a CPU, which rounds probabilities to the dtype as well: in
-    float16 a row of 192 was 4.1 units off.
+    """Return the tolerance, doubled for mlx's attention on a CPU.
+
+    That rounds probabilities to the dtype as well: in float16 a row of 192 was 4.1 units off.
     """
     return TOLERANCES[dtype] * (1 if backend.name == "metal" else 2)
 
@@ -145,7 +150,7 @@ def _check(
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """Drawn keys and values, and pools that they have been written to."""
+    """Random keys and values, and the pools that they were written to."""
 
     backend: Backend
     keys: mx.array  # (tokens, kv_heads, head_dim)
@@ -158,13 +163,16 @@ class _Written:
         return self.pools[0].dtype == quantised.DTYPE
 
     def held(self) -> tuple[Floats, Floats]:
-        """What the pools should hold of keys and values."""
+        """Keys and values that the pools should hold."""
         keys, values = _floats(self.keys), _floats(self.values)
         return (in_8_bits(keys), in_8_bits(values)) if self.is_quantised else (keys, values)
 
     @classmethod
     def draw(cls, backend: Backend, dtype: mx.Dtype, head_dim: int, is_quantised: bool) -> _Written:
-        """Pools of their own for every op: an array whose computation failed poisons what follows."""
+        """Draw keys and values, and write them to new pools.
+
+        Every op gets pools of its own: an array whose computation failed poisons what follows.
+        """
         most = max(_tables(sequences).page_tables.size for sequences in (_DECODES, _CHUNKS))
         slots = np.arange(most * _PAGE_SIZE, dtype=np.int32)[:-3]  # pages, and rows
         keys, values = (_draw((len(slots), _KV_HEADS, head_dim), dtype, s) for s in (1, 2))
@@ -229,7 +237,10 @@ def _attention_error(
 
 
 def _rotation_error(written: _Written) -> float:
-    """Of queries, keys and values of a few rows, the last two as the pools hold them; without norms."""
+    """Error of rotated queries, keys and values of a few rows, without norms.
+
+    Keys and values are compared as the pools hold them.
+    """
     dtype, head_dim = written.keys.dtype, written.keys.shape[-1]
     slots = written.slots[:: _PAGE_SIZE + 1]
     heads = Heads(_KV_HEADS * _GROUP, _KV_HEADS, head_dim, head_dim // 2)
@@ -274,7 +285,7 @@ def _slots_of(page: int) -> IntArray:
 
 
 def _largest_difference(ours: Sequence[mx.array], theirs: Sequence[mx.array]) -> float:
-    """NaN where one of them has one."""
+    """The largest difference; NaN if either side has one."""
     differences = (
         np.abs(read((one - other).astype(mx.float32)))
         for one, other in zip(ours, theirs, strict=True)

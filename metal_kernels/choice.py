@@ -1,5 +1,7 @@
-"""Which backend computes each layer: what was asked for, what the machine has, what the self-test
-found, and which shapes the kernels take.
+"""Chooses the backend of each layer.
+
+The choice depends on the requested name, the machine, the self-test and the shapes that the kernels
+take.
 """
 
 from __future__ import annotations
@@ -26,17 +28,21 @@ _ANY = LayerShape(128, 128, mx.float16)  # which every backend takes
 
 
 def select_backend(name: str) -> Backend:
-    """The backend of this name, for layers of any shape that it takes. See `select_backends`."""
+    """Return the backend of this name, for layers of any shape that it takes.
+
+    See `select_backends`.
+    """
     (backend,) = select_backends(name, [_ANY])
     return backend
 
 
 def select_backends(name: str, layers: Sequence[LayerShape]) -> tuple[Backend, ...]:
-    """The backend of each layer; layers with the same one share the object.
+    """Return the backend of each layer; layers with the same one share the object.
 
     "auto" is "metal" where there is Metal, its self-test passes and its kernels take the layer, and
     "cpu" elsewhere; the log says which and why. "reference" is the specification, for comparisons.
-    Raises ValueError, with advice, for an unknown name and for a backend that cannot run here or not
+    Raises ValueError, with advice, for an unknown name and for a backend that cannot run here or
+    not
     for every layer.
     """
     if name not in BACKENDS:
@@ -76,12 +82,12 @@ def select_backends(name: str, layers: Sequence[LayerShape]) -> tuple[Backend, .
 
 
 def has_metal() -> bool:
-    """Whether mlx computes on a Mac's GPU; its default device may be the CPU there, too."""
+    """True if mlx computes on a Mac's GPU; its default device may be the CPU there, too."""
     return bool(mx.metal.is_available()) and mx.default_device() == mx.gpu
 
 
 def _plain() -> PlainBackend:
-    """Plain mlx, as this device computes it fastest."""
+    """Return the plain mlx backend that is fastest on this device."""
     if not is_linux_cpu():
         return PlainBackend()
     from metal_kernels.x86.backend import X86Backend  # which a Mac does not import
@@ -90,13 +96,13 @@ def _plain() -> PlainBackend:
 
 
 def is_linux_cpu() -> bool:
-    """Whether mlx computes on a CPU by its Linux wheel, which vectorises little."""
+    """True if mlx computes on a CPU with its Linux wheel, which vectorises little."""
     return sys.platform != "darwin" and bool(mx.default_device() == mx.cpu)
 
 
 @functools.cache
 def why_not_metal(*, is_quantised: bool = False) -> str | None:
-    """What the self-test found wrong, or None; it runs once per process, and once with 8 bits."""
+    """Return the self-test's error, or None; it runs once per process, and once in 8 bits."""
     reason = why_not_in_place(MetalBackend(on_metal))
     if reason is not None or not is_quantised:
         return reason
@@ -105,8 +111,9 @@ def why_not_metal(*, is_quantised: bool = False) -> str | None:
 
 @functools.cache
 def has_matrices() -> bool:
-    """Whether the kernel for many query heads per kv head is right here. Others take such decodes, too, so
-    what the self-test finds is a warning.
+    """True if the kernel for many query heads per kv head passes its self-test.
+
+    Other kernels take such decodes, too, so a failure is only a warning.
     """
     reason = why_not_in_place(MetalBackend(on_metal), QUICK_GROUP)
     if reason is not None:

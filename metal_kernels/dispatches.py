@@ -1,6 +1,8 @@
-"""Dispatches: the kernels with all that the layers of a step have in common, but for those over latents.
+"""Dispatches: kernels with all arguments that the layers of a step share.
 
-Each is made once per step for the layers of a shape. The arguments have been checked.
+Each is made once per step for the layers of a shape, except those over latents. The arguments have
+been
+checked.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ MERGE_THREADS = 128
 
 
 class Dispatches:
-    """Of one backend's kernels."""
+    """The dispatches of one backend's kernels."""
 
     def __init__(self, kernels: Kernels, *, uses_matrices: bool = True) -> None:
-        """uses_matrices: for decodes of large groups"""
+        """uses_matrices: for decodes of large groups."""
         self._kernels = kernels
         self._uses_matrices = uses_matrices
         self._numbers: dict[tuple[float, float | None, bool], mx.array] = {}
@@ -51,7 +53,7 @@ class Dispatches:
         attention: Attention,
         sinks: mx.array | None,
     ) -> tuple[Dispatch, Dispatch]:
-        """The partitions of each sequence, and their merge."""
+        """Dispatch the partitions of each sequence, and their merge."""
         sequences, heads, *_, head_dim = queries.shape
         kv_heads = k_pool.shape[1]
         group, is_quantised = heads // kv_heads, k_pool.dtype == quantised.DTYPE
@@ -110,7 +112,7 @@ class Dispatches:
         attention: Attention,
         sinks: mx.array | None,
     ) -> Dispatch:
-        """The tiles of each chunk."""
+        """Dispatch the tiles of each chunk."""
         _, heads, *_, head_dim = queries.shape
         kv_heads = k_pool.shape[1]
         group = heads // kv_heads
@@ -140,7 +142,7 @@ class Dispatches:
     def move(
         self, spec: KernelSpec, moves: mx.array, count: int, k_pool: mx.array, v_pool: mx.array
     ) -> Dispatch:
-        """A kernel that writes the pools bit by bit: `count` moves of every kv head."""
+        """Dispatch bit-exact writes to the pools: `count` moves of every kv head."""
         _, kv_heads, _, key_dim = k_pool.shape
         value_dim = v_pool.shape[-1]
         threads = _COPY_THREADS
@@ -159,7 +161,7 @@ class Dispatches:
         )
 
     def quantise(self, dtype: mx.Dtype, moves: mx.array, count: int, k_pool: mx.array) -> Dispatch:
-        """The kernel that writes `count` rows of `dtype` in 8 bits."""
+        """Dispatch the 8-bit writes of `count` rows of `dtype`."""
         kv_heads = k_pool.shape[1]
         return self._kernels.dispatch(
             kernels.QUANTISE_KV,
@@ -183,7 +185,7 @@ class Dispatches:
     def _without_sinks(
         self, sinks: mx.array | None, heads: int, dtype: mx.Dtype
     ) -> dict[str, mx.array]:
-        """What takes the place of the sinks of a layer without them."""
+        """Return a placeholder for the sinks of a layer without them."""
         if sinks is not None:
             return {}
         key = (heads, dtype)
@@ -193,7 +195,7 @@ class Dispatches:
 
 
 def with_sinks(sinks: mx.array | None) -> dict[str, mx.array]:
-    """A layer's own sinks, long enough for a kernel."""
+    """Return a layer's sinks, padded for a kernel."""
     if sinks is None:
         return {}
     missing = SMALLEST_INPUT - sinks.size

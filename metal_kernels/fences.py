@@ -25,7 +25,7 @@ NUM_WAITS = 2  # fences a writer binds: a step reads a pool at most twice, decod
 
 @dataclass(slots=True)
 class _History:
-    """What happened to a pool last."""
+    """The last accesses to a pool."""
 
     pool: weakref.ref[mx.array]
     write: mx.array
@@ -41,7 +41,7 @@ class Fences:
         self._kinds: dict[tuple[object, ...], int] = {}  # numbered as they are met
 
     def add(self, pool: mx.array) -> None:
-        """A new pool, which nothing has touched yet."""
+        """Add a new pool, which no kernel has touched yet."""
         key = id(pool)
 
         def forget(gone: weakref.ref[mx.array]) -> None:
@@ -52,8 +52,9 @@ class Fences:
         self._histories[key] = _History(weakref.ref(pool, forget), start)
 
     def kind(self, k_pool: mx.array, v_pool: mx.array) -> int:
-        """Equal for pools of equal shapes and dtypes, of which plans depend. A number, because mlx makes both
-        anew for each that asks, and a dtype's hash takes as long as a call of an op.
+        """A number that is equal for pools of equal shapes and dtypes: a key of plans.
+
+        mlx makes both anew for each access, and a dtype's hash takes as long as a call of an op.
         """
         history = self._of(k_pool)
         if history.kind is None:
@@ -62,7 +63,7 @@ class Fences:
         return history.kind
 
     def before_read(self, pool: mx.array) -> mx.array:
-        """What a reader binds."""
+        """Return the fence that a reader binds."""
         history = self._of(pool)
         # One more reader than a writer can wait for queues behind another one.
         return history.reads[0] if len(history.reads) == NUM_WAITS else history.write
@@ -74,7 +75,7 @@ class Fences:
         history.reads.append(fence)
 
     def before_write(self, pool: mx.array) -> tuple[mx.array, mx.array]:
-        """What a writer binds."""
+        """Return the fences that a writer binds."""
         history = self._of(pool)
         first, second = (*history.reads, history.write, history.write)[:NUM_WAITS]
         return first, second
@@ -85,20 +86,20 @@ class Fences:
         history.reads.clear()
 
     def state(self, pools: Sequence[mx.array]) -> list[list[mx.array]]:
-        """What other Fences go on from: what each pool's next writer binds."""
+        """Return the fences that each pool's next writer binds, to resume from."""
         return [list(self.before_write(pool)) for pool in pools]
 
     def resume(self, pools: Sequence[mx.array], state: Sequence[list[mx.array]]) -> None:
-        """Go on from what `state` returned for these pools.
+        """Resume from what `state` returned for these pools.
 
-        Where the last of it is a read, what waits for it in the place of the write waits for both.
+        If the last access is a read, what waits for it in the place of the write waits for both.
         """
         for pool, (*reads, last) in zip(pools, state, strict=True):
             history = self._of(pool)
             history.write, history.reads = last, reads
 
     def pending(self) -> list[mx.array]:
-        """What has to be computed for every pool to hold all that was written."""
+        """Arrays to evaluate for every pool to hold all that was written."""
         return [
             fence
             for history in self._histories.values()

@@ -1,9 +1,13 @@
-"""First pages: what kernels bind in the place of a pool.
+"""First pages: the arrays that kernels bind in place of a pool.
 
-MLX counts all elements of an array when a command buffer binds it for the first time, and ends the command
-buffer beyond a limit. With K and V of one layer at the limit, every kernel that touches a pool would end one:
-73 command buffers for a step of 36 layers instead of 4. A view of the first page shares the pool's memory from
-its first byte, counts as one page, and lets kernels reach all others: they read no shape but a page's.
+MLX counts all elements of an array when a command buffer binds it for the first time, and ends the
+command
+buffer beyond a limit. With K and V of one layer at the limit, every kernel that touches a pool
+would end one:
+73 command buffers for a step of 36 layers instead of 4. A view of the first page shares the pool's
+memory from
+its first byte, counts as one page, and lets kernels reach all others: they read no shape but a
+    page's.
 """
 
 from __future__ import annotations
@@ -18,9 +22,11 @@ _views: dict[int, tuple[weakref.ref[mx.array], mx.array]] = {}
 
 
 def first_page(pool: mx.array) -> mx.array:
-    """(1, kv_heads, page_size, row), always the same view of a pool; the view of a pool is its own.
+    """Return a pool's view, (1, kv_heads, page_size, row), the same at each call.
 
-    The view ends with the pool, so that a pool that was replaced by a larger one gives back its memory.
+    The view of a view is itself. It ends with the pool, so that a pool that was replaced by a
+    larger one gives
+    back its memory.
     """
     if pool.shape[0] == 1:
         return pool
@@ -39,7 +45,7 @@ def first_page(pool: mx.array) -> mx.array:
 
 
 def first_pages(pools: Sequence[mx.array]) -> list[mx.array]:
-    """`first_page` of each: of all layers before every step, so those that are known cost no call."""
+    """Return `first_page` of each pool; cached ones, called before every step, cost no call."""
     found = (_views.get(id(pool)) for pool in pools)
     return [
         first_page(pool) if known is None else known[1]

@@ -19,7 +19,7 @@ _THREADS = 256
 
 
 class GatheredAttention:
-    """Of one backend's kernels and fences."""
+    """Attention of one backend over gathered pages."""
 
     def __init__(self, kernels: Kernels, fences: Fences) -> None:
         self._kernels = kernels
@@ -35,8 +35,9 @@ class GatheredAttention:
         attention: Attention,
         sinks: mx.array | None,
     ) -> mx.array:
-        """As queries, (rows, heads, head_dim) or (rows, heads, 1, head_dim): of the chunk that `tables`
-        describe and `gathered` is made of.
+        """Attend one chunk, which `tables` describe and `gathered` is made of.
+
+        Returns the shape of queries: (rows, heads, head_dim) or (rows, heads, 1, head_dim).
         """
         gather = tables.plan(
             ("gather", id(gathered)),  # which the plans keep as long

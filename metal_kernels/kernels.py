@@ -1,4 +1,4 @@
-"""The kernels: their texts, their buffers, and what builds and runs them.
+"""The kernels: their texts, their buffers, and the factories that build them.
 
 A *factory* makes a kernel callable from its spec and text. `on_metal` does it through MLX; tests
 pass factories of their own, which take the same call.
@@ -27,7 +27,7 @@ SMALLEST_INPUT = 8  # elements; MLX passes smaller inputs in another address spa
 
 
 def _text(file: str) -> str:
-    """Without comments, because MLX hashes the text at every evaluation."""
+    """Read a kernel's text without comments: MLX hashes it at every evaluation."""
     text = (_FOLDER / file).read_text(encoding="utf-8")
     return _COMMENT.sub("", text)  # line numbers stay right, for messages
 
@@ -43,7 +43,7 @@ class KernelSpec:
     header: str = field(default="", repr=False)  # the functions that its text calls
 
     def source(self) -> str:
-        """The body of the kernel's function."""
+        """Return the body of the kernel's function."""
         return _text(f"{self.name}.metal")
 
 
@@ -139,8 +139,9 @@ class Factory(Protocol):
 
 
 def on_metal(spec: KernelSpec, source: str) -> Kernel:
-    """Compiled by MLX for the GPU, once for each template and input types. Pools are bound by their first
-    page.
+    """Compile for the GPU through MLX, once per template and input types.
+
+    Pools are bound by their first page.
     """
     kernel: Any = mx.fast.metal_kernel(
         name=spec.name,
@@ -161,7 +162,7 @@ def on_metal(spec: KernelSpec, source: str) -> Kernel:
 
 
 class Dispatch:
-    """A kernel with all that the layers of a step have in common: called once per layer."""
+    """A kernel with all arguments that the layers of a step share; called once per layer."""
 
     def __init__(
         self,
@@ -173,7 +174,7 @@ class Dispatch:
         grid: Size,
         threadgroup: Size,
     ) -> None:
-        """fixed: inputs that every layer has; grid in threads"""
+        """fixed: inputs shared by every layer; grid in threads."""
         for name, array in fixed.items():
             assert array.size >= SMALLEST_INPUT, f"{spec.name}: {name} has {array.size} elements"
         shapes, dtypes = zip(*(outputs[name] for name in spec.outputs), strict=True)
@@ -189,7 +190,7 @@ class Dispatch:
         }
 
     def __call__(self, **inputs: mx.array) -> list[mx.array]:
-        """The outputs, for the inputs that are not fixed, by name."""
+        """Run the kernel with the remaining inputs, by name, and return its outputs."""
         assert len(inputs) == len(self._places), f"{sorted(inputs)} for {sorted(self._places)}"
         arrays = self._inputs.copy()
         for name, array in inputs.items():
@@ -213,7 +214,7 @@ class Kernels:
         grid: Size,
         threadgroup: Size,
     ) -> Dispatch:
-        """What runs a kernel; see Dispatch."""
+        """Bind a kernel's shared arguments; see Dispatch."""
         kernel = self._built.get(spec.name)
         if kernel is None:
             kernel = self._built[spec.name] = self._factory(spec, spec.source())

@@ -1,4 +1,4 @@
-"""LatentAttention: how attention over latents (MLA) is cut into tiles and dispatched on Metal."""
+"""LatentAttention: the tiles and dispatches of attention over latents (MLA) on Metal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LatentPlan:
 
     @classmethod
     def of_decodes(cls, tables: SequenceTables, heads: int, lines: int) -> LatentPlan:
-        """Each partition of a context, and each `lines` heads."""
+        """Plan a tile for each partition of a context and each `lines` heads."""
         cut = Partitions.of(tables, None, partition_size(heads))
         sequence, begin, end = cut.sequence, cut.begin, cut.end
         count = len(sequence)
@@ -86,7 +86,10 @@ class LatentAttention:
         tables: SequenceTables,
         scale: float,
     ) -> tuple[Dispatch, Dispatch | None]:
-        """The attention, and for decodes the merge of its partials. The arguments fit together."""
+        """Return the attention, and for decodes the merge of its partials.
+
+        The arguments have been checked.
+        """
         rows, heads, latent_dim = q_latent.shape
         rope_dim, dtype = q_rope.shape[2], q_latent.dtype
         is_decode = rows == len(tables)
@@ -150,14 +153,17 @@ def partition_size(heads: int) -> int:
 
 
 def tile_lines(heads: int) -> int:
-    """Lines of a tile of a decode: the fewest with which `heads` take as few tiles as possible."""
+    """Lines of a decode's tile: the fewest with which `heads` take as few tiles as possible."""
     num_tiles = -(-heads // _MAX_LINES)
     return -(-heads // (8 * num_tiles)) * 8
 
 
 def tile_keys(latent_dim: int, rope_dim: int, item_size: int) -> int:
-    """Keys of a tile: the most with which two threadgroups fit in a core's threadgroup memory, so that one
-    computes while the other stages; or the most with which one does.
+    """Keys of a tile.
+
+    The most with which two threadgroups fit in a core's threadgroup memory, so that one computes
+    while the
+    other stages; or the most with which one does.
     """
     for groups in (2, 1):
         for keys in (32, 16, 8):

@@ -1,4 +1,4 @@
-"""What the kernels are written for, and the names of the backends. Needs the standard library alone."""
+"""Shapes and dtypes that the kernels support, and the backends' names. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long chunks: which ones MLX's own attention takes over copies of their pages, and what it needs."""
+"""Long chunks: those that MLX's own attention takes, over copies of their pages."""
 
 from __future__ import annotations
 
@@ -40,10 +40,13 @@ def longest_copied(
 
     memory: the machine's, in bytes; None for this one's
 
-    Nobody has measured on a Mac where MLX's attention over copies is faster. It is expected to be on
+    Nobody has measured on a Mac where MLX's attention over copies is faster. It is expected to be
+    on
     an M5, whose matrix units only MLX's kernels use; copying a key costs about as much as one row's
-    product with it, so 256 rows make the copy cheap. It depends on the chunk alone, so that an answer
-    does not depend on its neighbours. The tile kernel keeps float32, which MLX's attention computes in
+    product with it, so 256 rows make the copy cheap. It depends on the chunk alone, so that an
+    answer
+    does not depend on its neighbours. The tile kernel keeps float32, which MLX's attention computes
+    in
     TF32 on an M5, and the head dimensions whose fused kernel MLX itself does not choose.
     """
     if rows < MIN_ROWS or dtype == mx.float32 or not is_fast(head_dim, dtype):
@@ -55,16 +58,20 @@ def longest_copied(
 def positions_copied(
     rows: int, context: int, kv_heads: int, head_dim: int, dtype: mx.Dtype, window: int | None
 ) -> int:
-    """Positions that are copied for a chunk of `rows` whose last row sees `context`; 0: the tile kernel
-    reads the pages.
+    """Positions copied for a chunk of `rows` whose last row sees `context`.
+
+    0 if the tile kernel reads the pages instead.
     """
     positions = context - _first_position(rows, context, window)
     return positions if positions <= longest_copied(rows, kv_heads, head_dim, dtype) else 0
 
 
 def is_fast(head_dim: int, dtype: mx.Dtype) -> bool:
-    """Whether MLX's fused attention is expected to be faster than the tile kernel: MLX takes it without being
-    forced, or it computes on neural accelerators, which the tile kernel does not.
+    """True if MLX's fused attention is expected to be faster than the tile kernel.
+
+    That is, MLX takes it without being forced, or it computes on neural accelerators, which the
+    tile kernel
+    does not.
     """
     if not is_fused(head_dim, dtype):
         return False
@@ -75,8 +82,9 @@ def is_fast(head_dim: int, dtype: mx.Dtype) -> bool:
 
 @functools.cache
 def is_fused(head_dim: int, dtype: mx.Dtype) -> bool:
-    """Whether this MLX has a fused attention kernel for long chunks on this machine, which it says while
-    it builds the graph. Any other would hold the scores of all rows in memory.
+    """True if this MLX has a fused attention kernel for long chunks on this machine.
+
+    MLX says so while it builds the graph. Any other would hold the scores of all rows in memory.
     """
     if not mx.metal.is_available():
         return head_dim in _FUSED
@@ -102,8 +110,10 @@ def fused_attention(
     mask: mx.array | str,
     sinks: mx.array | None,
 ) -> mx.array:
-    """MLX's attention, (1, heads, rows, head_dim), by a fused kernel also where MLX prefers another, which
-    holds all scores. Raises ValueError where there is none. A CPU has none and computes as it does.
+    """MLX's attention, (1, heads, rows, head_dim), by a fused kernel even if MLX prefers another.
+
+    The other holds all scores. Raises ValueError if there is none. A CPU has none and computes as
+    it does.
     """
     out: mx.array = mx.fast.scaled_dot_product_attention(
         queries,
@@ -124,7 +134,7 @@ def total_memory() -> int:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRun:
-    """Some of a step's chunks, one after another: short ones, or a single long one."""
+    """Consecutive chunks of a step: short ones, or a single long one."""
 
     tables: SequenceTables
     first_row: int
@@ -134,7 +144,7 @@ class ChunkRun:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The pages of a long chunk's keys, and what it sees of them."""
+    """The pages of a long chunk's keys, and the positions that it sees."""
 
     num_pages: int
     num_seen: int  # positions that any row sees, which are copied
@@ -143,7 +153,7 @@ class Gathered:
 
     @classmethod
     def of(cls, tables: SequenceTables, window: int | None) -> Gathered:
-        """tables: of one sequence"""
+        """Plan the copy; tables: of one sequence."""
         rows, context, size = tables.num_rows, int(tables.context_lens[0]), tables.page_size
         first = _first_position(rows, context, window)
         first_page = first // size
@@ -160,7 +170,7 @@ class Gathered:
 def runs_of(
     tables: SequenceTables, kv_heads: int, head_dim: int, dtype: mx.Dtype, window: int | None
 ) -> tuple[ChunkRun, ...]:
-    """All chunks, in order: each long one alone, and the short ones between them together."""
+    """Split chunks into runs, in order: each long one alone, short ones in between together."""
 
     def is_long(sequence: int) -> bool:
         rows = int(tables.query_starts[sequence + 1] - tables.query_starts[sequence])

@@ -50,14 +50,14 @@ DTYPES = FLOATS
 
 
 class MetalBackend:
-    """The ops as kernels that `factory` makes."""
+    """The ops as kernels made by `factory`."""
 
     name = "metal"
     writes_in_place = True
     takes_model_rows = True
 
     def __init__(self, factory: Factory, *, uses_matrices: bool = True) -> None:
-        """uses_matrices: for decodes with many query heads per kv head; False: by one kernel for all"""
+        """uses_matrices: decode groups of many query heads by a kernel of their own."""
         self._kernels = Kernels(factory)
         self._dispatches = Dispatches(self._kernels, uses_matrices=uses_matrices)
         self._latents = LatentAttention(self._kernels)
@@ -201,8 +201,9 @@ class MetalBackend:
             return queries if run.tables is tables else queries[run.first_row : run.end_row]
 
         def plan() -> list[tuple[ChunkRun, Dispatch | None]]:
-            """The chunks, with the tile kernel of those that MLX's attention, which has no softcap, does
-            not take.
+            """Pair the chunks with their tile kernel; None for those of MLX's attention.
+
+            MLX's attention has no softcap.
             """
             check_attention(without_length(queries), k_pool, v_pool, tables, attention, sinks)
             check_pools(k_pool, v_pool)
@@ -241,7 +242,7 @@ class MetalBackend:
         attention: Attention,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        """As `paged_prefill`, by the tile kernel, which reads the pages themselves."""
+        """Like `paged_prefill`, by the tile kernel, which reads the pages themselves."""
         attend = tables.plan(
             ("prefill", *self._key(queries, k_pool, v_pool, attention, sinks)),
             lambda: self._dispatches.prefill(queries, k_pool, tables, attention, sinks),
@@ -293,7 +294,7 @@ class MetalBackend:
     def recording(
         self, k_pools: Sequence[mx.array], fences: Sequence[list[mx.array]]
     ) -> MetalBackend:
-        """The same kernels for one step of decodes, with fences of their own, which begin with these."""
+        """Return a backend for one recorded step of decodes, whose fences start with these."""
         other = copy(self)
         other.fences = Fences()
         other._gathered = GatheredAttention(other._kernels, other.fences)
@@ -319,7 +320,7 @@ class MetalBackend:
         attention: Attention,
         sinks: mx.array | None,
     ) -> tuple[Hashable, ...]:
-        """What a plan of attention depends on, besides the tables."""
+        """Key of a plan of attention, besides the tables."""
         of_sinks = None if sinks is None else (sinks.shape, sinks.dtype)
         kind = self.fences.kind(k_pool, v_pool)
         return attention, kind, queries.shape, queries.dtype, of_sinks

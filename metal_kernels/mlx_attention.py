@@ -15,7 +15,10 @@ def attend(
     attention: Attention,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """(1, heads, rows, value_dim), causal. The caller cuts off positions outside every window."""
+    """Return (1, heads, rows, value_dim), causal.
+
+    The caller cuts off positions outside every window.
+    """
     if attention.softcap is not None:
         return _attend_capped(queries, keys, values, attention, sinks)
     mask = _mask(queries.shape[2], keys.shape[2], attention.window)
@@ -32,7 +35,7 @@ def attend_gathered(
     attention: Attention,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """(sequences, heads, value_dim): one row of each sequence."""
+    """Return (sequences, heads, value_dim): one row of each sequence."""
     return mx.fast.scaled_dot_product_attention(
         queries[:, :, None],
         keys.swapaxes(0, 1),
@@ -51,7 +54,7 @@ def attend_latents(
     *,
     scale: float,
 ) -> mx.array:
-    """(rows, heads, latent_dim), causal, of one sequence.
+    """Return (rows, heads, latent_dim), causal, of one sequence.
 
     The scores of the rotated keys are added like a mask, as mlx-lm does.
     """
@@ -78,7 +81,7 @@ def attend_gathered_latents(
     *,
     scale: float,
 ) -> mx.array:
-    """(sequences, heads, latent_dim): one row of each sequence over latents of its own."""
+    """Return (sequences, heads, latent_dim): one row of each sequence over its own latents."""
     latents, keys = latents.swapaxes(0, 1), keys.swapaxes(0, 1)
     added = q_rope[:, :, None] @ keys.swapaxes(-1, -2) + unseen.astype(q_rope.dtype)
     return mx.fast.scaled_dot_product_attention(
@@ -93,7 +96,7 @@ def _attend_capped(
     attention: Attention,
     sinks: mx.array | None,
 ) -> mx.array:
-    """With a softcap, which mlx's kernel does not have: written out in float32."""
+    """Attend with a softcap, which mlx's kernel lacks, written out in float32."""
     scale, window, softcap = attention
     assert softcap is not None
     _, heads, rows, head_dim = queries.shape
@@ -110,7 +113,7 @@ def _attend_capped(
 
 
 def _mask(rows: int, positions: int, window: int | None) -> mx.array | str | None:
-    """None where every row sees every position."""
+    """Return the mask; None if every row sees every position."""
     if rows == 1:
         return None
     if window is None or positions <= window:
@@ -119,7 +122,7 @@ def _mask(rows: int, positions: int, window: int | None) -> mx.array | str | Non
 
 
 def _seen(rows: int, positions: int, window: int | None) -> mx.array:
-    """(rows, positions): whether each of the last rows sees each position."""
+    """Return (rows, positions): whether each of the last rows sees each position."""
     row = np.arange(positions - rows, positions)[:, None]
     column = np.arange(positions)
     return mx.array((column <= row) & (column > row - (window or positions)))

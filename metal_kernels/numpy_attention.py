@@ -1,4 +1,4 @@
-"""Attention of one sequence in numpy: the right answer, computed without any device. Rows in 8 bits.
+"""Attention of one sequence in numpy: the exact answer, computed without any device.
 
 The check-up and the self-test compare kernels with it. It does not use mlx, whose own products can
 be the less exact side: on an M5 mlx multiplies float32 matrices in TF32, with 10 bits of mantissa.
@@ -14,7 +14,7 @@ _HIGHEST = np.float32(127)
 
 
 def attend(queries: Floats, keys: Floats, values: Floats) -> Floats:
-    """The answer of the sequence's last rows, causal, (rows, heads, value_dim).
+    """Return the answer of the sequence's last rows, causal: (rows, heads, value_dim).
 
     queries: (rows, heads, head_dim), for the last positions of the sequence
     keys: (length, kv_heads, head_dim); values: (length, kv_heads, value_dim)
@@ -35,14 +35,14 @@ def attend(queries: Floats, keys: Floats, values: Floats) -> Floats:
 
 
 def in_8_bits(rows: Floats) -> Floats:
-    """What a quantised pool holds of these rows, which are neither zeros nor infinite."""
+    """Quantise rows, which are neither zeros nor infinite, as a pool stores them."""
     scales = np.abs(rows).max(axis=-1, keepdims=True) / _HIGHEST
     held: Floats = np.rint(rows / scales) * scales
     return held
 
 
 def unpacked(rows: npt.NDArray[np.int8]) -> Floats:
-    """What the rows of a quantised pool say."""
+    """Dequantise the rows of a quantised pool."""
     scales = np.ascontiguousarray(rows[..., -4:]).view(np.float32)
     held: Floats = rows[..., :-4].astype(np.float32) * scales
     return held

@@ -80,7 +80,7 @@ Shaped: TypeAlias = tuple[tuple[int, ...], mx.Dtype]  # an array's shape and dty
 
 
 class Attention(NamedTuple):
-    """What distinguishes the attention of layers of a shape. Part of the keys of their plans."""
+    """The attention parameters that distinguish layers of a shape. Part of the keys of plans."""
 
     scale: float  # multiplies the scores
     window: int | None = None  # positions a row sees, its own included
@@ -88,7 +88,7 @@ class Attention(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """How rows of projections are cut into heads, and what is done to each. Part of the keys of plans.
+    """How rows of projections are cut into heads and processed. Part of the keys of plans.
 
     T rows of projections are (T, 1, width) each:
 
@@ -112,7 +112,7 @@ class Heads(NamedTuple):
 
 
 class LayerShape(NamedTuple):
-    """What a backend may refuse a layer for."""
+    """The properties for which a backend may refuse a layer."""
 
     key_dim: int
     value_dim: int
@@ -215,7 +215,7 @@ class Backend(Protocol):
 def shapes_of(
     rows: mx.array, first: mx.array, second: mx.array, last: mx.array | None
 ) -> tuple[Shaped, Shaped, Shaped, Shaped | None]:
-    """What the plan of an op depends on, besides the tables."""
+    """Key of an op's plan, besides the tables."""
     return (
         (rows.shape, rows.dtype),
         (first.shape, first.dtype),
@@ -232,7 +232,7 @@ def check_attention(
     attention: Attention,
     sinks: mx.array | None = None,
 ) -> None:
-    """Raises ValueError for arguments that do not fit together."""
+    """Raises ValueError for inconsistent arguments."""
     num_slots = _slots_attended(*shapes_of(queries, k_pool, v_pool, sinks), attention)
     if len(queries) != tables.num_rows:
         raise ValueError(f"queries have {len(queries)} rows, the tables describe {tables.num_rows}")
@@ -247,7 +247,7 @@ def check_attention(
 def _slots_attended(
     queries: Shaped, k_pool: Shaped, v_pool: Shaped, sinks: Shaped | None, attention: Attention
 ) -> int:
-    """The pool's slots. Raises ValueError for shapes that do not fit together."""
+    """Return the pool's slots. Raises ValueError for inconsistent shapes."""
     shape, dtype = queries
     if len(shape) != 3:
         raise ValueError(f"queries must have 3 dimensions, got {shape}")
@@ -279,7 +279,7 @@ def check_latent(
     v_pool: mx.array,
     tables: SequenceTables,
 ) -> None:
-    """Raises ValueError for arguments that do not fit together."""
+    """Raises ValueError for inconsistent arguments."""
     if k_pool.dtype == quantised.DTYPE:
         raise ValueError("latents are not quantised: their pools have the queries' dtype")
     check_attention(q_latent, k_pool, v_pool, tables, Attention(1.0))
@@ -294,13 +294,13 @@ def check_latent(
 
 
 def check_decode(tables: SequenceTables) -> None:
-    """Raises ValueError for several rows of one sequence."""
+    """Raises ValueError if a sequence has several rows."""
     if tables.num_rows != len(tables):
         raise ValueError("paged_decode takes one row per sequence")
 
 
 def check_gather(tables: SequenceTables) -> None:
-    """Raises ValueError for several sequences."""
+    """Raises ValueError if there are several sequences."""
     if len(tables) != 1:
         raise ValueError("gather_kv takes one sequence")
 
@@ -308,7 +308,7 @@ def check_gather(tables: SequenceTables) -> None:
 def check_write(
     keys: mx.array, values: mx.array, k_pool: mx.array, v_pool: mx.array, slots: Slots
 ) -> None:
-    """Raises ValueError for arguments that do not fit together.
+    """Raises ValueError for inconsistent arguments.
 
     Does not check that the slots differ.
     """
@@ -324,7 +324,7 @@ def check_write(
 def _slots_written(
     keys: Shaped, values: Shaped, k_pool: Shaped, v_pool: Shaped, num_rows: int
 ) -> int:
-    """The pools' slots. Raises ValueError for shapes that do not fit together."""
+    """Return the pools' slots. Raises ValueError for inconsistent shapes."""
     for name, (rows, dtype), pool in (("keys", keys, k_pool), ("values", values, v_pool)):
         kv_heads, head_dim, _ = _pool_shape(*pool)
         if dtype == quantised.DTYPE:
@@ -367,7 +367,7 @@ def _pool_shape(shape: tuple[int, ...], dtype: mx.Dtype) -> tuple[int, int, int]
 
 
 def _check_dtype(rows: mx.Dtype, name: str, pool: mx.Dtype) -> None:
-    """Raises ValueError. A quantised pool goes with every float dtype."""
+    """Raises ValueError if dtypes differ. A quantised pool accepts every float dtype."""
     fits = rows in FLOATS if pool == quantised.DTYPE else rows == pool
     if not fits:
         raise ValueError(f"{name} are {rows}, the pool is {pool}")

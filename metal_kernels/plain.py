@@ -43,7 +43,7 @@ MAX_GATHERED = (
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The rows of a sequence, and the slots of what any of them sees."""
+    """The rows of a sequence, and the slots that any of them sees."""
 
     rows: slice
     runs: Runs
@@ -51,7 +51,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class PaddedContexts:
-    """What decodes see, to be copied side by side and padded to the longest."""
+    """The positions that decodes see, to be copied side by side and padded to the longest."""
 
     index: mx.array  # (kv_heads, sequences, positions), for `take_rows`
     unseen: mx.array  # (sequences, 1, 1, positions) float32: 0, or minus infinity for padding
@@ -146,7 +146,7 @@ class PlainBackend:
         attention: Attention,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        """One attention per sequence, over views of the pool where its pages are consecutive."""
+        """Attend once per sequence, over views of the pool where its pages are consecutive."""
 
         def plan() -> list[Seen]:
             check_attention(queries, k_pool, v_pool, tables, attention, sinks)
@@ -173,7 +173,7 @@ class PlainBackend:
         attention: Attention,
         sinks: mx.array | None,
     ) -> mx.array:
-        """As `mlx_attention.attend`."""
+        """Attend like `mlx_attention.attend`."""
         return mlx_attention.attend(queries, keys, values, attention, sinks)
 
     def paged_latent(
@@ -214,7 +214,7 @@ class PlainBackend:
         *,
         scale: float,
     ) -> mx.array:
-        """As `mlx_attention.attend_latents`."""
+        """Attend like `mlx_attention.attend_latents`."""
         return mlx_attention.attend_latents(q_latent, q_rope, latents, keys, scale=scale)
 
     def copy_pages(
@@ -252,7 +252,7 @@ class PlainBackend:
 
 
 def seen_by(tables: SequenceTables, window: int | None) -> list[Seen]:
-    """Of each sequence."""
+    """Return what each sequence sees."""
     found = []
     for sequence, first_row, end_row in tables.queries():
         context, rows = int(tables.context_lens[sequence]), end_row - first_row
@@ -262,7 +262,7 @@ def seen_by(tables: SequenceTables, window: int | None) -> list[Seen]:
 
 
 def _fits(tables: SequenceTables, k_pool: mx.array) -> bool:
-    """Whether all contexts can be copied, padded to the longest."""
+    """True if all contexts can be copied, padded to the longest."""
     kv_heads, _, width = k_pool.shape
     return len(tables) * int(tables.context_lens.max()) * kv_heads * width <= MAX_GATHERED
 

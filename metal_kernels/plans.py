@@ -1,4 +1,4 @@
-"""Plans: which threadgroup does what, computed on the host in numpy and uploaded once per step.
+"""Plans: the work of each threadgroup, computed on the host and uploaded once per step.
 
 Lists of work instead of rectangular grids: sequences of very different lengths launch no idle
 threadgroup. Positions are absolute, so the cuts of a sequence depend on that sequence alone.
@@ -21,7 +21,7 @@ _THREADGROUP_MEMORY = 32 << 10  # bytes
 
 
 def upload(numbers: npt.ArrayLike, dtype: npt.DTypeLike = np.int32) -> mx.array:
-    """On the device, padded with rows of zeros to SMALLEST_INPUT elements."""
+    """Upload numbers, padded with rows of zeros to SMALLEST_INPUT elements."""
     array = np.ascontiguousarray(numbers, dtype)
     missing = -(-(SMALLEST_INPUT - array.size) // max(1, array[:1].size))
     if missing > 0:
@@ -30,7 +30,7 @@ def upload(numbers: npt.ArrayLike, dtype: npt.DTypeLike = np.int32) -> mx.array:
 
 
 def rounded(count: int) -> int:
-    """At least `count`: 2, 3, 4, 6, 8, 12, 16, ...
+    """Round `count` up to 2, 3, 4, 6, 8, 12, 16, ...
 
     Dispatches have few sizes, so that the recorded graph of a step serves many steps. A threadgroup
     with nothing to do reads a row of queries, and stores a partial result that is never read.
@@ -40,7 +40,7 @@ def rounded(count: int) -> int:
 
 
 def page_tables(tables: SequenceTables) -> mx.array:
-    """(sequences, rounded) int32."""
+    """Return (sequences, rounded) int32."""
     sequences, columns = tables.page_tables.shape
     padded = np.zeros((sequences, rounded(columns)), np.int32)  # np.pad takes ten times as long
     padded[:, :columns] = tables.page_tables
@@ -49,7 +49,7 @@ def page_tables(tables: SequenceTables) -> mx.array:
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """Rows that fill whole pages, and single rows. (count, 2) each: row, page | row, slot."""
+    """Rows that fill whole pages, and single rows: (count, 2) each, (row, page) and (row, slot)."""
 
     pages: IntArray
     tokens: IntArray
@@ -58,7 +58,7 @@ class WritePlan:
 
     @classmethod
     def of_rows(cls, slots: IntArray) -> WritePlan:
-        """Every row alone."""
+        """Plan every row alone."""
         tokens = np.empty((len(slots), 2), np.int32)
         tokens[:, 0], tokens[:, 1] = np.arange(len(slots)), slots
         uploaded = upload(tokens)  # also in the place of the pages, of which none is read
@@ -66,7 +66,7 @@ class WritePlan:
 
     @classmethod
     def of_pages(cls, slots: IntArray, page_size: int) -> WritePlan | None:
-        """None where no rows fill a whole page."""
+        """Plan whole pages; None if no rows fill one."""
         first_rows = _whole_pages(slots, page_size)
         if not len(first_rows):
             return None
@@ -79,7 +79,7 @@ class WritePlan:
 
 
 def _whole_pages(slots: IntArray, page_size: int) -> npt.NDArray[np.int64]:
-    """First rows of the runs of consecutive slots that are a whole page."""
+    """First rows of the runs of consecutive slots that fill a whole page."""
     if len(slots) < page_size:
         return np.zeros(0, np.int64)
     breaks = np.diff(slots, prepend=np.int32(0)) != 1  # between a row and the one before
@@ -104,7 +104,7 @@ def partition_size(kv_heads: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Partitions:
-    """Partitions of each sequence's context, from the start of its window, on the host."""
+    """Partitions of each sequence's context on the host, from the start of its window."""
 
     sequence: npt.NDArray[np.int64]
     begin: npt.NDArray[np.int64]  # first key
@@ -113,7 +113,7 @@ class Partitions:
 
     @classmethod
     def of(cls, tables: SequenceTables, window: int | None, size: int) -> Partitions:
-        """size: keys of a partition"""
+        """Cut each context into partitions of `size` keys."""
         lengths = tables.context_lens.astype(np.int64)
         first_keys = np.maximum(0, lengths - (window or NO_WINDOW))
         first = first_keys // size
@@ -136,7 +136,7 @@ class DecodePlan:
 
     @classmethod
     def of(cls, tables: SequenceTables, window: int | None, size: int) -> DecodePlan:
-        """size: keys of a partition"""
+        """Plan the partitions of `size` keys, padded to a rounded number."""
         cut = Partitions.of(tables, window, size)
         number = len(cut.sequence)
         columns = np.zeros((rounded(number), 4), np.int32)
@@ -190,7 +190,7 @@ def tile_side(head_dim: int, item_size: int) -> int:
 
 
 def num_tiles(head_dim: int, item_size: int, side: int) -> int:
-    """2 where the values' tile fits beside the keys' in threadgroup memory, or 1."""
+    """Number of tiles: 2 if the values' fits beside the keys' in threadgroup memory, else 1."""
     return 2 if tile_bytes(head_dim, item_size, side, 2) <= _THREADGROUP_MEMORY else 1
 
 
@@ -208,7 +208,7 @@ def dim_split(head_dim: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HeadSplit:
-    """How paged_decode distributes the query heads of a group."""
+    """The distribution of a group's query heads in paged_decode."""
 
     heads: int  # of one simdgroup, kept in its registers
     parts: int  # simdgroups side by side
@@ -216,7 +216,7 @@ class HeadSplit:
 
     @property
     def threads(self) -> int:
-        """Of a threadgroup, as paged_decode.metal counts: at most 256.
+        """Threads of a threadgroup, as paged_decode.metal counts: at most 256.
 
         By public estimates an M1 or M2 runs 384 threads of a kernel that takes all registers; mlx
         raises ValueError for more.
@@ -236,7 +236,7 @@ class HeadSplit:
 
 @dataclass(frozen=True, slots=True)
 class GroupSplit:
-    """How grouped_decode distributes the query heads of a group: eight to a simdgroup."""
+    """The distribution of a group's query heads in grouped_decode: eight to a simdgroup."""
 
     parts: int  # simdgroups side by side
     blocks: int  # threadgroups side by side, for groups beyond 32 (16 with 512 dimensions)
@@ -244,7 +244,7 @@ class GroupSplit:
 
     @property
     def threads(self) -> int:
-        """Of a threadgroup, as grouped_decode.metal counts: at most 256."""
+        """Threads of a threadgroup, as grouped_decode.metal counts: at most 256."""
         side_by_side = self.parts * self.split
         return 32 * side_by_side * (2 if side_by_side > 2 else 4)
 
@@ -257,9 +257,12 @@ class GroupSplit:
 
 
 def is_large_group(group: int, *, is_quantised: bool) -> bool:
-    """Whether a decode multiplies a group's heads by 8x8 matrices, of which fewer heads leave columns unused.
+    """True if a decode multiplies a group's heads by 8x8 matrices.
 
-    One head after the other takes 30 instructions a key and head, so that arithmetic takes as long as
-    memory with 8 heads, or with 4 where keys and values are half as many bytes. Matrices take 10 to 20.
+    Fewer heads would leave columns unused. One head after the other takes 30 instructions a key and
+    head, so
+    that arithmetic takes as long as memory with 8 heads, or with 4 where keys and values are half
+    as many
+    bytes. Matrices take 10 to 20.
     """
     return group >= (4 if is_quantised else 8)

@@ -1,6 +1,6 @@
-"""Rows of a pool of one array per side: written to slots, and read as views of runs of slots or as copies.
+"""Writes and reads rows of a pool that is one array per side.
 
-A pool is (kv_heads, slots, width).
+Rows are read as views of runs of slots, or as copies. A pool is (kv_heads, slots, width).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LONG_RUN = 4
 
 @dataclass(frozen=True, slots=True)
 class RowWrites:
-    """Where the rows of a step are written: the same for all layers."""
+    """The target slots of a step's rows: the same for all layers."""
 
     runs: tuple[tuple[int, int, int], ...]  # first row, row after the last, first slot
     together: mx.array | None  # (1, rows, 1): the slots, if all rows are written in one operation
@@ -39,7 +39,7 @@ class RowWrites:
         return cls(tuple(runs), mx.array(slots)[None, :, None] if are_short else None)
 
     def write(self, pool: mx.array, rows: mx.array) -> None:
-        """`rows`: (rows, kv_heads, width), in the pool's own dtype."""
+        """Write `rows`, (rows, kv_heads, width), in the pool's own dtype."""
         if self.together is not None:
             heads = rows.swapaxes(0, 1)
             index = mx.broadcast_to(self.together, heads.shape)
@@ -51,7 +51,7 @@ class RowWrites:
 
 
 class Runs:
-    """The slots of some positions of a sequence, in order: (first slot, slot after the last) of each run.
+    """Slots of consecutive positions of a sequence: (first slot, slot after the last) of each run.
 
     Kept with the tables of a step (`SequenceTables.plan`), because all layers read the same slots.
     """
@@ -64,9 +64,10 @@ class Runs:
         return len(self.bounds)
 
     def read(self, pool: mx.array, dtype: mx.Dtype) -> mx.array:
-        """(1, kv_heads, positions, head_dim): a view where there is one run, or else a copy.
+        """Return (1, kv_heads, positions, head_dim): a view of a single run, else a copy.
 
-        Of a quantised pool a copy in `dtype`. Rows are copied one by one: joining the runs takes as
+        Of a quantised pool it is a copy in `dtype`. Rows are copied one by one: joining the runs
+        takes as
         long where they are long, and with 90 runs of 32 positions 2.4 times as long.
         """
         if len(self.bounds) == 1:
@@ -78,19 +79,19 @@ class Runs:
         return take_rows(pool, self._indices[key], dtype)[None]
 
     def read_each(self, pool: mx.array, dtype: mx.Dtype) -> list[mx.array]:
-        """Each run alone, (kv_heads, positions, head_dim)."""
+        """Return each run alone, (kv_heads, positions, head_dim)."""
         return [loaded(pool[:, start:end], dtype) for start, end in self.bounds]
 
 
 def row_index(slots: IntArray, pool: mx.array) -> mx.array:
-    """For `take_rows` of pools of this shape: (kv_heads, *slots.shape)."""
+    """Return the index for `take_rows` of pools of this shape: (kv_heads, *slots.shape)."""
     kv_heads, num_slots, _ = pool.shape
     first = np.arange(kv_heads).reshape(-1, *[1] * slots.ndim) * num_slots
     return mx.array(first + slots)
 
 
 def take_rows(pool: mx.array, index: mx.array, dtype: mx.Dtype) -> mx.array:
-    """(*index.shape, head_dim), copied; of a quantised pool in `dtype`.
+    """Copy rows: (*index.shape, head_dim); of a quantised pool in `dtype`.
 
     `pool[:, slots]` indexes heads and slots apart, in three more operations, and takes a fifth to a
     third longer.
@@ -102,10 +103,11 @@ def take_rows(pool: mx.array, index: mx.array, dtype: mx.Dtype) -> mx.array:
 def padded_slots(
     tables: SequenceTables, rows: Sequence[int], firsts: npt.NDArray[np.integer]
 ) -> tuple[IntArray, npt.NDArray[np.float32]]:
-    """Of these sequences: the slots of their positions from `firsts` on, and 0 or, past their ends,
-    minus infinity.
+    """Slots of these sequences' positions from `firsts` on, and a mask of padding.
 
-    Both (sequences, positions). Past its end a sequence has its first slot, which holds a number.
+    Both are (sequences, positions); the mask is 0, and minus infinity past a sequence's end. There
+    it has its
+    first slot, which holds a number.
     """
     contexts, page_tables = tables.context_lens[rows], tables.page_tables[rows]
     position = firsts[:, None] + np.arange((contexts - firsts).max())

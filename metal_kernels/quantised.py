@@ -22,12 +22,12 @@ def row_width(head_dim: int, dtype: mx.Dtype) -> int:
 
 
 def head_dim_of(width: int, dtype: mx.Dtype) -> int:
-    """Of rows of this width in a pool of this dtype."""
+    """Head dimension of rows of this width in a pool of this dtype."""
     return width - (SCALE_SIZE if dtype == DTYPE else 0)
 
 
 def quantise(rows: mx.array) -> mx.array:
-    """(..., head_dim) of any float dtype -> (..., head_dim + 4) int8."""
+    """Quantise (..., head_dim) of any float dtype to (..., head_dim + 4) int8."""
     numbers = rows.astype(mx.float32)
     highest = mx.abs(numbers).max(axis=-1, keepdims=True)
     scale = mx.where(highest >= _LOWEST, highest / _HIGHEST, 0.0)
@@ -37,16 +37,16 @@ def quantise(rows: mx.array) -> mx.array:
 
 
 def dequantise(rows: mx.array) -> mx.array:
-    """(..., head_dim + 4) int8 -> (..., head_dim) float32."""
+    """Dequantise (..., head_dim + 4) int8 to (..., head_dim) float32."""
     scale = rows[..., -SCALE_SIZE:].view(mx.float32)
     return rows[..., :-SCALE_SIZE].astype(mx.float32) * scale
 
 
 def stored(rows: mx.array, pool: mx.array) -> mx.array:
-    """Rows as `pool` holds them."""
+    """Convert rows to the format of `pool`."""
     return rows if rows.dtype == pool.dtype else quantise(rows)
 
 
 def loaded(rows: mx.array, dtype: mx.Dtype) -> mx.array:
-    """Rows of a pool as what `write_kv` was given, in `dtype` where they are quantised."""
+    """Convert a pool's rows to the argument of `write_kv`, in `dtype` if quantised."""
     return dequantise(rows).astype(dtype) if rows.dtype == DTYPE else rows

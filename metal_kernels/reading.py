@@ -33,6 +33,6 @@ def read(array: mx.array) -> npt.NDArray[Any]:
 
 
 def view(array: mx.array) -> npt.NDArray[Any]:
-    """The array's own memory, which must be contiguous. Raises DeviceError."""
+    """Return the array's own memory, which must be contiguous. Raises DeviceError."""
     evaluate(array)
     return np.array(array, copy=False)

@@ -1,7 +1,9 @@
-"""StepInputs: all that differs between two steps of as many decodes, besides rows and fences.
+"""StepInputs: the arrays that differ between two steps of as many decodes, besides rows and fences.
 
-The graph of such a step is recorded by mx.compile and built again without Python for each layer. In a
-recording, everything that is not an argument is a constant. So layers are given stand-ins for the step's
+The graph of such a step is recorded by mx.compile and built again without Python for each layer. In
+a
+recording, everything that is not an argument is a constant. So layers are given stand-ins for the
+step's
 numbers: slots whose values are meaningless, and tables that have none (`RecordedTables`).
 """
 
@@ -38,7 +40,7 @@ class StepInputs:
         makers: Mapping[Hashable, MakeArrays],
         k_pool: mx.array,
     ) -> StepInputs:
-        """Raises ValueError for slots and pages outside the pool.
+        """Collect the arrays. Raises ValueError for slots and pages outside the pool.
 
         plans: of the slots; makers: what the same layers uploaded in another step
         """
@@ -52,14 +54,14 @@ class StepInputs:
 
     @property
     def shapes(self) -> tuple[Hashable, ...]:
-        """Steps with equal shapes have the same graph."""
+        """A key: steps with equal shapes have the same graph."""
         return (self.num_rows, *(array.shape for array in self.arrays()))
 
     def arrays(self) -> list[mx.array]:
         return [self.moves, *(array for arrays in self.uploads.values() for array in arrays)]
 
     def over(self, arrays: Sequence[mx.array]) -> StepInputs:
-        """The same with other arrays, in the order of `arrays`."""
+        """Return the inputs with other arrays, in the order of `arrays`."""
         moves, *rest = arrays
         others = iter(rest)
         uploads = {key: tuple(next(others) for _ in old) for key, old in self.uploads.items()}
@@ -67,11 +69,11 @@ class StepInputs:
 
     @cached_property
     def slots(self) -> Slots:
-        """As many slots, which are not the step's."""
+        """Placeholder slots, as many as the step's."""
         return np.zeros(self.num_rows, np.int32)
 
     def keep_moves(self, plans: Plans) -> None:
-        """Let layers write the rows where this step does, whatever `slots` says: into the plans of `slots`."""
+        """Store the step's targets in the plans of `slots`, whose values are then ignored."""
         none, some = np.zeros((0, 2), np.int32), np.zeros((self.num_rows, 2), np.int32)
         keep_moves(WritePlan(none, some, self.moves, self.moves), plans)
 

@@ -171,5 +171,5 @@ class ReferenceBackend:
 
 
 def _at(slots: Slots, pool: Array) -> tuple[Array, slice, Array]:
-    """The index of a pool that gives (slots, kv_heads, head_dim)."""
+    """Index of a pool that gives (slots, kv_heads, head_dim)."""
     return mx.array(slots // pool.shape[2]), slice(None), mx.array(slots % pool.shape[2])

@@ -1,4 +1,4 @@
-"""What the Metal kernels refuse: layers and pools of shapes and dtypes that they are not written for."""
+"""Shapes and dtypes of layers and pools that the Metal kernels refuse."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def refusal(
     is_latent: bool = False,
     is_quantised: bool = False,
 ) -> str | None:
-    """Why the kernels cannot run a layer of this shape, or None.
+    """Why the kernels cannot run a layer of this shape; None if they can.
 
-    dtype: that it computes in
+    dtype: of the layer's computation
     """
     if dtype not in FLOATS:
         return f"the Metal kernels take float16, bfloat16 and float32, got {dtype}"
@@ -57,7 +57,7 @@ def check_pools(k_pool: mx.array, v_pool: mx.array, *, may_be_latent: bool = Fal
 
 
 def dims_of(k_pool: mx.array, v_pool: mx.array) -> tuple[int, int, mx.Dtype, bool]:
-    """Dimensions of keys and values, a dtype to compute in, whether they are quantised."""
+    """Return (key dimension, value dimension, dtype to compute in, whether quantised)."""
     is_quantised = k_pool.dtype == quantised.DTYPE
     dims = (
         quantised.head_dim_of(k_pool.shape[-1], k_pool.dtype),

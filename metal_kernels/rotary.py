@@ -82,7 +82,7 @@ def rotate_and_write(
     slots: Slots,
     plans: Plans | None,
 ) -> tuple[mx.array, tuple[mx.array, mx.array]]:
-    """The rotated queries and the pools to use from here on, by any backend's ops."""
+    """Return the rotated queries and the new pools, computed by any backend's ops."""
     queries, keys, values = rotated(projected, turns, heads, norms)
     if not backend.takes_model_rows:
         keys, values = keys.squeeze(2), values.squeeze(2)
@@ -90,7 +90,7 @@ def rotate_and_write(
 
 
 class RotatedWrites:
-    """The kernel, of one backend."""
+    """The kernel of one backend."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
@@ -106,8 +106,9 @@ class RotatedWrites:
         moves: mx.array,
         k_pool: mx.array,
     ) -> Dispatch:
-        """For rows like these. moves: row and slot of every row. Raises ValueError for what does not fit
-        together.
+        """Dispatch the kernel for rows like these; moves: row and slot of every row.
+
+        Raises ValueError for inconsistent arguments.
         """
         _check(projected, turns, heads, norms, k_pool)
         rows, dtype = max(projected[0].shape[:2]), projected[0].dtype

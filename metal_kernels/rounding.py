@@ -1,7 +1,9 @@
-"""Rounding: how far an answer of attention in a dtype may be from the right one.
+"""Rounding: the error that an answer of attention may have in a dtype.
 
-Each head of each row is compared with its own largest number. A row that sees one position has numbers 25 times
-those of a row that sees 2,000, so that beside the largest of all rows half of a long one may be wrong unnoticed.
+Each head of each row is compared with its own largest number. A row that sees one position has
+numbers 25 times
+those of a row that sees 2,000, so that beside the largest of all rows half of a long one may be
+wrong unnoticed.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ TOLERANCES = {mx.float32: 1e-4, mx.float16: 4 * 2.0**-11, mx.bfloat16: 4 * 2.0**
 
 
 def row_error(ours: npt.NDArray[Any], right: npt.NDArray[Any]) -> float:
-    """The largest error of a head's row relative to the row's largest number; NaN where there is one.
+    """Largest error of a head's row, relative to the row's largest number; NaN if there is one.
 
     Both (rows, heads, head_dim).
     """

@@ -37,7 +37,7 @@ _PAGE_SIZE = 32
 
 @dataclass(frozen=True, slots=True)
 class FenceLoad:
-    """How much a self-test computes: the pools' shape and the steps."""
+    """The size of a self-test: the pools' shape and the steps."""
 
     dtype: mx.Dtype
     num_sequences: int
@@ -51,7 +51,7 @@ class FenceLoad:
 
     @property
     def label(self) -> str:
-        """What the pools hold."""
+        """Describe the pools' contents."""
         return "q8" if self.is_quantised else str(self.dtype).removeprefix("mlx.core.")
 
     @property
@@ -60,12 +60,12 @@ class FenceLoad:
 
     @property
     def num_pages(self) -> int:
-        """One more than is written: pages are copied to it."""
+        """One page more than is written: pages are copied to it."""
         return self.num_sequences * self._pages_of_a_sequence + 1
 
     @property
     def pool_bytes(self) -> int:
-        """Of keys and values."""
+        """Bytes of keys and values."""
         width = quantised.row_width(self.head_dim, self.pool_dtype)
         row = self.kv_heads * width * self.pool_dtype.size
         return 2 * self.num_pages * _PAGE_SIZE * row
@@ -75,12 +75,12 @@ class FenceLoad:
         return -(-self.length // _PAGE_SIZE)
 
     def page_tables(self) -> IntArray:
-        """The pages in falling order, so that no two are consecutive."""
+        """Return the pages in descending order, so that no two are consecutive."""
         pages = np.arange(self.num_pages - 2, -1, -1, dtype=np.int32)
         return pages.reshape(self.num_sequences, -1)
 
     def slots(self) -> IntArray:
-        """Of all tokens, sequence by sequence."""
+        """Slots of all tokens, sequence by sequence."""
         positions = np.arange(self.length)
         pages = self.page_tables()[:, positions // _PAGE_SIZE]
         return (pages * _PAGE_SIZE + positions % _PAGE_SIZE).astype(np.int32).reshape(-1)
@@ -128,13 +128,13 @@ def thorough(dtype: mx.Dtype, *, is_quantised: bool = False) -> FenceLoad:
 
 
 def every_thorough_load() -> list[FenceLoad]:
-    """Of each dtype, and of pools in 8 bits."""
+    """Thorough loads of each dtype, and of pools in 8 bits."""
     return [thorough(dtype) for dtype in DTYPES] + [thorough(mx.float16, is_quantised=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class FenceProof:
-    """What went wrong with fences (None: nothing) and without them, in the control."""
+    """The errors with fences (None: none) and without them, in the control."""
 
     load: FenceLoad
     with_fences: str | None
@@ -142,12 +142,12 @@ class FenceProof:
 
 
 def why_not_in_place(backend: MetalBackend, load: FenceLoad = QUICK) -> str | None:
-    """What went wrong, or None where the backend's writes are correct on this machine."""
+    """Return the error of the backend's in-place writes on this machine; None if correct."""
     return _Test(load, backend).error()
 
 
 def prove(factory: Factory, loads: Sequence[FenceLoad] | None = None) -> Iterator[FenceProof]:
-    """The self-test and its control, by default of every thorough load."""
+    """Run the self-test and its control, by default of every thorough load."""
     for load in every_thorough_load() if loads is None else loads:
         proof = FenceProof(
             load,
@@ -166,7 +166,7 @@ def prove(factory: Factory, loads: Sequence[FenceLoad] | None = None) -> Iterato
 
 
 def _without_fences(factory: Factory) -> Factory:
-    """Kernels that wait for nothing on the device, though the host launches them in the same order.
+    """Return kernels that wait for nothing on the device, launched in the same order.
 
     Their fence is an array that no kernel wrote. It depends on the real one, so mlx launches what
     makes that first, but puts no barrier between the two.
@@ -190,7 +190,7 @@ def _without_fences(factory: Factory) -> Factory:
 
 
 class _Test:
-    """The steps of a load on one backend, and the right answers."""
+    """The steps of a load on one backend, and the exact answers."""
 
     def __init__(self, load: FenceLoad, backend: MetalBackend) -> None:
         self._load = load
@@ -209,7 +209,7 @@ class _Test:
         self._chunk_queries = draw(load.chunk, heads, load.head_dim)
 
     def error(self) -> str | None:
-        """What went wrong."""
+        """Return the first error; None if all answers are right."""
         load = self._load
         copied = np.array([0], np.int32), np.array([load.num_pages - 1], np.int32)
         try:
@@ -226,7 +226,7 @@ class _Test:
         return wrong or self._error_of_answers(answers)
 
     def _launch(self, k_pool: mx.array, v_pool: mx.array) -> list[tuple[mx.array, mx.array]]:
-        """All steps, none of which waits for the host: the (decodes, chunk) of each."""
+        """Launch all steps without waiting: the (decodes, chunk) of each."""
         load, backend = self._load, self._backend
         slots, decodes, chunks = load.slots(), load.decodes(), load.chunks()
         attention = Attention(load.head_dim**-0.5)
@@ -248,7 +248,7 @@ class _Test:
         return outputs
 
     def _written(self, step: int) -> tuple[Floats, Floats]:
-        """The keys and values of a step: the drawn ones, their dimensions shifted."""
+        """Keys and values of a step: the drawn ones, their dimensions shifted."""
         keys, values = (np.roll(rows, step, axis=-1) for rows in (self._keys, self._values))
         return keys, values
 
@@ -280,13 +280,13 @@ class _Test:
         return None
 
     def _is_alike(self, ours: Floats, theirs: Floats) -> bool:
-        """False for NaN."""
+        """Compare two arrays; False for NaN."""
         return row_error(ours, theirs) <= TOLERANCES[self._load.dtype]
 
     def _error_of_pools(
         self, k_pool: mx.array, v_pool: mx.array, copied: tuple[IntArray, IntArray]
     ) -> str | None:
-        """Of what the last step wrote, and of the page that was copied."""
+        """Check what the last step wrote, and the page that was copied."""
         held = self._backend.read_kv(k_pool, v_pool, self._load.slots())
         source, target = (
             self._backend.read_kv(k_pool, v_pool, _slots_of(int(page[0]))) for page in copied
@@ -300,7 +300,10 @@ class _Test:
         return None
 
     def _holds(self, held: mx.array, written: Floats) -> bool:
-        """Bit by bit, or as near as 8 bits are: on the border of two values a GPU may take either."""
+        """True if the pool holds the written rows bit by bit, or within 8 bits.
+
+        On the border of two values a GPU may take either.
+        """
         if not self._load.is_quantised:
             return np.array_equal(_floats(held), written)
         most = 0.51 / 127 * np.abs(written).max(axis=-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""How fast attention and the writes are on this machine, without a model.
+"""Speed of attention and the writes on this machine, without a model.
 
 Beside the paged ops stands mlx's own attention over the same keys in one contiguous array, which is
 what mlx-lm computes with. Several ops are launched for each wait, each after the one before it: a
@@ -35,16 +35,17 @@ class Speeds:
 
     @property
     def page_gain(self) -> float:
-        """How much faster whole pages are written than single rows."""
+        """Speed-up of writing whole pages over single rows."""
         return self.write_pages / self.write_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class TimedAttention:
-    """`batch` sequences of `context` tokens, of which the last `rows` are asked for.
+    """`batch` sequences of `context` tokens, whose last `rows` attend.
 
     group: query heads of a kv head
-    by_tiles: chunks by the tile kernel, also where the backend would have MLX's attention read copies
+    by_tiles: chunks by the tile kernel, also where the backend would have MLX's attention read
+        copies
     pool_bytes: of a pool that is larger than the sequences need; 0 for what they need
     """
 
@@ -65,18 +66,18 @@ class TimedAttention:
 
     @property
     def token_bytes(self) -> int:
-        """Of a token's keys and values."""
+        """Bytes of a token's keys and values."""
         width = quantised.row_width(self.head_dim, self.pool_dtype)
         return 2 * self.kv_heads * width * self.pool_dtype.size
 
     @property
     def kv_bytes(self) -> int:
-        """That one op reads at least."""
+        """Bytes that one op reads at least."""
         return self.batch * self.context * self.token_bytes
 
     @property
     def num_pages(self) -> int:
-        """Of the pool."""
+        """Pages of the pool."""
         wanted = self.pool_bytes // (self.token_bytes * PAGE_SIZE)
         return max(wanted, self.batch * -(-self.context // PAGE_SIZE))
 
@@ -101,7 +102,7 @@ class TimedAttention:
 def paged_seconds(
     backend: Backend, what: TimedAttention, repeats: int = 5, queued: int = 8
 ) -> float:
-    """Of one op of the backend: decodes where one row is asked for, else chunks."""
+    """Seconds of one op of the backend: decodes for one row, else chunks."""
     shape = (what.num_pages, what.kv_heads, PAGE_SIZE, what.head_dim)
     pools = [backend.new_pool(*shape, what.pool_dtype) for _ in range(2)]
     tables = what.tables()
@@ -121,7 +122,7 @@ def paged_seconds(
 
 
 def dense_seconds(what: TimedAttention, repeats: int = 5, queued: int = 8) -> float:
-    """Of one call of mlx's own attention over contiguous keys and values."""
+    """Seconds of one call of mlx's own attention over contiguous keys and values."""
     heads = what.kv_heads * what.group
     shape = (what.batch, what.kv_heads, what.context, what.head_dim)
     keys, values = mx.zeros(shape, what.dtype), mx.zeros(shape, what.dtype)
@@ -144,7 +145,7 @@ def dense_seconds(what: TimedAttention, repeats: int = 5, queued: int = 8) -> fl
 def latent_seconds(
     backend: Backend, what: TimedAttention, repeats: int = 5, queued: int = 8
 ) -> float:
-    """Of attention over latents of 512 numbers and rotated keys of 64, by `group` heads."""
+    """Seconds of attention over latents of 512 numbers and rotated keys of 64, by `group` heads."""
     dims = LATENT_DIMS[0]
     k_pool, v_pool = (
         backend.new_pool(what.num_pages, 1, PAGE_SIZE, dim, what.dtype) for dim in dims
@@ -166,7 +167,7 @@ def latent_seconds(
 
 
 def memory_bandwidth(nbytes: int = 256 << 20, repeats: int = 5) -> float:
-    """GB/s that adding to an array of `nbytes` reads and writes: what no attention exceeds."""
+    """GB/s of adding to an array of `nbytes`: what no attention exceeds."""
     array = mx.ones((nbytes // 4,), mx.float32)
     evaluate(array)
     return 2 * nbytes / best_of(repeats, lambda: evaluate(array + 1.0))
@@ -227,7 +228,10 @@ def _draw(shape: tuple[int, ...], dtype: mx.Dtype, seed: int) -> mx.array:
 
 
 def best_of(repeats: int, run: Callable[[], None]) -> float:
-    """Nanoseconds, so that bytes divided by them are GB/s. The first run also compiles."""
+    """Best time in nanoseconds, so that bytes divided by it are GB/s.
+
+    The first run also compiles.
+    """
     times = []
     for _ in range(repeats + 1):
         started = time.perf_counter_ns()

@@ -28,7 +28,7 @@ _MOST = 2**31 - 1
 
 
 class Plans:
-    """What a backend computes from a step's numbers: made once, kept for the step's other layers."""
+    """Values that a backend computes from a step's numbers, cached for the step's other layers."""
 
     def plan(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
         plan: Plan | None = self.kept.get(key)
@@ -85,14 +85,14 @@ class SequenceTables(Plans):
         return len(self.context_lens)
 
     def upload(self, key: Hashable, make: MakeArrays) -> Arrays:
-        """Arrays that kernels read, made from the numbers of these tables: once, for all layers."""
+        """Return arrays that kernels read, made from these tables once for all layers."""
         if key not in self.uploads:
             self.uploads[key] = make, make(self)
         return self.uploads[key][1]
 
     @cached_property
     def uploads(self) -> dict[Hashable, tuple[MakeArrays, Arrays]]:
-        """What was uploaded, and what makes the same from other tables."""
+        """The uploaded arrays, each with the function that makes it from other tables."""
         return {}
 
     @cached_property
@@ -110,14 +110,14 @@ class SequenceTables(Plans):
 
     @cached_property
     def num_breaks(self) -> int:
-        """How often a sequence's next page in use is not the one that follows."""
+        """Number of pages in use that do not follow their predecessor."""
         size = self.page_size
         first_slots = np.arange(size, self.page_tables.shape[1] * size, size)
         is_used = first_slots < self.context_lens[:, None]
         return int(np.count_nonzero(is_used & (np.diff(self.page_tables) != 1)))
 
     def slots(self, sequence: int, positions: npt.NDArray[np.integer]) -> IntArray:
-        """Where these positions of a sequence are held."""
+        """Slots of these positions of a sequence."""
         pages: IntArray = self.page_tables[sequence, positions // self.page_size]
         return (pages * self.page_size + positions % self.page_size).astype(np.int32)
 
@@ -142,7 +142,7 @@ class SequenceTables(Plans):
         return ranges
 
     def queries(self) -> Iterator[tuple[int, int, int]]:
-        """(sequence, first row, row after the last) of each sequence."""
+        """Yield (sequence, first row, row after the last) of each sequence."""
         starts = self.query_starts.tolist()
         for sequence in range(len(self)):
             yield sequence, starts[sequence], starts[sequence + 1]

@@ -21,7 +21,7 @@ _ROWS = "rows"
 
 
 class Writes:
-    """Of one backend's kernels."""
+    """The write kernels of one backend."""
 
     def __init__(self, kernels: Kernels, dispatches: Dispatches) -> None:
         self._dispatches = dispatches
@@ -36,8 +36,9 @@ class Writes:
         slots: Slots,
         plans: Plans,
     ) -> tuple[Dispatch, ...]:
-        """What writes whole pages, and what writes the rows outside them. Raises ValueError for what does not fit
-        together.
+        """Dispatch the writes of whole pages, and of the rows outside them.
+
+        Raises ValueError for inconsistent arguments.
         """
         check_write(without_length(keys), without_length(values), k_pool, v_pool, slots)
         check_pools(k_pool, v_pool, may_be_latent=True)
@@ -61,7 +62,7 @@ class Writes:
         slots: Slots,
         plans: Plans,
     ) -> Dispatch:
-        """What rotates and writes all rows. Raises ValueError for what does not fit together."""
+        """Dispatch rotating and writing all rows. Raises ValueError for inconsistent arguments."""
         k_pool, v_pool = pools
         check_pools(k_pool, v_pool)
         written = mx.zeros((len(slots), heads.num_kv, heads.dim), projected[0].dtype)
@@ -71,12 +72,12 @@ class Writes:
 
 
 def row_moves(slots: Slots, plans: Plans) -> WritePlan:
-    """Every row alone."""
+    """Plan every row alone."""
     return plans.plan(_ROWS, lambda: WritePlan.of_rows(slots))
 
 
 def page_moves(slots: Slots, page_size: int, plans: Plans) -> WritePlan:
-    """Whole pages, and the rows outside them."""
+    """Plan whole pages, and the rows outside them."""
 
     def plan() -> WritePlan:
         return WritePlan.of_pages(slots, page_size) or row_moves(slots, plans)
@@ -85,10 +86,10 @@ def page_moves(slots: Slots, page_size: int, plans: Plans) -> WritePlan:
 
 
 def keep_moves(moves: WritePlan, plans: Plans) -> None:
-    """Where the rows are written, whatever their slots say."""
+    """Store the targets of the rows, so that their slots' values are ignored."""
     plans.plan(_ROWS, lambda: moves)
 
 
 def without_length(array: mx.array) -> mx.array:
-    """(T, heads, D), also of rows as models pass them; kernels see no difference."""
+    """Return (T, heads, D), also of rows as models pass them; kernels see no difference."""
     return array.squeeze(2) if array.ndim == 4 and array.shape[2] == 1 else array

@@ -51,7 +51,7 @@ if TYPE_CHECKING:  # the list of public names: type checkers follow it, _modules
 
 @cache
 def _modules() -> dict[str, str]:
-    """Public name -> its module, from the imports in this file (as lazy_loader does, SPEC 1)."""
+    """Map public names to modules, from the imports in this file (as lazy_loader does, SPEC 1)."""
     with open(__file__, encoding="utf-8") as file:
         tree = ast.parse(file.read())
     imports = [

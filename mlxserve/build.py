@@ -79,11 +79,11 @@ def build_text_model(
     executor: FairExecutor | None = None,
     memory_limit: int | None = None,
 ) -> TextModel:
-    """Load the model and start its engine. Raises MlxServeError with what to do about it.
+    """Load the model and start its engine. Raises MlxServeError with advice.
 
     files: the model's, if they have been found already
-    connect: to the other ranks, where this is rank 0 of several
-    executor: that several models share, whose owner closes it; None for one of its own
+    connect: to the other ranks, if this is rank 0 of several
+    executor: shared by several models, whose owner closes it; None for one of its own
     memory_limit: bytes, if less than the share of the memory that the config asks for
     """
     files = files or find_model(config.model, config.revision)
@@ -147,7 +147,7 @@ def _build_embedder(
     executor: FairExecutor | None,
     memory_limit: int | None,
 ) -> TextModel:
-    """As `build_text_model`, of a model that embeds or ranks texts."""
+    """Build the engine of a model that embeds or ranks texts; see `build_chat`."""
     refuse_options(config, files.name)
     tokenizer = Tokenizer(files.path)
     answers = answers_of(tokenizer, files.name) if rules.judges else (0, 0)
@@ -180,12 +180,12 @@ def _build_embedder(
 
 
 def new_fair_executor() -> FairExecutor:
-    """Of a size that this machine has room for."""
+    """Return an executor sized for this machine."""
     return FairExecutor(min(BODY_MEMORY, machine.total_memory() // 32))
 
 
 def _template_kwargs(config: EngineConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Those of the config that the model's template reads."""
+    """Options of the config that the model's template reads."""
     wanted = config.template_kwargs
     reads = tokenizer.template.caps.variables | ALWAYS_ALLOWED if wanted else frozenset()
     if others := sorted(wanted.keys() - reads):
@@ -201,7 +201,7 @@ def build_engine(
     workers: Workers | None = None,
     memory_limit: int | None = None,
 ) -> tuple[Engine, int]:
-    """(engine, vocabulary size), built on the thread that will run it.
+    """Build (engine, vocabulary size) on the thread that will run it.
 
     `pace` replaces the one made from the config. `workers`: where this is rank 0 of several.
     `memory_limit`: as in `build_text_model`.
@@ -264,7 +264,7 @@ def build_engine(
 
 
 def _ends(config: EngineConfig, part: EnginePart, pool: PagePool) -> list[EndKind]:
-    """What the layers keep beside pages of `pool`: the one place where a kind is wired."""
+    """The kinds of cache besides pages of `pool`: the one place where a kind is wired."""
     ends: list[EndKind] = []
     if part.group is not None and part.windows is not None:
         kv = part.windows.kv
@@ -284,15 +284,16 @@ def _ends(config: EngineConfig, part: EnginePart, pool: PagePool) -> list[EndKin
 
 @dataclass(frozen=True, slots=True)
 class EnginePart:
-    """What every rank builds, each over its part of the model.
+    """The part of an engine that every rank builds, over its part of the model.
 
     config         with the sizes that all ranks have agreed on
     step           as measured on Metal; None elsewhere
-    first_pages    that have memory from the start; None for all
+    first_pages    allocated at the start; None for all
     device_memory  bytes that a growing pool may use
-    windows        layers with a window, in a pool of their own beside `kv`; None if they have none
-    group          of them
-    planned        bytes of weights, a step, a page, and as its pool recurrent states and the windows'
+    windows        sliding-window layers in a pool of their own beside `kv`; None if there are none
+    group          of these layers
+    planned        bytes of weights, a step, a page, and as its pool recurrent states and the
+    windows'
                    pages
     """
 
@@ -383,7 +384,10 @@ def build_part(
 def _share_memory(
     config: EngineConfig, loaded: LoadedModel, step: StepPeak | None
 ) -> ModelShare | None:
-    """What mlx keeps resident and of freed arrays for this model. `step`: as measured on Metal; None elsewhere."""
+    """Set this model's share of mlx's wired and cached memory.
+
+    step: as measured on Metal; None elsewhere
+    """
     if step is None:
         if config.wired_limit is not None:
             log.warning("wired_limit has no effect: mlx does not compute on Metal here.")
@@ -406,7 +410,7 @@ def _pace(config: EngineConfig, loaded: LoadedModel, step: StepPeak | None) -> S
 def _disk(
     config: EngineConfig, files: ModelFiles, part: EnginePart, pace: StepTimeModel
 ) -> DiskCache | None:
-    """None where nothing is to be kept on disk, or the default folder cannot be used."""
+    """Open the disk cache; None if it is off, or the default folder cannot be used."""
     loaded, kv = part.loaded, part.kv
     window_bytes = None if part.windows is None else part.windows.kv.nbytes_of(1)
     is_swap = config.scheduler.preemption_mode is PreemptionMode.SWAP
@@ -442,15 +446,16 @@ def _disk(
 
 
 def _salted_by(config: EngineConfig, files: ModelFiles) -> str:
-    """What hashes of pages begin with: pages of another model or dtype are never found."""
+    """Salt of page hashes: pages of another model or dtype are never found."""
     if config.kv_cache_dtype == "auto":
         return files.fingerprint
     return f"{files.fingerprint}/{config.kv_cache_dtype}"
 
 
 def _identity(files: ModelFiles, part: EnginePart) -> bytes:
-    """Equal where what one engine wrote may be read by another: the model, and how pages and states
-    are laid out.
+    """Identity of records on disk: equal if one engine may read what another wrote.
+
+    It covers the model, and the layout of pages and states.
     """
     layers, windows = (
         [(s.kv_heads, s.key_dim, s.value_dim, str(s.pool_dtype)) for s in specs]

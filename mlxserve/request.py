@@ -1,4 +1,4 @@
-"""A request as data: what was asked, its progress, and what came out of a step.
+"""Request: a prompt and its options as data, its progress, and its output per step.
 
 Knows nothing of pages' contents, of arrays or of text. Only the scheduler's package changes a
 `LiveRequest`; everything else here is frozen.
@@ -22,12 +22,12 @@ STATE_SLOTS = 2  # of a running request: its recurrent state, and its newest sna
 
 
 def check_num_pages(num_pages: object) -> None:
-    """Raises InvalidParameter."""
+    """Raises InvalidParameter for a number of pages out of range."""
     check_whole(num_pages, "num_pages", MIN_PAGES, MAX_PAGES)
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. The values are the OpenAI API's words where it has one."""
+    """The reason for which a request ended; values are those of the OpenAI API if it has one."""
 
     STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
     LENGTH = "length"  # max_tokens, or the end of the context
@@ -37,7 +37,7 @@ class FinishReason(StrEnum):
 
 
 class Pooling(StrEnum):
-    """How the hidden states of a text's tokens become one vector."""
+    """The way in which the hidden states of a text's tokens become one vector."""
 
     MEAN = "mean"
     LAST = "last"  # the last token's, which has seen all others
@@ -50,7 +50,7 @@ class RequestState(Enum):
 
 
 class CacheMiss(StrEnum):
-    """Why no more of a prompt was found in the cache."""
+    """The reason for which no more of a prompt was cached."""
 
     NEW_TEXT = "new_text"  # from some token on, it was never computed before
     EVICTED = "evicted"  # it was cached, but its pages were needed
@@ -66,7 +66,7 @@ class CacheMiss(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """What the cache did for a prompt."""
+    """The cache's contribution to a prompt."""
 
     num_pages: int  # reused
     num_tokens: int  # in these pages, and in the copied part of one more
@@ -82,24 +82,24 @@ class Guide(Protocol):
     error: str | None  # why the answer could not be guided to its end
 
     def read(self, token_ids: Sequence[int], /) -> None:
-        """Feed it tokens that were chosen, in order."""
+        """Feed chosen tokens, in order."""
 
     def ask(self) -> None:
-        """Have the next mask computed, with those of all guides that have read tokens."""
+        """Request the next mask, together with those of all guides that have read tokens."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next mask is known. May wait for it for a few milliseconds."""
+        """True if the next mask is known. May wait for it for a few milliseconds."""
 
     def wait(self, seconds: float, /) -> None:
-        """Wait for the next mask, at most for the seconds."""
+        """Wait up to `seconds` for the next mask."""
 
     @property
     def must_wait(self) -> bool:
-        """Whether the token after the next one cannot be chosen before that one is known."""
+        """True if the token after the next one cannot be chosen before that one is known."""
 
     def mask(self) -> bytes | None:
-        """A bit for each token that may come next, in little-endian words of 32; None for all."""
+        """Return a bit per token, little-endian in 32-bit words: 1 if allowed. None allows all."""
 
 
 # Page ids. An array, not a tuple, because it is copied whenever it grows: with 100,000 tokens of
@@ -121,7 +121,7 @@ def as_page_table(pages: Iterable[int] = ()) -> PageTable:
 
 @dataclass(frozen=True, slots=True)
 class Resized:
-    """What changing the number of pages did to the cache."""
+    """The effects of changing the number of pages."""
 
     num_pages: int
     max_model_len: int  # longest prompt plus answer from now on, where no prefix is pinned
@@ -154,7 +154,7 @@ class PageRun:
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Request:
-    """What was asked: a prompt, and how to answer it. Identity is the object."""
+    """A prompt, and the options of its answer. Identity is the object."""
 
     id: str
     token_ids: Sequence[int]  # of the prompt; becomes TokenIds
@@ -247,20 +247,20 @@ class LiveRequest:
         return len(self.token_ids) - self.num_prompt
 
     def feed_guide(self) -> Guide | None:
-        """The request's guide, once it has read every output token that is known."""
+        """Return the request's guide, once it has read every known output token."""
         guide = self.asked.guide
         if guide is not None:
             guide.read(self.token_ids[self.num_prompt + guide.num_read :])
         return guide
 
     def can_sample(self) -> bool:
-        """Whether it is known which tokens may come next, unless one is unread."""
+        """True if it is known which tokens may come next, unless one is unread."""
         guide = self.feed_guide()
         return guide is None or guide.is_ready
 
     @property
     def has_run(self) -> bool:
-        """Whether it was admitted before; if it waits, it was preempted."""
+        """True if it was admitted before; if it waits, it was preempted."""
         return self.prefill_end > 0
 
     @property
@@ -269,7 +269,7 @@ class LiveRequest:
 
 
 class StatePlan(NamedTuple):
-    """What a step does with a sequence's recurrent state."""
+    """The plan for a sequence's recurrent state in a step."""
 
     restore: int | None  # id of the snapshot that the chunk begins with; None: its own, or nothing
     keeps: tuple[tuple[int, int], ...]  # (position, id): snapshots to take there
@@ -322,7 +322,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What a chunk that samples yields when its step is read.
+    """The result of a chunk that samples, once its step is read.
 
     `more`: sampled after each token of the chunk's draft, whether that token is right or not.
     """
@@ -334,14 +334,14 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationReport:
-    """What drafts did for an answer so far, in tokens."""
+    """Counts of drafted tokens for an answer so far."""
 
     num_drafted: int
     num_accepted: int
 
 
 class Output(NamedTuple):
-    """What one request got from one step: a token. Accepted drafts are further outputs of the step."""
+    """The output of one request in one step: a token. Accepted drafts are further outputs."""
 
     request_id: str
     token_ids: tuple[int, ...]  # the new token; empty for an abort

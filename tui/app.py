@@ -176,7 +176,7 @@ class ChatApp(App[None]):
 
     @property
     def has_chat(self) -> bool:
-        """Whether a chat is open that has messages."""
+        """True if a chat with messages is open."""
         return self._open_chat.chat is not None
 
     def on_resize(self, event: Resize) -> None:
@@ -207,7 +207,7 @@ class ChatApp(App[None]):
         timeout: float | None = None,
         markup: bool = True,  # noqa: ARG002 (messages are shown as plain text)
     ) -> None:
-        """Show a message below the composer, in place of a stack of toasts over the chat."""
+        """Show a message below the composer, instead of a stack of toasts over the chat."""
         words = f"{title}: {message}" if title else message
         if self.window.status.is_mounted:
             self.window.status.tell(words, severity, timeout)
@@ -313,8 +313,9 @@ class ChatApp(App[None]):
             self.notify(str(error), severity="error")
 
     def _stop(self) -> None:
-        """Esc: cancel editing, stop the answer, focus the composer, or empty it of a command; twice: edit
-        the last message.
+        """Esc: cancel editing, stop the answer, focus the composer, or clear a typed command.
+
+        Twice: edit the last message.
         """
         composer = self.window.composer
         if composer.has_focus and not composer.text and self._is_at_rest:
@@ -396,7 +397,7 @@ class ChatApp(App[None]):
 
 
 def _import_the_rest() -> None:
-    """One after the other: two threads that import parts of one package can wait for each other.
+    """Import modules one after the other: two threads that import one package can deadlock.
 
     The client comes first, because a thread of the connector imports it as well.
     """

@@ -1,9 +1,10 @@
-"""Whether the terminal's background is light: COLORFGBG says so, or the terminal when it is asked.
+"""Detects a light terminal background, from COLORFGBG or by asking the terminal.
 
     we write   OSC 11 ; ? ST   CSI c
     it answers OSC 11 ; rgb:ffff/ffff/ffff ST   CSI ? 62 ; ... c
 
-Not every terminal knows OSC 11 (xterm's "dynamic colours"), but all answer CSI c (device attributes), and
+Not every terminal knows OSC 11 (xterm's "dynamic colours"), but all answer CSI c (device
+attributes), and
 in order: after that answer no other one follows.
 """
 
@@ -26,7 +27,7 @@ _BRIGHTNESS = (0.2126, 0.7152, 0.0722)
 
 
 def is_light_by_name() -> bool | None:
-    """What COLORFGBG says: the number of the text's colour, then the background's. Else None.
+    """Read COLORFGBG, the numbers of the text's colour and the background's; None if unset.
 
     iTerm2, Konsole, rxvt and others set it.
     """
@@ -37,10 +38,10 @@ def is_light_by_name() -> bool | None:
 
 
 def read_answer(fd: int, asked: float) -> tuple[bool | None, str]:
-    """Whether the background is light (None if the terminal did not say), and the keys typed meanwhile.
+    """Return (light background or None if the terminal did not say, keys typed meanwhile).
 
     fd: reads the terminal, without echo and not by whole lines
-    asked: when, on time.monotonic
+    asked: time of the query on time.monotonic
     """
     read = b""
     while not _ATTRIBUTES.search(read):
@@ -53,7 +54,7 @@ def read_answer(fd: int, asked: float) -> tuple[bool | None, str]:
 
 
 def is_light_background(answer: bytes) -> bool | None:
-    """None if the terminal did not say."""
+    """Parse the terminal's answer; None if it did not say."""
     found = _COLOUR.search(answer)
     if found is None:
         return None

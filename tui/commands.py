@@ -28,7 +28,7 @@ class Command:
 
     @property
     def key_words(self) -> str:
-        """`Ctrl+N`; empty for none."""
+        """The key as printed, such as `Ctrl+N`; empty for none."""
         return " ".join(map(key_words, self.keys))
 
 
@@ -107,7 +107,7 @@ def matching(typed: str, commands: Iterable[Command] = COMMANDS) -> list[Command
 
 
 def parse(line: str) -> tuple[Command, str] | None:
-    """The command and its argument if the line is a command, such as `/export json`."""
+    """Parse a line such as `/export json`; None if it is no command."""
     if not line.startswith("/"):
         return None
     name, _, argument = line[1:].partition(" ")
@@ -116,12 +116,12 @@ def parse(line: str) -> tuple[Command, str] | None:
 
 
 def looks_like_command(line: str) -> bool:
-    """Whether the line is meant as a command, known or not: `/frobnicate`, but not `/usr/bin`."""
+    """True if the line is meant as a command, known or not: `/frobnicate`, but not `/usr/bin`."""
     return re.fullmatch(r"/[a-z]+( .*)?", line) is not None
 
 
 def key_words(key: str) -> str:
-    """A key as printed on a keyboard: `ctrl+n` becomes Ctrl+N."""
+    """Format a key as printed on a keyboard: `ctrl+n` becomes Ctrl+N."""
     names = {"escape": "Esc", "pageup": "PageUp", "pagedown": "PageDown"}
     return "+".join(names.get(part, part.capitalize()) for part in key.split("+"))
 

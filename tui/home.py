@@ -1,4 +1,4 @@
-"""Where the terminal keeps its files: `$MLXSERVE_HOME`, or `~/.mlxserve`. Readable by the owner only."""
+"""The terminal's folder: `$MLXSERVE_HOME`, or `~/.mlxserve`. Readable by the owner only."""
 
 from __future__ import annotations
 

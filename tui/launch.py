@@ -29,17 +29,17 @@ def main(
     is_found: bool = False,
     read_key: Callable[[str], str | None] = lambda _url: None,
 ) -> int:
-    """Run the terminal until the user quits. Returns the process's exit code.
+    """Run the terminal until the user quits, and return the process's exit code.
 
     url: an OpenAI-compatible server to attach to; None: start one, and stop it when quitting
-    model: the model to ask for; None: the server's first
+    model: the model to request; None: the server's first
     engine_args: engine options, for a server started here and for judging which models fit
     server_args: further flags for `mlxserve serve` when a server is started here
     frame: the opening frame, if it is on the screen already
     notice: shown below the welcome
     continues: open the last chat, with the model that answered in it unless one is named
     read_key: the API key for the server at an address, if there is one
-    is_found: the server is one of this user's that runs, and not one that was asked for
+    is_found: the server is one of this user's that runs, and not one that was named
     """
     streams = (sys.stdin, sys.stdout, sys.stderr)
     if not all(stream.isatty() for stream in streams) or os.environ.get("TERM") == "dumb":
@@ -115,7 +115,7 @@ def _show(
 
 
 def open_store(home: Home) -> tuple[Store, str]:
-    """The chats on disk and no warning, or chats in memory and a warning why."""
+    """Open the chats on disk, or chats in memory with a warning that says why."""
     from mlxserve.history.chat_file import StoreError
     from mlxserve.history.store import Store
 

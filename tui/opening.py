@@ -1,4 +1,4 @@
-"""The first frame: a title and "Starting", on the screen while Textual is imported (about a second)."""
+"""The first frame: a title and "Starting", shown while Textual is imported (about a second)."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class FirstFrame:
         os.write(2, (ENTER + drawn + (QUESTION if self._asked else "")).encode())
 
     def read_answer(self) -> tuple[bool | None, str]:
-        """Whether the terminal said that its background is light, and the keys typed before that."""
+        """Return (light background if the terminal said so, keys typed before that)."""
         asked, self._asked = self._asked, None
         return (None, "") if asked is None else read_answer(0, asked)
 
     def release(self) -> None:
-        """The app owns the terminal and the signals from now on."""
+        """Hand the terminal and the signals over to the app."""
         self.is_open = False
         termios.tcsetattr(0, termios.TCSANOW, self._modes)
         for number, handler in self._handlers.items():
@@ -66,7 +66,7 @@ class FirstFrame:
 
 
 def driver_after(frame: FirstFrame, typed: str) -> type[Driver]:
-    """Textual's driver, which draws over the frame and begins with what was typed before it."""
+    """Return Textual's driver, which draws over the frame and replays what was typed before."""
     from textual.drivers.linux_driver import LinuxDriver
     from textual.events import Key, Paste
 

@@ -1,4 +1,4 @@
-"""What a Linux CPU needs, because mlx's wheel for it vectorises little. A Mac imports none of it.
+"""Backend of a Linux CPU, for which mlx's wheel vectorises little. A Mac imports none of it.
 
 backend      X86Backend: plain mlx's, with attention in float32 written out
 decodes      one row of each sequence, in the cheaper of two ways
@@ -9,7 +9,8 @@ reductions   the largest number and the sum of each row
 Tried, and not kept (`synthetic:llama-100m`, two cores):
 - products with pages where they are (`gather_mm`): 0.33 instead of 0.37 ms of a layer of 4 decodes
 - one softmax over each decode's own pages: 0.86 of the tokens/s beside other work
-- keys and values gathered by two streams: 4 decodes slower, and a pool that another stream reads may
+- keys and values gathered by two streams: 4 decodes slower, and a pool that another stream reads
+may
   be copied
 - weights times rows instead of rows times weights: 1.07 of the tokens/s of 12 answers, 0.95 of 8
 - logits of 16 rows for 7 to 15: 2.5 times as fast on one processor, slower on another

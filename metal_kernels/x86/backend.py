@@ -12,10 +12,13 @@ from metal_kernels.x86.written_out import attend_latents_written_out, attend_wri
 
 
 class X86Backend(PlainBackend):
-    """Weights are float32 on a CPU but for models that only fit in half precision: mlx attends in these."""
+    """The CPU backend: weights are float32, except models that only fit in half precision.
+
+    mlx attends in those.
+    """
 
     def __init__(self, copied_per_product: int = COPIED_PER_PRODUCT) -> None:
-        """`copied_per_product`: as `Decodes.of` has it."""
+        """`copied_per_product`: as in `Decodes.of`."""
         self._copied_per_product = copied_per_product
 
     def paged_decode(

@@ -48,7 +48,7 @@ class DecodeGroup:
     """Rows that attend together.
 
     where    the rows of the dispatch
-    shared   what all of them see; None where that is nothing
+    shared   what all of them see; None if that is nothing
     own      (kv_heads, rows, positions): the slots of what follows, padded; for `take_rows`
     unseen   (rows, 1, positions) float32: 0, or minus infinity for padding
     """
@@ -68,7 +68,7 @@ class DecodeGroup:
         shared: Runs | None,
         k_pool: mx.array,
     ) -> DecodeGroup:
-        """`firsts`: of each row, the first position that is its own."""
+        """Build a group; `firsts`: of each row, the first position that is its own."""
         rows = list(rows)
         slots, unseen = padded_slots(tables, rows, firsts)
         is_a_slice = rows == list(range(rows[0], rows[-1] + 1))
@@ -77,12 +77,12 @@ class DecodeGroup:
 
     @property
     def num_products(self) -> int:
-        """Of queries and keys."""
+        """Number of products of queries and keys."""
         return (0 if self.shared is None else len(self.shared)) + (self.own is not None)
 
     @property
     def num_positions(self) -> int:
-        """That a row sees, padded to the longest."""
+        """Positions that a row sees, padded to the longest."""
         shared = () if self.shared is None else self.shared.bounds
         num_own = 0 if self.own is None else self.own.shape[-1]
         return num_own + sum(end - first for first, end in shared)
@@ -95,7 +95,7 @@ class DecodeGroup:
         attention: Attention,
         sinks: mx.array | None,
     ) -> mx.array:
-        """(rows, heads, value_dim) of queries (rows, heads, head_dim)."""
+        """Return (rows, heads, value_dim) for queries (rows, heads, head_dim)."""
         num_scores = self.num_positions * queries.shape[0] * queries.shape[1]
         is_apart = self.shared is None or len(self.rows) == 1  # each row sees keys of its own
         if is_apart and attention.softcap is None and num_scores < FEW_SCORES:
@@ -110,7 +110,7 @@ class DecodeGroup:
         attention: Attention,
         sinks: mx.array | None,
     ) -> mx.array:
-        """By mlx's own kernel: a fifth of the operations, slower over many scores."""
+        """Attend by mlx's kernel: a fifth of the operations, slower over many scores."""
         if self.shared is not None:
             keys, values = (self.shared.read(pool, mx.float32) for pool in (k_pool, v_pool))
             every = Attention(attention.scale)  # what is outside the window is not read
@@ -129,7 +129,7 @@ class DecodeGroup:
         attention: Attention,
         sinks: mx.array | None,
     ) -> mx.array:
-        """In float32 with powers of two."""
+        """Attend in float32 with powers of two."""
         rows, heads, head_dim = queries.shape
         kv_heads = k_pool.shape[0]
         factor = attention.scale * (LOG2_E if attention.softcap is None else 1 / attention.softcap)
@@ -164,13 +164,13 @@ class DecodeGroup:
         return output.swapaxes(0, 1).reshape(rows, heads, -1)
 
     def _read(self, pool: mx.array) -> list[mx.array]:
-        """What is shared, run by run: (kv_heads, positions, dim)."""
+        """Read the shared part, run by run: (kv_heads, positions, dim)."""
         return [] if self.shared is None else self.shared.read_each(pool, mx.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class Decodes:
-    """The rows of a dispatch in groups. `order` restores the dispatch's; None where it is theirs."""
+    """The rows of a dispatch in groups. `order` restores the dispatch's; None if equal."""
 
     groups: list[DecodeGroup]
     order: mx.array | None
@@ -183,7 +183,10 @@ class Decodes:
         k_pool: mx.array,
         copied_per_product: int = COPIED_PER_PRODUCT,
     ) -> Decodes:
-        """`copied_per_product`: numbers of keys that are copied in the time of one more product."""
+        """Group the rows.
+
+        copied_per_product: numbers of keys that are copied in the time of one more product
+        """
         contexts = tables.context_lens.astype(np.int64)
         firsts = np.maximum(0, contexts - (window or contexts))
         groups = list(_joined(tables, firsts, k_pool))
@@ -204,7 +207,7 @@ class Decodes:
         attention: Attention,
         sinks: mx.array | None,
     ) -> mx.array:
-        """(rows, heads, value_dim)."""
+        """Return (rows, heads, value_dim)."""
         if len(self.groups) == 1:
             return self.groups[0].attend(queries, k_pool, v_pool, attention, sinks)
         outputs = [
@@ -216,7 +219,7 @@ class Decodes:
 
 
 def _joined(tables: SequenceTables, firsts: Integers, k_pool: mx.array) -> Iterator[DecodeGroup]:
-    """Rows that share most of what they see, and each of the others alone."""
+    """Yield groups of rows that share most of what they see, and each of the others alone."""
     for rows in _same_first_page(tables, firsts):
         if len(rows) == 1:
             yield _alone(tables, rows[0], firsts)
@@ -236,7 +239,7 @@ def _alone(tables: SequenceTables, row: int, firsts: Integers) -> DecodeGroup:
 
 
 def _same_first_page(tables: SequenceTables, firsts: Integers) -> list[list[int]]:
-    """Rows that might share a prefix; one whose window begins after it is alone."""
+    """Group rows that might share a prefix; one whose window begins after it is alone."""
     found: dict[tuple[int, int], list[int]] = {}
     pages = tables.page_tables[:, 0].tolist()
     for row, (page, first) in enumerate(zip(pages, firsts.tolist(), strict=True)):
@@ -253,12 +256,12 @@ def _num_shared(tables: SequenceTables, rows: list[int]) -> int:
 
 
 def _numbers(positions: npt.NDArray[np.integer], k_pool: mx.array) -> int:
-    """Of the keys of the longest of these contexts."""
+    """Numbers of the keys of the longest of these contexts."""
     kv_heads, _, width = k_pool.shape
     return int(positions.max()) * kv_heads * width
 
 
 def _parts(rows: Sequence[int], of_a_row: int) -> Iterator[Sequence[int]]:
-    """Cut where the copies of a group would take too much memory."""
+    """Split rows so that the copies of a group do not take too much memory."""
     step = max(1, MAX_GATHERED // of_a_row)
     return (rows[at : at + step] for at in range(0, len(rows), step))

@@ -1,7 +1,9 @@
-"""2^x, tanh and the sigmoid: from operations that a CPU's compiler vectorises.
+"""Vectorisable 2^x, tanh and sigmoid for CPUs.
 
-mlx's Linux wheel computes `exp`, `tanh` and `sigmoid` one element at a time: 15 to 20 ns each on a 2-core x86
-box, three quarters of a long prompt's attention. Additions and multiplications take 0.25 ns. On another device
+mlx's Linux wheel computes `exp`, `tanh` and `sigmoid` one element at a time: 15 to 20 ns each on a
+2-core x86
+box, three quarters of a long prompt's attention. Additions and multiplications take 0.25 ns. On
+another device
 2^x and tanh are mlx's own.
 """
 
@@ -74,7 +76,7 @@ def sigmoid(x: mx.array) -> mx.array:
 
 
 def _polynomial(coefficients: tuple[float, ...], x: mx.array) -> mx.array:
-    """Lowest power first."""
+    """Evaluate a polynomial; coefficients lowest power first."""
     total = mx.array(coefficients[-1])
     for coefficient in coefficients[-2::-1]:
         total = total * x + coefficient
@@ -84,7 +86,7 @@ def _polynomial(coefficients: tuple[float, ...], x: mx.array) -> mx.array:
 # Two functions, because mlx fuses a change of type only for fixed shapes.
 @partial(mx.compile, shapeless=True)
 def _split(x: mx.array, minus: mx.array) -> tuple[mx.array, mx.array]:
-    """2^(x - its rounded value), and that value with its bits where `_ROUNDING` moves them."""
+    """Return 2^(x - its rounded value), and that value with its bits at `_ROUNDING`'s place."""
     x = mx.minimum(mx.maximum(x - minus, _SMALLEST), _LARGEST)
     rounded = x + _ROUNDING
     rest = x - (rounded - _ROUNDING)

@@ -1,6 +1,7 @@
-"""The largest number and the sum of each row, where mlx takes a nanosecond for each number on a CPU.
+"""Maximum and sum of each row, where mlx takes a nanosecond for each number on a CPU.
 
-960,000 numbers in rows of 2,500 (2-core x86): the largest 1.20 -> 0.54 ms, the sums 0.67 -> 0.17. Of few numbers
+960,000 numbers in rows of 2,500 (2-core x86): the largest 1.20 -> 0.54 ms, the sums 0.67 -> 0.17.
+Of few numbers
 mlx's own reductions are faster.
 """
 
@@ -14,7 +15,7 @@ _MANY = 1 << 16  # numbers from which on the detours are shorter
 
 
 def row_max(x: mx.array) -> mx.array:
-    """(..., columns) -> (..., 1): that of quarters of each row, which a compiler vectorises, at first."""
+    """Reduce (..., columns) to (..., 1), quarters first: a compiler vectorises that."""
     columns = x.shape[-1]
     if x.size < _MANY or columns < 8:
         return x.max(axis=-1, keepdims=True)
@@ -25,7 +26,7 @@ def row_max(x: mx.array) -> mx.array:
 
 
 def row_sum(x: mx.array) -> mx.array:
-    """(..., columns) -> (..., 1): a product with ones, which is read by all threads of the BLAS."""
+    """Reduce (..., columns) to (..., 1) by a product with ones, on all threads of the BLAS."""
     if x.size < _MANY or x.dtype != mx.float32:
         return x.sum(axis=-1, keepdims=True)
     return (x.reshape(-1, x.shape[-1]) @ mx.ones((x.shape[-1], 1))).reshape(*x.shape[:-1], 1)

@@ -1,8 +1,8 @@
-"""Attention of chunks written out in tiles, in float32 on a CPU.
+r"""Attention of chunks written out in tiles, in float32 on a CPU.
 
     positions ->      seen by all rows of a tile   its triangle
-    rows 0 .. 63      | .........................| \\ |
-    rows 64 .. 127    | ................................| \\ |
+    rows 0 .. 63      | .........................| \ |
+    rows 64 .. 127    | ................................| \ |
 
 mlx's softmax on Linux is scalar. Written out it is a dozen passes over the scores, which pay only
 while these stay in a core's cache: a tile is as many rows, and of these as many kv heads, as have
@@ -39,7 +39,7 @@ def attend_written_out(
     attention: Attention,
     sinks: mx.array | None = None,  # (heads,)
 ) -> mx.array:
-    """(1, heads, rows, value_dim), causal, in float32 with powers of two."""
+    """Return (1, heads, rows, value_dim), causal, in float32 with powers of two."""
     scale, window, softcap = attention
     _, heads, rows, head_dim = queries.shape
     kv_heads, positions = keys.shape[1:3]
@@ -75,7 +75,10 @@ def attend_latents_written_out(
     *,
     scale: float,
 ) -> mx.array:
-    """(rows, heads, latent_dim), causal, of one sequence: one product of latents and rotated keys."""
+    """Return (rows, heads, latent_dim), causal, of one sequence.
+
+    Latents and rotated keys are one product.
+    """
     queries = mx.concatenate([q_latent * scale, q_rope], axis=-1)[None].swapaxes(1, 2)
     both = mx.concatenate([latents, keys], axis=-1)[None, None]
     output = attend_written_out(queries, both, latents[None, None], Attention(1.0))
@@ -88,7 +91,7 @@ def _head_tiles(kv_heads: int, scores_of_head: int) -> Sequence[slice]:
 
 
 def _row_tiles(rows: int, positions: int, group: int) -> Iterator[tuple[int, int]]:
-    """(first row, row after the last) of each tile."""
+    """Yield (first row, row after the last) of each tile."""
     first = 0
     while first < rows:
         longest = positions - rows + first + _TILE_ROWS
@@ -99,9 +102,9 @@ def _row_tiles(rows: int, positions: int, group: int) -> Iterator[tuple[int, int
 
 
 def _seen_by(first: int, last: int, window: int | None) -> tuple[int, int, mx.array | None]:
-    """Of the rows at positions `first` to `last`: the positions they see, and what to add there.
+    """Positions that the rows `first` to `last` see, and the array to add there.
 
-    The array is added to the last columns of the scores; None where a single row sees all.
+    The array is added to the last columns of the scores; None if a single row sees all.
     """
     rows = last - first
     if window is None or last <= window:
@@ -129,7 +132,7 @@ def _attend_tile(
     softcap: float | None,
     sinks: mx.array | None,  # (kv_heads, group, 1, 1)
 ) -> mx.array:
-    """(kv_heads, group, rows, value_dim) float32."""
+    """Return (kv_heads, group, rows, value_dim) float32."""
     kv_heads, group, rows, head_dim = queries.shape
     positions = keys.shape[1]
     # All queries of a kv head are rows of one product.

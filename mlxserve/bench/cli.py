@@ -70,7 +70,7 @@ def decode(
 
 
 def _over_http(bench: Callable[..., Report], default_model: str) -> Callable[..., None]:
-    """The command of a measurement that starts servers, and may have others beside them."""
+    """Return the command of a measurement that starts servers, and may compare others."""
 
     def command(
         model: ModelOption = default_model,
@@ -146,7 +146,7 @@ def restart(
 
 @contextmanager
 def _shown_progress() -> Iterator[Callable[[str], None]]:
-    """What is called with each thing that is being done."""
+    """Show progress; yields the function to call with each current task."""
     from rich.console import Console
 
     with Console(stderr=True).status("") as status:
@@ -154,12 +154,12 @@ def _shown_progress() -> Iterator[Callable[[str], None]]:
 
 
 def model_folder(model: str) -> str:
-    """The folder of a synthetic model, written if it is missing; any other name unchanged."""
+    """Return the folder of a synthetic model, writing it if missing; other names unchanged."""
     return str(synthetic_model(model)) if model.startswith(PREFIX) else model
 
 
 def finish(report: Report, json: Path | None, plot: Path | None = None) -> None:
-    """Show a report, and write it to the files asked for."""
+    """Show a report, and write it to the requested files."""
     report.show()
     if json is not None:
         report.write_json(json)

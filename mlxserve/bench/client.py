@@ -35,7 +35,7 @@ class TimedRequest:
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first text. NaN if none arrived."""
+        """Seconds to the first text; NaN if none arrived."""
         return self.times[0] - self.started if self.times else float("nan")
 
     @property
@@ -107,7 +107,7 @@ class LoadClient:
         return request
 
     async def metric(self, name: str) -> float:
-        """The sum of a counter or gauge over its labels; NaN if the server has none or does not answer."""
+        """Sum of a counter or gauge over its labels; NaN if unavailable."""
         try:
             response = await self._http.get("/metrics")
         except httpx.HTTPError:

@@ -1,5 +1,6 @@
-"""Decode speed in one process next to mlx-lm's own loops on the same weights: `stream_generate` for
-one answer, `BatchGenerator` for several with a shared prefix.
+"""Decode speed in one process next to mlx-lm's own loops on the same weights.
+
+These are `stream_generate` for one answer, and `BatchGenerator` for several with a shared prefix.
 """
 
 from __future__ import annotations

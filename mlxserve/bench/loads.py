@@ -1,5 +1,6 @@
-"""Loads for a real server: which requests are sent when. Each tests a headline claim of the
-systems that mlxserve learned from.
+"""Loads for a real server: which requests are sent when.
+
+Each tests a headline claim of the systems that mlxserve learned from.
 
 A load gets a client and a generator of random words, sends its requests, and returns when all are
 answered. It knows no server options: `serving.py` chooses the contenders.
@@ -25,10 +26,10 @@ Ratios = Callable[
 
 @dataclass(frozen=True, slots=True)
 class LoadContext:
-    """What a load runs with.
+    """The client and parameters of a load.
 
     size: scales its prompts; 1 takes two CPU cores about a minute
-    between: seconds between the beginnings of many answers at once. mlx-lm's server lets five
+    between: seconds between the starts of many answers at once. mlx-lm's server lets five
         connections wait to be accepted, and of 16 that are opened together two are reset.
     """
 
@@ -38,19 +39,19 @@ class LoadContext:
     between: float = 0.05
 
     def words(self, count: int) -> list[str]:
-        """New words; each is one token of the synthetic models."""
+        """Draw new words; each is one token of the synthetic models."""
         return [f"w{self.draw.randrange(1, 3000)}" for _ in range(count)]
 
     def scaled(self, count: int) -> int:
         return scaled(count, self.size)
 
     async def ask(self, words: Sequence[str], max_tokens: int, label: str = "") -> list[str]:
-        """The words of the prompt and its answer: the start of the next prompt."""
+        """Send a prompt; return its words and its answer's: the start of the next prompt."""
         request = await self.client.ask(" ".join(words), max_tokens, label=label)
         return [*words, *request.text.split()]
 
     async def ask_all(self, prompts: Sequence[Sequence[str]], max_tokens: int, label: str) -> None:
-        """At once, but for `between`."""
+        """Send all prompts at once, `between` seconds apart."""
 
         async def ask(number: int, words: Sequence[str]) -> None:
             await asyncio.sleep(number * self.between)
@@ -109,7 +110,7 @@ GAP, SHORT = "longest gap in idle steps", "short prompt's first token in idle st
 
 
 async def beside(context: LoadContext) -> None:
-    """One answer runs; a short prompt arrives, and when that is answered a long one."""
+    """Run one answer, then a short prompt, and when that is answered a long one."""
     pieces: dict[int, asyncio.Event] = {_IDLE: asyncio.Event()}
 
     def on_text(request: TimedRequest) -> None:
@@ -128,7 +129,7 @@ async def beside(context: LoadContext) -> None:
 
 
 def beside_ratios(requests: Sequence[TimedRequest]) -> dict[str, float]:
-    """In units of the median gap of the running answer while it was alone; nothing if that ended early."""
+    """Gaps in units of the median gap while the answer ran alone; empty if that ended early."""
     first = {request.label: request for request in requests}
     gaps = first["stream"].gaps
     if len(gaps) < _IDLE:
@@ -180,7 +181,7 @@ async def siblings(context: LoadContext, *, count: int = 4) -> None:
 
 
 def siblings_ratios(requests: Sequence[TimedRequest]) -> dict[str, float]:
-    """Times from the first request to the last answer."""
+    """Time from the first request to the last answer."""
     seconds = {}
     for label in ("alone", "together"):
         of_label = [request for request in requests if request.label == label]
@@ -192,14 +193,14 @@ COMPUTED_AGAIN = "prompt tokens computed again"
 
 
 async def again(context: LoadContext) -> None:
-    """One prompt, three times."""
+    """Send one prompt three times."""
     words = context.words(context.scaled(600))
     for turn in ("cold", "again", "again"):
         await context.ask(words, 4, label=turn)
 
 
 def again_ratios(requests: Sequence[TimedRequest]) -> dict[str, float]:
-    """The maximum over the repetitions."""
+    """Maximum over the repetitions."""
     repeated = [request for request in requests if request.label == "again"]
     return {COMPUTED_AGAIN: float(max(e.num_prompt - e.num_cached for e in repeated))}
 
@@ -215,7 +216,7 @@ async def lengths(context: LoadContext) -> None:
 
 
 def lengths_ratios(requests: Sequence[TimedRequest]) -> dict[str, float]:
-    """The e for which the time to the first token grows like length ** e; nothing for one length."""
+    """Exponent e with time to the first token ~ length ** e; empty for one length."""
     sizes = [request.num_prompt for request in requests]
     if len(set(sizes)) < 2:
         return {}
@@ -240,7 +241,7 @@ async def answers(context: LoadContext) -> None:
 
 
 def answers_ratios(requests: Sequence[TimedRequest]) -> dict[str, float]:
-    """Tokens per second from when all answers at once have begun; nothing where they are over by then."""
+    """Tokens per second once all answers have begun; empty if they are over by then."""
     found = {}
     for label in (*_AT_ONCE, ON_PREFIX):
         of_label = [request for request in requests if request.label == label]
@@ -254,7 +255,7 @@ def rate_name(label: str) -> str:
 
 
 def _rate(requests: Sequence[TimedRequest]) -> float | None:
-    """A piece of text may hold several tokens: each counts as its answer's average."""
+    """Tokens per second; each piece of text counts as its answer's average number of tokens."""
     if not requests or not all(request.times for request in requests):
         return None
     began = max(request.times[0] for request in requests)
@@ -270,9 +271,10 @@ _COPY, _NEW = "answer that copies", "answer that is new"
 
 
 async def edit(context: LoadContext, *, changes: int = 3) -> None:
-    """One answer that repeats a text of 300 words but for some changes, then one that repeats nothing.
+    """Ask for a text of 300 words repeated with some changes, then for one that repeats nothing.
 
-    For a model that counts (`synthetic.py`): its answer to a prompt that ends in `w999` is `w1000 ...`.
+    For a model that counts (`synthetic.py`): its answer to a prompt that ends in `w999` is `w1000
+    ...`.
     """
     length = context.scaled(300)
     start = context.draw.randrange(3_000, 20_000)  # `words` are below

@@ -37,7 +37,7 @@ def draw(report: Report, file: Path) -> None:
 
 
 def panels_of(report: Report) -> dict[str, list[Figure]]:
-    """Figures grouped by name. Ratios are shown in the table only."""
+    """Group figures by name. Ratios are shown in the table only."""
     panels: dict[str, list[Figure]] = {}
     for figure in report.figures:
         if not figure.who.startswith("÷"):

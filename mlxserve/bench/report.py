@@ -42,7 +42,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A cell of text, in the row of the figures with its name and in the column `who`."""
+    """A text cell, in the row of the figures with its name and in the column `who`."""
 
     name: str
     who: str
@@ -60,7 +60,7 @@ class Report:
     notes: tuple[Note, ...] = ()
 
     def show(self, console: Console | None = None, program: str = "mlxserve bench") -> None:
-        """Print a table; `program` is what the workload is a command of."""
+        """Print a table; `program` has the workload as a command."""
         console = console or Console()
         table = Table(title=as_words(f"{program} {self.workload}"), title_justify="left")
         if self.notes or any(figure.who for figure in self.figures):
@@ -103,7 +103,7 @@ def _add_rows(table: Table, figures: Sequence[Figure]) -> None:
 
 
 def _add_columns(table: Table, figures: Sequence[Figure], notes: Sequence[Note]) -> None:
-    """One column per contender; each cell shows a median above its spread, or a note."""
+    """Add a column per contender; each cell shows a median above its spread, or a note."""
     places = [(f.name, f.who) for f in figures] + [(note.name, note.who) for note in notes]
     columns = list(dict.fromkeys(who for _, who in places))
     table.add_column("")
@@ -116,7 +116,7 @@ def _add_columns(table: Table, figures: Sequence[Figure], notes: Sequence[Note])
 
 
 def as_words(text: str) -> str:
-    """Text for rich, which shows it as it is: neither as markup, nor as what a terminal would obey."""
+    """Escape a text for rich and the terminal."""
     return escape(escaped(text))
 
 
@@ -138,7 +138,7 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, ...]:
 
 
 def growth_exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
-    """The e for which costs grow like size ** e, by least squares of their logarithms."""
+    """Exponent e with costs ~ size ** e, by least squares of their logarithms."""
     slope, _ = statistics.linear_regression(
         [math.log(size) for size in sizes], [math.log(cost) for cost in costs]
     )

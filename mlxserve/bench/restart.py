@@ -1,5 +1,6 @@
-"""The first token of a long prompt: cold, from memory, and from disk after a restart of the server, or
-after the model was unloaded and loaded again.
+"""First-token time of a long prompt: cold, from memory, and from disk after a restart.
+
+Instead of a restart the model may be unloaded and loaded again.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def bench_restart(
 
 
 def _reload(server: Contender) -> None:
-    """Raises ServerFailed."""
+    """Unload and load the model. Raises ServerFailed."""
     for what in ("unload", "load"):
         reply = httpx.post(
             f"{server.url}/api/v1/models/{what}",

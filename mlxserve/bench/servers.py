@@ -90,7 +90,7 @@ def mlx_lm_server(
 
 @contextlib.contextmanager
 def _ends_when_told() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block, as Ctrl+C does, so that no server outlives this process."""
+    """End the block on SIGTERM and SIGHUP, as Ctrl+C does: no server outlives this process."""
     numbers: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGHUP)
     if threading.current_thread() is not threading.main_thread():
         numbers = ()  # only the main thread may set handlers
@@ -113,7 +113,10 @@ def _exit(number: int, _frame: FrameType | None) -> None:
 def run_child(
     name: str, command: list[str], ready: str, environment: Mapping[str, str]
 ) -> Iterator[Contender]:
-    """A command's server, without its model, once its path `ready` answers. Raises ServerFailed."""
+    """Run a command's server until its path `ready` answers; it names no model yet.
+
+    Raises ServerFailed.
+    """
     [port] = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     with _ends_when_told(), tempfile.TemporaryDirectory() as folder:

@@ -35,7 +35,7 @@ MLX_LM = "mlx-lm"  # as an address: start mlx-lm's server on the same files
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Our server with some options, under its name in the tables."""
+    """Our server with some options, and its name in the tables."""
 
     name: str
     options: tuple[str, ...] = ()
@@ -182,7 +182,7 @@ def bench_serving(
 def contenders(
     variants: Sequence[Variant], model: str, against: Sequence[str], num_pages: int
 ) -> dict[str, AbstractContextManager[Contender]]:
-    """What starts or finds each server, by its name in the tables."""
+    """Return what starts or finds each server, by its name in the tables."""
     found: dict[str, AbstractContextManager[Contender]] = {}
     for variant in variants:
         options = variant.options
@@ -204,7 +204,7 @@ Runs = dict[str, list[dict[str, float]]]  # contender -> rounds -> figure -> val
 
 @dataclass(frozen=True, slots=True)
 class PlayedRound:
-    """What one load measured on one server. `failure` is the first error of its requests."""
+    """The measurements of one load on one server. `failure` is its requests' first error."""
 
     figures: dict[str, float]
     failure: str | None
@@ -250,7 +250,7 @@ async def _play(
 def measure(
     requests: Sequence[TimedRequest], of_load: loads.Ratios = lambda _: {}
 ) -> dict[str, float]:
-    """Milliseconds, and rates over the time from the first request to the last answer.
+    """Compute milliseconds, and rates from the first request to the last answer.
 
     `of_load` adds the load's own ratios, unless a request failed.
     """

@@ -1,4 +1,4 @@
-"""Start-up time: from the start of a server's process until it is ready, and to its first token."""
+"""Start-up time: from a server's start until it is ready, and to its first token."""
 
 from __future__ import annotations
 

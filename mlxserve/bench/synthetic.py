@@ -103,7 +103,7 @@ def _write(folder: Path, config: dict[str, Any], *, counts: bool) -> None:
 
 
 def _let_count(weights: dict[str, mx.array]) -> None:
-    """In place, of a llama whose head is not its embedding."""
+    """Make a llama count, in place; its head must not be its embedding."""
     import mlx.core as mx
 
     for name, array in weights.items():

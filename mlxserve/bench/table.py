@@ -110,13 +110,13 @@ ROWS = (
 
 @dataclass(slots=True)
 class Measurements:
-    """By load and server: the rounds that were played, or why there are none."""
+    """The rounds that were played, or why there are none, by load and server."""
 
     rounds: dict[tuple[str, str], Sequence[PlayedRound]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)  # of servers
 
     def cell(self, row: TableRow, who: str, size: float) -> tuple[float, ...] | str:
-        """The figure in each round, or why there is none; empty where it is not to be measured."""
+        """The figure in each round, or why there is none; empty if it is not to be measured."""
         rounds = self.rounds.get((row.load, who))
         if rounds is None:
             was_to_be = who in self.failures and row.load != _STARTUP
@@ -139,7 +139,7 @@ def bench_table(
 ) -> Report:
     """Measure every row on our server, on mlx-lm's if `against` has it, and on running servers.
 
-    What fails on one server is a note in its column.
+    A failure on one server is a note in its column.
     """
     measured = Measurements()
     _start(measured, [MLX_LM] if MLX_LM in against else [], pairs, progress)
@@ -186,7 +186,7 @@ def _start(
 def table_of(
     measured: Measurements, servers: Iterable[str], size: float, settings: dict[str, object]
 ) -> Report:
-    """Rows as rows, servers as columns, and our targets in the last one."""
+    """Build the table: rows as rows, servers as columns, our targets last."""
     figures: list[Figure] = []
     failures: list[Note] = []
     targets: list[Note] = []
@@ -206,7 +206,7 @@ def table_of(
 
 
 def verdict(target: Target, values: dict[str, tuple[float, ...]]) -> str:
-    """The target, and whether our server met it, where it and the baseline were measured."""
+    """The target, and whether our server met it, if it and the baseline were measured."""
     others = {who: each for who, each in values.items() if who != _OURS}
     found = target.measured(values[_OURS], others) if _OURS in values else None
     if found is None:

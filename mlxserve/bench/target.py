@@ -13,8 +13,10 @@ BEST = "the best other"  # as a baseline: the server with the best median
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """value: the most that the figure may be
-    is_floor: it is the least instead
+    """A bound on a figure.
+
+    value: the maximum of the figure
+    is_floor: it is the minimum instead
     baseline: the server whose figure is the unit of `value`; None for a plain number
     """
 
@@ -32,7 +34,7 @@ class Target:
     def measured(
         self, ours: Sequence[float], others: Mapping[str, Sequence[float]]
     ) -> float | None:
-        """What is compared with `value`: a median of figures, or of ratios run by run.
+        """The number to compare with `value`: a median of figures, or of ratios run by run.
 
         None without the baseline.
         """

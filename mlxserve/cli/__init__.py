@@ -54,7 +54,7 @@ def _run(frame: FirstFrame | None) -> None:
 
 
 def _first_frame() -> FirstFrame | None:
-    """Drawn for `chat`, where Textual would draw with its usual driver."""
+    """Draw the first frame of `chat` where Textual would draw with its usual driver."""
     is_terminal = all(os.isatty(fd) for fd in (0, 1, 2)) and os.environ.get("TERM") != "dumb"
     is_asked_for_help = not {"--help", "-h"}.isdisjoint(sys.argv)
     if sys.argv[1:2] != ["chat"] or is_asked_for_help or not is_terminal:

@@ -1,4 +1,4 @@
-"""How to point each coding agent at a local server.
+"""Configures coding agents to use a local server.
 
 A single session writes no files: Claude Code is configured by environment variables, Codex by
 overrides on its command line, opencode by a configuration in a variable. A permanent installation
@@ -50,18 +50,18 @@ class Agent(ABC):
 
     @abstractmethod
     def session(self, target: AgentTarget) -> AgentSession:
-        """One run that uses the server."""
+        """Return one run that uses the server."""
 
     @abstractmethod
     def file(self) -> Path:
-        """The agent's configuration file."""
+        """Return the agent's configuration file."""
 
     @abstractmethod
     def configured(self, text: str, target: AgentTarget) -> str:
-        """The configuration `text` with the server added. Raises InvalidConfig."""
+        """Add the server to the configuration `text`. Raises InvalidConfig."""
 
     def usage(self) -> str:
-        """How to use the configuration once it is written."""
+        """Explain how to use the written configuration."""
         return f"`{self.name}` uses this server from now on"
 
 

@@ -46,9 +46,11 @@ def build(config: EngineConfig) -> TextModel:
 def build_registry(
     models: Sequence[ModelSettings], server: ServerConfig
 ) -> tuple[ModelRegistry, FairExecutor]:
-    """Import mlx, and load the first model and others as they ask for it. Returns the executor of all.
+    """Import mlx, load the first model, and register the others to be loaded on request.
 
-    Raises MlxServeError; a missing model fails before mlx loads.
+    Returns the registry and the executor shared by all models. Raises MlxServeError; a missing
+    model
+    fails before mlx loads.
     """
     from mlxserve.hub.adapter_files import find_adapters
     from mlxserve.hub.catalog import Origin, entry_of
@@ -101,7 +103,7 @@ def build_registry(
 
 
 def register(one: ModelSettings, server: ServerConfig, executor: FairExecutor) -> RegisteredModel:
-    """A model that is added to a registry. Raises MlxServeError."""
+    """Return a model to add to a registry. Raises MlxServeError."""
     from mlxserve.hub.catalog import Origin, entry_of
     from mlxserve.hub.files import find_model
     from mlxserve.hub.text_encoders import is_text_encoder
@@ -115,7 +117,7 @@ def register(one: ModelSettings, server: ServerConfig, executor: FairExecutor) -
 def _refuse_together(
     models: Sequence[ModelSettings], registered: Sequence[RegisteredModel]
 ) -> None:
-    """Raises InvalidConfig for what several models cannot have."""
+    """Raises InvalidConfig for options that several models cannot have."""
     if any(one.config.num_ranks > 1 for one in models):
         raise InvalidConfig(
             "Several ranks serve one model. Give --model once, or leave the ranks out."
@@ -142,7 +144,10 @@ def _registered(
     executor: FairExecutor,
     adapters: tuple[RegisteredAdapter, ...],
 ) -> RegisteredModel:
-    """`entry`: what the files tell of the model's memory; None where it has the memory alone."""
+    """Return a model for the registry.
+
+    entry: its memory according to its files; None if it has the memory alone
+    """
     from mlxserve.hub.text_encoders import text_encoder
 
     config, stays = one.config, one.is_named or one.options.preload
@@ -176,7 +181,7 @@ def _purpose(encoder: TextEncoder | None) -> str:
 
 
 def _facts(files: ModelFiles) -> ModelFacts | None:
-    """Of a model that may be shown before it is loaded, which refuses damaged files."""
+    """Facts of a model that is shown before it is loaded; raises for damaged files."""
     from mlxserve.hub.facts import ModelFacts
 
     try:
@@ -186,14 +191,14 @@ def _facts(files: ModelFiles) -> ModelFacts | None:
 
 
 def _context(entry: Entry | None, encoder: TextEncoder | None) -> int:
-    """Tokens, as the files tell; 0 where they are not known."""
+    """Context length in tokens according to the files; 0 if unknown."""
     if encoder is not None:
         return encoder.max_length
     return 0 if entry is None else entry.context
 
 
 def _pool_sizes(config: EngineConfig, entry: Entry | None) -> tuple[int, int]:
-    """(fewest, most) useful pages; the same where a number is given."""
+    """(min, max) useful pages; equal if the number is configured."""
     if config.num_pages is not None:
         return config.num_pages, config.num_pages
     longest = entry.context if entry is not None and entry.context else _USEFUL_CONTEXT
@@ -203,7 +208,7 @@ def _pool_sizes(config: EngineConfig, entry: Entry | None) -> tuple[int, int]:
 
 
 def _estimate(config: EngineConfig, entry: Entry | None, num_pages: int) -> int:
-    """Bytes of a step and of so many pages, as the model's files tell."""
+    """Bytes of a step and of `num_pages`, estimated from the model's files."""
     from mlxserve.system import machine
 
     if entry is None:

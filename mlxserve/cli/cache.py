@@ -100,7 +100,7 @@ def resize(
 
 
 def _by_model(base: Path) -> dict[str, list[FoundFile]]:
-    """The files of each model, the last used model first."""
+    """Group the files by model, most recently used first."""
     found: dict[Path, list[FoundFile]] = defaultdict(list)
     for file in scan(base):
         found[file.path.parent.parent].append(file)

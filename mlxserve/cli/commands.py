@@ -69,7 +69,7 @@ _PLAINER = {
 
 
 class Commands(TyperGroup):
-    """Knows a command also by the names that other tools give it, and says in plain words what is wrong."""
+    """A group with aliases that other tools use, and plain messages for unknown commands."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return super().get_command(ctx, _OTHER_NAMES.get(cmd_name, cmd_name))

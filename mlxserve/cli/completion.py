@@ -57,8 +57,9 @@ def completion(
 
 
 def teach_shells() -> None:
-    """Have typer answer shells in the form that its scripts expect, which it learns from its own option
-    `--show-completion` otherwise.
+    """Set typer's completion to the form that its scripts expect.
+
+    Otherwise it learns that from its own option `--show-completion`.
     """
     from typer import completion as of_typer
 
@@ -66,29 +67,29 @@ def teach_shells() -> None:
 
 
 def models_here(incomplete: str) -> list[str]:
-    """Names of models on this machine that begin so, short ones too: what completes an argument."""
+    """Complete an argument with names of models on this machine, short ones included."""
     return _names(incomplete, downloaded_only=False)
 
 
 def downloaded_models(incomplete: str) -> list[str]:
-    """As `models_here`, of those that `mlxserve rm` deletes."""
+    """Like `models_here`, for models that `mlxserve rm` deletes."""
     return _names(incomplete, downloaded_only=True)
 
 
 def first_model(ctx: typer.Context, incomplete: str) -> list[str]:
-    """As `models_here`, for the first of several words."""
+    """Like `models_here`, for the first of several words."""
     return [] if ctx.params.get("words") else models_here(incomplete)
 
 
 def well_known_models(incomplete: str) -> list[str]:
-    """Short names of models that can be downloaded and begin so."""
+    """Complete short names of models that can be downloaded."""
     from mlxserve.hub.known_models import REPOSITORIES, short_name
 
     return _offered(map(short_name, REPOSITORIES), incomplete)
 
 
 def served_models(incomplete: str) -> list[str]:
-    """Names of models that servers of this user have, and begin so."""
+    """Complete names of models that this user's servers have."""
     from mlxserve.cli.running_servers import running_servers
 
     return _offered((name for one in running_servers() for name in one.names), incomplete)
@@ -106,7 +107,7 @@ def _names(incomplete: str, *, downloaded_only: bool) -> list[str]:
 
 
 def _offered(names: Iterable[str], incomplete: str) -> list[str]:
-    """Each once. A folder may have a name that a shell would run: those are typed in full."""
+    """Deduplicate names, and leave out those that a shell would execute."""
     return [
         name
         for name in dict.fromkeys(names)

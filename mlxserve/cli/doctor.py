@@ -85,7 +85,7 @@ def _time_ranks(rank: int, backend: str) -> None:
 
 
 def _report(path: Path, model: str) -> bool:
-    """Whether no check failed. A figure that is absent is no failure."""
+    """Print the report; True if no check failed. A missing figure is no failure."""
     from mlxserve.bench.cli import model_folder
     from mlxserve.doctor.figures import chosen, measure
     from mlxserve.doctor.finding import Finding
@@ -121,7 +121,7 @@ def _diagnose() -> bool:
 
 
 def _service_findings() -> Iterator["Finding"]:
-    """What the service says, with the end of its log; nothing where none is installed."""
+    """Report the installed service, with the end of its log."""
     from mlxserve.doctor.finding import Finding
     from mlxserve.service.choice import service_manager
     from mlxserve.service.unit import last_lines, log_file

@@ -77,7 +77,7 @@ def launch(
 
 
 def _target(url: str | None, model: str | None) -> AgentTarget:
-    """The running server and the model to use. Raises ServerError if no server answers."""
+    """Find the running server and the model. Raises ServerError if no server answers."""
     usual = Settings.read(SCHEMAS, {}, os.environ).build(EngineConfig).model
     url = url_of(url, model or usual)
     cards = ask(url, "GET", "/v1/models")["data"]
@@ -110,7 +110,7 @@ def _start(agent: Agent, session: AgentSession, command: tuple[str, ...]) -> Non
 
 
 def _script(session: AgentSession, command: tuple[str, ...], key: str | None) -> str:
-    """The session as shell commands; the key stays in its variable."""
+    """Return the session as shell commands; the key stays in its variable."""
     lines = [f"unset {name}" for name in session.without]
     for name, value in session.environment.items():
         shown = '"$MLXSERVE_API_KEY"' if key and value == key else shlex.quote(value)
@@ -171,7 +171,7 @@ def _read(file: Path) -> str:
 
 
 def _write(file: Path, text: str) -> None:
-    """A new file is readable by its owner only, since it may contain a key."""
+    """Write a file, readable by its owner only if new: it may contain a key."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
         opened.write(text)

@@ -87,7 +87,7 @@ def show(name: Name, json: Json = False) -> None:
 
 
 def _kv_in_words(entry: "Entry") -> str:
-    """In 16 bits."""
+    """Describe the bytes per token in 16 bits."""
     words = f"{entry.kv_size(2) / 1024:.1f} KiB per token"
     if entry.kv.window:
         size = f"{entry.window_size(2) / 2**20:.1f} MiB"
@@ -126,7 +126,7 @@ def adapter_card(found: "AdapterFiles") -> dict[str, Any]:
 
 
 def _folder_card(folder: Path) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """The configuration of the text model, and how it is quantised."""
+    """Return the text model's configuration, and its quantisation."""
     from mlxserve.hub.files import text_config
 
     config = read_json(folder / "config.json", MAX_TEXT)
@@ -157,7 +157,7 @@ def _quantisation_in_words(quantised: Mapping[str, Any]) -> str:
 
 
 def _abilities(place: Path) -> dict[str, Any] | None:
-    """What the model's chat template takes; None without one, or without a readable tokenizer."""
+    """Capabilities of the model's chat template; None without a template or readable tokenizer."""
     from mlxserve.hub.gguf.folder import model_folder
     from mlxserve.hub.gguf.reader import read_header
     from mlxserve.text.tokenizer import Tokenizer
@@ -222,7 +222,7 @@ def rm(
 
 
 def _stored(folder: Path, links: Sequence[Path]) -> set[Path]:
-    """The repository's files that these links of its snapshots lead to; without links all of its files."""
+    """Files of a repository that these links of its snapshots point to; all files without links."""
     if not links:
         return {file for file in folder.rglob("*") if file.is_file() and not file.is_symlink()}
     found = {link.resolve() for link in links}
@@ -254,7 +254,7 @@ def _local() -> "list[Entry]":
 
 
 def _found(name: str) -> "tuple[Entry, Path]":
-    """Raises ModelNotFound for a model that is not on this machine, UnsupportedModel for a path to none."""
+    """Find a model. Raises ModelNotFound if it is not here, UnsupportedModel for other paths."""
     from mlxserve.hub import catalog
     from mlxserve.hub.files import did_you_mean, find_model
     from mlxserve.hub.gguf_places import find_gguf, hub_reference

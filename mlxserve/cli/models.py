@@ -72,7 +72,7 @@ def _print(title: str, rows: "Sequence[tuple[Entry, MemoryFit]]", best: "Entry |
 
 
 def best_of(rows: "Sequence[tuple[Entry, MemoryFit]]") -> "Entry | None":
-    """The largest that writes text and leaves room for a useful context, as the picker stars it."""
+    """Return the largest text model with room for a useful context, as the picker stars it."""
     from mlxserve.hub.catalog import Origin
 
     fitting = [
@@ -86,7 +86,7 @@ def best_of(rows: "Sequence[tuple[Entry, MemoryFit]]") -> "Entry | None":
 
 
 def _adapters(settings: Settings) -> list[dict[str, str | None]]:
-    """Those that the options name: each with its folder, and why it would be refused."""
+    """Configured adapters: each with its folder, and why it would be refused."""
     from mlxserve.hub.adapter_files import find_adapter
     from mlxserve.hub.embedded import MODEL_NAME
 
@@ -104,7 +104,7 @@ def _adapters(settings: Settings) -> list[dict[str, str | None]]:
 
 
 def memory_for(engine: EngineConfig) -> int:
-    """Bytes that a server with these options would plan with."""
+    """Bytes of memory that a server with these options would plan with."""
     from mlxserve.system import machine
 
     return int(machine.memory().working_set * engine.gpu_memory_utilization)

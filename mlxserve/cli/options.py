@@ -39,7 +39,7 @@ _BASIC = {option.name for s in SCHEMAS for option in options_of(s) if option.dec
 
 
 class PanelCommand(TyperCommand):
-    """Plain help: the command's own options and the basic ones, or all, grouped by their panels.
+    """Plain help: the command's own options and the basic ones, or all, grouped by panel.
 
     typer's own panels are tables that cut long flags at 80 columns: --max-num-batched-t…
     """
@@ -60,7 +60,7 @@ class PanelCommand(TyperCommand):
                 formatter.write_dl(records)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
-        """The examples, as they are."""
+        """Write the examples verbatim."""
         if self.epilog:
             with formatter.section("Examples"):
                 for line in self.epilog.splitlines():
@@ -133,14 +133,14 @@ def with_settings(*schemas: type[Options]) -> Callable[[Callable[..., None]], Ca
 
 
 def _value(given: Any) -> Any:
-    """Of a flag that may be repeated: a tuple, or None if it was not given at all."""
+    """Value of a repeatable flag: a tuple, or None if it was not used."""
     if isinstance(given, list):
         return tuple(given) or None
     return given
 
 
 def _flag(option: NamedOption, *, may_repeat: bool = False) -> inspect.Parameter:
-    """The parameter that typer makes the flag from. Its default None means: not given.
+    """Return the parameter from which typer makes the flag; its default None means not used.
 
     may_repeat: although the option has one value, such as the model of an engine
     """
@@ -174,7 +174,7 @@ def _declarations(option: NamedOption) -> list[str]:
 
 
 def _metavar(option: NamedOption) -> str | None:
-    """What stands for the value: its choices, its unit, or its type."""
+    """Placeholder of the value: its choices, its unit, or its type."""
     if option.kind is bool:
         return None
     if option.choices:
@@ -184,7 +184,7 @@ def _metavar(option: NamedOption) -> str | None:
 
 
 def options_table() -> str:
-    """Every option as Markdown, a table for each panel: what docs/tuning.md holds."""
+    """Return every option as Markdown, one table per panel, as in docs/tuning.md."""
     options = [option for schema in SCHEMAS for option in options_of(schema)]
     flags = [option for option in options if not option.declared.is_tuning]
     tables = []

@@ -31,10 +31,10 @@ def own_key_file() -> Path:
 
 
 class OwnKey:
-    """The file."""
+    """The file that stores the owner's key."""
 
     def read(self) -> tuple[str, str] | None:
-        """(name, text) of the key; None if there is none that can be read."""
+        """Return (name, text) of the key; None if it cannot be read."""
         try:
             content = read_own_json(own_key_file(), _MAX_BYTES)
         except (OSError, ValueError):
@@ -59,19 +59,20 @@ class OwnKey:
 
 
 def usual_keys() -> KeyFile:
-    """The default key file, in which the owner's key stands beside the others."""
+    """Return the default key file, which also holds the owner's key."""
     return KeyFile(usual_file(), OwnKey())
 
 
 def note(words: str) -> None:
-    """On stderr: stdout is for what a command answers."""
+    """Print on stderr: stdout is for a command's result."""
     print_safe(words, to=sys.stderr)
 
 
 def owner_key(tell: Callable[[str], None] = note) -> str | None:
-    """The text of the owner's key; None while there are no keys. Raises InvalidConfig.
+    """Return the text of the owner's key; None if there are no keys. Raises InvalidConfig.
 
-    Earlier versions kept the first key here that was made for anybody. It is replaced, and `tell` told so.
+    Earlier versions stored the first key here that was made for anybody. It is replaced, and `tell`
+    is called.
     """
     file, own = usual_keys(), OwnKey()
     keys = file.read()
@@ -95,12 +96,12 @@ def _replaced(name: str | None) -> str:
 
 
 def has_key() -> bool:
-    """Whether there is a key for servers of this user that need one. Raises InvalidConfig."""
+    """True if there is a key for this user's servers that need one. Raises InvalidConfig."""
     return bool(os.environ.get("MLXSERVE_API_KEY")) or owner_key() is not None
 
 
 def key_for(url: str, tell: Callable[[str], None] = note) -> str | None:
-    """The key to send to the server at this address; None if there is none for it. Raises InvalidConfig."""
+    """Return the key for the server at this address; None if it has none. Raises InvalidConfig."""
     if key := os.environ.get("MLXSERVE_API_KEY"):
         return key
     is_ours = url in [server.url for server in running_servers()]

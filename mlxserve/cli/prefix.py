@@ -85,7 +85,7 @@ def _path(name: str) -> str:
 
 
 def _text(file: Path | None) -> str:
-    """The prefix's text. Raises InvalidRequest."""
+    """Read the prefix's text. Raises InvalidRequest."""
     try:
         text = sys.stdin.read() if file in (None, Path("-")) else file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

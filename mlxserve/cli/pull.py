@@ -67,7 +67,7 @@ def pull(
 
 
 def _card(files: "ModelFiles") -> dict[str, Any]:
-    """As `mlxserve models --json` has it, and the memory there is; empty if it cannot be judged."""
+    """Return the model as `mlxserve models --json` does, plus memory; empty if unknown."""
     from mlxserve.core.config import EngineConfig
     from mlxserve.hub import catalog
     from mlxserve.system import machine
@@ -88,7 +88,7 @@ def _report(name: str, done: threading.Event) -> None:
 
 
 def _total_size(name: str) -> int | None:
-    """Bytes to download; None if the hub does not answer, which the download itself reports."""
+    """Bytes to download; None if the hub does not answer: the download itself reports that."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 

@@ -1,4 +1,4 @@
-"""Commands that run as several ranks: mlx.launch starts them again on every machine."""
+"""Runs a command as several ranks: mlx.launch starts it again on every machine."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ _HANDED_ON = ("MLX_METAL_FAST_SYNCH",)
 
 
 def run_by_launcher(hostfile: str, backend: str, port: int, stop: bytes | None = None) -> bool:
-    """Run this command by mlx.launch on every machine of `hostfile`; whether a signal ended it.
+    """Run this command with mlx.launch on every machine of `hostfile`.
 
-    A signal ends mlx.launch at once and leaves its ranks behind. So this process takes the signals, and
-    writes `stop` to the stdin of mlx.launch, which passes it on to all ranks. The next signal kills the
-    ranks of this machine, and so does the first where `stop` is None; the others end without them.
+    Returns whether a signal ended it. A signal ends mlx.launch at once and leaves its ranks behind.
+    So this
+    process takes the signals, and writes `stop` to the stdin of mlx.launch, which passes it on to
+    all ranks.
+    The next signal kills the ranks of this machine, and so does the first if `stop` is None; the
+    others end
+    without them.
 
     `port`: the first one of the ring. Raises InvalidConfig.
     """

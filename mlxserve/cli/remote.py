@@ -35,7 +35,7 @@ class ServerError(MlxServeError):
 
 
 def url_of(given: str | None, model: str | None = None) -> str:
-    """The address to ask: what was given, else that of the newest server, of those with the model."""
+    """Return the given address, else that of the newest server that has the model."""
     url = given or os.environ.get("MLXSERVE_URL")
     if not url:
         server = newest_server(model) or newest_server()
@@ -46,7 +46,7 @@ def url_of(given: str | None, model: str | None = None) -> str:
 def ask(
     url: str | None, method: str, path: str, body: Any = None, *, seconds: float = _SECONDS
 ) -> Any:
-    """The server's JSON reply. Raises ServerError with the server's message."""
+    """Request a JSON reply. Raises ServerError with the server's message."""
     base = url_of(url)
     with _client(base, seconds) as client:
         reply = client.request(method, path, json=well_formed_value(body))
@@ -54,7 +54,10 @@ def ask(
 
 
 def stream(url: str, path: str, body: Any) -> Iterator[dict[str, Any]]:
-    """The JSON of each event of a reply, up to [DONE]. Raises ServerError, also for one in the middle."""
+    """Yield the JSON of each event of a reply, up to [DONE].
+
+    Raises ServerError, also for an error event in the middle.
+    """
     base = url_of(url)
     sent = well_formed_value(body)
     with _client(base, _SECONDS) as client, client.stream("POST", path, json=sent) as reply:
@@ -74,7 +77,7 @@ def stream(url: str, path: str, body: Any) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _client(base: str, seconds: float) -> Iterator["httpx.Client"]:
-    """Raises ServerError if the server cannot be reached or goes away, or its key cannot be read."""
+    """Open a client. Raises ServerError if the server goes away or its key is unreadable."""
     import httpx
 
     try:

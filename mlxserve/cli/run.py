@@ -112,7 +112,10 @@ def run(
 
 
 def refuse_bad(asked: Mapping[str, Any]) -> None:
-    """Raises InvalidParameter for what no model takes, before one is loaded, or what makes noise."""
+    """Raises InvalidParameter for options that no model takes, before one is loaded.
+
+    This includes sampling parameters that give noise.
+    """
     if not 0 <= (given := asked.get("temperature", 0)) <= HIGHEST_TEMPERATURE:
         raise InvalidParameter(
             "temperature", f"must be from 0 (greedy) to {HIGHEST_TEMPERATURE:g}, got {given:g}"
@@ -121,7 +124,7 @@ def refuse_bad(asked: Mapping[str, Any]) -> None:
 
 
 def readable(file: Path) -> Path:
-    """Raises InvalidRequest."""
+    """Return the file if it is readable. Raises InvalidRequest."""
     if not file.expanduser().is_file():
         raise InvalidRequest(f"There is no image {str(file)!r}. Give --image the path of a file.")
     return file.expanduser()
@@ -132,7 +135,7 @@ def with_images(
     files: Sequence[Path],
     part: Callable[[Path], dict[str, Any]],
 ) -> Sequence[Mapping[str, Any]]:
-    """The messages with images before the text of the last one."""
+    """Insert images before the text of the last message."""
     if not files:
         return messages
     *earlier, last = messages
@@ -141,18 +144,18 @@ def with_images(
 
 
 def _as_path(file: Path) -> dict[str, Any]:
-    """As the library takes it."""
+    """Return an image part for the library."""
     return {"type": "image", "path": file}
 
 
 def _as_url(file: Path) -> dict[str, Any]:
-    """As a server takes it, whether or not it may read the file."""
+    """Return an image part for a server, which may lack access to the file."""
     content = base64.b64encode(file.read_bytes()).decode()
     return {"type": "image_url", "image_url": {"url": data_url(content)}}
 
 
 def model_and_prompt(words: Sequence[str]) -> tuple[str | None, str | None]:
-    """What the arguments are: a prompt, a model's name, or both. Raises InvalidRequest."""
+    """Tell a model's name from the prompt in the arguments. Raises InvalidRequest."""
     match tuple(words):
         case ():
             return None, None
@@ -169,7 +172,7 @@ def model_and_prompt(words: Sequence[str]) -> tuple[str | None, str | None]:
 
 
 def _is_model(word: str) -> bool:
-    """Whether a word is a model's name, such as `qwen3:4b`, a family's or the folder of one."""
+    """True if a word names a model, such as `qwen3:4b`, a family or a model folder."""
     from mlxserve.hub.embedded import MODEL_NAME
     from mlxserve.hub.files import existing_path
     from mlxserve.hub.gguf_places import find_gguf
@@ -191,14 +194,14 @@ def _is_model(word: str) -> bool:
 
 
 def _server(settings: Settings, config: EngineConfig) -> RunningServer | None:
-    """The running server to ask; None if this process is to load the model itself."""
+    """Return the running server to use; None to load the model in this process."""
     if settings.file is not None or set(settings.flags) - {"model"}:
         return None
     return newest_server(config.model, has_key=has_key)
 
 
 def _adapter(settings: Settings, config: EngineConfig) -> str | None:
-    """The first one that the command names, which then answers; those of the file are for servers."""
+    """Return the first adapter of the command line; those of the file are for servers."""
     return next(iter(config.adapters), None) if "adapter" in settings.flags else None
 
 
@@ -208,7 +211,10 @@ def _answer_there(
     messages: Sequence[Mapping[str, Any]],
     asked: Mapping[str, Any],
 ) -> str:
-    """As `_answer_here`, by the server. The model's thinking is left out. Raises ServerError."""
+    """Answer on the server, leaving out the model's thinking. Raises ServerError.
+
+    Prints the answer and returns a line about its speed.
+    """
     name = served_name(server, model)
     body = {"model": name, "messages": messages, "stream": True, **asked}
     body["stream_options"] = {"include_usage": True}
@@ -238,7 +244,7 @@ def _answer_here(
     asked: Mapping[str, Any],
     adapter: str | None,
 ) -> str:
-    """Load the model and print its answer; returns a line about its speed."""
+    """Load the model and print its answer; return a line about its speed."""
     model = build(config)
     try:
         return asyncio.run(_stream_answer(model.with_adapter(adapter), messages, asked))
@@ -247,7 +253,7 @@ def _answer_here(
 
 
 def whole_prompt(prompt: str | None) -> str:
-    """The argument followed by the piped text. Raises InvalidRequest if both are missing."""
+    """Append piped text to the prompt. Raises InvalidRequest if both are missing."""
     wants_stdin = prompt is None or prompt == "-" or not sys.stdin.isatty()
     piped = sys.stdin.read().rstrip("\n") if wants_stdin else ""
     parts = [part for part in (None if prompt == "-" else prompt, piped) if part]
@@ -288,7 +294,10 @@ async def _stream_answer(
 def _speed(
     num_prompt: int, num_cached: int, num_answer: int, to_first: float, after_first: float
 ) -> str:
-    """Tokens of the prompt, of those the cached, and of the answer; seconds to and after the first."""
+    """Format token counts and speeds.
+
+    to_first, after_first: seconds to the first token and after it
+    """
     rate = (num_answer - 1) / after_first if after_first > 0 else 0.0
     return (
         f"prompt {num_prompt} tokens ({num_cached} cached), "

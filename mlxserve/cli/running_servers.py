@@ -1,4 +1,4 @@
-"""The servers of this user that run now: a file for each, which it writes and removes.
+"""Registry of this user's running servers: each writes a file and removes it.
 
     ~/.mlxserve/servers/4711.json   {"pid": 4711, "url": "http://127.0.0.1:8000", "model": ...}
 
@@ -35,7 +35,7 @@ class RunningServer:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that requests may ask for."""
+        """All names that requests may use."""
         return (self.model, *self.others, *self.adapters)
 
 
@@ -43,7 +43,7 @@ class RunningServer:
 def registered(
     url: str, models: Sequence[str], adapters: Sequence[str] = (), *, needs_key: bool
 ) -> Iterator[None]:
-    """Have other commands find this process as a server. Without a writable folder they do not."""
+    """Register this process as a server, if the folder is writable."""
     import psutil
 
     started = psutil.Process().create_time()
@@ -70,7 +70,7 @@ def registered(
 
 
 def running_servers() -> list[RunningServer]:
-    """The oldest first."""
+    """List the running servers, oldest first."""
     found = []
     for file in _folder().glob("*.json"):
         server = _read(file)
@@ -85,9 +85,9 @@ def running_servers() -> list[RunningServer]:
 def newest_server(
     model: str | None = None, *, has_key: Callable[[], bool] = lambda: True
 ) -> RunningServer | None:
-    """The one that was started last, of those that serve the model; None if there is none.
+    """Return the newest server that serves the model; None if there is none.
 
-    has_key: whether one that needs an API key will do; called where one does
+    has_key: called for a server that needs an API key; True if it can be used
     """
     for server in reversed(running_servers()):
         if not serves(server, model):
@@ -114,12 +114,12 @@ def _answers_without_key(server: RunningServer) -> bool:
 
 
 def serves(server: RunningServer, model: str | None) -> bool:
-    """Whether it serves the model that `--model` would name so; None is any model."""
+    """True if the server serves what `--model` names; None is any model."""
     return served_name(server, model) is not None
 
 
 def served_name(server: RunningServer, model: str | None) -> str | None:
-    """What the server calls the model that `--model` would name so; None if it does not serve it."""
+    """Return the server's name for what `--model` names; None if it does not serve it."""
     from mlxserve.hub.known_models import repository_of
 
     if model is None:
@@ -135,7 +135,7 @@ def _folder() -> Path:
 
 
 def _read(file: Path) -> RunningServer | None:
-    """None for a file that no server has written."""
+    """Read a registration; None if no server wrote the file."""
     try:
         content = read_own_json(file, _MAX_BYTES)
         lists = {name: tuple(content.get(name, ())) for name in ("others", "adapters")}

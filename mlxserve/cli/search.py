@@ -43,7 +43,7 @@ def search(
 
 
 def _found(words: str, kind: str, limit: int) -> list[dict[str, Any]]:
-    """Raises MlxServeError without a network."""
+    """Search the hub. Raises MlxServeError without a network."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 

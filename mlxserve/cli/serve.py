@@ -70,7 +70,7 @@ def serve(
 def _serve(
     server: ServerConfig, models: Sequence[ModelSettings], settings: Settings, *, is_private: bool
 ) -> int:
-    """Load models and serve them; the exit code.
+    """Load models and serve them; return the exit code.
 
     settings: of models that are added
     is_private: for the parent process alone
@@ -124,8 +124,11 @@ def _serve(
 
 
 def _join_ranks(config: EngineConfig) -> None:
-    """Go on as rank 0; be another rank, if a launcher started this process as one; or start the
-    launcher and end with it. Raises InvalidConfig.
+    """Continue as rank 0; otherwise run as another rank, or start the launcher.
+
+    A process that a launcher started as another rank follows rank 0, and a process that starts the
+    launcher
+    ends with it. Raises InvalidConfig.
     """
     from mlxserve.ranks.environment import own_rank
 
@@ -147,7 +150,7 @@ def _join_ranks(config: EngineConfig) -> None:
 
 
 def _with_server_defaults(config: EngineConfig) -> EngineConfig:
-    """With what a server has by default, and a program with the library does not."""
+    """Apply defaults of a server that the library does not have."""
     if config.disk_cache_size is None:
         size = default_bytes(disk_folder(config.disk_cache_dir)) / (1 << 30)
         config = config.with_options(disk_cache_size=size)
@@ -155,9 +158,10 @@ def _with_server_defaults(config: EngineConfig) -> EngineConfig:
 
 
 def _keep_what_is_loaded() -> None:
-    """Exempt what exists now from garbage collections, which would stop all threads to look at it.
+    """Exempt all current objects from garbage collection, which stops all threads to scan them.
 
-    A full collection took 160 ms with it, and takes 10 ms without. Garbage is kept as well: 1,300 of
+    A full collection took 160 ms with them, and takes 10 ms without. Garbage is kept as well: 1,300
+    of
     94,000 objects, and finding them would take 50 ms before the server is ready.
     """
     gc.freeze()
@@ -165,14 +169,16 @@ def _keep_what_is_loaded() -> None:
 
 
 def _leave_on_signals() -> None:
-    """Until the server installs its own handlers."""
+    """Exit on signals until the server installs its own handlers."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # such as SIGHUP after `nohup`
             signal.signal(number, _leave)
 
 
 def _leave(number: int, _frame: FrameType | None) -> NoReturn:
-    """End while the model loads. Not by SystemExit: the interpreter would end under a thread that is
-    inside mlx, which aborts the process.
+    """Exit while the model loads.
+
+    Not by SystemExit: the interpreter would end under a thread that is inside mlx, which aborts the
+    process.
     """
     os._exit(130 if number == signal.SIGINT else 0)

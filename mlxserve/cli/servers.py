@@ -106,7 +106,7 @@ def logs(
 
 
 def _chosen(which: str | None, *, every: bool) -> Sequence[RunningServer]:
-    """Raises InvalidRequest unless it is clear which server is meant."""
+    """Return the servers that are meant. Raises InvalidRequest if that is ambiguous."""
     servers = running_servers()
     if not servers:
         raise InvalidRequest("No server of this user runs.")
@@ -123,7 +123,7 @@ def _chosen(which: str | None, *, every: bool) -> Sequence[RunningServer]:
 
 
 def _with_several(model: str) -> RunningServer | None:
-    """The only server that has this model and others; None if there is none. Raises InvalidRequest."""
+    """Return the only server with this model and others; None if none. Raises InvalidRequest."""
     found = [one for one in running_servers() if one.others and model in (one.model, *one.others)]
     if len(found) > 1:
         urls = ", ".join(one.url for one in found)
@@ -144,7 +144,7 @@ def _model_in_words(one: dict[str, Any]) -> str:
 
 
 def _activity(server: RunningServer) -> dict[str, Any]:
-    """How many requests run and wait, and its models; empty if it does not say."""
+    """Return a server's running and waiting requests, and models; empty if it does not say."""
     try:
         reply = ask(server.url, "GET", "/ready", seconds=_ASK_SECONDS)
     except ServerError:
@@ -165,7 +165,7 @@ def _words(activity: dict[str, Any]) -> str:
 
 
 def _new_log(log: Path) -> BinaryIO:
-    """Raises MlxServeError."""
+    """Open a new log file. Raises MlxServeError."""
     try:
         make_own_folder(log.parent)
         write_new(log)
@@ -180,7 +180,7 @@ def _new_log(log: Path) -> BinaryIO:
 def serve_in_background(arguments: Sequence[str]) -> None:
     """Start `mlxserve serve` with these arguments, and return once it is ready.
 
-    Raises MlxServeError with the end of its log if it is not.
+    Raises MlxServeError with the end of its log if it fails.
     """
     log = data_home() / "logs" / f"serve-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     with _new_log(log) as output:

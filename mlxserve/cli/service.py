@@ -86,7 +86,7 @@ def uninstall() -> None:
 
 
 def _flags(settings: Settings) -> list[str]:
-    """Those of `mlxserve serve`, with whole paths: a service has another current folder."""
+    """Flags for `mlxserve serve`, with absolute paths: a service has another current folder."""
     units = {option.name: option.declared.unit for each in SCHEMAS for option in options_of(each)}
     flags = dict(settings.flags)
     for name, value in settings.flags.items():
@@ -102,12 +102,12 @@ def _flags(settings: Settings) -> list[str]:
 
 
 def _whole(model: str) -> str:
-    """A path from the root, or another name as it is."""
+    """Return a path as absolute, or any other name unchanged."""
     path = Path(model).expanduser()
     return str(path.resolve()) if path.exists() else model
 
 
 def _ignored_variables() -> list[str]:
-    """Options and the key that are set in this environment only."""
+    """Environment variables with options or the key, which the service does not inherit."""
     names = {name for name in os.environ if name.startswith(PREFIX)} - OTHER_NAMES
     return sorted(names | ({"MLXSERVE_API_KEY"} & os.environ.keys()))

@@ -54,7 +54,7 @@ T = TypeVar("T", bound=Options)
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value and where it comes from, which is empty for a flag."""
+    """A value and its source, which is empty for a flag."""
 
     value: Any
     source: str
@@ -76,7 +76,7 @@ class ModelSettings:
 
 
 class Settings:
-    """What was given for the options of some configs."""
+    """The values given for the options of some configs."""
 
     def __init__(
         self,
@@ -85,7 +85,8 @@ class Settings:
         file: Path | None,
         tables: Mapping[str, Mapping[str, Given]],
     ) -> None:
-        """file: the one that was named by a flag
+        """file: named by a flag.
+
         tables: of models in the file that was read, by their names
         """
         self.flags = flags
@@ -101,7 +102,7 @@ class Settings:
         environment: Mapping[str, str],
         file: Path | None = None,
     ) -> Settings:
-        """`flags` that are None were not given. Raises InvalidConfig."""
+        """Collect the values; `flags` that are None were not used. Raises InvalidConfig."""
         known = {option.name: option for schema in schemas for option in options_of(schema)}
         flags = {name: value for name, value in flags.items() if value is not None}
         content = _content(_chosen(file, environment))
@@ -113,11 +114,14 @@ class Settings:
         return cls(flags, given, file, _tables(content))
 
     def has(self, name: str) -> bool:
-        """Whether the option was given, anywhere."""
+        """True if any source sets the option."""
         return name in self._given
 
     def with_model(self, name: str) -> Settings:
-        """The same with this model, as if --model named it. Raises InvalidConfig if it does, too."""
+        """Return the settings as if --model named this model.
+
+        Raises InvalidConfig if it does already.
+        """
         if "model" in self.flags:
             raise InvalidConfig(
                 f"The model is named twice: {name!r} and --model. Leave one of them out."
@@ -128,11 +132,11 @@ class Settings:
         return other
 
     def build(self, schema: type[T]) -> T:
-        """The config with what was given for it. Raises InvalidConfig that names the source."""
+        """Build the config. Raises InvalidConfig that names the value's source."""
         return _built(schema, self._given)
 
     def models(self) -> list[ModelSettings]:
-        """The models to serve: those of --model, or else the first table's, and then the tables'.
+        """List the models to serve: those of --model, else the first table's, then the tables'.
 
         Raises InvalidConfig.
         """
@@ -145,7 +149,7 @@ class Settings:
         ]
 
     def other_model(self, name: str) -> ModelSettings:
-        """One that is served beside those of `models`. Raises InvalidConfig."""
+        """Return an additional model to serve. Raises InvalidConfig."""
         return self._model(name, is_named=False, is_first=False)
 
     def _model(self, name: str, *, is_named: bool, is_first: bool) -> ModelSettings:
@@ -162,7 +166,7 @@ class Settings:
 
 
 def _built(schema: type[T], given: Mapping[str, Given]) -> T:
-    """Raises InvalidConfig that names the source."""
+    """Build a config. Raises InvalidConfig that names the value's source."""
     values = {
         option.name: _as_declared(given[option.name].value, option)
         for option in options_of(schema)
@@ -180,18 +184,18 @@ def _built(schema: type[T], given: Mapping[str, Given]) -> T:
 
 
 def _as_declared(value: Any, option: NamedOption) -> Any:
-    """A duration may be a number of seconds as well."""
+    """Convert a value to the option's type; a duration may be a number of seconds."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return str(value) if is_number and option.declared.unit == "duration" else value
 
 
 def several(value: Any) -> tuple[Any, ...]:
-    """What --model gives, once or several times."""
+    """Normalise --model, which may be repeated."""
     return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
 def flags_of(given: Mapping[str, Any]) -> list[str]:
-    """The command line that gives these values again."""
+    """Return the command line that gives these values again."""
     flags: list[str] = []
     for name, value in given.items():
         flag = name.replace("_", "-")
@@ -204,13 +208,13 @@ def flags_of(given: Mapping[str, Any]) -> list[str]:
 
 
 def configuration_file(environment: Mapping[str, str]) -> Path:
-    """The file that is read unless a flag names another; it need not exist."""
+    """Return the configuration file unless a flag names another; it need not exist."""
     named = environment.get("MLXSERVE_CONFIG")
     return Path(named) if named else config_home() / "config.toml"
 
 
 def _chosen(file: Path | None, environment: Mapping[str, str]) -> Path | None:
-    """The file that was named, or the one in the usual place, if there is one."""
+    """Return the file that was named, or the one in the usual place, if it exists."""
     chosen = file or configuration_file(environment)
     is_named = file is not None or bool(environment.get("MLXSERVE_CONFIG"))
     return chosen if is_named or chosen.exists() else None
@@ -223,7 +227,7 @@ class _File:
 
 
 def _content(file: Path | None) -> _File:
-    """Raises InvalidConfig."""
+    """Parse the file. Raises InvalidConfig."""
     if file is None:
         return _File(None, {})
     try:
@@ -251,7 +255,7 @@ def _from_file(file: _File, known: Mapping[str, NamedOption]) -> dict[str, Given
 def _check_place(
     name: str, known: Mapping[str, NamedOption], where: str, *, is_tuning: bool
 ) -> None:
-    """Raises InvalidConfig for an unknown option, and for one that is set in another place."""
+    """Raises InvalidConfig for an option that is unknown or set in the wrong place."""
     if name not in known:
         raise InvalidConfig(f"{where}: {unknown_option(name, known)}")
     if known[name].declared.is_tuning and not is_tuning:
@@ -264,7 +268,7 @@ def _check_place(
 
 
 def _tables(file: _File) -> dict[str, dict[str, Given]]:
-    """Of models, by their names. Raises InvalidConfig."""
+    """Values of the tables of models, by name. Raises InvalidConfig."""
     tables = file.values.get(_TABLES, {})
     if not isinstance(tables, dict) or not all(isinstance(one, dict) for one in tables.values()):
         raise InvalidConfig(

@@ -15,8 +15,7 @@ _STDOUT = 1
 def open_closed_streams() -> None:
     """Open /dev/null for each standard stream that is closed.
 
-    The next socket or file would take its number otherwise, and what libraries print would end up
-    in there.
+    The next socket or file would take its number otherwise, and receive what libraries print.
     """
     for number in _STANDARD:
         try:
@@ -26,7 +25,7 @@ def open_closed_streams() -> None:
 
 
 def print_safe(text: object = "", *, end: str = "\n", to: TextIO | None = None) -> None:
-    """Print on stdout, or `to`, without what a terminal would obey: all that the commands print.
+    """Print on stdout, or `to`, without control sequences. All commands print through this.
 
     Raises OSError.
     """
@@ -39,7 +38,7 @@ def print_error(text: object) -> None:
 
 
 def say(line: str) -> None:
-    """Print a line on stdout, if it can be written."""
+    """Print a line on stdout; ignore a closed stream or a full disk."""
     try:
         print_safe(line)
     except OSError:
@@ -48,7 +47,7 @@ def say(line: str) -> None:
 
 
 def forget_unwritten() -> None:
-    """Drop what the streams hold and cannot write, as the exit code would tell of it."""
+    """Drop buffered output that cannot be written, or it would change the exit code."""
     for stream, number in ((sys.stdout, _STDOUT), (sys.stderr, 2)):
         try:
             if stream is not None:

@@ -1,6 +1,6 @@
 """Runs the terminal for `mlxserve chat`, after checking its flags.
 
-Without typer, whose import takes time, for the usual call with at most a few simple flags.
+Bypasses typer, whose import takes time, for the usual call with at most a few simple flags.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PLAIN = {"--url": "url", "--model": "model", "-m": "model"}
 
 
 def plain_flags(arguments: Sequence[str]) -> dict[str, str] | None:
-    """The flags of a `chat` command that has only `_PLAIN` ones, as `--flag value`; else None."""
+    """Parse a `chat` command that has only `_PLAIN` flags, as `--flag value`; else None."""
     names, values = arguments[1::2], arguments[2::2]
     if (
         arguments[:1] != ["chat"]
@@ -55,7 +55,7 @@ def run_terminal(
     own_server: bool = False,
     continues: bool = False,
 ) -> NoReturn:
-    """Run the terminal: with the server at the URL, one that runs, or one of its own.
+    """Run the terminal, on the server at the URL, a running one, or its own.
 
     Raises InvalidConfig, also for options that the server would refuse.
     """
@@ -94,14 +94,15 @@ def run_terminal(
 
 
 def _server_flags(settings: Settings) -> list[str]:
-    """What a server of the chat's own gets beside the engine's options."""
+    """Flags for the chat's own server, besides the engine's options."""
     given = () if settings.has("max_num_seqs") else ("--max-num-seqs", str(_MAX_NUM_SEQS))
     return [*_SERVER_ARGS, *given]
 
 
 def _running_server(config: EngineConfig) -> tuple[str | None, str]:
-    """The address of the newest server of this user that serves the configured model, or any model
-    if none is configured, and what to say about it; (None, "") if there is none.
+    """Return (address, notice) of the newest server with the configured model.
+
+    That is any model if none is configured; (None, "") if there is no such server.
     """
     from mlxserve.cli.own_key import has_key
     from mlxserve.cli.running_servers import newest_server
@@ -116,7 +117,7 @@ def _running_server(config: EngineConfig) -> tuple[str | None, str]:
 
 
 def _engine_flags(settings: Settings, config: EngineConfig) -> list[str]:
-    """The given flags, for the server. It reads the environment and the file itself."""
+    """Return the explicit flags for the server, which reads the environment and the file itself."""
     flags = ["--model", config.model] if "model" in settings.flags and config.model else []
     given = {name: value for name, value in settings.flags.items() if name != "model"}
     if settings.file is not None:
@@ -125,15 +126,16 @@ def _engine_flags(settings: Settings, config: EngineConfig) -> list[str]:
 
 
 def _prepare_key(url: str) -> None:
-    """Replace the key of an earlier version while there is a terminal to tell so. Raises InvalidConfig."""
+    """Replace the key of an earlier version while a terminal can show it. Raises InvalidConfig."""
     from mlxserve.cli.own_key import key_for
 
     key_for(url)
 
 
 def _key_for(url: str) -> str | None:
-    """The API key for a server, as it is now. None also where the key file cannot be read meanwhile: the
-    server then refuses every key of it.
+    """Return the current API key for a server; None if the key file cannot be read.
+
+    The server then refuses every key of the file.
     """
     from mlxserve.cli.own_key import key_for
 

@@ -1,4 +1,4 @@
-"""`mlxserve uninstall`: what mlxserve has left on this machine, and how to be rid of it.
+"""`mlxserve uninstall`: lists what mlxserve stored on this machine and removes it.
 
 Only names that mlxserve gives are deleted: a folder that MLXSERVE_HOME names may hold other things.
 """
@@ -45,7 +45,7 @@ _CONFIG = {
 
 @dataclass(frozen=True, slots=True)
 class LeftOver:
-    """Something that is there."""
+    """A file, folder or service that is left over."""
 
     what: str
     path: Path

@@ -1,4 +1,4 @@
-"""`mlxserve use`: the model that commands take when none is named, `model` in the configuration file."""
+"""`mlxserve use`: sets the default model, `model` in the configuration file."""
 
 # Annotations are read by typer at run time, so this file does not postpone them.
 
@@ -57,7 +57,7 @@ def use(
 
 
 def remember(model: str, file: Path) -> None:
-    """Write the model into the configuration file, whose other lines stay as they are.
+    """Write the model into the configuration file, keeping all other lines.
 
     Raises InvalidConfig.
     """
@@ -78,7 +78,7 @@ def remember(model: str, file: Path) -> None:
 
 
 def _with_line(text: str, line: str) -> str:
-    """With this line instead of the one for the model, or else before all others."""
+    """Replace the line of the model, or insert it before all others."""
     table = _TABLE.search(text)
     end = table.start() if table is not None else len(text)
     top, rest = text[:end], text[end:]
@@ -87,7 +87,7 @@ def _with_line(text: str, line: str) -> str:
 
 
 def _checked(name: str) -> str:
-    """The name as the file keeps it: whole paths, and repositories for short names.
+    """Return the name as the file stores it: absolute paths, and repositories for short names.
 
     Raises ModelNotFound for a name that cannot be one, and UnsupportedModel for a folder.
     """

@@ -35,21 +35,21 @@ def config_home() -> Path:
 
 
 class BudgetMode(Enum):
-    """What a page-aligned chunk costs of a step's budget."""
+    """The cost of a page-aligned chunk in a step's budget."""
 
     ALIGNED = auto()  # all slots of the pages that it touches
     UNALIGNED = auto()  # its tokens
 
 
 class PageTail(Enum):
-    """What happens where a prompt can use only the beginning of a cached page."""
+    """Handling of a prompt that can use only the beginning of a cached page."""
 
     COPY = auto()
     RECOMPUTE = auto()
 
 
 class PreemptionMode(Enum):
-    """What happens to the computed pages of a preempted request."""
+    """Handling of a preempted request's computed pages."""
 
     RECOMPUTE = auto()  # released; those that are not evicted meanwhile are found again by hash
     SWAP = auto()  # the same, but what is not on disk yet is written there first
@@ -57,7 +57,7 @@ class PreemptionMode(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig(Options):
-    """What the scheduler decides by. Raises InvalidConfig."""
+    """Options of the scheduler. Raises InvalidConfig."""
 
     max_num_seqs: Annotated[
         int,
@@ -657,7 +657,7 @@ class EngineConfig(Options):
 
     @property
     def num_ranks(self) -> int:
-        """Processes that compute together."""
+        """Number of processes that compute together."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ForwardWork:
-    """`weights`: multiply-adds of a row with weights. `attention`: (those for each position that a
-    row sees, window) of layers that are alike; None sees all positions.
+    """Multiply-adds of a model.
+
+    `weights`: of a row with weights. `attention`: (those for each position that a row sees, window)
+    of layers
+    that are alike; a window of None sees all positions.
     """
 
     weights: int
@@ -28,7 +31,7 @@ class ForwardWork:
         )
 
     def of_chunk(self, start: int, length: int) -> int:
-        """At most, as if every row were at the last position."""
+        """Upper bound, as if every row were at the last position."""
         return length * self.of_row(start + length - 1)
 
 
@@ -40,7 +43,7 @@ class WorkBudget:
     amount: float
 
     def rows(self, start: int, max_rows: int, used: float) -> int:
-        """Rows of a chunk from `start` for what is left after `used`, at most `max_rows`."""
+        """Rows of a chunk from `start` that fit what is left after `used`, at most `max_rows`."""
         if max_rows <= 0:
             return 0
         left = max(0.0, self.amount - used)

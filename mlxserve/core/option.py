@@ -68,7 +68,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class NamedOption:
-    """An option with what its field says: name, type (None aside) and default."""
+    """An option with its field's name, type (without None) and default."""
 
     name: str
     kind: Any  # bool, int, float, str, an Enum, or tuple[str, ...]
@@ -78,7 +78,7 @@ class NamedOption:
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """The values it may have, an Enum's members by their names in lower case; () for any."""
+        """Allowed values; an Enum's members are lower-case names. Empty if any value is allowed."""
         if isinstance(self.kind, type) and issubclass(self.kind, Enum):
             return tuple(member.name.lower() for member in self.kind)
         return self.declared.choices
@@ -94,7 +94,7 @@ class NamedOption:
         return "" if self.default == () else str(self.default)
 
     def checked(self, value: Any) -> Any:
-        """The value as the field's type. Raises InvalidConfig."""
+        """Return the value as the field's type. Raises InvalidConfig."""
         if value is None and self.is_optional:
             return value
         if isinstance(self.kind, type) and issubclass(self.kind, Enum):
@@ -110,7 +110,7 @@ class NamedOption:
         raise self._refusal(value)
 
     def parsed(self, text: str) -> Any:
-        """A text, as from an environment variable, as the field's type. Raises InvalidConfig."""
+        """Parse a text, as from an environment variable. Raises InvalidConfig."""
         try:
             if self.kind is bool:
                 return {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False)}[text.lower()]
@@ -148,7 +148,7 @@ class NamedOption:
         return _HIGHEST[self.kind] if self.declared.le is None else self.declared.le
 
     def _is_too_high(self, value: object) -> bool:
-        """Whether it is above a highest value that the option does not declare."""
+        """True if it is above the default upper bound."""
         is_open = self.kind in _HIGHEST and self.declared.le is None
         return is_open and isinstance(value, (int, float)) and value > self._highest
 
@@ -184,7 +184,7 @@ def _bounds(declared: Option) -> str:
 
 
 class Options:
-    """Base of the configs: checks every option when one is made. Raises InvalidConfig."""
+    """Base of the configs: validates every option on construction. Raises InvalidConfig."""
 
     __slots__ = ()
 
@@ -196,10 +196,13 @@ class Options:
         self.check_together()
 
     def check_together(self) -> None:
-        """Rules about several options. Raises InvalidConfig."""
+        """Check rules about several options. Raises InvalidConfig."""
 
     def with_options(self, **values: Any) -> Self:
-        """A copy with these options, including those of nested configs. Raises InvalidConfig."""
+        """Return a copy with these options, including those of nested configs.
+
+        Raises InvalidConfig.
+        """
         known = {option.name for option in options_of(type(self))}
         for name in values:
             if name not in known:
@@ -217,7 +220,7 @@ class Options:
 
 
 def unknown_option(name: str, known: Iterable[str]) -> InvalidConfig:
-    """The error for a name that is not an option, with those that are spelled nearly so."""
+    """Return the error for an unknown name, with similarly spelled options."""
     import difflib
 
     near = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
@@ -226,7 +229,7 @@ def unknown_option(name: str, known: Iterable[str]) -> InvalidConfig:
 
 
 def options_of(schema: type[Options]) -> tuple[NamedOption, ...]:
-    """The options of a config, with those of nested configs in their place."""
+    """List a config's options, with those of nested configs in their place."""
     if schema in _found:
         return _found[schema]
     hints = get_type_hints(schema, include_extras=True)
@@ -242,8 +245,9 @@ def options_of(schema: type[Options]) -> tuple[NamedOption, ...]:
 
 
 def given_options(config: Options) -> dict[str, Any]:
-    """The options that are not the defaults, by name, those of nested configs included: values that
-    JSON can hold.
+    """Return the options that differ from their defaults, by name, as JSON values.
+
+    Those of nested configs are included.
     """
     default = type(config)()
     given: dict[str, Any] = {}

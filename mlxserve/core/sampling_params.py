@@ -129,7 +129,7 @@ class SamplingParams:
 
     @property
     def is_penalised(self) -> bool:
-        """Whether a token's chance depends on the tokens that were chosen before."""
+        """True if a token's probability depends on the tokens chosen before it."""
         return (
             self.repetition_penalty != 1
             or self.presence_penalty != 0
@@ -145,7 +145,7 @@ class SamplingParams:
 
 
 def check_whole(value: object, name: str, low: int | None = None, high: int | None = None) -> None:
-    """Raises InvalidParameter for anything but a whole number within the bounds."""
+    """Raises InvalidParameter for anything but an integer within the bounds."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidParameter(name, f"must be a whole number, got {value!r}")
     if (low is not None and value < low) or (high is not None and value > high):

@@ -1,4 +1,4 @@
-"""Stats: what is counted, each number in one field, with its name and help text on /metrics.
+"""Stats: all counters, each declared in one field with its name and help text on /metrics.
 
 Each group is owned by the object that counts in it. The owner changes its group in place and hands
 out copies; a copy is never changed. `Stats` is one copy of every group.
@@ -78,9 +78,9 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes of the device's memory. `reserved` is what mlx keeps for its next arrays.
+    """Bytes of the device's memory. `reserved` is mlx's cache for its next arrays.
 
-    kv_cache_dtype: what keys and values are stored in (float32, bfloat16, q8), of several joined
+    kv_cache_dtype: dtypes of keys and values (float32, bfloat16, q8), joined if several
     """
 
     kv_cache: int
@@ -92,7 +92,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """How /metrics shows a field: under `name`, or under the field's own name."""
+    """How /metrics exports a field: under `name`, or under the field's own name."""
 
     kind: Literal["gauge", "counter", "histogram"]
     help: str
@@ -121,7 +121,7 @@ class StatsGroup:
 
     @classmethod
     def of(cls, owner: object) -> Self:
-        """The owner's attributes of these names, as they are now."""
+        """Copy the owner's attributes of these names."""
         values = [getattr(owner, name) for name in cls.__match_args__]
         return cls(*[v if type(v) in (int, float) else v.copy() for v in values])
 
@@ -130,7 +130,7 @@ class StatsGroup:
 
 
 def exports_of(group: type[StatsGroup]) -> tuple[tuple[str, Exported], ...]:
-    """(attribute, how it is shown) of the fields and properties that /metrics shows."""
+    """List (attribute, export) of the fields and properties on /metrics."""
     hints = get_type_hints(group, include_extras=True)
     for name, attribute in vars(group).items():
         if isinstance(attribute, property):
@@ -211,7 +211,7 @@ _PAGES = "Pages of the KV pool: free, active (held or pinned), cached (findable 
 
 @dataclass(slots=True)
 class PoolStats(StatsGroup):
-    """Pages of the pool now. A page is free or used; either kind can also be cached."""
+    """Current pages of the pool. A page is free or used; either kind can also be cached."""
 
     num_pages: int = 0
     num_free: Annotated[int, gauge(_PAGES, "pages", label="state", value="free")] = 0
@@ -239,7 +239,7 @@ _WINDOW_PAGES = "Pages of layers with a window: free, active (held), cached (fin
 
 @dataclass(slots=True)
 class WindowStats(StatsGroup):
-    """Of the pool of layers with a window; zeros where they have none of their own."""
+    """Current pages of the sliding-window pool; zeros without a separate one."""
 
     num_pages: int = 0
     num_free: Annotated[int, gauge(_WINDOW_PAGES, "window_pages", label="state", value="free")] = 0
@@ -328,7 +328,7 @@ class StepStats(StatsGroup):
 
 @dataclass(slots=True)
 class DiskStats(StatsGroup):
-    """Of the disk cache: this model's pages now, and what was read and written since the start."""
+    """The disk cache: this model's pages now, and reads and writes since the start."""
 
     num_pages: Annotated[int, gauge("Pages on disk.", "disk_cache_pages")] = 0
     num_bytes: Annotated[int, gauge("Bytes of pages on disk.", "disk_cache_bytes")] = 0
@@ -362,7 +362,7 @@ class DiskStats(StatsGroup):
 
 @dataclass(slots=True)
 class VisionStats(StatsGroup):
-    """Of the tower; zeros for models that read text only."""
+    """Counters of the image encoder; zeros for models that read text only."""
 
     num_computed: Annotated[
         int,
@@ -374,7 +374,7 @@ class VisionStats(StatsGroup):
 
 @dataclass(slots=True)
 class RankStats(StatsGroup):
-    """Of the other ranks, by their numbers, as of their last signs of life."""
+    """Memory of the other ranks, as of their last heartbeats."""
 
     num_frames: Annotated[
         Counter[str], gauge("What a rank has been told and has done.", "rank_frames", label="rank")
@@ -390,7 +390,7 @@ class RankStats(StatsGroup):
 
 @dataclass(slots=True)
 class PlannedMemory(StatsGroup):
-    """Bytes that the model was given when it was loaded, and those of its pool now."""
+    """Bytes planned for the model when it was loaded, and its pool's bytes now."""
 
     weights: Annotated[int, gauge("Bytes of the model's weights.", "weights_bytes")] = 0
     step: Annotated[

@@ -1,3 +1,3 @@
-"""The package's version, where importing it costs nothing."""
+"""The package's version, in a module without imports."""
 
 __version__ = "0.1.0"

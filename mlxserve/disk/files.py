@@ -1,4 +1,4 @@
-"""DiskFiles: the files of the disk cache, one for each record, and nothing of what they are for.
+"""DiskFiles: the files of the disk cache, one for each record.
 
     base/                      0700
         writes.json            bytes written today, by every process
@@ -7,8 +7,10 @@
             <2 hex>/<name>.page    0600
 
 A file is written under another name and renamed, so that it is whole or not there. Other processes
-may use the same folder: a file that has vanished is no error. Nobody else may write there, and links
-are not followed below `base`: what was put in the way of a record is renamed, and nothing of it read.
+may use the same folder: a file that has vanished is no error. Nobody else may write there, and
+    links
+are not followed below `base`: what was put in the way of a record is renamed, and nothing of it
+read.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class UnsoundRecord(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A record of any model."""
+    """A record on disk, of any model."""
 
     path: Path
     size: int
@@ -68,8 +70,9 @@ class DiskFiles:
         model: str = "",
         payload_sizes: Collection[int] | None = None,
     ) -> None:
-        """model: its name, for people
-        payload_sizes: those that records have, in bytes; None for any
+        """model: its name, for people.
+
+        payload_sizes: allowed sizes of records in bytes; None allows any
         """
         self.base = base
         self._model = model
@@ -80,7 +83,7 @@ class DiskFiles:
         self._numbers = itertools.count()
 
     def prepare(self) -> None:
-        """Make the folder, and see whether it can be used, and by this user alone."""
+        """Create the folder, and check that it is usable and writable by this user alone."""
         self._make()
         _check_owner(self.base)
         os.listdir(self.base)
@@ -91,14 +94,14 @@ class DiskFiles:
         return self.folder / text[:2] / (text + _SUFFIX)
 
     def write(self, name: bytes, payload: bytes, used: float | None = None) -> None:
-        """Write a record, whole or not at all. `used`: when it was used last; None for now."""
+        """Write a record atomically. `used`: time of its last use; None for now."""
         path = self.path(name)
         self._make()
         self._take(path.parent)
         self._put(path, self.header(name, payload), payload, used=used)
 
     def read(self, name: bytes) -> bytes:
-        """The payload, exactly as it was written. Raises UnsoundRecord, FileNotFoundError."""
+        """Return a record's payload. Raises UnsoundRecord, FileNotFoundError."""
         path = self.path(name)
         with open_regular(path, follows=False) as file:
             size = os.fstat(file.fileno()).st_size - HEADER_SIZE
@@ -110,11 +113,11 @@ class DiskFiles:
         return payload
 
     def touch(self, path: Path, used: float) -> None:
-        """Note when a record was used last, for the next process as well."""
+        """Set a record's time of last use, also for the next process."""
         os.utime(path, (used, used))
 
     def header(self, name: bytes, payload: bytes) -> bytes:
-        """What precedes the payload in its file; its end is a checksum of all of it."""
+        """Return a record's header, which ends with a checksum of header and payload."""
         assert len(name) <= MAX_NAME, "a name of more than 32 bytes"
         fields = (_MAGIC, self._identity, len(name), name, len(payload))
         start = _HEADER.pack(*fields, b"")[:-_DIGEST_SIZE]
@@ -127,7 +130,7 @@ class DiskFiles:
         path.unlink(missing_ok=True)
 
     def scan(self) -> Iterator[FoundFile]:
-        """`scan` of the folder, with the names of own records."""
+        """Like `scan` of the folder, with the names of own records."""
         self._unlisted.clear()
         for file in scan(self.base, self._unlisted):
             yield FoundFile(file.path, file.size, file.used, self._name_of(file.path))
@@ -141,7 +144,7 @@ class DiskFiles:
             return None
 
     def written(self, day: str) -> int:
-        """Bytes written on this day, by every process; 0 if nothing sound says so."""
+        """Bytes written on this day by all processes; 0 if the count is missing or damaged."""
         try:
             found = read_own_json(self.base / "writes.json", _COUNT_BYTES)
             return max(0, int(found["bytes"])) if found["day"] == day else 0
@@ -149,7 +152,7 @@ class DiskFiles:
             return 0
 
     def add_written(self, day: str, num_bytes: int) -> int:
-        """Count `num_bytes` more; the new number of this day's."""
+        """Add `num_bytes` to this day's count, and return it."""
         total = self.written(day) + num_bytes
         self._put(self.base / "writes.json", json.dumps({"day": day, "bytes": total}).encode())
         return total
@@ -159,7 +162,7 @@ class DiskFiles:
         self._take(self.folder)
 
     def _take(self, folder: Path) -> None:
-        """Make a subfolder, or make one usable that is there."""
+        """Create a subfolder, or make an existing one usable."""
         try:
             folder.mkdir(mode=0o700)
             return
@@ -170,7 +173,7 @@ class DiskFiles:
                 folder.mkdir(mode=0o700)
 
     def _put(self, path: Path, *pieces: bytes, used: float | None = None) -> None:
-        """Write a file whole or not at all."""
+        """Write a file atomically."""
         unfinished = path.with_name(f".{os.getpid()}-{next(self._numbers)}{_UNFINISHED}")
         try:
             write_new(unfinished, *pieces)
@@ -186,7 +189,7 @@ class DiskFiles:
             raise
 
     def _set_aside(self, path: Path) -> None:
-        """Rename what is in the way of a file or folder of ours."""
+        """Rename whatever is in the way of one of our files or folders."""
         aside = path.with_name(f"{path.name}.{os.getpid()}-{next(self._numbers)}.unused")
         os.rename(path, aside)
         log.warning(
@@ -198,7 +201,7 @@ class DiskFiles:
 
 
 def _check_owner(base: Path) -> None:
-    """Raises OSError for a folder in which other users could put pages: those are believed."""
+    """Raises OSError for a folder that other users can write to: its pages would be trusted."""
     state = base.stat()
     if state.st_uid not in (os.geteuid(), 0):
         raise PermissionError(f"{base} belongs to another user")
@@ -207,7 +210,7 @@ def _check_owner(base: Path) -> None:
 
 
 def _is_own_folder(folder: Path) -> bool:
-    """Whether it is a folder of this user, and no link to one; it gets the mode of a new one."""
+    """True if this user owns the folder and it is no link; sets the mode of a new one."""
     state = folder.lstat()
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid():
         return False
@@ -217,7 +220,7 @@ def _is_own_folder(folder: Path) -> bool:
 
 
 def _entries(folder: Path, unlisted: set[Path]) -> list[os.DirEntry[str]]:
-    """What is in a subfolder; nothing, with a warning, of one that cannot be listed."""
+    """Entries of a subfolder; empty, with a warning, if it cannot be listed."""
     try:
         if not os.access(folder, os.R_OK | os.X_OK):
             folder.chmod(0o700)
@@ -231,7 +234,7 @@ def _entries(folder: Path, unlisted: set[Path]) -> list[os.DirEntry[str]]:
 
 
 def _folders(entries: Iterable[os.DirEntry[str]], name: re.Pattern[str]) -> list[Path]:
-    """Those named like subfolders of a disk cache; all others are ignored."""
+    """Entries named like subfolders of a disk cache; all others are ignored."""
     return [
         Path(one.path)
         for one in entries
@@ -240,11 +243,11 @@ def _folders(entries: Iterable[os.DirEntry[str]], name: re.Pattern[str]) -> list
 
 
 def scan(base: Path, unlisted: set[Path] | None = None) -> Iterator[FoundFile]:
-    """The records of all models; unfinished files of dead processes are removed.
+    """Yield the records of all models, removing unfinished files of dead processes.
 
-    unlisted: gets the subfolders that cannot be listed, of which nothing is found
+    unlisted: receives the subfolders that cannot be listed, whose records are not found
 
-    Raises OSError if `base` is there and cannot be listed.
+    Raises OSError if `base` exists and cannot be listed.
     """
     unlisted = set() if unlisted is None else unlisted
     for model in model_folders(base):
@@ -255,7 +258,7 @@ def scan(base: Path, unlisted: set[Path] | None = None) -> Iterator[FoundFile]:
 
 
 def _found(entry: os.DirEntry[str]) -> FoundFile | None:
-    """The record in a subfolder's entry; None if it is something else."""
+    """Return the record of a subfolder's entry; None for anything else."""
     try:
         state = entry.stat(follow_symlinks=False)
         if not stat.S_ISREG(state.st_mode):
@@ -272,12 +275,12 @@ def _found(entry: os.DirEntry[str]) -> FoundFile | None:
 
 
 def model_folders(base: Path) -> list[Path]:
-    """Those that `scan` looks into. Raises OSError as it does."""
+    """Folders that `scan` visits. Raises OSError as it does."""
     return list(_folders(os.scandir(base), _LONG)) if base.exists() else []
 
 
 def model_of(folder: Path) -> str:
-    """The name that the model of these records had, or else the name of their folder."""
+    """Name of these records' model, else the name of their folder."""
     try:
         return read_file(folder / _MODEL, _MODEL_BYTES).decode() or folder.name
     except (OSError, ValueError):

@@ -11,7 +11,7 @@ _LARGEST_SHARE = 0.1  # of what is free on the disk
 
 
 def disk_folder(asked: str | None) -> Path:
-    """The folder that was `asked` for, or mlxserve/pages in the user's cache folder."""
+    """Return the configured folder, or mlxserve/pages in the user's cache folder."""
     if asked:
         return Path(asked).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -19,7 +19,7 @@ def disk_folder(asked: str | None) -> Path:
 
 
 def default_bytes(folder: Path) -> int:
-    """8 GiB, or a tenth of what is free on the folder's disk if that is less."""
+    """8 GiB, or a tenth of the free space on the folder's disk if that is less."""
     there = next((one for one in (folder, *folder.parents) if one.exists()), None)
     if there is None:
         return DEFAULT_BYTES

@@ -1,4 +1,4 @@
-"""DiskIndex: which records are on disk, as far as is known, and which goes first for room."""
+"""DiskIndex: the records known to be on disk, in eviction order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mlxserve.disk.files import FoundFile
 
 
 class DiskIndex:
-    """Records by file, those of other models as well. Sizes in bytes."""
+    """Records by file, including other models'. Sizes in bytes."""
 
     def __init__(self, files: Iterable[FoundFile] = ()) -> None:
         self.files: dict[Path, FoundFile] = {}
@@ -22,7 +22,7 @@ class DiskIndex:
             self.add(file)
 
     def add(self, file: FoundFile) -> None:
-        """Note a record that was found, written or used."""
+        """Add a record that was found, written or used."""
         self.remove(file.path)
         self.files[file.path] = file
         heapq.heappush(self._by_use, (file.used, file.path))
@@ -32,12 +32,12 @@ class DiskIndex:
         self._count(file, 1)
 
     def remove(self, path: Path) -> None:
-        """Forget a record; nothing happens if it is not known."""
+        """Remove a record, if known."""
         if (file := self.files.pop(path, None)) is not None:
             self._count(file, -1)
 
     def coldest(self) -> FoundFile | None:
-        """The record that was used least recently; None if there is none."""
+        """The least recently used record; None if there is none."""
         while self._by_use:
             used, path = self._by_use[0]
             file = self.files.get(path)
@@ -47,7 +47,7 @@ class DiskIndex:
         return None
 
     def pop_changes(self) -> dict[bytes, bool]:
-        """The names that came or went since the last call, and whether each is there."""
+        """Return the names added or removed since the last call, with True for added."""
         changes, self._changes = self._changes, {}
         return changes
 

@@ -1,7 +1,7 @@
-"""DiskLoads: the loads that the caller waits for, and the answers that it has not taken yet.
+"""DiskLoads: pending loads, and their answers until the caller takes them.
 
 add ──▶ answer ──▶ poll         each load is answered once
- └─── answer_all ───▲           with nothing, when the disk is given up
+ └─── answer_all ───▲           with no records, when the disk is given up
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class DiskLoad:
 
 @dataclass(frozen=True, slots=True)
 class DiskAnswer:
-    """To a load: the leading records that were read sound."""
+    """The answer to a load: the leading records that were read and verified."""
 
     ticket: int
     payloads: tuple[bytes, ...]
@@ -40,25 +40,25 @@ class DiskLoads:
         return bool(self._answers)
 
     def add(self, names: Sequence[bytes]) -> DiskLoad:
-        """A load that is to be answered."""
+        """Create a load to be answered."""
         load = DiskLoad(next(self._numbers), tuple(names))
         self._tickets.add(load.ticket)
         return load
 
     def refuse(self) -> int:
-        """The ticket of a load that is answered with nothing at once."""
+        """Return the ticket of a load that is answered at once with no records."""
         ticket = next(self._numbers)
         self._answers.append(DiskAnswer(ticket, ()))
         return ticket
 
     def answer(self, answer: DiskAnswer) -> None:
-        """Keep an answer until `poll`, if its load still waits for one."""
+        """Keep an answer until `poll`, if its load is still pending."""
         if answer.ticket in self._tickets:
             self._tickets.remove(answer.ticket)
             self._answers.append(answer)
 
     def answer_all(self) -> None:
-        """Answer every load with nothing."""
+        """Answer every load with no records."""
         self._answers += [DiskAnswer(ticket, ()) for ticket in sorted(self._tickets)]
         self._tickets.clear()
 

@@ -1,4 +1,4 @@
-"""DiskThread: all that touches the disk, in operations so short that a load does not wait for long.
+"""DiskThread: performs all disk access in short operations, so that a load never waits long.
 
     messages ──▶ taken between two operations ──▶ the most urgent operation ──▶ events
 
@@ -39,7 +39,7 @@ _LISTED_SECONDS = 60.0  # after which files are listed again before one is delet
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A message: write this, unless only records that were used later could make room for it."""
+    """A message: write this, unless only more recently used records could make room for it."""
 
     name: bytes
     payload: bytes
@@ -47,13 +47,13 @@ class Record:
 
     @property
     def size(self) -> int:
-        """Of its file, in bytes."""
+        """Size of its file in bytes."""
         return len(self.payload) + HEADER_SIZE
 
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """A message: these own records were used then."""
+    """A message: these own records were used at these times."""
 
     used: Mapping[bytes, float]
 
@@ -78,7 +78,7 @@ Message = DiskLoad | Record | Touch | Delete | Order
 
 @dataclass(slots=True)
 class DiskUse:
-    """What is on disk, and what was done since the start. Sizes in bytes."""
+    """The disk's contents, and counters since the start. Sizes in bytes."""
 
     limit: int
     num_pages: int = 0  # of this identity, as the next three
@@ -97,7 +97,7 @@ class DiskUse:
 
 @dataclass(frozen=True, slots=True)
 class DiskNews:
-    """An event: what an operation has changed, and what is true after it."""
+    """An event: an operation's changes, and the state after it."""
 
     num_messages: int  # that were taken before
     is_idle: bool  # nothing is left to be done of these
@@ -111,7 +111,7 @@ class DiskNews:
 
 @dataclass(slots=True)
 class _Listing:
-    """The files that are listed now."""
+    """Files that are being listed."""
 
     files: Iterator[FoundFile]
     unseen: set[Path]  # in the index, and not found again yet
@@ -119,12 +119,12 @@ class _Listing:
 
 
 class DiskThread:
-    """What is done for one DiskTier; `run` is its thread's."""
+    """The worker of one DiskTier; `run` is its thread's target."""
 
     def __init__(
         self, files: DiskFiles, limit: int, clock: Callable[[], float], today: Callable[[], str]
     ) -> None:
-        """Raises OSError if the folder cannot be made or written to."""
+        """Raises OSError if the folder cannot be created or written to."""
         files.prepare()
         self.messages: SimpleQueue[Message] = SimpleQueue()
         self.events: SimpleQueue[DiskAnswer | DiskNews | None] = SimpleQueue()  # None at the end
@@ -149,7 +149,7 @@ class DiskThread:
         self._tell()
 
     def run(self) -> None:
-        """Until the tier is closed, or faults that are not the disk's follow one another."""
+        """Run until the tier is closed, or until faults that are not the disk's repeat."""
         try:
             while not self._is_closed:
                 try:
@@ -168,7 +168,10 @@ class DiskThread:
             self._count_writes()
 
     def _begin_again(self, fault: Exception) -> None:
-        """Drop what was to be done, and look anew at what is there. Raises the fault of too many."""
+        """Drop all pending operations and list the disk again.
+
+        Raises the fault if there were too many.
+        """
         now = self._clock()
         self._faults = [at for at in self._faults if now - at < _FAULT_SECONDS] + [now]
         if len(self._faults) > _MAX_FAULTS:
@@ -185,7 +188,7 @@ class DiskThread:
         self._tell(dropped=dropped, error=error)
 
     def _receive(self) -> Callable[[], None] | None:
-        """Take all messages, and wait for one if nothing is to be done. The next operation."""
+        """Take all messages, waiting for one if idle, and return the next operation."""
         while not self._is_closed:
             operate = self._next()
             if self.messages.empty():
@@ -253,7 +256,7 @@ class DiskThread:
         self.events.put(DiskNews(*news, used, tuple(dropped), error))
 
     def _read(self, load: DiskLoad) -> None:
-        """One more record of a load, which is answered after the last one."""
+        """Read one more record of a load, which is answered after the last one."""
         names = load.names[len(self._payloads) :]
         payload = self._payload(names[0]) if names else None
         if payload is not None:
@@ -267,8 +270,9 @@ class DiskThread:
             self._payloads.clear()
 
     def _payload(self, name: bytes) -> bytes | None:
-        """Of a record that may still wait to be written. If it cannot be read it is forgotten,
-        unless only this process lacks something.
+        """Return a record's payload, which may still wait to be written.
+
+        An unreadable record is forgotten, unless the process lacked a resource to read it.
         """
         if name in self._saves or (self._listing is not None and self._listing.is_clearing):
             record = self._saves.get(name)
@@ -296,14 +300,14 @@ class DiskThread:
         return payload
 
     def _add(self, name: bytes, size: int, used: float) -> None:
-        """Note a record that is there."""
+        """Add an existing record to the index."""
         path = self._files.path(name)
         self._index.add(FoundFile(path, size, used, name))
         if self._listing is not None:
             self._listing.unseen.discard(path)
 
     def _touch(self) -> None:
-        """Note when some records were used."""
+        """Store some records' times of last use."""
         for name in list(islice(self._touches, _TOUCHED_FILES)):
             used, path = self._touches.pop(name), self._files.path(name)
             if (file := self._index.files.get(path)) is not None:
@@ -318,7 +322,7 @@ class DiskThread:
         self._tell()
 
     def _list(self, listing: _Listing) -> None:
-        """List some more files; what was not found at the end is forgotten."""
+        """List some more files; at the end, forget records that were not listed."""
         try:
             with self._operation():
                 part = list(islice(listing.files, _LISTED_FILES))
@@ -339,7 +343,7 @@ class DiskThread:
         self._tell()
 
     def _drop_saves(self, names: Iterable[bytes]) -> None:
-        """These are not written any more."""
+        """Drop these records from those to be written."""
         dropped = [name for name in names if self._saves.pop(name, None) is not None]
         if dropped:
             self._tell(dropped=dropped)
@@ -351,13 +355,14 @@ class DiskThread:
         self._tell()
 
     def _is_too_full(self) -> bool:
-        """Whether the next record does not fit, or there is too much already."""
+        """True if the next record does not fit, or the bound is exceeded already."""
         size = next((record.size for record in self._saves.values()), 0)
         return self._index.total + size > self._limit and bool(self._index.files)
 
     def _make_room(self) -> None:
-        """Delete the record that was used least recently, by an index of the last minute; or drop
-        those to be written that were used even less recently.
+        """Delete the least recently used record, by an index of the last minute.
+
+        Drops pending writes instead if they were used even less recently.
         """
         victim = self._index.coldest()
         assert victim is not None, "there is nothing to delete"
@@ -394,7 +399,7 @@ class DiskThread:
         self._tell()
 
     def _count_writes(self) -> None:
-        """Tell other processes how much was written."""
+        """Publish the bytes written, for other processes."""
         try:
             with self._operation():
                 written = self._files.add_written(self._day, self._uncounted)

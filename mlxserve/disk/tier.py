@@ -1,4 +1,4 @@
-"""DiskTier: records on disk by their names, until they are the least recently used of too many.
+"""DiskTier: an LRU cache of records on disk, by name.
 
     save ──▶ accepted ──▶ on disk ──▶ deleted for room, lost, or cleared
                 │            │
@@ -7,12 +7,15 @@
     the caller's thread: DiskTier ── messages ──▶ DiskThread, which owns the index and the files
                                   ◀── events ────
 
-Each owns its state, so there is no lock. The caller sees the names that events have brought and those
-that it has saved, and waits only in `wait`, `flush` and `close`. What a file holds is checked when it
+Each owns its state, so there is no lock. The caller sees the names that events have brought and
+those
+that it has saved, and waits only in `wait`, `flush` and `close`. What a file holds is checked when
+it
 is read, so a record comes back exactly as it was saved, or not at all. It is a cache: what was not
 written when the process is killed is lost, and so is anything that the disk loses.
 
-A disk that stands still is given up after STALL_SECONDS, once: every load is answered with nothing,
+A disk that stands still is given up after STALL_SECONDS, once: every load is answered with no
+    records,
 and nothing is asked of it until it answers. Knows neither arrays nor requests.
 """
 
@@ -51,7 +54,7 @@ STALL_SECONDS = 10.0  # of one operation; then the disk is given up
 
 
 class DiskState(IntEnum):
-    """What can be asked of the disk now."""
+    """Whether the disk accepts requests now."""
 
     OFF = 0  # there is no disk cache
     WORKS = 1
@@ -63,7 +66,7 @@ class DiskState(IntEnum):
 class DiskTier:
     """Records of one identity below `base`, which other identities and processes may share.
 
-    All methods are for one thread.
+    Not thread-safe: all methods are for one thread.
     """
 
     def __init__(
@@ -79,14 +82,16 @@ class DiskTier:
         clock: Callable[[], float] = RUNNING.now,
         today: Callable[[], str] = lambda: datetime.now(UTC).date().isoformat(),
     ) -> None:
-        """identity: 16 bytes; records of another one are never read
+        """Open the tier.
+
+        identity: 16 bytes; records of another one are never read
         limit: most bytes below `base`, of all identities
         daily_writes: most bytes written in a day (UTC), by all processes
         model: its name, for people who look into the folder
-        payload_sizes: those that records have, in bytes; None for any
+        payload_sizes: allowed sizes of records in bytes; None allows any
         files: what accesses the disk, for tests
 
-        Raises InvalidConfig if the folder cannot be made or written to.
+        Raises InvalidConfig if the folder cannot be created or written to.
         """
         files = files or DiskFiles(base, identity, model, payload_sizes)
         try:
@@ -110,20 +115,21 @@ class DiskTier:
         self._thread.start()
 
     def __contains__(self, name: bytes) -> bool:
-        """Whether this record is there."""
+        """True if this record is known to exist."""
         return self._works() and (name in self._names or name in self._writes)
 
     def num_leading(self, names: Sequence[bytes], /) -> int:
-        """How many of these records are there, from the first one on."""
+        """Number of leading names whose records exist."""
         return sum(1 for _ in takewhile(self.__contains__, names))
 
     def is_written(self, name: bytes) -> bool:
-        """Whether this record is there, and no longer waits to be written."""
+        """True if this record exists and no longer waits to be written."""
         return self._works() and name in self._names
 
     def keeps(self, num_bytes: int, used: float) -> bool:
-        """Whether a record of this size that was used last at `used` would be kept if it was saved:
-        it fits, or there are colder ones.
+        """True if a record of `num_bytes`, last used at `used`, would be kept if saved.
+
+        That is, it fits or there are colder ones.
         """
         self._take_all()
         news, size = self._news, num_bytes + HEADER_SIZE
@@ -134,9 +140,9 @@ class DiskTier:
     def save(
         self, records: Sequence[tuple[bytes, bytes]], used: Sequence[float] | None = None
     ) -> int:
-        """Have records written: (name, payload). How many are accepted, from the first one on.
+        """Queue (name, payload) records to be written; return how many leading ones were accepted.
 
-        None while the disk does not take any. What is there already is accepted, and not written
+        Returns None while the disk accepts none. What is there already is accepted, and not written
         again. `used`: when each was used last, seconds since 1970; None for now. Those that are
         colder than all that is on a full disk are not written.
         """
@@ -152,12 +158,12 @@ class DiskTier:
         return len(records)
 
     def touch(self, used: Mapping[bytes, float]) -> None:
-        """Note when these records were used last; those that are not there are ignored."""
+        """Update last-used times; unknown records are ignored."""
         if self._works() and (found := self._names & used.keys()):
             self._send(Touch({name: used[name] for name in found}))
 
     def load(self, names: Sequence[bytes]) -> int:
-        """Start to read these records; a ticket, by which `poll` returns them."""
+        """Start reading these records; return a ticket, by which `poll` returns them."""
         if not self._works() or self._is_closed:
             return self._loads.refuse()
         load = self._loads.add(names)
@@ -165,16 +171,16 @@ class DiskTier:
         return load.ticket
 
     def poll(self) -> list[DiskAnswer]:
-        """The answers since the last call, each once."""
+        """Return the answers since the last call, each once."""
         self._works()  # or else all loads are answered
         return self._loads.poll()
 
     def wait(self, seconds: float) -> None:
-        """Wait until `poll` has something to return, for at most `seconds`."""
+        """Wait up to `seconds` until `poll` has an answer."""
         self._wait_for(lambda: not self._works() or self._loads.has_answers, seconds)
 
     def flush(self, seconds: float) -> bool:
-        """Wait until the index is complete and all that was accepted is written or given up."""
+        """Wait until the index is complete and all accepted records are written or dropped."""
 
         def is_done() -> bool:
             works, news = self._works(), self._news
@@ -183,7 +189,7 @@ class DiskTier:
         return self._wait_for(is_done, seconds)
 
     def delete(self, names: Sequence[bytes]) -> int:
-        """Forget these records, and have their files deleted soon; how many of them were there."""
+        """Forget these records, delete their files soon, and return how many existed."""
         num_there = sum(map(self.__contains__, names))
         self._send(Delete(tuple(names)))
         self._names.difference_update(names)
@@ -197,7 +203,7 @@ class DiskTier:
         self._writes.clear()
 
     def use(self) -> DiskUse:
-        """As of now."""
+        """Return the current contents and counters."""
         state = self._state()
         use = replace(self._news.use, written_today=self._writes.written_today, state=int(state))
         if self._news.num_messages < self._cleared_at:
@@ -211,7 +217,7 @@ class DiskTier:
         return DiskState.FAILED if self._has_ended else DiskState.STALLED
 
     def close(self, seconds: float = 5.0) -> None:
-        """Write what was accepted, for at most `seconds`, and end the thread. Idempotent."""
+        """Write accepted records for at most `seconds`, and end the thread. Idempotent."""
         self.flush(seconds)
         self._is_closed = True
         self._send(Order.CLOSE)
@@ -233,7 +239,7 @@ class DiskTier:
         return True
 
     def _works(self) -> bool:
-        """Gives the disk up if it stands still."""
+        """True if the disk responds; gives it up if it stands still."""
         self._take_all()
         began = self._disk.began
         is_stalled = began is not None and self._clock() - began > STALL_SECONDS

@@ -1,4 +1,4 @@
-"""Unwritten: the records in memory that are not on disk, in the order of their last use."""
+"""Unwritten: records in memory that are not on disk, by last use."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from mlxserve.disk.tier import DiskTier
 
 
 class Unwritten:
-    """Names of records of one kind; no more of them than could be on disk."""
+    """Names of records of one kind; at most as many as fit on disk."""
 
     def __init__(self, tier: DiskTier, num_bytes: int) -> None:
-        """`num_bytes`: of a record's payload."""
+        """`num_bytes`: size of a record's payload."""
         self._tier = tier
         self._num_bytes = num_bytes
         self._most = tier.limit // (num_bytes + HEADER_SIZE)
         self._used: OrderedDict[bytes, float] = OrderedDict()  # the last used last
 
     def use(self, used: Mapping[bytes, float]) -> None:
-        """Note when records in memory were used, the coldest first."""
+        """Update last-used times of records in memory, coldest first."""
         for name, time in used.items():
             self._used[name] = time
             self._used.move_to_end(name)
@@ -28,12 +28,12 @@ class Unwritten:
             self._used.popitem(last=False)
 
     def forget(self, names: Iterable[bytes]) -> None:
-        """These are not in memory any more."""
+        """Remove records that are no longer in memory."""
         for name in names:
             self._used.pop(name, None)
 
     def __contains__(self, name: bytes) -> bool:
-        """Whether it is not on disk, and would be kept there."""
+        """True if it is not on disk, and would be kept there."""
         if (used := self._used.get(name)) is None:
             return False
         if self._tier.is_written(name):
@@ -42,7 +42,7 @@ class Unwritten:
         return name not in self._tier and self._tier.keeps(self._num_bytes, used)
 
     def __iter__(self) -> Iterator[bytes]:
-        """Those that would be kept on disk, the last used first."""
+        """Records that would be kept on disk, most recently used first."""
         while self._used and self._tier.is_written(next(reversed(self._used))):
             self._used.popitem()
         for name, used in reversed(self._used.items()):
@@ -53,5 +53,5 @@ class Unwritten:
             yield name
 
     def time(self, name: bytes) -> float | None:
-        """When it was used last; None if it is on disk, or that is not known."""
+        """Time of last use; None if it is on disk or unknown."""
         return self._used.get(name)

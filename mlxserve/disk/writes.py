@@ -1,7 +1,7 @@
-"""DiskWrites: the records that were accepted and are not on disk yet, and how much may be written.
+"""DiskWrites: accepted records that are not on disk yet, and the bounds on writing.
 
 accept ──▶ done             accepted until too much waits or the day's bound is reached
-  └──────▶ failed           what waited is dropped; nothing is accepted for a minute
+  └──────▶ failed           pending records are dropped; none is accepted for a minute
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RETRY_SECONDS = 60.0  # after a write has failed
 
 
 class DiskWrites:
-    """Records that were accepted and are not on disk yet. Sizes in bytes."""
+    """Accepted records that are not on disk yet. Sizes in bytes."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class DiskWrites:
         clock: Callable[[], float],
         today: Callable[[], str],
     ) -> None:
-        """As `DiskTier`."""
+        """Arguments are those of `DiskTier`."""
         self._limit, self._daily_writes = limit, daily_writes
         self._clock, self._today = clock, today
         self._staged: dict[bytes, int] = {}  # bytes of payloads by name
@@ -43,26 +43,26 @@ class DiskWrites:
 
     @property
     def num_bytes(self) -> int:
-        """That wait to be written, about."""
+        """Bytes waiting to be written, approximately."""
         return self._staged_bytes
 
     @property
     def is_paused(self) -> bool:
-        """Whether a write has failed so recently that none is accepted."""
+        """True if a write failed so recently that none is accepted."""
         return self._clock() < self._retry_at
 
     @property
     def is_day_full(self) -> bool:
-        """Whether a record was refused because of what was written today."""
+        """True if a record was refused because of today's bound."""
         return self._full_day == self._today()
 
     @property
     def written_today(self) -> int:
-        """By every process, as far as `count` was told."""
+        """Bytes written today by all processes, as of the last `count`."""
         return self._written_that_day if self._day == self._today() else 0
 
     def accept(self, name: bytes, num_bytes: int) -> bool:
-        """Whether a record of `num_bytes` may be written. If not, the reason is logged once."""
+        """True if a record of `num_bytes` may be written. If not, the reason is logged once."""
         reason = self._refusal(num_bytes + HEADER_SIZE)
         if reason is not None:
             self._warn(*reason)
@@ -72,34 +72,34 @@ class DiskWrites:
         return True
 
     def done(self, name: bytes) -> None:
-        """It is on disk."""
+        """Mark a record as written."""
         self._drop(name)
         self._warned = {kind for kind in self._warned if kind.startswith("day")}
 
     def drop(self, names: Iterable[bytes]) -> None:
-        """These are not written."""
+        """Drop pending records."""
         for name in names:
             self._drop(name)
 
     def failed(self, error: OSError) -> None:
-        """A record could not be written: accept none for a while."""
+        """Handle a failed write: accept none for a while."""
         self._retry_at = self._clock() + RETRY_SECONDS
         self._warn(str(error.errno), str(error))
 
     def clear(self) -> None:
-        """Drop what was not written."""
+        """Drop all pending records."""
         self._staged.clear()
         self._staged_bytes = 0
 
     def count(self, day: str, num_bytes: int) -> None:
-        """All processes together have written `num_bytes` on this day, that of the last write."""
+        """Set the bytes that all processes have written on `day`, the day of the last write."""
         self._day, self._written_that_day = day, num_bytes
 
     def _drop(self, name: bytes) -> None:
         self._staged_bytes -= self._staged.pop(name)
 
     def _refusal(self, size: int) -> tuple[str, str] | None:
-        """Why `size` more bytes cannot be accepted now: (kind, reason for the log); None if they can."""
+        """Return (kind, reason for the log) if `size` more bytes are refused; None otherwise."""
         if size > self._limit:
             return "size", f"a page of {size} bytes is more than disk_cache_size allows"
         if self._staged_bytes + size > STAGED_BYTES:
@@ -113,7 +113,7 @@ class DiskWrites:
         return None
 
     def _warn(self, kind: str, reason: str) -> None:
-        """Log a warning, once of each kind until a write succeeds."""
+        """Log a warning, once per kind until a write succeeds."""
         if kind not in self._warned:
             self._warned.add(kind)
             log.warning("Pages are not kept on disk: %s.", reason)

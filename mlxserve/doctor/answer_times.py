@@ -1,6 +1,7 @@
-"""When the tokens of an engine's answers come: the first ones, after a pause, and while the cache grows.
+"""Arrival times of an engine's tokens: the first, after a pause, and while the cache grows.
 
-In a process of its own (`child.py`), so that its first load compiles every kernel and its second one none.
+Runs in a process of its own (`child.py`), so that its first load compiles every kernel and its
+second one none.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _GROWTH = 16  # times the first pages
 
 
 def times(model: str, idle: float = _IDLE_SECONDS) -> Figures:
-    """Milliseconds, and tokens a second; see `figures.py` for what each is.
+    """Measure milliseconds and tokens a second; see `figures.py` for each figure.
 
     idle: seconds of the pause
     """
@@ -70,8 +71,9 @@ def _of(engine: Engine, num_pages: int, idle: float) -> Figures:
 
 
 def _answer(engine: Engine, grow_to: int | None = None) -> list[float]:
-    """Milliseconds to the first token and from each to the next; the cache grows to so many pages in the
-    middle.
+    """Milliseconds to the first token, then between tokens.
+
+    grow_to: pages that the cache grows to in the middle
     """
     params = SamplingParams(max_tokens=ANSWER, temperature=0, ignore_eos=True)
     came = [time.perf_counter()]

@@ -1,4 +1,4 @@
-"""How fast attention is on this machine, beside mlx's own over contiguous keys, which mlx-lm uses."""
+"""Attention speed of this machine, next to mlx's own over contiguous keys, which mlx-lm uses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LATENT_HEADS = 16  # of GLM-4.7-Flash, 20; of DeepSeek V3, 128
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is timed, and its figure: `amount` per second."""
+    """A timed computation; its figure is `amount` per second."""
 
     name: str
     unit: str
@@ -39,7 +39,10 @@ class Task:
 
 
 def tasks(dtype: mx.Dtype, other: mx.Dtype, grown: int) -> Iterable[Task]:
-    """`other`: of groups and long contexts; `grown`: bytes of a pool that is whole."""
+    """Tasks of the report.
+
+    `other`: for groups and long contexts; `grown`: bytes of a grown pool.
+    """
     yield from _plain(dtype)
     for context in _CONTEXTS:
         chunk = TimedAttention(context, rows=_CHUNK, dtype=other)
@@ -74,7 +77,7 @@ def dtype_name(dtype: mx.Dtype) -> str:
 
 
 def _plain(dtype: mx.Dtype) -> Iterable[Task]:
-    """What every machine has been asked since the first report."""
+    """Tasks that every report since the first has measured."""
     for batch, context in _DECODES:
         what = TimedAttention(context, batch, dtype=dtype)
         name = f"attention of {batch} decodes at {context} tokens"
@@ -85,8 +88,9 @@ def _plain(dtype: mx.Dtype) -> Iterable[Task]:
 
 
 def attention_speeds(wanted: Iterable[Task] | None = None) -> list[Measurement]:
-    """On the backend that "auto" selects, after the memory's bandwidth; in float16 and bfloat16 on Metal, in
-    float32 on a CPU, where only what takes seconds is asked.
+    """Measure the backend that "auto" selects, after the memory's bandwidth.
+
+    In float16 and bfloat16 on Metal; in float32 on a CPU, where only tasks of seconds run.
     """
     is_metal = machine.is_metal()
     repeats, queued = (5, 8) if is_metal else (2, 1)

@@ -12,7 +12,10 @@ from mlxserve.system import machine
 
 
 def fences(size: str = "thorough") -> list[dict[str, Any]]:
-    """The self-test of in-place writes and its control, in every dtype and in 8 bits; `size` may be "quick"."""
+    """Run the self-test of in-place writes and its control in every dtype.
+
+    size: may be "quick"
+    """
     machine.prepare()
     from metal_kernels.kernels import on_metal
     from metal_kernels.metal import DTYPES
@@ -32,7 +35,7 @@ def fences(size: str = "thorough") -> list[dict[str, Any]]:
 
 
 def model_speeds(task: str, model: str) -> Any:
-    """A function of `model_speeds`."""
+    """Call a function of `model_speeds`."""
     machine.import_mlx_lm()
     from mlxserve.doctor import answer_times
     from mlxserve.doctor import model_speeds as tasks
@@ -48,7 +51,7 @@ def model_speeds(task: str, model: str) -> Any:
 
 
 def attention() -> list[dict[str, Any]]:
-    """The fields of `Measurement`s."""
+    """Return the fields of attention's `Measurement`s."""
     machine.prepare()
     from mlxserve.doctor.attention_speeds import attention_speeds
 

@@ -1,4 +1,4 @@
-"""Checks that need a process of their own, because mlx reads its variables once, when it starts.
+"""Runs checks in child processes, because mlx reads its variables once, when it starts.
 
     run_child("fences", {"MLX_MAX_OPS_PER_BUFFER": "0"})
 
@@ -21,13 +21,13 @@ _MODULE = "mlxserve.doctor.child"
 
 
 class ChildFailed(Exception):
-    """The child did not answer. Says why in one line."""
+    """The child did not answer; the message says why in one line."""
 
 
 def run_child(
     task: str, environment: Mapping[str, str], *arguments: str, seconds: float = _SECONDS
 ) -> Any:
-    """The task's answer. Raises ChildFailed."""
+    """Return the task's answer. Raises ChildFailed."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", _MODULE, task, *arguments],
@@ -53,6 +53,6 @@ def run_child(
 
 
 def _last_line(text: str) -> str:
-    """Where a traceback says what happened, and where a task prints its answer."""
+    """Return the last line: a traceback's message, or a task's answer."""
     lines = (line.strip() for line in reversed(text.splitlines()))
     return next((line for line in lines if line), "")

@@ -1,4 +1,4 @@
-"""The figures of the report file: what is measured, each in a child that may fail alone."""
+"""Figures of the report file, each measured in a child that may fail alone."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _TOO_SHORT = "the model's context is too short"
 
 
 def measure(model: str) -> Iterator[Measurement]:
-    """Every figure, as soon as it is known. Raises nothing: what fails is absent."""
+    """Yield every figure as soon as it is measured. Raises nothing: failed ones are absent."""
     for name, part in (
         ("attention", _attention),
         ("model", lambda: _of_the_model(model)),
@@ -60,7 +60,7 @@ def measure(model: str) -> Iterator[Measurement]:
 
 
 def chosen(model: str) -> dict[str, Any]:
-    """Limits and sizes that the engine chose for the model, and its log, which says why."""
+    """Limits and sizes that the engine chose for the model, and the log that says why."""
     answer, reason = _ask("chosen", model)
     return {"absent": reason} if answer is None else answer
 
@@ -94,8 +94,9 @@ def _of_the_model(model: str) -> Iterator[Measurement]:
 
 
 def _bound_by(ours: Mapping[str, float], theirs: Mapping[str, float], absent: str) -> Measurement:
-    """The share of a decode's time in which the host builds its graph, and what that means; `absent`: why
-    there is no share of ours.
+    """The share of a decode's time in which the host builds its graph, and its meaning.
+
+    absent: why there is no share of ours
     """
     share, their_share = (
         each["host"] * each["decode"] / 10 if "host" in each and "decode" in each else None
@@ -115,7 +116,7 @@ def _times(model: str) -> Iterator[Measurement]:
 
 
 def _peaks(model: str) -> Iterator[Measurement]:
-    """Memory and speed where command buffers may hold more or less, each in a process of its own."""
+    """Measure memory and speed with larger and smaller command buffers, each in a child."""
     for size in BUFFER_SIZES:
         found, reason = None, _NOT_METAL
         if machine.is_metal():
@@ -131,7 +132,7 @@ def _peaks(model: str) -> Iterator[Measurement]:
 def _ask(
     task: str, model: str, environment: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any] | None, str | None]:
-    """(the answer, None), or (None, why there is none)."""
+    """Run a task in a child; return (the answer, None), or (None, why there is none)."""
     try:
         return run_child("model", environment or {}, task, model), None
     except ChildFailed as error:

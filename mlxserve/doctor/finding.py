@@ -15,7 +15,7 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was checked, what was found, and how good that is."""
+    """A checked property, its value, and its grade."""
 
     name: str
     value: str

@@ -1,6 +1,6 @@
-"""The doctor's check of attention: Metal's kernels, or the backend that computes without Metal.
+"""The doctor's check of attention: Metal's kernels, or the backend without Metal.
 
-Independent of models: `metal_kernels` measures, and this file puts it into words.
+Independent of models: `metal_kernels` measures, and this file describes the results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check_kernels() -> Iterator[Finding]:
-    """Yields each finding as soon as it is known. Imports mlx."""
+    """Yield each finding as soon as it is known. Imports mlx."""
     machine.prepare()
     from metal_kernels.checkup import check_ops
     from metal_kernels.choice import select_backend
@@ -57,7 +57,7 @@ def _writes_in_place(backend: MetalBackend) -> Finding:
 
 
 def _proofs(factory: Factory) -> Iterator[Finding]:
-    """The thorough self-test and its control, in every dtype and in 8 bits."""
+    """Run the thorough self-test and its control, in every dtype and in 8 bits."""
     from metal_kernels.selftest import prove
 
     for proof in prove(factory):
@@ -66,7 +66,7 @@ def _proofs(factory: Factory) -> Iterator[Finding]:
 
 
 def _proofs_of_a_child() -> Iterator[Finding]:
-    """The same where mlx commits a command buffer after every op."""
+    """Run the proofs in a child in which mlx commits a command buffer after every op."""
     for proof in run_child("fences", {"MLX_MAX_OPS_PER_BUFFER": "0"}):
         yield _verdict(
             f"fences {proof['dtype']}",
@@ -77,7 +77,7 @@ def _proofs_of_a_child() -> Iterator[Finding]:
 
 
 def _verdict(name: str, what: str, with_fences: str | None, without: str | None) -> Finding:
-    """A fact, not a success, where the control passes as well."""
+    """Grade a proof: a fact, not a success, if the control passes as well."""
     if with_fences is not None:
         return Finding(name, f"{what}: {with_fences}", Grade.BROKEN)
     if without is None:
@@ -87,8 +87,9 @@ def _verdict(name: str, what: str, with_fences: str | None, without: str | None)
 
 
 def _op_errors(checks: Iterator[OpCheck], processor: str) -> Iterator[Finding]:
-    """Per dtype, and over pools in 8 bits: one finding for the ops that run, and one for each op that
-    does not.
+    """Grade ops per dtype, and over pools in 8 bits.
+
+    One finding for the ops that run, and one for each op that does not.
     """
     for (dtype, is_quantised), of_dtype in groupby(
         checks, key=lambda check: (check.dtype, check.is_quantised)
@@ -103,7 +104,7 @@ def _op_errors(checks: Iterator[OpCheck], processor: str) -> Iterator[Finding]:
 
 
 def _errors_of(ran: Sequence[OpCheck], dtype: str, processor: str) -> Finding:
-    """Each op's largest error; that of a wrong one at each head dimension."""
+    """Report each op's largest error; a wrong op's at each head dimension."""
     parts = []
     wrong = [c for c in ran if not c.is_right]
     for op in dict.fromkeys(check.op for check in ran):

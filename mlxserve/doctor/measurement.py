@@ -1,4 +1,4 @@
-"""Measurement: one figure of the report file, ours and mlx-lm's beside it."""
+"""Measurement: one figure of the report file, ours next to mlx-lm's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A figure that could not be had is None, and `absent` says why."""
+    """A figure; None if it could not be measured, for the reason in `absent`."""
 
     name: str
     unit: str

@@ -1,6 +1,7 @@
-"""How fast a model is on this machine: through our engine, and through mlx-lm's own loop.
+"""Model speed on this machine, in our engine and in mlx-lm's own loop.
 
-Each function runs in a process of its own (`child.py`), so that one model is in memory at a time and
+Each function runs in a process of its own (`child.py`), so that one model is in memory at a time
+and
 its peak is its own. They return figures by the names that `figures.py` shows beside each other.
 """
 
@@ -45,7 +46,7 @@ Figures = dict[str, float]
 
 
 def chosen(model: str) -> dict[str, Any]:
-    """What the engine decides for this model with default options, and what it says about it."""
+    """Return the engine's choices for this model with default options, and its log."""
     config = default_step_budget(
         EngineConfig().with_options(model=model, disable_log_stats=True),
         is_metal=machine.is_metal(),
@@ -74,7 +75,7 @@ def _wired() -> str:
 
 
 def _cache_limit() -> str:
-    """In MB. mlx tells it only to whoever sets it."""
+    """Return the cache limit in MB, which mlx tells only when it is set."""
     limit = mx.set_cache_limit(0)
     mx.set_cache_limit(limit)
     return f"{limit / 1e6:.0f} MB"
@@ -82,7 +83,7 @@ def _cache_limit() -> str:
 
 @contextmanager
 def _recorded_log() -> Iterator[list[logging.LogRecord]]:
-    """The records of our loggers from level INFO; their levels are restored."""
+    """Record our loggers from level INFO in this block."""
     handler = BufferingHandler(_MAX_RECORDS)
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
@@ -103,7 +104,7 @@ def ours(
     context: int = CONTEXT,
     answer: int = ANSWER,
 ) -> Figures:
-    """Tokens per second of prompts and of one answer, and the peak of memory of the prompts."""
+    """Measure tokens per second of prompts and of an answer, and the prompts' peak memory."""
     longest = max(*prompts, context + answer)
     config = EngineConfig().with_options(
         model=model,
@@ -140,7 +141,7 @@ def theirs(
     context: int = CONTEXT,
     answer: int = ANSWER,
 ) -> Figures:
-    """The same figures of mlx-lm's `generate_step`, and of building its step's graph."""
+    """Measure mlx-lm's `generate_step`, and the building of its step's graph."""
     from mlx_lm.generate import generate_step
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import dequantize_model
@@ -176,7 +177,7 @@ def theirs(
 
 
 def host(model: str) -> Figures:
-    """Milliseconds of CPU to build the graph of one decode, which a GPU may have to wait for."""
+    """CPU milliseconds to build one decode's graph, which a GPU may have to wait for."""
     memory = machine.memory()
     is_metal = machine.is_metal()
     loaded = load(find_model(model), is_metal=is_metal, memory_limit=memory.working_set)
@@ -203,7 +204,7 @@ def _milliseconds(build: Callable[[], object]) -> float:
 def _figures(
     stream: Callable[[int, int], list[float]], prompts: Sequence[int], context: int, answer: int
 ) -> Figures:
-    """`stream` takes the tokens of a prompt and of its answer, and returns when each token came."""
+    """Compute the figures; `stream` generates from a prompt and returns each token's time."""
     figures: Figures = {}
     for num_prompt in prompts:
         rates, peaks = [], []

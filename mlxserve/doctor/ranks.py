@@ -1,6 +1,7 @@
-"""How long the ranks of a group take to agree, and what that means for splitting a model.
+"""Time that the ranks of a group take to agree, and its effect on split models.
 
-A model that is split by heads needs two sums over all ranks in each layer, whose time is added to every
+A model that is split by heads needs two sums over all ranks in each layer, whose time is added to
+every
 step; one that is split by layers needs one message for each rank.
 """
 
@@ -22,7 +23,7 @@ _REPEATS, _CHAIN = 5, 2 * _LAYERS
 
 
 def time_ranks(backend: str) -> Iterator[Finding]:
-    """Called in every rank; only rank 0's findings are worth printing. Raises MlxServeError."""
+    """Measure in every rank; only rank 0's findings are worth printing. Raises MlxServeError."""
     try:
         group = mx.distributed.init(strict=True, backend=backend)
     except (RuntimeError, ValueError) as error:
@@ -44,7 +45,7 @@ def time_ranks(backend: str) -> Iterator[Finding]:
 
 
 def _seconds_of_sum(group: mx.distributed.Group, rows: int) -> float:
-    """The median time of a sum in a chain as long as a model's."""
+    """Median seconds of a sum in a chain as long as a model's."""
     x = mx.zeros((rows, _HIDDEN), mx.float16)
     mx.eval(mx.distributed.all_sum(x, group=group))
     times = []

@@ -37,7 +37,7 @@ _SLOW_GFLOPS = 10.0  # mlx's reference BLAS reaches about 2, any optimised one m
 
 
 def diagnose(config: EngineConfig | None = None) -> Iterator[Finding]:
-    """Yields each finding as soon as it is known. `config`: the self-test's engine.
+    """Yield each finding as soon as it is known. `config`: the self-test's engine.
 
     Raises nothing: a section that fails is a finding.
     """
@@ -59,7 +59,7 @@ def _facts() -> Iterator[Finding]:
 
 
 def measure_matmul() -> Finding:
-    """The best of three float32 products: an upper bound for the speed of prompts."""
+    """Time three float32 products; the best is an upper bound for the speed of prompts."""
     import mlx.core as mx
 
     size = 4096 if machine.is_metal() else 1024
@@ -72,8 +72,9 @@ def measure_matmul() -> Finding:
 
 
 def self_test(config: EngineConfig) -> Finding:
-    """Load the model, ask it to recall a word across pages, twice (the second time from the cache),
-    and audit the pages.
+    """Ask the model to recall a word across pages, twice, then audit the pages.
+
+    The second answer comes from the cache.
     """
     started = time.perf_counter()
     try:
@@ -92,7 +93,7 @@ def self_test(config: EngineConfig) -> Finding:
 
 
 async def _ask_twice(config: EngineConfig) -> list[tuple[str, int]]:
-    """(text, cached tokens) of the same question, first computed, then from the cache."""
+    """Return (text, cached tokens) of a question, first computed, then from the cache."""
     from mlxserve.build import build_text_model
 
     model = await asyncio.to_thread(build_text_model, config)

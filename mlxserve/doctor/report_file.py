@@ -27,10 +27,10 @@ VERSION = 1
 
 
 class ReportFile:
-    """The report, written anew with everything that is added: a run that is ended leaves a file."""
+    """The report, rewritten with every addition: an interrupted run leaves a valid file."""
 
     def __init__(self, path: Path, model: str) -> None:
-        """Raises InvalidConfig where the file cannot be written, as do the other methods."""
+        """Raises InvalidConfig if the file cannot be written, as do the other methods."""
         self._path = path
         self._report: dict[str, Any] = {
             "report": "mlxserve doctor",
@@ -50,7 +50,7 @@ class ReportFile:
         self._write()
 
     def complete(self, chosen: dict[str, Any]) -> None:
-        """Add what the engine chose; the report is whole."""
+        """Add the engine's choices, and mark the report as complete."""
         self._report |= {"chosen": chosen, "is_complete": True}
         self._write()
 
@@ -66,7 +66,7 @@ class ReportFile:
 
 
 def anonymous(value: Any) -> Any:
-    """The value with every string in it without the home folder and the user's name."""
+    """Replace the home folder and the user's name in every string of the value."""
     if isinstance(value, str):
         return _anonymous_text(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The sections of the doctor's report: one that fails is a finding, and the next ones still run."""
+"""Sections of the doctor's report: a failing one is a finding, and the next ones still run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_LINE = 300
 
 
 def section(name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """The section's findings, each as soon as it is known. What it raises is its last finding.
+    """Yield the section's findings as they come; its exception is the last one.
 
     The log has the traceback, at level debug.
     """
@@ -26,6 +26,6 @@ def section(name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Findi
 
 
 def first_line(text: str) -> str:
-    """The first line that says something: a compiler's message has hundreds."""
+    """Return the first non-empty line: a compiler's message has hundreds."""
     lines = (line.strip() for line in text.splitlines())
     return next((line for line in lines if line), "without a message")[:_MAX_LINE]

@@ -43,7 +43,10 @@ def main() -> None:
 
 
 def _prepare_signals() -> None:
-    """The parent alone ends its helpers: a Ctrl-C, or a service manager's SIGTERM, is for it."""
+    """Ignore signals for the group: only the parent ends its helpers.
+
+    A Ctrl-C, or a service manager's SIGTERM, is for the parent.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     # The default action needs neither the GIL nor the interpreter's main loop.
@@ -65,7 +68,10 @@ def _make(target: str, arguments: tuple[Any, ...]) -> Any:
 
 
 def _limit_memory(memory: int) -> None:
-    """Allow `memory` bytes more of address space. macOS ignores this; the parent looks there."""
+    """Limit the address space to `memory` more bytes.
+
+    macOS ignores this; the parent checks there.
+    """
     if sys.platform != "linux":
         return
     with open("/proc/self/statm", encoding="ascii") as file:

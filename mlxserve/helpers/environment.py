@@ -23,7 +23,7 @@ _BEGINNINGS = ("LC_", "DYLD_", "MALLOC_", "OMP_", "MKL_", "OPENBLAS_", "RAYON_",
 
 
 def helper_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Of a helper that imports what this process can."""
+    """Return the environment of a helper that imports what this process can."""
     kept = {
         name: value
         for name, value in environment.items()

@@ -1,4 +1,4 @@
-"""What keeps a helper's job from its result."""
+"""Errors of helpers' jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mlxserve.core.errors import EngineStopped, HelperUnavailable, MlxServeError
 
 
 class KillReason(StrEnum):
-    """Why a child ended before its job did."""
+    """The reasons for which a child ended before its job did."""
 
     TIME = "time"
     MEMORY = "memory"
@@ -28,7 +28,9 @@ class HelperKilled(Exception):
         self.reason = reason
 
     def without_blame(self, what: str, *, was_tried_twice: bool = False) -> MlxServeError | None:
-        """The error of a request whose job may succeed in another process; None if the job is to blame.
+        """Return the error of a request whose job may succeed in another process.
+
+        None if the job is to blame.
 
         what: begins the sentence that this error completes
         was_tried_twice: by `Helper.call_twice`, for a job that cannot end its process by itself
@@ -53,7 +55,7 @@ class JobFailed(Exception):
 
 
 def exit_in_words(code: int | None) -> str:
-    """The exit code of a process, or the signal that ended it; None if neither is known yet."""
+    """Describe a process's exit code or signal; None if neither is known yet."""
     if code is None:
         return "why is not known yet"
     return f"exit code {code}" if code >= 0 else signal.Signals(-code).name

@@ -1,4 +1,4 @@
-"""FairExecutor: where requests wait for the work that comes before the engine.
+"""FairExecutor: runs the work before the engine fairly between clients.
 
 Reading a large body, rendering, tokenising and compiling a grammar take seconds of a processor, and
 anybody may ask for them. Each is a job of a client, and jobs take turns between clients:
@@ -7,14 +7,18 @@ anybody may ask for them. Each is a job of a client, and jobs take turns between
     client B ── job ───────┼─▶ lanes ─▶ MEDIUM  one thread     up to a second
     client C ── job, job ──┘            LONG    one thread     more
 
-A lane takes a job by the seconds that it is expected to need, so that a long one never stands before
-a short one. Within a lane, every client gets the same share of seconds (`FairOrder`). What a job really
+A lane takes a job by the seconds that it is expected to need, so that a long one never stands
+before
+a short one. Within a lane, every client gets the same share of seconds (`FairOrder`). What a job
+really
 took is charged afterwards.
 
-When the caller of `run` is cancelled, because its client has left, the job is removed; if it is under
+When the caller of `run` is cancelled, because its client has left, the job is removed; if it is
+under
 way, a helper process that it waits for is killed (`mlxserve.helpers.waiting`).
 
-A client is an API key, or without keys a connection; the program itself is "", which is not bounded.
+A client is an API key, or without keys a connection; the program itself is "", which is not
+bounded.
 """
 
 from __future__ import annotations
@@ -48,13 +52,13 @@ _MAX_DEBTORS = 4096  # clients whose use is known, before those that have no deb
 
 
 class RunFairly(Protocol):
-    """Runs work that is expected to take some seconds in its client's turn, as `FairExecutor.run` does."""
+    """Runs work of an expected duration in its client's turn, as `FairExecutor.run` does."""
 
     def __call__(self, seconds: float, work: Callable[[], T]) -> Awaitable[T]: ...
 
 
 class Lane(IntEnum):
-    """Jobs of about one length."""
+    """A queue of jobs of similar length."""
 
     SHORT = 0
     MEDIUM = 1
@@ -66,7 +70,7 @@ _NUM_THREADS = {Lane.SHORT: 4, Lane.MEDIUM: 1, Lane.LONG: 1}
 
 
 def lane_of(seconds: float) -> Lane:
-    """The lane of a job that is expected to need these seconds."""
+    """Return the lane of a job with this expected duration."""
     if seconds <= SHORT_SECONDS:
         return Lane.SHORT
     return Lane.MEDIUM if seconds <= MEDIUM_SECONDS else Lane.LONG
@@ -105,7 +109,7 @@ class FairOrder(Generic[T]):
         return item
 
     def sorted(self, items: Iterable[T], client_of: Callable[[T], str]) -> list[T]:
-        """Items that were not pushed: first those of the client that has used the least."""
+        """Sort items that were not pushed: the client that has used the least goes first."""
         used = [(self._used.get(client_of(item), 0.0), item) for item in items]
         used.sort(key=itemgetter(0))
         if used:
@@ -117,7 +121,7 @@ class FairOrder(Generic[T]):
         self._used[client] = max(self._used.get(client, 0.0), self._now) + seconds
 
     def pass_time(self, seconds: float) -> None:
-        """Forgive every client these seconds."""
+        """Reduce every client's debt by these seconds."""
         self._now += max(seconds, 0.0)
         if len(self._used) > _MAX_DEBTORS:
             self._used = {who: used for who, used in self._used.items() if used > self._now}
@@ -134,7 +138,7 @@ class _Job:
 
 
 class FairExecutor:
-    """One for a loaded model. Methods may be called from any event loop and thread."""
+    """The executor of a loaded model. Thread-safe, for any event loop."""
 
     def __init__(self, body_memory: int = BODY_MEMORY) -> None:
         self.bodies = BodyMemory(body_memory)
@@ -154,13 +158,13 @@ class FairExecutor:
 
     @property
     def num_waiting(self) -> int:
-        """Jobs that have not begun."""
+        """Number of jobs that have not begun."""
         return len(self._waiting)
 
     async def run(self, client: str, seconds: float, work: Callable[[], T]) -> T:
-        """The result of `work`, run on a thread in the client's turn.
+        """Run `work` on a thread in the client's turn, and return its result.
 
-        seconds: how long it is expected to take. Raises QueueFull, ClientQueueFull, EngineStopped,
+        seconds: expected duration. Raises QueueFull, ClientQueueFull, EngineStopped,
         and what `work` raises. Cancelling removes the job, or kills the helper that it waits for.
         """
         job = _Job(client, seconds, lane_of(seconds), work)
@@ -179,7 +183,7 @@ class FairExecutor:
                 order.charge(client, seconds)
 
     def close(self) -> None:
-        """Refuse what waits and what comes."""
+        """Refuse waiting and future jobs."""
         with self._lock:
             self._is_closed = True
             refused = list(self._waiting)
@@ -228,7 +232,7 @@ class FairExecutor:
                 self._forget(job)
 
     def _forget(self, job: _Job) -> None:
-        """It does not wait any more. Its place in the order is skipped when it comes."""
+        """Mark a job as no longer waiting; its place in the order is skipped."""
         self._waiting.discard(job)
         self._num_waiting[job.client] -= 1
         self._seconds_waiting[job.client] -= job.seconds
@@ -249,7 +253,7 @@ class FairExecutor:
                 self._threads[lane].submit(self._work, job)
 
     def _work(self, job: _Job) -> None:
-        """On a thread of the lane."""
+        """Run a job on a thread of the lane."""
         began = time.monotonic()
         result: Any = None
         error: BaseException | None = None
@@ -272,8 +276,9 @@ class FairExecutor:
 
 
 class BodyMemory:
-    """Bytes for the bodies of requests that are being read, or whose text waits to be tokenised; or for
-    their images.
+    """Memory budget for request bodies, or for images.
+
+    A body counts while it is read, and until its text is tokenised.
     """
 
     def __init__(self, size: int) -> None:
@@ -286,7 +291,7 @@ class BodyMemory:
         return self._taken.total()
 
     def hold(self, client: str, *, has_key: bool) -> BodyHold:
-        """For one body, of which nothing is read yet."""
+        """Create the hold of one body, empty at first."""
         return BodyHold(self, client, 2 if has_key else 4)
 
     def take(self, client: str, size: int, part: int) -> None:
@@ -310,7 +315,7 @@ class BodyMemory:
 
 
 class BodyHold:
-    """The memory of one body, until it is closed."""
+    """The memory of one body, released by `close`."""
 
     def __init__(self, memory: BodyMemory, client: str, part: int) -> None:
         self._memory = memory
@@ -319,14 +324,14 @@ class BodyHold:
         self._size = 0
 
     def grow_to(self, size: int) -> None:
-        """Have at least so many bytes. Raises QueueFull."""
+        """Hold at least `size` bytes. Raises QueueFull."""
         more = size - UNCOUNTED_BODY - self._size
         if more > 0:
             self._memory.take(self._client, more, self._part)
             self._size += more
 
     def close(self) -> None:
-        """Give all of it back. Idempotent."""
+        """Release all of it. Idempotent."""
         if self._size:
             self._memory.give_back(self._client, self._size)
             self._size = 0

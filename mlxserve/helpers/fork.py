@@ -1,6 +1,7 @@
-"""A job in a process of its own, forked from a helper: it can be ended without starting the helper again.
+"""forked: runs a job in a fork of a helper, which can be killed without restarting the helper.
 
-For work that may take for ever, or all memory, and mostly takes milliseconds. The helper must have one
+For work that may take for ever, or all memory, and mostly takes milliseconds. The helper must have
+one
 thread, and what it has loaded must work in a fork: Python and llguidance do, mlx and Metal do not.
 """
 
@@ -24,9 +25,10 @@ _WORDS = 10_000  # bytes of what the work returns
 
 
 def forked(work: Callable[[], str], *, cpu_seconds: float, memory: int) -> tuple[str, str]:
-    """(a KillReason, "") for work that was ended, else ("", what it returns).
+    """Run work; return ("", its result), or (a KillReason, "") if it was killed.
 
-    cpu_seconds: processor time that it may take. A clock ends it after ten times as long, as one that
+    cpu_seconds: processor time that it may take. A clock ends it after ten times as long, as one
+        that
         was paused, or that got no processor.
     memory: bytes that it may have beyond what this process has
     """
@@ -64,7 +66,7 @@ def _run(work: Callable[[], str], writing: int, cpu_seconds: float) -> None:
 
 
 def _wait(process: int, reading: int, seconds: float, memory: int) -> tuple[str, str]:
-    """(what it wrote, or nothing; a KillReason, or nothing)."""
+    """Return (its output, a KillReason); either may be empty."""
     allowed = psutil.Process().memory_info().rss + memory
     until = time.monotonic() + seconds
     while time.monotonic() < until:

@@ -25,7 +25,7 @@ MAX_TIMES = 5
 
 
 class Kind(IntEnum):
-    """What a child says."""
+    """The kind of a child's message."""
 
     READY = 0  # it is set up
     VALUE = 1  # a job yielded this, and goes on

@@ -52,7 +52,8 @@ class Helper:
         niceness: int = 0,
         start_seconds: float = START_SECONDS,
     ) -> None:
-        """target: "module:name" of what makes the object whose methods are the jobs
+        """target: "module:name" of a callable that returns the object whose methods are the jobs.
+
         arguments: for it, plain data
         name: for messages
         memory: bytes that jobs may need beyond what the child has when it is set up
@@ -80,9 +81,9 @@ class Helper:
         return job.result
 
     def call_twice(self, method: str, *arguments: Any, seconds: float) -> Any:
-        """As `call`, and once more if the process ended in between: other programs may end it.
+        """Like `call`, but retried once if the process ended: other programs may end it.
 
-        Raises HelperKilled ENDED where the second one ended as well.
+        Raises HelperKilled ENDED if the second one ended as well.
         """
         try:
             return self.call(method, *arguments, seconds=seconds)
@@ -92,8 +93,9 @@ class Helper:
             return self.call(method, *arguments, seconds=seconds)
 
     def begin(self, method: str, *arguments: Any, seconds: float) -> Job:
-        """Start a job without waiting. Raises RuntimeError while another one is under way, and
-        HelperKilled.
+        """Start a job without waiting.
+
+        Raises RuntimeError while another one is under way, and HelperKilled.
         """
         job = self.begin_if_idle(method, *arguments, seconds=seconds)
         if job is None:
@@ -101,18 +103,19 @@ class Helper:
         return job
 
     def begin_if_idle(self, method: str, *arguments: Any, seconds: float) -> Job | None:
-        """As `begin`; None while another job is under way."""
+        """Like `begin`; None while another job is under way."""
         is_idle = self._turn.acquire(blocking=False)
         return self._begin(method, arguments, seconds) if is_idle else None
 
     def begin_in_turn(self, method: str, *arguments: Any, seconds: float) -> Job:
-        """As `begin`, once the jobs of other threads have ended."""
+        """Like `begin`, but wait for the jobs of other threads."""
         self._turn.acquire()
         return self._begin(method, arguments, seconds)
 
     def start(self) -> None:
-        """Start the child now, unless there is one. Raises RuntimeError while there is a job, and
-        HelperKilled.
+        """Start the child now, unless it runs.
+
+        Raises RuntimeError while there is a job, and HelperKilled.
         """
         if not self._turn.acquire(blocking=False):
             raise RuntimeError(f"the helper for {self.name} has a job already")
@@ -123,19 +126,19 @@ class Helper:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a child, so that a job begins at once."""
+        """True if there is a child, so that a job begins at once."""
         child = self._child
         return child is not None and not child.was_killed
 
     @property
     def num_grown(self) -> int:
-        """Bytes that the child has in memory beyond those it had when it was set up."""
+        """Bytes that the child's memory has grown since it was set up."""
         child = self._child
         return child.num_grown() if child is not None else 0
 
     @property
     def resident_size(self) -> int:
-        """Bytes that the child has in memory; 0 where there is none."""
+        """Bytes of the child's memory; 0 if there is none."""
         child = self._child
         return child.resident_size() if child is not None else 0
 
@@ -155,7 +158,7 @@ class Helper:
             self._release()
 
     def close(self) -> None:
-        """End the child for good. A job that was begun must be done, or cancelled."""
+        """End the child for good. Pending jobs must be done or cancelled."""
         with self._starting:
             self._is_closed = True
         child = self._child
@@ -191,7 +194,7 @@ class Helper:
         return self._child
 
     def _release(self) -> None:
-        """The job has ended, or the child has."""
+        """Release the child after the end of the job or the child."""
         child = self._child
         if child is not None and child.was_killed:
             self._child = None
@@ -203,7 +206,10 @@ class Helper:
 
 
 def _send_whole(child: ChildProcess, frame: bytes) -> None:
-    """Raises HelperKilled, and kills the child, which may have got a part of it."""
+    """Send a whole frame, or kill the child, which may have got a part of it.
+
+    Raises HelperKilled.
+    """
     try:
         child.send(frame)
     except BaseException as error:

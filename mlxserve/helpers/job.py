@@ -1,4 +1,4 @@
-"""Job: a call that a helper's process runs, seen from the one who waits for it."""
+"""Job: a call that a helper's process runs, from the caller's side."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EXIT_SECONDS = 5.0  # to wait for the end of a process that has closed its sock
 
 
 class Job:
-    """A call that a child runs. For one thread at a time."""
+    """A call that a child runs. Not thread-safe."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Job:
         self._count_from_now()
 
     def receive(self, timeout: float = 0.0) -> list[Any]:
-        """The values that the job has yielded since the last call.
+        """Return the values that the job has yielded since the last call.
 
         Waits up to `timeout` seconds for a value or the end. Raises HelperKilled, JobFailed; the
         job is done then.
@@ -109,7 +109,7 @@ class Job:
         raise JobFailed(*value)
 
     def _look(self) -> None:
-        """Kill the child if it took too long or too much, and see whether it has ended."""
+        """Check the child: kill it if it exceeds its limits, and detect its end."""
         child = self._child
         if child.is_at_end:
             code = child.kill(_EXIT_SECONDS)
@@ -132,7 +132,7 @@ class Job:
             self._kill(KillReason.LEFT, "is not wanted any more")
 
     def _gets_more(self, cpu_began: float) -> bool:
-        """Whether it has a later deadline now, as it did not get a processor for all of its time."""
+        """Extend the deadline if the child did not get a processor for all of its time."""
         missing = self._limit() - (self._child.cpu_seconds() - cpu_began)
         now = RUNNING.now()
         if missing < _TICK_SECONDS or now >= self._last_deadline:
@@ -141,7 +141,7 @@ class Job:
         return True
 
     def _kill_late(self) -> None:
-        """The child's timer, unlike the deadline, goes on while both processes are paused."""
+        """Kill a late child: unlike the deadline, its own timer keeps running during a pause."""
         if self._child.was_stopped or RUNNING.was_paused(time.monotonic() - self._began):
             self._kill(KillReason.PAUSED, "was paused")
         self._kill(KillReason.TIME, f"took longer than {self._limit():g} s")

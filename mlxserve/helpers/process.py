@@ -30,10 +30,10 @@ _PIECE, _MAX_PIECES = 64 << 10, 1024  # bytes read at once, and how often before
 
 
 class ChildProcess:
-    """The process and its socket. Only `kill` and the sizes are for more than one thread at a time."""
+    """The process and its socket. Not thread-safe, except `kill` and the sizes."""
 
     def __init__(self, memory: int, start_seconds: float) -> None:
-        """Raises HelperKilled where the system refuses a process or a socket."""
+        """Start the process. Raises HelperKilled if the system refuses it or a socket."""
         self.start_seconds = start_seconds
         self.is_set_up = False
         self.is_at_end = False  # the child's side of the socket is closed
@@ -54,17 +54,17 @@ class ChildProcess:
         self._state = psutil.Process(self._process.pid)
 
     def end_with(self, owner: object) -> None:
-        """End the process when its owner is forgotten without having been closed."""
+        """Kill the process when its owner is collected without having been closed."""
         self._finalizer = weakref.finalize(owner, self.close)
 
     def send(self, content: bytes) -> None:
-        """Send what the socket takes now; `exchange` sends the rest."""
+        """Send as much as the socket takes; `exchange` sends the rest."""
         assert len(content) < MAX_FRAME
         self._out.append(memoryview(LENGTH.pack(len(content)) + content))
         self._write()
 
     def exchange(self, seconds: float) -> None:
-        """Send and receive; wait for the first for at most the seconds, or until the next look."""
+        """Send and receive, waiting for input up to `seconds` or the next check."""
         has_new = self._read()
         self._write()
         if has_new or self.is_at_end or seconds <= 0:
@@ -75,7 +75,7 @@ class ChildProcess:
         self._read()
 
     def messages(self) -> Iterator[tuple[Any, Any, Any]]:
-        """(job, kind, value) of what has arrived; the first is None for what is not a message."""
+        """Yield (job, kind, value) of received messages; the first is None for anything else."""
         while len(self._in) >= LENGTH.size:
             (length,) = LENGTH.unpack_from(self._in)
             end = LENGTH.size + length
@@ -112,7 +112,10 @@ class ChildProcess:
         return self.resident_size() - self._allowed + self._memory
 
     def look(self, *, again: bool = False) -> None:
-        """See whether it is stopped, or too large; often only `again`, as each look takes 30 us."""
+        """Check for a stopped or too large process.
+
+        again: only repeat a check that was due; each takes 30 us
+        """
         now = time.monotonic()
         if now - self._looked_at < _LOOK_SECONDS and not again:
             return
@@ -125,7 +128,7 @@ class ChildProcess:
         return self._process.poll() is not None
 
     def kill(self, seconds: float = _END_SECONDS) -> int | None:
-        """End the process; its exit code, or None if it still ends. From any thread."""
+        """Kill the process; return its exit code, or None if it still ends. Thread-safe."""
         self.was_killed = True
         if self._process.poll() is None:
             try:
@@ -168,7 +171,7 @@ class ChildProcess:
                 self._socket.shutdown(socket.SHUT_WR)
 
     def _read(self) -> bool:
-        """Whether anything came."""
+        """Read from the socket; True if anything came."""
         size = len(self._in)
         try:
             for _ in range(_MAX_PIECES):
@@ -185,8 +188,11 @@ class ChildProcess:
 
 
 def _started() -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """Our side of the socket, and the process, in a session of its own: a Ctrl-C in the terminal
-    reaches the parent alone. Raises HelperKilled where the system refuses either.
+    """Start the process, and return our side of the socket with it.
+
+    It has a session of its own: a Ctrl-C in the terminal reaches the parent alone. Raises
+        HelperKilled if the
+    system refuses either.
     """
     command = [sys.executable, "-P", "-m", "mlxserve.helpers.child"]
     try:

@@ -1,4 +1,4 @@
-"""Whether what a thread asks helpers for is still wanted.
+"""Tells helpers whether the result of a thread's jobs is still wanted.
 
 with while_wanted(lambda: not client.has_left):
     helper.call(...)      # kills its process if that becomes false, and raises HelperKilled
@@ -20,7 +20,7 @@ _is_wanted: ContextVar[Callable[[], bool]] = ContextVar("is_wanted", default=_al
 
 @contextmanager
 def while_wanted(is_wanted: Callable[[], bool]) -> Iterator[None]:
-    """Jobs that this thread begins inside are killed once they are not wanted."""
+    """Kill jobs that this thread begins in this block once they are not wanted."""
     token = _is_wanted.set(is_wanted)
     try:
         yield
@@ -29,5 +29,5 @@ def while_wanted(is_wanted: Callable[[], bool]) -> Iterator[None]:
 
 
 def current() -> Callable[[], bool]:
-    """Of this thread."""
+    """Return this thread's check."""
     return _is_wanted.get()

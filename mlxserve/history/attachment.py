@@ -13,7 +13,10 @@ class AttachmentRefused(Exception):
 
 
 def as_markdown(path: Path, typed: str | None = None) -> str:
-    """The file as a code block under its name. Raises AttachmentRefused, which names `typed`."""
+    """Return the file as a code block under its name.
+
+    Raises AttachmentRefused, which names `typed`.
+    """
     typed = typed or str(path)
     try:
         if not path.is_file():
@@ -30,6 +33,6 @@ def as_markdown(path: Path, typed: str | None = None) -> str:
 
 
 def fence_around(text: str) -> str:
-    """A fence longer than any run of backticks in the text, so that nothing in it closes the block."""
+    """Return a fence longer than any run of backticks in the text, which then cannot close it."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     return "`" * max(3, longest + 1)

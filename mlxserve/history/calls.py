@@ -33,7 +33,7 @@ _RESULTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
-    """`arguments` is JSON as the model wrote it, `result` what the model gets."""
+    """A tool call; `arguments` is JSON as the model wrote it, `result` goes to the model."""
 
     id: str
     name: str
@@ -48,7 +48,7 @@ class CallRecord:
 
     @property
     def answer(self) -> str:
-        """What the model gets, also of a call that was not made."""
+        """The result for the model, also of a call that was not made."""
         state = CallState.STOPPED if self.is_open else self.state
         return self.result or _RESULTS.get(state, "(no output)")
 
@@ -60,14 +60,14 @@ class ToolRound:
     calls: tuple[CallRecord, ...]
 
     def ended(self) -> ToolRound:
-        """With the calls that were still open as stopped."""
+        """Mark calls that are still open as stopped."""
         calls = (replace(c, state=CallState.STOPPED) if c.is_open else c for c in self.calls)
         return replace(self, calls=tuple(calls))
 
 
 @dataclass(frozen=True, slots=True)
 class CallsPiece:
-    """A piece of a streamed answer: the calls of its last round as they are now.
+    """A piece of a streamed answer: the current calls of its last round.
 
     is_new: a round that begins with them, with the text so far
     """
@@ -77,7 +77,7 @@ class CallsPiece:
 
 
 def round_messages(one: ToolRound, *, has_thinking: bool = False) -> list[dict[str, Any]]:
-    """The messages of a request that tell of a round."""
+    """Return the request messages of a round."""
     calls = [
         {
             "id": call.id,
@@ -96,17 +96,17 @@ def round_messages(one: ToolRound, *, has_thinking: bool = False) -> list[dict[s
 
 
 def rounds_text(rounds: Sequence[ToolRound]) -> str:
-    """For the chats' file; empty for none."""
+    """Serialise rounds for the chats' file; empty for none."""
     return json.dumps([asdict(one) for one in rounds], ensure_ascii=False) if rounds else ""
 
 
 def rounds_of(text: str) -> tuple[ToolRound, ...]:
-    """The rounds of `rounds_text`."""
+    """Parse the result of `rounds_text`."""
     return tuple(map(_round, json.loads(text))) if text else ()
 
 
 def rounds_markdown(rounds: Iterable[ToolRound]) -> str:
-    """For an exported chat."""
+    """Format rounds for an exported chat."""
     parts = []
     for one in rounds:
         parts += [one.text] if one.text.strip() else []

@@ -1,4 +1,4 @@
-"""The SQLite file of the chats: its schema, and how a file of an older version gets it."""
+"""The SQLite file of the chats: its schema, and the migration of older versions."""
 
 from __future__ import annotations
 
@@ -118,8 +118,11 @@ def _connect(name: str, path: Path | None) -> sqlite3.Connection:
 
 
 def _write_ahead(db: sqlite3.Connection) -> None:
-    """Retry: SQLite ignores busy_timeout for this statement, so of several terminals that create a
-    file at the same time all but one would fail.
+    """Enable write-ahead logging, with retries.
+
+    SQLite ignores busy_timeout for this statement, so of several terminals that create a file at
+    the same time
+    all but one would fail.
     """
     give_up = time.monotonic() + _BUSY_MILLISECONDS / 1000
     while True:

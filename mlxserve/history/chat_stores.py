@@ -1,9 +1,9 @@
-"""ChatStores: the chats that the server keeps, in the files and the format of the terminal's.
+"""ChatStores: the server's chats, in the files and the format of the terminal's.
 
     chat.sqlite            what the terminal writes too: chats without an API key
     chats/KEY.sqlite       the chats of one API key, bounded in size
 
-The files are opened when they are first asked for, and used from one thread.
+The files are opened on first use, and used from one thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_OPEN = 16  # files
 
 
 class ChatStores:
-    """The chats of everybody, by the id of the API key that owns them; "" without keys."""
+    """The chats of all users, by the id of the API key that owns them; "" without keys."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -33,13 +33,13 @@ class ChatStores:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="chats")
 
     async def call(self, owner: str, work: Callable[[Store], T]) -> T:
-        """What `work` does with the owner's chats. Raises StoreError, and what `work` raises."""
+        """Call `work` with the owner's chats. Raises StoreError, and what `work` raises."""
         return await asyncio.get_running_loop().run_in_executor(
             self._thread, self._work, owner, work
         )
 
     async def close(self) -> None:
-        """Write what waits, close the files and end the thread."""
+        """Finish pending writes, close the files and end the thread."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._close_all)
         self._thread.shutdown(wait=False)
 

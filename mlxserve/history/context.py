@@ -1,4 +1,4 @@
-"""How much of a model's context a chat takes, and which messages may go when it is full.
+"""A chat's use of its model's context, and the messages to drop when it is full.
 
 Servers count: an answer's statistics have the tokens of its prompt, which is the conversation
 before it, and its own. What is left out stays on disk; the model no longer gets it.
@@ -18,7 +18,7 @@ _SUMMARY = "Summary of the conversation so far:"
 
 @dataclass(frozen=True, slots=True)
 class ContextUse:
-    """In tokens. `limit` is None where the server does not say it."""
+    """Use of the context in tokens; `limit` is None if the server does not report it."""
 
     used: int
     limit: int | None
@@ -33,14 +33,14 @@ class ContextUse:
 
     @property
     def words(self) -> str:
-        """`1.2k / 32k`; empty if nothing is known."""
+        """The use as `1.2k / 32k`; empty if unknown."""
         if self.limit is None:
             return _short(self.used) + " tokens" if self.used else ""
         return f"{_short(self.used)} / {_short(self.limit)}"
 
 
 def num_left_out(path: Sequence[StoredMessage], left_out: LeftOut | None) -> int:
-    """How many messages at the start of this branch the model no longer gets."""
+    """Number of messages at the start of this branch that the model no longer gets."""
     ids = [message.id for message in path]
     return 0 if left_out is None or left_out.last_id not in ids else ids.index(left_out.last_id) + 1
 
@@ -48,8 +48,9 @@ def num_left_out(path: Sequence[StoredMessage], left_out: LeftOut | None) -> int
 def sent_messages(
     path: Sequence[StoredMessage], system: str, left_out: LeftOut | None
 ) -> list[dict[str, Any]]:
-    """What the model gets of this branch: the system prompt, a summary of what was left out, and the
-    messages after that.
+    """Messages of this branch for the model.
+
+    These are the system prompt, a summary of what was left out, and the messages after that.
     """
     first = num_left_out(path, left_out)
     summary = left_out.summary if left_out is not None and first else ""
@@ -58,7 +59,7 @@ def sent_messages(
 
 
 def used_tokens(path: Sequence[StoredMessage], left_out: LeftOut | None) -> int:
-    """Tokens that the model gets of this branch with the next question, as far as they are known."""
+    """Tokens of this branch in the next prompt, as far as known."""
     counts = _counts(path, left_out)
     return counts[-1][1] if counts else 0
 
@@ -66,8 +67,9 @@ def used_tokens(path: Sequence[StoredMessage], left_out: LeftOut | None) -> int:
 def last_to_go(
     path: Sequence[StoredMessage], left_out: LeftOut | None, kept: int
 ) -> StoredMessage | None:
-    """The answer up to which messages have to go so that at most `kept` tokens stay before the last
-    question; None if the model gets no answer any more that could go.
+    """Return the answer up to which messages must go to keep at most `kept` tokens.
+
+    The last question comes on top. None if no further answer can go.
     """
     counts = _counts(path, left_out)
     if counts:
@@ -80,7 +82,7 @@ def last_to_go(
 def _counts(
     path: Sequence[StoredMessage], left_out: LeftOut | None
 ) -> list[tuple[StoredMessage, int]]:
-    """The tokens up to each answer, without those that were left out since it was given."""
+    """Pair each answer with the tokens up to it, without those left out since."""
     first = num_left_out(path, left_out)
     gone = _tokens(path[first - 1]) or 0 if first else 0
     found = []
@@ -93,7 +95,7 @@ def _counts(
 
 
 def _tokens(message: StoredMessage) -> int | None:
-    """Those of the conversation up to this answer, as it was sent then."""
+    """Tokens of the conversation up to this answer, as it was sent then."""
     stats = message.stats
     if message.role is not Role.ASSISTANT or stats.prompt_tokens is None:
         return None
@@ -101,7 +103,7 @@ def _tokens(message: StoredMessage) -> int | None:
 
 
 def _short(count: int) -> str:
-    """`950`, `1.2k`, `32k`."""
+    """Abbreviate a count: `950`, `1.2k`, `32k`."""
     if count < 1000:
         return str(count)
     return f"{count / 1000:.1f}k" if count < 10_000 else f"{count / 1000:.0f}k"

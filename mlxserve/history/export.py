@@ -24,7 +24,7 @@ class Format(StrEnum):
 
 
 def as_markdown(chat: ChatRecord, path: Sequence[StoredMessage]) -> str:
-    """The shown branch under its title. Answers are Markdown already."""
+    """Write the shown branch under its title. Answers are Markdown already."""
     sections = [f"# {chat.title}"]
     if chat.system:
         sections.append(f"## System\n\n{chat.system}")
@@ -37,7 +37,7 @@ def as_markdown(chat: ChatRecord, path: Sequence[StoredMessage]) -> str:
 
 
 def as_json(chat: ChatRecord, path: Sequence[StoredMessage]) -> str:
-    """The shown branch as the messages of a chat request."""
+    """Write the shown branch as the messages of a chat request."""
     content = {
         "title": chat.title,
         "created_at": datetime.fromtimestamp(chat.created_at).astimezone().isoformat(),
@@ -56,13 +56,13 @@ def export(chat: ChatRecord, path: Sequence[StoredMessage], kind: Format, to: Pa
 
 
 def file_name(chat: ChatRecord, kind: Format) -> str:
-    """`why-is-the-sky-blue-20260102-030405.md`."""
+    """Return a file name such as `why-is-the-sky-blue-20260102-030405.md`."""
     words = re.sub(r"[^a-z0-9]+", "-", chat.title.lower()).strip("-")[:40] or "chat"
     return f"{words}-{datetime.now().astimezone():%Y%m%d-%H%M%S}{kind.suffix}"
 
 
 def target(argument: str) -> tuple[Format, Path | None]:
-    """The format and file of `json`, `markdown notes.md`, `chat.json` or ""; None: no file named."""
+    """Parse `json`, `markdown notes.md`, `chat.json` or ""; the path is None if not named."""
     word, _, rest = argument.strip().partition(" ")
     if word in tuple(Format):
         return Format(word), _path(rest) if rest.strip() else None

@@ -37,7 +37,7 @@ _MIN_MEASURED = 0.05  # seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerStats:
-    """Token counts and times of one answer. None: not known (yet), or not reported by the server."""
+    """Token counts and times of one answer; None if unknown, or not reported by the server."""
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
@@ -79,7 +79,7 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class NewQuestion:
-    """What is asked next. `typed`: as the user wrote it, with mentions of files."""
+    """The next question. `typed`: as the user wrote it, with mentions of files."""
 
     text: str
     images: tuple[KeptImage, ...] = ()
@@ -139,7 +139,7 @@ def wire_messages(path: Sequence[StoredMessage], system: str = "") -> list[dict[
 
 
 def _content(message: StoredMessage) -> str | list[dict[str, Any]]:
-    """The text, or parts where there are images, which come first."""
+    """Return the text, or parts if there are images, which come first."""
     if not message.images:
         return message.text
     images = [{"type": "image_url", "image_url": {"url": one.url}} for one in message.images]

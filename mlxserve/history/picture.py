@@ -1,4 +1,4 @@
-"""KeptImage: an image of a question, as it is kept and sent."""
+"""KeptImage: an image of a question, as stored and sent."""
 
 from __future__ import annotations
 
@@ -26,24 +26,27 @@ _QUALITIES = (90, 75, 50)  # of JPEG, until it fits
 
 @dataclass(frozen=True, slots=True)
 class KeptImage:
-    """url: data: with the file itself, in base64"""
+    """An image as a data URL.
+
+    url: the file itself, in base64
+    """
 
     name: str
     url: str
 
     @property
     def content(self) -> bytes:
-        """The file."""
+        """Content of the file."""
         return base64.b64decode(self.url.partition(",")[2])
 
 
 def is_picture(path: Path) -> bool:
-    """Whether its name is that of an image that models are shown."""
+    """True if the file's name is that of an image format for models."""
     return path.suffix.lower() in _TYPES
 
 
 def read_picture(path: Path, typed: str | None = None) -> KeptImage:
-    """The file, made smaller if it is large. Raises AttachmentRefused, which names `typed`."""
+    """Read an image, shrinking a large one. Raises AttachmentRefused, which names `typed`."""
     typed = typed or str(path)
     try:
         if not path.is_file():
@@ -59,7 +62,7 @@ def read_picture(path: Path, typed: str | None = None) -> KeptImage:
 
 
 def _smaller(content: bytes, typed: str) -> bytes:
-    """As JPEG, upright, with white for what is transparent."""
+    """Convert to JPEG, upright, with white for what is transparent."""
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
@@ -85,7 +88,7 @@ def _smaller(content: bytes, typed: str) -> bytes:
 
 
 def as_text(pictures: Sequence[KeptImage]) -> str:
-    """As the store keeps them; empty for none."""
+    """Serialise pictures for the store; empty for none."""
     return json.dumps([asdict(one) for one in pictures]) if pictures else ""
 
 

@@ -76,7 +76,7 @@ class Store:
         self._db.close()
 
     def limit(self, num_bytes: int) -> None:
-        """Refuse what would make the file larger; StoreError then says that it is full."""
+        """Set the file's maximum size, beyond which writes raise StoreError."""
         [page_size] = self._db.execute("PRAGMA page_size").fetchone()
         self._db.execute(f"PRAGMA max_page_count = {num_bytes // page_size}")
 
@@ -94,12 +94,12 @@ class Store:
         return ChatRecord(id=chat_id, title=title, created_at=now, updated_at=now, system=system)
 
     def chats(self, limit: int = 500) -> list[ChatRecord]:
-        """The most recent first."""
+        """List chats, most recent first."""
         rows = self._db.execute("SELECT * FROM chats ORDER BY updated_at DESC LIMIT ?", (limit,))
         return [_chat(row) for row in rows]
 
     def chat(self, chat_id: int) -> ChatRecord:
-        """Raises StoreError if another terminal has deleted it."""
+        """Return a chat. Raises StoreError if another terminal has deleted it."""
         row = self._db.execute("SELECT * FROM chats WHERE id = ?", (chat_id,)).fetchone()
         if row is None:
             raise StoreError(_DELETED)
@@ -161,7 +161,7 @@ class Store:
         return [_message(row) for row in rows]
 
     def beginnings(self, *, but: int) -> list[tuple[ChatRecord, StoredMessage]]:
-        """The first questions of all chats but this one, each with its chat."""
+        """First questions of all chats but this one, each with its chat."""
         chats = {chat.id: chat for chat in self.chats(limit=-1)}
         rows = self._db.execute(
             "SELECT * FROM messages WHERE parent_id IS NULL AND chat_id != ? ORDER BY id", (but,)
@@ -195,7 +195,7 @@ class Store:
             raise StoreError(_DELETED)
 
     def remove(self, message: StoredMessage) -> None:
-        """Delete an answer that has nothing below it; its question ends the branch then."""
+        """Delete an answer that has nothing below it; its question then ends the branch."""
         with self._write() as db:
             db.execute(
                 "UPDATE chats SET leaf_id = ? WHERE id = ?", (message.parent_id, message.chat_id)
@@ -203,7 +203,7 @@ class Store:
             db.execute("DELETE FROM messages WHERE id = ?", (message.id,))
 
     def path(self, leaf_id: int | None) -> list[StoredMessage]:
-        """The branch that ends with this message, from its root."""
+        """Return the branch that ends with this message, from its root."""
         rows = self._db.execute(
             "WITH RECURSIVE branch(id, depth) AS ("
             " SELECT ?, 0 UNION ALL"
@@ -215,7 +215,7 @@ class Store:
         return [_message(row) for row in rows]
 
     def version(self, message: StoredMessage) -> Version:
-        """The message's position among its siblings."""
+        """Return the message's position among its siblings."""
         rows = self._db.execute(
             "SELECT id FROM messages WHERE chat_id = ? AND parent_id IS ? ORDER BY id",
             (message.chat_id, message.parent_id),
@@ -256,7 +256,7 @@ class Store:
             ).rowcount
 
     def search(self, words: str, limit: int = 100) -> list[SearchHit]:
-        """Messages that contain all of the words, ignoring case; newest first."""
+        """Find messages that contain all of the words, ignoring case; newest first."""
         terms = words.split()
         if not terms:
             return []
@@ -291,7 +291,7 @@ class Store:
         return list(newest_first)[::-1]
 
     def last_model(self) -> str | None:
-        """What `--model` names the model by that answered in the last chat; None without an answer."""
+        """Return the `--model` name of the last chat's model; None without an answer."""
         row = self._db.execute(
             "SELECT model FROM messages WHERE model != '' AND chat_id ="
             " (SELECT id FROM chats ORDER BY updated_at DESC LIMIT 1) ORDER BY id DESC LIMIT 1"
@@ -310,7 +310,7 @@ class Store:
 
     @contextmanager
     def _write(self) -> Iterator[sqlite3.Connection]:
-        """One transaction. Takes the write lock immediately, so that it is never upgraded later."""
+        """Run one transaction. Takes the write lock at once, so that it is never upgraded later."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -329,7 +329,7 @@ class Store:
 
 
 def title_of(words: str) -> str:
-    """A chat's title: the start of its first question, without signs of Markdown and fences of code."""
+    """Return a chat's title: the start of its first question, without Markdown."""
     lines = (_MARKS.sub("", line).strip() for line in words.strip().splitlines())
     title = one_line(" ".join(line for line in lines if line), 2 * _TITLE_SIZE)
     if len(title) > _TITLE_SIZE and " " in title[:_TITLE_SIZE]:
@@ -361,7 +361,7 @@ def _like_escaped(term: str) -> str:
 
 
 def _excerpt(text: str, term: str, around: int = 60) -> str:
-    """The text around the first occurrence of the term."""
+    """Return the text around the first occurrence of the term."""
     at = max(0, text.lower().find(term.lower()))
     start = max(0, at - around // 2)
     excerpt = one_line(text[start : at + around * 2], around * 2)

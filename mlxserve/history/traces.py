@@ -1,7 +1,9 @@
-"""What a chat has left in the caches of servers: the conversations by which its pages are found.
+"""Traces: the conversations of a chat, by which servers find its cached pages.
 
-A page is found by all tokens up to its end. So a server that is told a chat's conversations finds the pages
-that it computed for them. With them come those of other chats that begin alike, whose pages are to stay.
+A page is identified by all tokens up to its end. So a server that gets a chat's conversations finds
+the pages
+that it computed for them. With them come those of other chats that begin alike, whose pages are to
+stay.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ Wire = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """kept: what begins like one of the conversations, and stays; models: that answered"""
+    """A chat's conversations.
+
+    kept: conversations of other chats that begin alike, and stay; models: that answered
+    """
 
     conversations: list[Wire]
     kept: list[Wire]
@@ -30,7 +35,7 @@ class Traces:
 
 
 def traces(store: Store, chat_id: int) -> Traces:
-    """Of a chat that is about to be deleted. Raises StoreError."""
+    """Return the traces of a chat that is about to be deleted. Raises StoreError."""
     chat, messages = store.chat(chat_id), store.messages(chat_id)
     conversations: list[Wire] = []
     for conversation in _conversations(chat, messages):
@@ -44,8 +49,9 @@ def traces(store: Store, chat_id: int) -> Traces:
 
 
 def _conversations(chat: ChatRecord, messages: Sequence[StoredMessage]) -> Iterator[Wire]:
-    """Each branch as it was sent and answered, and each answer of which later prompts lack something;
-    the newest first.
+    """Yield the conversations as they were sent and answered, newest first.
+
+    These are each branch, and each answer of which later prompts lack something.
     """
     by_id = {message.id: message for message in messages}
     inner = {message.parent_id for message in messages}
@@ -61,7 +67,7 @@ def _conversations(chat: ChatRecord, messages: Sequence[StoredMessage]) -> Itera
 
 
 def _as_written(path: Sequence[StoredMessage], system: str) -> Wire:
-    """The messages, the last answer with its thinking."""
+    """Return the messages, the last answer with its thinking."""
     *before, last = path
     if last.role is Role.USER:
         return wire_messages(path, system)
@@ -76,7 +82,7 @@ def _as_written(path: Sequence[StoredMessage], system: str) -> Wire:
 
 
 def _kept(store: Store, chat_id: int, conversations: Sequence[Wire]) -> Iterator[Wire]:
-    """Of the other chats, for each of the conversations the one that has most in common with it."""
+    """For each conversation, yield the other chat's that has most in common with it."""
     beginnings = [
         (chat, wire_messages([question], chat.system))
         for chat, question in store.beginnings(but=chat_id)
@@ -97,7 +103,7 @@ def _kept(store: Store, chat_id: int, conversations: Sequence[Wire]) -> Iterator
 
 
 def _num_common(one: Wire, other: Wire) -> tuple[int, int]:
-    """(messages, characters of the next one) that two conversations have in common at their begin."""
+    """(messages, characters of the next one) that two conversations share at the start."""
     pairs = list(zip(one, other, strict=False))
     same = next((at for at, (mine, its) in enumerate(pairs) if mine != its), len(pairs))
     if same == len(pairs):

@@ -1,10 +1,12 @@
-"""Finds and checks the adapters of a model: folders that `mlx_lm.lora` has written. Never imports mlx.
+"""Find and check the LoRA adapters of a model: folders written by `mlx_lm.lora`. Never imports mlx.
 
-    adapter_config.json     {"fine_tune_type": "lora", "lora_parameters": {"rank": 8, "scale": 20.0}, ...}
-    adapters.safetensors    {"model.layers.0.self_attn.q_proj.lora_a": (input, rank), ....lora_b: (rank, output)}
+    adapter_config.json     {"fine_tune_type": "lora", "lora_parameters": {"rank": 8, "scale":
+    20.0}, ...}
+    adapters.safetensors    {"model.layers.0.self_attn.q_proj.lora_a": (input, rank), ....lora_b:
+    (rank, output)}
 
-Only these two files are read. Whether a model has such layers is checked where it is loaded
-(`model/adapters.py`).
+Only these two files are read. `model/adapters.py` checks that the model has these layers when it
+is loaded.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ _PIECE = 1 << 20  # bytes that are hashed at once
 
 @dataclass(frozen=True)  # without slots, for what is cached
 class AdapterFiles:
-    """A checked folder.
+    """A checked adapter folder.
 
-    name    in the API, after the model's and a colon
-    scale   of the product with both matrices
-    base    what it was trained from, as its configuration says; empty if it does not
-    layers  the paths of the model's layers that it changes, and the rank of each
+    name    after the model's name and a colon in the API
+    scale   factor of the low-rank product
+    base    the model it was trained from, per its configuration; empty if not named
+    layers  rank of each adapted layer, by the layer's path in the model
     """
 
     name: str
@@ -55,12 +57,12 @@ class AdapterFiles:
 
     @property
     def rank(self) -> int:
-        """The highest of its layers."""
+        """The highest rank of its layers."""
         return max(self.layers.values())
 
     @cached_property
     def digest(self) -> str:
-        """32 hex digits of the weights and the scale: pages of adapters with another one are others.
+        """32 hex digits over weights and scale; part of the key that its pages are cached under.
 
         Reads the whole file. Raises OSError.
         """
@@ -72,12 +74,15 @@ class AdapterFiles:
 
 
 def find_adapters(places: Mapping[str, str]) -> tuple[AdapterFiles, ...]:
-    """The adapters in these folders, by their names. Raises ModelNotFound, UnsupportedModel."""
+    """Return the adapters in these folders, sorted by name.
+
+    Raises ModelNotFound, UnsupportedModel.
+    """
     return tuple(find_adapter(name, folder) for name, folder in places.items())
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether it looks like one, of `mlx_lm.lora` or another program."""
+    """True if the folder looks like an adapter, whichever program wrote it."""
     return (folder / CONFIG).is_file()
 
 
@@ -170,6 +175,6 @@ def _layers(name: str, file: Path) -> dict[str, int]:
 
 
 def _rank(shape: Sequence[int], side: str) -> int:
-    """Of experts, which have three dimensions, the matrices are stored the other way round."""
+    """Rank of a matrix; expert matrices (3 dimensions) are stored transposed."""
     is_last = (side == "lora_a") == (len(shape) == 2)
     return shape[-1] if is_last else shape[-2]

@@ -1,5 +1,4 @@
-"""Catalog: the bundled model, the models on this machine and well-known ones, and whether each
-fits in memory with a context of a given length.
+"""Catalog: bundled, local and well-known models, and whether each fits in memory.
 
 Reads only config files and file sizes. Never imports mlx and never uses the network.
 """
@@ -79,16 +78,17 @@ class Entry:
     has_vision: bool = field(default=False, kw_only=True)  # was trained to see images
 
     def kv_size(self, bytes_per_value: int, *, in_8_bits: bool = False) -> int:
-        """Bytes of keys and values for each token of a sequence, in the layers that keep them all.
+        """Bytes of keys and values per token, in the layers that keep every token.
 
-        in_8_bits: with a float32 scale for each row; not for latents, which a server refuses to quantise
+        in_8_bits: with a float32 scale for each row; not for latents, which a server refuses to
+            quantise
         """
         num_values = self.kv.num_values - self.kv.num_window_values
         num_rows = self.kv.num_rows - self.kv.num_window_rows
         return _kv_bytes(num_values, num_rows, bytes_per_value, in_8_bits)
 
     def window_size(self, bytes_per_value: int, *, in_8_bits: bool = False) -> int:
-        """Bytes with which layers with a window serve a sequence of any length; 0 without such layers.
+        """Bytes of the sliding-window layers' cache for any sequence; 0 without such layers.
 
         in_8_bits: as in `kv_size`
         """
@@ -116,7 +116,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFit:
-    """Whether a model fits in memory with the requested context."""
+    """The outcome of fitting a model into memory with the requested context."""
 
     fits: bool
     num_tokens: int  # tokens of cache that fit next to the weights and a step
@@ -141,11 +141,11 @@ def memory_fit(
     in_8_bits: bool = False,
     num_seqs: int = _NUM_SEQS,
 ) -> MemoryFit:
-    """Whether `context` tokens fit next to the weights and a step.
+    """Check that `context` tokens fit next to the weights and a step.
 
-    context: capped at the length that the model was trained for; None is that length, part of which layers
-        with a window may take for other requests
-    in_8_bits: with keys and values so (`kv_cache_dtype=q8`)
+    context: capped at the length that the model was trained for; None is that length, part of which
+        sliding-window layers may take for other requests
+    in_8_bits: with keys and values in 8 bits (`kv_cache_dtype=q8`)
     num_seqs: requests that run beside each other
     """
     bytes_per_value = 2 if is_metal else 4  # without Metal all computation is in float32
@@ -186,7 +186,7 @@ def _fit_with_windows(
     num_seqs: int,
     is_promised: bool,
 ) -> MemoryFit:
-    """Divide what is left beside the bytes that are taken as a server does."""
+    """Divide the remaining memory between full and sliding-window pages, as a server does."""
     options: dict[str, Any] = {
         "longest": longest,
         "num_seqs": num_seqs,
@@ -202,7 +202,7 @@ def _fit_with_windows(
 
 
 def _kv_bytes(num_values: int, num_rows: int, bytes_per_value: int, in_8_bits: bool) -> int:
-    """Bytes of keys and values, which are in so many rows."""
+    """Bytes of `num_values` keys and values, stored in `num_rows` quantised or plain rows."""
     return num_values + 4 * num_rows if in_8_bits and num_rows else num_values * bytes_per_value
 
 
@@ -219,7 +219,7 @@ def entries() -> list[Entry]:
 
 
 def disk_free() -> int:
-    """Bytes that are free where models are downloaded to."""
+    """Free bytes on the disk that models are downloaded to."""
     folder = hub_cache().absolute()
     while not folder.exists():
         folder = folder.parent
@@ -227,7 +227,7 @@ def disk_free() -> int:
 
 
 def places() -> Iterator[tuple[str, Origin, Path]]:
-    """(name, source, folder or GGUF file) of every candidate."""
+    """Yield (name, source, folder or GGUF file) of every candidate."""
     yield MODEL_NAME, Origin.BUNDLED, model_path()
     for repository in repositories():
         for snapshot in snapshots(repository):
@@ -277,7 +277,7 @@ def entry_of(name: str, source: Origin, folder: Path) -> Entry | None:
 def _encoder_entry(
     name: str, source: Origin, config: Mapping[str, Any], size: int, encoder: TextEncoder
 ) -> Entry | None:
-    """It keeps nothing of a text. None for what cannot be loaded."""
+    """Return the entry of a text encoder, which keeps no cache; None if it cannot be loaded."""
     try:
         check_model_config(config, name)
         width = int(config["hidden_size"])
@@ -311,7 +311,7 @@ def _gguf_entry(name: str, source: Origin, file: Path) -> Entry | None:
 def _entry(
     name: str, source: Origin, config: Mapping[str, Any], size: int, kind: WeightFormat
 ) -> Entry | None:
-    """None for what cannot be loaded, which is not listed."""
+    """Return the entry of a language model; None if it cannot be loaded."""
     text = with_class_defaults(text_config(config))
     context = context_of(text)
     try:
@@ -329,7 +329,7 @@ def _entry(
 
 
 def _inner(text: Mapping[str, Any], width: int) -> int:
-    """Intermediate values per token; for experts, their inner values and their outputs."""
+    """Intermediate values per token; for experts, the active experts' inner values and outputs."""
     num_experts = int(text.get("num_experts_per_tok") or 0)
     inner = text.get("moe_intermediate_size") or text.get("intermediate_size") or 4 * width
     inner = int(max(inner) if isinstance(inner, list) else inner)  # Gemma 3n has one for each layer
@@ -345,7 +345,7 @@ def _json(file: Path) -> Mapping[str, Any]:
 
 
 def _suggestions() -> list[Entry]:
-    """The smallest first."""
+    """Well-known models that are not on this machine, smallest first."""
     found = []
     for name, billions, layers, kv_heads, head_dim, *rest in KNOWN:
         size = int(billions * 1e9 * BITS_PER_WEIGHT / 8)

@@ -19,9 +19,9 @@ _TAKEN = ("max_position_embeddings", "num_attention_heads", "num_key_value_heads
 
 
 def with_class_defaults(text: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a config.json that is about text, with a context and heads if its class has them.
+    """Return the text part of a config.json, completed with its class's context length and heads.
 
-    Imports transformers only where a value is missing.
+    Imports transformers only if a value is missing.
     """
     if all(any(text.get(key) for key in keys) for keys in _NEEDED):
         return text

@@ -1,4 +1,4 @@
-"""How long a context a model's config.json says it was made for. Never imports mlx."""
+"""The context length that a model's config.json declares. Never imports mlx."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ _EXTENDABLE = frozenset({"linear", "dynamic"})
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Tokens: of the context by default, and at most, as far as the rotary scaling covers."""
+    """Context lengths in tokens: the default, and the maximum that the rotary scaling covers."""
 
     length: int
     longest: int
 
 
 def context_of(text: Mapping[str, Any]) -> Context | None:
-    """The context for the part of a config.json that is about text; None if it names no length.
+    """Return the context for the text part of a config.json; None if it names no length.
 
-    A length next to YaRN may be the one before the scaling (Qwen 2.5) or after it (DeepSeek, gpt-oss).
+    A length next to YaRN may be the one before the scaling (Qwen 2.5) or after it (DeepSeek,
+    gpt-oss).
     """
     length = next((int(text[key]) for key in CONTEXT_KEYS if _is_length(text.get(key))), None)
     if length is None:
@@ -47,7 +48,7 @@ def context_of(text: Mapping[str, Any]) -> Context | None:
 
 
 def rope_scaling(text: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The scaling of rotary positions, of layers that see all positions; empty if there is none."""
+    """Return the rotary scaling of the full-attention layers; empty if there is none."""
     for key in ("rope_scaling", "rope_parameters"):
         found = text.get(key)
         if isinstance(found, Mapping):

@@ -1,4 +1,4 @@
-"""config.json as mlx-lm's definitions read it: what published files say elsewhere, or not at all.
+"""Adapts config.json to mlx-lm's definitions: values that published files put elsewhere or omit.
 
 - A vision model's file may say at its top what holds for the text model, too (Qwen3-VL's
   `tie_word_embeddings`), and a definition looks only into `text_config`.
@@ -22,7 +22,7 @@ _OUTER_ONLY |= {"quantization_config", "dtype", "torch_dtype", "transformers_ver
 
 
 def changes_for_definition(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What to change in a config.json before mlx-lm reads it."""
+    """Return the changes to a config.json before mlx-lm reads it."""
     changes = {**_rope(config)}
     if config.get("model_file") is not None:
         changes["model_file"] = None
@@ -34,7 +34,7 @@ def changes_for_definition(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shared(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the top of a config says that may hold for its text model."""
+    """Return top-level values of a config that also apply to its text model."""
     return {
         key: value
         for key, value in config.items()
@@ -43,7 +43,7 @@ def _shared(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rope(part: Mapping[str, Any]) -> dict[str, Any]:
-    """`rope_theta` and the like from `rope_parameters`, where they are missing."""
+    """Convert `rope_parameters` to `rope_theta` and the like where those are missing."""
     written = part.get("rope_parameters")
     if not isinstance(written, Mapping):
         return {}

@@ -17,7 +17,9 @@ _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """architecture: `model_type` of the language model
+    """Facts about a model, read from its files.
+
+    architecture: `model_type` of the language model
     format: "safetensors" or "gguf"
     quantisation: "int4", "mxfp4", GGUF's kind of most blocks, or a dtype in upper case
     weight_size: bytes
@@ -32,7 +34,7 @@ class ModelFacts:
 
     @classmethod
     def of(cls, files: ModelFiles) -> ModelFacts:
-        """Reads the headers of the weights. Raises UnsupportedModel."""
+        """Read the headers of the weights. Raises UnsupportedModel."""
         config = text_config(files.config)
         return cls(
             architecture=str(config.get("model_type", "")),
@@ -45,7 +47,7 @@ class ModelFacts:
 
     @property
     def parameters_in_words(self) -> str:
-        """Such as 1.72B; empty if it is not known."""
+        """The parameter count as people write it (1.72B); empty if unknown."""
         for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
             if self.num_parameters >= size:
                 return f"{self.num_parameters / size:.4g}{unit}"
@@ -72,7 +74,7 @@ def _num_parameters(files: ModelFiles) -> int:
 
 
 def _sizes(shapes: Mapping[str, tuple[int, ...]], quantised: Mapping[str, Any]) -> Iterator[int]:
-    """Of each tensor as it was before it was quantised: a group of it has one scale."""
+    """Yield the element count of each tensor before quantisation; a group has one scale."""
     for name, shape in shapes.items():
         module = name.rpartition(".")[0]
         scales = shapes.get(module + _SCALES)

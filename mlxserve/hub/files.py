@@ -68,7 +68,7 @@ class ModelFiles:
 
     @property
     def weight_size(self) -> int:
-        """Bytes; of a GGUF file those that it takes in memory."""
+        """Bytes of the weights in memory; a GGUF file's after repacking."""
         if self.gguf is not None:
             return size_in_memory(self.gguf)
         return sum(file.stat().st_size for file in self.weights)
@@ -116,7 +116,7 @@ def _gguf_model(file: Path, name: str) -> ModelFiles:
 
 
 def repository_named(model: str) -> str:
-    """The repository that a name means. Raises ModelNotFound."""
+    """Return the repository that a name refers to. Raises ModelNotFound."""
     if (repository := repository_of(model)) is not None:
         return repository
     if _REPOSITORY.fullmatch(model):
@@ -128,7 +128,7 @@ def repository_named(model: str) -> str:
 
 
 def did_you_mean(model: str) -> str:
-    """A sentence with the names that may have been meant; empty if none is close."""
+    """Return a sentence with similar known names; empty if none is close."""
     found = suggestions(model)
     return f" Did you mean {' or '.join(found)}?" if found else ""
 
@@ -179,7 +179,7 @@ def _check_kinds(path: Path, name: str) -> None:
 
 
 def _missing_weights(files: ModelFiles) -> list[str]:
-    """Names of weight files that the index, or the number in the others' names, promises."""
+    """Names of weight files that the index, or a file name such as 1-of-3, promises."""
     found = {file.name for file in files.weights}
     promised = set(found)
     if (index := files.path / "model.safetensors.index.json").exists():
@@ -201,7 +201,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def existing_path(model: str) -> Path | None:
-    """The path of this name if it exists."""
+    """Return this path if it exists."""
     try:
         path = Path(model).expanduser()
         return path if path.exists() else None
@@ -224,7 +224,7 @@ def _read_json(file: Path, name: str) -> dict[str, Any]:
 
 
 def pull_model(model: str) -> ModelFiles:
-    """Like `find_model`, but an interrupted download is kept and resumed."""
+    """Like `find_model`, but keeps an interrupted download and resumes it."""
     if existing_path(model) is None and model != MODEL_NAME and find_gguf(model) is None:
         if hub_reference(model) is not None:
             return find_model(model)
@@ -235,7 +235,7 @@ def pull_model(model: str) -> ModelFiles:
 
 
 def _download(repository: str, revision: str | None) -> Path:
-    """Download a snapshot with a progress bar; its folder. Raises ModelNotFound."""
+    """Download a snapshot with a progress bar and return its folder. Raises ModelNotFound."""
     from huggingface_hub import snapshot_download
 
     with _as_model_not_found(repository, revision):
@@ -245,7 +245,7 @@ def _download(repository: str, revision: str | None) -> Path:
 
 
 def _download_gguf(repository: str, kind: str | None, revision: str | None) -> Path:
-    """Download one of a repository's GGUF files, which resumes where it stopped. Raises ModelNotFound."""
+    """Download one of a repository's GGUF files, resuming a partial one. Raises ModelNotFound."""
     from huggingface_hub import HfApi, snapshot_download
 
     with _as_model_not_found(repository, revision):
@@ -262,7 +262,7 @@ def _download_gguf(repository: str, kind: str | None, revision: str | None) -> P
 
 @contextmanager
 def _as_model_not_found(repository: str, revision: str | None) -> Iterator[None]:
-    """Turn huggingface_hub's errors into ModelNotFound with advice."""
+    """Convert huggingface_hub's errors to ModelNotFound with advice."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,

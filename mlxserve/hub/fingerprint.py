@@ -1,7 +1,9 @@
-"""A model's fingerprint, from the contents of its files; their folder and times do not matter.
+"""A model's fingerprint: a digest of its files' contents, independent of folder and times.
 
-The configuration and the tokenizer count whole. Weights are too large for that: their names, sizes and
-headers count, and samples of their numbers, so that a fine-tune of the same shapes is another model.
+The configuration and the tokenizer count whole. Weights are too large for that: their names, sizes
+and
+headers count, and samples of their numbers, so that a fine-tune of the same shapes is another
+model.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ _NUM_SAMPLES, _SAMPLE_SIZE = 16, 4096  # of each file of weights
 
 
 def fingerprint(folder: Path, config: Mapping[str, Any], weights: Sequence[Path]) -> str:
-    """32 hex digits. Reads all of the tokenizer and little of the weights. Raises OSError, ValueError."""
+    """Return 32 hex digits over the tokenizer and samples of the weights.
+
+    Raises OSError, ValueError.
+    """
     digest = blake2b(_LAYOUT, digest_size=16)
 
     def add(*parts: bytes) -> None:
@@ -41,7 +46,7 @@ def fingerprint(folder: Path, config: Mapping[str, Any], weights: Sequence[Path]
 
 
 def _parts(file: Path) -> list[bytes]:
-    """Size, header and samples of a file of weights."""
+    """Size, header and samples of a weight file."""
     with open_regular(file) as content:
         size = os.fstat(content.fileno()).st_size
         length = content.read(_LENGTH_SIZE)

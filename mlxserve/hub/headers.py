@@ -46,7 +46,7 @@ def check_weights(file: Path, name: str) -> None:
 
 
 def read_shapes(file: Path, name: str) -> dict[str, tuple[int, ...]]:
-    """The shape of each tensor. Raises UnsupportedModel for a file whose header does not describe it."""
+    """Return each tensor's shape. Raises UnsupportedModel if the header contradicts the file."""
     try:
         return {tensor.name: tensor.shape for tensor in _checked(file)}
     except OSError as error:

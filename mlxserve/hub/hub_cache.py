@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def hub_cache() -> Path:
-    """The folder, from the same environment variables."""
+    """Return the folder, from huggingface_hub's environment variables."""
     if cache := os.environ.get("HF_HUB_CACHE"):
         return Path(cache).expanduser()
     home = os.environ.get("HF_HOME") or os.path.join(
@@ -18,18 +18,18 @@ def hub_cache() -> Path:
 
 
 def repository_folder(repository: str) -> Path:
-    """Where a repository is kept, whether it is there or not."""
+    """Return the folder of a repository, which need not exist."""
     return hub_cache() / f"models--{repository.replace('/', '--')}"
 
 
 def repositories() -> Iterator[str]:
-    """Names of those that are there."""
+    """Names of the cached repositories."""
     for folder in sorted(hub_cache().glob("models--*--*")):
         yield folder.name.removeprefix("models--").replace("--", "/", 1)
 
 
 def snapshots(repository: str) -> list[Path]:
-    """Folders of a repository's versions, the newest first."""
+    """Folders of a repository's cached versions, newest first."""
     found = (repository_folder(repository) / "snapshots").glob("*")
     folders = [path for path in found if path.is_dir()]
     return sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)

@@ -251,7 +251,7 @@ _SUGGESTIONS = 3
 
 
 def short_name(repository: str) -> str:
-    """What a well-known model is called for short."""
+    """Return the short name of a well-known model."""
     if repository == SMOLLM2:
         return "smollm2"
     name = repository.rpartition("/")[2].lower()
@@ -262,7 +262,7 @@ def short_name(repository: str) -> str:
 
 
 def repository_of(name: str) -> str | None:
-    """The repository that a short name means, spelled in any way; None if there is none."""
+    """Return the repository of a short name in any spelling; None if unknown."""
     asked = _plain(_in_lm_studio(name) or name.removesuffix(":latest"))
     aliases = {_plain(one): known for one, known in (_ALIASES | _EMBEDDERS).items()}
     if (alias := aliases.get(asked)) is not None:
@@ -280,9 +280,11 @@ def repository_of(name: str) -> str | None:
 
 
 def _in_lm_studio(name: str) -> str | None:
-    """The short name that one of LM Studio's means, such as google/gemma-3-12b; None for other names.
+    """Return the short name for one of LM Studio's, such as google/gemma-3-12b.
 
-    A repository with the publisher's own weights differs: by capitals, or by an ending such as -it.
+    None for other names. A repository with the publisher's own weights differs: by capitals, or by
+    an
+    ending such as -it.
     """
     publisher, _, rest = name.partition("/")
     if publisher not in _LM_STUDIO or rest != rest.lower():
@@ -292,12 +294,12 @@ def _in_lm_studio(name: str) -> str | None:
 
 
 def families() -> frozenset[str]:
-    """Names without a size: qwen3, llama3.2."""
+    """Family names without a size: qwen3, llama3.2."""
     return frozenset(short_name(repository).partition(":")[0] for repository in REPOSITORIES)
 
 
 def suggestions(name: str) -> list[str]:
-    """Short names that may have been meant, most likely first; a family alone means its sizes."""
+    """Suggest short names, most likely first; a family name suggests its sizes."""
     known = [*(short_name(repository) for repository in REPOSITORIES), *_EMBEDDERS]
     asked = _plain(name.rpartition("/")[2])
     family = [one for one in known if asked and asked == _plain(one.partition(":")[0])]
@@ -309,5 +311,5 @@ def suggestions(name: str) -> list[str]:
 
 
 def _plain(name: str) -> str:
-    """Without case and signs, which people spell differently."""
+    """Lower case, without punctuation, which people spell differently."""
     return re.sub(r"[^a-z0-9.]", "", name.lower())

@@ -1,6 +1,7 @@
-"""What a model keeps for each token of a sequence, read off its config.json.
+"""The shape of a model's KV cache, read from its config.json.
 
-For listing models without importing mlx. What is served is measured (`model/caches.py`), and a
+For listing models without importing mlx. A loaded model's shapes are measured (`model/caches.py`),
+and a
 test compares the two for every architecture.
 """
 
@@ -30,7 +31,7 @@ _EXPANDED = frozenset({"deepseek_v2", "minicpm3", "youtu_llm"})
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What a model keeps of a sequence."""
+    """Sizes of what a model keeps of a sequence."""
 
     num_values: int  # of keys and values for each token, over all layers
     has_states: bool  # recurrent ones as well
@@ -43,9 +44,9 @@ class KVShape:
 
 
 def kv_shape(text: Config) -> KVShape:
-    """The shape for the part of a config.json that is about text (`hub.files.text_config`).
+    """Return the shape for the text part of a config.json (`hub.files.text_config`).
 
-    Raises KeyError, TypeError, ValueError or ZeroDivisionError where the config does not say it.
+    Raises KeyError, TypeError, ValueError or ZeroDivisionError if values are missing.
     """
     count = int(_first(text, *_LAYERS))
     if text.get("model_type") in _RECURRENT_ONLY:
@@ -69,7 +70,7 @@ def kv_shape(text: Config) -> KVShape:
 
 
 def num_layers(text: Config) -> int | None:
-    """As the config says; None where it does not."""
+    """Return the number of layers; None if the config does not name it."""
     try:
         return int(_first(text, *_LAYERS))
     except (KeyError, TypeError, ValueError):
@@ -77,7 +78,7 @@ def num_layers(text: Config) -> int | None:
 
 
 def head_sizes(text: Config) -> tuple[int, int, int]:
-    """(query heads, their size, hidden size). Raises as `kv_shape` does."""
+    """Return (query heads, head size, hidden size). Raises as `kv_shape` does."""
     num_heads = int(_first(text, "num_attention_heads", "n_head", "n_heads", "num_heads"))
     width = text.get("hidden_size") or text.get("n_embd") or text.get("d_model")
     head_dim = int(text.get("head_dim") or int(width or text["hidden_dim"]) // num_heads)
@@ -99,7 +100,10 @@ def _kinds(text: Config, num_layers: int) -> list[str]:
 
 
 def _by_pattern(pattern: int | str, num_layers: int) -> list[str]:
-    """pattern: one layer in so many sees everything, or a letter for each layer: L with a window, G without"""
+    """Expand a pattern to a kind per layer.
+
+    pattern: N for every N-th layer global, or a letter for each layer: L with a window, G without
+    """
     if isinstance(pattern, str):
         return [
             "sliding_attention" if letter == "L" else "full_attention"
@@ -112,12 +116,12 @@ def _by_pattern(pattern: int | str, num_layers: int) -> list[str]:
 
 
 def _window(text: Config) -> int:
-    """Positions that a layer with a window sees; 0 where the config does not say."""
+    """Positions that a sliding-window layer sees; 0 if the config does not say."""
     return int(text.get("sliding_window") or text.get("sliding_window_size") or 0)
 
 
 def _of_kind(text: Config, kind: str) -> Config:
-    """The config with the sizes that layers of this kind have, where they have others."""
+    """Return the config with the sizes of this kind of layer, where it has its own."""
     if kind != "sliding_attention":
         return text
     own = {key[4:]: value for key, value in text.items() if key.startswith("swa_")}
@@ -125,13 +129,13 @@ def _of_kind(text: Config, kind: str) -> Config:
 
 
 def _keys_for_choosing(text: Config) -> tuple[int, int]:
-    """(layers, size) of the keys that MiniMax M3 chooses blocks by, beside keys and values."""
+    """(layers, size) of the extra keys by which MiniMax M3 selects blocks."""
     sparse = text.get("sparse_attention_config") or {}
     return sum(sparse.get("sparse_attention_freq") or ()), int(sparse.get("sparse_index_dim") or 0)
 
 
 def _attending(text: Config, num_layers: int) -> set[int]:
-    """The layers with attention, where the config does not list the kinds."""
+    """Layers with attention, if the config does not list the kinds."""
     every = set(range(num_layers))
     for key in ("full_attn_idxs", "attn_layer_indices"):
         if text.get(key):
@@ -152,7 +156,7 @@ def _attending(text: Config, num_layers: int) -> set[int]:
 
 
 def _values(text: Config, kind: str) -> int:
-    """Keys and values of a token in a layer."""
+    """Keys and values of one token in a layer."""
     rank = text.get("kv_lora_rank")
     if rank:
         rotated, plain = int(text["qk_rope_head_dim"]), int(text["qk_nope_head_dim"])
@@ -169,8 +173,11 @@ def _values(text: Config, kind: str) -> int:
 
 
 def _rows(text: Config, kind: str) -> int:
-    """Rows of a token in a layer: a head's keys or values. Latents are not rows, but in a layer that
-    chooses its keys they are kept as such, beside the keys for choosing.
+    """Rows of one token in a layer: a head's keys or values.
+
+    Latents are no rows, except in a layer that selects its keys: there they are stored as rows,
+        beside
+    the keys for selecting.
     """
     if text.get("kv_lora_rank") and text.get("model_type") not in _EXPANDED:
         return 4 if text.get("index_head_dim") else 0
@@ -180,7 +187,7 @@ def _rows(text: Config, kind: str) -> int:
 
 
 def _heads(text: Config, kind: str) -> int:
-    """Heads of keys in a layer without latents."""
+    """Key heads of a layer without latents."""
     num_heads, _, _ = head_sizes(text)
     kv_heads = text.get("num_key_value_heads") or text.get("num_kv_heads")
     kv_heads = kv_heads or text.get("num_attention_groups") or num_heads
@@ -190,7 +197,7 @@ def _heads(text: Config, kind: str) -> int:
 
 
 def _first(text: Config, *keys: str) -> Any:
-    """Of the first of these that the config has. Raises KeyError."""
+    """Return the first of these values that the config has. Raises KeyError."""
     for key in keys:
         if text.get(key) is not None:
             return text[key]

@@ -33,7 +33,7 @@ _GOOD_FOR = (
 
 
 class ModelCommandFailed(MlxServeError):
-    """A command of mlxserve that lists, downloads, deletes or chooses models failed; the message says why."""
+    """A command that lists, downloads, deletes or selects models failed; the message says why."""
 
 
 class ModelOrigin(StrEnum):
@@ -46,13 +46,13 @@ class ModelOrigin(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> ModelOrigin | None:
-        """Whatever else `mlxserve models` names: Ollama, LM Studio, a Python package."""
+        """Map other sources that `mlxserve models` names: Ollama, LM Studio, a Python package."""
         return cls.ELSEWHERE if isinstance(value, str) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model to choose. None: not known."""
+    """A model to choose from; None means unknown."""
 
     name: str
     source: ModelOrigin
@@ -66,7 +66,7 @@ class Model:
     is_gguf: bool = False  # a repository of several GGUF files, of which a name chooses one
 
     def matches(self, words: str) -> bool:
-        """Whether each of the words is in its name or its short name."""
+        """True if every word is part of its name or its short name."""
         names = f"{self.name} {self.short_name}".casefold()
         return all(word in names for word in words.casefold().split())
 
@@ -76,7 +76,7 @@ class Model:
 
     @property
     def refusal(self) -> str:
-        """Why this machine cannot run it, as a sentence; empty if it can, or if that is not known."""
+        """Why this machine cannot run it, as a sentence; empty if it can or if unknown."""
         if self.fits is not False or self.num_tokens != 0:
             return ""
         need = "" if self.needed is None else f": it needs {self.needed / 1e9:.1f} GB"
@@ -84,16 +84,14 @@ class Model:
 
     @property
     def usable_context(self) -> int | None:
-        """Tokens of a prompt and its answer that memory holds and the model was trained for."""
+        """Usable context in tokens: limited by memory and by the model's training."""
         if self.num_tokens is None or self.context is None:
             return self.num_tokens
         return min(self.num_tokens, self.context)
 
     @property
     def good_for(self) -> str:
-        """What its context is enough for, in words; empty if that is not known. Of a model on the
-        hub how popular it is.
-        """
+        """What its context suffices for, or a hub model's popularity; empty if unknown."""
         if self.downloads is not None:
             return f"{'GGUF, ' * self.is_gguf}{self.downloads:,} downloads"
         tokens = self.usable_context
@@ -153,7 +151,7 @@ class ModelCatalog:
             ) from error
 
     async def search(self, words: str) -> list[Model]:
-        """Models of the hub with these words in their names, the most popular of each format first.
+        """Search the hub for these words; the most popular of each format come first.
 
         Raises ModelCommandFailed.
         """
@@ -176,9 +174,9 @@ class ModelCatalog:
             ) from error
 
     async def download(self, name: str) -> AsyncGenerator[Downloaded | Model, None]:
-        """Download a model unless it is here, and yield the progress, last the model.
+        """Download a model unless it is here; yield the progress, then the model.
 
-        Closing the iterator pauses it. Raises ModelCommandFailed.
+        Closing the iterator pauses the download. Raises ModelCommandFailed.
 
         name: a folder, a repository, or a short name such as qwen3:4b
         """
@@ -204,11 +202,11 @@ class ModelCatalog:
         )
 
     async def use(self, name: str) -> None:
-        """Have other commands use this model, where none is named. Raises ModelCommandFailed."""
+        """Make this the default model of other commands. Raises ModelCommandFailed."""
         await self._do("use", "--", name, failure=f"{one_line(name, 80)} cannot be remembered.")
 
     async def _do(self, *arguments: str, failure: str) -> None:
-        """Raises ModelCommandFailed with what the command says, else `failure`."""
+        """Raise ModelCommandFailed with the command's message, else with `failure`."""
         async with self._child(*arguments, errors=asyncio.subprocess.PIPE) as child:
             _, said = await child.communicate()
         if child.returncode:
@@ -233,13 +231,16 @@ class ModelCatalog:
 
 
 def _words_of(errors: bytes) -> str:
-    """What a command of ours said on stderr, as one line."""
+    """One line from a command's stderr."""
     return one_line(errors.decode(errors="replace").strip().removeprefix("error: "), 400)
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:
-    """Wait for its end even where this is cancelled meanwhile: a loop that closes before leaves the
-    process to be warned of, anywhere later. It is killed then, or where it does not end when it is told to.
+    """Terminate the child and wait for it, also if the task is cancelled meanwhile.
+
+    An event loop that closes first would warn about the process later. So it is killed if the task
+    is
+    cancelled, or if it ignores the termination.
     """
     if child.returncode is not None:
         return
@@ -256,14 +257,14 @@ async def _end(child: asyncio.subprocess.Process) -> None:
 
 
 def _pulled(said: Mapping[str, Any], name: str) -> Model:
-    """The model as it is on this machine now."""
+    """Return the model as it is on this machine now."""
     if "weight_size" not in said:
         return Model(name, ModelOrigin.DOWNLOADED)
     return replace(_model(said), name=name)
 
 
 def _writes(card: Mapping[str, Any]) -> bool:
-    """Whether it can be chatted with."""
+    """True if the hub's card is that of a chat model."""
     return str(card.get("purpose", "completion")) == "completion"
 
 

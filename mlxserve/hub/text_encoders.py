@@ -1,12 +1,14 @@
-"""Which models turn texts into vectors or scores instead of writing, and how, as their files say.
+"""Which models embed or rank texts instead of writing, and how, from their files.
 
-    modules.json                        sentence-transformers' list: Transformer, Pooling, Dense ..., Normalize
+    modules.json                        sentence-transformers' list: Transformer, Pooling, Dense
+    ..., Normalize
     1_Pooling/config.json               how the tokens' vectors become one
     2_Dense/config.json                 a layer after that; its weights lie beside it
     sentence_bert_config.json           max_seq_length
     config_sentence_transformers.json   prompts: what is put before a query or a document
 
-A cross-encoder, which scores a query and a document together, has a head for one label instead. Imports no
+A cross-encoder, which scores a query and a document together, has a head for one label instead.
+Imports no
 mlx.
 """
 
@@ -41,7 +43,7 @@ _NO_LIMIT = 1_000_000  # tokenizers without a longest length write a number of t
 
 
 class TokenPooling(StrEnum):
-    """How the vectors of a text's tokens become one, in the order in which several are joined."""
+    """How the token vectors of a text become one, in the order of concatenation."""
 
     CLS = "cls"
     MAX = "max"
@@ -76,15 +78,18 @@ class DenseLayer:
 
 @dataclass(frozen=True, slots=True)
 class TextEncoder:
-    """kind           mlx-vlm's name for the definition; None for a decoder, of mlx-lm
+    """How a model embeds or ranks texts.
+
+    kind           mlx-vlm's name for the definition; None for a decoder, of mlx-lm
     poolings       joined in this order
     dense          layers after them
     normalizes     whether vectors are scaled to length one
-    max_length     tokens of a text, with the marks around it
-    prompts        by name: what is put before a text
-    default_prompt the one of texts that ask for none
+    max_length     tokens of a text, including special tokens
+    prompts        text prefixes by name
+    default_prompt the prefix if a request names none
     is_reranker    scores a query and a document instead of making vectors
-    judges         a reranker that is a language model, whose next word is "yes" or "no" (Qwen3-Reranker)
+    judges         a reranker that is a language model, whose next word is "yes" or "no"
+    (Qwen3-Reranker)
     says_pooling   whether the files say how to pool; otherwise it is what their kind usually does
     """
 
@@ -101,9 +106,9 @@ class TextEncoder:
 
 
 def text_encoder(files: ModelFiles) -> TextEncoder | None:
-    """How a model embeds or ranks texts; None for a language model.
+    """Return how a model embeds or ranks texts; None for a language model.
 
-    Raises UnsupportedModel for what its files ask for and is not done here.
+    Raises UnsupportedModel for options that are not implemented.
     """
     if files.gguf is not None:
         return None
@@ -136,7 +141,7 @@ def text_encoder(files: ModelFiles) -> TextEncoder | None:
 
 
 def is_text_encoder(files: ModelFiles) -> bool:
-    """Whether a model turns texts into vectors or scores, without looking at how."""
+    """True if the model is an encoder or reranker; cheaper than `text_encoder`."""
     try:
         return text_encoder(files) is not None
     except UnsupportedModel:
@@ -175,7 +180,7 @@ def _check_classifier(files: ModelFiles, kind: str | None) -> None:
 
 
 class _Modules:
-    """What modules.json lists after the transformer; nothing without the file."""
+    """The modules after the transformer in modules.json; empty without the file."""
 
     def __init__(self, files: ModelFiles) -> None:
         self.poolings: tuple[TokenPooling, ...] = ()
@@ -250,7 +255,7 @@ def _usual_pooling(config: Mapping[str, Any], kind: str | None) -> TokenPooling:
 
 
 def _max_length(files: ModelFiles, kind: str | None) -> int:
-    """The least of what the files say."""
+    """The lowest length limit that the files name."""
     context = context_of(files.config)
     longest = 512 if context is None else context.length
     if kind == _OFFSET:
@@ -274,7 +279,10 @@ def _prompts(found: object) -> dict[str, str]:
 
 
 def _object(file: Path) -> Mapping[str, Any]:
-    """Empty where there is none, or it is not an object. Raises UnsupportedModel if it cannot be read."""
+    """Read a JSON object; empty if the file is missing or holds anything else.
+
+    Raises UnsupportedModel if it cannot be read.
+    """
     try:
         content = read_json(file, MAX_TEXT)
     except FileNotFoundError:

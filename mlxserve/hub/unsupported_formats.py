@@ -1,4 +1,4 @@
-"""Folders and models that are not language models, or not as mlxserve reads them, in a sentence each."""
+"""Messages for folders and models in formats that mlxserve does not serve."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ENCODER_HEADS = ("ForMaskedLM", "ForTokenClassification")
 
 
 def kind_in_words(config: Mapping[str, Any]) -> str | None:
-    """What a model is that does not write text, and what it is for; None if nothing shows."""
+    """Describe a model that does not write text, and its purpose; None if unrecognised."""
     kind = str(config.get("model_type")).lower()
     names = config.get("architectures")
     heads = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
@@ -33,7 +33,7 @@ def kind_in_words(config: Mapping[str, Any]) -> str | None:
 
 
 def foreign_quantisation(config: Mapping[str, Any]) -> str | None:
-    """The method of quantisation that config.json names, if it is not MLX's nor converted by mlx-lm."""
+    """Return the quantisation method in config.json, if neither MLX's nor mlx-lm's."""
     for part in (config, config.get("text_config")):
         written = part.get("quantization_config") if isinstance(part, Mapping) else None
         if isinstance(written, Mapping):
@@ -43,7 +43,7 @@ def foreign_quantisation(config: Mapping[str, Any]) -> str | None:
 
 
 def quantisation_in_words(method: str) -> str:
-    """Why weights of another quantisation are not loaded, and what to take instead."""
+    """Explain why weights of another quantisation are not loaded, and the alternative."""
     names = {"fp8": "FP8 (8-bit floats)", "bitsandbytes": "bitsandbytes"}
     return (
         f"is quantised with {names.get(method, method.upper())}, in a form that cannot be converted to "
@@ -53,7 +53,7 @@ def quantisation_in_words(method: str) -> str:
 
 
 def folder_in_words(path: Path) -> str | None:
-    """What a folder without a config.json is instead of a model's; None if nothing shows."""
+    """Describe a folder without a config.json; None if unrecognised."""
     if (path / "adapter_config.json").exists():
         return (
             "holds an adapter (adapter_config.json) and not a model. Serve it beside the model that it was "
@@ -71,7 +71,7 @@ def folder_in_words(path: Path) -> str | None:
 
 
 def weights_in_words(path: Path) -> str:
-    """Which files of weights a folder has that are not read."""
+    """Name the weight files of a folder that are not read."""
     endings = {".gguf": "GGUF", ".bin": "PyTorch", ".pt": "PyTorch", ".pth": "PyTorch"}
     endings |= {".npz": "old MLX", ".onnx": "ONNX", ".safetensors": "safetensors of another name"}
     found = {endings[file.suffix]: file.name for file in path.glob("*") if file.suffix in endings}

@@ -1,1 +1,1 @@
-"""Images that clients send: decoded, and known by their content."""
+"""Images that clients send, decoded and identified by content."""

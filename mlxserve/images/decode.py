@@ -1,12 +1,16 @@
-"""Images from the bytes of files that anybody may send, decoded in processes that can be ended.
+"""ImageDecoder: decodes untrusted image files in processes that can be killed.
 
     image = await image_decoder().decode(data, partial(run_fairly, request))
 
-A file says how many pixels it has, but not how much work they are: a JPEG file may draw each of them a
-thousand times. So it is tried at first beside other short work (`mlxserve.helpers.fair_executor`), with few pixels and
-little time, and what needs more waits for its turn among longer jobs, which have a process of their own.
+A file says how many pixels it has, but not how much work they are: a JPEG file may draw each of
+    them a
+thousand times. So it is tried at first beside other short work (`mlxserve.helpers.fair_executor`),
+with few pixels and
+little time, and what needs more waits for its turn among longer jobs, which have a process of their
+own.
 
-The newest images are kept by their files' content, because a conversation sends its images with each turn.
+The newest images are kept by their files' content, because a conversation sends its images with
+each turn.
 """
 
 from __future__ import annotations
@@ -40,19 +44,20 @@ _SECONDS = {Lane.SHORT: 0.02, Lane.MEDIUM: 1.01 * SHORT_SECONDS, Lane.LONG: 1.01
 
 
 class ImageDecoder:
-    """A helper process for each lane of the executor that decodes, started when first needed."""
+    """Decodes images in one helper process per lane of the executor, started on first use."""
 
     def __init__(self, most_kept: int = _MAX_KEPT) -> None:
-        """`most_kept`: bytes of the newest images' pixels"""
+        """`most_kept`: bytes of the newest images' pixels."""
         self._helpers: dict[Lane, Helper] = {}
         self._kept: OrderedDict[bytes, Image] = OrderedDict()  # by a hash of the file
         self._most_kept = most_kept
         self._lock = threading.Lock()
 
     async def decode(self, data: bytes, run_fairly: RunFairly) -> Image:
-        """The first frame, upright and on white.
+        """Decode the first frame, upright and on white.
 
-        Raises InvalidRequest, whose message is the end of a sentence about the image, HelperUnavailable,
+        Raises InvalidRequest, whose message is the end of a sentence about the image,
+        HelperUnavailable,
         EngineStopped, and what `run_fairly` raises.
         """
         if importlib.util.find_spec("PIL") is None:
@@ -94,7 +99,7 @@ class ImageDecoder:
                 self._kept.popitem(last=False)
 
     def _try(self, data: bytes, lane: Lane) -> Image | None:
-        """None for what may succeed in a lane of longer jobs."""
+        """Try a lane; None if a lane of longer jobs may succeed."""
         seconds, most = TRIES[lane]
         try:
             reply = self._helper(lane).call_twice("decode", data, most, seconds=seconds)
@@ -133,5 +138,5 @@ def _image(width: int, height: int, pixels: bytes | None) -> Image | None:
 
 @cache
 def image_decoder() -> ImageDecoder:
-    """One for the process."""
+    """Return the process's decoder."""
     return ImageDecoder()

@@ -1,4 +1,4 @@
-"""DecodeWorker: what a helper process does with the bytes of an image."""
+"""DecodeWorker: decodes an image in a helper process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DecodeWorker:
         Image.MAX_IMAGE_PIXELS = None  # a limit of our own says what to do
 
     def decode(self, data: bytes, most: int) -> tuple[int, int, bytes | None]:
-        """(width, height, red, green and blue of each pixel), upright and on white, of the first frame.
+        """Return (width, height, RGB of each pixel) of the first frame, upright and on white.
 
         The third is None, and nothing was decoded, for an image of more than `most` pixels.
         """
@@ -63,7 +63,7 @@ class DecodeWorker:
 
 
 def _opened(data: bytes) -> Any:
-    """With its size, and nothing decoded. A JPEG file that is larger than needed is opened smaller."""
+    """Open an image without decoding it. A larger JPEG than needed is opened smaller."""
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         if image.width * image.height > MAX_PIXELS:
@@ -82,7 +82,7 @@ def _damaged(error: Exception) -> ValueError:
 
 
 def _in_colour(image: Any) -> Any:
-    """As RGB, with what is transparent in white."""
+    """Convert to RGB, with transparency in white."""
     if image.mode in _WIDE_MODES:
         return _narrowed(image).convert("RGB")
     if not image.has_transparency_data:
@@ -94,12 +94,12 @@ def _in_colour(image: Any) -> Any:
 
 
 def _narrowed(image: Any) -> Any:
-    """Its upper 8 of 16 bits: converting it would cut off all above 255."""
+    """Keep the upper 8 of 16 bits: a conversion would cut off all above 255."""
     return image.convert("I").point(lambda value: value * (1 / 257)).convert("L")
 
 
 def _smaller(image: Any) -> Any:
-    """With at most MAX_PIXELS."""
+    """Shrink to at most MAX_PIXELS."""
     if image.width * image.height <= MAX_PIXELS:
         return image
     size = _fitting(image.width, image.height)
@@ -115,7 +115,7 @@ def _fitting(width: int, height: int) -> tuple[int, int]:
 
 
 def _upright(image: Any, source: Any) -> Any:
-    """As the camera says that it was held."""
+    """Rotate as the camera says that it was held."""
     turn = None
     with suppress(Exception):  # what it says may be damaged as well
         turn = _TURNS.get(source.getexif().get(_ORIENTATION))

@@ -1,4 +1,4 @@
-"""Images as Python code gives them, in the parts of the library's messages.
+"""Images that Python code passes in the parts of the library's messages.
 
 {"type": "image", "path": "cat.png"}      a file: PNG, JPEG, WebP, or the first frame of a GIF
 {"type": "image", "bytes": data}          its content
@@ -24,7 +24,7 @@ _FILE_SECONDS = 0.01  # to read one
 async def decoded(
     messages: Sequence[Mapping[str, Any]], run_fairly: RunFairly
 ) -> list[Mapping[str, Any]]:
-    """The messages with an `Image` in the place of each that was given. Raises InvalidRequest."""
+    """Replace each image part by one with an `Image`. Raises InvalidRequest."""
     found = []
     for number, message in enumerate(messages):
         content = message.get("content")

@@ -1,4 +1,4 @@
-"""Image: decoded pixels, known by their content."""
+"""Image: decoded pixels, identified by their content."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_PIXELS = 4096 * 4096  # of what a model gets: more than any of them looks at
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Image:
-    """Images are equal if their pixels are.
+    """Decoded pixels; equal pixels make equal images.
 
     pixels  (height, width, 3), RGB, not written after this
     digest  blake2b of shape and pixels
@@ -27,7 +27,7 @@ class Image:
 
     @classmethod
     def of(cls, pixels: npt.NDArray[np.uint8]) -> Self:
-        """Raises ValueError for another shape or dtype, or no pixels."""
+        """Wrap pixels. Raises ValueError for another shape or dtype, or no pixels."""
         if pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
             raise ValueError(f"pixels must be (height, width, 3), got {pixels.shape}")
         if pixels.dtype.name != "uint8":

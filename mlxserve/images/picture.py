@@ -1,13 +1,15 @@
 """Picture: an image as one model takes it, and the prompt that it is part of.
 
-An image is rows of a prompt, beside those of text. Rows that the model's vision tower computes have ids of
-their own below zero, which follow from what the tower is given: so equal images have equal ids in any
+An image is rows of a prompt, beside those of text. Rows that the model's image encoder computes
+have ids of
+their own below zero, which follow from the encoder's input: so equal images have equal ids in any
 process, and pages of different ones never have the same hash.
 
     ids of a prompt    5 17 | -812 -97 -3301 ... | 42 8
                        text    a picture's rows    text
 
-An id has 31 bits of a hash, which is too few to tell images apart: hashes of pages have the whole of it
+An id has 31 bits of a hash, which is too few to tell images apart: hashes of pages have the whole
+    of it
 (`marks`), and a part of a picture is found only from `FEWEST_ROWS` on.
 """
 
@@ -35,10 +37,13 @@ Mark: TypeAlias = tuple[int, int, bytes]  # first position, the one after the la
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """key     hash of all that the tower is given
-    ids     what the picture is in a prompt: text, such as separators, and rows of the tower (below zero)
-    inputs  arguments of the tower by name
-    grid    rows in time, height and width, where rows have a position of each; None where they have
+    """An image as one model takes it.
+
+    key     hash of the encoder's whole input
+    ids     what the picture is in a prompt: text, such as separators, and rows of the encoder
+        (below zero)
+    inputs  arguments of the encoder by name
+    grid    rows in time, height and width, if rows have a position of each; None if they have
             one, as text has
     """
 
@@ -55,7 +60,10 @@ class Picture:
         inputs: Mapping[str, npt.NDArray[Any]],
         grid: Grid | None,
     ) -> Picture:
-        """token_ids: the picture in a prompt, with `image_token` at each row of the tower"""
+        """Build a picture.
+
+        token_ids: the picture in a prompt, with `image_token` at each row of the encoder
+        """
         key = _key(token_ids, inputs)
         num_rows = sum(token == image_token for token in token_ids)
         own = iter(_row_ids(key, num_rows))
@@ -64,12 +72,12 @@ class Picture:
 
     @cached_property
     def num_rows(self) -> int:
-        """That the tower computes."""
+        """Rows that the encoder computes."""
         return sum(token < 0 for token in self.ids)
 
     @cached_property
     def rows_before(self) -> npt.NDArray[np.int64]:
-        """How many of these are before each of its ids, and before the end."""
+        """Number of these rows before each of its ids, and before the end."""
         import numpy as np
 
         found: npt.NDArray[np.int64] = np.cumsum([0, *(token < 0 for token in self.ids)])
@@ -81,12 +89,12 @@ class Picture:
 
     @cached_property
     def num_inputs(self) -> int:
-        """Numbers that the tower computes with, at least 1."""
+        """Numbers that the encoder computes with, at least 1."""
         return max(1, sum(each.size for each in self.inputs.values() if each.dtype.kind == "f"))
 
     @property
     def shift(self) -> int:
-        """What follows has a position that is its index plus this: it continues after the longest side."""
+        """Offset from index to position of what follows: it continues after the longest side."""
         return 0 if self.grid is None else max(self.grid) - len(self.ids)
 
 
@@ -121,14 +129,14 @@ Placed: TypeAlias = tuple[PlacedPicture, ...]
 
 
 class PicturePrompt(list[int]):
-    """A prompt's ids, and the pictures among them in their order."""
+    """A prompt's ids, and the pictures among them in order."""
 
     def __init__(self, token_ids: Iterable[int], pictures: Iterable[PlacedPicture]) -> None:
         super().__init__(token_ids)
         self.pictures: Placed = tuple(pictures)
 
     def after(self, prefix: Sequence[int]) -> PicturePrompt:
-        """With other ids before it."""
+        """Prepend other ids."""
         moved = (replace(one, start=one.start + len(prefix)) for one in self.pictures)
         return PicturePrompt((*prefix, *self), moved)
 
@@ -138,13 +146,16 @@ def pictures_of(prompt: Sequence[int]) -> Placed:
 
 
 def marks_of(pictures: Placed) -> tuple[Mark, ...]:
-    """What hashes of the pages with these pictures are told apart by."""
+    """Marks that tell apart the hashes of pages with these pictures."""
     return tuple((one.start, one.end, one.picture.key) for one in pictures)
 
 
 def num_distinct(pictures: Placed, start: int, length: int) -> int:
-    """How many of the `length` ids from `start` on, which another prompt has as well, show that the pictures
-    among them are the same: all of them, or those before a picture of which there are too few rows.
+    """Number of ids from `start` on whose equality proves that the pictures are the same.
+
+    Another prompt has the same `length` ids there. It is all of them, or those before a picture of
+    which
+    there are too few rows.
     """
     end = start + length
     for one in pictures:
@@ -158,7 +169,7 @@ def num_distinct(pictures: Placed, start: int, length: int) -> int:
 
 
 def positions_of(pictures: Placed, start: int, end: int) -> npt.NDArray[np.int32]:
-    """(3, end - start): in time, height and width, of the prompt's rows from `start` to `end`."""
+    """Return (3, end - start): positions in time, height and width of the rows `start` to `end`."""
     import numpy as np
 
     found = np.empty((3, end - start), np.int32)
@@ -178,18 +189,18 @@ def positions_of(pictures: Placed, start: int, end: int) -> npt.NDArray[np.int32
 
 
 class PictureReader(Protocol):
-    """Makes pictures of images for one model. From any thread; no mlx on the device."""
+    """Makes pictures of images for one model. Thread-safe; uses no mlx on the device."""
 
     placeholder: int  # the token that the chat template writes for an image
 
     def read(self, image: Image) -> Picture:
-        """Raises InvalidRequest for an image that the model's processor refuses."""
+        """Read an image. Raises InvalidRequest if the model's processor refuses it."""
 
 
 def with_pictures(
     token_ids: Sequence[int], placeholder: int, pictures: Sequence[Picture]
 ) -> PicturePrompt | None:
-    """The prompt with each placeholder replaced by its picture; None where their numbers differ."""
+    """Replace each placeholder by its picture; None if their numbers differ."""
     ids: list[int] = []
     placed: list[PlacedPicture] = []
     for token in token_ids:

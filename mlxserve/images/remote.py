@@ -1,11 +1,15 @@
-"""Images that a client names by a URL, fetched from public addresses only.
+"""RemoteFiles: fetches images by URL, from public addresses only.
 
-Whoever may send a request could otherwise read what only this machine can: other servers on it and in its
-network, and the addresses at which clouds hand out credentials. So a name is resolved here, once for each
-redirect, and the connection goes to the address that was looked at: a name that resolves otherwise a moment
+Whoever may send a request could otherwise read what only this machine can: other servers on it and
+    in its
+network, and the addresses at which clouds hand out credentials. So a name is resolved here, once
+for each
+redirect, and the connection goes to the address that was checked: a name that resolves otherwise a
+    moment
 later changes nothing.
 
-    http(s)://name/path ──▶ addresses of the name ──▶ the first public one ──▶ at most MAX_SIZE bytes
+    http(s)://name/path ──▶ addresses of the name ──▶ the first public one ──▶ at most MAX_SIZE
+    bytes
           ▲                                                    │
           └──────────── redirect, at most MAX_REDIRECTS ───────┘
 """
@@ -34,7 +38,7 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 
 def is_public(address: str) -> bool:
-    """Whether anybody could reach it, and not this machine or its network alone."""
+    """True if anybody could reach the address, and not this machine or its network alone."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
         if (inner := _ipv4_in(found)) is not None:
@@ -45,21 +49,21 @@ def is_public(address: str) -> bool:
 
 
 def _ipv4_in(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """The address that a gateway, or the system, connects to for this one."""
+    """Return the IPv4 address that a gateway, or the system, connects to for this one."""
     if address in _NAT64:
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour
 
 
 async def addresses_of(host: str, port: int) -> list[str]:
-    """By the system's resolver."""
+    """Resolve a host with the system's resolver."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
 
 
 class RemoteFiles:
-    """Fetches files. `resolve`, `transport` and `may_reach` are other ones in tests."""
+    """Fetches files. Tests replace `resolve`, `transport` and `may_reach`."""
 
     def __init__(
         self,
@@ -73,7 +77,7 @@ class RemoteFiles:
         self._turns = asyncio.Semaphore(MAX_AT_ONCE)
 
     async def fetch(self, url: str) -> bytes:
-        """Raises InvalidRequest, whose message is the end of a sentence about the file."""
+        """Fetch a file. Raises InvalidRequest, whose message ends a sentence about the file."""
         try:
             async with self._turns, asyncio.timeout(SECONDS):
                 return await self._follow(httpx.URL(url))
@@ -101,7 +105,7 @@ class RemoteFiles:
         raise InvalidRequest(f"is redirected more than {MAX_REDIRECTS} times")
 
     async def _request(self, client: httpx.AsyncClient, url: httpx.URL) -> httpx.Request:
-        """To an address that was looked at, for the name that was asked for."""
+        """Build the request for the checked address, with the original host name."""
         if url.scheme not in ("http", "https") or not url.host:
             raise InvalidRequest("is at no http or https URL")
         if url.userinfo:

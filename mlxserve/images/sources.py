@@ -1,4 +1,4 @@
-"""Where images come from: data URLs, and where the server's operator allows it, the web."""
+"""ImageSources: images from data URLs, and if the operator allows it, from the web."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ _URL_SAFE = str.maketrans("-_", "+/")
 
 
 class ImageSources:
-    """Images by their URLs."""
+    """Loads images by URL."""
 
     def __init__(
         self, remote: RemoteFiles | None = None, decoder: ImageDecoder | None = None
     ) -> None:
-        """remote: None where nothing is fetched from the web"""
+        """remote: None if nothing is fetched from the web."""
         self._remote = remote
         self._decoder = decoder or image_decoder()
 
     async def image(self, source: str | None, run_fairly: RunFairly) -> Image:
-        """source: a data:, http: or https: URL; None for what was no URL at all
+        """Load an image.
+
+        source: a data:, http: or https: URL; None for anything else
         run_fairly: does the work on it in its client's turn
 
         Raises InvalidRequest, whose message is the end of a sentence about the image, and what
@@ -52,12 +54,12 @@ class ImageSources:
 
 
 def data_url(content: str, media_type: str = "") -> str:
-    """Of what a client sent as base64 alone."""
+    """Make a data URL of bare base64."""
     return f"data:{media_type};base64,{content}"
 
 
 def file_of_data_url(url: str) -> bytes:
-    """Raises InvalidRequest, whose message is the end of a sentence about the image."""
+    """Decode a data URL. Raises InvalidRequest, whose message ends a sentence about the image."""
     parameters, comma, text = url.partition(",")
     if not comma or not parameters.rstrip().lower().endswith(";base64"):
         raise InvalidRequest('is in a data: URL without ";base64," before its content')

@@ -1,7 +1,9 @@
-"""Opens the connection to an MCP server: a process of ours, or HTTP. The only file that imports `mcp`.
+"""Opens the connection to an MCP server: a child process, or HTTP. Only this file imports `mcp`.
 
-A command runs in a process group of its own with a few variables of the environment (HOME, PATH ..., no
-keys) and its own `env`; of what it writes to stderr the end is kept, as nothing else may reach the screen.
+A command runs in a process group of its own with a few variables of the environment (HOME, PATH
+..., no
+keys) and its own `env`; of what it writes to stderr the end is kept, as nothing else may reach the
+screen.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _HTTP_SECONDS, _STREAM_SECONDS = 30.0, 3_600.0
 
 
 class StderrTail(asyncio.Protocol):
-    """The end of what a process writes to its stderr."""
+    """The end of a process's stderr."""
 
     def __init__(self) -> None:
         self._kept = b""
@@ -49,7 +51,7 @@ class StderrTail(asyncio.Protocol):
 
 @asynccontextmanager
 async def connected(entry: ServerEntry, stderr: StderrTail) -> AsyncIterator[Client]:
-    """The client of a server. Raises ToolsError without the package, and whatever a start raises."""
+    """Connect to a server. Raises ToolsError without the package, and whatever a start raises."""
     try:
         from mcp import Client
     except ImportError as error:
@@ -86,13 +88,13 @@ async def connected(entry: ServerEntry, stderr: StderrTail) -> AsyncIterator[Cli
 
 @asynccontextmanager
 async def _repaired(transport: Transport) -> AsyncIterator[tuple[Any, Any]]:
-    """The transport, with the messages that only a lone surrogate kept it from parsing."""
+    """Repair messages that the transport could not parse because of a lone surrogate."""
     async with transport as (incoming, outgoing):
         yield _Repaired(incoming), outgoing
 
 
 class _Repaired:
-    """Incoming messages. What cannot be parsed comes as an error, which holds the line."""
+    """Incoming messages, repaired. An unparsable one is an error with its line."""
 
     def __init__(self, incoming: Any) -> None:
         self._incoming = incoming
@@ -131,7 +133,7 @@ def _http_client(entry: ServerEntry) -> httpx2.AsyncClient:
     import httpx2
 
     class Reply(httpx2.AsyncByteStream):
-        """A reply that ends with an error where it gets too long, without lone surrogates."""
+        """A reply without lone surrogates, which ends with an error if it gets too long."""
 
         def __init__(self, stream: httpx2.AsyncByteStream, max_size: float) -> None:
             self._stream = stream

@@ -1,6 +1,7 @@
-"""Escapes of lone surrogates in JSON, which become that of U+FFFD.
+r"""Replaces escapes of lone surrogates in JSON by that of U+FFFD.
 
-Programs in JavaScript cut a text between the two halves of an emoji and write `"a\\ud83d"`. The client of
+Programs in JavaScript cut a text between the two halves of an emoji and write `"a\ud83d"`. The
+client of
 MCP takes such a reply for no answer at all, and its connection ends when it is to send one.
 """
 
@@ -23,14 +24,14 @@ _OPEN = re.compile(
 
 
 def without_halves(text: str) -> str:
-    """JSON with `\\ufffd` for each escape of half a surrogate pair."""
+    r"""Replace each escape of half a surrogate pair in JSON by `\ufffd`."""
     if _SURROGATE.search(text) is None:
         return text
     return _ESCAPE.sub(lambda found: r"\ufffd" if found["half"] else found[0], text)
 
 
 class HalvesFilter:
-    """The same for JSON that comes in pieces of bytes."""
+    """Like `without_halves`, for JSON in pieces of bytes."""
 
     def __init__(self) -> None:
         self._held = b""  # may be the beginning of an escape

@@ -1,4 +1,4 @@
-"""What a tool returned, as the text that the model gets: bounded, and without what is not text."""
+"""CallResult: a tool's result as text for the model, bounded in length."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CallResult:
 
 
 def shortened(text: str) -> str:
-    """The start and the end of a text that is too long."""
+    """Return the start and the end of a text that is too long."""
     if len(text) <= MAX_RESULT:
         return text
     left_out = len(text) - MAX_RESULT
@@ -31,7 +31,7 @@ def shortened(text: str) -> str:
 
 
 def text_of(content: Sequence[Any], structured: Any) -> str:
-    """Of the parts of an MCP result: texts as they are, of others what they are."""
+    """Join the parts of an MCP result: texts verbatim, others described."""
     parts = [_part(one) for one in content]
     if not parts and structured is not None:
         parts = [json.dumps(structured, ensure_ascii=False)]

@@ -1,9 +1,9 @@
-"""`mcp.json`: which servers of tools there are, in the format of Claude Desktop, Cursor and LM Studio.
+"""`mcp.json`: the configured tool servers, in the format of Claude Desktop, Cursor and LM Studio.
 
     {"mcpServers": {"git":  {"command": "uvx", "args": ["mcp-server-git"], "env": {}},
                     "wiki": {"url": "https://wiki.example/mcp", "headers": {}}}}
 
-Of our own: `timeout`, the seconds that a call may take. Fields of other programs are ignored.
+Our extension is `timeout`, the seconds that a call may take. Fields of other programs are ignored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ToolsError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerEntry:
-    """A server: a command that is started here, or a URL."""
+    """A server: a command to start here, or a URL."""
 
     name: str
     command: str = ""
@@ -46,25 +46,25 @@ class ServerEntry:
 
     @property
     def digest(self) -> str:
-        """Of what is run or reached: what was allowed to one server is not to another of its name."""
+        """Digest of the command or URL: another server of the same name gets no permissions."""
         what = [self.command, self.args, sorted(self.env.items()), self.folder, self.url]
         return hashlib.sha256(json.dumps(what).encode()).hexdigest()
 
     @property
     def address(self) -> str:
-        """The command, without arguments, which may hold secrets, or the URL without its query."""
+        """The command without arguments, which may hold secrets, or the URL without its query."""
         return one_line(self.url.partition("?")[0] if self.url else Path(self.command).name, 100)
 
 
 def usual_file(environment: Mapping[str, str] = os.environ) -> Path:
-    """`~/.config/mlxserve/mcp.json`, or in $XDG_CONFIG_HOME."""
+    """Return `~/.config/mlxserve/mcp.json`, or the file in $XDG_CONFIG_HOME."""
     folder = environment.get("XDG_CONFIG_HOME")
     base = Path(folder) if folder else Path("~/.config").expanduser()
     return base / "mlxserve" / "mcp.json"
 
 
 def read_servers(file: Path) -> list[ServerEntry]:
-    """The servers in the order of the file; none without a file. Raises ToolsError."""
+    """List the servers in the order of the file; none without a file. Raises ToolsError."""
     try:
         text = _text(file)
     except FileNotFoundError:
@@ -88,7 +88,7 @@ def read_servers(file: Path) -> list[ServerEntry]:
 
 
 def _text(file: Path) -> str:
-    """Raises OSError and ValueError, also for what is no regular file and for one that is too large."""
+    """Read the file. Raises OSError and ValueError, also for a large or irregular one."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     with os.fdopen(descriptor, "rb") as opened:
         state = os.fstat(descriptor)
@@ -100,7 +100,7 @@ def _text(file: Path) -> str:
 
 
 def _entry(name: str, fields: Any, file: Path, text: str) -> ServerEntry:
-    """Raises ToolsError."""
+    """Parse one entry. Raises ToolsError."""
     shown = one_line(name, 60)
     at = text.find(json.dumps(name, ensure_ascii=False))
     where = f'{file}, line {text.count(chr(10), 0, max(at, 0)) + 1}: the server "{shown}"'

@@ -38,7 +38,7 @@ class ServerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ServerTool:
-    """A tool as its server describes it: text of strangers."""
+    """A tool as its server describes it: untrusted text."""
 
     name: str
     description: str
@@ -46,7 +46,7 @@ class ServerTool:
 
 
 class ToolServer:
-    """Its methods belong to one event loop; what it holds may be read from any thread."""
+    """One server. Methods belong to one event loop; attributes may be read from any thread."""
 
     def __init__(self, entry: ServerEntry, start_seconds: float = START_SECONDS) -> None:
         self.entry = entry
@@ -73,7 +73,7 @@ class ToolServer:
         await self._started.wait()
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> CallResult:
-        """Run a tool. A failure, also of the server, is a result: the model hears of it."""
+        """Run a tool. A failure, also of the server, is a result for the model."""
         if self._client is None:
             return CallResult(f"The server {self._shown} is not running.", is_error=True)
         calling = asyncio.ensure_future(self._client.call_tool(tool, dict(arguments)))
@@ -93,7 +93,7 @@ class ToolServer:
         return CallResult(text, is_error=bool(result.is_error))
 
     async def close(self) -> None:
-        """End the connection, and the process with what it has started."""
+        """End the connection, and the process with its children."""
         serving, self._serving = self._serving, None
         if serving is not None:
             self._end.set()
@@ -169,7 +169,7 @@ async def _all_tools(client: Client) -> tuple[ServerTool, ...]:
 
 
 def _first(error: BaseException) -> BaseException:
-    """The first error of a group of them."""
+    """Return the first error of an exception group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

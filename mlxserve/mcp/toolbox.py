@@ -1,10 +1,11 @@
-"""Toolbox: the tools of all servers of `mcp.json`, their names for the model, and what the user allowed.
+"""Toolbox: the tools of all servers of `mcp.json`, with unique names and permissions.
 
     ask      every call is shown first, and made once the user says so
     always   this tool of this server, as it was described then, is called without asking
-    never    the model is not told of it
+    never    the model is not offered it
 
-The servers live in the event loop of a thread of their own: importing the client takes a second, and what
+The servers live in the event loop of a thread of their own: importing the client takes a second,
+    and what
 servers send is read without holding up a screen or other requests.
 """
 
@@ -43,7 +44,7 @@ class Permission(StrEnum):
 
 
 class ToolChoices(Protocol):
-    """Where choices are kept: the chats' file."""
+    """Storage of choices: the chats' file."""
 
     async def setting(self, name: str) -> str | None: ...
     async def set_setting(self, name: str, value: str) -> None: ...
@@ -51,7 +52,7 @@ class ToolChoices(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A tool under its name for the model, which is unique and the same after every start."""
+    """A tool under its name for the model, which is unique and stable."""
 
     name: str
     server: str
@@ -62,7 +63,7 @@ class Tool:
 
     @property
     def definition(self) -> dict[str, Any]:
-        """An entry of a chat request's `tools`."""
+        """The tool as an entry of a chat request's `tools`."""
         function = {
             "name": self.name,
             "description": self.description,
@@ -73,7 +74,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ServerCard:
-    """A server as it is now."""
+    """The current state of a server."""
 
     name: str
     address: str
@@ -84,7 +85,7 @@ class ServerCard:
 
 
 class Toolbox:
-    """Used from one event loop, which is not the servers'."""
+    """All servers and their tools. Used from one event loop, which is not the servers'."""
 
     def __init__(self, file: Path, settings: ToolChoices) -> None:
         self.file = file
@@ -100,13 +101,14 @@ class Toolbox:
     # Servers
 
     def read(self) -> None:
-        """Read the file, for what is shown before a start; `problem` says what is wrong with it."""
+        """Read the file, to show it before a start; `problem` describes an error in it."""
         if self._starting is None:
             self._read()
 
     def _read(self) -> list[ToolServer]:
-        """Servers that the file names as before go on. Those that it does not are returned, to be closed;
-        a damaged file changes nothing.
+        """Read the file again; return removed servers, to be closed.
+
+        Unchanged servers keep running; a damaged file changes nothing.
         """
         self._version = _version(self.file)
         try:
@@ -124,8 +126,9 @@ class Toolbox:
         return [server for server in before if server not in self._servers]
 
     async def start(self) -> None:
-        """Start the servers that are on, all at once, and wait until each is ready or has failed; again
-        if the file has changed since.
+        """Start all enabled servers, and wait until each is ready or has failed.
+
+        Repeats if the file has changed since.
         """
         starting = self._starting
         if starting is None or (starting.done() and self._version != _version(self.file)):
@@ -155,7 +158,7 @@ class Toolbox:
             self._permissions[tool.name] = _permission(kept, digest)
 
     async def switch(self, name: str, *, is_on: bool) -> None:
-        """Start a server, also one that failed, or end it; kept for the next time. Raises ToolsError."""
+        """Enable and start a server, also one that failed, or disable it. Raises ToolsError."""
         server = self._server(name)
         await self._settings.set_setting(_server_key(server.entry), "on" if is_on else "off")
         if is_on:
@@ -195,17 +198,17 @@ class Toolbox:
     # Tools
 
     def offered(self) -> list[Tool]:
-        """What the model may call, in an order that stays: a changed list would change the prompt."""
+        """Tools for the model, in a stable order: a changed list would change the prompt."""
         tools = [tool for server in self._servers for tool in self._tools_of(server)]
         allowed = [tool for tool in tools if tool.permission is not Permission.NEVER]
         return sorted(allowed, key=lambda tool: tool.name)[:MAX_OFFERED]
 
     def tool(self, name: str) -> Tool | None:
-        """Of those that are offered."""
+        """Return an offered tool by name."""
         return next((tool for tool in self.offered() if tool.name == name), None)
 
     async def permit(self, name: str, permission: Permission) -> None:
-        """Keep what the user chose for a tool. Raises ToolsError."""
+        """Store the user's choice for a tool. Raises ToolsError."""
         for server in self._servers:
             for tool in self._tools_of(server):
                 if tool.name == name:
@@ -216,7 +219,7 @@ class Toolbox:
         raise ToolsError(f"There is no tool {name!r} now.")
 
     async def call(self, name: str, arguments: str) -> CallResult:
-        """Call a tool with JSON as the model wrote it. Failures are results; cancelling stops it."""
+        """Call a tool with the model's JSON. Failures are results; cancelling stops the call."""
         tool = self.tool(name)
         if tool is None or self._thread is None:
             known = ", ".join(one.name for one in self.offered()) or "none"
@@ -262,7 +265,7 @@ class _LoopThread:
         self._thread.start()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine in the thread; cancelled there with the caller here."""
+        """Run a coroutine in the thread; cancelled together with the caller."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def stop(self) -> None:
@@ -274,13 +277,13 @@ class _LoopThread:
 
 
 def _parsed(arguments: str) -> Any:
-    """The value of strict JSON, of which a client can send every number and text. Raises ValueError."""
+    """Parse strict JSON whose numbers and texts a client can send. Raises ValueError."""
     text = without_halves(arguments or "{}")
     return json.loads(text, parse_constant=_number, parse_float=_number)
 
 
 def _number(written: str) -> float:
-    """A finite one. Raises ValueError."""
+    """Parse a finite number. Raises ValueError."""
     number = float(written)
     if not math.isfinite(number):
         raise ValueError(f"{written[:40]} is not a number of JSON")
@@ -288,7 +291,7 @@ def _number(written: str) -> float:
 
 
 def _version(file: Path) -> tuple[int, ...]:
-    """Another one after every change of the file; empty without a file."""
+    """Version of the file, which changes with it; empty without a file."""
     try:
         state = file.stat()
     except OSError:
@@ -297,7 +300,7 @@ def _version(file: Path) -> tuple[int, ...]:
 
 
 def unique_name(server: str, tool: str) -> str:
-    """`server__tool` in the characters of the API; with a digest where that would not tell them apart."""
+    """Return `server__tool` in the API's characters, with a digest if ambiguous."""
     plain = f"{server}__{tool}"
     name = re.sub(r"[^a-zA-Z0-9_-]", "_", plain)
     if name == plain and len(name) <= _MAX_NAME and "__" not in server and "__" not in tool:
@@ -315,7 +318,7 @@ def _tool_key(tool: Tool) -> str:
 
 
 def _digest(entry: ServerEntry, tool: Tool) -> str:
-    """Of what the user agreed to: a server that describes a tool otherwise is asked about again."""
+    """Digest of what the user agreed to: a changed description asks again."""
     what = json.dumps([entry.digest, tool.description, tool.schema], sort_keys=True)
     return hashlib.sha256(what.encode()).hexdigest()
 

@@ -1,1 +1,1 @@
-"""The embedded model: its files in `model/`. `tests/training` made them."""
+"""The embedded model: its files are in `model/`, and `tests/training` made them."""

@@ -1,1 +1,1 @@
-"""From a folder of files to token ids: loading, the paged forward, sampling."""
+"""The model: loading, the paged forward, sampling."""

@@ -1,14 +1,18 @@
 """Activations on a CPU, with sigmoids that a compiler vectorises.
 
-    mx.sigmoid    a GPU computes it as fast as it reads. mlx's Linux wheel takes 20 ns for each element: of a step
+    mx.sigmoid    a GPU computes it as fast as it reads. mlx's Linux wheel takes 20 ns for each
+    element: of a step
                   of 33 rows and 12 layers with 2,048 hidden units 15 ms, a fifth of the step
-    here          4 ns, with products that are fused into the same operation (`metal_kernels.x86.exponential`)
+    here          4 ns, with products that are fused into the same operation
+    (`metal_kernels.x86.exponential`)
 
-`swiglu` of 16 rows of 2,048 elements 0.66 -> 0.18 ms, of 256 8.7 -> 1.8; `gelu_approx` of 256 13.7 -> 2.2 (2-core
+`swiglu` of 16 rows of 2,048 elements 0.66 -> 0.18 ms, of 256 8.7 -> 1.8; `gelu_approx` of 256 13.7
+-> 2.2 (2-core
 x86).
 
-mlx-lm's models name their activations in their modules or in mlx's `nn`, so `install` replaces those names. They
-do what they did except within `vectorised`. Only the forward of a Linux CPU imports this file.
+mlx-lm's models name their activations in their modules or in mlx's `nn`, so `install` replaces
+those names. Outside
+`vectorised` they are unchanged. Only the forward of a Linux CPU imports this file.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ _MARK = "_mlxserve_vectorised"
 
 
 class _Forward(threading.local):
-    """Whether this thread is building such a forward."""
+    """True in `.is_on` while this thread builds such a forward."""
 
     is_on = False
 
@@ -43,7 +47,7 @@ _forward = _Forward()
 
 @contextmanager
 def vectorised() -> Iterator[None]:
-    """For one forward."""
+    """Use the vectorised activations in the forward that is built inside this block."""
     _forward.is_on = True
     try:
         yield
@@ -52,7 +56,7 @@ def vectorised() -> Iterator[None]:
 
 
 def install(model: nn.Module) -> None:
-    """Make `model` compute these activations here within `vectorised`. Idempotent."""
+    """Replace the activations that `model` calls; effective inside `vectorised`. Idempotent."""
     for module in defining_modules(model):
         _replace(module, _GATED)
     _replace(nn, _ALONE)
@@ -63,7 +67,7 @@ def _silu(x: mx.array) -> mx.array:
 
 
 def _gelu_approx(x: mx.array) -> mx.array:
-    """mlx's formula, 0.5 x (1 + tanh(z)), in which (1 + tanh(z)) / 2 is the sigmoid of 2z."""
+    """The tanh form of GELU, 0.5 x (1 + tanh(z)), as a sigmoid: (1 + tanh(z)) / 2 = sigmoid(2z)."""
     return x * sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
 
 
@@ -90,7 +94,7 @@ def _replace(module: Any, activations: dict[str, Callable[..., mx.array]]) -> No
 def _either(
     original: Callable[..., mx.array], activation: Callable[..., mx.array]
 ) -> Callable[..., mx.array]:
-    """`activation` of many float32 within `vectorised`, `original` of anything else."""
+    """Dispatch: `activation` for large float32 arrays inside `vectorised`, else `original`."""
     compiled: Callable[..., mx.array] = partial(mx.compile, shapeless=True)(activation)
 
     @wraps(original)

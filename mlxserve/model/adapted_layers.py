@@ -23,14 +23,14 @@ from mlxserve.model.paged import RowSelector
 
 
 class RowAdapters(NamedTuple):
-    """The adapters of N pieces of rows, which are alike long: of T rows, or of all of them as one."""
+    """Adapter index and scale of N equally long runs of rows: of T rows, or of all as one."""
 
     number: mx.array  # (N,) int32
     scale: mx.array  # (N, 1, 1) float32; 0 for rows without an adapter
 
 
 class AdapterRows:
-    """Which adapters the rows of the current forward have; the adapted layers read them."""
+    """The adapters of the current forward's rows, which the adapted layers read."""
 
     def __init__(self, selector: RowSelector) -> None:
         self.chosen: RowAdapters | None = None  # None if no row has one
@@ -41,7 +41,7 @@ class AdapterRows:
 
     @contextmanager
     def choosing(self, chosen: RowAdapters | None) -> Iterator[None]:
-        """While the model is called."""
+        """Set the rows' adapters while the model is called."""
         self.chosen = self._all = chosen
         try:
             yield
@@ -49,7 +49,7 @@ class AdapterRows:
             self.chosen = self._all = None
 
     def narrow(self, first: int, end: int) -> None:
-        """Only these rows are computed, until `widen`."""
+        """Restrict to rows `first` to `end` until `widen`."""
         if self._all is not None and self._all.number.size > 1:
             number, scale = self._all
             self.chosen = RowAdapters(number[first:end], scale[first:end])
@@ -59,7 +59,7 @@ class AdapterRows:
 
     @property
     def of_head(self) -> RowAdapters | None:
-        """Of the rows that are turned into logits."""
+        """Adapters of the rows that the head computes."""
         rows = self._selector.rows
         if self.chosen is None or rows is None or self.chosen.number.size == 1:
             return self.chosen
@@ -67,7 +67,7 @@ class AdapterRows:
 
     @contextmanager
     def routing(self, experts: mx.array) -> Iterator[None]:
-        """While experts are called: the choice of each row, (..., experts per row)."""
+        """Record each row's experts, (..., experts per row), while they are called."""
         self._experts, self._order = experts, None
         try:
             yield
@@ -75,9 +75,10 @@ class AdapterRows:
             self._experts = self._order = None
 
     def of_experts(self, experts: mx.array, *, is_sorted: bool) -> RowAdapters | None:
-        """For each of the choices `experts`, index and scale of its row; scale ends in (1, 1).
+        """Index and scale of the row of each choice in `experts`; scale ends in (1, 1).
 
-        is_sorted: they are the choices of `routing` in the order of mx.argsort, as mlx-lm sorts them
+        is_sorted: they are the choices of `routing` in the order of mx.argsort, as mlx-lm sorts
+            them
         """
         if self.chosen is None:
             return None
@@ -95,7 +96,7 @@ class AdapterRows:
 
 
 def low_rank(x: mx.array, a: mx.array, b: mx.array, chosen: RowAdapters) -> mx.array:
-    """What adapters add to a layer's output for `x`, (..., input): (..., output) in the dtype of x."""
+    """Return the adapters' contribution for `x`, (..., input): (..., output) in the dtype of x."""
     number, scale = chosen
     rows = x.reshape(number.size, -1, x.shape[-1])
     z = mx.gather_mm(rows, a, rhs_indices=number) * scale
@@ -104,7 +105,7 @@ def low_rank(x: mx.array, a: mx.array, b: mx.array, chosen: RowAdapters) -> mx.a
 
 
 class AdaptedLinear(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
-    """A Linear or QuantizedLinear."""
+    """A Linear or QuantizedLinear with adapters."""
 
     def __init__(
         self, linear: nn.Module, a: mx.array, b: mx.array, rows: AdapterRows, *, is_head: bool
@@ -123,7 +124,7 @@ class AdaptedLinear(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
 
 
 class AdaptedEmbedding(nn.Module):  # type: ignore[misc]
-    """An Embedding or QuantizedEmbedding, also as a tied head."""
+    """An Embedding or QuantizedEmbedding with adapters, also as a tied head."""
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class AdaptedEmbedding(nn.Module):  # type: ignore[misc]
         rows: AdapterRows,
         selector: RowSelector,
     ) -> None:
-        """a: (adapters, tokens, rank), b: (adapters, rank, size)"""
+        """Wrap an embedding; a: (adapters, tokens, rank), b: (adapters, rank, size)."""
         super().__init__()
         self.embedding = embedding
         self.lora_a = a
@@ -154,7 +155,7 @@ class AdaptedEmbedding(nn.Module):  # type: ignore[misc]
         return y + mx.where(ids[..., None] < 0, 0, z)  # rows of pictures are not of the embedding
 
     def as_linear(self, hidden: mx.array) -> mx.array:
-        """Logits of the selected rows."""
+        """Compute the logits of the selected rows."""
         hidden = self._selector.select(hidden)
         # Not that of the object, which selects as well (`paged.select_rows`).
         y: mx.array = type(self.embedding).as_linear(self.embedding, hidden)
@@ -165,10 +166,13 @@ class AdaptedEmbedding(nn.Module):  # type: ignore[misc]
 
 
 class AdaptedSwitchLinear(nn.Module):  # type: ignore[misc]
-    """A SwitchLinear or QuantizedSwitchLinear: a matrix for each expert."""
+    """A SwitchLinear or QuantizedSwitchLinear with adapters: a matrix for each expert."""
 
     def __init__(self, linear: nn.Module, a: mx.array, b: mx.array, rows: AdapterRows) -> None:
-        """a: (adapters * experts, input, rank), b: (adapters * experts, rank, output)"""
+        """Wrap a layer.
+
+        a: (adapters * experts, input, rank), b: (adapters * experts, rank, output)
+        """
         super().__init__()
         self.linear = linear
         self.lora_a = a
@@ -188,7 +192,7 @@ class AdaptedSwitchLinear(nn.Module):  # type: ignore[misc]
 
 
 class AdaptedExperts(nn.Module):  # type: ignore[misc]
-    """Experts whose matrices are adapted: it remembers which ones the rows have chosen."""
+    """Experts with adapted matrices; records which experts the rows have chosen."""
 
     def __init__(self, experts: nn.Module, rows: AdapterRows) -> None:
         super().__init__()

@@ -1,6 +1,7 @@
-"""Adapters: those of a loaded model, read from their folders and laid beside its layers.
+"""Adapters of a loaded model: reads them and attaches them to its layers.
 
-A row of a step has the number of an adapter, or none; see `adapted_layers.py` for what is computed. A
+A row of a step has the number of an adapter, or none; see `adapted_layers.py` for what is computed.
+A
 model without adapters is not changed at all.
 """
 
@@ -43,14 +44,14 @@ _SWITCH = (SwitchLinear, QuantizedSwitchLinear)
 
 @dataclass(frozen=True)
 class Adapters:
-    """Those of one model, by their numbers."""
+    """The adapters of one model, by number."""
 
     names: tuple[str, ...]
     scales: tuple[float, ...]
     rows: AdapterRows
 
     def of_chunks(self, chunks: Sequence[Chunk]) -> RowAdapters | None:
-        """Of the rows of these chunks, in their order; None if none of them has an adapter."""
+        """Adapters of the rows of these chunks; None if no row has one."""
         numbers = [chunk.request.asked.adapter for chunk in chunks]
         if all(number is None for number in numbers):
             return None
@@ -65,7 +66,7 @@ class Adapters:
         )
 
     def applied(self, model: nn.Module, number: int) -> AppliedAdapter:
-        """The model as it is with one adapter for all rows."""
+        """Return the model with one adapter for all rows."""
         return AppliedAdapter(model, self.rows, self._of([number]))
 
     def _of(self, numbers: Sequence[int | None]) -> RowAdapters:
@@ -75,7 +76,7 @@ class Adapters:
 
 
 class AppliedAdapter:
-    """A model with one adapter, for those who call it with whole texts."""
+    """A model with one adapter, for callers that pass whole texts."""
 
     def __init__(self, model: nn.Module, rows: AdapterRows, chosen: RowAdapters) -> None:
         self._model = model
@@ -88,7 +89,7 @@ class AppliedAdapter:
         return logits
 
     def __getattr__(self, name: str) -> Any:
-        """Such as `make_cache` and `layers`."""
+        """Forward attributes such as `make_cache` and `layers` to the model."""
         return getattr(self._model, name)
 
 
@@ -99,7 +100,7 @@ def attach(
     found: Sequence[AdapterFiles],
     dtype: mx.Dtype,
 ) -> Adapters:
-    """Lay adapters beside the layers of a prepared `model`, called `name`, and evaluate them.
+    """Attach adapters to the layers of a prepared `model` called `name`, and evaluate them.
 
     They keep the dtype of their files, as mlx-lm computes them, but beside a float32 model they are
     float32. Raises UnsupportedModel for one that does not belong to this model.
@@ -124,7 +125,7 @@ def attach(
 
 
 def _read(files: AdapterFiles, *, is_float32: bool) -> dict[str, Matrices]:
-    """The matrices of each layer. Raises UnsupportedModel."""
+    """Read the matrices of each layer. Raises UnsupportedModel."""
     arrays = mx.load(str(files.weights))
     assert isinstance(arrays, dict)
     for tensor, array in arrays.items():
@@ -139,7 +140,7 @@ def _read(files: AdapterFiles, *, is_float32: bool) -> dict[str, Matrices]:
 
 
 def _laid_out(arrays: Mapping[str, mx.array], path: str) -> Matrices:
-    """A is (..., input, rank) and B is (..., rank, output): of experts they are stored transposed."""
+    """Return A as (..., input, rank) and B as (..., rank, output); the files transpose experts'."""
     a, b = arrays[f"{path}.lora_a"], arrays[f"{path}.lora_b"]
     return (a.swapaxes(-1, -2), b.swapaxes(-1, -2)) if a.ndim == 3 else (a, b)
 
@@ -147,7 +148,7 @@ def _laid_out(arrays: Mapping[str, mx.array], path: str) -> Matrices:
 def _check(
     adapter: str, name: str, path: str, modules: Mapping[str, nn.Module], pair: Matrices
 ) -> None:
-    """Raises UnsupportedModel for matrices that are not of this layer."""
+    """Raises UnsupportedModel for matrices that do not fit this layer."""
     module = modules.get(path)
     layer = module.head if isinstance(module, SelectedRowsHead) else module
     sizes = _sizes(layer)
@@ -169,8 +170,9 @@ def _check(
 
 
 def _sizes(layer: nn.Module | None) -> tuple[int, ...] | None:
-    """(input, output), of an embedding (tokens, size), of experts (experts, input, output); None for a
-    layer that cannot be adapted.
+    """(input, output) of a layer; None if it cannot be adapted.
+
+    An embedding has (tokens, size), experts have (experts, input, output).
     """
     if isinstance(layer, _SWITCH):
         return layer.num_experts, layer.input_dims, layer.output_dims
@@ -183,7 +185,7 @@ def _sizes(layer: nn.Module | None) -> tuple[int, ...] | None:
 
 
 def _stacked(pairs: Sequence[Matrices | None]) -> Matrices:
-    """One after the other, in the highest of their ranks; zeros for None."""
+    """Stack the pairs, padded to the highest rank; None becomes zeros."""
     present = [pair for pair in pairs if pair is not None]
     rank = max(a.shape[-1] for a, _ in present)
     kinds = {array.dtype for pair in present for array in pair}

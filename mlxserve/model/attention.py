@@ -25,7 +25,7 @@ log = logging.getLogger("mlxserve.attention")
 
 
 class AttentionChoice(NamedTuple):
-    """How a model is run."""
+    """The chosen attention: how a model is run."""
 
     loaded: LoadedModel
     backends: tuple[Backend, ...]  # of each layer
@@ -42,8 +42,11 @@ def load_probed(
     group: RankGroup | None = None,
     adapters: Sequence[AdapterFiles] = (),
 ) -> AttentionChoice:
-    """Load a model, and choose its attention. Raises what `load` and `choose_attention` raise, and
-    UnsupportedModel for adapters that are not the model's.
+    """Load a model and choose its attention.
+
+    Raises what `load` and `choose_attention` raise, and UnsupportedModel for adapters that are not
+    the
+    model's.
     """
     loaded = load(files, is_metal=is_metal, memory_limit=memory_limit, group=group)
     if kv_cache_dtype == "q8":
@@ -62,7 +65,7 @@ def load_probed(
 def _with_vision(
     files: ModelFiles, choice: AttentionChoice, is_metal: bool, memory_limit: int
 ) -> LoadedModel:
-    """The chosen model with what lets it see, or with why it does not."""
+    """Add the image encoder to the chosen model, or the reason that it has none."""
     loaded = choice.loaded
     try:
         vision = vision_of(
@@ -75,15 +78,18 @@ def _with_vision(
 
 
 def choose_attention(name: str, loaded: LoadedModel, *, may_fuse: bool = True) -> AttentionChoice:
-    """What the probe finds to be right, the fastest first.
+    """Return the fastest attention that the probe accepts.
 
-    With the backends asked for, on Metal first with fused layers (`fused_layers.py`; not if the model gets
-    adapters); where that is "auto", also in plain mlx in all layers; and at last one sequence at a time in
-    plain mlx, for models whose attention needs whole sequences. The log says what is slower and why. Raises InvalidConfig, and UnsupportedModel for a model that cannot be
-    paged.
+    Tries the requested backends, on Metal first with fused layers (`fused_layers.py`; not with
+    adapters); with
+    "auto" then plain mlx in all layers; and last one sequence at a time in plain mlx, for models
+    whose
+    attention needs whole sequences. The log says what is slower and why. Raises InvalidConfig, and
+    UnsupportedModel for a model that cannot be paged.
 
     Several ranks choose the same, by the largest difference of all of them. They do not try one
-    sequence at a time: its forwards are several chains of collectives.
+    sequence at a
+    time: its forwards are several chains of collectives.
     """
     shapes = [
         LayerShape(spec.key_dim, spec.value_dim, spec.dtype, spec.is_latent, spec.is_quantised)
@@ -126,7 +132,7 @@ def choose_attention(name: str, loaded: LoadedModel, *, may_fuse: bool = True) -
 
 
 def _probed_twice(loaded: LoadedModel, backends: Backends) -> tuple[float, UnsupportedModel | None]:
-    """`_probed`, with keys and values in the model's dtype and as they are stored."""
+    """Probe with keys and values in the model's dtype, then as they are stored."""
     difference, reason = _probed(loaded.in_own_dtype(), backends)
     if reason is None and loaded.is_quantised:
         return _probed(loaded, backends)
@@ -134,7 +140,7 @@ def _probed_twice(loaded: LoadedModel, backends: Backends) -> tuple[float, Unsup
 
 
 def _probed(loaded: LoadedModel, backends: Backends) -> tuple[float, UnsupportedModel | None]:
-    """(the largest difference, why it is refused), as all ranks agree."""
+    """Return (largest difference, refusal), agreed by all ranks."""
     difference, reason = math.inf, None
     try:
         difference = probe(loaded, backends)
@@ -160,7 +166,7 @@ def _refused_by_ranks(loaded: LoadedModel, reason: UnsupportedModel) -> Unsuppor
 
 
 def backend_names(backends: Sequence[Backend]) -> str:
-    """Which backends the layers have, and how many layers each where they differ."""
+    """Describe the layers' backends, with counts if they differ."""
     counts = Counter(backend.name for backend in backends)
     if len(counts) == 1:
         return next(iter(counts))

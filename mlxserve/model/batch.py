@@ -29,13 +29,14 @@ class Batch:
     positions    (T,) int32
     slots        (T,) int32
     sample_rows  rows whose logits are needed, in the order of `sampling`: the last of each chunk,
-                 and all of one with a draft
+                 and all of a chunk with a draft
     sampling     the chunks that sample
     lazy_rows    rows whose token comes from the previous step, in the order of `lazy`
     lazy         the chunks of those rows
     plan         all chunks of the step, in the order of their rows
-    windows      the same rows in the pages of layers with a window, if those have a pool of their own
-    pictures     of the requests of the step; None if no request has any
+    windows      the same rows in the pages of sliding-window layers, if those have a pool of their
+    own
+    pictures     images of the step's requests; None if no request has any
     """
 
     tokens: IntArray
@@ -54,7 +55,7 @@ class Batch:
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk], page_size: int) -> Batch:
-        """The batch of a step's chunks. Chunks of length 1 that sample must come first."""
+        """Build the batch of a step's chunks. Chunks of length 1 that sample must come first."""
         has_windows = chunks[0].window_table is not None
         ends = list(accumulate(chunk.length for chunk in chunks))
         starts = [end - chunk.length for end, chunk in zip(ends, chunks, strict=True)]
@@ -120,7 +121,7 @@ class Batch:
 
 
 def _in_windows(chunks: Sequence[Chunk]) -> list[Chunk]:
-    """The chunks in the pages of layers with a window."""
+    """Return the chunks with the page tables of sliding-window layers."""
     moved = []
     for chunk in chunks:
         assert chunk.window_table is not None, f"{chunk.request.id} has no page table for windows"
@@ -129,9 +130,11 @@ def _in_windows(chunks: Sequence[Chunk]) -> list[Chunk]:
 
 
 def _parts(chunks: Sequence[Chunk]) -> Sequence[Chunk]:
-    """The chunks, those with drafts as one decode for each row: all rows of a step are written
-    before any attends, and a decode attends up to its own position.
-    So a token is computed by the same kernels with a draft and without.
+    """Split chunks with drafts into one decode per row.
+
+    All rows of a step are written before any attends, and a decode attends up to its own position.
+    So a
+    token is computed by the same kernels with a draft and without.
     """
     if not any(chunk.draft for chunk in chunks):
         return chunks
@@ -146,7 +149,7 @@ def _parts(chunks: Sequence[Chunk]) -> Sequence[Chunk]:
 
 
 def tables_alone(chunk: Chunk, start: int, end: int, page_size: int) -> SequenceTables:
-    """Of the part of a chunk from `start` to before `end`, as the only sequence of a dispatch."""
+    """Page table of a chunk's part from `start` to `end`, as the only sequence of a dispatch."""
     part = chunk._replace(start=start, length=end - start)
     return _tables([part], [np.frombuffer(chunk.page_table, np.int32)], page_size)
 

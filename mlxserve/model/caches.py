@@ -1,13 +1,13 @@
-"""CacheTree: which kind of cache each layer of a model uses, as mlx-lm makes them.
+"""CacheTree: the kind of cache of each layer of a model, as mlx-lm makes them.
 
 `make_prompt_cache` returns a list; a layer with several caches has a list of its own in it. Each
 leaf is replaced for a step:
 
     KVCache, RotatingKVCache, ChunkedKVCache    keys and values: pages
     ArraysCache                                 a recurrent state: a slot for each sequence
-    any of them, of another rank's layer        nothing but what masks are made from
+    any of them, of another rank's layer        only what masks are made from
 
-What kind a leaf is, and its shapes, come from short dense forwards (`look_at`).
+A leaf's kind and shapes come from short dense forwards (`look_at`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ MODEL_ERRORS = (  # what a definition raises on a config that it cannot compute
 
 @dataclass(frozen=True, slots=True)
 class KVLeaf:
-    """Keys and values: the index of its LayerSpec."""
+    """A cache of keys and values: the index of its LayerSpec."""
 
     index: int
 
@@ -73,7 +73,7 @@ class StateLeaf:
 
 @dataclass(frozen=True, slots=True)
 class ElsewhereLeaf:
-    """A cache of a layer that another rank has: keys and values with that window, or a state."""
+    """A cache of another rank's layer: keys and values with this window, or a state."""
 
     is_state: bool
     window: int | None = None
@@ -86,7 +86,7 @@ Node: TypeAlias = "KVLeaf | StateLeaf | ElsewhereLeaf | tuple[Node, ...]"
 class CacheTree:
     """The caches of a model's layers, in the order of its list, and their shapes.
 
-    state_class: what its recurrent modules are given a state in
+    state_class: the class of cache that its recurrent modules take
     """
 
     nodes: tuple[Node, ...]
@@ -96,7 +96,7 @@ class CacheTree:
 
     @property
     def has_states(self) -> bool:
-        """Whether a layer of any rank keeps a recurrent state."""
+        """True if a layer of any rank keeps a recurrent state."""
         return any(
             isinstance(leaf, StateLeaf) or (isinstance(leaf, ElsewhereLeaf) and leaf.is_state)
             for leaf in _flat(self.nodes)
@@ -104,7 +104,7 @@ class CacheTree:
 
     @property
     def windows(self) -> list[int]:
-        """Of the layers of all ranks that have one."""
+        """Window sizes of the sliding-window layers of all ranks."""
         found = [spec.window for spec in self.layers]
         found += [leaf.window for leaf in _flat(self.nodes) if isinstance(leaf, ElsewhereLeaf)]
         return [window for window in found if window is not None]
@@ -115,7 +115,7 @@ class CacheTree:
         state: Callable[[int], Any],
         elsewhere: Callable[[ElsewhereLeaf], Any] | None = None,
     ) -> list[Any]:
-        """The list to call the model with: `kv` and `state` make a leaf from its index."""
+        """Build the caches for a call of the model; `kv` and `state` map an index to a leaf."""
         return [_replacement(node, kv, state, elsewhere) for node in self.nodes]
 
 
@@ -147,10 +147,10 @@ def _flat(nodes: Sequence[Node]) -> Iterator[KVLeaf | StateLeaf | ElsewhereLeaf]
 def look_at(
     model: nn.Module, name: str, kind: str, group: RankGroup | None = None
 ) -> tuple[CacheTree, int]:
-    """(the model's caches, vocabulary size), from a forward of two tokens and one of a third.
+    """Return (the model's caches, vocabulary size), from a forward of two tokens and one more.
 
     config.json may omit shapes: the architecture's class has defaults. Prepares recurrent modules
-    for LayerState. Raises UnsupportedModel. `group`: the ranks that have parts of it.
+    for LayerState. Raises UnsupportedModel. `group`: the ranks that share the model.
     """
     caches = make_prompt_cache(model)
     leaves = list(_leaves(caches))
@@ -193,10 +193,9 @@ def look_at(
 
 
 def _check_split(group: RankGroup, owned: Sequence[int], what: str) -> None:
-    """The probe cannot see a wrong split, because both of its sides are split.
+    """Raises UnsupportedModel unless all ranks, or exactly one, filled each layer's cache.
 
-    Raises UnsupportedModel unless every layer's cache was filled by all ranks, or by one if each has
-    layers of its own.
+    The probe cannot see a wrong split, because both of its sides are split.
     """
     wanted = 1 if group.split is Split.LAYERS else group.size
     ranks = group.all_of(owned)
@@ -221,7 +220,7 @@ def _tree(caches: Sequence[Any], latent: set[int]) -> CacheTree:
 
 
 def _node(cache: Any, latent: set[int], layers: list[LayerSpec], states: list[StateSpec]) -> Node:
-    """What stands for a cache; its shapes are added to those of the others."""
+    """Return a cache's node and append its shapes to `layers` or `states`."""
     if _is_list(cache):
         return tuple(_node(inner, latent, layers, states) for inner in cache.caches)
     if is_remote(cache):

@@ -1,11 +1,14 @@
-"""Commits: how much of a step MLX may have encoded and not computed yet, on Metal.
+"""Commits: bounds the part of a step that MLX has encoded but not computed, on Metal.
 
-MLX keeps what an operation reads until its command buffer completes. A command buffer has a third of a step of
-decodes or more (machine.py), since each of them costs the device a pause; in a step with a prompt it would keep
+MLX keeps what an operation reads until its command buffer completes. A command buffer has a third
+of a step of
+decodes or more (machine.py), since each of them costs the device a pause; in a step with a prompt
+it would keep
 the activations of a dozen layers. So such a step is evaluated while its layers are called:
 
     keys of layer 0 | layer 0 ... keys of layer 1 | layer 1 ... keys of layer 2 | ...
-                    ^ a command buffer ends here  ^ and here; where too many rows are under way, the host
+                    ^ a command buffer ends here  ^ and here; if too many rows are under way, the
+                    host
                                                     waits for the oldest
 """
 
@@ -31,10 +34,10 @@ _MIN_ROWS_OF_DECODES = 128
 
 
 def rows_kept(num_rows: int, num_decodes: int, positions: int, copied: int = 0) -> int:
-    """The rows that a layer of this step counts as; 0 where MLX's own limits are enough.
+    """Rows that a layer of this step counts as; 0 if MLX's own limits suffice.
 
-    positions: that all decodes see together
-    copied: that chunks see whose pages are copied
+    positions: seen by all decodes together
+    copied: seen by chunks whose pages are copied
     """
     of_decodes = positions // _POSITIONS_OF_A_ROW
     if num_rows == num_decodes:
@@ -43,10 +46,10 @@ def rows_kept(num_rows: int, num_decodes: int, positions: int, copied: int = 0) 
 
 
 class Commits:
-    """Of all steps over one pool. Lives on the engine's thread."""
+    """Command buffers of all steps over one pool. Lives on the engine's thread."""
 
     def __init__(self, most: int) -> None:
-        """`most`: rows, times layers, that may be under way."""
+        """Bound the work under way to `most` rows times layers."""
         self._most = most
         self._num_waiting = 0  # rows of layers since the last commit
         self._num_under_way = 0
@@ -55,8 +58,9 @@ class Commits:
     def of_step(
         self, num_rows: int, num_decodes: int, positions: int, copied: int = 0
     ) -> Callable[[mx.array], None] | None:
-        """What to call with the keys of each layer; None if the step needs no commits. Arguments as of
-        `rows_kept`.
+        """Return the function to call with each layer's keys; None if the step needs no commits.
+
+        Arguments as in `rows_kept`.
         """
         kept = rows_kept(num_rows, num_decodes, positions, copied)
         self._num_waiting = 0  # the end of a step is evaluated

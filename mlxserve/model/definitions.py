@@ -1,12 +1,14 @@
-"""Whose definition of a model is used: mlx-lm's, or where it has none, mlx-vlm's.
+"""Chooses a model's definition: mlx-lm's, else mlx-vlm's.
 
     definition_of(config) --> mlx-lm's Model and ModelArgs                --> mlx_lm.utils.load_model
                           --> VlmLanguageModel of a package of mlx-vlm -->
 
-A model of mlx-vlm is a language model with parts for images and sound, or a language model alone. The language
+A model of mlx-vlm is a language model with parts for images and sound, or a language model alone.
+The language
 model is taken out and called as mlx-lm's are; weights of other parts are never read.
 
-mlx-vlm is an extra. Importing it would import its server, its generation, data sets and OpenCV, of which a
+mlx-vlm is an extra. Importing it would import its server, its generation, data sets and OpenCV, of
+which a
 definition needs nothing: its packages are deferred, so that only the definition's own imports run.
 """
 
@@ -41,15 +43,15 @@ Weights = dict[str, mx.array]
 
 
 class NotText(ValueError):
-    """mlx-vlm has a definition, but not of a model that writes one token after another."""
+    """mlx-vlm defines the model, but it does not generate text autoregressively."""
 
 
 class Definition(NamedTuple):
-    """What `mlx_lm.utils.load_model` builds a model with.
+    """The classes that `mlx_lm.utils.load_model` builds a model with.
 
-    model      makes it of arguments
-    arguments  makes these `from_dict`
-    changes    to config.json, before that
+    model      builds it from arguments
+    arguments  builds these with `from_dict`
+    changes    applied to config.json first
     """
 
     model: Callable[[Any], nn.Module]
@@ -58,7 +60,7 @@ class Definition(NamedTuple):
 
 
 def definition_of(config: Mapping[str, Any]) -> Definition:
-    """Raises mlx-lm's ValueError for a kind that neither library has, and ImportError."""
+    """Return the definition. Raises mlx-lm's ValueError for an unknown kind, and ImportError."""
     try:
         model, arguments = _get_classes(dict(config))
     except ValueError as error:
@@ -75,18 +77,21 @@ def definition_of(config: Mapping[str, Any]) -> Definition:
 
 
 def _is_unknown(error: ValueError) -> bool:
-    """Whether mlx-lm has no module of this name, and not one that cannot be imported."""
+    """True if mlx-lm lacks the module, rather than failing to import it."""
     cause = error.__cause__
     return isinstance(cause, ModuleNotFoundError) and str(cause.name).startswith("mlx_lm.models.")
 
 
 def is_installed() -> bool:
-    """Whether mlx-vlm is there. Imports nothing of it."""
+    """True if mlx-vlm is installed; does not import it."""
     return importlib.util.find_spec(PACKAGE) is not None
 
 
 def module_of(config: Mapping[str, Any]) -> ModuleType | None:
-    """mlx-vlm's package of this kind; None if it has none, or is not installed. Raises ImportError."""
+    """Return mlx-vlm's package of this kind; None if missing or not installed.
+
+    Raises ImportError.
+    """
     if not is_installed():
         return None
     kinds = defer_mlx_vlm()
@@ -96,7 +101,7 @@ def module_of(config: Mapping[str, Any]) -> ModuleType | None:
 
 @cache
 def defer_mlx_vlm() -> frozenset[str]:
-    """Names of the packages of models."""
+    """Defer mlx-vlm's packages of models, and return their names."""
     defer(PACKAGE)
     [folder] = map(Path, importlib.import_module(PACKAGE).__path__)
     for init in sorted(folder.rglob("*/__init__.py")):
@@ -106,7 +111,7 @@ def defer_mlx_vlm() -> frozenset[str]:
 
 
 def _sources(init: Path) -> dict[str, str | None]:
-    """A package's submodules, and of the names that its `__init__` takes from these: which one."""
+    """Map submodules to None, and each name that `__init__` imports to its submodule."""
     statements = ast.parse(init.read_text(encoding="utf-8")).body
     taken = {
         name.name: node.module
@@ -120,12 +125,12 @@ def _sources(init: Path) -> dict[str, str | None]:
 
 @dataclass(frozen=True, slots=True)
 class ModelArguments:
-    """Stands where mlx-lm has a class of arguments."""
+    """Takes the place of mlx-lm's class of arguments."""
 
     module: ModuleType
 
     def from_dict(self, config: Mapping[str, Any]) -> Any:
-        """mlx-vlm's configuration, as its `load_model` makes it. Raises NotText."""
+        """Return mlx-vlm's configuration, as its `load_model` builds it. Raises NotText."""
         if not hasattr(self.module, "ModelConfig") or not hasattr(self.module, "Model"):
             raise NotText(_NONE)
         whole = {**config}
@@ -145,7 +150,7 @@ class VlmLanguageModel(nn.Module):  # type: ignore[misc]  # mlx's nn has no type
     """The language model of one of mlx-vlm's models, called as mlx-lm's: ids in, logits out."""
 
     def __init__(self, module: ModuleType, config: Any) -> None:
-        """Raises NotText."""
+        """Build the language model of mlx-vlm's `module`. Raises NotText."""
         super().__init__()
         whole = module.Model(config)
         text: Any = getattr(whole, "language_model", None)
@@ -167,14 +172,15 @@ class VlmLanguageModel(nn.Module):  # type: ignore[misc]  # mlx's nn has no type
         return self.language_model.layers
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
-        """(batch, tokens) -> (batch, tokens, vocabulary)."""
+        """Map (batch, tokens) to (batch, tokens, vocabulary)."""
         self._forget()
         logits: mx.array = self.language_model(inputs, cache=cache).logits
         return logits
 
     def _forget(self) -> None:
-        """Positions that it keeps of the last prompt, which may be another sequence's: without images the
-        position of a token is how many are before it.
+        """Reset the positions that it keeps of the last prompt, which may be another sequence's.
+
+        Without images the position of a token is the number of tokens before it.
         """
         for name, value in self._positions.items():
             if hasattr(self.language_model, name):
@@ -185,12 +191,12 @@ class VlmLanguageModel(nn.Module):  # type: ignore[misc]  # mlx's nn has no type
         return made
 
     def sanitize(self, weights: Weights) -> Weights:
-        """Those of the language model, by the names that they have here."""
+        """Return the language model's weights under the names used here."""
         return self._sanitizes(weights)
 
 
 def _writes_by_diffusion(config: Any, text: object) -> bool:
-    """As mlx-vlm decides it."""
+    """True if the model generates by diffusion, decided as mlx-vlm does."""
     if getattr(config, "canvas_length", None) is not None:
         return True
     is_masked = getattr(config, "mask_token_id", None) is not None
@@ -201,7 +207,7 @@ def _writes_by_diffusion(config: Any, text: object) -> bool:
 def _sanitize(
     whole: nn.Module, text: nn.Module, prefix: str, has_text_class: bool, weights: Weights
 ) -> Weights:
-    """In the order of mlx-vlm's `load_model`."""
+    """Rename the weights in the order of mlx-vlm's `load_model`."""
     if hasattr(whole, "sanitize"):
         weights = whole.sanitize(weights)
     if has_text_class and hasattr(whole.config, "text_config") and hasattr(text, "sanitize"):
@@ -214,7 +220,7 @@ def _sanitize(
 
 
 def stands_for(kind: type) -> type:
-    """mlx-lm's class of cache that keeps what this one does; `kind` itself where none does."""
+    """Return mlx-lm's equivalent of a cache class; `kind` itself if there is none."""
     if kind.__module__ == _CACHES and kind.__name__ in _SAME:
         same: type = getattr(mlx_lm_caches, kind.__name__)
         return same

@@ -1,8 +1,8 @@
-"""TextWork: what is computed of texts beside answers, and DenseText: one text through mlx-lm's dense path,
-in pieces, beside the pages.
+"""TextWork, computation on texts between steps, and DenseText, which runs one text densely.
 
-Running answers get their steps between two pieces. Every piece continues where the one before it
-ended, over a dense cache of the text's own.
+A text goes through mlx-lm's dense path in pieces, beside the pages. Running answers get their steps
+between two pieces. Every piece continues where the previous one ended, over a dense cache of the
+text's own.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Result = TypeVar("Result")
 
 
 class TextWork(ABC, Generic[Result]):
-    """Texts under way to their `Result`. Lives on the engine's thread."""
+    """Texts being computed to a `Result`. Lives on the engine's thread."""
 
     num_done = 0  # tokens
 
     @abstractmethod
     def advance(self, num_tokens: int) -> Result | None:
-        """Compute about `num_tokens` more tokens; the result once all are computed.
+        """Compute about `num_tokens` more tokens; return the result once all are computed.
 
-        Raises InvalidRequest where the model fails on a text, and DeviceError.
+        Raises InvalidRequest if the model fails on a text, and DeviceError.
         """
 
     @abstractmethod
@@ -42,12 +42,12 @@ class TextWork(ABC, Generic[Result]):
 
 
 class DenseText(TextWork[Result]):
-    """One text. Computes at most the tokens that `advance` is asked for."""
+    """One text; computes at most the tokens that `advance` is called with."""
 
     def __init__(
         self, model: nn.Module, token_ids: Sequence[int], workers: Workers | None = None
     ) -> None:
-        """`workers`: of several ranks, which compute the text together."""
+        """`workers`: the other ranks, which compute the text together with this one."""
         self._model = model
         self._token_ids = token_ids
         self._cache: list[Any] = make_prompt_cache(model)
@@ -71,7 +71,7 @@ class DenseText(TextWork[Result]):
         self._cache = []
 
     def _logits(self, start: int, end: int) -> mx.array:
-        """(1, tokens, vocabulary) of the next tokens, not evaluated."""
+        """Return (1, tokens, vocabulary) of the next tokens, not evaluated."""
         token_ids = self._token_ids[start:end]
         if self._workers is not None:
             self._workers.embed(self._number, token_ids)

@@ -35,7 +35,7 @@ class Embedding(DenseText[list[float]]):
         dimensions: int | None = None,
         workers: Workers | None = None,
     ) -> None:
-        """`dimensions`: length of the vector, which keeps the first ones; None keeps all."""
+        """`dimensions`: length of the vector, which is truncated to it; None keeps all."""
         super().__init__(model, token_ids, workers)
         self._selector = selector
         self._pooling = pooling
@@ -51,7 +51,7 @@ class Embedding(DenseText[list[float]]):
         evaluate(self._pooled)
 
     def _hidden(self, start: int, end: int) -> mx.array:
-        """(tokens, hidden), not evaluated."""
+        """Return (tokens, hidden), not evaluated."""
         with self._selector.capturing() as captured:
             self._logits(start, end)
         if len(captured) != 1 or captured[0].shape[:-1] != (1, end - start):

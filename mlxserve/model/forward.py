@@ -45,16 +45,16 @@ Activations: TypeAlias = Callable[[], AbstractContextManager[None]]  # entered f
 
 
 class Forward(Protocol):
-    """What a runner calls. Lives on the engine's thread."""
+    """What a runner calls for each step. Lives on the engine's thread."""
 
     def logits(self, batch: Batch, tokens: mx.array, rows: list[int] | None) -> mx.array:
-        """(rows, vocabulary), not evaluated; None for all rows. `tokens`: (T,)."""
+        """Return (rows, vocabulary), not evaluated; `rows` None for all. `tokens`: (T,)."""
 
 
 def forward_of(
     loaded: LoadedModel, kv: KVPool, states: StateStore, windows: WindowKV | None = None
 ) -> Forward:
-    """`windows`: where layers with a window have a pool of their own."""
+    """Choose the forward of a model; `windows`: the pool of sliding-window layers, if separate."""
     if loaded.by_sequence:
         assert windows is None, "the whole sequence is gathered"
         return Sequences(loaded, kv, states)
@@ -144,7 +144,7 @@ class Rows:
 
 
 def _activations_of(loaded: LoadedModel, kv: KVPool) -> Activations:
-    """mlx's own but on a Linux CPU, where names of mlx and of the model's modules are replaced."""
+    """Return mlx's activations, or on a Linux CPU the vectorised ones, installed in the model."""
     if not is_linux_cpu() or any(backend.name != "cpu" for backend in kv.backends):
         return nullcontext
     from mlxserve.model import activations
@@ -154,14 +154,14 @@ def _activations_of(loaded: LoadedModel, kv: KVPool) -> Activations:
 
 
 def _commits() -> Commits | None:
-    """None where MLX keeps nothing for command buffers."""
+    """Return the commits of a Metal device; None elsewhere."""
     if not machine.is_metal():
         return None
     return Commits(machine.rows_under_way(machine.total_memory()))
 
 
 def _attention_shapes(layers: Sequence[LayerSpec]) -> frozenset[_Shape]:
-    """What decides in which layers a chunk's pages are copied."""
+    """Distinct layer shapes that decide whether a chunk's pages are copied."""
     return frozenset(
         (spec.kv_heads, spec.key_dim, spec.dtype, spec.window)
         for spec in layers
@@ -179,7 +179,7 @@ def _num_copied(chunks: SequenceTables, shapes: frozenset[_Shape]) -> int:
 
 
 def _in_windows(layout: StepLayout, batch: Batch) -> StepLayout:
-    """The same rows, in the pages of `batch`."""
+    """Return the layout of the same rows in the pages of `batch`."""
     return replace(layout, slots=batch.slots, decodes=batch.decodes, chunks=batch.chunks)
 
 
@@ -192,7 +192,7 @@ def _call_with_adapters(
     layout: StepLayout,
     tokens: mx.array,
 ) -> mx.array:
-    """`_call` of a model with adapters."""
+    """Call a model with adapters; see `_call`."""
     assert loaded.adapters is not None
     chosen = None if layout.adapters is None else RowAdapters(*layout.adapters)
     with loaded.adapters.rows.choosing(chosen):
@@ -208,7 +208,7 @@ def _call(
     layout: StepLayout,
     tokens: mx.array,
 ) -> mx.array:
-    """(rows, vocabulary)."""
+    """Return (rows, vocabulary)."""
     num_arrays = [len(spec.arrays) for spec in loaded.states]
     state_class = loaded.caches.state_class
 
@@ -244,7 +244,7 @@ def _call(
 
 
 class Sequences:
-    """One call for each chunk; several for one whose state is kept within it."""
+    """One call per chunk; several for a chunk whose state is snapshot within it."""
 
     def __init__(self, loaded: LoadedModel, kv: KVPool, states: StateStore) -> None:
         self._loaded = loaded
@@ -266,7 +266,7 @@ class Sequences:
     def _of_group(
         self, group: Group, batch: Batch, tokens: mx.array, wanted: list[int] | None
     ) -> mx.array:
-        """(rows of the group, vocabulary), or only those that are wanted."""
+        """Return (rows of the group, vocabulary), or only the wanted rows."""
         num_arrays = [len(spec.arrays) for spec in self._states.specs]
         states = GroupCaches(group, num_arrays, self._loaded.caches.state_class)
         layout = self._layout(group, batch)
@@ -284,7 +284,7 @@ class Sequences:
         return logits[: len(wanted)]
 
     def _model_of(self, group: Group) -> Callable[..., mx.array]:
-        """The model, with the adapter of the group's sequence."""
+        """Return the model with the adapter of the group's sequence."""
         number = group.chunks[0].request.asked.adapter
         if self._loaded.adapters is None or number is None:
             return cast(Callable[..., mx.array], self._loaded.model)

@@ -1,6 +1,7 @@
-"""FusedLayers: a model's layers with fewer kernels, where kernels are what costs time.
+"""FusedLayers: fewer kernels per layer, where kernel launches dominate.
 
-A GPU starts the kernels of a step of decodes one after another, some 2.5 us each: 19 in a layer of Qwen 3, of
+A GPU starts the kernels of a step of decodes one after another, some 2.5 us each: 19 in a layer of
+Qwen 3, of
 which 12 are left. A CPU gains nothing (see `load.py`), so this is for layers on Metal.
 """
 
@@ -20,7 +21,7 @@ from mlxserve.model.load import LoadedModel
 
 @dataclass(frozen=True, slots=True)
 class FusedLayers:
-    """What was changed in a model."""
+    """The changes made to a model's layers."""
 
     attention: list[nn.Module]
     sharing: list[Sharing]
@@ -28,7 +29,7 @@ class FusedLayers:
 
     @classmethod
     def of(cls, model: nn.Module, dtype: mx.Dtype, context: int) -> FusedLayers:
-        """Fuse what is known to compute the same. The weights take as much memory as before.
+        """Fuse layers that provably compute the same. The weights take as much memory as before.
 
         dtype: of the rows; context: positions
         """
@@ -60,8 +61,9 @@ class FusedLayers:
 
 
 def can_fuse(loaded: LoadedModel, backends: Backends) -> bool:
-    """Whether fewer kernels are worth it and nothing else depends on the layers as they are: adapters are
-    laid beside them, and ranks have parts of them.
+    """True if fusion pays off and nothing depends on the layers as they are.
+
+    Adapters are attached to layers, and ranks have parts of them.
     """
     if loaded.by_sequence or loaded.group is not None or loaded.adapters is not None:
         return False

@@ -1,13 +1,18 @@
-"""Attention with fewer kernels: one product, then one kernel for norms, RoPE and the write of keys and values.
+"""Attention with fewer kernels: one product, then one kernel for norms, RoPE and the KV write.
 
     mlx-lm     q_proj, k_proj, v_proj, q_norm, k_norm, RoPE, RoPE, write   |  attention  |  o_proj
     here       product              , rotate_and_write                     |  attention  |  o_proj
 
-A definition is not known by its name. A layer that has projections, RoPE and perhaps norms by the usual names
-is called as it is, with a cache that notes the queries, keys and values which reach attention, at positions up
-to its context's end; it is fused only if `rotate_and_write` makes the same of the same rows, and if the same
-becomes of attention's answer. Everything else (clipped queries, norms of values, scales that grow with the
-position) differs in that trial, and stays as it is. Then the load-time probe compares the whole model's logits.
+A definition is not known by its name. A layer that has projections, RoPE and perhaps norms by the
+usual names
+is called as it is, with a cache that records the queries, keys and values which reach attention, at
+positions up
+to its context's end; it is fused only if `rotate_and_write` makes the same of the same rows, and if
+the same
+becomes of attention's answer. Everything else (clipped queries, norms of values, scales that grow
+with the
+position) differs in that trial, and stays as it is. Then the load-time probe compares the whole
+model's logits.
 
 Only the paged path is changed: with any other cache a layer is called as mlx-lm defines it.
 """
@@ -48,7 +53,7 @@ _MARK = "_mlxserve_fused"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rope:
-    """A module that turns pairs of dimensions by angles of the position; see `LayerKV.turns`."""
+    """A module that rotates pairs of dimensions by position; see `LayerKV.turns`."""
 
     module: Any
     rotated: int
@@ -67,7 +72,7 @@ class Rope:
 
 
 class NoRope:
-    """Of layers that do not know positions."""
+    """Takes the place of Rope in layers without positions."""
 
     rotated = 0
 
@@ -77,7 +82,7 @@ class NoRope:
 
 @dataclass(frozen=True, slots=True)
 class FusedQKV:
-    """What takes the place of an attention layer's call."""
+    """Replaces an attention layer's call."""
 
     product: JoinedProduct | None  # None if the layer's own are called one by one
     output_name: str  # of the last projection
@@ -90,7 +95,7 @@ class FusedQKV:
     is_gated: bool  # beside each query lies the gate of its answer
 
     def __call__(self, layer: Any, x: mx.array, mask: object, cache: LayerKV) -> mx.array:
-        """As x: rows (T, 1, hidden), or a chunk (1, T, hidden)."""
+        """Return the shape of x: rows (T, 1, hidden), or a chunk (1, T, hidden)."""
         projected = self.projected(layer, x)
         turns = cache.turns(self.rope)
         queries = cache.rotate_and_write(projected, turns, self.heads, self.norms)
@@ -105,7 +110,7 @@ class FusedQKV:
         return [layer[name](x) for name in _PROJECTIONS]
 
     def output(self, layer: Any, answer: mx.array, projected: Projected) -> mx.array:
-        """What attention's answer (T, heads, 1, dim) becomes."""
+        """Project attention's output, (T, heads, 1, dim)."""
         batch, length, _ = projected[0].shape
         rows = answer.reshape(batch, length, -1)
         if self.is_gated:
@@ -119,7 +124,7 @@ class FusedQKV:
 
 
 def fuse_qkv(model: nn.Module, dtype: mx.Dtype, context: int) -> list[nn.Module]:
-    """The attention layers of `model` that are fused from now on.
+    """Fuse attention layers of `model` and return those that are fused.
 
     dtype: of the rows; context: positions
     """
@@ -145,7 +150,7 @@ def fuse_qkv(model: nn.Module, dtype: mx.Dtype, context: int) -> list[nn.Module]
 
 
 def num_fused(model: nn.Module) -> int:
-    """Attention layers of `model` that are fused now."""
+    """Number of fused attention layers in `model`."""
     return sum(_MARK in vars(module) for module in model.modules())
 
 
@@ -163,7 +168,7 @@ def _may_be_attention(layer: Any) -> bool:
 
 
 def _extend(kind: Any) -> None:
-    """Let fused layers of this class be called as such where they are paged. Idempotent."""
+    """Dispatch this class's calls to the fused path where they are paged. Idempotent."""
     original = kind.__call__
     if hasattr(original, _MARK):
         return
@@ -184,7 +189,7 @@ def _extend(kind: Any) -> None:
 
 
 def _kind(fused: FusedQKV, context: int) -> object:
-    """Layers with equal ones turn their rows alike."""
+    """A key: layers with equal ones rotate rows alike."""
     if isinstance(fused.rope, NoRope):
         return None
     turns = read(fused.rope.turns(_positions(context)))
@@ -196,7 +201,7 @@ def _positions(context: int) -> mx.array:
 
 
 class _Noting(LayerKV):
-    """A cache that keeps nothing, and notes what an attention layer does."""
+    """A cache that stores nothing and records what an attention layer passes to it."""
 
     def __init__(self, positions: mx.array) -> None:
         self.offset = positions
@@ -218,7 +223,7 @@ class _Noting(LayerKV):
 
 
 def _recognised(layer: Any, dtype: mx.Dtype, context: int) -> FusedQKV | None:
-    """What computes the same as `layer`, with its projections one by one; None if nothing is known to."""
+    """Return an equivalent of `layer` with separate projections; None if none is known."""
     cache = _Noting(_positions(context))
     rows = cache.offset.size
     mask = object()
@@ -243,7 +248,7 @@ def _recognised(layer: Any, dtype: mx.Dtype, context: int) -> FusedQKV | None:
 
 
 def _candidates(layer: Any, cache: _Noting) -> Iterator[FusedQKV]:
-    """What the layer may compute, by its attributes and by what it has passed to attention."""
+    """Yield what the layer may compute, from its attributes and its recorded call."""
     assert cache.written is not None
     (_, num, _, dim), (_, num_kv, _, value_dim) = cache.queries.shape, cache.written[1].shape
     sinks = cache.options.get("sinks")

@@ -1,4 +1,4 @@
-"""GatheredKV: a layer's cache where the model is called for one sequence.
+"""GatheredKV: a layer's cache if the model is called for one sequence.
 
 The layer's pages as plain arrays, for models whose attention is not the usual one: with masks of
 their own, an index over all keys, or a convolution over them.
@@ -14,8 +14,9 @@ from mlxserve.cache.layout import StepLayout
 
 
 class GatheredKV:
-    """Has what mlx-lm's caches have. All of the sequence is there, so a window is a mask, and
-    nothing is ever trimmed.
+    """A cache with mlx-lm's interface over one sequence's pages.
+
+    The whole sequence is present, so a window is a mask, and nothing is ever trimmed.
     """
 
     start_position = 0  # of a chunked cache: the first position that it still has
@@ -38,10 +39,10 @@ class GatheredKV:
         return self.offset == 0
 
     def maybe_trim_front(self) -> None:
-        """Nothing: masks leave out what a chunk does not see."""
+        """Do nothing: masks exclude positions that a chunk does not see."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """(1, kv_heads, rows, dim) of the rows; those of the whole sequence."""
+        """Write (1, kv_heads, rows, dim) and return those of the whole sequence."""
         rows = keys[0].swapaxes(0, 1), values[0].swapaxes(0, 1)
         self._pool.write(self._index, *rows, self._step)
         self.offset = self._start + keys.shape[2]
@@ -49,7 +50,7 @@ class GatheredKV:
         return self.keys, self.values
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """Of the whole sequence, for layers that attend over the same ones."""
+        """Keys and values of the whole sequence, for layers that share them."""
         assert self.keys is not None, "the layer has written nothing yet"
         assert self.values is not None
         return self.keys, self.values

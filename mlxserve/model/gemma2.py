@@ -41,7 +41,7 @@ def _extend(attention: Any) -> None:
 
 
 def _paged_call(layer: Any, x: mx.array, mask: Any, cache: LayerKV) -> mx.array:
-    """The layer's own computation, x (T, 1, hidden), with attention over pages."""
+    """Compute the layer for x (T, 1, hidden), with attention over pages."""
     rows = x.shape[0]
     queries = layer.q_proj(x).reshape(rows, layer.n_heads, 1, layer.head_dim)
     keys = layer.k_proj(x).reshape(rows, layer.n_kv_heads, 1, layer.head_dim)

@@ -1,7 +1,9 @@
-"""The part of one of mlx-vlm's models that sees: its towers and projectors, without the language model.
+"""The image encoder of a mlx-vlm model: its towers and projectors, without the language model.
 
-mlx-vlm's model merges features into embeddings of text (`get_input_embeddings`). Called with the ids of a
-picture alone, over embeddings of zeros, what it returns at the picture's rows is what a text model needs.
+mlx-vlm's model merges features into embeddings of text (`get_input_embeddings`). Called with the
+ids of a
+picture alone, over embeddings of zeros, what it returns at the picture's rows is what a text model
+needs.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class _ZeroEmbedding(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
 
 
 class _NoText(nn.Module):  # type: ignore[misc]
-    """Stands where the language model was."""
+    """Takes the place of the language model."""
 
     # Gemma 4 multiplies the embeddings of text, and adds others in each layer.
     embed_scale = 1.0
@@ -60,7 +62,7 @@ class _NoText(nn.Module):  # type: ignore[misc]
 
 
 class Tower:
-    """Lives on the engine's thread."""
+    """The image encoder. Lives on the engine's thread."""
 
     def __init__(
         self,
@@ -70,7 +72,10 @@ class Tower:
         dtype: mx.Dtype,
         most_work: int = METAL_WORK,
     ) -> None:
-        """`whole`: a model of mlx-vlm, whose language model it loses. `most_work` as in `TowerPieces`."""
+        """`whole`: a mlx-vlm model, whose language model is removed.
+
+        `most_work` as in `TowerPieces`.
+        """
         self._whole = whole
         self._image_token = image_token
         self._row_nbytes = hidden * dtype.size
@@ -84,7 +89,7 @@ class Tower:
         return sum(array.nbytes for _, array in tree_flatten(self._whole.parameters()))
 
     def num_together(self, picture: Picture, most_bytes: int) -> int:
-        """How many pictures of this shape it computes at once, with at most `most_bytes` of features."""
+        """Number of pictures of this shape per batch, for at most `most_bytes` of features."""
         if self.axes is None:
             return 1
         features = picture.num_rows * self._row_nbytes
@@ -92,7 +97,10 @@ class Tower:
         return max(1, min(MAX_TOGETHER, most))
 
     def features(self, pictures: Sequence[Picture]) -> tuple[list[Features], list[mx.array]]:
-        """Of all rows of pictures of one shape, and what its pieces leave, in their order; nothing is evaluated."""
+        """Return the features of pictures of one shape, and the outputs of the pieces, in order.
+
+        Nothing is evaluated.
+        """
         with self.pieces.collecting() as outputs:
             return self._features(PictureBatch.of(pictures, self.axes or {})), outputs
 
@@ -116,11 +124,11 @@ class Tower:
 
 
 def compute(tower: Tower, pictures: Sequence[Picture]) -> Generator[None, None, list[Features]]:
-    """The features of pictures of one shape, evaluated piece by piece: one before each `yield`, and one after
-    the last.
+    """Evaluate the features of pictures of one shape, a piece before each `yield`.
 
-    The graph is built at once. As a part of a step's graph, they would be computed with each step that has
-    rows of it.
+    The last piece follows the last `yield`. The graph is built at once. As a part of a step's
+    graph, they
+    would be computed with each step that has rows of it.
     """
     found, pieces = tower.features(pictures)
     while pieces:
@@ -131,14 +139,14 @@ def compute(tower: Tower, pictures: Sequence[Picture]) -> Generator[None, None, 
 
 
 def arguments(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Of `get_input_embeddings`, beside the ids."""
+    """Arguments of `get_input_embeddings`, besides the ids."""
     return {name: mx.array(value) for name, value in inputs.items()}
 
 
 def load_whole(
     module: ModuleType, config: Mapping[str, Any], folder: Path, text: Mapping[str, mx.array]
 ) -> nn.Module:
-    """mlx-vlm's model, whose language model has the arrays of `text`; the others are not evaluated.
+    """Load mlx-vlm's model, sharing the arrays of the language model `text`; others stay lazy.
 
     Raises ValueError for weights that are not the model's, and what mlx-vlm raises.
     """
@@ -189,7 +197,7 @@ def _quantise(whole: nn.Module, config: Mapping[str, Any], weights: Mapping[str,
 
 
 def in_float32(whole: nn.Module) -> nn.Module:
-    """On a CPU, as the text model (`load`)."""
+    """Cast the weights to float32 on a CPU, as `load` does the text model's."""
     if any(hasattr(module, "bits") for module in whole.modules()):
         whole = dequantize_model(whole)
     whole.update(

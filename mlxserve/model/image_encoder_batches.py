@@ -1,4 +1,4 @@
-"""Finds, when a model is loaded, whether its tower computes several images at once as it computes each alone."""
+"""Tests at load time whether the image encoder computes a batch as it computes single images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, 
 
 
 def probed_axes(tower: Tower, reader: ImageProcessor, dtype: mx.Dtype) -> Mapping[str, int] | None:
-    """The axes on which inputs of several images are joined; None where each is computed by itself."""
+    """Axes on which the inputs of several images are joined; None to compute each separately."""
     try:
         # A processor may make every image large: then few of them, or none, will be computed at once.
         most = tower.most_inputs // reader.make(_image(0)).num_inputs
@@ -55,7 +55,7 @@ def _image(seed: int) -> Image:
 
 
 def _apart(found: Features, expected: Features) -> float:
-    """The largest difference, relative to the largest number; NaN if any number is."""
+    """The largest difference relative to the largest number; NaN if any number is."""
     pairs = zip((found.rows, *found.deep), (expected.rows, *expected.deep), strict=True)
     return float(np.max([relative(*map(_numbers, pair)).max() for pair in pairs]))
 

@@ -1,8 +1,11 @@
-"""TowerMemory: what a tower needs in memory for the largest image, from two small ones that were measured.
+"""TowerMemory: extrapolates the encoder's memory for the largest image from two small ones.
 
-A layer's activations grow with the image, and with the square of it where a model gives its attention a mask.
-The largest image would take seconds at each start, and gigabytes: so small ones are computed, large ones are
-only read by the processor, and images that would need more than a share of the memory are made smaller first.
+A layer's activations grow with the image, and with the square of it where a model gives its
+attention a mask.
+The largest image would take seconds at each start, and gigabytes: so small ones are computed, large
+    ones are
+only read by the processor, and images that would need more than a share of the memory are made
+smaller first.
 """
 
 from __future__ import annotations
@@ -33,14 +36,14 @@ _MARGIN = 1.25  # as of a step (`step_peak`)
 
 @dataclass(frozen=True, slots=True)
 class TowerMemory:
-    """Bytes by the numbers that the processor makes of an image: for each, and for each pair."""
+    """Bytes as a function of an image's input numbers: linear and quadratic terms."""
 
     each: float
     pair: float
 
     @classmethod
     def of(cls, small: tuple[int, int], larger: tuple[int, int]) -> TowerMemory:
-        """From two measurements: (numbers, bytes)."""
+        """Fit two measurements of (numbers, bytes)."""
         (few, few_bytes), (many, many_bytes) = small, larger
         if many <= few:
             return cls(max(few_bytes / few, many_bytes / many), 0.0)
@@ -51,7 +54,7 @@ class TowerMemory:
         return int(_MARGIN * num_inputs * (self.each + self.pair * num_inputs))
 
     def most_inputs(self, nbytes: int) -> int:
-        """The most numbers for which so many bytes are enough."""
+        """The highest count of input numbers that fits `nbytes`."""
         wanted = nbytes / _MARGIN
         if self.pair == 0:
             return int(wanted / max(self.each, 1e-9))
@@ -60,8 +63,11 @@ class TowerMemory:
 
 
 def plan_tower(tower: Tower, reader: ImageProcessor, memory_limit: int) -> int:
-    """Bytes that the tower needs beside its weights, whatever image comes. Makes the reader shrink images
-    that would take more than a share of `memory_limit`, and the tower compute no more than that at once.
+    """Plan the encoder's memory, and return the bytes it needs besides its weights.
+
+    Makes the reader shrink images that would take more than a share of `memory_limit`, and the
+    encoder
+    compute no more than that at once.
     """
     small, larger = (_measured(tower, reader.make(_blank(side))) for side in (_SMALL, _LARGER))
     memory = TowerMemory.of(small, larger)
@@ -90,7 +96,7 @@ def _blank(side: int) -> Image:
 
 
 def _measured(tower: Tower, picture: Picture) -> tuple[int, int]:
-    """(numbers that the tower is given, bytes in use at most while it computes)."""
+    """(input numbers, peak bytes while the encoder computes them)."""
     mx.synchronize()
     before = mx.get_active_memory()
     mx.reset_peak_memory()

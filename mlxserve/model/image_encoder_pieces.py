@@ -1,11 +1,15 @@
-"""TowerPieces: cuts what a tower computes into pieces of bounded work, which are evaluated between steps.
+"""TowerPieces: cuts the encoder's computation into bounded pieces, evaluated between steps.
 
-An attention or a product over a large image takes longer than a step. Both are called with blocks of rows, and an
-attention's are its queries, which attend over all keys; a piece ends where its multiply-adds reach a bound. Parts
+An attention or a product over a large image takes longer than a step. Both are called with blocks
+of rows, and an
+attention's are its queries, which attend over all keys; a piece ends where its multiply-adds reach
+a bound. Parts
 of a layer whose multiply-adds are not counted, such as norms, are pieces of their own.
 
-mlx-vlm's towers call mlx's own attention, most of them directly and some by a compiled function, whose calls are
-not seen. Both names are replaced, as `paged.py` does, by functions that do more only while a tower is called.
+mlx-vlm's towers call mlx's own attention, most of them directly and some by a compiled function,
+whose calls are
+not seen. Both names are replaced, as `paged.py` does, by functions that do more only while a tower
+is called.
 """
 
 from __future__ import annotations
@@ -41,10 +45,11 @@ _PRODUCTS = (nn.Linear, nn.QuantizedLinear)
 
 
 class TowerPieces:
-    """Lives on the engine's thread."""
+    """Cuts calls of the encoder's layers. Lives on the engine's thread."""
 
     def __init__(self, whole: nn.Module, most_work: int) -> None:
-        """whole: a model of mlx-vlm without its language model
+        """Cut the calls of mlx-vlm's model `whole`, which has lost its language model.
+
         most_work: multiply-adds of a piece
         """
         self.most_work = most_work
@@ -63,7 +68,7 @@ class TowerPieces:
 
     @contextmanager
     def collecting(self) -> Iterator[list[mx.array]]:
-        """What the pieces leave of a tower that is called meanwhile on this thread, in their order."""
+        """Collect the outputs of the pieces of an encoder called in this block, in order."""
         outputs: list[mx.array] = []
         self._outputs, self._work = outputs, 0
         _called.pieces = self
@@ -78,7 +83,7 @@ class TowerPieces:
         return _called.pieces is self
 
     def end(self, output: Any) -> None:
-        """A piece ends with this output."""
+        """End a piece with this output."""
         first = output[0] if isinstance(output, (tuple, list)) else output
         if self._is_called and isinstance(first, mx.array):
             self._end(first)
@@ -96,8 +101,11 @@ class TowerPieces:
         axis: int = 0,
         fewest: int = 1,
     ) -> mx.array:
-        """What `call` makes of all rows, from blocks of at least `fewest` rows. `work`: multiply-adds of a row.
-        A piece ends after each block, and after calls that reach the bound together.
+        """Call `call` on blocks of at least `fewest` rows, and join the results.
+
+        work: multiply-adds of a row. A piece ends after each block, and after calls that reach the
+            bound
+        together.
         """
         if not self._is_called:
             return call(slice(None))
@@ -142,7 +150,7 @@ class _Piece:
 
 
 class _Product:
-    """A product, or the products and activations of a layer's last half."""
+    """A product, or the products and activations of a layer's MLP."""
 
     _pieces: TowerPieces
     _work: int
@@ -157,7 +165,7 @@ class _Product:
 
 
 class _Convolution:
-    """Of patches, each an element of its own for most towers; of a whole image for others."""
+    """A convolution over patches: separate elements for most encoders, one image for others."""
 
     _pieces: TowerPieces
     weight: mx.array
@@ -171,8 +179,11 @@ class _Convolution:
 
 
 class _Unread(Sequence[mx.array]):
-    """Deep features, which mlx-vlm's Qwen3-VL evaluates as soon as they are there, and all layers before them.
-    mlx does so with lists, and not with sequences that it does not know.
+    """Deep features that must stay lazy.
+
+    mlx-vlm's Qwen3-VL evaluates a list of them at once, and all layers before them; mlx does so
+    with lists,
+    and not with sequences that it does not know.
     """
 
     def __init__(self, arrays: Sequence[mx.array]) -> None:
@@ -192,14 +203,14 @@ class _DeepTower:
 
 
 def _is_by_rows(path: str, module: nn.Module) -> bool:
-    """Whether it computes each row by itself. Its activations are large on a CPU."""
+    """True if it computes each row independently. Its activations are large on a CPU."""
     leaves = [each for _, each in module.named_modules() if not each.children()]
     known = (*_PRODUCTS, nn.GELU, nn.SiLU)
     return bool(_FEED_FORWARD.fullmatch(path)) and all(isinstance(m, known) for m in leaves)
 
 
 def _row_work(module: nn.Module) -> int:
-    """Multiply-adds."""
+    """Multiply-adds of one row."""
     products = [each for each in module.modules() if isinstance(each, _PRODUCTS)]
     return sum(
         each.weight.size * (32 // each.bits if hasattr(each, "bits") else 1) for each in products
@@ -207,7 +218,7 @@ def _row_work(module: nn.Module) -> int:
 
 
 def _cut_attention(whole: nn.Module) -> None:
-    """Idempotent."""
+    """Replace mlx's attention in the encoder's modules by one in blocks. Idempotent."""
     base = sys.modules.get("mlx_vlm.models.base")
     for module in (base, *defining_modules(whole)):
         if hasattr(module, _COMPILED):
@@ -243,7 +254,7 @@ def _replace(module: Any, name: str) -> None:
 
 
 def _masked(options: dict[str, Any], num_queries: int, at: slice) -> dict[str, Any]:
-    """The options of the queries `at`."""
+    """Return the options with the mask of the queries `at`."""
     mask = options.get("mask")
     if isinstance(mask, mx.array) and mask.ndim > 1 and mask.shape[-2] == num_queries:
         return {**options, "mask": mask[..., at, :]}

@@ -1,8 +1,11 @@
-"""The load-time probe of a model that sees: an image between two texts, over pages and by mlx-vlm at once.
+"""The load-time probe of an image model: text, image, text over pages, against mlx-vlm.
 
-In float32 every row must agree. In half precisions both ways round differently, by an amount that depends on the
-model, and where two experts of a router score alike they may choose different ones. The text before the image,
-which the text model's own probe has found to be right, shows how much that is; most rows of the image, and most
+In float32 every row must agree. In half precisions both ways round differently, by an amount that
+depends on the
+model, and where two experts of a router score alike they may choose different ones. The text before
+the image,
+which the text model's own probe has accepted, shows how much that is; most rows of the image, and
+most
 rows after it, must be as near.
 """
 
@@ -52,7 +55,7 @@ class Sample:
 
     @classmethod
     def of(cls, picture: Picture, vocab_size: int, image_token: int, config: Any) -> Sample:
-        """The picture between texts, with the tokens by which mlx-vlm finds it, as its `config` names them."""
+        """Place the picture between texts, with the tokens by which mlx-vlm finds it (`config`)."""
         own = {image_token, *picture.ids}
         drawn = np.random.RandomState(1).randint(1, min(vocab_size, 1 << 10), 128)
         text = [token for token in map(int, drawn) if token not in own]
@@ -73,7 +76,7 @@ def probe_image() -> Image:
 
 
 def dense_logits(whole: nn.Module, sample: Sample, image_token: int) -> np.ndarray:
-    """(rows, vocabulary), as mlx-vlm's `generate_step` computes a prompt at once."""
+    """Return (rows, vocabulary), as mlx-vlm's `generate_step` computes a prompt at once."""
     ids = mx.array([[image_token if token < 0 else token for token in sample.ids]])
     found = whole.get_input_embeddings(
         ids, mask=mx.ones_like(ids), **arguments(sample.picture.inputs)
@@ -92,7 +95,7 @@ def dense_logits(whole: nn.Module, sample: Sample, image_token: int) -> np.ndarr
 
 
 def paged_logits(loaded: LoadedModel, backends: Backends, sample: Sample) -> np.ndarray:
-    """The same rows, in chunks that end inside the image, and the last token alone."""
+    """Return the same rows, in chunks that end inside the image, and the last token alone."""
     ids, start = sample.ids, len(sample.before)
     num_pages = -(-len(ids) // _PAGE_SIZE)
     runner = ModelRunner(loaded, KVPool(loaded.layers, num_pages, _PAGE_SIZE, backends))
@@ -115,7 +118,7 @@ def paged_logits(loaded: LoadedModel, backends: Backends, sample: Sample) -> np.
 
 
 def refuse_others(dense: np.ndarray, paged: np.ndarray, sample: Sample, dtype: mx.Dtype) -> None:
-    """Raises ValueError where the rows differ by more than rounding does."""
+    """Raises ValueError if the rows differ by more than rounding."""
     if dtype == mx.float32:
         rows, tolerance = relative(paged, dense), TOLERANCES[dtype]
         is_close = bool(np.isfinite(rows).all() and rows.max() <= tolerance)
@@ -135,7 +138,7 @@ def refuse_others(dense: np.ndarray, paged: np.ndarray, sample: Sample, dtype: m
 
 
 def _apart(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """The distance of each row, relative to the row's own length around its mean."""
+    """Distance of each row, relative to the row's own length around its mean."""
     excluded = np.isneginf(found) & np.isneginf(expected)
     found, expected = np.where(excluded, 0, found), np.where(excluded, 0, expected)
     lengths = np.linalg.norm(expected - expected.mean(axis=1, keepdims=True), axis=1)

@@ -1,7 +1,9 @@
-"""ImageProcessor: decoded images to pictures, by the processor of one of mlx-vlm's models.
+"""ImageProcessor: turns decoded images into pictures with the processor of a mlx-vlm model.
 
-A processor turns a placeholder and an image into token ids, in which the image's rows are, and into the arrays
-that the tower takes. They are numpy's and Pillow's work, done on the thread that renders the prompt; the
+A processor turns a placeholder and an image into token ids, in which the image's rows are, and into
+the arrays
+that the tower takes. They are numpy's and Pillow's work, done on the thread that renders the
+prompt; the
 newest pictures are kept, because a conversation sends its images again with each turn.
 """
 
@@ -36,7 +38,7 @@ class ImageProcessor:
     """A `PictureReader`."""
 
     def __init__(self, processor: Any, image_token: int, *, has_grid: bool) -> None:
-        """has_grid: whether rows have positions in time, height and width"""
+        """has_grid: whether rows have positions in time, height and width."""
         self._processor = processor
         self._image_token = image_token
         self._has_grid = has_grid
@@ -69,7 +71,7 @@ class ImageProcessor:
         return sum(picture.nbytes for picture in self._kept.values())
 
     def _placeholder(self) -> str:
-        """What stands for an image in a text that the processor takes. Raises ValueError."""
+        """Return the image placeholder of the processor's texts. Raises ValueError."""
         found = [*_placeholders_of(self._processor)]
         for mark in found[:-1]:
             # Gemma 3 replaces what begins an image by the image; Gemma 4 only puts it there.
@@ -93,7 +95,7 @@ class ImageProcessor:
             return self._made(text, images)
 
     def _token_ids(self, made: Any) -> list[int]:
-        """The ids of a text, without the special tokens that a tokenizer adds around it."""
+        """Return the ids of a text, without the special tokens that a tokenizer adds around it."""
         ids = [int(token) for token in _as_numpy(made["input_ids"])[0]]
         if self._settings:
             return ids
@@ -114,7 +116,7 @@ class ImageProcessor:
         return pixels
 
     def make(self, image: Image) -> Picture:
-        """`read`, without keeping it. Raises what the processor raises."""
+        """Like `read`, but uncached. Raises what the processor raises."""
         made = self._made(self._mark, [image])
         inputs = _inputs_of(made)
         token_ids = self._token_ids(made)
@@ -122,13 +124,17 @@ class ImageProcessor:
         return Picture.of(token_ids, self._image_token, inputs, grid)
 
     def inputs_of(self, images: Sequence[Image]) -> dict[str, Any]:
-        """What the tower is given for several images at once. Raises what the processor raises."""
+        """Return the encoder's arguments for several images at once.
+
+        Raises what the processor raises.
+        """
         return _inputs_of(self._made(self._mark * len(images), images))
 
     def check_neighbours(self, image: Image) -> None:
-        """Raises ValueError unless it writes an image in place of the placeholder and changes nothing beside it.
+        """Raises ValueError if processing an image changes the text next to the placeholder.
 
-        A prompt is tokenised with placeholders, which pictures then replace. Idefics 2's processor adds a space to
+        A prompt is tokenised with placeholders, which pictures then replace. Idefics 2's processor
+        adds a space to
         the text after an image, and InternVL's older one writes the images before the whole text.
         """
         is_written = self._writes_in_place([image])
@@ -148,7 +154,7 @@ class ImageProcessor:
         return bool(decode(written) == decode([*replaced]))
 
     def _grid(self, inputs: dict[str, Any], num_rows: int) -> Grid:
-        """Rows in time, height and width: the tower merges patches of a square."""
+        """Grid of rows in time, height and width: the encoder merges squares of patches."""
         time, height, width = (int(n) for n in inputs[_GRID][0])
         merge = round((time * height * width / num_rows) ** 0.5)
         return time, height // merge, width // merge
@@ -163,12 +169,12 @@ def _inputs_of(made: Any) -> dict[str, Any]:
 
 
 def _as_numpy(value: Any) -> npt.NDArray[Any]:
-    """Of what a processor made, with mlx or without."""
+    """Convert a processor's output, an mlx array or not."""
     return read(value) if isinstance(value, mx.array) else np.array(value)
 
 
 def _placeholders_of(processor: Any) -> Iterator[str]:
-    """What may stand for an image in a text that the processor takes."""
+    """Yield candidate image placeholders for this processor's texts."""
     for name in ("boi_token", "image_token"):
         token = getattr(processor, name, None)
         if isinstance(token := getattr(token, "content", token), str) and token:

@@ -1,13 +1,16 @@
-"""Products of one input as one product: their matrices side by side, and no second copy of the weights.
+"""Several products of one input as one: matrices side by side, without a second copy.
 
     before   q_proj.weight (n, K)   k_proj.weight (m, K)   v_proj.weight (m, K)
     after    joined (n + 2 m, K)    of which the three are views of rows
 
 So the layers compute what they did wherever they are called alone, and whoever has all three calls
-`JoinedProduct`. In quantised and plain products a column of the result does not depend on the others.
+`JoinedProduct`. In quantised and plain products a column of the result does not depend on the
+others.
 
-A model that calls the layers one by one, as every gated MLP calls `gate_proj(x)` and `up_proj(x)` and many recurrent
-layers their projections, is met by `share`: the first of them that is given an input computes all, and the others
+A model that calls the layers one by one, as every gated MLP calls `gate_proj(x)` and `up_proj(x)`
+and many recurrent
+layers their projections, is covered by `share`: the first of them that is given an input computes
+all, and the others
 take their part of it.
 """
 
@@ -35,7 +38,7 @@ class JoinedProduct:
     """Calls layers that `can_join` at once: (..., K) -> (..., the sum of their outputs)."""
 
     def __init__(self, layers: Sequence[Any]) -> None:
-        """From now on the layers' arrays are views of the joined ones."""
+        """Join the layers' arrays, which become views of the joined ones."""
         first = layers[0]
         arrays = {name: _join(layers, name) for name in _ARRAYS if first.get(name) is not None}
         self._weight, self._bias = arrays["weight"], arrays.get("bias")
@@ -68,8 +71,11 @@ def _join(layers: Sequence[Any], name: str) -> mx.array:
 
 
 def can_join(layers: Sequence[Any]) -> bool:
-    """Whether they are of one kind, quantised alike, of one input width and one dtype, all with a bias or
-    none.
+    """True if the layers can be joined.
+
+    They must be of one kind, quantised alike, of one input width and one dtype, and all or none
+    with a
+    bias.
     """
     return len(layers) > 1 and len({_kind(layer) for layer in layers}) == 1
 
@@ -84,14 +90,14 @@ def _kind(layer: Any) -> tuple[Any, ...]:
 
 
 def input_width(layer: Any) -> int:
-    """Of an nn.Linear or nn.QuantizedLinear."""
+    """Input width of an nn.Linear or nn.QuantizedLinear."""
     width: int = layer.weight.shape[1]
     return width * 32 // layer.bits if isinstance(layer, nn.QuantizedLinear) else width
 
 
 @dataclass(slots=True)
 class _Shared:
-    """The product of some layers, and from the first one's call to the last one's the parts of it."""
+    """The product of some layers, and its parts from the first layer's call to the last."""
 
     product: JoinedProduct
     cuts: list[int]  # where the outputs of all layers but the first begin
@@ -100,7 +106,7 @@ class _Shared:
 
 
 class SharedLayer(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
-    """A layer whose product is computed together with those of others."""
+    """A layer whose product is computed together with others."""
 
     def __init__(self, layer: nn.Module, shared: _Shared, number: int) -> None:
         super().__init__()
@@ -125,7 +131,7 @@ class SharedLayer(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Layers of a module that share a product, by their names, in the order of their calls."""
+    """Layers of a module that share a product, by name, in call order."""
 
     parent: nn.Module
     names: tuple[str, ...]
@@ -136,8 +142,9 @@ class Sharing:
 
 
 def share(model: nn.Module, dtype: mx.Dtype) -> list[Sharing]:
-    """Let layers share products where a module of one input gives it to several of them, as gated MLPs do, and
-    recurrent modules, which also take a mask and a state.
+    """Share products between layers of modules that pass them the same input.
+
+    These are gated MLPs, and recurrent modules, which also take a mask and a state.
 
     dtype: of the inputs
     """
@@ -159,7 +166,7 @@ def _takes_one_input(module: nn.Module) -> bool:
 
 
 def _shared_in(module: nn.Module, layers: Mapping[str, nn.Module], x: mx.array) -> list[Sharing]:
-    """What `module` shares from now on, if it computes the same."""
+    """Share products in `module`, if it then computes the same."""
     groups, expected = _observed(module, layers, x)
     found = []
     for names in groups:
@@ -187,7 +194,7 @@ def _computes(module: nn.Module, x: mx.array, expected: mx.array) -> bool:
 def _observed(
     module: nn.Module, layers: Mapping[str, nn.Module], x: mx.array
 ) -> tuple[list[tuple[str, ...]], mx.array]:
-    """(the layers that are given one and the same array, once each; what the module makes of x)."""
+    """Return (groups of layers that get the same array, the module's output for x)."""
     given: list[tuple[str, mx.array]] = []
     for name, layer in layers.items():
         module[name] = _Observed(name, layer, given)
@@ -208,7 +215,7 @@ def _observed(
 
 
 class _Observed(nn.Module):  # type: ignore[misc]
-    """A layer that notes what it is given."""
+    """A layer that records its input."""
 
     def __init__(self, name: str, layer: nn.Module, given: list[tuple[str, mx.array]]) -> None:
         super().__init__()
@@ -227,7 +234,7 @@ def _output_width(layer: Any) -> int:
 
 
 def is_near(found: mx.array, expected: mx.array) -> bool:
-    """Whether they are equal but for rounding, in units of the largest number."""
+    """True if both are equal up to rounding, in units of the largest number."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
     units = {mx.bfloat16: 2.0**-8, mx.float16: 2.0**-11}.get(found.dtype, 2.0**-20)

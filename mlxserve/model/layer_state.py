@@ -1,4 +1,4 @@
-"""LayerState: what a recurrent layer is given instead of mlx-lm's ArraysCache, in a step of rows.
+"""LayerState: the cache of a recurrent layer in a step of rows, instead of ArraysCache.
 
 Every token of a step is a row of the batch, which a recurrent layer must not take literally: the
 rows of a chunk follow one another. So a module that is given a LayerState is called once for each
@@ -8,7 +8,8 @@ group of rows, with an ArraysCache that holds the group's state, and its outputs
     recurrent module  | (S, 1, hidden)   | (1, k, .), then (1, L - k, .) | (1, M, .)
     everything else   | (T, 1, hidden): one product for all rows, weights are read once
 
-A step of one chunk whose attention is fused needs none: the whole model is called with (1, T), as mlx-lm does, and
+A step of one chunk whose attention is fused needs none: the whole model is called with (1, T), as
+    mlx-lm does, and
 an ArraysCache for each layer (`GroupCaches`).
 """
 
@@ -26,7 +27,7 @@ from mlxserve.model.states import Group
 
 @dataclass(frozen=True, slots=True)
 class RecurrentRows:
-    """What the recurrent layers of a step have in common."""
+    """State shared by the recurrent layers of a step."""
 
     groups: Sequence[Group]
     positions: mx.array  # (T,), as the attention layers of the step have them
@@ -50,16 +51,16 @@ class LayerState:
         self._step = step
 
     def make_mask(self, N: int, **_: Any) -> None:  # noqa: ARG002
-        """None: no row is padding."""
+        """Return None: no row is padding."""
         return
 
     def advance(self, N: int) -> None:
-        """Nothing: only padded batches have lengths to move on."""
+        """Do nothing: only padded batches have lengths to advance."""
 
     def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A module's call, once for each group; its outputs as rows.
+        """Call a module once for each group, and return its outputs as rows.
 
-        args: the module and what it is called with
+        args: the module and its arguments
         """
         step, layer = self._step, self._layer
         num_groups, num_arrays = len(step.groups), step.num_arrays[layer]
@@ -93,7 +94,7 @@ class LayerState:
         return outputs[0] if num_groups == 1 else _joined(outputs)
 
     def _of_group(self, values: Iterable[Any], group: Group, inner: Any) -> list[Any]:
-        """Arguments of the module as its group sees them."""
+        """Slice the module's arguments to the group."""
         return [
             self._rows_of(value, group)
             if type(value) is mx.array  # `isinstance` takes as long as an op's call for other types
@@ -102,7 +103,7 @@ class LayerState:
         ]
 
     def _rows_of(self, array: mx.array, group: Group) -> mx.array:
-        """(batch, length, ...) of an array of the step's rows, (T, 1, ...); others as they are."""
+        """Slice an array of the step's rows, (T, 1, ...), to (batch, length, ...); keep others."""
         num_rows = self._step.num_rows
         if group.batch == num_rows:
             return array
@@ -116,7 +117,7 @@ class LayerState:
 
 
 class GroupCaches:
-    """The states of a group as the model's own ArraysCaches, in the order of the layers."""
+    """A group's states as the model's own ArraysCaches, in layer order."""
 
     def __init__(self, group: Group, num_arrays: Sequence[int], state_class: type) -> None:
         self._group = group
@@ -128,12 +129,12 @@ class GroupCaches:
         return self._caches[layer]
 
     def commit(self) -> None:
-        """The model was called: the group has what its layers left."""
+        """Store the states that the layers left in the caches."""
         self._group.after = [cache.cache for cache in self._caches]
 
 
 def _as_rows(output: Any) -> Any:
-    """What a module returns of a chunk, (1, length, ...), as rows of the step."""
+    """Reshape a module's output for a chunk, (1, length, ...), to rows of the step."""
     if isinstance(output, mx.array):
         return output.swapaxes(0, 1)
     if isinstance(output, (tuple, list)):
@@ -142,7 +143,7 @@ def _as_rows(output: Any) -> Any:
 
 
 def _joined(outputs: list[Any]) -> Any:
-    """The rows of several groups."""
+    """Concatenate the rows of several groups."""
     first = outputs[0]
     if isinstance(first, (tuple, list)):
         return type(first)(_joined(list(parts)) for parts in zip(*outputs, strict=True))

@@ -1,10 +1,11 @@
 """Loads a checked folder as a model that attends over pages, or refuses it with a reason.
 
 Every decoder-only mlx-lm architecture can be served whose layers keep keys and values, latent
-vectors or recurrent states (`caches.py`). Whether it really answers alike is found out by running it
+vectors or recurrent states (`caches.py`). The probe tests that its paged answers are equal
 (`probe.py`).
 
-On a CPU projections stay separate, as in the weights: fusing q, k, v into one product and gate, up into
+On a CPU projections stay separate, as in the weights: fusing q, k, v into one product and gate, up
+    into
 another took 0.97, 1.03 and 1.13 of the time for 1, 16 and 256 rows (768 wide, 2-core x86), with
 identical bits. On Metal `fused_layers.py` joins them.
 """
@@ -58,15 +59,15 @@ READ_ERRORS = (
 class LoadedModel:
     """A model ready for the paged path.
 
-    caches       what the layers keep of a sequence, and its shapes
+    caches       kinds and shapes of the layers' caches
     selector     which rows the head turns into logits
     vocab_size   number of logits per row
     context      positions by default, and at most
     by_sequence  the model is called once for each sequence of a step, not once for all rows
     group        the ranks that it is divided among; None if all of it is here
-    vision       what lets it see images; None where it reads text only
-    no_vision_reason    why it does, though it was trained to see
-    adapters     that its layers have; None if they are as they were loaded
+    vision       its image encoder; None if it reads text only
+    no_vision_reason    why a model trained to see has none
+    adapters     of its layers; None if they are as they were loaded
     """
 
     name: str
@@ -84,48 +85,51 @@ class LoadedModel:
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:
-        """The shapes of the layers' keys and values."""
+        """Shapes of the layers' keys and values."""
         return self.caches.layers
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
-        """The shapes of the layers' recurrent states."""
+        """Shapes of the layers' recurrent states."""
         return self.caches.states
 
     @property
     def max_length(self) -> int:
-        """Positions of the context, if no other number is asked for."""
+        """Default context in positions."""
         return self.context.length
 
     @property
     def has_states(self) -> bool:
-        """Whether it has recurrent states, here or on another rank."""
+        """True if it has recurrent states, here or on another rank."""
         return self.caches.has_states
 
     @property
     def dtype(self) -> mx.Dtype:
-        """What the layers compute in."""
+        """Dtype that the layers compute in."""
         return self.layers[0].dtype if self.layers else self.states[0].arrays[0][1]
 
     def all_min(self, number: int) -> int:
-        """The least of all ranks' numbers, which all of them ask for now."""
+        """Minimum over all ranks; a collective call."""
         return number if self.group is None else self.group.all_min(number)
 
     def all_max(self, number: int) -> int:
-        """The most of all ranks' numbers."""
+        """Maximum over all ranks; a collective call."""
         return number if self.group is None else self.group.all_max(number)
 
     @property
     def is_quantised(self) -> bool:
-        """Whether keys and values are stored in 8 bits."""
+        """True if keys and values are stored in 8 bits."""
         return any(spec.is_quantised for spec in self.layers)
 
     def that_sees(self, vision: Vision | None, *, no_vision_reason: str = "") -> LoadedModel:
-        """The same with its vision, or with why it has none."""
+        """Return the model with its vision, or with the reason that it has none."""
         return replace(self, vision=vision, no_vision_reason=no_vision_reason)
 
     def in_8_bits(self) -> LoadedModel:
-        """The same with quantised keys and values. Raises InvalidConfig where they are latents."""
+        """Return the model with quantised keys and values.
+
+        Raises InvalidConfig if they are latents.
+        """
         if any(spec.is_latent for spec in self.layers):
             raise InvalidConfig(
                 f"kv_cache_dtype=q8: {self.name} keeps latents instead of keys and values, which are "
@@ -135,11 +139,11 @@ class LoadedModel:
         return self._stored(is_quantised=True)
 
     def in_own_dtype(self) -> LoadedModel:
-        """The same with keys and values as the model computes them."""
+        """Return the model with keys and values in its own dtype."""
         return self._stored(is_quantised=False)
 
     def with_adapters(self, found: Sequence[AdapterFiles]) -> LoadedModel:
-        """The same with adapters in its layers, which it has from now on. Raises UnsupportedModel."""
+        """Return the model after attaching adapters to its layers. Raises UnsupportedModel."""
         adapters = attach(self.model, self.selector, self.name, found, self.dtype)
         return replace(self, adapters=adapters)
 
@@ -149,12 +153,12 @@ class LoadedModel:
 
     @property
     def state_nbytes(self) -> int:
-        """Of the recurrent state of a sequence."""
+        """Bytes of one sequence's recurrent state."""
         return sum(spec.nbytes for spec in self.states)
 
     @property
     def weight_size(self) -> int:
-        """Bytes, with the vision's."""
+        """Bytes of the weights, including the image encoder's."""
         text: int = sum(array.nbytes for _, array in tree_flatten(self.model.parameters()))
         return text + (0 if self.vision is None else self.vision.nbytes)
 
@@ -190,7 +194,7 @@ def load(
 
 
 def read_model(files: ModelFiles, *, is_metal: bool) -> tuple[nn.Module, Mapping[str, Any]]:
-    """The model as the files have it, and its configuration. Raises UnsupportedModel."""
+    """Return the model and its configuration as the files have them. Raises UnsupportedModel."""
     try:
         if files.gguf is not None:
             return load_gguf(files.gguf, files.config, is_metal=is_metal), files.config
@@ -210,8 +214,9 @@ def read_model(files: ModelFiles, *, is_metal: bool) -> tuple[nn.Module, Mapping
 
 
 def refuse_packed(model: nn.Module, files: ModelFiles) -> None:
-    """Raises UnsupportedModel for whole numbers where numbers should be: FP8 without scales, which mlx
-    reads as bytes, and which would be computed with as such.
+    """Raises UnsupportedModel for integer weights where floats are expected.
+
+    These are FP8 without scales, which mlx reads as bytes and would compute with as such.
     """
     for path, module in model.named_modules():
         weight = module.get("weight")
@@ -227,7 +232,7 @@ def refuse_packed(model: nn.Module, files: ModelFiles) -> None:
 
 
 def keep_part(model: nn.Module, group: RankGroup, name: str, kind: str, memory_limit: int) -> None:
-    """Leave this rank's part in `model`, and evaluate it, which has not been done before.
+    """Reduce `model` to this rank's part, and evaluate it for the first time.
 
     Raises UnsupportedModel, OutOfMemory.
     """
@@ -267,7 +272,7 @@ def prepare(
 
 
 def _context(model: nn.Module, config: Mapping[str, Any]) -> Context:
-    """Of config.json, its class in transformers, or mlx-lm's; 4,096 where none of them says."""
+    """Context from config.json, its class in transformers, or mlx-lm's; else 4,096."""
     text = with_class_defaults(text_config(config))
     args = [getattr(module, "args", None) for module in model.modules()]
     lengths = [getattr(each, CONTEXT_KEYS[0], None) for each in args]

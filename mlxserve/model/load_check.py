@@ -1,8 +1,10 @@
-"""A model's first run, in a process of its own: if computing it ends that process, the server lives on.
+"""A model's first run, in a child process: if it crashes, the server survives.
 
-A definition may write past an array (mlx does not check indices), or need more memory than there is; no
-exception says so. The child loads the model as this process would, probes it, and ends. What it found
-is kept for this machine and these versions: a model that ended its process is refused at once, and
+A definition may write past an array (mlx does not check indices), or need more memory than there
+is; no
+exception says so. The child loads the model as this process would, probes it, and ends. Its verdict
+is stored for this machine and these versions: a model that ended its process is refused at once,
+    and
 another one of a kind that has passed is not tried again.
 
     this process                          python -m mlxserve.model.load_check
@@ -59,9 +61,9 @@ def try_first(
     command: Sequence[str] = _COMMAND,
     seconds: float = SECONDS,
 ) -> None:
-    """Run the model in a child process, unless the config or an earlier trial says otherwise.
+    """Run the model in a child process, unless the config disables it or an earlier run passed.
 
-    memory_limit: bytes that may be used. Raises UnsupportedModel where the child refused the model, or
+    memory_limit: bytes that may be used. Raises UnsupportedModel if the child refused the model, or
     ended before it was through.
     """
     mode = config.trial_process or "never"
@@ -97,19 +99,22 @@ def try_first(
 
 
 class Verdicts:
-    """What trials have found, in a file of this machine. Other versions of mlx begin a new one."""
+    """Verdicts of earlier runs, in a file of this machine.
+
+    Another version of mlx starts a new file.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._versions = [__version__, *_versions("mlx", "mlx-lm", "mlx-vlm")]
 
     def refusal(self, fingerprint: str) -> str | None:
-        """The sentence for a model that ended its process."""
+        """Return the refusal of a model that crashed its process."""
         found = self._kept().get(fingerprint, {}).get("refusal")
         return found if isinstance(found, str) else None
 
     def has_passed(self, kind: str) -> bool:
-        """Whether any model of this kind did."""
+        """True if any model of this kind passed."""
         return any(one == {"kind": kind, "refusal": None} for one in self._kept().values())
 
     def keep(self, fingerprint: str, kind: str, refusal: str | None) -> None:
@@ -131,7 +136,7 @@ class Verdicts:
 
 
 def _versions(*packages: str) -> Iterator[str]:
-    """Of those that are installed."""
+    """Versions of the installed packages that verdicts depend on."""
     for package in packages:
         with contextlib.suppress(PackageNotFoundError):
             yield f"{package} {version(package)}"
@@ -154,7 +159,7 @@ class _Ended(Exception):
 
 
 def _run(command: Sequence[str], asked: Mapping[str, Any], seconds: float) -> str | None:
-    """Why the child refused the model. Raises _Ended."""
+    """Run the child; return why it refused the model, or None. Raises _Ended."""
     try:
         done = subprocess.run(
             command,
@@ -186,7 +191,10 @@ def _words(code: int) -> str:
 
 
 def main() -> None:
-    """The child. Any failure other than a refusal is left to the parent's own load, which says more."""
+    """Run the child.
+
+    Any failure but a refusal is left to the parent's own load, which says more.
+    """
     asked = json.load(sys.stdin)
     threading.Thread(target=_end_with, args=(asked["parent"],), daemon=True).start()
     from mlxserve.system import machine

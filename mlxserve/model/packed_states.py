@@ -31,14 +31,14 @@ class StateSpec:
 
 
 class Packing:
-    """Where each array of a model's states lies in the packed ones."""
+    """Offsets of a model's state arrays in the packed ones."""
 
     def __init__(self, specs: Sequence[StateSpec]) -> None:
         self._specs = tuple(specs)
         self._dtypes = list(dict.fromkeys(dtype for spec in specs for _, dtype in spec.arrays))
 
     def pack(self, stack: Stack, row: int) -> list[mx.array]:
-        """A row of a stack, copied: (elements,) for each dtype. Not evaluated."""
+        """Copy a row of a stack: (elements,) for each dtype. Not evaluated."""
         parts: dict[mx.Dtype, list[mx.array]] = {dtype: [] for dtype in self._dtypes}
         for layer, spec in zip(stack, self._specs, strict=True):
             for array, (_, dtype) in zip(layer, spec.arrays, strict=True):
@@ -47,7 +47,7 @@ class Packing:
         return [mx.contiguous(mx.concatenate(each)) for each in parts.values()]
 
     def unpack(self, packed: Sequence[mx.array]) -> Stack:
-        """A stack of one row: views of what was packed."""
+        """Return a stack of one row: views of the packed arrays."""
         begins = dict.fromkeys(self._dtypes, 0)
         arrays = dict(zip(self._dtypes, packed, strict=True))
         stack = []
@@ -61,12 +61,12 @@ class Packing:
         return stack
 
     def to_bytes(self, packed: Sequence[mx.array]) -> bytes:
-        """The states' arrays one after another, layer by layer. Waits for them."""
+        """Return the states' arrays one after another, layer by layer. Waits for them."""
         arrays = [array for layer in self.unpack(packed) for array in layer]
         return b"".join(read(array.reshape(-1).view(mx.uint8)).tobytes() for array in arrays)
 
     def from_bytes(self, payload: bytes) -> list[mx.array]:
-        """What `to_bytes` was given, for a model with the same states. Not evaluated."""
+        """Inverse of `to_bytes`, for a model with the same states. Not evaluated."""
         begin, stack = 0, []
         for spec in self._specs:
             layer = []

@@ -30,7 +30,7 @@ _MARK = "_mlxserve_paged"
 
 @dataclass(slots=True)
 class SeenAttention:
-    """What a dense forward of a single token shows of a model's attention."""
+    """What a dense forward of one token reveals about a model's attention."""
 
     latent: set[int] = field(default_factory=set)  # ids of caches whose keys are the values, too
 
@@ -44,7 +44,7 @@ _watched = _Watched()
 
 @contextmanager
 def watching_attention() -> Iterator[SeenAttention]:
-    """Collects what attention is called with on this thread."""
+    """Record the calls of attention on this thread."""
     _watched.seen = seen = SeenAttention()
     try:
         yield seen
@@ -64,20 +64,20 @@ def use_paged_attention(model: nn.Module) -> None:
 
 
 def defining_modules(model: nn.Module) -> list[ModuleType]:
-    """The Python modules of its layers' classes, and of those that they inherit from."""
+    """Return the modules that define its layers' classes and their bases."""
     kinds = {kind for module in model.modules() for kind in type(module).__mro__}
     return [sys.modules[name] for name in {kind.__module__ for kind in kinds}]
 
 
 def _calls_mlx_attention(module: Any) -> bool:
-    """Whether a model's module calls mlx's own attention by its name."""
+    """True if a model's module calls mlx's own attention by its name."""
     kinds = [value for value in vars(module).values() if isinstance(value, type)]
     calls: list[Any] = [vars(k).get("__call__") for k in kinds if issubclass(k, nn.Module)]
     return any(_NAME in call.__code__.co_names for call in calls if hasattr(call, "__code__"))
 
 
 def _use_paged_mlx_attention() -> None:
-    """Keys of a paged layer are attended over in its pages also here. Idempotent."""
+    """Route mlx's own attention to pages, where its keys are a paged layer's. Idempotent."""
     original = mx.fast.scaled_dot_product_attention
     if hasattr(original, _MARK):
         return
@@ -122,7 +122,7 @@ def _paged(dense: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 class RowSelector:
-    """Which rows of a step are turned into logits: the head costs as much as several layers.
+    """Selects the rows of a step that become logits: the head costs as much as several layers.
 
     Holds the rows of the current forward; the wrapped head reads them.
     """
@@ -135,7 +135,7 @@ class RowSelector:
 
     @contextmanager
     def choosing(self, rows: mx.array | None, num_rows: int, axis: int = 0) -> Iterator[None]:
-        """While the model is called with `num_rows` along `axis`; None keeps all of them."""
+        """Select rows while the model is called with `num_rows` along `axis`; None selects all."""
         self.rows, self._num_rows, self._axis = rows, num_rows, axis
         try:
             yield
@@ -161,7 +161,7 @@ class RowSelector:
 
 
 class SelectedRowsHead(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
-    """A language model's head that computes only the selected rows."""
+    """A head that computes only the selected rows."""
 
     def __init__(self, head: nn.Module, selector: RowSelector) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""PictureBatch: pictures of one shape, joined to be computed by a tower at once."""
+"""PictureBatch: pictures of one shape, joined into one call of the encoder."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from mlxserve.images.picture import Picture
 
 @dataclass(frozen=True, slots=True)
 class PictureBatch:
-    """ids     of the pictures, one after the other
-    inputs  arguments of the tower by name
+    """Joined pictures.
+
+    ids     of the pictures, one after the other
+    inputs  arguments of the encoder by name
     sizes   numbers of the pictures' ids
     """
 
@@ -25,7 +27,11 @@ class PictureBatch:
 
     @classmethod
     def of(cls, pictures: Sequence[Picture], axes: Mapping[str, int]) -> PictureBatch:
-        """axes: on which the inputs of several pictures are joined; the others are those of the first one"""
+        """Join pictures.
+
+        axes: on which the inputs of several pictures are joined; other inputs are those of the
+            first one
+        """
         [first, *others] = pictures
         inputs = dict(first.inputs)
         if others:
@@ -39,7 +45,7 @@ class PictureBatch:
         return len(self.sizes)
 
     def rows(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """For each picture, where its rows are among the ids, and among all rows."""
+        """Yield for each picture the indices of its rows among the ids, and among all rows."""
         start = num_rows = 0
         for size in self.sizes:
             found = np.flatnonzero(self.ids[start : start + size] < 0)
@@ -48,7 +54,7 @@ class PictureBatch:
 
 
 def has_shape_of(one: Picture, other: Picture) -> bool:
-    """Whether two pictures can be joined: their inputs are alike, and all that is not an image's content."""
+    """True if two pictures can be joined: inputs are alike except for the image's content."""
     if one.grid != other.grid or len(one.ids) != len(other.ids):
         return False
     if one.inputs.keys() != other.inputs.keys():
@@ -57,7 +63,7 @@ def has_shape_of(one: Picture, other: Picture) -> bool:
 
 
 def _is_like(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
-    """Sizes, masks and positions are no floating-point numbers, and must be the same."""
+    """Compare shapes; sizes, masks and positions, which are not floats, must be equal."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return one.dtype.kind == "f" or bool(np.array_equal(one, other))
@@ -66,7 +72,7 @@ def _is_like(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
 def axes_of(
     alone: Sequence[Mapping[str, Any]], together: Mapping[str, Any]
 ) -> Mapping[str, int] | None:
-    """The axis on which a processor joins each input of several images; None where it does so in another way.
+    """Axis on which a processor joins each input of several images; None if it does not.
 
     alone: the inputs of each image; together: of all
     """

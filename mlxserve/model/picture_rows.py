@@ -29,8 +29,10 @@ class PictureRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PictureRows:
-    """parts      of pictures whose features are rows of the step, in the order of their numbers
-    positions  (3, T), of each row in time, height and width; None where all are the row's index
+    """Rows of pictures in a step.
+
+    parts      of pictures whose features are rows of the step, in the order of their numbers
+    positions  (3, T), of each row in time, height and width; None if all are the row's index
     """
 
     parts: tuple[PictureRun, ...]
@@ -38,7 +40,7 @@ class PictureRows:
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk], tokens: IntArray) -> PictureRows:
-        """`tokens`: of the step. Pictures' ids become numbers of rows."""
+        """Locate the rows; replaces picture ids in the step's `tokens` by numbers of rows."""
         parts: list[PictureRun] = []
         positions = np.empty((3, len(tokens)), np.int32)
         has_grids = False
@@ -61,7 +63,7 @@ class PictureRows:
 
     @property
     def num_rows(self) -> int:
-        """Of the parts."""
+        """Number of rows in all parts."""
         return sum(part.end - part.first for part in self.parts)
 
 

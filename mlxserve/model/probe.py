@@ -73,7 +73,7 @@ Step = tuple[tuple[int, int, int], ...]  # (sequence, start, end) of its chunks,
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far paged logits are from dense ones, relative to the largest logit.
+    """The distance of paged logits from dense ones, relative to the largest logit.
 
     share: of the rows within the tolerance, for decodes or for chunks, whichever is lower
     """
@@ -88,9 +88,10 @@ class Agreement:
 
 
 def probe(loaded: LoadedModel, backends: Backends, page_size: int = 16) -> float:
-    """The largest difference relative to the largest logit. Raises UnsupportedModel.
+    """Return the largest difference relative to the largest logit. Raises UnsupportedModel.
 
-    With keys and values in 8 bits it only shows that they are near: probe the model in its own dtype,
+    With keys and values in 8 bits it only shows that they are near: probe the model in its own
+        dtype,
     too.
     """
     kind = loaded.config.get("model_type")
@@ -114,7 +115,10 @@ def probe(loaded: LoadedModel, backends: Backends, page_size: int = 16) -> float
 
 
 def probe_adapters(loaded: LoadedModel, backends: Backends, page_size: int = 16) -> None:
-    """Two by two, as rows of the same steps, and the last beside none. Raises UnsupportedModel."""
+    """Probe adapters in pairs in the same steps, and the last beside rows without one.
+
+    Raises UnsupportedModel.
+    """
     assert loaded.adapters is not None
     names = loaded.adapters.names
     for first in range(0, len(names), 2):
@@ -180,7 +184,7 @@ def _compare_8_bits(loaded: LoadedModel, backends: Backends, page_size: int) -> 
 
 
 def _beyond_noise(noise: np.ndarray, tolerance: float) -> float:
-    """The tolerance, or more if two dense runs differ by that much in most rows."""
+    """Return the tolerance, raised if two dense runs differ by more in most rows."""
     usual = float(np.quantile(noise, MAX_ROWS))
     return max(tolerance, min(_HIGHEST_TOLERANCE, _NOISE_FACTOR * usual))
 
@@ -202,7 +206,7 @@ def _differences(
     dense: Sequence[np.ndarray],
     adapters: Numbers,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of the rows of decodes, and of those of chunks."""
+    """Return the differences of decode rows, and of chunk rows."""
     decodes: list[np.ndarray] = []
     chunks: list[np.ndarray] = []
     for sequence, start, paged in _paged(loaded, backends, page_size, sequences, adapters):
@@ -223,7 +227,7 @@ def relative(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
 
 
 def _length(loaded: LoadedModel) -> int:
-    """Length of each sequence: slightly longer than the smallest window, if that is short."""
+    """Length of each sequence: slightly more than the smallest window, if that is short."""
     windows = loaded.caches.windows
     of_config = text_config(loaded.config).get("sliding_window")
     if isinstance(of_config, int):
@@ -234,15 +238,18 @@ def _length(loaded: LoadedModel) -> int:
 
 
 def _num_decodes(loaded: LoadedModel) -> int:
-    """Tokens at the end of each sequence that are computed one by one."""
+    """Tokens at the end of each sequence that are decoded one by one."""
     if loaded.dtype != mx.float32:
         return _HALF_DECODES
     return _STATE_DECODES if loaded.has_states else 1
 
 
 def _steps(length: int, num_decodes: int, num_sequences: int) -> list[Step]:
-    """A chunk alone, a single token next to a chunk, and chunks that start and end in the middle of
-    a page; then the last tokens one by one, of all sequences, and the very last of only one.
+    """Plan the steps of the probe.
+
+    A chunk alone, a single token next to a chunk, and chunks that start and end in the middle of a
+    page;
+    then the last tokens one by one, of all sequences, and the very last of only one.
     """
     tail = length - num_decodes
     third = ((2, _SHARED, tail + 1),) if num_sequences > 2 else ()
@@ -260,7 +267,7 @@ def _steps(length: int, num_decodes: int, num_sequences: int) -> list[Step]:
 
 
 def _with_adapter(loaded: LoadedModel, number: int | None) -> Any:
-    """The model as it is called with whole texts."""
+    """Return the model to call with whole texts and this adapter."""
     if number is None:
         return loaded.model
     assert loaded.adapters is not None
@@ -268,7 +275,7 @@ def _with_adapter(loaded: LoadedModel, number: int | None) -> Any:
 
 
 def _dense(model: Any, token_ids: Sequence[int], chunks: Sequence[int] = ()) -> np.ndarray:
-    """(rows, vocabulary), computed at once, or first in `chunks` of these lengths."""
+    """Return (rows, vocabulary), computed at once, or first in `chunks` of these lengths."""
     cache = make_prompt_cache(model)
     cuts = [0, *accumulate(chunks), len(token_ids)]
     pieces = [
@@ -285,7 +292,7 @@ def _paged(
     sequences: Sequence[list[int]],
     adapters: Numbers,
 ) -> Iterator[tuple[int, int, np.ndarray]]:
-    """(sequence, first position, logits of its rows) of each chunk."""
+    """Yield (sequence, first position, logits of its rows) of each chunk."""
     length = len(sequences[0])
     each = -(-length // page_size)
     kv = KVPool(loaded.layers, len(sequences) * each, page_size, backends)
@@ -320,7 +327,7 @@ def _paged(
 
 
 def _state_plan(sequence: int, start: int, end: int) -> StatePlan:
-    """The third sequence begins with the first one's state after the tokens that they share."""
+    """Plan the third sequence's start from the first one's state after their shared tokens."""
     if sequence == 2 and start == _SHARED:
         return StatePlan(_SNAPSHOT, ())
     is_kept = sequence == 0 and start < _SHARED < end

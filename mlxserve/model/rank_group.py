@@ -1,6 +1,7 @@
-"""RankGroup: the ranks of one engine as a group of mx.distributed, and what they agree on.
+"""RankGroup: the ranks of one engine as a mx.distributed group, and their agreements.
 
-Rule: the collectives of a step form one chain, and every rank evaluates its end. mlx has one queue for
+Rule: the collectives of a step form one chain, and every rank evaluates its end. mlx has one queue
+    for
 communication in each process, in the order in which graphs are evaluated; two ranks that disagree
 about that order wait for each other for ever.
 """
@@ -17,7 +18,7 @@ from mlxserve.core.errors import EngineStopped
 
 
 class Split(StrEnum):
-    """How a model is divided among ranks."""
+    """The ways to divide a model among ranks."""
 
     HEADS = "heads"  # tensor parallel: each rank has some heads of every layer
     LAYERS = "layers"  # pipeline parallel: each rank has some layers
@@ -32,8 +33,9 @@ class RankGroup:
     def __init__(
         self, split: Split, size: int, backend: str = "any", *, num_on_this_machine: int = 1
     ) -> None:
-        """Join the group, whose other ranks must be doing so now: mx.distributed waits for them
-        without an end. Raises EngineStopped.
+        """Join the group, whose other ranks must be joining now. Raises EngineStopped.
+
+        mx.distributed waits for them without a timeout.
 
         num_on_this_machine: ranks that share this machine's memory
         """
@@ -60,16 +62,16 @@ class RankGroup:
 
     @property
     def is_lead(self) -> bool:
-        """Whether this rank samples. In a pipeline it has the last layers."""
+        """True if this rank samples. In a pipeline it has the last layers."""
         return self.rank == 0
 
     @property
     def has_embedding(self) -> bool:
-        """Whether tokens enter here: in a pipeline at the last rank, which has the first layers."""
+        """True if tokens enter here: in a pipeline at the last rank, which has the first layers."""
         return self.split is Split.HEADS or self.rank == self.size - 1
 
     def all_of(self, numbers: Sequence[int]) -> list[list[int]]:
-        """The numbers of every rank, exact below 2**62. All ranks give equally many."""
+        """Gather the numbers of every rank, exact below 2**62. All ranks pass equally many."""
         halves = [half for n in numbers for half in (n >> 31, n & (1 << 31) - 1)]
         gathered = mx.distributed.all_gather(mx.array([halves], mx.int32), group=self.mx_group)
         rows: list[list[int]] = read(gathered).tolist()
@@ -85,22 +87,22 @@ class RankGroup:
         return max(row[0] for row in self.all_of([number]))
 
     def all_max_float(self, number: float) -> float:
-        """Of all ranks; NaN if one has NaN."""
+        """Maximum over all ranks; NaN if any rank has NaN."""
         gathered = mx.distributed.all_gather(mx.array([number], mx.float32), group=self.mx_group)
         return float(read(mx.max(gathered)).item())
 
     def from_lead(self, numbers: Sequence[int]) -> list[int]:
-        """Rank 0's numbers."""
+        """Return rank 0's numbers."""
         return self.all_of(numbers)[0]
 
     def share(self, ids: mx.array) -> mx.array:
-        """Rank 0's (rows,) ids on every rank, as part of the graph."""
+        """Broadcast rank 0's (rows,) ids to every rank, as part of the graph."""
         return mx.distributed.all_gather(ids[None], group=self.mx_group)[0]
 
     def send(self, x: mx.array, rank: int) -> mx.array:
-        """x, once it is sent to `rank`."""
+        """Send x to `rank`, and return x dependent on it."""
         return mx.distributed.send(x, rank, group=self.mx_group)
 
     def receive_like(self, x: mx.array, rank: int) -> mx.array:
-        """What `rank` sends: an array of the shape and dtype of x, which is not computed."""
+        """Receive from `rank` an array of the shape and dtype of x, which is not computed."""
         return mx.distributed.recv_like(x, rank, group=self.mx_group)

@@ -1,4 +1,4 @@
-"""Which modules of a model keep a recurrent state, and how they are called with a LayerState.
+"""Finds the modules that keep a recurrent state, and calls them with a LayerState.
 
 The module that is given an ArraysCache and passes it on to no other module computes with it. Its
 class's `__call__` is wrapped once; any other cache gets the original, so a dense reference still
@@ -30,7 +30,7 @@ def use_groups(kinds: Iterable[type]) -> None:
 
 
 def is_in_groups(kind: type) -> bool:
-    """Whether modules of this class accept a LayerState."""
+    """True if modules of this class accept a LayerState."""
     return hasattr(kind, _MARK)
 
 
@@ -46,7 +46,7 @@ def _in_groups(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def finding_modules(model: nn.Module, caches: set[int]) -> Iterator[set[type]]:
-    """Collects, while the model is called, the classes of modules that compute with these caches.
+    """Collect the module classes that compute with these caches, while the model is called.
 
     `caches`: their ids
     """

@@ -1,4 +1,4 @@
-"""Why a folder's model could not be loaded, in a sentence that says what to do instead."""
+"""Explains why a folder's model could not be loaded, and what to do instead."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _COMPILER_SAYS = ("No space left on device", "No such file or directory", "Permi
 
 
 def why_not_loaded(files: ModelFiles, error: BaseException) -> str:
-    """The refusal's text, for what `mlx_lm.utils.load_model` has raised."""
+    """Return the refusal's text for an exception of `mlx_lm.utils.load_model`."""
     return f"{files.name} {_reason(files, error)}"
 
 
 def compiler_failure(name: str, error: BaseException) -> str | None:
-    """The refusal's text where mlx could not compile a function for the CPU: not the model's fault."""
+    """Return the refusal's text if mlx could not compile a function for the CPU."""
     if not any(mark in str(error) for mark in _OF_MLX_COMPILER):
         return None
     why = next(
@@ -90,7 +90,7 @@ def _reason(files: ModelFiles, error: BaseException) -> str:
 
 
 def _no_definition(files: ModelFiles, cause: ImportError) -> str:
-    """`cause`: of mlx-lm's failure to import the module of this name."""
+    """`cause`: mlx-lm's failure to import the definition's module."""
     kind = files.config.get("model_type")
     if cause.name is not None and not cause.name.startswith("mlx_lm"):
         return _needs(cause.name, "mlx-lm", kind)

@@ -1,7 +1,9 @@
-"""The processor of images that mlx-vlm registers for a `model_type`, and its loading from a model's folder.
+"""Finds and loads the image processor that mlx-vlm registers for a `model_type`.
 
-A package of mlx-vlm's models calls `install_auto_processor_patch(model_types, class)` in its `__init__` or in a
-module that `__init__` imports. This module reads these calls from the package's source. To run `__init__` would
+A package of mlx-vlm's models calls `install_auto_processor_patch(model_types, class)` in its
+`__init__` or in a
+module that `__init__` imports. This module reads these calls from the package's source. To run
+`__init__` would
 import parts that no image needs, with requirements of their own (Inkling's needs mlx-audio).
 """
 
@@ -45,7 +47,7 @@ class Registration(NamedTuple):
 
 
 def processor_class(config: Mapping[str, Any]) -> Any:
-    """The class that mlx-vlm takes for a model's images. Raises ValueError with why there is none."""
+    """Return mlx-vlm's class for a model's images. Raises ValueError with the reason if none."""
     registration = registration_of(config)
     if registration is None:
         raise ValueError(f"mlx-vlm registers no processor of images for {_model_type(config)!r}")
@@ -56,7 +58,7 @@ def processor_class(config: Mapping[str, Any]) -> Any:
 
 
 def load_processor(kind: Any, folder: Path) -> Any:
-    """The processor of a class with a folder's settings, without running code of the folder. Raises ValueError."""
+    """Load a processor with a folder's settings, without running its code. Raises ValueError."""
     try:
         with _code_refused(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the part for sound, which is not used
@@ -66,8 +68,11 @@ def load_processor(kind: Any, folder: Path) -> Any:
 
 
 def registration_of(config: Mapping[str, Any]) -> Registration | None:
-    """The registration of the config's `model_type` by the package that defines the model, or else by the package
-    of that name: `d1` defines models of LFM2-VL's `model_type`, and has LFM2-VL's processor.
+    """Return the registration of the config's `model_type`.
+
+    The package that defines the model goes first, then the package of that name: `d1` defines
+        models of
+    LFM2-VL's `model_type`, and has LFM2-VL's processor.
     """
     model_type = _model_type(config)
     packages = [module_of(config), module_of({"model_type": model_type})]
@@ -80,7 +85,7 @@ def _model_type(config: Mapping[str, Any]) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """An error of mlx-vlm's or transformers' as a sentence, which names a missing package and how to install it."""
+    """Return an error of mlx-vlm or transformers as a sentence that names a missing package."""
     name = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
     package = str(name or "").partition(".")[0]
     if package and importlib.util.find_spec(package) is None:
@@ -99,7 +104,7 @@ _refuses_code: ContextVar[bool] = ContextVar("refuses_code", default=False)
 
 @contextmanager
 def _code_refused() -> Iterator[None]:
-    """Some processors (Inkling's, GOT's) pass trust_remote_code=True to their tokenizer, whatever they are given."""
+    """Refuse code: some processors pass trust_remote_code=True to their tokenizer (Inkling's)."""
     _watch_for_code()
     before = _refuses_code.set(True)
     try:
@@ -110,7 +115,7 @@ def _code_refused() -> Iterator[None]:
 
 @cache
 def _watch_for_code() -> None:
-    """Wraps the function by which transformers gets every file of code that it runs."""
+    """Wrap the function by which transformers fetches every file of code that it runs."""
     module: Any = importlib.import_module("transformers.dynamic_module_utils")
     get_file = module.get_cached_module_file
 
@@ -126,7 +131,7 @@ def _watch_for_code() -> None:
 
 
 def registrations(package: ModuleType) -> tuple[Registration, ...]:
-    """All that one of mlx-vlm's packages registers."""
+    """All registrations of one of mlx-vlm's packages."""
     [folder] = package.__path__
     return _registrations(package.__name__, Path(folder))
 

@@ -42,8 +42,9 @@ _MASK64 = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A launched step that was not collected yet. References no array of the pool: a second
-    reference would turn the next write to it into a copy.
+    """A launched step that was not collected yet.
+
+    References no array of the pool: a second reference would turn the next write to it into a copy.
     """
 
     chunks: tuple[Chunk, ...]
@@ -52,7 +53,7 @@ class Pending:
     done: mx.array  # small; computed when the step is
 
     def row_of(self, chunk: Chunk) -> int:
-        """The sampled row of the chunk's request."""
+        """Index of the sampled row of the chunk's request."""
         for row, draw in enumerate(self.draws):
             if draw.request is chunk.request:
                 return row
@@ -71,9 +72,9 @@ class ModelRunner:
         workers: Workers | None = None,
         windows: WindowKV | None = None,
     ) -> None:
-        """memory_limit: bytes of device memory that a growing pool may use
-        workers: where this is rank 0 of several, which tells the others what it does before it does it
-        windows: where layers with a window have a pool of their own, and `kv` is that of the others
+        """memory_limit: bytes of device memory that a growing pool may use.
+
+        workers: the other ranks, on rank 0; they are told about each call before it is made
         """
         self._memory_limit = memory_limit
         self._loaded = loaded
@@ -101,7 +102,7 @@ class ModelRunner:
         return pending
 
     def build(self, chunks: Sequence[Chunk], previous: Pending | None = None) -> Pending:
-        """The step's graph, which nothing has begun to compute."""
+        """Build the step's graph without evaluating it."""
         batch = Batch.of(chunks, self._kv.page_size)
         lazy = self._lazy_rows(batch, previous)
         if self._workers is not None:
@@ -139,24 +140,24 @@ class ModelRunner:
         dimensions: int | None,
         adapter: int | None = None,
     ) -> Embedding:
-        """A text to embed, in between steps and without the pool."""
+        """Create the embedding of a text, computed between steps and without the pool."""
         model, selector = self._model_with(adapter), self._loaded.selector
         return Embedding(model, selector, token_ids, pooling, dimensions, workers=self._workers)
 
     @property
     def vision(self) -> Vision | None:
-        """None where the model reads text only."""
+        """The image encoder; None if the model reads text only."""
         return self._loaded.vision
 
     @property
     def no_vision_reason(self) -> str:
-        """Why the model does not see, though it was trained to; empty if it does, or was not."""
+        """Why a model trained to see does not; empty if it does, or was not trained to."""
         return self._loaded.no_vision_reason
 
     def scoring(
         self, token_ids: Sequence[int], num_top: int, adapter: int | None = None
     ) -> Scoring:
-        """A text whose tokens' log-probabilities are wanted, in between steps and without the pool."""
+        """Create the scoring of a text's tokens, computed between steps and without the pool."""
         return Scoring(self._model_with(adapter), token_ids, num_top, self._workers)
 
     def _model_with(self, adapter: int | None) -> Any:
@@ -173,10 +174,11 @@ class ModelRunner:
         self._kv.copy_pages(sources, targets)
 
     def resize(self, num_pages: int) -> None:
-        """`KVPool.resize`, and no recurrent states and empty windows where it is smaller. Every step must
-        have been collected.
+        """Resize the pool (`KVPool.resize`); a smaller one drops recurrent states and window pages.
 
-        Raises OutOfMemory, and changes nothing, if the device cannot hold that many pages.
+        Every step must have been collected. Raises OutOfMemory, and changes nothing, if the device
+        cannot hold
+        that many pages.
         """
         if num_pages > self._kv.num_pages:
             self.refuse_too_many(num_pages)
@@ -193,7 +195,7 @@ class ModelRunner:
                 pool.restart(pool.num_pages)
 
     def back(self, kind: str, num_pages: int) -> None:
-        """`KVPool.back`: before a step, a copy or a write uses the first `num_pages` pages of a kind."""
+        """Call `KVPool.back` before the first `num_pages` pages of a kind are used."""
         pool = self._pools[kind]
         if num_pages > pool.num_backed:
             if self._workers is not None:
@@ -201,15 +203,15 @@ class ModelRunner:
             pool.back(num_pages)
 
     def back_ahead(self, kind: str, num_pages: int) -> None:
-        """`KVPool.back_ahead`, on each rank of one of its own layers."""
+        """Call `KVPool.back_ahead`; each rank does for one of its own layers."""
         if self._workers is not None:
             self._workers.back(kind, num_pages, is_ahead=True)
         self._pools[kind].back_ahead(num_pages)
 
     def restart(self, num_pages: int) -> None:
-        """Empty arrays of `num_pages`, after a failure; no step may be used again.
+        """Replace the arrays by empty ones of `num_pages` after a failure.
 
-        Raises OutOfMemory.
+        No earlier step may be used again. Raises OutOfMemory.
         """
         try:
             mx.synchronize()
@@ -220,7 +222,7 @@ class ModelRunner:
         self._kv.restart(num_pages)
 
     def drop(self, kind: str, units: Sequence[int]) -> None:
-        """Give up these units, and the states of requests that do not run any more."""
+        """Drop these units, and the states of requests that no longer run."""
         assert kind == StateSlots.name, "no other kind names its units"
         ended = self._states.drop(units)
         if self._workers is not None and (units or ended):
@@ -234,7 +236,7 @@ class ModelRunner:
         self._states.check(units.get(StateSlots.name, ()))
 
     def refuse_too_many(self, num_pages: int) -> None:
-        """Growing an array needs memory for the old and the new one at once. Raises OutOfMemory."""
+        """Raises OutOfMemory if an array cannot grow, for which both old and new must fit."""
         if self._workers is not None:
             self._workers.refuse_too_many(num_pages)
         if self._memory_limit is None:
@@ -250,15 +252,15 @@ class ModelRunner:
             )
 
     def read(self, kind: str, units: Sequence[int]) -> list[bytes]:
-        """The content of units. Every step must have been collected."""
+        """Return the content of units. Every step must have been collected."""
         return self._units[kind].read_units(units)
 
     def write(self, kind: str, units: Sequence[int], payloads: Sequence[bytes]) -> None:
-        """Write what `read` returned, of a model with the same layers."""
+        """Write what `read` returned for a model with the same layers."""
         self._units[kind].write_units(units, payloads)
 
     def memory(self) -> MemoryUse:
-        """What is allocated now, according to mlx."""
+        """Bytes allocated now, according to mlx."""
         return MemoryUse(
             kv_cache=sum(pool.nbytes for pool in self._pools.values()),
             active=mx.get_active_memory(),
@@ -268,8 +270,9 @@ class ModelRunner:
         )
 
     def logits(self, batch: Batch, tokens: mx.array, *, all_rows: bool = False) -> mx.array:
-        """(rows, vocabulary), not evaluated: the rows that sample (the last row if none does), or
-        all rows.
+        """Return (rows, vocabulary), not evaluated.
+
+        These are the rows that sample (the last row if none does), or all rows.
         """
         rows = batch.sample_rows.tolist() or [len(batch.tokens) - 1]
         wanted = None if all_rows else rows
@@ -283,13 +286,13 @@ class ModelRunner:
         self.compute([pending.done] if pending.sample is None else pending.sample.arrays())
 
     def compute(self, arrays: Sequence[mx.array]) -> None:
-        """Let the device begin with them, and with what a step has written."""
+        """Start evaluating them, and what a step has written."""
         written = [array for pool in self._pools.values() for array in pool.arrays()]
         mx.async_eval(*arrays, *written, *self._states.arrays())  # type: ignore[no-untyped-call]
 
     @staticmethod
     def _lazy_rows(batch: Batch, previous: Pending | None) -> dict[Chunk, int]:
-        """For each lazy chunk, the row of the previous step that samples its token."""
+        """Map each lazy chunk to the row of the previous step that samples its token."""
         if not batch.lazy:
             return {}
         assert previous is not None, "a lazy token needs the previous step"
@@ -306,8 +309,9 @@ class ModelRunner:
         return tokens
 
     def _draws(self, chunk: Chunk, lazy: dict[Chunk, int]) -> list[Draw]:
-        """Of the chunk's last row, or of all rows where it has a draft. Each has its own position,
-        and so the random numbers that it would have without the draft.
+        """Draws of the chunk's last row, or of all rows if it has a draft.
+
+        Each has its own position, and so the random numbers that it would have without the draft.
         """
         seed, first = self._seed_of(chunk), chunk.end - len(chunk.draft)
         positions = range(first, chunk.end + 1)
@@ -322,7 +326,7 @@ class ModelRunner:
 
 
 def _of_chunk(chunk: Chunk, sampled: Iterator[Sampled]) -> Sampled:
-    """The next of what was sampled, and with it what follows the chunk's draft."""
+    """Return the chunk's next token, followed by those after its draft."""
     first = next(sampled)
     if not chunk.draft:
         return first

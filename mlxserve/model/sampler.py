@@ -112,7 +112,7 @@ def sample(
 
 
 def _is_steered(asked: Request) -> bool:
-    """Whether the request may change logits, apart from its temperature."""
+    """True if the request changes logits in other ways than by its temperature."""
     params = asked.params
     return bool(asked.guide or params.is_penalised or params.logit_bias or params.min_tokens)
 
@@ -182,7 +182,10 @@ def best_tokens(logits: mx.array, size: int) -> mx.array:
 
 
 def _tempered(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
-    """Relative to the largest, so that a low temperature neither overflows nor drowns the noise."""
+    """Logits by temperature, relative to the largest: a low temperature must not overflow.
+
+    Nor may it drown the noise.
+    """
     temperatures = [max(draw.request.asked.params.temperature, _COLDEST) for draw in draws]
     return (logits - mx.max(logits, axis=-1, keepdims=True)) / _column(temperatures)
 
@@ -192,8 +195,9 @@ def _column(values: Sequence[float], dtype: mx.Dtype = mx.float32) -> mx.array:
 
 
 def _gumbel(draws: Sequence[Draw], size: int) -> mx.array:
-    """(rows, size) Gumbel noise by token id, each row from its own key: an argmax over logits + noise
-    is a draw from their softmax (Gumbel-max).
+    """Return (rows, size) Gumbel noise by token id, each row from its own key.
+
+    An argmax over logits + noise is a draw from their softmax (Gumbel-max trick).
     """
     keys = mx.array(np.stack([key_of(draw.seed, draw.position) for draw in draws]))
     return mx.vmap(lambda key: mx.random.gumbel((size,), key=key))(keys)
@@ -263,7 +267,7 @@ def _with_bias(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
 def _without_early_ends(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
     """Keep an answer from ending before its `min_tokens`.
 
-    Not with -inf: where a guide then allows nothing but the end, that is still the best token.
+    The penalty is finite: where a guide allows nothing but the end, that is still the best token.
     """
     entries = [
         (row, token)
@@ -302,7 +306,7 @@ def _guided(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
 
 
 def _bits(words: mx.array, size: int) -> mx.array:
-    """(rows, words) uint32 as (rows, size) booleans; tokens without a bit are not allowed."""
+    """Expand (rows, words) uint32 to (rows, size) booleans; tokens without a bit are masked."""
     bits = (words[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
     bits = bits.reshape(words.shape[0], -1)[:, :size]
     missing = size - bits.shape[1]
@@ -312,7 +316,7 @@ def _bits(words: mx.array, size: int) -> mx.array:
 def _logprobs_of(
     raw: mx.array, ids: mx.array, draws: Sequence[Draw], rows: Sequence[int]
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """(chosen, top ids, top logprobs) of some rows, from the model's unmodified distribution."""
+    """Return (chosen, top ids, top logprobs) of some rows, from the unmodified distribution."""
     where = mx.array(list(rows))
     some = raw[where]
     logprobs = some - mx.logsumexp(some, axis=-1, keepdims=True)

@@ -1,6 +1,6 @@
-"""Scoring: how probable a model finds a text, token by token.
+"""Scoring: the log-probability of each token of a text.
 
-Not from the pages: what is found in the cache is not computed, and has no logits.
+Computed without the pages: cached tokens are not computed again, and have no logits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mlxserve.request import TokenLogprob
 
 
 class Scoring(DenseText[list[TokenLogprob]]):
-    """The log-probabilities of a text's tokens but the first, which nothing comes before."""
+    """Log-probabilities of a text's tokens, except the first, which has no context."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Scoring(DenseText[list[TokenLogprob]]):
         num_top: int,
         workers: Workers | None = None,
     ) -> None:
-        """`num_top`: most probable tokens beside each token of the text."""
+        """`num_top`: number of alternatives reported beside each token of the text."""
         super().__init__(model, token_ids, workers)
         self._num_top = num_top
         self._scored: list[TokenLogprob] = []

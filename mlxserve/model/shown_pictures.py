@@ -1,9 +1,13 @@
-"""ShownPictures: lets a text model take rows of pictures, whatever calls it.
+"""ShownPictures: substitutes rows of pictures for tokens, in whatever calls a text model.
 
-Some of its modules get a class of the same name that also reads what is shown: the embedding, whose output
-for a picture's row is the tower's; other embeddings of tokens, in which such a row is token 0; the first
-layers, where the tower adds to the hidden states after each (DeepStack); and where a row has positions in
-time, height and width, the rotations of mlx-lm's models, or mlx-vlm's language model, which takes them as an
+Some of its modules get a class of the same name that also reads what is shown: the embedding, whose
+    output
+for a picture's row is the tower's; other embeddings of tokens, in which such a row is token 0; the
+first
+layers, where the tower adds to the hidden states after each (DeepStack); and where a row has
+positions in
+time, height and width, the rotations of mlx-lm's models, or mlx-vlm's language model, which takes
+them as an
 argument. While nothing is shown, each calls what it did before.
 """
 
@@ -22,7 +26,7 @@ from mlxserve.model.definitions import VlmLanguageModel
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What a tower computes for rows of pictures.
+    """The image encoder's output for rows of pictures.
 
     rows  (rows, hidden), in the place of a token's embedding
     deep  (rows, hidden) each: added after the first layers
@@ -37,7 +41,7 @@ class Features:
 
 
 class ShownPictures:
-    """What one forward is shown. Lives on the engine's thread."""
+    """The features shown to one forward. Lives on the engine's thread."""
 
     def __init__(self) -> None:
         self.features: Features | None = None
@@ -48,7 +52,7 @@ class ShownPictures:
 
     @contextmanager
     def showing(self, features: Features | None, positions: mx.array | None) -> Iterator[None]:
-        """Tokens below zero are rows of `features`: -1 the first, -2 the second."""
+        """Show features to the model: token -1 is the first row of `features`, -2 the second."""
         self.features, self.positions = features, positions
         try:
             yield
@@ -63,7 +67,7 @@ class ShownPictures:
         return self._at_rows(self.features.rows.astype(embedded.dtype), embedded)
 
     def scale(self, of_text: float) -> float | mx.array:
-        """What the embeddings of the last call are multiplied by: `of_text`, and pictures' rows by nothing.
+        """Factor of the last call's embeddings: `of_text`, or 1 at rows of pictures.
 
         Dividing features by it instead would round them twice in 16 bits.
         """
@@ -78,7 +82,7 @@ class ShownPictures:
         return hidden + self._at_rows(added, mx.zeros_like(hidden))
 
     def _at_rows(self, features: mx.array, others: mx.array) -> mx.array:
-        """`others`, and at rows of pictures their features."""
+        """Replace rows of pictures in `others` by their features."""
         rows = features[mx.maximum(-1 - self._numbers, 0)]
         return mx.where((self._numbers < 0)[..., None], rows, others)
 
@@ -95,7 +99,7 @@ class _Embedding:
 
 
 class _Scaling:
-    """A model that multiplies what its embedding returns (Gemma 4)."""
+    """A model that scales its embedding's output (Gemma 4)."""
 
     _shown: ShownPictures
     _of_text: float
@@ -106,7 +110,7 @@ class _Scaling:
 
 
 class _LayersEmbedding:
-    """What is added to the hidden states of each layer by token (Gemma 4)."""
+    """Per-token inputs added to the hidden states of each layer (Gemma 4)."""
 
     _shown: ShownPictures
 
@@ -130,7 +134,7 @@ class _Layer:
 
 
 class _Rotation:
-    """Each frequency is turned by the position in its own axis."""
+    """A rotation in which each frequency has the position of its own axis."""
 
     _shown: ShownPictures
     _axes: mx.array
@@ -174,7 +178,8 @@ def teach(
     """Let the modules of a text model read `shown`.
 
     num_deep: layers after which the tower adds something
-    axes: of each frequency, empty where they are not known; None where rows have one position
+    axes: of each frequency, empty if unknown; None if rows have one position
+
     Raises ValueError for a model whose modules are not known.
     """
     owners = [m for m in model.modules() if "embed_tokens" in m]
@@ -206,7 +211,10 @@ def _teach(module: Any, kind: type, shown: ShownPictures, **members: Any) -> Non
 
 
 def extend(module: Any, kind: type, **members: Any) -> None:
-    """Give a module a class of the same name that is called as `kind`, whose `super()` is the module's own."""
+    """Give a module a class of the same name that is called as `kind`.
+
+    The new class's `super()` is the module's own.
+    """
     known = type(module)
     module.__class__ = type(known.__name__, (kind, known), {"__module__": known.__module__})
     for name, value in members.items():

@@ -1,4 +1,4 @@
-"""How long a context and how many pages: what only the loaded model and the machine decide.
+"""Context length and number of pages, which depend on the loaded model and the machine.
 
 The pages are those that fit into the usable memory minus the weights and a measured step's peak.
 """
@@ -22,9 +22,10 @@ _FEWEST_SLOTS, _MAX_SLOTS = 6, 1024  # of recurrent states
 
 
 def default_step_budget(config: EngineConfig, *, is_metal: bool) -> EngineConfig:
-    """The config with `max_num_batched_tokens`, if it has none.
+    """Return the config with `max_num_batched_tokens`, if it has none.
 
-    Fewer on Metal, where memory and the longest run of a command buffer grow with a step.
+    The default is lower on Metal, where memory and the longest run of a command buffer grow with a
+    step.
     """
     options = config.scheduler
     if options.max_num_batched_tokens is not None:
@@ -44,17 +45,18 @@ def with_sizes(
     device_memory: int | None = None,
     group: WindowGroup | None = None,
 ) -> EngineConfig:
-    """The config with `num_pages`, `num_window_pages` and `max_model_len`. Raises InvalidConfig,
-    OutOfMemory.
+    """Return the config with `num_pages`, `num_window_pages` and `max_model_len`.
 
     step: may be None if the config has `num_pages`
-    memory_limit: bytes to plan with, where no number of pages is asked for
-    device_memory: bytes that pages which are asked for must fit in; None does not check
-    group: layers with a window, if they may have a pool of their own; they share one where that would
+    memory_limit: bytes to plan with if the config names no number of pages
+    device_memory: bytes that requested pages must fit in; None skips the check
+    group: sliding-window layers that may have a pool of their own; they share one if that would
         give no longer contexts
 
     `max_model_len` may be more than the pages hold, because the pool can grow later. Not so
     without chunked prefill: a whole prompt must then fit into a step.
+
+    Raises InvalidConfig, OutOfMemory.
     """
     sizes = _asked(config, loaded, step, memory_limit, group) or _fitted(
         config, loaded, step, memory_limit, group
@@ -80,8 +82,9 @@ def with_sizes(
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Pages of keys and values, slots for recurrent states, None where the model has none, and pages of
-    layers with a window, 0 where they have no pool of their own.
+    """Numbers of pages and slots.
+
+    States are None if the model has none, window pages 0 without a pool of their own.
     """
 
     num_pages: int
@@ -96,7 +99,7 @@ def _asked(
     memory_limit: int,
     group: WindowGroup | None,
 ) -> Sizes | None:
-    """The pages that were asked for, and slots that go with them; None if none were."""
+    """Return the configured number of pages, and the slots to match; None if not configured."""
     if config.num_pages is None:
         return None
     num_slots = config.num_state_slots if loaded.has_states else None
@@ -115,7 +118,7 @@ def _fitted(
     memory_limit: int,
     group: WindowGroup | None,
 ) -> Sizes:
-    """As many pages and slots as fit into memory. Raises OutOfMemory, InvalidConfig."""
+    """Return as many pages and slots as fit into memory. Raises OutOfMemory, InvalidConfig."""
     assert step is not None, "the number of pages follows from a measured step"
     num_slots = config.num_state_slots
     if num_slots is None and loaded.has_states:
@@ -154,8 +157,9 @@ def _refuse_long_context(config: EngineConfig, loaded: LoadedModel) -> None:
 
 
 def _refuse_context_beyond(config: EngineConfig, sizes: Sizes) -> None:
-    """Raises InvalidConfig, or OutOfMemory where the memory gave the cache its size: the registry makes room
-    for a model that needs more.
+    """Raises InvalidConfig, or OutOfMemory if memory decided the cache's size.
+
+    On OutOfMemory the registry makes room for the model.
     """
     asked = config.scheduler.max_model_len
     if asked is None or asked <= sizes.num_pages * config.page_size:
@@ -170,9 +174,10 @@ def _refuse_context_beyond(config: EngineConfig, sizes: Sizes) -> None:
 
 
 def fit_states(loaded: LoadedModel, cache_size: int) -> int:
-    """Slots for recurrent states in a cache of so many bytes, pages included.
+    """Slots for recurrent states in a cache of `cache_size` bytes, pages included.
 
-    A quarter of it; all of it for a model without attention, whose pages take no memory.
+    They get a quarter of it, or all of it for a model without attention, whose pages take no
+    memory.
     """
     size = cache_size // 4 if loaded.layers else cache_size
     wanted = size // max(1, loaded.state_nbytes)
@@ -182,7 +187,7 @@ def fit_states(loaded: LoadedModel, cache_size: int) -> int:
 
 
 def _limit_by_states(max_num_seqs: int, num_slots: int | None) -> int:
-    """The requests that can run, where each needs slots for its recurrent state."""
+    """Limit the running requests to those that have slots for their recurrent states."""
     if num_slots is None or num_slots >= STATE_SLOTS * max_num_seqs:
         return max_num_seqs
     most = num_slots // STATE_SLOTS
@@ -198,8 +203,7 @@ def _limit_by_states(max_num_seqs: int, num_slots: int | None) -> int:
 
 
 def first_pages(config: EngineConfig, num_pages: int, *, is_metal: bool) -> int:
-    """Pages of `num_pages` that have memory from the start, as a pool of all pages would be resident:
-    those of two full steps, and on Metal an eighth of all.
+    """Pages that are allocated at the start: two full steps, and on Metal an eighth of all.
 
     Not an eighth on a CPU, where zeros of 1 GiB take 0.7 s (2-core x86).
     """
@@ -214,7 +218,7 @@ def _refuse_too_many_pages(
     device_memory: int,
     group: WindowGroup | None,
 ) -> None:
-    """Before the pages are allocated: filling memory until the system ends the process is no answer.
+    """Refuse more pages than fit before they are allocated, or the system would end the process.
 
     Raises OutOfMemory.
     """

@@ -27,7 +27,10 @@ _GROUP = "sharding_group"  # with it a module of mlx-lm puts together what ranks
 
 
 def split_by_heads(model: nn.Module, group: RankGroup, name: str, kind: str) -> None:
-    """Leave this rank's part in `model`, whose weights are not evaluated. Raises UnsupportedModel."""
+    """Reduce `model`, whose weights are not evaluated, to this rank's part.
+
+    Raises UnsupportedModel.
+    """
     if not hasattr(model, "shard"):
         raise UnsupportedModel(
             f"{name}: {kind} models cannot be split by heads (mlx-lm has no `shard` for them). Use "
@@ -59,15 +62,15 @@ def split_by_heads(model: nn.Module, group: RankGroup, name: str, kind: str) -> 
 
 
 def _heads_of(model: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
-    """(module, its `lm_head`)."""
+    """Return (module, its `lm_head`) pairs."""
     found = ((module, module.get("lm_head")) for module in model.modules())
     return [(module, head) for module, head in found if isinstance(head, nn.Module)]
 
 
 def _restore_head(module: nn.Module, head: nn.Module, name: str, kind: str) -> None:
-    """Undo that `shard` divided the head, and that the forward puts the logits of all ranks together.
+    """Undo `shard`'s split of the head and the gathering of logits in the forward.
 
-    Raises UnsupportedModel where mlx-lm says so in another way than in qwen3_5.
+    Raises UnsupportedModel if mlx-lm expresses that in another way than in qwen3_5.
     """
     if getattr(module, _GROUP, None) is None:
         raise UnsupportedModel(
@@ -79,7 +82,7 @@ def _restore_head(module: nn.Module, head: nn.Module, name: str, kind: str) -> N
 
 
 def _repeat_kv_heads(attention: nn.Module, name: str, times: int) -> None:
-    """Fewer heads of keys than ranks: several ranks keep the same one."""
+    """Repeat key heads if there are fewer than ranks: several ranks keep the same one."""
     count = getattr(attention, name)
     for projection in (attention.k_proj, attention.v_proj):
         for key, value in projection.parameters().items():
@@ -98,7 +101,7 @@ def _in_words(numbers: Iterator[int]) -> str:
 
 
 class NoHead(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
-    """Logits of a rank that samples nothing: ones, once everything before them is computed."""
+    """The head of a rank that samples nothing: returns ones that depend on its input."""
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()
@@ -111,7 +114,7 @@ class NoHead(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
 
 
 def drop_head(model: nn.Module) -> None:
-    """Have a worker compute no logits: its `lm_head`, or its tied embedding's `as_linear`."""
+    """Replace a worker's `lm_head`, or its tied embedding's `as_linear`, by NoHead."""
     modules = list(model.modules())
     for module in modules:
         if isinstance(head := module.get("lm_head"), nn.Module):

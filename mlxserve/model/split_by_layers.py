@@ -25,20 +25,21 @@ _PAIRS = (KVCache, RotatingKVCache, ChunkedKVCache)
 
 
 class Passage:
-    """What goes from layer to layer, among the arguments of one: usually the first, but a model may
-    pass something else before it (talkie the embeddings).
+    """The value passed from layer to layer, by its place among a layer's arguments.
+
+    Usually it is the first, but a model may pass something else before it (talkie the embeddings).
     """
 
     def __init__(self) -> None:
         self._returned: mx.array | None = None
 
     def returned(self, x: mx.array) -> mx.array:
-        """x, which a layer returns, as an array of its own: a model may keep what it gave the layer."""
+        """Return a layer's output x as a new array: a model may keep what it gave the layer."""
         self._returned = mx.array(x)
         return self._returned
 
     def find(self, args: Sequence[Any], options: Mapping[str, Any]) -> int | str:
-        """The place or name of the argument that the layer before has returned, else the first."""
+        """Place or name of the argument that the previous layer returned, else the first."""
         places: list[int | str] = [*range(len(args)), *options]
         for place, value in zip(places, (*args, *options.values()), strict=True):
             if value is not None and value is self._returned:
@@ -47,7 +48,7 @@ class Passage:
 
 
 class RemoteLayer(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
-    """A layer of another rank."""
+    """Takes the place of a layer of another rank."""
 
     def __init__(self, layer: nn.Module, passage: Passage) -> None:
         super().__init__()
@@ -78,7 +79,7 @@ class Stage(nn.Module):  # type: ignore[misc]
         source: int | None,
         target: int | None,
     ) -> None:
-        """source, target: the ranks that it receives from and sends to, None for neither."""
+        """source, target: the ranks that it receives from and sends to; None for neither."""
         super().__init__()
         dict.__setitem__(self, "layer", layer)
         self._around = passage, group  # not modules
@@ -101,7 +102,7 @@ class Stage(nn.Module):  # type: ignore[misc]
 
 
 class NoEmbedding(nn.Module):  # type: ignore[misc]
-    """Where tokens do not enter: only the shape matters, what is computed with is received."""
+    """The embedding of ranks where tokens do not enter: only its shape matters."""
 
     def __init__(self, width: int, dtype: mx.Dtype) -> None:
         super().__init__()
@@ -112,7 +113,10 @@ class NoEmbedding(nn.Module):  # type: ignore[misc]
 
 
 def split_by_layers(model: nn.Module, group: RankGroup, name: str) -> None:
-    """Leave this rank's part in `model`, whose weights are not evaluated. Raises UnsupportedModel."""
+    """Reduce `model`, whose weights are not evaluated, to this rank's part.
+
+    Raises UnsupportedModel.
+    """
     layers = list(model.layers)
     check_layers(len(layers), group.size, name)
     mine = parts(len(layers), group.size)[group.rank]
@@ -135,7 +139,7 @@ def split_by_layers(model: nn.Module, group: RankGroup, name: str) -> None:
 
 
 def check_layers(count: int, num_ranks: int, name: str) -> None:
-    """Raises UnsupportedModel for fewer layers than ranks."""
+    """Raises UnsupportedModel if there are fewer layers than ranks."""
     if count < num_ranks:
         raise UnsupportedModel(
             f"{name} has {count} layers, fewer than pipeline_parallel_size={num_ranks}."
@@ -143,7 +147,7 @@ def check_layers(count: int, num_ranks: int, name: str) -> None:
 
 
 def parts(count: int, size: int) -> list[range]:
-    """The layers of each rank. Low ranks have the last ones, and one more where sizes differ."""
+    """Layers of each rank. Low ranks have the last ones, and one more if sizes differ."""
     base, extra = divmod(count, size)
     lengths = [base + (rank < extra) for rank in range(size)]
     ends = [sum(lengths[rank:]) for rank in range(size)]
@@ -151,12 +155,12 @@ def parts(count: int, size: int) -> list[range]:
 
 
 def is_remote(cache: Any) -> bool:
-    """Whether a dense cache was given to a layer of another rank."""
+    """True if a dense cache belongs to another rank's layer."""
     return hasattr(cache, _MARK)
 
 
 def _pass_by(cache: Any, num_tokens: int) -> None:
-    """Move a dense cache on as its layer would: models make all masks from one layer's cache."""
+    """Advance a dense cache as its layer would: models make all masks from one layer's cache."""
     setattr(cache, _MARK, True)
     if isinstance(cache, _PAIRS):
         nothing = mx.zeros((1, 1, num_tokens, 1))
@@ -172,7 +176,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _lists(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """Every list of the model that has its layers."""
+    """Every list in the model that holds its layers."""
     known = {id(layer) for layer in model.layers}
     for module in list(model.modules()):
         for value in module.values():
@@ -181,7 +185,7 @@ def _lists(model: nn.Module) -> Iterator[list[nn.Module]]:
 
 
 def _drop_embedding(model: nn.Module) -> None:
-    """Not where the embedding is also the head."""
+    """Replace the embedding, unless it is also the head."""
     modules = list(model.modules())
     if not any(isinstance(module.get("lm_head"), nn.Module) for module in modules):
         return

@@ -55,7 +55,7 @@ class Group:
 
     @classmethod
     def of_decodes(cls, num_rows: int, before: Stack) -> Group:
-        """Every row of a step, whatever their requests are."""
+        """Build the group of a step of decodes, one row per request."""
         return cls(0, num_rows, 1, (), 0, before, after=[None] * len(before))
 
     @property
@@ -64,7 +64,7 @@ class Group:
         return self.first + self.batch * self.length
 
     def begin(self, layer: int, num_arrays: int) -> Arrays:
-        """What a module of a layer begins with: what another one of the layer has left, if there is one."""
+        """Return a layer's initial arrays: the state before, or what an earlier group left."""
         if (left := self.after[layer]) is not None:
             return left
         if self.before is not None:
@@ -77,17 +77,17 @@ class Group:
 
     @property
     def is_within_chunk(self) -> bool:
-        """Whether its chunk continues after it."""
+        """True if its chunk continues after it."""
         return self.batch == 1 and self.start + self.length < self.chunks[0].end
 
     @property
     def positions(self) -> list[int]:
-        """Of the first token of each row of the batch."""
+        """Position of the first token of each row of the batch."""
         return [self.start] if self.batch == 1 else [chunk.start for chunk in self.chunks]
 
 
 class StateStore:
-    """Lives on the engine's thread."""
+    """The recurrent states of one model. Lives on the engine's thread."""
 
     def __init__(self, specs: Sequence[StateSpec], *, is_used: bool | None = None) -> None:
         """`is_used`: whether the model has recurrent states; some of its ranks may have none."""
@@ -104,11 +104,11 @@ class StateStore:
 
     @property
     def nbytes(self) -> int:
-        """Of one sequence."""
+        """Bytes of one sequence's state."""
         return sum(spec.nbytes for spec in self.specs)
 
     def drop(self, ids: Iterable[int]) -> list[LiveRequest]:
-        """Give up these snapshots, and the states of requests that do not run any more: the latter."""
+        """Drop these snapshots and the states of finished requests; return the latter."""
         for id_ in ids:
             del self._snapshots[id_]
         ended = [r for r in self._held if r.state is not RequestState.RUNNING]
@@ -128,11 +128,14 @@ class StateStore:
     # ---- snapshots as bytes
 
     def read_units(self, ids: Sequence[int]) -> list[bytes]:
-        """Snapshots: their arrays one after another, layer by layer. No step may be under way."""
+        """Serialise snapshots: their arrays one after another, layer by layer.
+
+        No step may be under way.
+        """
         return [self._packing.to_bytes(self._snapshots[id_]) for id_ in ids]
 
     def write_units(self, ids: Sequence[int], payloads: Sequence[bytes]) -> None:
-        """Snapshots under new ids, of what `read_units` returned for a model with the same states."""
+        """Restore under new ids what `read_units` returned for a model with the same states."""
         for id_, payload in zip(ids, payloads, strict=True):
             packed = self._packing.from_bytes(payload)
             evaluate(*packed)
@@ -141,7 +144,7 @@ class StateStore:
     # ---- a step
 
     def groups(self, chunks: Sequence[Chunk], num_decodes: int) -> list[Group]:
-        """The step's rows in groups, with the states that they begin with."""
+        """Divide the step's rows into groups, with their initial states."""
         groups = []
         begin = 0
         for is_first, some in groupby(chunks[:num_decodes], lambda chunk: chunk.start == 0):
@@ -157,7 +160,7 @@ class StateStore:
         return groups
 
     def _decodes(self, chunks: tuple[Chunk, ...], first: int) -> Group:
-        """A batch of decodes, or a prompt of one token alone."""
+        """Group decodes, or a prompt of one token."""
         held = [self._before(chunk) for chunk in chunks]
         keeps = [(row, id_) for row, chunk in enumerate(chunks) for _, id_ in _keeps(chunk)]
         return Group(
@@ -165,7 +168,7 @@ class StateStore:
         )
 
     def _segments(self, chunk: Chunk, first: int) -> list[Group]:
-        """A chunk alone, whose first row is `first`, cut where its state is kept."""
+        """Cut a chunk, whose first row is `first`, into groups where its state is kept."""
         groups: list[Group] = []
         ids = dict(_keeps(chunk))
         start = chunk.start
@@ -179,7 +182,7 @@ class StateStore:
         return groups
 
     def commit(self, groups: Sequence[Group]) -> None:
-        """The step's graph is built: its sequences have what their groups left."""
+        """Store the states that the groups left, once the step's graph is built."""
         self._fresh = []
         if not self.is_used:
             return
@@ -203,9 +206,9 @@ class StateStore:
     def _filled(
         arrays: Arrays | None, spec: StateSpec, batch: int, is_copied: bool
     ) -> list[mx.array]:
-        """What a layer has left; zeros for what it did not set.
+        """Return the arrays that a layer left; zeros for those that it did not set.
 
-        is_copied: what may be a view of tokens, which a matrix of each head is not
+        is_copied: for arrays that may be views of tokens, which a matrix of each head is not
         """
         assert arrays is not None, "a recurrent layer was not called"
         return [
@@ -216,11 +219,11 @@ class StateStore:
         ]
 
     def arrays(self) -> list[mx.array]:
-        """What has to be computed with the step, or the graph would grow with every step."""
+        """Arrays to evaluate with the step; otherwise the graph would grow with every step."""
         return self._fresh
 
     def _before(self, chunk: Chunk) -> _Held | None:
-        """None for the beginning of a sequence."""
+        """Return the state before a chunk; None at the start of a sequence."""
         if not self.is_used:
             return None
         if chunk.state is not None and chunk.state.restore is not None:
@@ -236,7 +239,7 @@ class StateStore:
         return held
 
     def _stack(self, held: Sequence[_Held | None]) -> Stack | None:
-        """One stack of all of them, without a copy if they are one already; None at a beginning."""
+        """Return one stack of all rows, uncopied if they form one already; None at a start."""
         if held == [None]:
             return None
         stacks: dict[int, tuple[int, Stack]] = {}  # by identity: (its first row in the sum, it)

@@ -51,10 +51,10 @@ def record(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class StepGraphs:
-    """The graphs of a model's steps over one pool. Lives on the engine's thread."""
+    """The recorded step graphs of a model over one pool. Lives on the engine's thread."""
 
     def __init__(self, forward: Forward, kv: KVPool, *, is_recorded: bool = True) -> None:
-        """`forward`: logits of all rows of (T,) tokens, from nothing but its arguments."""
+        """`forward`: maps its arguments alone to the logits of all rows of (T,) tokens."""
         self._forward = forward
         self._kv = kv
         self._backend = _recordable(kv) if is_recorded else None  # None if steps are not recorded
@@ -63,7 +63,7 @@ class StepGraphs:
         self._recorded: dict[Hashable, Callable[..., Any]] = {}  # the last used is the last
 
     def logits(self, groups: Sequence[Group], layout: StepLayout, tokens: mx.array) -> mx.array:
-        """(T, vocabulary), not evaluated. The groups have what they leave, `after`."""
+        """Return (T, vocabulary), not evaluated; the groups then hold the states after the step."""
         decodes, backend = layout.decodes, self._backend
         is_built = backend is None or decodes is None or layout.chunks is not None
         is_built = is_built or layout.after_layer is not None  # evaluated as its layers are called
@@ -99,7 +99,7 @@ class StepGraphs:
     def _build_of(
         self, backend: MetalBackend, step: StepInputs, adapters: Sequence[mx.array]
     ) -> Callable[..., Any] | None:
-        """What builds the graph of steps like this one; None if Python does."""
+        """Return the recorded builder of such a step's graph; None to build it in Python."""
         shapes = step.shapes if not adapters else (*step.shapes, adapters[0].size)
         build = self._recorded.pop(shapes, None)
         if build is None:
@@ -118,7 +118,7 @@ class StepGraphs:
 def _recording(
     forward: Forward, kv: KVPool, backend: MetalBackend, like: StepInputs
 ) -> Callable[..., Any]:
-    """A step as a function of arrays; see the module's docstring."""
+    """Return a step as a function of arrays; see the module's docstring."""
 
     def step(
         tokens: mx.array,
@@ -144,7 +144,7 @@ def _recording(
 
 
 def _recordable(kv: KVPool) -> MetalBackend | None:
-    """The backend of all layers, if it is one that can be recorded."""
+    """Return the backend shared by all layers, if its steps can be recorded."""
     first = kv.backends[0] if kv.backends else None
     if isinstance(first, MetalBackend) and all(other is first for other in kv.backends):
         return first

@@ -1,6 +1,6 @@
-"""What a step takes next to weights and pool: one of the most rows, or on a CPU a part of it, is run at load.
+"""Measures the peak memory of a step, next to weights and pool, at load.
 
-`sizing` plans the pages that are left.
+A step with the most rows runs, or on a CPU part of one. `sizing` plans the remaining pages.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StepPeak:
     """Bytes that a step of `num_rows` needs next to weights and pool.
 
     measured: of the step that ran, with `num_measured` rows
-    seconds: that it took
+    seconds: duration of that step
     start: positions before those rows, which they see
     """
 
@@ -70,11 +70,12 @@ def measure_step(
     memory_limit: int,
     group: WindowGroup | None = None,
 ) -> StepPeak:
-    """Run a step of `max_num_batched_tokens` rows, or on a CPU part of it, for its peak of memory. What images
-    need beside it is planned as well.
+    """Run a step of `max_num_batched_tokens` rows, or on a CPU part of it, for its peak memory.
+
+    The memory that images need is planned as well.
 
     memory_limit: bytes to plan with, which bound the positions that a chunk can see
-    group: layers with a window, if they may have a pool of their own
+    group: sliding-window layers, if they may have a pool of their own
     """
     num_rows, start = config.scheduler.step_budget, 0
     if is_metal:
@@ -118,10 +119,12 @@ def measure_step(
 def peak_with_copies(
     measured: int, layers: Sequence[LayerSpec], rows: int, seen: int, longest: int, memory: int
 ) -> int:
-    """The peak of a step whose chunk of `rows` has as many positions copied for MLX's attention as one may,
-    from that of a step that saw `seen`: fewer layers are under way, each with larger copies.
+    """Peak of a step whose chunk has the most positions copied for MLX's attention.
 
-    longest: positions of a sequence. memory: of the machine, in bytes
+    Extrapolated from a step that saw `seen` positions: fewer layers are under way, each with larger
+    copies.
+
+    rows: of the chunk. longest: positions of a sequence. memory: of the machine, in bytes
     """
     copied, nbytes = 0, 0
     for spec in layers:
@@ -138,7 +141,7 @@ def peak_with_copies(
 
 
 def _most_positions(loaded: LoadedModel, memory_limit: int, group: WindowGroup | None) -> int:
-    """Of a sequence that has all memory beside the weights."""
+    """Positions of a sequence that has all memory besides the weights."""
     each = sum(spec.bytes_per_token() for spec in loaded.layers)
     if group is not None:
         each = group.other_page_bytes // group.page_size
@@ -146,8 +149,10 @@ def _most_positions(loaded: LoadedModel, memory_limit: int, group: WindowGroup |
 
 
 def measured_rows(num_rows: int, max_num_seqs: int) -> tuple[int, int]:
-    """(decodes, rows of one chunk) of the step that is measured on Metal: as many of each request's
-    kind as a step of `num_rows` may have, since the sampler's memory follows the decodes.
+    """(decodes, rows of one chunk) of the step that is measured on Metal.
+
+    As many of each as a step of `num_rows` may have, since the sampler's memory follows the
+    decodes.
     """
     rows = min(num_rows, _MAX_MEASURED_ROWS)
     num_decodes = min(max_num_seqs, rows) - 1
@@ -155,15 +160,17 @@ def measured_rows(num_rows: int, max_num_seqs: int) -> tuple[int, int]:
 
 
 def copied_positions(layers: Sequence[LayerSpec], rows: int, longest: int) -> list[int]:
-    """Positions that a chunk of `rows` sees where a layer's copies for MLX's attention are largest, in
-    rising order; those of its own rows where no layer copies. At most `longest`.
+    """Positions at which some layer's copies for MLX's attention are largest, ascending.
+
+    They are what a chunk of `rows` sees, at most `longest`; those of its own rows if no layer
+    copies.
     """
     most = {longest_copied(rows, spec.kv_heads, spec.key_dim, spec.dtype) for spec in layers}
     return sorted({max(rows, min(positions, longest)) for positions in most}) or [rows]
 
 
 def planned_peak(measured: int, num_measured: int, num_rows: int) -> int:
-    """Bytes to plan for a step of `num_rows` on Metal, of which `num_measured` were measured."""
+    """Bytes to plan for a step of `num_rows` on Metal, from a measurement of `num_measured`."""
     return int(measured * num_rows // num_measured * _MARGIN)
 
 
@@ -173,11 +180,14 @@ def _run_sampling(
     """(peak, seconds): the larger peak of two runs, and the second one's time.
 
     The first waits for kernels to be compiled, and meanwhile the device completes command buffers.
-    Copies a page and writes one as the disk cache does, too, and has the step of a decode recorded, so that
-    no kernel is compiled in an answer: the recorded graph fuses other operations than the built one.
+    Copies a page and writes one as the disk cache does, too, and has the step of a decode recorded,
+    so that
+    no kernel is compiled in an answer: the recorded graph fuses other operations than the built
+        one.
 
-    start: of the chunk, whose rows see that many positions more: all on one page, over and over, because
-    only the numbers would be others
+    start: of the chunk, whose rows see that many positions more: all on one page, over and over,
+        because
+        only the numbers would be others
     """
     params = SamplingParams(temperature=1.0, top_p=0.9)
     num_decodes, length = rows
@@ -220,7 +230,7 @@ def _live(num_tokens: int, params: SamplingParams) -> LiveRequest:
 
 
 def _state_before(start: int, loaded: LoadedModel, runner: ModelRunner) -> StatePlan | None:
-    """What a chunk goes on from that begins there: a snapshot of zeros, where the model has recurrent states."""
+    """Snapshot of zeros for a chunk that begins at `start`; None without recurrent states."""
     if not start or not loaded.has_states:
         return None
     runner.write(StateSlots.name, [0], [bytes(loaded.state_nbytes)])
@@ -246,7 +256,7 @@ def _run_chunk(
 
 
 def _reset_peak() -> int:
-    """Bytes in use now, above which the peak is measured from here on."""
+    """Reset the peak, and return the bytes in use now."""
     mx.reset_peak_memory()
     return int(mx.get_active_memory())
 

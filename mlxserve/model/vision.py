@@ -1,10 +1,12 @@
-"""Vision: what lets a text model see. A tower's features by picture, and what a step is shown of them.
+"""Vision: the image encoder of a text model, with cached features by picture.
 
     image ── ImageProcessor ──▶ Picture ── Tower ──▶ Features ── ShownPictures ──▶ the text model
              a client's thread             the engine's thread
 
-The text model is the one that is served in any case. Features are kept by the picture's key within a bound, and
-computed again where they are missing: a running request whose pages were given up may need them much later.
+The text model is the one that is served in any case. Features are kept by the picture's key within
+a bound, and
+computed again where they are missing: a running request whose pages were given up may need them
+    much later.
 """
 
 from __future__ import annotations
@@ -39,9 +41,10 @@ _TOWER_ERRORS = (ValueError, TypeError, AttributeError, LookupError, RuntimeErro
 
 
 class ImageEncoding(TextWork[int]):
-    """Pictures whose features are wanted: computed between steps, unless they are kept.
+    """Work item that encodes a request's uncached images between steps.
 
-    Its result is the number of rows. None of them count as done: a tower has another pace than text has.
+    Its result is the number of rows. None of them count as done: the encoder has another pace than
+    text has.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class ImageEncoding(TextWork[int]):
         seconds: Callable[[], float] = lambda: 0.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`seconds`: from which on `advance` begins no other piece of a layer; it computes one in any case"""
+        """`seconds`: time budget of `advance`, which always computes at least one piece."""
         self._vision = vision
         self._pictures = pictures
         self._seconds = seconds
@@ -65,11 +68,14 @@ class ImageEncoding(TextWork[int]):
         return sum(picture.num_rows for picture in self._pictures)
 
     def leave(self) -> None:
-        """Do not compute its pictures beside others any more. From any thread."""
+        """Stop computing its pictures in others' batches. Thread-safe."""
         self.pictures = ()
 
     def advance(self, num_tokens: int) -> int | None:  # noqa: ARG002
-        """Pieces of a layer, for about `seconds`. Raises InvalidRequest where the tower fails, and DeviceError."""
+        """Compute pieces of layers for about `seconds`.
+
+        Raises InvalidRequest if the encoder fails, and DeviceError.
+        """
         end = self._clock() + self._seconds()
         try:
             self._pieces = self._pieces or self._look()
@@ -94,7 +100,7 @@ class ImageEncoding(TextWork[int]):
 
 
 class Vision:
-    """Lives on the engine's thread, but for `reader`."""
+    """Lives on the engine's thread, except `reader`."""
 
     def __init__(
         self,
@@ -105,8 +111,9 @@ class Vision:
         most_bytes: int = MAX_FEATURES,
         step_nbytes: int = 0,
     ) -> None:
-        """most_bytes: of features that are kept
-        step_nbytes: that the tower needs for any image, beside its weights
+        """most_bytes: bound of the cached features.
+
+        step_nbytes: bytes that the encoder needs for any image, besides its weights
         """
         self.reader = reader
         self.tower = tower
@@ -122,43 +129,45 @@ class Vision:
 
     @property
     def nbytes(self) -> int:
-        """Of the tower's weights."""
+        """Bytes of the encoder's weights."""
         return self.tower.nbytes
 
     @property
     def planned_nbytes(self) -> int:
-        """That images need beside the weights: for the tower's step, and for features that are kept."""
+        """Bytes reserved for the image encoder: one step plus cached features."""
         return self._step_nbytes + self._most_bytes
 
     @property
     def is_told_positions(self) -> bool:
-        """Whether the text model is told positions of every step in which a request has pictures."""
+        """True if the text model needs positions in every step of a request with pictures."""
         return self._shown.is_told_positions
 
     def stats(self) -> VisionStats:
         return self._stats.copy()
 
     def keeps(self, key: bytes) -> bool:
-        """Whether it has the features of a picture; they count as used."""
+        """True if a picture's features are cached; they count as used."""
         if key not in self._features:
             return False
         self._features.move_to_end(key)
         return True
 
     def expect(self, seeing: ImageEncoding) -> None:
-        """Compute its pictures with others of their shape, should those have their turn first."""
+        """Let the pictures of this work be computed in others' batches, if those come first."""
         self._expected[seeing] = None
 
     def see(self, picture: Picture) -> Features:
-        """The features of a picture, computed unless they are kept."""
+        """Return a picture's features, computing them if they are not cached."""
         if not self.keeps(picture.key):
             for _ in self._compute([picture]):
                 pass
         return self._features[picture.key]
 
     def look(self, picture: Picture) -> Generator[bool]:
-        """Compute the features of a picture, and of others of its shape that wait, unless they are kept. Yields
-        after each piece of a layer whether it was computed, or is waited for because they are computed for
+        """Compute the features of a picture and of waiting ones of its shape, unless cached.
+
+        Yields after each piece of a layer whether it was computed, or is waited for because it is
+        computed for
         another request.
         """
         while picture.key in self._under_way:
@@ -175,7 +184,7 @@ class Vision:
             self._under_way -= keys
 
     def _others_like(self, picture: Picture) -> list[Picture]:
-        """Those that wait, have the same shape, and are computed with it."""
+        """Waiting pictures of the same shape, to compute with it."""
         most = self.tower.num_together(picture, self._most_bytes // 2) - 1
         if most < 1:
             return []
@@ -208,7 +217,7 @@ class Vision:
         stats.num_kept = len(self._features)
 
     def showing(self, pictures: PictureRows) -> AbstractContextManager[None]:
-        """While the text model is called for a step."""
+        """Show the pictures' features while the text model is called for a step."""
         positions = None
         if pictures.positions is not None and (pictures.parts or self.is_told_positions):
             positions = mx.array(pictures.positions)

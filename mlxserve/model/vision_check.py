@@ -1,6 +1,7 @@
-"""Gives a text model that was loaded and probed its vision, or says why it has none.
+"""Adds vision to a loaded and probed text model, or explains why it has none.
 
-A model sees only if rows of an image, over pages and in chunks that end inside it, give the logits of mlx-vlm's
+A model sees only if rows of an image, over pages and in chunks that end inside it, give the logits
+of mlx-vlm's
 own dense forward. Otherwise its images are refused by a sentence, and its text is served as before.
 """
 
@@ -46,11 +47,11 @@ _FEATURES_SHARE = 32  # of the memory: one part for features that are kept
 
 
 class NoVision(Exception):
-    """Why a model that was trained to see does not."""
+    """A model trained to see cannot; the message says why."""
 
 
 def may_see(files: ModelFiles, loaded: LoadedModel) -> bool:
-    """Whether it was trained to, and its vision could be loaded."""
+    """True if the model was trained to see and its vision can be loaded."""
     return bool(loaded.config.get("vision_config")) and files.gguf is None and is_installed()
 
 
@@ -62,7 +63,10 @@ def vision_of(
     is_metal: bool,
     memory_limit: int,
 ) -> Vision | None:
-    """None for a model of text only. `memory_limit`: bytes. Raises NoVision."""
+    """Return the vision; None for a text-only model. Raises NoVision.
+
+    memory_limit: bytes
+    """
     if not loaded.config.get("vision_config") or files.gguf is not None:
         return None
     if not is_installed() or importlib.util.find_spec("PIL") is None:
@@ -127,7 +131,7 @@ def _vision_of(
 
 @contextmanager
 def _step(failure: str) -> Iterator[None]:
-    """Raises ValueError that begins with `failure` in place of what mlx-vlm raises."""
+    """Turn mlx-vlm's errors into ValueError with a message that begins with `failure`."""
     try:
         yield
     except Exception as error:
@@ -135,7 +139,7 @@ def _step(failure: str) -> Iterator[None]:
 
 
 def _text_arrays(model: nn.Module) -> dict[str, mx.array]:
-    """The arrays of the language model by mlx-vlm's names."""
+    """Arrays of the language model by mlx-vlm's names."""
     return {
         name.removeprefix(_TEXT).replace(_HEAD, "."): array
         for name, array in tree_flatten(model.parameters())
@@ -143,8 +147,9 @@ def _text_arrays(model: nn.Module) -> dict[str, mx.array]:
 
 
 def _axes_of(text: nn.Module) -> Sequence[int] | None:
-    """The axis of each frequency of its rotations; empty where that is not known, and None where rows have
-    one position.
+    """Axis of each frequency of its rotations; empty if unknown.
+
+    None if rows have one position.
     """
     if not hasattr(text, "get_rope_index"):
         return None

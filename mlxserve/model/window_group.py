@@ -1,4 +1,4 @@
-"""Whether layers with a window get a pool of their own, and how memory is divided between the two."""
+"""Decides whether sliding-window layers get a pool of their own, and divides memory."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ log = logging.getLogger("mlxserve.sizing")
 
 @dataclass(frozen=True, slots=True)
 class WindowGroup:
-    """The layers with a window, in bytes for a page of them and for one of the other layers: 0 where this
-    rank has none of them.
+    """The sliding-window layers of a model, in bytes per page.
+
+    Bytes of one of their pages and of one of the other layers': 0 if this rank has none of them.
     """
 
     window: Window
@@ -29,7 +30,7 @@ class WindowGroup:
         return self.window.page_size
 
     def asked(self, config: EngineConfig) -> int:
-        """Pages for windows beside the pages that were asked for; 0 where that would save nothing.
+        """Window pages to go with the configured pages; 0 if a separate pool saves nothing.
 
         Raises InvalidConfig.
         """
@@ -42,8 +43,9 @@ class WindowGroup:
         return most if most < config.num_pages else 0
 
     def fitted(self, config: EngineConfig, nbytes: int, longest: int) -> tuple[int, int]:
-        """(pages of the other layers, pages for windows) in so many bytes; 0 where not even one request
-        would go on.
+        """Divide `nbytes` into (pages of the other layers, pages for windows).
+
+        Window pages are 0 if not even one request could run.
 
         longest: tokens of a context. Raises InvalidConfig.
         """
@@ -66,8 +68,9 @@ class WindowGroup:
         return max(0, num_pages), num_window_pages
 
     def log_division(self, num_pages: int, num_window_pages: int, max_num_seqs: int) -> None:
-        """Log the tokens and the windows that share the cache, with a warning where the windows are fewer than
-        the requests that may run.
+        """Log the tokens and the windows that share the cache.
+
+        Warns if there are fewer windows than requests that may run.
         """
         num_windows = self.window.num_windows(num_window_pages)
         log.info(
@@ -100,7 +103,7 @@ class WindowGroup:
 
 
 def window_group(config: EngineConfig, loaded: LoadedModel) -> WindowGroup | None:
-    """None where all layers share one pool, with a line in the log if some have a window."""
+    """Return the group of sliding-window layers; None if all layers share one pool (logged)."""
     size = _window_of(loaded)
     if size is None or config.num_window_pages == 0:
         return None
@@ -115,7 +118,7 @@ def window_group(config: EngineConfig, loaded: LoadedModel) -> WindowGroup | Non
 
 
 def _window_of(loaded: LoadedModel) -> int | None:
-    """`window_of` all layers, also those of other ranks."""
+    """Apply `window_of` to all layers, also those of other ranks."""
     windows = [spec.window for spec in loaded.layers]
     if loaded.group is None or loaded.group.split is Split.HEADS:
         return window_of(windows)
@@ -126,7 +129,7 @@ def _window_of(loaded: LoadedModel) -> int | None:
 
 
 def _why_not(config: EngineConfig, loaded: LoadedModel) -> str:
-    """Why the layers share one pool, empty if they need not."""
+    """Why the layers share one pool; empty if they need not."""
     if loaded.by_sequence:
         return "other layers of this model need whole sequences"
     if not config.scheduler.enable_chunked_prefill:

@@ -1,4 +1,4 @@
-"""The multiply-adds of a loaded model's forward, from its weights and the shapes of its layers."""
+"""Counts the multiply-adds of a loaded model's forward."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _USED_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts"
 
 
 def forward_work(loaded: LoadedModel) -> ForwardWork:
-    """All weights but embeddings count, of experts those that a row uses."""
+    """Count all weights but embeddings; of experts those that a row uses."""
     config = text_config(loaded.config)
     num_used = _first_number(config, _USED_EXPERTS)
     weights = sum(

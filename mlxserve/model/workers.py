@@ -19,18 +19,19 @@ class Workers(Protocol):
     """Called on the engine's thread, each method before rank 0 does the same over its own part."""
 
     def join(self) -> RankGroup:
-        """The group of all ranks, which they join now. Raises EngineStopped."""
+        """Return the group of all ranks, which they join now. Raises EngineStopped."""
 
     def attach(self, on_loss: Callable[[str], None], silence: Callable[[], float]) -> None:
-        """on_loss: called once, with the reason, from another thread
+        """on_loss: called once, with the reason, from another thread.
+
         silence: seconds since the engine last ended a step, or woke up without work
         """
 
     def watch(self) -> None:
-        """From now on a step that takes longer than the timeout counts as a loss."""
+        """Start counting a step that takes longer than the timeout as a loss."""
 
     def wait_for_loss(self, seconds: float) -> None:
-        """Return when a loss was told, or after `seconds`."""
+        """Return when a worker is reported lost, or after `seconds`."""
 
     def close(self) -> None:
         """Let the workers end. Idempotent."""
@@ -38,7 +39,7 @@ class Workers(Protocol):
     def stats(self) -> RankStats: ...
 
     def step(self, chunks: Sequence[Chunk], sources: Mapping[Chunk, int]) -> None:
-        """`sources`: for each lazy chunk, the row of the step before that samples its token."""
+        """`sources`: for each lazy chunk, the row of the previous step that samples its token."""
 
     def share(self, ids: mx.array) -> mx.array:
         """`RankGroup.share`, at the end of a step that samples."""
@@ -46,17 +47,17 @@ class Workers(Protocol):
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
 
     def back(self, kind: str, num_pages: int, *, is_ahead: bool = False) -> None:
-        """`is_ahead`: as `ModelRunner.back_ahead`, the arrays of one layer of each worker."""
+        """`is_ahead`: back one layer's arrays on each worker, as `ModelRunner.back_ahead` does."""
 
     def refuse_too_many(self, num_pages: int) -> None:
-        """Raises OutOfMemory if a worker has no memory for that many pages."""
+        """Raises OutOfMemory if a worker lacks memory for that many pages."""
 
     def resize(self, num_pages: int) -> None: ...
 
     def drop_states(self, snapshots: Sequence[int], requests: Iterable[int]) -> None: ...
 
     def begin_text(self) -> int:
-        """The number of a text to embed."""
+        """Number a text to embed."""
 
     def embed(self, text: int, token_ids: Sequence[int]) -> None:
-        """The next tokens of a text; none if it is done."""
+        """Compute the next tokens of a text; none ends it."""

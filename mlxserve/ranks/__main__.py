@@ -1,6 +1,6 @@
 """`python -m mlxserve.ranks`: a rank that another one starts on its machine.
 
-The options come as JSON on stdin; the place among the ranks comes from the environment.
+The options are JSON on stdin; the rank is in the environment.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Which rank this process is, and where rank 0 is. Standard library only.
+"""This process's rank, and rank 0's address, from the environment. Standard library only.
 
-mlx.launch tells a process its rank by the environment, and so does rank 0 those that it starts:
+mlx.launch passes a process its rank by the environment, and so does rank 0 those that it starts:
 
     MLX_RANK                                its rank (OMPI_COMM_WORLD_RANK, PMI_RANK with MPI)
     MLX_HOSTFILE, MLX_JACCL_COORDINATOR     where rank 0 is, for the backends ring and jaccl
-    MASTER_ADDR, MASTER_PORT                the same, where it is told: local ranks, and MPI
+    MASTER_ADDR, MASTER_PORT                the same, if set: local ranks, and MPI
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 def own_rank(environment: Mapping[str, str] = os.environ) -> int | None:
-    """None in a process that no launcher has started. Raises InvalidConfig."""
+    """Return this process's rank; None without a launcher. Raises InvalidConfig."""
     for name in (RANK, *_MPI_RANKS):
         if text := environment.get(name):
             try:
@@ -35,7 +35,7 @@ def own_rank(environment: Mapping[str, str] = os.environ) -> int | None:
 
 
 def lead_address(port: int, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """(host, port) at which rank 0 waits for the others. Raises InvalidConfig."""
+    """Return (host, port) at which rank 0 waits for the others. Raises InvalidConfig."""
     if told := environment.get(MASTER_ADDR):
         return told, int(environment.get(MASTER_PORT) or port)
     if coordinator := environment.get(JACCL_COORDINATOR):
@@ -53,7 +53,7 @@ def lead_address(port: int, environment: Mapping[str, str] = os.environ) -> tupl
 
 
 def ranks_on_this_machine(environment: Mapping[str, str] = os.environ) -> int:
-    """How many ranks share this machine's memory: those of the ring with the same host as this one."""
+    """Number of ranks that share this machine's memory: those of the ring with its host."""
     file, rank = environment.get(HOSTFILE), own_rank(environment)
     if file is None or rank is None:
         return 1

@@ -26,7 +26,7 @@ _CLOSE_SECONDS = 5.0  # in which a worker ends by itself once it is told to
 
 
 class Follower:
-    """Lives in a worker."""
+    """A worker's connection to rank 0."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -36,8 +36,9 @@ class Follower:
         self.reached = 0  # number of the last frame that was acted on
 
     def join(self, group: RankGroup) -> None:
-        """Prove to be a member of the group. From now on the process ends with the connection, and
-        rank 0 is told each second that it lives.
+        """Prove to be a member of the group, and start the heartbeat.
+
+        From now on the process ends with the connection, and reports to rank 0 each second.
         """
         prove_member(group, self._channel)
         for work in (self._read, self._beat):
@@ -45,19 +46,19 @@ class Follower:
             threading.Thread(target=work, name=name, daemon=True).start()
 
     def frames(self) -> Iterator[RankFrame]:
-        """Until rank 0 closes."""
+        """Yield frames until rank 0 closes the connection."""
         while (frame := self._inbox.get()) is not None:
             yield frame
             self.reached = frame.number
         self._ended.set()
 
     def send(self, kind: FrameKind, body: bytes = b"") -> None:
-        """Raises OSError."""
+        """Send a frame. Raises OSError."""
         with self._sending:
             self._channel.send(kind, body)
 
     def fail(self, reason: str) -> bool:
-        """Tell rank 0 why this rank ends; whether it could be told."""
+        """Report to rank 0 why this rank ends; True if it was sent."""
         with contextlib.suppress(OSError):
             self.send(FrameKind.ERROR, reason.encode())
             return True

@@ -1,13 +1,15 @@
-"""The ranks meet on TCP connections before any of them calls mx.distributed.init.
+"""The handshake of ranks on TCP connections, before any of them calls mx.distributed.init.
 
     worker ── HELLO ──> lead      rank, versions, fingerprint of the model, options
            <── GO ──────          every rank has come: all call init now
-           ── MEMBER ──>          the 32 bytes that rank 0 said over the group
+           ── MEMBER ──>          the 32 bytes that rank 0 broadcast over the group
 
-`init` waits without an end for a rank that never comes, and holds the interpreter's lock meanwhile, so
+`init` waits without an end for a rank that never comes, and holds the interpreter's lock meanwhile,
+so
 that not even a thread could say which one is missing. MEMBER shows that the connection belongs to a
-member of the group, and not to another program that has reached the port. Who does not fit is told why
-and ignored: another program must not be able to prevent the start.
+member of the group, and not to another program that has reached the port. Who does not fit gets the
+reason
+and is ignored: another program must not be able to prevent the start.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ _MAX_BACKLOG = 64
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a worker is. All but its rank must be rank 0's."""
+    """A worker's description. All but its rank must equal rank 0's."""
 
     rank: int
     versions: Mapping[str, str]  # of packages
@@ -51,7 +53,7 @@ class Hello:
 
     @classmethod
     def decode(cls, body: bytes) -> Hello:
-        """Raises ProtocolError."""
+        """Parse a HELLO. Raises ProtocolError."""
         try:
             fields = json.loads(body)
             protocol = fields.pop("protocol")
@@ -102,7 +104,7 @@ class Hello:
 def wait_for_workers(
     address: tuple[str, int], size: int, own: Hello, timeout: float
 ) -> dict[int, Channel]:
-    """Rank 0's side: the connection of each worker, once all have come.
+    """Return the connection of each worker to rank 0, once all have come.
 
     Raises EngineStopped, which names the ranks that are missing, and why one cannot take part.
     """
@@ -164,7 +166,7 @@ def _objection(hello: Hello, own: Hello, size: int, found: Container[int]) -> st
 
 
 def _refuse(channel: Channel, objection: str) -> None:
-    """`objection` may name what a stranger has sent."""
+    """Close a connection with a reason, which may quote what a stranger has sent."""
     objection = escaped(objection)
     log.warning("%s It is ignored.", objection)
     with contextlib.suppress(OSError):  # it did not wait for an answer
@@ -203,7 +205,7 @@ def _greet(
 
 
 def report_to_lead(address: tuple[str, int], hello: Hello, timeout: float) -> Channel:
-    """A worker's side: its connection, once every rank has come. Raises EngineStopped."""
+    """Return a worker's connection, once every rank has come. Raises EngineStopped."""
     deadline = time.monotonic() + timeout
     where = f"{address[0]}:{address[1]}"
     while True:
@@ -228,7 +230,7 @@ def report_to_lead(address: tuple[str, int], hello: Hello, timeout: float) -> Ch
 
 
 def prove_lead(group: RankGroup, channels: Mapping[int, Channel], timeout: float) -> None:
-    """Rank 0's side of MEMBER. Raises EngineStopped."""
+    """Check MEMBER on rank 0. Raises EngineStopped."""
     secret = secrets.token_bytes(_SECRET_SIZE)
     group.from_lead([*secret])
     for rank, channel in channels.items():
@@ -245,5 +247,5 @@ def prove_lead(group: RankGroup, channels: Mapping[int, Channel], timeout: float
 
 
 def prove_member(group: RankGroup, channel: Channel) -> None:
-    """A worker's side of MEMBER."""
+    """Send MEMBER from a worker."""
     channel.send(FrameKind.MEMBER, bytes(group.from_lead([0] * _SECRET_SIZE)))

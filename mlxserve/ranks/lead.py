@@ -1,7 +1,8 @@
-"""Lead: rank 0's connections to the workers: what it tells them, and how it learns that one is lost.
+"""Lead: rank 0's connections to the workers: sends their work and detects their loss.
 
-A worker is lost when its connection ends, when it says ERROR, and when it has been silent for the
-timeout. Nothing brings it back: `on_loss` is called once, from another thread than the engine's, which
+A worker is lost when its connection ends, when it sends ERROR, and when it has been silent for the
+timeout. Nothing brings it back: `on_loss` is called once, from another thread than the engine's,
+which
 may be waiting for that worker in a collective.
 """
 
@@ -37,9 +38,10 @@ class Lead:
         join_group: Callable[[], RankGroup],
         local: LocalRanks | None = None,
     ) -> None:
-        """timeout: seconds that a worker may be silent, and that a step may take
+        """timeout: seconds that a worker may be silent, and that a step may take.
+
         join_group: joins the group of all ranks
-        local: the workers, where rank 0 has started them
+        local: the workers, if rank 0 has started them
         """
         self._channels = dict(channels)
         self._timeout = timeout
@@ -59,13 +61,14 @@ class Lead:
     # ---- life
 
     def attach(self, on_loss: Callable[[str], None], silence: Callable[[], float]) -> None:
-        """on_loss: called once, with the reason
+        """on_loss: called once, with the reason.
+
         silence: seconds since the engine last ended a step, or woke up without work
         """
         self._on_loss, self._silence = on_loss, silence
 
     def join(self) -> RankGroup:
-        """Join the group and prove to be its rank 0. From now on a lost worker is noticed.
+        """Join the group as its rank 0, and start detecting lost workers.
 
         Raises EngineStopped.
         """
@@ -80,7 +83,7 @@ class Lead:
         return group
 
     def watch(self) -> None:
-        """From now on a step that takes longer than the timeout counts as a loss."""
+        """Start counting a step that takes longer than the timeout as a loss."""
         threading.Thread(target=self._watch, name="mlxserve-rank-watch", daemon=True).start()
 
     def close(self) -> None:
@@ -97,11 +100,11 @@ class Lead:
     # ---- what workers are told
 
     def step(self, chunks: Sequence[Chunk], sources: Mapping[Chunk, int]) -> None:
-        """`sources`: for each lazy chunk, the row of the step before that samples its token."""
+        """`sources`: for each lazy chunk, the row of the previous step that samples its token."""
         self._tell(FrameKind.STEP, self._encoder.encode(chunks, sources))
 
     def share(self, ids: mx.array) -> mx.array:
-        """`RankGroup.share`, at the end of a step that samples."""
+        """Call `RankGroup.share` at the end of a step that samples."""
         assert self._group is not None, "the group has not met"
         return self._group.share(ids)
 
@@ -112,7 +115,7 @@ class Lead:
         self._tell(FrameKind.BACK, as_int32([POOLED_KINDS.index(kind), num_pages, is_ahead]))
 
     def refuse_too_many(self, num_pages: int) -> None:
-        """Raises OutOfMemory if a worker has no memory for that many pages."""
+        """Raises OutOfMemory if a worker lacks memory for that many pages."""
         self._tell(FrameKind.ASK_SIZE, as_int32([num_pages]))
         for _ in self._channels:
             try:
@@ -130,12 +133,12 @@ class Lead:
         self._tell(FrameKind.DROP, as_int32([len(snapshots), *snapshots, *requests]))
 
     def begin_text(self) -> int:
-        """The number of a text to embed."""
+        """Number a text to embed."""
         self._num_texts += 1
         return self._num_texts
 
     def embed(self, text: int, token_ids: Sequence[int]) -> None:
-        """The next tokens of a text; none if it is done."""
+        """Compute the next tokens of a text; none ends it."""
         self._tell(FrameKind.EMBED, as_int32([text, *token_ids]))
 
     def _tell(self, kind: FrameKind, body: bytes = b"") -> None:
@@ -176,7 +179,10 @@ class Lead:
                 return
 
     def _why_stuck(self) -> str:
-        """A rank that stops stops the step as well, and either may be noticed first."""
+        """Explain a stuck step: a rank that stops also stops the step.
+
+        Either may be noticed first.
+        """
         rank, heard = min(self._heard.items(), key=lambda item: item[1])
         seconds = time.monotonic() - heard
         if seconds > self._timeout / 2:
@@ -184,7 +190,10 @@ class Lead:
         return f"a step has not ended for {self._timeout:g} s"
 
     def wait_for_loss(self, seconds: float) -> None:
-        """Return when a loss was told, or after so long: a collective may fail before one is noticed."""
+        """Return when a worker is reported lost, or after the timeout.
+
+        A collective may fail before a loss is noticed.
+        """
         self._closing.wait(seconds)
 
     def _lose(self, reason: str) -> None:

@@ -28,7 +28,7 @@ _COMMAND = (sys.executable, "-m", "mlxserve.ranks")
 
 
 class LocalRanks:
-    """Ends with `end` or `kill`; a rank also ends when rank 0 does."""
+    """Child processes of rank 0. End them with `end` or `kill`; they also end when rank 0 does."""
 
     def __init__(self, processes: Iterable[subprocess.Popen[bytes]], hostfile: Path) -> None:
         self._processes = list(processes)
@@ -62,7 +62,7 @@ class LocalRanks:
         return cls(processes, Path(name))
 
     def end(self) -> None:
-        """Wait for them, as they were told to end, and kill those that have not. Idempotent."""
+        """Wait for ranks that were asked to end, and kill the rest. Idempotent."""
         deadline = time.monotonic() + _END_SECONDS
         for process in tuple(self._processes):
             try:
@@ -72,7 +72,7 @@ class LocalRanks:
         self.kill()
 
     def kill(self) -> None:
-        """At once: one may be stopped, or wait in a collective for ever. Idempotent."""
+        """Kill all ranks: one may be stopped, or wait in a collective for ever. Idempotent."""
         for process in tuple(self._processes):
             if process.poll() is None:
                 process.kill()
@@ -84,9 +84,11 @@ class LocalRanks:
 
 
 def remove_hostfile() -> None:
-    """What rank 0 wrote with `LocalRanks.start`, if it did. A worker does so before it ends without
-    being told to: rank 0 may be gone, and without the worker it ends as well. Raises nothing, so
-    that nothing keeps the process.
+    """Remove the file that rank 0 wrote in `LocalRanks.start`, if any.
+
+    A worker does so before it ends unasked: rank 0 may be gone, and without the worker it ends as
+        well.
+    Raises nothing, so that nothing keeps the process.
     """
     file = Path(os.environ.get(HOSTFILE, ""))
     with contextlib.suppress(OSError):
@@ -95,6 +97,6 @@ def remove_hostfile() -> None:
 
 
 def _threads(size: int) -> dict[str, str]:
-    """Of a BLAS, so that ranks do not take one another's cores."""
+    """Limit a BLAS's threads, so that ranks do not compete for cores."""
     number = str(max(1, (os.cpu_count() or 1) // size))
     return {name: os.environ.get(name, number) for name in ("MKL_NUM_THREADS", "OMP_NUM_THREADS")}

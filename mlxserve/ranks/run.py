@@ -1,4 +1,4 @@
-"""The ranks of an engine, from its options: rank 0 builds the server, every other rank follows it."""
+"""Starts the ranks of an engine: rank 0 builds the server, every other rank follows it."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def build_text_model_of_ranks(
     executor: FairExecutor | None = None,
     memory_limit: int | None = None,
 ) -> TextModel:
-    """`build_text_model` as rank 0 of as many ranks as the options ask for. Raises MlxServeError."""
+    """Call `build_chat` as rank 0 of the configured number of ranks. Raises MlxServeError."""
     others = partial(connect, config) if config.num_ranks > 1 else None
     return build_text_model(config, files, others, executor=executor, memory_limit=memory_limit)
 
 
 def join_group(config: EngineConfig) -> RankGroup:
-    """On the thread that computes. Raises EngineStopped."""
+    """Join the group, on the thread that computes. Raises EngineStopped."""
     return RankGroup(
         Split.LAYERS if config.pipeline_parallel_size > 1 else Split.HEADS,
         config.num_ranks,
@@ -69,7 +69,7 @@ def join_group(config: EngineConfig) -> RankGroup:
 
 
 def connect(config: EngineConfig, files: ModelFiles) -> Lead:
-    """Rank 0's connections to the other ranks, once all have come.
+    """Return rank 0's connections to the other ranks, once all have come.
 
     Without a launcher they are started on this machine. Raises InvalidConfig, UnsupportedModel,
     EngineStopped.
@@ -112,7 +112,7 @@ def hello_of(config: EngineConfig, files: ModelFiles, rank: int) -> Hello:
 
 
 def run_worker(config: EngineConfig) -> NoReturn:
-    """Until rank 0 closes; then the process ends.
+    """Work until rank 0 closes the connection; then end the process.
 
     Not by SystemExit: a thread of mlx may be waiting for another rank.
     """

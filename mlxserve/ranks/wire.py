@@ -1,11 +1,13 @@
-"""What rank 0 tells its workers: frames on a TCP connection beside mx.distributed.
+"""Frames between rank 0 and its workers, on TCP connections beside mx.distributed.
 
     frame   [ body length u32 | kind u8 | 3 bytes 0 | number u32 ] body          little-endian
 
-A STEP's body is int32. A page table is sent as the difference to the one that the request had in the
+A STEP's body is int32. A page table is sent as the difference to the one that the request had in
+the
 step before; a request that was not in it sends its whole table.
 
-    [ chunks, requests of the step before, new pages, those of windows, tokens, numbers about states ]
+    [ chunks, requests of the step before, new pages, those of windows, tokens, numbers about states
+    ]
     [ start, length, flags, source, request, kept, new, kept, new ] of each chunk
     [ new pages ] [ those of windows ] [ tokens of chunks that are not lazy ]
     [ restore, count, (position, id) x count ]
@@ -13,7 +15,8 @@ step before; a request that was not in it sends its whole table.
     flags    1 samples, 2 is lazy, 4 has a plan for its recurrent state, 8 has a table for windows
     source   row of the step before that samples the lazy token, else -1
     request  its number of arrival
-    kept     pages taken over from its table in the step before, which new ones follow; then the same of
+    kept     pages taken over from its table in the step before, which new ones follow; then the
+    same of
              its table for layers with a window
 """
 
@@ -43,7 +46,7 @@ _FIELDS, _COLUMNS = 6, 9  # of a plan's head, and of each chunk
 
 
 class FrameKind(IntEnum):
-    """What a frame says. The comment has its body and who sends it."""
+    """The kind of a frame. Comments name its body and its sender."""
 
     HELLO = 1  # worker: JSON, see handshake.py
     GO = 2  # lead: every rank has come
@@ -87,20 +90,20 @@ class Channel:
         self._number = 0
 
     def send(self, kind: FrameKind, body: bytes = b"") -> int:
-        """The frame's number. Raises OSError."""
+        """Send a frame and return its number. Raises OSError."""
         self._number += 1
         self._socket.sendall(_HEADER.pack(len(body), kind, self._number) + body)
         return self._number
 
     def receive(self) -> RankFrame:
-        """Raises ConnectionError at the end, TimeoutError as `set_timeout` says."""
+        """Receive a frame. Raises ConnectionError at the end, and TimeoutError (`set_timeout`)."""
         length, kind, number = _HEADER.unpack(self._exactly(_HEADER.size))
         if length > MAX_BODY or kind not in FrameKind._value2member_map_:
             raise ProtocolError(f"a frame of kind {kind} with {length} bytes")
         return RankFrame(FrameKind(kind), number, self._exactly(length))
 
     def set_timeout(self, seconds: float | None) -> None:
-        """How long `receive` and `send` wait at most; None for ever."""
+        """Set the timeout of `receive` and `send`; None waits for ever."""
         self._socket.settimeout(seconds)
 
     def close(self) -> None:
@@ -127,7 +130,7 @@ def as_int32(numbers: Iterable[int]) -> bytes:
 
 
 def from_int32(body: bytes) -> array[int]:
-    """Raises ProtocolError."""
+    """Parse int32 numbers. Raises ProtocolError."""
     found = array("i")
     try:
         found.frombytes(body)
@@ -154,7 +157,7 @@ class _SentTables:
         self._pages = array("i")
 
     def add(self, number: int, table: PageTable) -> tuple[int, int]:
-        """(pages that the request's table had already, new ones)"""
+        """Return (pages kept from the request's previous table, new ones)."""
         old = self.last.get(number)
         kept = 0 if old is None else len(table) if old is table else _num_common(old, table)
         self._pages.extend(table[kept:])
@@ -162,7 +165,7 @@ class _SentTables:
         return kept, len(table) - kept
 
     def end_step(self) -> array[int]:
-        """The new pages of all."""
+        """Return the new pages of all requests, and start the next step."""
         self.last, self._now = self._now, {}
         pages, self._pages = self._pages, array("i")
         return pages
@@ -229,7 +232,7 @@ class ToldRequest:
 
 
 class _Piece:
-    """The tokens of one chunk, under the positions that they have in the whole text."""
+    """The tokens of one chunk, indexed by their positions in the whole text."""
 
     __slots__ = ("start", "tokens")
 
@@ -244,14 +247,14 @@ class _Piece:
 
 
 class _ToldTables:
-    """Page tables as `_SentTables` told them."""
+    """Page tables decoded from `_SentTables`."""
 
     def __init__(self) -> None:
         self.last: dict[int, PageTable] = {}
         self._now: dict[int, PageTable] = {}
 
     def add(self, number: int, kept: int, new: PageTable) -> PageTable:
-        """Raises KeyError or ValueError where that does not follow what was told before."""
+        """Decode a table. Raises KeyError or ValueError if it does not continue the last one."""
         old = self.last[number] if kept else array("i")
         if kept > len(old):
             raise ValueError("a table that is shorter")
@@ -264,19 +267,18 @@ class _ToldTables:
 
 
 class PlanDecoder:
-    """A worker's side: chunks as `Batch.of` takes them."""
+    """Decodes a worker's chunks, as `Batch.of` takes them."""
 
     def __init__(self, *, has_states: bool) -> None:
-        """`has_states`: a recurrent state belongs to its request, so requests that are not in a step
-        are kept until `forget`.
-        """
+        """`has_states`: keep requests that are not in a step, with their states, until `forget`."""
         self._has_states = has_states
         self._tables, self._windows = _ToldTables(), _ToldTables()
         self._requests: dict[int, ToldRequest] = {}
 
     def decode(self, body: bytes) -> tuple[list[Chunk], dict[Chunk, int]]:
-        """(chunks, the source of each lazy one). Raises ProtocolError for a plan that does not
-        follow the one before.
+        """Return (chunks, the source of each lazy one).
+
+        Raises ProtocolError for a plan that does not continue the previous one.
         """
         numbers = from_int32(body)
         try:
@@ -285,7 +287,7 @@ class PlanDecoder:
             raise ProtocolError("a plan that does not follow the one before") from error
 
     def forget(self, requests: Iterable[int]) -> None:
-        """These have ended, or lost their states."""
+        """Drop requests that ended, or lost their states."""
         for number in requests:
             if (request := self._requests.pop(number, None)) is not None:
                 request.has_ended = True
@@ -345,7 +347,7 @@ class PlanDecoder:
 
 
 def _state_plan(numbers: array[int], at: int) -> tuple[StatePlan, int]:
-    """(the plan that begins there, where the next one does)."""
+    """Parse a state's plan; return it and the index after it."""
     restore, count = numbers[at], numbers[at + 1]
     end = at + 2 + 2 * count
     pairs = numbers[at + 2 : end]
@@ -354,7 +356,7 @@ def _state_plan(numbers: array[int], at: int) -> tuple[StatePlan, int]:
 
 
 def _num_common(old: PageTable, new: PageTable) -> int:
-    """Pages that both begin with."""
+    """Number of leading pages that both tables share."""
     length = min(len(old), len(new))
     if old[:length] == new[:length]:
         return length

@@ -1,7 +1,8 @@
-"""RankWorker: the loop of every rank but 0, which does what it is told, in order.
+"""RankWorker: the loop of every rank but 0, which executes rank 0's frames in order.
 
 It begins each step at once, holds at most two, and takes the next frame without waiting for the
-device. It samples nothing: the ids of a step come from rank 0 as part of the graph, so that the next
+device. It samples nothing: the ids of a step come from rank 0 as part of the graph, so that the
+next
 step can be built before they are known.
 """
 
@@ -50,7 +51,7 @@ class RankWorker:
         self._texts: dict[int, list[Any]] = {}  # caches of texts that are being embedded
 
     def run(self) -> None:
-        """Until rank 0 closes."""
+        """Execute frames until rank 0 closes the connection."""
         acts = {
             FrameKind.STEP: self._step,
             FrameKind.COPY: self._copy,

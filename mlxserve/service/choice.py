@@ -1,4 +1,4 @@
-"""Which service manager this system has."""
+"""Chooses the service manager of this system."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mlxserve.service.systemd import Systemd
 
 
 def service_manager() -> ServiceManager:
-    """This system's. Raises ServiceUnavailable where there is none."""
+    """Return this system's service manager. Raises ServiceUnavailable if there is none."""
     if sys.platform == "darwin":
         return Launchd()
     if sys.platform == "linux":

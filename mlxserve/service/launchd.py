@@ -65,7 +65,7 @@ class Launchd:
         return ServiceState(found.get("state") == "running", text)
 
     def _bootstrap(self) -> None:
-        """Load the agent, once the old one has gone, which bootout does not wait for."""
+        """Load the agent once the previous instance has gone: bootout does not wait for it."""
         deadline = time.monotonic() + _GONE_SECONDS
         arguments = ("launchctl", "bootstrap", _session(), str(self.unit_file))
         while (done := command(*arguments)).returncode == _BUSY and time.monotonic() < deadline:
@@ -77,7 +77,7 @@ class Launchd:
 
 
 def plist_of(unit: ServiceUnit) -> bytes:
-    """The agent's property list."""
+    """Return the agent's property list."""
     return plistlib.dumps(
         {
             "Label": LABEL,
@@ -104,7 +104,7 @@ def _service() -> str:
 
 
 def _require_session() -> None:
-    """Raises ServiceUnavailable where the user is not logged in on the screen, as over ssh alone."""
+    """Raises ServiceUnavailable if the user has no graphical session, as over ssh alone."""
     done = command("launchctl", "print", _session())
     if done.returncode:
         raise ServiceUnavailable(

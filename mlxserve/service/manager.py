@@ -20,23 +20,23 @@ class ServiceUnavailable(MlxServeError):
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """`text` says in the manager's words whether it runs, with its process and its last exit."""
+    """The service's state. `text` is the manager's report, with its process and its last exit."""
 
     is_running: bool
     text: str
 
 
 class ServiceManager(Protocol):
-    """Methods raise ServiceUnavailable."""
+    """A service manager. Methods raise ServiceUnavailable."""
 
     @property
     def unit_file(self) -> Path: ...
 
     def install(self, unit: ServiceUnit) -> None:
-        """Write the unit and start it, again if it runs already."""
+        """Write the unit and start it, or restart it."""
 
     def uninstall(self) -> None:
-        """Stop the service and remove its unit. No-op if there is none."""
+        """Stop the service and remove its unit, if there is one."""
 
     def state(self) -> ServiceState: ...
 
@@ -57,7 +57,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def must(*arguments: str) -> str:
-    """The output of a command. Raises ServiceUnavailable with its error if it fails."""
+    """Run a command and return its output. Raises ServiceUnavailable with its error."""
     done = command(*arguments)
     if done.returncode:
         raise ServiceUnavailable(
@@ -67,13 +67,13 @@ def must(*arguments: str) -> str:
 
 
 def reason(done: subprocess.CompletedProcess[str]) -> str:
-    """What a failed command said, in one line."""
+    """Return a failed command's message, on one line."""
     said = " ".join((done.stderr or done.stdout).split()).rstrip(".")
     return said[:300] or f"exit code {done.returncode}"
 
 
 def write_unit(file: Path, content: bytes) -> None:
-    """Atomic: the manager sees the old unit or the new one. Raises ServiceUnavailable."""
+    """Write the unit atomically. Raises ServiceUnavailable."""
     new = file.with_name(f".{file.name}.new")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def write_unit(file: Path, content: bytes) -> None:
 
 
 def make_log_folder(log: Path) -> None:
-    """Raises ServiceUnavailable."""
+    """Create the log's folder. Raises ServiceUnavailable."""
     try:
         log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:

@@ -82,7 +82,7 @@ class Systemd:
 
 
 def unit_text(unit: ServiceUnit) -> str:
-    """The unit file."""
+    """Return the text of the unit file."""
     variables = sorted(unit.environment.items())
     return _UNIT.format(
         command=" ".join(map(_argument, unit.command)),
@@ -93,7 +93,7 @@ def unit_text(unit: ServiceUnit) -> str:
 
 
 def _argument(text: str) -> str:
-    """A word of ExecStart, where also `$` has a meaning."""
+    """Quote a word of ExecStart, where `$` has a meaning as well."""
     return _quoted(text.replace("$", "$$"))
 
 

@@ -1,4 +1,4 @@
-"""ServiceUnit: what the user's service manager is to run, and where its log goes."""
+"""ServiceUnit: the command, environment and log of the service."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ _STOP_MARGIN = 15.0  # seconds after the drain, when the server ends by itself
 
 @dataclass(frozen=True, slots=True)
 class ServiceUnit:
-    """command: the program and its arguments
+    """A service to install.
+
+    command: the program and its arguments
     environment: variables it is started with
     log: file that its output is appended to
     stop_seconds: how long it may take to stop before it is killed
@@ -39,7 +41,10 @@ class ServiceUnit:
 
     @classmethod
     def of(cls, flags: Sequence[str], drain_seconds: float) -> ServiceUnit:
-        """`mlxserve serve` with these flags. Raises InvalidConfig for control characters in them."""
+        """Unit of `mlxserve serve` with these flags.
+
+        Raises InvalidConfig for control characters.
+        """
         command = (sys.executable, "-m", "mlxserve", "serve", *flags)
         environment = {name: value for name in _CARRIED if (value := os.environ.get(name))}
         for text in (*command, *environment.values(), str(log_file())):
@@ -51,7 +56,7 @@ class ServiceUnit:
 
 
 def log_file() -> Path:
-    """Where the service's output is."""
+    """Return the file that the service's output is appended to."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Logs" / "mlxserve" / "service.log"
     base = os.environ.get("XDG_STATE_HOME")
@@ -59,7 +64,7 @@ def log_file() -> Path:
 
 
 def last_lines(file: Path, count: int) -> list[str]:
-    """The end of a log; empty without one."""
+    """Return the end of a log; empty without one."""
     try:
         with file.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - count * 1_000))

@@ -1,4 +1,4 @@
-"""The BLAS with which mlx computes on a Linux CPU.
+"""Loads a fast BLAS, with which mlx computes on a Linux CPU.
 
 The Linux wheel of mlx links a reference BLAS (1.5-2.4 GFLOP/s in float32 on a 2-core x86 box). A
 shared library that is loaded globally before mlx replaces its symbols: MKL reaches 145 GFLOP/s
@@ -39,7 +39,7 @@ class SlowBlasWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class Blas:
-    """The BLAS that mlx will use. `path` is None where none had to be loaded."""
+    """The BLAS that mlx will use. `path` is None if none had to be loaded."""
 
     name: str
     path: str | None
@@ -51,10 +51,10 @@ def is_mlx_imported() -> bool:
 
 
 def load_blas() -> Blas:
-    """Load the best BLAS there is; before mlx is imported.
+    """Load the best available BLAS; call it before mlx is imported.
 
     Raises InvalidConfig if MLXSERVE_BLAS names a library that cannot be used. Warns SlowBlasWarning
-    where no fast BLAS is found.
+    if no fast BLAS is found.
     """
     for name, value in _OPENMP_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -98,7 +98,7 @@ def _load(name: str, path: Path) -> Blas:
 
 
 def blas_libraries() -> Iterator[tuple[str, Path]]:
-    """(name, path) of what to try, best first."""
+    """Yield (name, path) of candidates, best first."""
     try:
         files = importlib.metadata.files("mkl") or []
     except importlib.metadata.PackageNotFoundError:

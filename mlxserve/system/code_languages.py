@@ -1,7 +1,8 @@
-"""Languages whose code is coloured, in the terminal and on the page.
+"""Languages whose code is highlighted, in the terminal and on the page.
 
-Not all 600 that Pygments knows: many lexers take more than linear time, that of html+ng2 16 s for 20,000 brackets.
-Those of common languages have such rules too, so the ones who call them limit their time.
+Not all 600 that Pygments knows: many lexers take more than linear time, that of html+ng2 16 s for
+    20,000 brackets.
+Those of common languages have such rules too, so callers limit their time.
 """
 
 from __future__ import annotations
@@ -65,5 +66,5 @@ NAMES = tuple(_LEXER_OF)
 
 
 def lexer_name(language: str) -> str | None:
-    """Pygments' name of the lexer for what an answer calls a language; None for one that is not coloured."""
+    """Return Pygments' lexer for a fence's language; None for one that is not highlighted."""
     return _LEXER_OF.get(language.lower())

@@ -66,7 +66,7 @@ def defer(name: str, members: Mapping[str, str | None] = _NO_NAMES) -> None:
 
 
 class _DeferredPackage(ModuleType):
-    """Stands for a package until all of it is needed."""
+    """A placeholder for a package until all of it is needed."""
 
     _members: Mapping[str, str | None]
 
@@ -85,7 +85,7 @@ class _DeferredPackage(ModuleType):
         return getattr(self._whole(), attribute)
 
     def __setattr__(self, attribute: str, value: object) -> None:
-        """As for any module, but a submodule does not hide a member of the same name."""
+        """Set an attribute; a submodule does not hide a member of the same name."""
         if self._members.get(attribute) is None:
             super().__setattr__(attribute, value)
 
@@ -93,9 +93,9 @@ class _DeferredPackage(ModuleType):
         return dir(self._whole())
 
     def _whole(self) -> ModuleType:
-        """The package itself, from now on in this one's place.
+        """Import the whole package, which replaces this one.
 
-        Imported by the import system, whose locks know what other threads import meanwhile.
+        The import system does it, whose locks know what other threads import meanwhile.
         """
         name = self.__name__
         if sys.modules.get(name) is self:
@@ -110,7 +110,7 @@ class _DeferredPackage(ModuleType):
 
 
 def _add_submodules(package: ModuleType) -> None:
-    """Submodules are attributes of the package that they were imported from: the deferred one."""
+    """Add loaded submodules as attributes of the deferred package."""
     for name, module in list(sys.modules.items()):
         parent, _, attribute = name.rpartition(".")
         if parent == package.__name__ and attribute not in package.__dict__:

@@ -1,7 +1,8 @@
-"""Reading files that may be anything, and writing files of our own.
+"""Reads files of any kind safely, and writes files of our own.
 
 A FIFO has `open` wait for a writer that never comes, a device may have no end, and a file may be
-larger than the memory or nested deeper than the stack. So a file is read only if it is a regular one
+larger than the memory or nested deeper than the stack. So a file is read only if it is a regular
+one
 (links are followed first) and has no more bytes than its kind can need; everything else is a
 ValueError or an OSError.
 """
@@ -41,7 +42,7 @@ def open_regular(file: Path, *, follows: bool = True) -> BinaryIO:
 
 
 def read_opened(opened: BinaryIO, most: int) -> bytes:
-    """All of a file of `open_regular`. Raises OSError, and ValueError for more than `most` bytes."""
+    """Read a file of `open_regular`. Raises OSError, and ValueError beyond `most` bytes."""
     size = os.fstat(opened.fileno()).st_size
     if size > most:
         raise ValueError(f"it has more than {most} bytes")
@@ -49,23 +50,23 @@ def read_opened(opened: BinaryIO, most: int) -> bytes:
 
 
 def read_file(file: Path, most: int) -> bytes:
-    """All of a regular file. Raises OSError, and ValueError for more than `most` bytes."""
+    """Read a regular file. Raises OSError, and ValueError for more than `most` bytes."""
     with open_regular(file) as opened:
         return read_opened(opened, most)
 
 
 def read_json(file: Path, most: int) -> Any:
-    """The value in a JSON file of any program. Raises OSError and ValueError."""
+    """Parse a JSON file of any program. Raises OSError and ValueError."""
     return _parsed(read_file(file, most))
 
 
 def read_own_json(file: Path, most: int) -> dict[str, Any]:
-    """`own_json` of a file. Raises OSError and ValueError."""
+    """Parse a file with `own_json`. Raises OSError and ValueError."""
     return own_json(read_file(file, most))
 
 
 def own_json(content: bytes) -> dict[str, Any]:
-    """The object in a JSON file that mlxserve wrote; as integers its numbers fit into 64 bits.
+    """Parse the object in a JSON file that mlxserve wrote, whose integers fit into 64 bits.
 
     Raises ValueError.
     """
@@ -84,7 +85,7 @@ def make_own_folder(folder: Path) -> None:
 
 
 def write_new(file: Path, *pieces: bytes) -> None:
-    """Write a file that only its owner can read, in place of a file or link of its name.
+    """Write a file that only its owner can read, replacing a file or link of its name.
 
     Never through a link, and never into a file that another program made. Raises OSError.
     """
@@ -96,7 +97,7 @@ def write_new(file: Path, *pieces: bytes) -> None:
 
 
 def replace_file(file: Path, content: bytes, *, is_synced: bool = False) -> None:
-    """Write a file whole or not at all: a reader sees the old one or the new one. Raises OSError.
+    """Write a file atomically: a reader sees the old or the new one. Raises OSError.
 
     is_synced: wait until the disk has it, so that it survives a loss of power
     """
@@ -114,8 +115,10 @@ def replace_file(file: Path, content: bytes, *, is_synced: bool = False) -> None
 
 
 def check_model_files(folder: Path) -> None:
-    """Raises ValueError for a file that would keep what loads this folder waiting or fill the memory:
-    one that is not regular, or a text (configuration, vocabulary, template) of more than MAX_TEXT.
+    """Raises ValueError for files that would block the loader or fill the memory.
+
+    That is a file that is not regular, or a text (configuration, vocabulary, template) of more than
+    MAX_TEXT.
     """
     for file in (*_entries(folder), *_entries(folder / _TEMPLATES)):
         try:

@@ -1,4 +1,4 @@
-"""Whether an address is of this machine: no proxy may stand between, and certificates are not read."""
+"""Tells addresses of this machine: requests to them bypass proxies and certificates."""
 
 from __future__ import annotations
 

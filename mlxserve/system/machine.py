@@ -1,7 +1,8 @@
-"""The machine: what it has, and what must be set before mlx is imported.
+"""The machine: its properties, and settings that must precede the import of mlx.
 
 Importing this module imports only the standard library and has no side effects. Whoever is about to
-import mlx for the first time in a process (a command, `LLM`, the tests' conftest) calls `prepare()`,
+import mlx for the first time in a process (a command, `LLM`, the tests' conftest) calls
+`prepare()`,
 and before it builds an engine `import_mlx_lm()`.
 """
 
@@ -63,10 +64,10 @@ _PORTS = range(20_000, 32_000)
 
 @functools.cache
 def prepare() -> Blas:
-    """Set MLX's defaults and load a BLAS, once per process; before mlx is imported.
+    """Set MLX's defaults and load a BLAS, once per process, before mlx is imported.
 
-    Raises what `load_blas` raises, and OutOfMemory where the process may have too few addresses to
-    load anything.
+    Raises what `load_blas` raises, and OutOfMemory if the address space may be too small to load
+    anything.
     """
     for name, number in COMMAND_BUFFER_LIMITS.items():
         os.environ.setdefault(name, str(number))
@@ -79,7 +80,7 @@ def prepare() -> Blas:
 
 
 def rows_under_way(total: int) -> int:
-    """Rows, times layers, that a step with a prompt may have under way, on a Mac with `total` bytes."""
+    """Rows, times layers, that a step with a prompt may have under way; total: bytes of a Mac."""
     gib = total / (1 << 30)
     return next((rows for below, rows in _ROWS_UNDER_WAY if gib < below), _MAX_ROWS_UNDER_WAY)
 
@@ -96,11 +97,13 @@ def allow_open_files() -> int:
 
 
 def import_mlx_lm() -> None:
-    """Import what loads a model, without all of mlx-lm and transformers, and without mlx-lm's change of
-    the limit of open files.
+    """Import mlx-lm's loader, without all of mlx-lm and transformers.
 
-    `mlx_lm.utils` calls `setrlimit(RLIMIT_NOFILE, (2048, 4096))` when it is imported. That fails
-    where the hard limit is lower, and lowers a higher one for good. It offers no way to prevent it.
+    The limit of open files stays: `mlx_lm.utils` calls `setrlimit(RLIMIT_NOFILE, (2048, 4096))`
+        when it is
+    imported. That fails where the hard limit is lower, and lowers a higher one for good. It offers
+    no way to
+    prevent it.
     """
     prepare()
     allow_open_files()
@@ -121,7 +124,7 @@ def _ignoring_limits() -> Iterator[None]:
 
 
 def keep_freed_memory() -> bool:
-    """Make malloc keep freed memory. False where the C library is not glibc."""
+    """Make malloc keep freed memory. False if the C library is not glibc."""
     mallopt = getattr(ctypes.PyDLL(None), "mallopt", None)
     if mallopt is None:
         return False
@@ -130,16 +133,19 @@ def keep_freed_memory() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes. `working_set` is what the engine may plan with: weights, a step's peak, the pool."""
+    """Sizes in bytes.
+
+    `working_set` is what the engine may plan with: weights, a step's peak, the pool.
+    """
 
     total: int
     working_set: int
 
 
 def memory() -> Memory:
-    """This machine's memory, as the device sees it. Imports mlx.
+    """Return this machine's memory as the device reports it. Imports mlx.
 
-    Raises OutOfMemory where the process may have too few addresses to compute anything.
+    Raises OutOfMemory if the address space may be too small to compute anything.
     """
     prepare()
 
@@ -154,12 +160,12 @@ def memory() -> Memory:
 
 @functools.cache
 def total_memory() -> int:
-    """Bytes that this process may have resident: the machine's, or what its control groups allow."""
+    """Bytes that this process may have resident: the machine's, or its control groups' limit."""
     return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *group_limits()])
 
 
 def memory_used() -> float:
-    """The share of its memory that this process uses, 0 to 1: that of the scarcest kind."""
+    """Share of its memory that this process uses, 0 to 1: that of the scarcest kind."""
     import mlx.core as mx
     import psutil
 
@@ -172,10 +178,11 @@ def memory_used() -> float:
 
 
 def memory_pressure() -> int:
-    """How short of memory the system is, whatever uses it: 0 not, 1 short, 2 it is stalling or killing.
+    """The system's memory pressure: 0 none, 1 short, 2 stalling or killing.
 
-    On macOS the kernel's own level. On Linux the share of the last ten seconds in which all processes waited
-    for memory; 0 where the kernel does not tell.
+    On macOS the kernel's own level. On Linux the share of the last ten seconds in which all
+    processes waited
+    for memory; 0 if the kernel does not report it.
     """
     if sys.platform == "darwin":
         return {2: 1, 4: 2}.get(system_number("kern.memorystatus_vm_pressure_level"), 0)
@@ -189,7 +196,7 @@ def memory_pressure() -> int:
 
 
 def system_number(name: str) -> int:
-    """A number that macOS's kernel tells; 0 where it does not."""
+    """Read a number of macOS's kernel by sysctl; 0 if it has none."""
     value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
     sysctl = ctypes.CDLL(None).sysctlbyname
     failed = sysctl(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0)
@@ -197,7 +204,7 @@ def system_number(name: str) -> int:
 
 
 def return_free_memory() -> None:
-    """Return what mlx and malloc keep for later arrays. On the thread that computes."""
+    """Release the caches of mlx and malloc. Call it on the thread that computes."""
     import mlx.core as mx
 
     mx.clear_cache()
@@ -216,14 +223,14 @@ def working_set() -> int:
 
 @dataclass(frozen=True, slots=True)
 class AddressSpace:
-    """Bytes of addresses that this process has, and may have (`ulimit -v`)."""
+    """Used and allowed bytes of this process's address space (`ulimit -v`)."""
 
     used: int
     limit: int
 
 
 def address_space() -> AddressSpace | None:
-    """None where it is not limited, or the system does not tell."""
+    """Return the address space; None if unlimited or unknown."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
@@ -247,7 +254,7 @@ def _left_of(space: AddressSpace, least: int) -> int:
 
 
 def is_metal() -> bool:
-    """Whether mlx computes on Metal. Imports mlx."""
+    """True if mlx computes on Metal. Imports mlx."""
     prepare()
     import mlx.core as mx
 
@@ -255,7 +262,7 @@ def is_metal() -> bool:
 
 
 def facts() -> dict[str, str]:
-    """What a report about this machine should say, in reading order. Imports mlx."""
+    """Facts for a report about this machine, in reading order. Imports mlx."""
     blas = prepare()
     import mlx.core as mx
 
@@ -286,7 +293,7 @@ def _version(package: str) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 on which nothing listens, for processes that listen once they have a model.
+    """Reserve ports of 127.0.0.1 for processes that listen once they have a model.
 
     Until then no other process gets one of them, unless it asks for that very port. Raises OSError.
     """

@@ -1,6 +1,7 @@
-"""The memory that Linux's control groups leave this process: containers, systemd's MemoryMax.
+"""Memory limits of Linux's control groups: containers, systemd's MemoryMax.
 
-A process is in one group of version 2 and in one of version 1's memory groups; the limits of all that
+A process is in one group of version 2 and in one of version 1's memory groups; the limits of all
+that
 they lie in hold. `/proc/self/cgroup` names the groups and `/proc/self/mountinfo` where they are:
 
     0::/user.slice/mlxserve.service         a container sees its own group as /, or its full path,
@@ -17,7 +18,7 @@ _SYSTEM = Path("/")
 
 
 def group_limits(system: Path = _SYSTEM) -> list[int]:
-    """Bytes, one for each limit that holds; empty without control groups. `system`: for tests."""
+    """Bytes of each effective limit; empty without control groups. `system`: for tests."""
     limits = []
     for mount, folder, file in _groups(system):
         for group in (folder, *folder.parents):
@@ -29,7 +30,7 @@ def group_limits(system: Path = _SYSTEM) -> list[int]:
 
 
 def _groups(system: Path) -> Iterator[tuple[Path, Path, str]]:
-    """(mount, folder of this process' group, file with its limit)."""
+    """Yield (mount, folder of this process's group, file with its limit)."""
     try:
         own = (system / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
         mounts = (system / "proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
@@ -52,7 +53,7 @@ def _groups(system: Path) -> Iterator[tuple[Path, Path, str]]:
 
 
 def _below(mount: Path, root: str, path: str) -> Path:
-    """The folder of a group; the mount itself where the group is not below its root."""
+    """Return the folder of a group; the mount itself if the group is not below its root."""
     whole = root.rstrip("/") + "/"
     if path.startswith(whole) and ".." not in path.split("/"):
         return mount / path.removeprefix(whole)

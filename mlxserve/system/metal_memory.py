@@ -1,13 +1,16 @@
-"""MetalMemory: the memory that mlx keeps resident, and the freed memory that it keeps, on Metal.
+"""MetalMemory: the wired and the cached memory of mlx on Metal.
 
-Both limits are the process's, and several models may be loaded. So each model has a share, and the limits are the
+Both limits are the process's, and several models may be loaded. So each model has a share, and the
+limits are the
 sums of all shares:
 
     wired    weights, states, pages that have memory, and a step; at most the working set
     freed    a step, whose arrays the next one uses again
 
-By default mlx wires nothing, and macOS takes memory back from a model that pauses. Others measured, wired and not,
-63 and 318 ms for a decode after 1.2 s (llama.cpp#10119), and 31 and 0.7 tokens/s of a model that nearly fills the
+By default mlx wires nothing, and macOS takes memory back from a model that pauses. Others measured,
+wired and not,
+63 and 318 ms for a decode after 1.2 s (llama.cpp#10119), and 31 and 0.7 tokens/s of a model that
+nearly fills the
 machine (osaurus-ai/vmlx-swift#418).
 """
 
@@ -30,7 +33,7 @@ _GIB = 1 << 30
 
 
 class Growing(Protocol):
-    """A pool: its bytes now, and what it calls with them when they have changed."""
+    """A pool: its current bytes, and a callback for their changes."""
 
     on_resized: Callable[[int], None]
 
@@ -40,14 +43,14 @@ class Growing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MetalLimits:
-    """Bytes, as mlx was given them."""
+    """The limits in bytes that mlx has."""
 
     wired: int
     freed: int
 
 
 class ModelShare:
-    """What one model has. It ends with the pools that it follows."""
+    """The memory of one model. It ends with the pools that it follows."""
 
     def __init__(self, fixed: int, step: int, wired: int | None, apply: Callable[[], None]) -> None:
         self.step = step
@@ -77,7 +80,7 @@ class ModelShare:
 
 
 class MetalMemory:
-    """Of all models of a process. Any thread may call it."""
+    """The shares of all models of a process. Thread-safe."""
 
     def __init__(self) -> None:
         self._shares: WeakSet[ModelShare] = WeakSet()
@@ -91,13 +94,13 @@ class MetalMemory:
         return self._limits
 
     def add(self, fixed: int, step: int, wired_limit: float | None = None) -> ModelShare:
-        """The share of a model that was just loaded.
+        """Add the share of a model that was just loaded.
 
         fixed: bytes of weights and states
         step: bytes that a step takes beside them
         wired_limit: GiB that the user has chosen to wire, of all models together
 
-        Raises InvalidConfig where macOS does not allow this limit.
+        Raises InvalidConfig if macOS does not allow this limit.
         """
         most = self._working_set = machine.working_set()
         wired = None if wired_limit is None else int(wired_limit * _GIB)
@@ -115,9 +118,10 @@ class MetalMemory:
         return share
 
     def apply(self) -> None:
-        """Set mlx's limits to what is loaded now.
+        """Set mlx's limits to the sum of the current shares.
 
-        Called after an unload once the arrays are free: beyond its limit mlx unwires any array, also another
+        Called after an unload once the arrays are free: beyond its limit mlx unwires any array,
+            also another
         model's.
         """
         with self._lock:
@@ -144,7 +148,7 @@ class MetalMemory:
 
 
 def _limits_of(shares: list[ModelShare], working_set: int) -> MetalLimits | None:
-    """None without a model."""
+    """Sum the shares; None without a model."""
     if not shares:
         return None
     chosen = [share.wired for share in shares if share.wired is not None]

@@ -1,7 +1,9 @@
-"""Pauses: time in which this process did not run: stopped (Ctrl-Z, a debugger), frozen, or asleep.
+"""RunningClock: a clock without pauses of this process: stopped (Ctrl-Z), frozen, or asleep.
 
-No clock of the system leaves it out: while a process is stopped all of them run, and while a machine
-sleeps some do. A thread ticks instead, and a tick that comes late shows a pause. A call that holds the
+No clock of the system leaves them out: while a process is stopped all of them run, and while a
+    machine
+sleeps some do. A thread ticks instead, and a tick that comes late shows a pause. A call that holds
+the
 interpreter's lock for as long looks the same.
 """
 
@@ -17,10 +19,10 @@ SHORTEST_PAUSE = 2.0  # seconds between two ticks; a busy machine delays a threa
 
 
 class RunningClock:
-    """Seconds that this process has run, from any thread. Until `start` pauses are not noticed."""
+    """Seconds that this process has run. Thread-safe. Without `start` pauses are not noticed."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, tick: float = TICK) -> None:
-        """`tick`: seconds between two ticks"""
+        """`tick`: seconds between two ticks."""
         self._clock = clock
         self._tick = tick
         self._ticked: float | None = None
@@ -29,7 +31,7 @@ class RunningClock:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Begin to tick on a daemon thread. Idempotent."""
+        """Start ticking on a daemon thread. Idempotent."""
         with self._lock:
             if self._ticked is not None:
                 return
@@ -37,14 +39,14 @@ class RunningClock:
         threading.Thread(target=self._run, name="mlxserve-ticks", daemon=True).start()
 
     def tick(self) -> None:
-        """Say that the process runs."""
+        """Record that the process runs."""
         now = self.now()
         with self._lock:
             if self._ticked is not None:
                 self._ticked = now + self._paused
 
     def now(self) -> float:
-        """Seconds since any moment, without pauses: the one who asks first after a pause notices it."""
+        """Seconds since an arbitrary moment, without pauses; a first call notices one."""
         with self._lock:
             now = self._clock()
             if self._ticked is not None and now - self._ticked > SHORTEST_PAUSE:
@@ -53,7 +55,7 @@ class RunningClock:
             return now - self._paused
 
     def was_paused(self, seconds: float) -> bool:
-        """Whether there was a pause in the last `seconds` of the system's clock."""
+        """True if there was a pause in the last `seconds` of the system's clock."""
         now = self.now()
         with self._lock:
             return now + self._paused - self._pause_ended <= seconds

@@ -1,8 +1,8 @@
-"""Makes untrusted text safe to print or show: the one place that decides what may reach a terminal.
+r"""Makes untrusted text safe to print or show: the one place that decides what may reach a terminal.
 
 Names, errors and answers come from folders, files, models and other servers. Characters that could move
 the cursor, set the clipboard, forge a line or reorder text never reach the screen: what mlxserve prints and
-logs shows them as escapes (`\\x1b`), the chat as visible characters (`␛`). None is dropped silently.
+logs shows them as escapes (`\x1b`), the chat as visible characters (`␛`). None is dropped silently.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def escaped_lines(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Return the text with `\\n` as its only line end and visible signs for what a terminal would obey."""
+    r"""Return the text with `\n` as its only line end and visible signs for controls."""
     return _UNSAFE_IN_LINES.sub(_visible, _LINE_ENDS.sub("\n", text))
 
 

@@ -1,6 +1,6 @@
-"""Text that UTF-8 can encode: a lone surrogate becomes U+FFFD.
+r"""Text that UTF-8 can encode: a lone surrogate becomes U+FFFD.
 
-JavaScript cuts a text between the two halves of an emoji and writes `"a\\ud83d"`, and models write
+JavaScript cuts a text between the two halves of an emoji and writes `"a\ud83d"`, and models write
 such escapes as well. JSON can carry them, and Python's strings too.
 """
 
@@ -17,7 +17,7 @@ _MAX_PIECE = 1 << 14
 
 
 def well_formed(text: str) -> str:
-    """The same text, unless it has surrogates: two that fit are one character, others U+FFFD."""
+    """Replace surrogates: a matching pair by its character, others by U+FFFD."""
     if text.isascii():
         return text
     try:
@@ -28,7 +28,7 @@ def well_formed(text: str) -> str:
 
 
 def well_formed_value(value: Any) -> Any:
-    """A JSON value with all its texts well-formed, names of members included."""
+    """Make all texts of a JSON value well-formed, including keys."""
     if isinstance(value, str):
         return well_formed(value)
     if isinstance(value, dict):

@@ -61,7 +61,9 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Controls:
-    """off, on: the variables that turn thinking off and on; empty if none does
+    """The controls of one template.
+
+    off, on: the variables that turn thinking off and on; empty if none does
     always_thinks: the template raises when thinking is turned off
     """
 
@@ -106,7 +108,7 @@ class Controls:
         return Attempt(variables, tuple(dict.fromkeys(changes)))
 
     def _level(self, efforts: Efforts, requested: Mapping[str, Any], *, thinks: object) -> object:
-        """The requested level. Without a switch, the effort alone can turn thinking off."""
+        """Return the requested level. Without a switch, the effort alone can turn thinking off."""
         if thinks is False and SWITCH not in self.off:
             return "none"
         level = requested.get(EFFORT, requested.get(efforts.variable))
@@ -159,14 +161,14 @@ def _off_variables(efforts: Sequence[Efforts]) -> dict[str, str]:
 
 
 def _on_variables(efforts: Sequence[Efforts]) -> dict[str, str]:
-    """The default; if that is no thinking, then `high`, the default effort of Anthropic's API."""
+    """Return the default; if that turns thinking off, `high`, the default of Anthropic's API."""
     values = {e.variable: e.mapping["high"] if e.default in _OFF else e.default for e in efforts}
     switches = _off_variables(efforts)
     return {name: value for name, value in values.items() if name in switches and value is not None}
 
 
 def _rendered(render_each: RenderEach, settings: Sequence[Mapping[str, Any]]) -> list[_Prompts]:
-    """The prompts with each of the settings, of the conversations that any setting renders."""
+    """Render with each of the settings the conversations that any setting renders."""
     tools = (None, [TOOL])
     texts = render_each([Probe(_CONVERSATION, t, each) for each in settings for t in tools])
     columns = [column for column in (texts[::2], texts[1::2]) if any(column)]
@@ -176,7 +178,7 @@ def _rendered(render_each: RenderEach, settings: Sequence[Mapping[str, Any]]) ->
 
 @dataclass(frozen=True)
 class _ProbedVariable:
-    """prompts: by the value of the variable; None leaves it unset"""
+    """A probed variable; prompts: by the value of the variable; None leaves it unset."""
 
     name: str
     literals: Sequence[str]
@@ -246,7 +248,10 @@ class _ProbedVariable:
         return min(ranks, key=distance, default=None)
 
     def _ranks(self, values: Sequence[str]) -> dict[str | None, int]:
-        """Places on the ladder. A default that is no named level counts as medium, the default of OpenAI's API."""
+        """Places on the ladder.
+
+        An unnamed default counts as medium, the default of OpenAI's API.
+        """
         ranks: dict[str | None, int] = {v: rank for v in values if (rank := _rank(v)) is not None}
         if self._default is None and self.prompts[None] is not None:
             ranks |= {} if _MEDIUM in ranks.values() else {None: _MEDIUM}

@@ -1,9 +1,9 @@
 """One conversation in one form, from any dialect.
 
-    a dialect's body ──▶ reader ──▶ Conversation ──▶ fitting ──▶ the template's messages
+    a dialect's body ──▶ reader ──▶ Conversation ──▶ template_compat ──▶ the template's messages
 
 Readers fill in what their API allows to be absent, and leave a short text in the place of what this
-server cannot read. Only `fitting` turns messages into what a chat template takes.
+server cannot read. Only `template_compat` turns messages into what a chat template takes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class UnseenMedia(InvalidParameter):
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """What this server cannot read. `where` is its path in the request."""
+    """Content that this server cannot read. `where` is its path in the request."""
 
     kind: str
     where: str = ""
@@ -75,7 +75,7 @@ class Unreadable:
 
     @property
     def text(self) -> str:
-        """What takes its place."""
+        """Placeholder text."""
         if self.is_media:
             return f"[{_MEDIA[self.kind]} left out: {_READS_TEXT}]"
         return f"[{self.kind} left out]"
@@ -85,8 +85,8 @@ class Unreadable:
 class SentImage:
     """An image as it was sent, before it is fetched and decoded.
 
-    source  a URL: data: with the file itself, http: or https:. None for what is none of them
-    kind    of the part, for the sentence of a model that does not see it
+    source  a URL: data: with the file itself, http: or https:. None for anything else
+    kind    of the part, for the refusal of a model that does not see it
     where   its path in the request
     """
 
@@ -105,8 +105,9 @@ Part: TypeAlias = SentPart | Image
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call in an earlier answer. `arguments` is JSON as the model wrote it, which keeps the prompt
-    equal to the generated tokens.
+    """A call in an earlier answer, with its arguments as the model wrote them.
+
+    `arguments` is JSON; keeping its text keeps the prompt equal to the generated tokens.
     """
 
     id: str
@@ -114,19 +115,20 @@ class Call:
     arguments: str
 
     def as_object(self) -> dict[str, Any]:
-        """The arguments; as one text those that are no object of strict JSON, or were cut off."""
+        """Return the arguments; as one string if they are not a strict JSON object, or cut off."""
         found = arguments_object(self.arguments)
         return {"INVALID_JSON": self.arguments} if found is None else found
 
     def as_json(self) -> str:
-        """The arguments as written, or `as_object` where they are no such object."""
+        """Return the arguments as written, or `as_object` if they are no such object."""
         found = arguments_object(self.arguments)
         return self.arguments if found is not None else json.dumps(self.as_object())
 
 
 class PlacedImage(NamedTuple):
-    """An image before the character `at` of a message's text. A text in its place is separated from those
-    around it by `separator`.
+    """An image before the character `at` of a message's text.
+
+    A text in its place is separated from its neighbours by `separator`.
     """
 
     at: int
@@ -136,7 +138,9 @@ class PlacedImage(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """call_id, name: of the call whose result a tool's message is; `name` also of a user
+    """A message of any role.
+
+    call_id, name: of the call whose result a tool's message is; `name` also of a user
     extra: members of the library's messages that only the template knows
     """
 
@@ -160,7 +164,9 @@ class Message:
         where: str = "",
         **rest: Any,
     ) -> Self:
-        """separator: between texts with no image between them
+        """Build a message from parts.
+
+        separator: between texts with no image between them
         where: the path of the parts, which know their own within it
         """
         parts = tuple(
@@ -177,7 +183,7 @@ class Message:
         )
 
     def content(self) -> str | list[dict[str, Any]]:
-        """As templates take it: the text, or the parts of a message with images."""
+        """Return the content for templates: the text, or the parts of a message with images."""
         if not self.images:
             return self.text
         parts: list[dict[str, Any]] = []
@@ -191,7 +197,7 @@ class Message:
         return parts
 
     def after(self, earlier: Message) -> Message:
-        """Both as one message."""
+        """Merge with the message before it."""
         text = PARAGRAPH.join(filter(None, (earlier.text, self.text)))
         shift = len(text) - len(self.text)
         moved = (image._replace(at=image.at + shift) for image in self.images)
@@ -207,11 +213,11 @@ class Message:
 
     @property
     def sent_images(self) -> list[SentImage]:
-        """Those that are not decoded yet."""
+        """Images that are not decoded yet."""
         return [image for _, image, _ in self.images if isinstance(image, SentImage)]
 
     def with_images(self, found: Mapping[SentImage, Image]) -> Message:
-        """With the images that were sent decoded."""
+        """Replace sent images by decoded ones."""
         if not self.sent_images:
             return self
         images = (
@@ -223,7 +229,7 @@ class Message:
         return replace(self, images=tuple(images))
 
     def without_images(self) -> Message:
-        """With texts in the place of the images that were sent, as a model gets it that does not see."""
+        """Replace sent images by texts, for a model without vision."""
         if not self.sent_images:
             return self
         text, begin, between = "", 0, ""
@@ -267,10 +273,13 @@ class Conversation:
     def of(
         cls, messages: Iterable[Message], *, joins: Sequence[str] = (), sees: bool = False
     ) -> Self:
-        """joins: roles whose neighbours the dialect means as one message
+        """Build a conversation.
+
+        joins: roles whose neighbours the dialect means as one message
         sees: images that were sent stay, to be decoded: the model sees them
 
-        Raises InvalidParameter for an image, or another medium, in the newest user message: an answer
+        Raises InvalidParameter for an image, or another medium, in the newest user message: an
+            answer
         without it would be about something else. Everywhere else, in earlier turns and in the
         results of tools, a text takes its place, as a refusal would end the session for good.
         """
@@ -292,27 +301,27 @@ class Conversation:
 
     @property
     def left_out(self) -> list[str]:
-        """What was left out, by kind."""
+        """Kinds of content that were left out."""
         return sorted({left.kind for message in self.messages for left in message.left_out})
 
     @property
     def sent_images(self) -> list[SentImage]:
-        """Those that are not decoded yet, in their order."""
+        """Images that are not decoded yet, in order."""
         return [image for message in self.messages for image in message.sent_images]
 
     @property
     def num_pixels(self) -> int:
-        """Of decoded images."""
+        """Pixels of all decoded images."""
         images = [one.image for message in self.messages for one in message.images]
         return sum(one.width * one.height for one in images if isinstance(one, Image))
 
     def with_images(self, found: Mapping[SentImage, Image]) -> Self:
-        """With the images that were sent decoded."""
+        """Replace sent images by decoded ones."""
         return replace(self, messages=tuple(m.with_images(found) for m in self.messages))
 
 
 def images_in(message: Mapping[str, Any]) -> list[Image]:
-    """Of a message as templates take it, in their order."""
+    """Images of a template's message, in order."""
     content = message.get("content")
     if not isinstance(content, list):
         return []
@@ -321,7 +330,7 @@ def images_in(message: Mapping[str, Any]) -> list[Image]:
 
 
 def without_images(message: Mapping[str, Any]) -> dict[str, Any]:
-    """For a template, which writes a marker in the place of each image."""
+    """Return the message for a template, which writes a marker in place of each image."""
     content = message.get("content")
     if not isinstance(content, list):
         return {**message}
@@ -367,8 +376,9 @@ def _refuse_media(messages: Sequence[Message]) -> None:
 
 
 def parts_of(content: object) -> tuple[Part, ...]:
-    """A text or a list of parts, as OpenAI's APIs have it, or with images that are decoded already:
-    {"type": "image", "image": Image}. Raises ValueError for another shape.
+    """Read a text or a list of parts, as OpenAI's APIs have it; images may be decoded already.
+
+    Those are {"type": "image", "image": Image}. Raises ValueError for another shape.
     """
     if isinstance(content, str):
         return (content,)
@@ -396,7 +406,7 @@ def _part(part: object, where: str) -> Part:
 
 
 def _url_of(part: Mapping[str, Any]) -> str | None:
-    """Chat Completions has an object with it, Responses the URL itself."""
+    """Return an image's URL: Chat Completions nests it in an object, Responses does not."""
     url = part.get("image_url")
     if isinstance(url, Mapping):
         url = url.get("url")
@@ -409,7 +419,7 @@ _READ = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_con
 def read_for(
     read: Callable[[bool], Conversation], *, sees: bool, no_vision_reason: str = ""
 ) -> Conversation:
-    """What `read` makes, for a model that sees images or not.
+    """Return what `read` makes of a conversation, for a model that sees images or not.
 
     no_vision_reason: why it does not, if it was trained to; the refusal of an image says so
     """
@@ -422,7 +432,7 @@ def read_for(
 
 
 def read_messages(messages: Iterable[object], *, sees: bool = False) -> Conversation:
-    """The library's messages: objects as in OpenAI's API, with any others that the template reads.
+    """Read the library's messages, objects as in OpenAI's API plus the template's own fields.
 
     `sees`: as in `Conversation.of`. Raises InvalidRequest.
     """
@@ -465,14 +475,14 @@ def _read_call(call: Any) -> Call:
 
 
 def arguments_text(arguments: object) -> str:
-    """Arguments that were sent as text or as an object."""
+    """Return arguments sent as text or as an object as JSON text."""
     if isinstance(arguments, str):
         return arguments
     return json.dumps(arguments or {}, ensure_ascii=False)
 
 
 def completed_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool's definition with what the APIs allow to be absent, and templates take for granted."""
+    """Fill in optional members of a tool's definition that templates take for granted."""
     function = dict(tool.get("function", {}))
     if function.get("description") is None:
         function["description"] = ""

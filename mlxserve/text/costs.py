@@ -1,6 +1,6 @@
-"""How long work on texts takes, about: by this it finds its lane at the executor.
+"""Estimates of the time that work on texts takes, which decide its lane at the executor.
 
-Measured on two cores of an x86 server, busy with other work; what a job really took is charged to its
+Measured on two cores of an x86 server, busy with other work; the actual time is charged to the
 client.
 """
 
@@ -16,7 +16,7 @@ _COUNTED_BYTES = 1 << 20  # objects of a larger body are not counted: its size s
 
 
 def render_seconds(messages: Sequence[object], *others: object) -> float:
-    """To make a prompt of messages, and of other texts beside them, such as tools."""
+    """Seconds to render messages, and other texts beside them, such as tools."""
     size = text_size(messages, others)
     return size / CHARACTERS_PER_SECOND + len(messages) / MESSAGES_PER_SECOND
 
@@ -26,13 +26,13 @@ def encode_seconds(num_characters: int) -> float:
 
 
 def parse_seconds(body: bytes) -> float:
-    """To parse and validate JSON."""
+    """Seconds to parse and validate JSON."""
     num_objects = body.count(b"{") if len(body) <= _COUNTED_BYTES else 0
     return len(body) / _BYTES_PER_SECOND + num_objects / _OBJECTS_PER_SECOND
 
 
 def text_size(*values: object) -> int:
-    """Characters of all texts in nested lists and mappings, without the names of members."""
+    """Characters of all texts in nested lists and mappings, without keys."""
     size = 0
     waiting = list(values)
     while waiting:

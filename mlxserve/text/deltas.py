@@ -59,7 +59,7 @@ class Delta(NamedTuple):
 
 
 class DeltaDecoder:
-    """The outputs of one request to deltas.
+    """Turns the outputs of one request into deltas.
 
     Detokenises, tells reasoning and tool calls from text, and ends at stop strings, which are
     searched for in the text only. Without a parser everything is text.
@@ -75,7 +75,7 @@ class DeltaDecoder:
         answer_index: int = 0,
         image_tokens: int = 0,
     ) -> None:
-        """image_tokens: of the prompt, for its usage"""
+        """image_tokens: number in the prompt, for its usage."""
         self._decoder = tokenizer.stream(None if parser is None else parser.tokens)
         self._parser = parser
         self._stops = StopStrings(params.stop)
@@ -141,7 +141,7 @@ class DeltaDecoder:
         )
 
     def _reason(self, reason: FinishReason | None) -> FinishReason | None:
-        """The engine's reason, unless the text has ended by a stop string or with tool calls."""
+        """Return the engine's reason, unless a stop string or tool calls ended the text."""
         if self._stops.found is not None:
             return FinishReason.STOP
         if self._parser is None:

@@ -1,4 +1,4 @@
-"""LargeTextWorker: what a helper process does with large texts."""
+"""Yield every object in the value, with its depth."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LargeTextWorker:
         variables: Mapping[str, Any],
         most_characters: int | None,
     ) -> bytes | int:
-        """The ids, or the number of characters of a text that is too long."""
+        """Return the ids, or the number of characters of a text that is too long."""
         try:
             ids = self._tokenizer.render_here(messages, tools, variables, most_characters)
         except RenderedTooLong as error:

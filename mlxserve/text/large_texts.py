@@ -27,7 +27,7 @@ MEMORY = 2 << 30  # bytes: a token takes about 50 while it is made
 
 
 class LargeTexts:
-    """One process. Methods wait for the result; texts of several threads are done one by one."""
+    """The helper process of one tokenizer. Methods block; texts are processed one by one."""
 
     def __init__(self, path: Path, eos_token_ids: Sequence[int]) -> None:
         self._helper = Helper(
@@ -40,7 +40,7 @@ class LargeTexts:
         )
 
     def encode(self, text: str) -> list[int]:
-        """As `Tokenizer.encode`. Raises InvalidRequest."""
+        """Like `Tokenizer.encode`. Raises InvalidRequest."""
         try:
             return self._call("encode", text)
         except JobFailed as error:
@@ -55,7 +55,7 @@ class LargeTexts:
         variables: Mapping[str, Any],
         most_characters: int | None,
     ) -> list[int]:
-        """As `Tokenizer.render_here`. Raises InvalidRequest, TemplateError, RenderedTooLong."""
+        """Like `Tokenizer.render_here`. Raises InvalidRequest, TemplateError, RenderedTooLong."""
         try:
             return self._call("render", messages, tools, variables, most_characters)
         except JobFailed as error:

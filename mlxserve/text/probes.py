@@ -1,4 +1,4 @@
-"""Small conversations that are rendered to find out how a chat template treats them."""
+"""Probes: small conversations that show how a chat template treats them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Tools: TypeAlias = list[dict[str, Any]]
 
 
 class Probe(NamedTuple):
-    """A conversation with its tools and variables. Without variables thinking is on, under each of its names."""
+    """A conversation with its tools and variables; thinking is on by default, by every name."""
 
     messages: list[Message]
     tools: Tools | None = None

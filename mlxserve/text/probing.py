@@ -48,7 +48,7 @@ _ANY_TOOL = {"type": "function", "function": {"name": "any"}}
 
 
 def template_of(wrapper: Any, tools: Sequence[Mapping[str, Any]] | None) -> str | None:
-    """The template for a conversation with these tools; None for none, or one written in Python."""
+    """Return the template for a conversation with these tools; None if there is none in Jinja."""
     template = wrapper.chat_template
     if isinstance(template, dict):
         template = wrapper.get_chat_template(None, tools)
@@ -56,7 +56,7 @@ def template_of(wrapper: Any, tools: Sequence[Mapping[str, Any]] | None) -> str 
 
 
 def abilities_of(wrapper: Any, renderer: TextRenderer) -> TemplateCaps:
-    """The abilities of the chat template in mlx-lm's wrapper of a tokenizer.
+    """Probe the capabilities of the chat template in mlx-lm's wrapper of a tokenizer.
 
     A template with a syntax error has all abilities; the first request reports the error.
     """
@@ -76,7 +76,7 @@ def abilities_of(wrapper: Any, renderer: TextRenderer) -> TemplateCaps:
 
 
 def _rendered(wrapper: Any, renderer: TextRenderer, probes: Sequence[Probe]) -> list[str | None]:
-    """In one trip to the helper process."""
+    """Render all probes in one trip to the helper process."""
     common = {
         "documents": None,
         "return_assistant_tokens_mask": False,

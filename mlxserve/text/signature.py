@@ -16,14 +16,14 @@ MAX_THINKING = 4 << 20  # bytes of what is unpacked
 
 
 def sign(thinking: str) -> str:
-    """The thinking as a signature."""
+    """Encode the thinking as a signature."""
     text = thinking.encode("utf-8", "replace")
     packed = zlib.crc32(text).to_bytes(4, "big") + zlib.compress(text)
     return _PREFIX + base64.urlsafe_b64encode(packed).decode()
 
 
 def signed_thinking(signature: str | None) -> str:
-    """The thinking in a signature; empty for one that is not ours, or was damaged."""
+    """Decode a signature; empty for one that is not ours, or was damaged."""
     if signature is None or not signature.startswith(_PREFIX):
         return ""
     try:

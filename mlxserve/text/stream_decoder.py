@@ -1,4 +1,4 @@
-"""StreamDecoder: the text of token ids as they come."""
+"""StreamDecoder: decodes token ids to text as they arrive."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StreamDecoder:
         return piece
 
     def _settled(self) -> tuple[str, int]:
-        """The text up to where later ids cannot change it, and the number of ids that is.
+        """Return the text that later ids cannot change, and its number of ids.
 
         A character has four bytes at most. If no character is complete after any of the last four
         ids, all before them are bytes that belong to none.
@@ -72,7 +72,7 @@ class StreamDecoder:
         return text
 
     def finish(self) -> str:
-        """The remaining text. Bytes that never formed a character become U+FFFD."""
+        """Return the remaining text. Bytes that never formed a character become U+FFFD."""
         text = self._decode(self._ids[self._prefix :])[len(self._shown) :]
         self._prefix = self._read = len(self._ids)
         self._shown = ""

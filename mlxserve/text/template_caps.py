@@ -1,7 +1,8 @@
-"""What a chat template takes, found once by rendering a few small conversations.
+"""TemplateCaps: a chat template's capabilities, probed with a few small conversations.
 
 Templates raise, or silently drop text, for conversations that their authors did not think of: a
-system message further down, two calls in an answer, an id of another length. A probe counts as taken
+system message further down, two calls in an answer, an id of another length. A probe counts as
+taken
 only if it renders with all its texts, in their order: some templates move every system message to
 the front, which changes the beginning of the prompt with each new one.
 """
@@ -25,7 +26,7 @@ REASONING_NAMES = ("reasoning_content", "reasoning")
 
 
 class CallIds(StrEnum):
-    """Which ids of calls a template takes."""
+    """The ids of calls that a template accepts."""
 
     ANY = "any"
     NINE = "nine letters or digits"
@@ -33,7 +34,7 @@ class CallIds(StrEnum):
 
 
 class Arguments(StrEnum):
-    """How a template takes the arguments of an earlier call."""
+    """The form in which a template takes the arguments of an earlier call."""
 
     TEXT = "text"
     OBJECT = "object"
@@ -41,15 +42,19 @@ class Arguments(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateCaps:
-    """late_system: a system message after the first other one, left in its place
+    """What a chat template accepts and shows.
+
+    late_system: a system message after the first other one, left in its place
     user_after_result: a user message directly after a tool's result
-    text_with_calls: a text before calls in one message; False only if it can be a message before them
+    text_with_calls: a text before calls in one message; False only if it can be a message before
+        them
     text_and_reasoning: a text beside reasoning in an answer with calls
     late_results: another message between a call and its result
     orphan_results: a tool's result without a call before it
     bare_tools: tools without a description
-    loose_types: tools whose parameters have several types, or none; some templates recurse without end
-    result_images: an image in a tool's result; True where the template shows no images at all
+    loose_types: tools whose parameters have several types, or none; some templates recurse without
+        end
+    result_images: an image in a tool's result; True if the template shows no images at all
     calls, results: earlier calls and the results of tools are in the prompt
     answer_first: an assistant's message before the first user's
     empty_answers: an assistant's message without a text
@@ -85,7 +90,7 @@ class TemplateCaps:
     controls: Controls = field(default_factory=Controls)
 
     def card(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the capabilities as JSON."""
         return {**asdict(self), "variables": sorted(self.variables)}
 
 
@@ -151,12 +156,12 @@ _WRITTEN_PART = re.compile(r"""['"]type['"]:\s*['"]image""")
 
 
 def find_abilities(render_each: RenderEach, literals: Mapping[str, Sequence[str]]) -> TemplateCaps:
-    """The abilities of the template that `render_each` renders.
+    """Probe the capabilities of the template that `render_each` renders.
 
     literals: the strings that the template compares each of its variables with
 
     A template that does not even render a user's message is taken to be able to do everything, so
-    that requests are told its own error.
+    that requests report its own error.
     """
     variables = frozenset(literals)
     probes = {name: Probe(messages) for name, (messages, _) in _PLAIN.items()}
@@ -252,7 +257,7 @@ def _abilities_of_calls(texts: Mapping[str, str | None]) -> dict[str, Any]:
 
 
 def _arguments(as_object: str | None, as_text: str | None) -> Arguments:
-    """Text wherever it stays as the model wrote it: an object is written anew, with other blanks.
+    """Prefer text if it stays as the model wrote it: an object is rewritten with other blanks.
 
     A template with a syntax of its own for objects may print a text as it is, which no model wrote.
     """
@@ -265,14 +270,14 @@ def _arguments(as_object: str | None, as_text: str | None) -> Arguments:
 
 
 def _shows_image(text: str | None, without: str | None, mark: str) -> bool:
-    """Whether an image beside this mark is in the prompt, as something else than a written part."""
+    """True if the prompt shows an image beside this mark, as something else than a written part."""
     if text is None or not _holds(text, (mark,)):
         return False
     return text != without and _WRITTEN_PART.search(text) is None
 
 
 def _holds(text: str | None, marks: Sequence[str]) -> bool:
-    """Whether it was rendered with all of these, in this order."""
+    """True if the rendered text has all of these marks in this order."""
     if text is None:
         return False
     at = 0

@@ -1,8 +1,10 @@
-"""Fits a conversation to what a chat template takes: one pure function for each ability it lacks.
+"""Adapts a conversation to its chat template: one pure function per missing capability.
 
-Which of them apply is decided by the template alone, so a conversation's prompt never changes its
-shape from one turn to the next. Each makes the smallest change that keeps the beginning of the
-prompt: nothing moves to the front, which would compute the whole conversation again.
+The template alone decides which of them apply, so a conversation's prompt never changes its shape
+from
+one turn to the next. Each makes the smallest change that keeps the beginning of the prompt: nothing
+moves
+to the front, which would compute the whole conversation again.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _OPENING = "Continue."  # a user message before an assistant's
 
 @dataclass(frozen=True, slots=True)
 class AdaptedConversation:
-    """Messages as the template takes them, and what was changed for it."""
+    """Messages as the template takes them, and descriptions of the changes."""
 
     messages: list[dict[str, Any]]
     changes: tuple[str, ...] = ()
@@ -52,7 +54,7 @@ class _Step:
 
 
 def calls_as_json(calls: Sequence[Call]) -> str:
-    """Calls as a text, for a template that shows none and a model whose own format is not known."""
+    """Write calls as text, for a template that shows none and a model of unknown format."""
     return "\n".join(
         json.dumps({"name": call.name, "arguments": call.as_object()}, ensure_ascii=False)
         for call in calls
@@ -60,7 +62,7 @@ def calls_as_json(calls: Sequence[Call]) -> str:
 
 
 class Fitting:
-    """The steps that one template needs, in their order."""
+    """The steps that one template needs, in order."""
 
     def __init__(self, abilities: TemplateCaps, write_calls: WriteCalls = calls_as_json) -> None:
         self.abilities = abilities
@@ -70,7 +72,7 @@ class Fitting:
         self._steps = [step for step in steps if step.is_needed(abilities)]
 
     def fit(self, conversation: Conversation) -> AdaptedConversation:
-        """Methods of several threads do not disturb each other."""
+        """Apply the steps. Thread-safe."""
         messages = conversation.messages
         changes = []
         for step in self._steps:
@@ -106,7 +108,7 @@ class Fitting:
 
 
 def _leading(messages: Messages) -> int:
-    """How many system messages it begins with."""
+    """Number of system messages at the beginning."""
     return next((n for n, one in enumerate(messages) if one.role != SYSTEM), len(messages))
 
 
@@ -116,7 +118,7 @@ def join_first_systems(messages: Messages) -> Messages:
 
 
 def results_after_calls(messages: Messages) -> Messages:
-    """Each directly after the last answer with its call, before what came between them."""
+    """Move each result directly after the last answer with its call."""
     answers: dict[str | None, int] = {}  # by id of a call; None for a result without an id
     results: dict[int, list[Message]] = {}
     others: list[tuple[int, Message]] = []
@@ -130,8 +132,11 @@ def results_after_calls(messages: Messages) -> Messages:
 
 
 def late_systems_as_users(messages: Messages) -> Messages:
-    """Or as the end of a tool's result: a user message there would move the tools of Mistral's templates
-    to it, and drop the reasoning before it in Qwen 3.5's, which computes most of the prompt again.
+    """Turn late system messages into user messages, or append them to a tool's result.
+
+    A user message after a result would move the tools of Mistral's templates to it, and drop the
+    reasoning
+    before it in Qwen 3.5's, which computes most of the prompt again.
     """
     end = _leading(messages)
     fitted = [*messages[:end]]
@@ -157,7 +162,7 @@ def systems_into_first_user(messages: Messages) -> Messages:
 
 
 def last_system_as_user(messages: Messages) -> Messages:
-    """Only where there is no user at all."""
+    """Turn the last system message into the user's, if there is no user at all."""
     end = _leading(messages)
     if not end or any(message.role == USER for message in messages):
         return messages
@@ -169,7 +174,7 @@ def results_as_users(messages: Messages) -> Messages:
 
 
 def images_after_results(messages: Messages) -> Messages:
-    """In a user message after the results, or before the text of the one that is there."""
+    """Move images from results to a user message after them, before its text if there is one."""
     fitted: list[Message] = []
     images: list[Image | SentImage] = []
     for message in messages:
@@ -201,7 +206,7 @@ def orphans_as_users(messages: Messages) -> Messages:
 
 
 def split_calls(messages: Messages) -> Messages:
-    """One call in each answer, followed by its result."""
+    """Split an answer into one per call, each followed by its result."""
     fitted: list[Message] = []
     at = 0
     while at < len(messages):
@@ -225,7 +230,7 @@ def split_calls(messages: Messages) -> Messages:
 
 
 def texts_as_reasoning(messages: Messages) -> Messages:
-    """Of answers that have both, and calls."""
+    """Merge text into reasoning, in answers that have both, and calls."""
     return tuple(
         replace(m, reasoning=PARAGRAPH.join((m.reasoning, m.text)), text="", images=())
         if m.calls and m.reasoning and m.text
@@ -235,7 +240,7 @@ def texts_as_reasoning(messages: Messages) -> Messages:
 
 
 def texts_before_calls(messages: Messages) -> Messages:
-    """A text as a message of its own, where it is dropped beside calls."""
+    """Move a text that is dropped beside calls to a message of its own."""
     fitted: list[Message] = []
     for message in messages:
         if message.calls and (message.text or message.images):
@@ -257,7 +262,7 @@ def begin_with_a_user(messages: Messages) -> Messages:
 
 
 def answer_results(messages: Messages) -> Messages:
-    """A short answer between a tool's result and a user message."""
+    """Insert a short answer between a tool's result and a user message."""
     fitted: list[Message] = []
     for message in messages:
         if message.role == USER and _last_role(fitted) == TOOL:
@@ -275,7 +280,7 @@ def join_users(messages: Messages) -> Messages:
 
 
 def join_answers(messages: Messages) -> Messages:
-    """Calls stay with the results that follow them."""
+    """Join consecutive answers; calls stay with the results that follow them."""
     return _join(messages, lambda message: message.role == ASSISTANT and not message.calls)
 
 
@@ -292,7 +297,7 @@ def _with_short_ids(message: Message) -> Message:
 
 
 def _short(call_id: str) -> str:
-    """The id if it has nine letters or digits, otherwise a digest of it."""
+    """Return an id of nine letters or digits as it is, otherwise a digest of it."""
     if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
         return call_id
     return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
@@ -391,7 +396,7 @@ _TYPES = ("array", "boolean", "integer", "number", "object", "string")
 
 
 def single_typed_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool's definition with one type for each value, for a template that shows no other."""
+    """Return a tool's definition with one type per value, for a template that shows no other."""
     function = tool["function"]
     return {**tool, "function": {**function, "parameters": _single_typed(function["parameters"])}}
 

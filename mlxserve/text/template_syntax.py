@@ -1,4 +1,4 @@
-"""What a chat template's syntax tree says about the variables that it reads."""
+"""Reads the variables of a chat template from its syntax tree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WORD = re.compile(r"[a-z][a-z0-9_-]{0,15}")
 
 
 def literals_of(tree: nodes.Template, variable: str) -> list[str]:
-    """The words that a template compares a variable with or uses instead of it, in their order.
+    """List the words that a template compares a variable with or substitutes for it, in order.
 
     A name that is set to the variable, also with a filter or a default, counts as the variable.
     """

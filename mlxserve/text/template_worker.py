@@ -1,4 +1,4 @@
-"""TemplateWorker: what a helper process does with chat templates."""
+"""TemplateWorker: the helper process that renders chat templates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ class TemplateWorker:
             )
 
     def render(self, arguments: Mapping[str, Any]) -> str:
-        """`arguments`: those of transformers' `render_jinja_template`. Raises what the template does."""
+        """`arguments`: those of transformers' `render_jinja_template`.
+
+        Raises the template's errors.
+        """
         compiled = self._transformers._compile_jinja_template(arguments["chat_template"])
         self._let_own_lists_grow(compiled.environment)
         self._given.clear()
@@ -33,15 +36,15 @@ class TemplateWorker:
         return str(texts[0])
 
     def literal_text(self, template: str) -> str:
-        """The text that a template itself contains: control tokens in it are the template's own."""
+        """Return a template's literal text: control tokens in it are the template's own."""
         return str(self._transformers._get_template_literal_text(template))
 
     def render_each(self, arguments: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """As `render` for each of them; None for one at which the template raises."""
+        """Render each; None for one at which the template raises."""
         return [self._rendered(each) for each in arguments]
 
     def variables(self, template: str) -> dict[str, list[str]]:
-        """The names that a template reads, without jinja's own, each with the words that it is compared with."""
+        """Map the names that a template reads, except jinja's, to the words compared with them."""
         environment = self._transformers._compile_jinja_template(template).environment
         names = self._transformers._get_template_variables(template) - environment.globals.keys()
         tree = environment.parse(template)
@@ -57,7 +60,7 @@ class TemplateWorker:
         return remembered
 
     def _let_own_lists_grow(self, environment: Any) -> None:
-        """Kimi's templates append to lists that they have made; the sandbox refuses it for any list."""
+        """Allow appends to a template's own lists (Kimi), which the sandbox would refuse."""
         if "is_safe_attribute" in vars(environment):
             return
         is_safe = environment.is_safe_attribute

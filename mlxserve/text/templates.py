@@ -40,7 +40,7 @@ class RenderedTooLong(Exception):
 
 @contextmanager
 def at_most(characters: int | None) -> Iterator[None]:
-    """Inside, a longer rendered text raises RenderedTooLong."""
+    """Raise RenderedTooLong for longer rendered texts in this block."""
     token = _most_characters.set(characters)
     try:
         yield
@@ -49,7 +49,7 @@ def at_most(characters: int | None) -> Iterator[None]:
 
 
 def check_length(text: str) -> str:
-    """Returns the text. Raises RenderedTooLong."""
+    """Return the text. Raises RenderedTooLong."""
     most = _most_characters.get()
     if most is not None and len(text) > most:
         raise RenderedTooLong(len(text))
@@ -58,7 +58,7 @@ def check_length(text: str) -> str:
 
 @contextmanager
 def released_while_rendering(lock: threading.Lock) -> Iterator[None]:
-    """Inside, this thread does not hold the lock while a template is rendered."""
+    """Release the lock while a template is rendered in this block on this thread."""
     token = _idle_lock.set(lock)
     try:
         yield
@@ -82,13 +82,16 @@ class TextRenderer(Protocol):
         """`arguments`: those of transformers' `render_jinja_template`. Raises TemplateError."""
 
     def render_each(self, arguments: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """As `render` for each of them; None for one at which the template raises."""
+        """Render each; None for one at which the template raises."""
 
     def literal_text(self, template: str) -> str:
-        """The text that a template itself contains. Raises TemplateError."""
+        """Return a template's literal text. Raises TemplateError."""
 
     def variables(self, template: str) -> Mapping[str, Sequence[str]]:
-        """The names that a template reads, each with the words that it is compared with. Raises TemplateError."""
+        """Map the names that a template reads to the words it compares them with.
+
+        Raises TemplateError.
+        """
 
 
 class HelperRenderer:
@@ -132,12 +135,12 @@ class HelperRenderer:
 
 @cache
 def helper_renderer() -> HelperRenderer:
-    """One for the process: its child keeps the compiled templates of all models."""
+    """Return the process's only renderer: its child caches the compiled templates of all models."""
     return HelperRenderer()
 
 
 def render_with(renderer: TextRenderer) -> None:
-    """From now on, transformers renders every chat template with this renderer."""
+    """Make transformers render every chat template with this renderer."""
     base: Any = import_module("transformers.tokenization_utils_base")
 
     def rendered(

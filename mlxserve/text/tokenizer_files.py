@@ -32,7 +32,7 @@ _PLAIN = "TokenizersBackend"  # transformers' class of what tokenizer.json alone
 
 
 def load_tokenizer(path: Path, eos_token_ids: Sequence[int]) -> Any:
-    """mlx-lm's wrapper of the tokenizer. Raises UnsupportedModel where it cannot be read."""
+    """Return mlx-lm's wrapper of the tokenizer. Raises UnsupportedModel if it is unreadable."""
     from mlx_lm.tokenizer_utils import load
 
     try:
@@ -54,9 +54,9 @@ def load_tokenizer(path: Path, eos_token_ids: Sequence[int]) -> Any:
 
 
 def _class_of(path: Path) -> dict[str, Any]:
-    """From what AutoTokenizer chooses a class: the model's type, as an untouched config of its class.
+    """Arguments from which AutoTokenizer chooses a class: the model type's default config.
 
-    Where tokenizer_config.json names a class of the folder's own, tokenizer.json alone decides.
+    If tokenizer_config.json names a class of the folder's own, tokenizer.json alone decides.
     """
     from transformers.configuration_utils import PreTrainedConfig
     from transformers.models.auto.configuration_auto import AutoConfig

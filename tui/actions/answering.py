@@ -37,7 +37,7 @@ _FRAMES_PER_SECOND = 15
 
 
 class Answering:
-    """At most one answer at a time."""
+    """Runs at most one answer at a time."""
 
     def __init__(
         self, open_chat: OpenChat, link: ServerLink, window: ChatWindow, tools: ToolUse
@@ -76,7 +76,7 @@ class Answering:
 
     @property
     def request_id(self) -> str | None:
-        """The server's id of the last answer of the open chat."""
+        """The server's id of the open chat's last answer."""
         if self._operations.answer is not None:
             return self._operations.answer.request_id
         chat = self._open_chat.chat
@@ -84,7 +84,7 @@ class Answering:
 
     @property
     def is_full(self) -> bool:
-        """Whether the open chat's last question was refused because it did not fit."""
+        """True if the open chat's last question was refused because it did not fit."""
         chat = self._open_chat.chat
         return chat is not None and chat.id == self._full_chat
 
@@ -108,7 +108,7 @@ class Answering:
             self._window.notify("Nothing to continue: the last answer was not stopped or cut off.")
 
     def compact(self) -> None:
-        """Put a summary in place of the oldest messages."""
+        """Replace the oldest messages by a summary."""
         if self._open_chat.path:
             self.run_when_connected(self._compact)
         else:
@@ -141,7 +141,7 @@ class Answering:
     # The queue
 
     def send(self, asked: NewQuestion) -> None:
-        """Ask it now, or after the running operation."""
+        """Ask a question now, or after the running operation."""
         self._queue.append(asked)
         self._show_queue()
         self.send_next()
@@ -156,7 +156,7 @@ class Answering:
         self._window.show_queue([asked.text for asked in self._queue])
 
     def return_queue(self) -> None:
-        """Move queued messages back into the composer: after a failure the user decides about them."""
+        """Move queued messages back into the composer: after a failure the user decides."""
         if self._queue:
             composer = self._window.composer
             # Images are read again from the files that the text mentions.
@@ -233,13 +233,13 @@ class Answering:
         return self._tools.pieces(connection, messages, fields, continues=continues)
 
     async def forget(self, left: Traces) -> None:
-        """Have the server forget what it keeps of a chat that was deleted."""
+        """Make the server forget its cached pages of a deleted chat."""
         connection, tools = self._link.connection, self._tools.definitions
         if words := await forget_pages(connection, left, tools, self.sampling.fields):
             self._window.notify(words)
 
     async def _show_not_connected(self) -> None:
-        """The connection was lost while the operation waited."""
+        """Report a connection that was lost while the operation waited."""
         await self._window.show(self._open_chat)
         await self._window.transcript.say(
             "Not connected. Press Ctrl+R to reconnect.", is_error=True
@@ -274,7 +274,7 @@ class Answering:
                 await window.transcript.say(reason, is_error=True)
 
     def ask_again(self) -> None:
-        """Ask the question again that was lost with its server, now that there is another one."""
+        """Repeat the question that was lost with its server, after a reconnect."""
         lost, self._lost = self._lost, None
         path = self._open_chat.path
         if lost is None or not path or path[-1].id != lost.id:
@@ -284,7 +284,7 @@ class Answering:
             self.run(partial(self.reply, question))
 
     async def _show_full(self, message: StoredMessage, failure: ContextFull) -> None:
-        """Nothing was answered, so nothing is kept but the question."""
+        """Remove the unanswered reply and keep the question."""
         self._full_chat = message.chat_id
         await self._open_chat.remove(message)
         await self._window.show(self._open_chat)
@@ -331,7 +331,7 @@ class Answering:
         self.return_queue()
 
     def show_ready(self) -> None:
-        """Say that the next message can be sent, and whether there is room for many more."""
+        """Show that the next message can be sent, and warn if the context is nearly full."""
         use = self.context_use
         if use is None or self._link.is_lost:
             return
@@ -342,14 +342,14 @@ class Answering:
         self.show_header()
 
     def show_header(self) -> None:
-        """Show the model, how much of its context the chat takes, and what was set."""
+        """Show the model, the chat's use of its context, and the settings."""
         system = ["with a system prompt"] if self._open_chat.system else []
         settings = [*system, self._tools.words, self.sampling.words]
         self._window.show_header(self._link.model, self.context_use, self._link.address, settings)
 
     @property
     def context_use(self) -> ContextUse | None:
-        """Of the model's context, by the open chat; None while not connected."""
+        """The open chat's use of the model's context; None while not connected."""
         connection = self._link.connection
         if connection is None:
             return None

@@ -25,7 +25,7 @@ FIND = "/find "  # the start of the command that searches
 
 @dataclass
 class Browsing:
-    """Owns the last search. `exports` is the folder of exported chats for which no file is named."""
+    """Owns the last search. `exports` is the default folder of exported chats."""
 
     class Opened(Event):
         """Another chat or branch was opened. Posted by the window."""
@@ -41,7 +41,7 @@ class Browsing:
         self._answering.run(self._new)
 
     def open(self, choice: ChatChoice | None) -> None:
-        """Open the chosen chat; None: nothing was chosen."""
+        """Open the chosen chat; None if nothing was chosen."""
         if choice is not None:
             self._answering.run(partial(self._open, choice))
 
@@ -82,7 +82,7 @@ class Browsing:
             self._window.app.push_screen(dialog, self._take_system)
 
     def _take_system(self, text: str | None) -> None:
-        """None: it stays as it is."""
+        """Set the prompt; None leaves it as it is."""
         if text is not None and text != self._open_chat.system:
             self._answering.run(partial(self._set_system, text))
 
@@ -100,7 +100,7 @@ class Browsing:
             self._window.notify(f"Exported to {to}")
 
     def _has_messages(self) -> bool:
-        """Says so, if it has none."""
+        """True if the chat has messages; shows a notice if not."""
         if self._open_chat.chat is None:
             self._window.notify("This chat is empty: send a message first.")
         return self._open_chat.chat is not None
@@ -149,7 +149,7 @@ class Browsing:
             await self._answering.forget(left)
 
     async def _new(self, left: Traces | None = None) -> None:
-        """left: of a chat that was deleted"""
+        """Open an empty chat; `left` are the traces of a chat that was deleted."""
         self._open_chat.new()
         self._window.post_message(self.Opened())
         await self._window.show(self._open_chat)

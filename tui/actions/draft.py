@@ -1,4 +1,4 @@
-"""Fills the composer other than by typing: with the start of a command, a file, an editor's text."""
+"""Fills the composer with the start of a command, a file or an editor's text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Draft:
     _asked_about: str = ""  # a message that mentions a file that does not exist
 
     async def restore(self) -> None:
-        """Put back what was not sent when the terminal was left."""
+        """Restore the text that was not sent when the terminal was left."""
         try:
             text = await self._open_chat.setting(_SETTING)
             if text:
@@ -51,7 +51,7 @@ class Draft:
             await self._open_chat.set_setting(_SETTING, text)
 
     def begin(self, text: str) -> None:
-        """Put this into the composer, for the user to complete."""
+        """Put this into the composer for the user to complete."""
         self._window.composer.write(text)
         self._window.composer.focus()
 
@@ -72,8 +72,10 @@ class Draft:
             self._window.composer.write(f"{block}\n")
 
     def with_files(self, text: str) -> NewQuestion | None:
-        """The text with the files it mentions. If one cannot be read, or the model does not see images:
-        None, and the text is put back.
+        """Return the text with the files it mentions.
+
+        If one cannot be read, or the model does not see images, returns None and puts the text
+        back.
         """
         missing = missing_files(text, Path.cwd())
         if missing and text != self._asked_about:
@@ -97,7 +99,7 @@ class Draft:
         return asked
 
     def _is_blind(self) -> bool:
-        """Whether the model is known to see no images."""
+        """True if the model is known to see no images."""
         connection = self._link.connection
         return connection is not None and connection.sees is False
 

@@ -14,7 +14,7 @@ class EditorFailed(Exception):
 
 
 def edit_in_editor(text: str) -> str:
-    """The edited text. Blocks while the editor owns the terminal. Raises EditorFailed.
+    """Edit a text and return it. Blocks while the editor owns the terminal. Raises EditorFailed.
 
     The editor is `$VISUAL`, `$EDITOR`, or vi. The file is in a temporary folder that only its owner
     can read.

@@ -1,4 +1,4 @@
-"""Has the server forget the cached pages of a chat that was deleted, and says what stays."""
+"""Makes the server forget the cached pages of a deleted chat, and reports what stays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def forget_pages(
     tools: Sequence[Mapping[str, Any]],
     fields: Mapping[str, float | int | str],
 ) -> str:
-    """What there is to say; empty where the server is not ours, and keeps nothing that is known of.
+    """Return the message to show; empty if the server is not ours, or keeps nothing.
 
     tools, fields: of the next request, which the deleted ones probably had, too
     """

@@ -1,4 +1,4 @@
-"""Switches models: to one of the server's, or to another one by restarting the server.
+"""Switches models: to one of the server's, or to another by restarting the server.
 
 /model NAME ─ resolve, download, compare with memory ─ stop the server ─ start it with NAME
               the old model answers meanwhile         └─ it fails: start it with the old one
@@ -55,7 +55,7 @@ class ModelSwitch:
             )
 
     async def connected(self) -> None:
-        """Keep what the server's model was asked for by, and the user's choice for other commands."""
+        """Remember the connected model's name, and make the user's choice the default."""
         connection, requested = self._link.connection, self._link.requested
         chosen, self._chosen = self._chosen, ""
         if connection is None:
@@ -77,7 +77,7 @@ class ModelSwitch:
             )
 
     def _take(self, choice: Model | str | None) -> None:
-        """What the dialog returns: a model of its list, another name, or nothing."""
+        """Handle the dialog's result: a model of its list, another name, or None."""
         if isinstance(choice, str):
             self.choose(choice)
         elif choice is not None:

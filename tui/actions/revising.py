@@ -53,7 +53,7 @@ class Revising:
             self.edit(self._open_chat.path[-1])
 
     def end_edit(self) -> bool:
-        """False if nothing was being edited."""
+        """Stop editing; False if nothing was being edited."""
         was_editing, self._editing = self._editing is not None, None
         self._window.hint(is_editing=False)
         return was_editing
@@ -73,7 +73,7 @@ class Revising:
             self.retry(self._open_chat.path[-1])
 
     def _say_what_moves(self, question: StoredMessage) -> None:
-        """Messages after an answer that is regenerated stay with its old version."""
+        """Tell the user that messages after a regenerated answer stay with its old version."""
         path = self._open_chat.path
         later = len(path) - path.index(question) - 2 if question in path else 0
         if later > 0:

@@ -16,7 +16,7 @@ _SETTING = "sampling"
 
 @dataclass
 class SamplingChoice:
-    """`presets` is the file of presets; it may be missing."""
+    """Changes sampling. `presets` is the file of presets; it may be missing."""
 
     _open_chat: OpenChat
     _answering: Answering
@@ -25,11 +25,11 @@ class SamplingChoice:
     _presets: Path
 
     async def restore(self) -> None:
-        """Set what was set last."""
+        """Restore the last settings."""
         self._use(Sampling.from_text(await self._open_chat.setting(_SETTING)))
 
     async def change(self, argument: str = "") -> None:
-        """Set one value or a preset; without an argument, show what is set."""
+        """Set one value or a preset; without an argument, show the settings."""
         name, _, value = argument.partition(" ")
         sampling = self._answering.sampling
         if not name:

@@ -1,4 +1,4 @@
-"""Connects to the server in the background, and reconnects. Owns the connection.
+"""ServerLink: connects to the server in the background, and reconnects. Owns the connection.
 
 Shows on the screen what it waits for.
 """
@@ -20,10 +20,10 @@ _RESTART_SECONDS = 60.0  # a server that exits again this soon is not restarted
 
 
 class ServerLink:
-    """At most one connection at a time."""
+    """Manages at most one connection at a time."""
 
     class Connected(Event):
-        """It has connected, or that failed. Posted by the window."""
+        """Connecting ended, with a connection or a failure. Posted by the window."""
 
     def __init__(self, connector: Connector, window: ChatWindow) -> None:
         self._connector = connector
@@ -35,17 +35,17 @@ class ServerLink:
 
     @property
     def model(self) -> str:
-        """The model that is asked; empty while not connected."""
+        """The current model; empty while not connected."""
         return "" if self.connection is None else self.connection.model
 
     @property
     def address(self) -> str:
-        """The server's, without the scheme; empty while not connected."""
+        """The server's address without the scheme; empty while not connected."""
         return "" if self.connection is None else self.connection.client.url.partition("://")[2]
 
     @property
     def is_lost(self) -> bool:
-        """Whether there is no server: not connected, or the server started here has exited."""
+        """True if not connected, or if the server started here has exited."""
         return self.connection is None or self._has_exited
 
     @property
@@ -54,7 +54,7 @@ class ServerLink:
         return server is not None and not server.is_running
 
     def has_lost(self, connection: ServerConnection) -> bool:
-        """Whether the server of this connection is gone."""
+        """True if the server of this connection is gone."""
         return connection is not self.connection or self._has_exited
 
     def connect(self) -> None:
@@ -69,16 +69,17 @@ class ServerLink:
 
     @property
     def requested(self) -> str:
-        """The name by which the model was asked for; empty if the server's usual one was."""
+        """The name by which the model was requested; empty for the server's default."""
         return self._connector.options.model or ""
 
     def say(self, words: str, progress: float | None = None) -> None:
-        """Show what is waited for."""
+        """Show what the terminal waits for."""
         self._window.status.say(words, progress=progress)
 
     async def restart(self, model: str) -> None:
-        """Restart the server that was started here with another model, or start one beside the server
-        that was found; go back to the old one if that fails.
+        """Restart our server with another model; go back to the old one on failure.
+
+        Beside a server that was found, start our own.
         """
         old = self._connector.options
         await self._use(old.with_model(model))
@@ -98,8 +99,9 @@ class ServerLink:
             await connection.client.close()
 
     async def watch(self) -> None:
-        """Notice when the server that was started here exits, and restart it, unless it was
-        restarted a moment ago.
+        """Watch the server that was started here, and restart it when it exits.
+
+        It is not restarted if that happened a moment ago.
         """
         restarted = -_RESTART_SECONDS
         while True:
@@ -147,7 +149,7 @@ class ServerLink:
         await self._window.transcript.say(reason, is_error=True)
 
     async def _connect_or_go_back(self) -> None:
-        """Raises ChatError if neither the new model nor the one before can be served."""
+        """Connect. Raises ChatError if neither the new model nor the previous one can be served."""
         before, self._before = self._before, None
         failed = self.requested
         try:

@@ -1,4 +1,4 @@
-"""What to do when a chat no longer fits into the model's context.
+"""Shortens a chat that no longer fits into the model's context.
 
 full     the server refused the prompt: nothing was answered
          Enter     continue without the oldest messages
@@ -35,7 +35,7 @@ _UNKNOWN_CONTEXT = 4096  # tokens, where the server does not report it
 
 @dataclass
 class Shortening:
-    """Leaves the oldest messages of the open chat out of what the model gets."""
+    """Leaves the oldest messages of the open chat out of the prompt."""
 
     _open_chat: OpenChat
     _link: ServerLink
@@ -51,7 +51,7 @@ class Shortening:
         return True
 
     async def summarise(self) -> bool:
-        """Put a summary in place of all but the newest messages. False if that failed."""
+        """Replace all but the newest messages by a summary. False if that failed."""
         connection = self._link.connection
         last = self._open_chat.last_to_go(self._context // 8)
         if connection is None or last is None:
@@ -75,7 +75,10 @@ class Shortening:
         return context or _UNKNOWN_CONTEXT
 
     async def _summary(self, connection: ServerConnection, last: StoredMessage) -> str:
-        """Raises ChatError. Of a conversation that is itself too long, the newest part is read."""
+        """Summarise the messages; of a conversation that is too long itself, only the newest part.
+
+        Raises ChatError.
+        """
         messages = self._open_chat.wire(last)
         while True:
             try:

@@ -33,7 +33,7 @@ class ToolUse:
         self._without_tools: set[str] = set()  # models that were said to answer without
 
     async def start(self) -> None:
-        """Start the servers, and say which of them did not."""
+        """Start the tool servers, and report those that failed."""
         try:
             await self._toolbox.start()
         except StoreError as error:
@@ -49,13 +49,13 @@ class ToolUse:
 
     @property
     def words(self) -> str:
-        """`3 tools`; empty for none."""
+        """The number of tools, such as `3 tools`; empty for none."""
         count = len(self._toolbox.offered())
         return "" if not count else "1 tool" if count == 1 else f"{count} tools"
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
-        """Of the tools that the model is told of."""
+        """Definitions of the tools that are offered to the model."""
         return [tool.definition for tool in self._toolbox.offered()]
 
     def pieces(
@@ -66,7 +66,10 @@ class ToolUse:
         *,
         continues: bool,
     ) -> AsyncGenerator[Piece | CallsPiece, None]:
-        """The answer to these messages, with the calls that the user allows. Raises ChatError."""
+        """Stream the answer to these messages, with the calls that the user allows.
+
+        Raises ChatError.
+        """
         ask = partial(self._ask, connection, fields)
         has_thinking = connection.is_ours  # others may refuse the field
         return self._loop.answer(ask, messages, continues=continues, has_thinking=has_thinking)
@@ -78,7 +81,10 @@ class ToolUse:
         messages: Messages,
         tools: Sequence[dict[str, Any]],
     ) -> AsyncGenerator[Piece, None]:
-        """One request; again without tools if the server refuses them. Raises ChatError."""
+        """Make one request; repeat it without tools if the server refuses them.
+
+        Raises ChatError.
+        """
         stream = partial(
             connection.client.stream,
             messages,
@@ -100,7 +106,7 @@ class ToolUse:
                     yield piece
 
     def _say_without_tools(self, model: str) -> None:
-        """Once for each model."""
+        """Report once per model that it gets no tools."""
         if model not in self._without_tools:
             self._without_tools.add(model)
             words = f"{one_line(model, 60)} does not take tools here, so it answers without them."

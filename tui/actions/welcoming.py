@@ -15,7 +15,7 @@ from tui.widgets.window import ChatWindow
 
 @dataclass
 class Welcoming:
-    """`models` lists what this machine runs, which takes a while; it is asked once."""
+    """`models` lists the models that this machine runs, which takes a while; it is called once."""
 
     _link: ServerLink
     _open_chat: OpenChat
@@ -24,7 +24,7 @@ class Welcoming:
     _best: Model | None = None  # that this machine runs, once it was looked for
 
     def begin(self) -> None:
-        """Fill it in the background, in place of the last time."""
+        """Fill the welcome in the background, replacing an earlier run."""
         self._window.run_worker(self._fill(), group="welcome", exclusive=True)
 
     async def _fill(self) -> None:

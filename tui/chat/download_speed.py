@@ -1,4 +1,4 @@
-"""The size, speed and remaining time of a download, as words."""
+"""DownloadSpeed: describes the size, speed and remaining time of a download."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MIN_MEASURED = 1.0  # seconds of a download before its speed is shown
 
 
 class DownloadSpeed:
-    """Measures from its creation on: what an earlier run had downloaded does not count."""
+    """Measures from its creation on; what an earlier run downloaded does not count."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -20,7 +20,7 @@ class DownloadSpeed:
         self._first: int | None = None
 
     def words(self, step: Downloaded) -> str:
-        """`0.8 of 2.3 GB, 34 MB/s, 45 s left`, as far as it is known."""
+        """Describe a step, such as `0.8 of 2.3 GB, 34 MB/s, 45 s left`, as far as known."""
         self._first = step.done if self._first is None else self._first
         seconds = self._clock() - self._started
         size = f"{step.done / 1e9:.1f} GB"

@@ -1,4 +1,4 @@
-"""An answer that is being streamed: reads the pieces, measures them, saves the text every second.
+"""LiveAnswer: an answer being streamed; measures it, and saves the text every second.
 
 The screen takes new text when it has time (`take`), so a slow screen never holds up the stream.
 """
@@ -46,7 +46,7 @@ class NewText:
 
 @dataclass(slots=True)
 class _GrowingText:
-    """A text that grows by pieces, and how many of them have been taken."""
+    """A text that grows by pieces, and the number of pieces taken."""
 
     pieces: list[str] = field(default_factory=list)
     num_taken: int = 0
@@ -110,7 +110,7 @@ class LiveAnswer:
 
     @property
     def stats(self) -> AnswerStats:
-        """Times are measured here; the token counts are the server's, or until then the number of pieces."""
+        """Statistics: times measured here; the server's token counts, or until then the pieces."""
         return AnswerStats(
             prompt_tokens=self._usage.prompt_tokens,
             cached_tokens=self._usage.cached_tokens,
@@ -130,7 +130,7 @@ class LiveAnswer:
 
     @property
     def rounds(self) -> Sequence[ToolRound]:
-        """Those in which tools were called, the running one included."""
+        """The rounds in which tools were called, including the running one."""
         return self._rounds
 
     @property
@@ -138,7 +138,7 @@ class LiveAnswer:
         return any(self._thinking.pieces)
 
     def take(self) -> NewText:
-        """The text since the last call."""
+        """Take the text since the last call."""
         return NewText(self._text.take(), self._thinking.take())
 
     def taken(self) -> NewText:
@@ -234,5 +234,5 @@ class LiveAnswer:
 
 
 def _shown(tool: _Tool) -> str:
-    """A tool call as Markdown, of a model that was offered no tools or was cut off: only shown."""
+    """Format a call as Markdown, if the model was offered no tools or was cut off."""
     return f"\n\n```tool_call\n{tool.name}({tool.arguments})\n```\n"

@@ -48,7 +48,10 @@ def completions(typed: str, folder: Path) -> list[str]:
 
 
 def with_files(typed: str, folder: Path) -> NewQuestion:
-    """The text, followed by each mentioned file as a code block, and the images. Raises AttachmentRefused."""
+    """Append each mentioned file as a code block, and collect images.
+
+    Raises AttachmentRefused.
+    """
     blocks: dict[str, str] = {}
     images: dict[str, KeptImage] = {}
 
@@ -69,12 +72,12 @@ def with_files(typed: str, folder: Path) -> NewQuestion:
 
 
 def mention(path: str) -> str:
-    """As it is typed."""
+    """Format a path as a mention."""
     return f'@"{path}"' if any(sign.isspace() for sign in path) else f"@{path}"
 
 
 def pasted_picture(text: str) -> str | None:
-    """The path that was pasted, as terminals do for a file that is dropped on them; None for other text."""
+    """Return the pasted path of a picture, as terminals write a dropped file; else None."""
     words = text.strip()
     if words.startswith("file://"):
         words = unquote(urlsplit(words).path)
@@ -88,7 +91,7 @@ def pasted_picture(text: str) -> str | None:
 
 
 def missing_files(text: str, folder: Path) -> list[str]:
-    """Mentions that look like the path of a file, but of none that exists."""
+    """Mentions that look like a file's path but match no file."""
     return [
         _path_in(found)
         for found in _MENTION.finditer(text)

@@ -59,27 +59,28 @@ class OpenChat:
 
     @property
     def num_left_out(self) -> int:
-        """How many of the messages of `path` the model no longer gets."""
+        """Number of messages of `path` that the model no longer gets."""
         return num_left_out(self.path, self.left_out)
 
     @property
     def used_tokens(self) -> int:
-        """Tokens of the context that the next question takes before it is asked."""
+        """Context tokens that are in use before the next question."""
         return used_tokens(self.path, self.left_out)
 
     def last_to_go(self, kept: int) -> StoredMessage | None:
-        """The answer up to which messages have to go so that at most `kept` tokens stay."""
+        """Return the answer up to which messages must go to keep at most `kept` tokens."""
         return last_to_go(self.path, self.left_out, kept)
 
     def wire(self, last: StoredMessage | None = None) -> list[dict[str, Any]]:
-        """What the model gets: the system prompt, a summary of what was left out, and the messages
-        after that, up to `last`.
+        """Messages for the model, up to `last`.
+
+        These are the system prompt, a summary of what was left out, and the messages after that.
         """
         path = self.path if last is None else self.path[: self.path.index(last) + 1]
         return sent_messages(path, self.system, self.left_out)
 
     async def leave_out(self, last: StoredMessage, summary: str = "") -> None:
-        """From now on the model gets only the messages after this one."""
+        """Leave this message and all before it out of the prompt from now on."""
         assert self.chat is not None, "there are messages"
         newest = max(message.id for message in self.path)
         left_out = LeftOut(last.id, newest, summary)
@@ -104,7 +105,10 @@ class OpenChat:
         self.chat, self.path, self.versions = None, [], []
 
     async def open(self, chat_id: int, message_id: int | None = None) -> None:
-        """Open a chat at the branch shown last, or at the branch through a message. Raises StoreError."""
+        """Open a chat at its last shown branch, or at the branch through a message.
+
+        Raises StoreError.
+        """
         await self._call(self._store.recover)
         self.chat = await self._call(self._store.chat, chat_id)
         if message_id is None:
@@ -153,7 +157,7 @@ class OpenChat:
             self.chat = await self._call(self._store.chat, self.chat.id)
 
     async def delete(self, chat_id: int) -> Traces:
-        """What servers may have kept of the deleted chat. Raises StoreError."""
+        """Delete a chat; return its traces that servers may have kept. Raises StoreError."""
         left = await self._call(traces, self._store, chat_id)
         await self._call(self._store.delete, chat_id)
         if self.chat is not None and self.chat.id == chat_id:

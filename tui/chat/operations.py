@@ -1,4 +1,4 @@
-"""One operation on the open chat at a time.
+"""Operations: runs one operation on the open chat at a time.
 
 An operation asks and answers, opens another chat or shows another branch. A new operation stops
 the running answer and then waits for the operation before it, so none sees a half-changed chat.
@@ -16,7 +16,7 @@ Operation = Callable[[], Awaitable[None]]
 
 
 class Operations:
-    """Runs operations in the order in which they were begun."""
+    """Runs operations in the order of `begin`."""
 
     def __init__(self, run: Callable[[Coroutine[None, None, None]], object]) -> None:
         self._run = run  # starts a coroutine in the background

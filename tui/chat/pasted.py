@@ -10,14 +10,14 @@ _KEPT = 20  # pastes, the newest
 
 
 class Pastes:
-    """The text that each mark stands for."""
+    """Pasted texts by their marks."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
         self._numbers = Counter[str]()  # of marks, which are never used again
 
     def fold(self, text: str) -> str:
-        """The mark to show for a pasted text; a short one is its own mark."""
+        """Return the mark of a pasted text; a short one is its own mark."""
         num_lines = text.count("\n") + 1
         if num_lines <= MAX_LINES and len(text) <= MAX_CHARACTERS:
             return text
@@ -34,13 +34,13 @@ class Pastes:
         return mark
 
     def folded(self, text: str) -> str:
-        """With every paste in it as its mark."""
+        """Replace every paste by its mark."""
         for mark, pasted in self._texts.items():
             text = text.replace(pasted, mark)
         return text
 
     def unfolded(self, text: str) -> str:
-        """With every mark in it as what was pasted."""
+        """Replace every mark by its paste."""
         if not self._texts:
             return text
         marks = "|".join(map(re.escape, self._texts))

@@ -1,4 +1,4 @@
-"""The progress of a request until its first piece, polled from a server that reports it."""
+"""Polls the progress of a request until its first piece, if the server reports it."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _STAGES = {
 
 
 def stage_words(progress: Progress | None) -> str:
-    """What an answer without any text is waiting for."""
+    """Describe what an answer without text is waiting for."""
     return _STAGES[RequestStage.PREFILLING if progress is None else progress.stage]
 
 
 def waiting_words(progress: Progress | None, seconds: float) -> str:
-    """The same, with its progress and the time waited."""
+    """Describe it with its progress and the time waited."""
     parts = [stage_words(progress)]
     if (
         progress is not None
@@ -63,7 +63,7 @@ def waiting_words(progress: Progress | None, seconds: float) -> str:
 
 
 def calling_words(rounds: Sequence[ToolRound]) -> str:
-    """Which tool is called, or waits for the user's word."""
+    """Name the tool that is running, or waiting for confirmation."""
     calls = rounds[-1].calls if rounds else ()
     call = next((one for one in calls if one.is_open), None)
     if call is None:

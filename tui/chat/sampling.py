@@ -1,4 +1,4 @@
-"""How answers are sampled: what `/set` changes, in words and as fields of a request.
+"""Sampling settings: the values of `/set`, as text and as fields of a request.
 
     /set temperature 0.7      /set temperature off      /set preset creative
 
@@ -44,12 +44,12 @@ class SamplingRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Only what was set; the rest is the model's default."""
+    """Values that were set; all others are the model's defaults."""
 
     values: Mapping[str, float | int | str] = field(default_factory=dict)
 
     def changed(self, name: str, text: str) -> Sampling:
-        """With one value as typed; `off` removes it. Raises SamplingRefused."""
+        """Set one value as typed; `off` removes it. Raises SamplingRefused."""
         if name not in NAMES:
             raise SamplingRefused(
                 f"{one_line(name, 40)!r} cannot be set. These can: {', '.join(NAMES)}, {PRESET}."
@@ -64,7 +64,7 @@ class Sampling:
 
     @property
     def words(self) -> str:
-        """`temperature 0.7, seed 3`; empty if nothing is set."""
+        """The settings, such as `temperature 0.7, seed 3`; empty if nothing is set."""
         return ", ".join(f"{name} {value}" for name, value in self.values.items())
 
     def as_text(self) -> str:
@@ -72,7 +72,7 @@ class Sampling:
 
     @classmethod
     def from_text(cls, text: str | None) -> Sampling:
-        """What `as_text` wrote; the defaults for anything else."""
+        """Parse what `as_text` wrote; defaults for anything else."""
         try:
             return cls.of(json.loads(text or "{}"))
         except (ValueError, SamplingRefused):
@@ -80,7 +80,7 @@ class Sampling:
 
     @classmethod
     def of(cls, values: Any) -> Sampling:
-        """Of names and values. Raises SamplingRefused."""
+        """Validate names and values. Raises SamplingRefused."""
         made = cls()
         if not isinstance(values, Mapping):
             raise SamplingRefused("It is not a table of names and values.")
@@ -90,7 +90,7 @@ class Sampling:
 
 
 def preset(file: Path, name: str) -> Sampling:
-    """The section with this name. Raises SamplingRefused."""
+    """Return the preset with this name. Raises SamplingRefused."""
     try:
         sections = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

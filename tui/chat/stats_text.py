@@ -1,4 +1,4 @@
-"""Statistics of answers as text, for the status line and the end of an answer."""
+"""Formats statistics of answers, for the status line and the end of an answer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ _ENDINGS = {
 
 
 def stats_lines(stats: AnswerStats, *, is_live: bool = False) -> tuple[str, ...]:
-    """`42.1 tok/s · first token 0.21 s · cached 1,024 of 1,060 prompt tokens`, as far as known,
-    followed by shorter forms of it for less room.
+    """Format the statistics, longest form first, for decreasing room.
+
+    Such as `42.1 tok/s · first token 0.21 s · cached 1,024 of 1,060 prompt tokens`, as far as
+    known.
     """
     speed = first = prompt = short_prompt = ""
     if stats.tokens_per_second is not None:
@@ -36,7 +38,7 @@ def stats_lines(stats: AnswerStats, *, is_live: bool = False) -> tuple[str, ...]
 
 
 def ending_line(message: StoredMessage, version: Version) -> str:
-    """The line below a message: how it ended, and its version if there are several."""
+    """Describe how a message ended, and its version if there are several."""
     parts = []
     if (ending := _ENDINGS.get(message.state)) is not None:
         parts.append(ending)
@@ -46,13 +48,13 @@ def ending_line(message: StoredMessage, version: Version) -> str:
 
 
 def bar(fraction: float, width: int) -> str:
-    """A line of this width, its first part thicker."""
+    """Draw a line of this width whose first part is thicker."""
     full = round(width * min(1.0, max(0.0, fraction)))
     return "━" * full + "┄" * (width - full)
 
 
 def seconds_words(seconds: float) -> str:
-    """`0.21 s`, `4.2 s`, `2 min 05 s`."""
+    """Format seconds: `0.21 s`, `4.2 s`, `2 min 05 s`."""
     if seconds < 1:
         return f"{seconds:.2f} s"
     if seconds < 60:

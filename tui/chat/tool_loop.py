@@ -1,6 +1,7 @@
-"""ToolLoop: asks the model, makes the calls that it wants and the user allows, and asks again.
+"""ToolLoop: asks the model, runs the calls that the user allows, and asks again.
 
-    ask -> pieces ... calls -> confirm -> call -> results -> ask ...   until an answer without a call
+    ask -> pieces ... calls -> confirm -> call -> results -> ask ...   until an answer without a
+    call
 
 To its reader this is one stream of pieces. Cancelling the reader stops a running call.
 """
@@ -32,7 +33,7 @@ Ask = Callable[[Messages, Sequence[dict[str, Any]]], AsyncGenerator[Piece, None]
 
 
 class Decision(StrEnum):
-    """What the user says to a call."""
+    """The user's decision about a call."""
 
     ONCE = "once"
     ALWAYS = "always"
@@ -46,7 +47,7 @@ Confirm = Callable[[Tool, str], Awaitable[Decision]]  # gets the tool and the ar
 
 @dataclass(slots=True)
 class _Heard:
-    """What the model wrote in the running round."""
+    """The model's output in the running round."""
 
     text: list[str] = field(default_factory=list)
     thinking: list[str] = field(default_factory=list)
@@ -73,7 +74,7 @@ class _Heard:
 
 @dataclass(frozen=True)
 class ToolLoop:
-    """`confirm` is asked before every call that is not always allowed."""
+    """Runs the loop; `confirm` is called before every call that is not always allowed."""
 
     _toolbox: Toolbox
     _confirm: Confirm
@@ -81,7 +82,7 @@ class ToolLoop:
     async def answer(
         self, ask: Ask, messages: Messages, *, continues: bool = False, has_thinking: bool = False
     ) -> AsyncGenerator[Piece | CallsPiece, None]:
-        """The pieces of the answer and of its calls. Raises ChatError.
+        """Stream the answer and its calls. Raises ChatError.
 
         continues: the last message is the beginning of the answer
         has_thinking: the server takes the thinking of rounds before the answer
@@ -124,7 +125,7 @@ class ToolLoop:
         )
 
     async def _called(self, call: CallRecord) -> AsyncGenerator[CallRecord, None]:
-        """The call as it changes, to its end."""
+        """Make a call and yield its record whenever it changes."""
         tool = self._toolbox.tool(call.name)
         if tool is not None and tool.permission is not Permission.ALWAYS:
             decision = await self._confirm(tool, call.arguments)

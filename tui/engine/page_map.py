@@ -31,7 +31,7 @@ class UnreadableMap(ChatError):
 
 
 class PageMapReplica:
-    """The page map as of the last event."""
+    """The page map after the last event."""
 
     def __init__(self) -> None:
         self.page_size = 0
@@ -57,7 +57,7 @@ class PageMapReplica:
         return self._window_states.count(state.encode())
 
     def pages_of(self, request_id: str | None) -> Collection[int]:
-        """The pages that a request holds, or held and that still contain its tokens."""
+        """Return the pages that a request holds, or held and that still contain its tokens."""
         if request_id is None:
             return ()
         return self._tables.get(request_id) or self._past.get(request_id, {}).keys()
@@ -128,7 +128,7 @@ class PageMapReplica:
     ) -> FoldedMap:
         """Fold the map into at most `num_cells` cells. `colour`: of a request's own pages.
 
-        Of a large pool that is almost empty, only the used part: a few pages would be one cell.
+        Only the used part of a large, almost empty pool is shown: a few pages would be one cell.
         """
         used = len(self._states.rstrip(b"f"))
         while self._num_drawn < used:  # in doublings, so that the map seldom changes its scale
@@ -144,7 +144,7 @@ class PageMapReplica:
         )
 
     def fold_windows(self, num_cells: int) -> FoldedMap:
-        """The same of the pages of layers with a window. Who holds them is not known."""
+        """Fold the pages of sliding-window layers, whose owners are unknown."""
         per_cell, cells = _fold(self._window_states, num_cells)
         return FoldedMap(cells, frozenset(), per_cell)
 
@@ -170,7 +170,7 @@ class FoldedMap:
 
 
 def _fold(states: bytearray, num_cells: int) -> tuple[int, str]:
-    """(pages of a cell, the strongest state in each)"""
+    """Return (pages per cell, the strongest state in each)."""
     per_cell = max(1, -(-len(states) // max(1, num_cells)))
     ranks = bytes(states).translate(_RANKS)
     strongest = [max(ranks[at : at + per_cell]) for at in range(0, len(ranks), per_cell)]
@@ -178,7 +178,7 @@ def _fold(states: bytearray, num_cells: int) -> tuple[int, str]:
 
 
 def _replace(known: bytearray, start: int, states: bytes) -> None:
-    """From page `start` on. Raises ValueError beyond the end."""
+    """Replace states from page `start` on. Raises ValueError beyond the end."""
     end = start + len(states)
     if not 0 <= start <= end <= len(known):
         raise ValueError(f"pages {start} to {end} of {len(known)}")
@@ -186,7 +186,7 @@ def _replace(known: bytearray, start: int, states: bytes) -> None:
 
 
 def _decoded(runs: str) -> bytes:
-    """Decodes `"p2a1"` to `b"ppa"`."""
+    """Decode run lengths: `"p2a1"` becomes `b"ppa"`."""
     found = _RUNS.findall(runs)
     if "".join(letter + count for letter, count in found) != runs:
         raise ValueError(f"{runs[:40]!r} is not a list of runs")

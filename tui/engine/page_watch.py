@@ -32,11 +32,11 @@ class PageWatch:
         self.changed: Callable[[], None] = ignore_change
 
     def ask_again(self) -> None:
-        """Retry a server that had no page map."""
+        """Ask a server again that had no page map."""
         self._without = None
 
     async def run(self) -> None:
-        """Runs until cancelled."""
+        """Follow the map until cancelled."""
         while True:
             engine = self._engine()
             if engine is None or engine is self._without:
@@ -51,7 +51,7 @@ class PageWatch:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _follow_one_model(self, engine: EngineClient) -> None:
-        """Until the engine of another model is to be shown."""
+        """Follow one engine until another model's is to be shown."""
         model, following = engine.model, asyncio.ensure_future(self._follow(engine))
         try:
             while not following.done() and engine.model == model:

@@ -1,6 +1,6 @@
 """The engine panel: the last answer, the engine's statistics, and the cache page by page.
 
-It polls the statistics only while it is on the screen, and less often while the engine does nothing.
+It polls the statistics only while it is on the screen, and less often while the engine is idle.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _NEEDED_HEIGHT = 26  # rows of the panel, beyond which requests are listed
 
 @dataclass(frozen=True, slots=True)
 class PanelInput:
-    """What the panel shows right now."""
+    """The data of the panel at this moment."""
 
     engine: EngineClient | None  # None: not connected
     answer_stats: AnswerStats | None  # of the last answer of the open chat
@@ -62,7 +62,7 @@ class PanelInput:
 
 
 class PageGrid(Widget):
-    """One sign per page, or per group of pages where there is less room."""
+    """One sign per page, or per group of pages if there is less room."""
 
     COLOURS: ClassVar[dict[str, str]] = {
         **{f"page-{state}": colour for state, (_, colour, _) in PAGE_STATES.items()},
@@ -74,7 +74,7 @@ class PageGrid(Widget):
     )
 
     class Resized(Message):
-        """There is room for another number of signs."""
+        """The room for signs has changed."""
 
     def __init__(self, *, classes: str = "") -> None:
         super().__init__(classes=classes)
@@ -157,7 +157,7 @@ class EnginePanel(Vertical):
         self.show_answer()
 
     def show_answer(self) -> None:
-        """Show the last answer's statistics. Also on a timer, because another chat may be open."""
+        """Show the last answer's statistics. Also called by a timer: another chat may be open."""
         answer_stats, width = self._panel_input().answer_stats, self.content_size.width
         if (answer_stats, width) != self._shown_answer:
             self._shown_answer = answer_stats, width
@@ -210,7 +210,7 @@ class EnginePanel(Vertical):
             history.extend([stats] * await self._until_next_poll(is_quiet))
 
     async def _until_next_poll(self, is_quiet: bool) -> int:
-        """Returns the polls that were left out, so that each bar of a sparkline stands for the same time."""
+        """Wait; return the polls left out, so that each sparkline bar stands for the same time."""
         began = time.monotonic()
         await asyncio.sleep(POLL_SECONDS)
         if is_quiet:
@@ -251,7 +251,7 @@ class EnginePanel(Vertical):
 
 
 def _lengths(content: object) -> list[int] | None:
-    """Of the lines: with the same ones a text takes the same room."""
+    """Line lengths: texts with equal ones take the same room."""
     if not isinstance(content, Content):
         return None
     return [line.cell_length for line in content.split("\n")]

@@ -91,7 +91,7 @@ def _miss_words(answer_stats: AnswerStats) -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """The values as bars of up to a cell, the largest the highest; 0 is none."""
+    """Draw the values as bars of up to a cell, the largest the highest; 0 is none."""
     top = max(values, default=0)
     return "".join(
         _BARS[round((len(_BARS) - 1) * value / top)] if value else " " for value in values
@@ -99,7 +99,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def _rate_line(words: str, rates: Sequence[float], width: int) -> Content:
-    """A speed, its bars, and the speed that the highest bar stands for."""
+    """Format a speed, its bars, and the speed of the highest bar."""
     # Without the blanks before the first bar: what looks the same is the same, and not drawn again.
     bars = sparkline(rates).lstrip()
     scale = f" ≤{max(rates):,.0f}" if bars else ""
@@ -109,7 +109,7 @@ def _rate_line(words: str, rates: Sequence[float], width: int) -> Content:
 
 
 def now_lines(stats: EngineStats, history: Sequence[EngineStats] = (), width: int = 0) -> Content:
-    """The engine right now, and its speeds over the last seconds as far as there is room."""
+    """Describe the engine now, and its speeds over the last seconds as far as there is room."""
     prefill = f"prefill {stats.prefill_rate:,.0f} tok/s"
     decode = f"decode {stats.decode_rate:,.1f} tok/s"
     room = max(0, width - max(len(prefill), len(decode)) - 1 - _SCALE_WIDTH)
@@ -141,7 +141,7 @@ def request_lines(
     max_requests: int,
     colour_of: Callable[[str], int],
 ) -> Content:
-    """A line for each of the first requests: whose it is, how far its prompt is, its answer."""
+    """Describe each of the first requests: owner, prompt progress, answer."""
     lines = []
     for one in requests[:max_requests]:
         name = "this chat" if one.request_id == own else one.request_id[:9]
@@ -164,8 +164,9 @@ def request_lines(
 
 
 class OwnerColours:
-    """Numbers of the colours of requests and their pages: each keeps its own, and as many in a row as there
-    are colours have different ones.
+    """Colour numbers of requests and their pages.
+
+    Each request keeps its own, and consecutive ones differ, as many as there are colours.
     """
 
     def __init__(self) -> None:
@@ -184,7 +185,7 @@ class OwnerColours:
 
 
 def legend(pages: PageMapReplica, num_own: int, folded: FoldedMap) -> Content:
-    """The signs of the map, and the number of pages in each state."""
+    """Return the map's signs, and the number of pages in each state."""
     signs = [_sign(state, pages.count(state)) for state in "asc"]
     on_disk = "d" if pages.count("d") else ""
     rest = [_sign(state, pages.count(state)) for state in "pf" + on_disk]
@@ -199,7 +200,7 @@ def legend(pages: PageMapReplica, num_own: int, folded: FoldedMap) -> Content:
 
 
 def window_legend(pages: PageMapReplica) -> Content:
-    """Of layers with a window: the number of their pages in each state."""
+    """Return the number of pages in each state, for sliding-window layers."""
     found = {
         name: pages.count_windows(state)
         for state, (_, _, name) in PAGE_STATES.items()
@@ -215,7 +216,7 @@ def _sign(state: str, count: int) -> Content:
 
 
 def size_words(size: int) -> str:
-    """`812 MiB`, `3.4 GiB`."""
+    """Format bytes: `812 MiB`, `3.4 GiB`."""
     gib = size / (1 << 30)
     return f"{gib:.1f} GiB" if gib >= 1 else f"{size / (1 << 20):.0f} MiB"
 
@@ -225,7 +226,7 @@ def _quiet(words: str) -> Content:
 
 
 def _wrapped(parts: list[str], width: int) -> list[str]:
-    """The parts joined by dots, on as few lines as possible."""
+    """Join the parts by dots, on as few lines as possible."""
     lines: list[str] = []
     for part in parts:
         if lines and len(lines[-1]) + 3 + len(part) <= width:

@@ -1,5 +1,7 @@
-"""Where the engine panel is shown: beside the chat, as a strip above the input where the window is
-narrow, on a screen of its own, or not at all.
+"""PanelPlacement: where the engine panel is shown.
+
+Beside the chat, as a strip above the input in a narrow window, on a screen of its own, or not at
+all.
 
     wide     F4  beside the chat ─ F4 ─ closed
     narrow   F4  a strip ─ F4 ─ a screen of its own ─ F4, Esc ─ closed
@@ -62,7 +64,7 @@ class PanelPlacement:
             await self._show(app.size)
 
     def resized(self, size: Size) -> None:
-        """Move the panel to where there is room now."""
+        """Move the panel to where there is room."""
         if isinstance(self._app.screen, EngineScreen) and _has_room_beside(size):
             self._app.pop_screen()
             self._app.run_worker(self._show(size), group="engine-panel")

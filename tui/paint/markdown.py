@@ -1,4 +1,4 @@
-"""Paints Markdown that arrives in pieces: finished blocks once, only the open end repeatedly.
+"""MarkdownStream: paints Markdown that arrives in pieces, and finished blocks only once.
 
     text   [ block | block | block | open end ..... ]
              frozen: strips are kept   parsed and painted on every flush
@@ -54,7 +54,7 @@ class Block:
 
     @property
     def has_gap(self) -> bool:
-        """Whether an empty line separates it from the block above."""
+        """True if an empty line separates it from the block above."""
         return not self.continued or self._is_loose
 
     @property
@@ -91,7 +91,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """How the open end continues a frozen piece."""
+    """The way in which the open end continues a frozen piece."""
 
     kind: str
     reopening: str = ""  # the line that reopens the fence
@@ -119,7 +119,7 @@ def _commonmark() -> MarkdownIt:
 
 
 def _formula(state: StateInline, silent: bool) -> bool:
-    r"""Keep the signs around a formula, \( \) and \[ \], which CommonMark takes for escapes."""
+    r"""Parse a formula with its delimiters, \( \) and \[ \], which CommonMark takes for escapes."""
     sign = state.src[state.pos : state.pos + 2]
     if sign not in (r"\(", r"\)", r"\[", r"\]") or state.pos + 2 > state.posMax:
         return False
@@ -149,7 +149,7 @@ class Parser:
         return bool(self._references)
 
     def parse(self, source: str, *, keep_references: bool = True) -> list[tuple[int, Block]]:
-        """The blocks of the source, each with its first line."""
+        """Parse the source into blocks, each with its first line."""
         env: dict[str, Any] = {"references": dict(self._references)}
         tokens = self._parser.parse(source, env)
         if keep_references:
@@ -243,9 +243,9 @@ class MarkdownStream:
         self._paint_open()
 
     def final_painting(self, painter: Painter) -> list[PaintedBlock]:
-        """The whole text, parsed and painted; frozen lines are reused where they are right.
+        """Parse and paint the whole text, reusing frozen lines that are right.
 
-        Only reads, so it may run in a thread with a painter of its own while nothing is fed.
+        Read-only, so it may run in a thread with a painter of its own while nothing is fed.
         """
         parser = Parser()
         blocks = parser.parse(self.text)
@@ -327,7 +327,7 @@ class MarkdownStream:
     def _parse_open(
         self, source: str, *, keep_references: bool = True, has_reopening: bool = False
     ) -> list[tuple[int, Block]]:
-        """The blocks of the open end. The first may continue the block frozen last."""
+        """Parse the open end. The first block may continue the block frozen last."""
         continuation = self._continuation
         if continuation is None:
             return self._parser.parse(source, keep_references=keep_references)

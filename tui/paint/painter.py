@@ -64,7 +64,7 @@ class Painter:
     """Paints for one width and one palette. Use in one thread only."""
 
     def __init__(self, width: int, palette: Palette, in_main: InMain | None = None) -> None:
-        """in_main: what calls a function in the main thread, for a painter of another one"""
+        """in_main: calls a function in the main thread, for a painter of another one."""
         self.width = max(MIN_WIDTH, width)
         self.palette = palette
         self._in_main = in_main
@@ -79,7 +79,7 @@ class Painter:
     def paint(
         self, tokens: Sequence[Token], *, continued: bool = False, first_number: int | None = None
     ) -> tuple[Strip, ...]:
-        """The lines of one block.
+        """Paint one block.
 
         continued: the block continues the one above (a piece of a long fence): no label
         first_number: overrides the first number of an ordered list
@@ -90,7 +90,7 @@ class Painter:
         return tuple(self._elements(tokens, frame, first_number=first_number))
 
     def plain(self, source: str, style: Style | None = None) -> tuple[Strip, ...]:
-        """The source as plain text, wrapped."""
+        """Paint the source as plain text, wrapped."""
         lines = self._wrap(Text(clean(source).rstrip("\n")), Frame(self.width))
         return tuple(lines if style is None else (line.apply_style(style) for line in lines))
 
@@ -212,7 +212,7 @@ class Painter:
         return [Strip(line) for line in lines if "".join(s.text for s in line).strip()]
 
     def _records(self, rows: Sequence[Sequence[Text]], frame: Frame) -> list[Strip]:
-        """A table with more columns than fit, as one "header: value" line per cell."""
+        """Paint a table with more columns than fit, as one "header: value" line per cell."""
         lines: list[Strip] = []
         for row in rows[1:]:
             for header, cell in zip(rows[0], row, strict=False):
@@ -293,7 +293,7 @@ def top_level(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
 
 
 def _is_tight(inner: Sequence[Token]) -> bool:
-    """Whether a list is tight: the parser then hides its paragraphs."""
+    """True if a list is tight: the parser then hides its paragraphs."""
     level = inner[0].level + 1 if inner else 0
     return all(t.hidden for t in inner if t.type == "paragraph_open" and t.level == level)
 
@@ -316,7 +316,7 @@ def _alignment(token: Token) -> Literal["left", "center", "right"]:
 
 
 def quoted(line: Strip, style: Style) -> Strip:
-    """The line behind a bar, two cells wide, both in this style."""
+    """Put a bar two cells wide before the line, both in this style."""
     return _indent(line.apply_style(style), Segment("│ ", style))
 
 
@@ -325,7 +325,7 @@ def _indent(line: Strip, prefix: Segment) -> Strip:
 
 
 def _fold(text: Text, width: int) -> Iterator[Text]:
-    """Lines cut at the width, anywhere, so that code keeps all its spaces."""
+    """Cut lines at the width, anywhere, so that code keeps all its spaces."""
     for line in text.split("\n", allow_blank=True):
         if line.cell_len <= width:
             yield line

@@ -1,4 +1,4 @@
-"""A picture in the terminal: two pixels in each cell, one above the other."""
+"""Paints a picture in the terminal: two pixels in each cell, one above the other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UPPER_HALF = "▀"
 
 @lru_cache(maxsize=64)
 def preview(content: bytes, width: int) -> tuple[Strip, ...]:
-    """Lines of at most this many cells; none where Pillow is missing, or cannot read the file."""
+    """Paint lines of at most `width` cells; empty without Pillow or for an unreadable file."""
     pixels = _pixels(content, max(1, min(width, MAX_WIDTH)))
     return tuple(
         _line(above, below) for above, below in zip(pixels[::2], pixels[1::2], strict=True)
@@ -25,7 +25,7 @@ def preview(content: bytes, width: int) -> tuple[Strip, ...]:
 
 
 def _pixels(content: bytes, width: int) -> list[list[tuple[int, int, int]]]:
-    """Rows of colours, an even number of them."""
+    """Return rows of colours, an even number of them."""
     try:
         from PIL import Image, ImageOps
     except ImportError:

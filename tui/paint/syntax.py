@@ -27,13 +27,13 @@ slow_lexers: set[str] = set()  # lexers that took longer; they are not used agai
 
 
 class _TooSlow(BaseException):
-    """Not an Exception, so that no lexer catches it."""
+    """A BaseException, so that no lexer catches it."""
 
 
 def spans(code: str, language: str, palette: Palette) -> list[tuple[Style, int, int]]:
-    """(style, start, end) of each coloured span; none for an unknown language or one that took too long.
+    """Return (style, start, end) of each coloured span.
 
-    In the main thread only.
+    Empty for an unknown language or one that took too long. Call it in the main thread only.
     """
     name = lexer_name(language)
     if name is None or name in slow_lexers:
@@ -49,7 +49,7 @@ def spans(code: str, language: str, palette: Palette) -> list[tuple[Style, int, 
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raises _TooSlow inside once this process has used the seconds."""
+    """Raise _TooSlow in this block once the process has used the seconds of CPU."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         raise _TooSlow

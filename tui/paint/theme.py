@@ -62,7 +62,7 @@ class Palette:
 
 
 def palette(*, dark: bool) -> Palette:
-    """The Markdown styles that go with DARK or LIGHT."""
+    """Return the Markdown styles that go with DARK or LIGHT."""
     return _DARK_PALETTE if dark else _LIGHT_PALETTE
 
 

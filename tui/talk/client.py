@@ -34,7 +34,7 @@ _QUESTION_TIMEOUT = httpx.Timeout(10.0)
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether the server is ready."""
+    """The server's readiness."""
 
     is_ready: bool
     progress: float | None = None  # of loading the model, 0 to 1
@@ -81,7 +81,7 @@ class ChatClient:
         await self._http.aclose()
 
     async def health(self) -> Health:
-        """A server without /health counts as ready. Raises ChatError."""
+        """Return the server's health; one without /health counts as ready. Raises ChatError."""
         with explained(self.url):
             reply = await self._http.get("/health")
         content = json_object(reply.content)
@@ -96,7 +96,7 @@ class ChatClient:
         )
 
     async def models(self) -> list[ServedModel]:
-        """The server's models. Raises ChatError."""
+        """List the server's models. Raises ChatError."""
         with explained(self.url):
             reply = await self._http.get("/v1/models")
             check(reply.status_code, reply.content, self.url)
@@ -116,7 +116,7 @@ class ChatClient:
         fields: Mapping[str, float | int | str] = _NO_FIELDS,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> AsyncGenerator[Piece, None]:
-        """The answer to the conversation, piece by piece. Raises ChatError.
+        """Stream the answer to the conversation. Raises ChatError.
 
         Closing the iterator closes the connection, which stops the request on the server.
 
@@ -159,7 +159,7 @@ class ChatClient:
 
 
 def base_url(url: str) -> str:
-    """The root URL of a server, to which /v1 and /health are appended. Raises ChatError.
+    """Return the root URL of a server, to which /v1 and /health are appended. Raises ChatError.
 
     `localhost:8000`, `http://localhost:8000/` and `http://localhost:8000/v1` are all accepted.
     """
@@ -175,7 +175,7 @@ def base_url(url: str) -> str:
 
 
 async def _chunks(reply: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:
-    """The JSON objects of the stream, until "[DONE]"."""
+    """Yield the JSON objects of the stream, until "[DONE]"."""
     async with aclosing(events(reply)) as stream:
         async for event in stream:
             if event.data.strip() == "[DONE]":
@@ -234,7 +234,7 @@ def _usage(usage: Mapping[str, Any]) -> UsagePiece:
 
 
 def _writes(entry: Mapping[str, Any]) -> bool:
-    """Whether it can be chatted with, as far as the server says."""
+    """True if the model can chat, as far as the server says."""
     abilities = entry.get("capabilities")
     return not isinstance(abilities, list) or not abilities or "completion" in abilities
 

@@ -1,4 +1,4 @@
-"""Connecting to a server: start one if necessary, wait until it is ready, choose a model.
+"""Connector: starts a server if necessary, waits until it is ready, and chooses a model.
 
 Reports its progress as texts for the status line.
 """
@@ -35,7 +35,7 @@ CreateServer = Callable[[str | None, Sequence[str], Home], ServerProcess]  # of 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectOptions:
-    """Which server and which model to connect to."""
+    """The server and the model to connect to."""
 
     url: str | None = None  # None: start a server
     is_found: bool = False  # the address is that of a server of this user, not one that was given
@@ -44,7 +44,7 @@ class ConnectOptions:
     read_key: Callable[[str], str | None] = lambda _url: None  # for the server at this address
 
     def with_model(self, model: str) -> ConnectOptions:
-        """A server of one's own with another model."""
+        """Return options for our own server with another model."""
         args = list(self.server_args)
         if "--model" in args:
             at = args.index("--model")
@@ -53,7 +53,7 @@ class ConnectOptions:
 
 
 class ServerConnection:
-    """A server that is ready, its models, and the model that is asked."""
+    """A server that is ready, its models, and the current model."""
 
     def __init__(self, client: ChatClient, served: Sequence[ServedModel], model: str) -> None:
         self.client = client
@@ -61,7 +61,7 @@ class ServerConnection:
         self.ask(model)
 
     def ask(self, model: str) -> None:
-        """Have this model answer from now on."""
+        """Use this model from now on."""
         self.model = model
         if len(self.served) > 1:
             self.client.engine.model = model
@@ -72,17 +72,17 @@ class ServerConnection:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the server is mlxserve."""
+        """True if the server is mlxserve."""
         return any(one.is_ours for one in self.served)
 
     @property
     def sees(self) -> bool | None:
-        """Whether the model sees images; None if the server does not say."""
+        """True if the model sees images; None if the server does not say."""
         return next((one.sees for one in self.served if one.name == self.model), None)
 
     @property
     def context(self) -> int | None:
-        """Tokens of a prompt and its answer; None if the server does not say."""
+        """Maximum tokens of a prompt and its answer; None if the server does not say."""
         return next((one.context for one in self.served if one.name == self.model), None)
 
 
@@ -106,7 +106,7 @@ class Connector:
         self.server: ServerProcess | None = None
 
     def begin(self) -> None:
-        """Start a server, if one is to be started, before there is a screen."""
+        """Start a server, if needed, before there is a screen."""
         if self.options.url is None:
             with suppress(ChatError):  # `connect` tries again and reports the failure
                 self._start_server()
@@ -135,8 +135,10 @@ class Connector:
 
     @property
     def can_change_model(self) -> bool:
-        """Whether another model can be had: by a restart of the server that was started here, or by
-        one of one's own beside the server that was found.
+        """True if another model can be served.
+
+        Either the server that was started here restarts, or our own starts beside the server that
+        was found.
         """
         return self.options.url is None or self.options.is_found
 
@@ -146,7 +148,7 @@ class Connector:
             self.server.stop()
 
     async def address(self, report: Report) -> str:
-        """The server's address; starts a server if none was given. Raises ChatError."""
+        """Return the server's address; starts a server if none was given. Raises ChatError."""
         if self.options.url is not None:
             return self.options.url
         server = self.server
@@ -192,11 +194,11 @@ class Connector:
             await asyncio.sleep(_POLL_SECONDS)
 
     def _has_to_leave(self, models: Sequence[str]) -> bool:
-        """Whether the server was found and does not have the model that was requested."""
+        """True if the server was found and does not have the requested model."""
         return self.options.is_found and self.options.model not in (None, *models)
 
     def _choose(self, models: Sequence[str], url: str) -> str:
-        """The model that was requested, or the server's first."""
+        """Return the requested model, or the server's first."""
         requested = self.options.model
         if requested is not None and (requested in models or not models):
             return requested

@@ -1,4 +1,4 @@
-"""mlxserve's own routes: what its engine is doing. Other servers lack them."""
+"""EngineClient: mlxserve's own routes about its engine. Other servers lack them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONG = httpx.Timeout(10.0, read=60.0)  # a long chat is tokenised once more
 
 @dataclass(frozen=True, slots=True)
 class ForgottenPages:
-    """Cached pages that a server has forgotten, and the models that it was asked about."""
+    """Cached pages that a server has forgotten, and the models that it covered."""
 
     num_in_memory: int
     num_on_disk: int
@@ -38,7 +38,7 @@ class EngineClient:
         self.model = ""  # whose engine; empty for the server's first
 
     async def requests(self) -> list[Progress]:
-        """Every live request. Raises ChatError."""
+        """List every live request. Raises ChatError."""
         content = await self._get("/api/v1/requests")
         return self._read(lambda: [Progress.of(card) for card in content["data"]])
 
@@ -48,7 +48,7 @@ class EngineClient:
         return self._read(lambda: EngineStats.of(content))
 
     async def page_events(self) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
-        """The page map's events as (kind, data), until the iterator is closed. Raises ChatError."""
+        """Yield the page map's events as (kind, data) until closed. Raises ChatError."""
         with explained(self._url):
             async with self._http.stream(
                 "GET", "/api/v1/kv/map", params=self._params, timeout=_MAP_TIMEOUT

@@ -1,4 +1,4 @@
-"""What the engine is doing: one request's progress, and the engine's statistics. Data only."""
+"""State of the engine: one request's progress, and statistics. Data only."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Progress:
 
     @classmethod
     def of(cls, card: Mapping[str, Any]) -> Progress:
-        """Raises KeyError, TypeError or ValueError for malformed content."""
+        """Parse a request's progress. Raises KeyError, TypeError or ValueError if malformed."""
         position = card["position"]
         return cls(
             str(card["id"]),
@@ -45,7 +45,7 @@ class Progress:
 
     @property
     def fraction(self) -> float | None:
-        """The share of the prompt that is computed, 0 to 1; None outside of prefill."""
+        """Computed share of the prompt, 0 to 1; None outside of prefill."""
         if self.stage is not RequestStage.PREFILLING or not self.num_to_compute:
             return None
         return self.num_computed / self.num_to_compute
@@ -77,7 +77,7 @@ class EngineStats:
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> EngineStats:
-        """Raises KeyError, TypeError or ValueError for malformed content."""
+        """Parse the statistics. Raises KeyError, TypeError or ValueError if malformed."""
         rates, sizes = content["tokens_per_second"], content["bytes"]
         states, disk = content["recurrent_states"], content["disk_cache"]
         return cls(

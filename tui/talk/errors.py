@@ -1,4 +1,4 @@
-"""How talking to a server can fail."""
+"""Errors of talking to a server."""
 
 from __future__ import annotations
 

@@ -9,10 +9,11 @@ import httpx
 
 
 class ClosingClient(httpx.AsyncClient):
-    """httpx's client, but `aclose` ends its requests too: httpx forgets a connection that is being
-    opened at that moment, and it stays open for good.
+    """httpx's client, but `aclose` ends its requests too.
 
-    A request that is sent while the client closes raises ReadError. From one event loop only.
+    httpx forgets a connection that is being opened at that moment, and it stays open for good. A
+    request
+    that is sent while the client closes raises ReadError. Use from one event loop only.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """The server has accepted the request. None: it does not report an id."""
+    """The server accepted the request; None if it reports no id."""
 
     request_id: str | None
 

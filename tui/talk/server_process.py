@@ -41,7 +41,10 @@ class ServerProcess:
 
     @classmethod
     def for_model(cls, model: str | None, server_args: Sequence[str], home: Home) -> ServerProcess:
-        """A server on a free port of 127.0.0.1. Raises OSError if its log cannot be written."""
+        """Prepare a server on a free port of 127.0.0.1.
+
+        Raises OSError if its log is not writable.
+        """
         command = [sys.executable, "-m", "mlxserve", "serve"]
         command += ["--host", "127.0.0.1", "--port", "0", "--exit-with-parent"]
         if model is not None:
@@ -54,7 +57,7 @@ class ServerProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Raises ChatError if the program cannot be run."""
+        """Start the process. Raises ChatError if the program cannot be run."""
         with self.log.open("ab") as log:
             try:
                 self._process = subprocess.Popen(
@@ -73,7 +76,7 @@ class ServerProcess:
                 ) from error
 
     async def address(self) -> str:
-        """The address, once the server listens. Raises ServerStopped if it exits before that."""
+        """Return the address once the server listens. Raises ServerStopped if it exits first."""
         while True:
             # In this order, the last lines written before an exit are not missed.
             is_running = self.is_running
@@ -85,7 +88,7 @@ class ServerProcess:
 
     @property
     def ending(self) -> str:
-        """How it ended, after "The server": `exited with code 1`."""
+        """How the process ended, to follow "The server": `exited with code 1`."""
         code = self._process.poll() if self._process is not None else None
         if code is not None and code < 0:
             return f"was killed by signal {-code}"
@@ -101,7 +104,7 @@ class ServerProcess:
         )
 
     def last_lines(self, count: int) -> str:
-        """The end of the log, safe to show, without the logged requests."""
+        """Return the end of the log, safe to show, without the logged requests."""
         with self.log.open("rb") as log:
             log.seek(max(0, self.log.stat().st_size - _LOG_TAIL))
             text = clean(log.read().decode("utf-8", "replace"))

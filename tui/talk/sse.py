@@ -35,7 +35,7 @@ class EventReader:
         self._data_size = 0
 
     def feed(self, data: bytes) -> list[ServerEvent]:
-        """The events completed by these bytes. Raises EventTooLarge."""
+        """Return the events completed by these bytes. Raises EventTooLarge."""
         if self._skip_line_feed and data:
             data = data.removeprefix(b"\n")
             self._skip_line_feed = False

@@ -1,4 +1,4 @@
-"""What all requests have in common: JSON, events, and failures turned into a ChatError."""
+"""Common parts of all requests: JSON, events, and failures turned into a ChatError."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check(status: int, content: bytes, url: str) -> None:
 
 
 async def start_of(reply: httpx.Response) -> bytes:
-    """The body of an error reply, cut off after `_MAX_ERROR_SIZE`."""
+    """Return the body of an error reply, cut off after `_MAX_ERROR_SIZE`."""
     content = b""
     async for part in reply.aiter_bytes():
         content += part
@@ -60,7 +60,7 @@ async def start_of(reply: httpx.Response) -> bytes:
 
 
 async def events(reply: httpx.Response) -> AsyncGenerator[ServerEvent, None]:
-    """The events of a stream, to its end."""
+    """Yield the events of a stream, to its end."""
     reader = EventReader()
     async for part in reply.aiter_bytes():
         for event in reader.feed(part):
@@ -68,7 +68,7 @@ async def events(reply: httpx.Response) -> AsyncGenerator[ServerEvent, None]:
 
 
 def json_object(content: bytes | str) -> dict[str, Any]:
-    """The JSON object in the content, or an empty one."""
+    """Parse a JSON object; empty for anything else."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
@@ -77,13 +77,13 @@ def json_object(content: bytes | str) -> dict[str, Any]:
 
 
 def error_code(content: Mapping[str, Any]) -> str:
-    """The code of the server's error; empty if there is none."""
+    """Return the code of the server's error; empty if there is none."""
     error = content.get("error")
     return str(error.get("code", "")) if isinstance(error, dict) else ""
 
 
 def said(content: Mapping[str, Any]) -> str:
-    """The server's error message, on one line; empty if there is none."""
+    """Return the server's error message, on one line; empty if there is none."""
     error = content.get("error", "")
     if isinstance(error, dict):
         error = error.get("message", "")

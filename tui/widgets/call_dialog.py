@@ -1,4 +1,4 @@
-"""CallDialog: shows a call that the model wants to make, and asks whether it may."""
+"""CallDialog: shows a call that the model wants to make, and asks the user to allow it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CallDialog(Dialog[Decision | None]):
             yield OptionList(*(Option(words) for _, words in _CHOICES), compact=True)
 
     def on_mount(self) -> None:
-        """Nothing is highlighted: Enter, meant for the composer just now, must not allow a call."""
+        """Highlight nothing: Enter, meant for the composer just now, must not allow a call."""
         options = self.query_one(OptionList)
         options.focus()
         options.highlighted = None
@@ -73,7 +73,7 @@ class CallDialog(Dialog[Decision | None]):
 
 
 def _shown(arguments: str) -> str:
-    """The arguments, a line for each of their parts; as they were written if they are not JSON."""
+    """Format the arguments, one part per line; as written if they are not JSON."""
     try:
         text = json.dumps(json.loads(arguments or "{}"), ensure_ascii=False, indent=2)
     except (ValueError, RecursionError):

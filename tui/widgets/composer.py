@@ -36,7 +36,7 @@ class Composer(TextArea):
 
     @dataclass
     class Sent(Event):
-        """The user pressed Enter on a text."""
+        """The user pressed Enter with a text."""
 
         text: str
 
@@ -90,7 +90,7 @@ class Composer(TextArea):
         self._at = None
 
     def write(self, text: str) -> None:
-        """Replace the text, with the cursor at its end. What was pasted here before is folded."""
+        """Replace the text, with the cursor at its end. Earlier pastes in it are folded."""
         self.load_text(self._pastes.folded(clean(text)))
         self.move_cursor(self.document.end)
 
@@ -119,8 +119,9 @@ class Composer(TextArea):
             self.app.action_help_quit()
 
     async def _on_paste(self, event: Paste) -> None:
-        """Pasted text is cleaned, because it is shown; a long one is folded. The path of a picture
-        attaches it.
+        """Insert a pasted text, cleaned for the screen; a long one is folded.
+
+        The path of a picture attaches it.
         """
         self._blink()
         picture = pasted_picture(event.text)
@@ -129,14 +130,14 @@ class Composer(TextArea):
         self._consume(event)
 
     def _show_pastes(self) -> None:
-        """Unfold what was pasted, or fold it again."""
+        """Toggle between folded and unfolded pastes."""
         whole = self.whole_text
         text = whole if whole != self.text else self._pastes.folded(whole)
         if text != self.text:
             self.replace(text, (0, 0), self.document.end)
 
     def _delete_mark(self, key: str) -> bool:
-        """Delete a folded paste beside the cursor as one; False if there is none."""
+        """Delete a folded paste next to the cursor as one character; False if there is none."""
         row, column = self.cursor_location
         line = self.document.get_line(row)
         if self.selected_text:

@@ -16,7 +16,7 @@ Row = TypeVar("Row")
 
 
 class Dialog(ModalScreen[Result]):
-    """Esc and Ctrl+C close it, and Ctrl+Q quits."""
+    """A box over the chat: Esc and Ctrl+C close it, and Ctrl+Q quits."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss", "Close", show=False),
@@ -25,7 +25,7 @@ class Dialog(ModalScreen[Result]):
     ]
 
     def box(self, title: str, keys: str, kind: type[Widget] = Vertical) -> Widget:
-        """Contains all else. `keys`: what they do, on its lower border."""
+        """Return the container of everything else; its lower border explains `keys`."""
         box = kind(classes="dialog")
         box.border_title, box.border_subtitle = title, keys
         return box

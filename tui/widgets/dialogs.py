@@ -100,7 +100,7 @@ class ChatsDialog(ListDialog[ChatChoice | None, ChatChoice]):
         self.say("")
 
     async def action_delete(self) -> None:
-        """Delete the chat on the second press; the first only asks for it."""
+        """Delete the chat on the second press; the first asks for it."""
         choice = self._chosen
         if choice is None:
             return
@@ -123,7 +123,7 @@ class ChatsDialog(ListDialog[ChatChoice | None, ChatChoice]):
 
 
 class HelpDialog(Dialog[None]):
-    """All keys and commands."""
+    """Lists all keys and commands."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("f1", "dismiss", "Close", show=False)]
 

@@ -51,7 +51,7 @@ Section = tuple[int, Callable[[int], Strip]]
 
 
 class MessageAct(StrEnum):
-    """What the user may do with a message."""
+    """The user's actions on a message."""
 
     EDIT = "edit"
     RETRY = "retry"
@@ -148,7 +148,7 @@ class AnswerView(MessageView):
         raise IndexError(y)
 
     def _sections(self) -> Sequence[Section]:
-        """From top to bottom, with a gap only between two sections that have lines."""
+        """Sections from top to bottom, with a gap only between two that have lines."""
         body = (0, _blank) if self._body is None else (self._body.num_lines, self._body.line)
         thoughts = 0 if self._thoughts is None else self._thoughts.num_lines
         has_head, has_body, has_foot = bool(self._head), bool(body[0]), bool(self._foot)
@@ -180,7 +180,7 @@ class AnswerView(MessageView):
         self._frame_lines()
 
     def _at_a_glance(self) -> MarkdownStream:
-        """Show the end of a long text, until a thread has painted all of it."""
+        """Show the end of a long text until a thread has painted all of it."""
         stream = MarkdownStream(self._painter)
         stream.feed(self.message.text)
         stream.glance()
@@ -246,7 +246,7 @@ class AnswerView(MessageView):
         return [count for count, _ in self._sections()]
 
     def _live_lines(self) -> dict[int, Strip]:
-        """By their places, the lines that the next pieces may change: all but frozen ones."""
+        """Lines, by place, that the next pieces may change: all but frozen ones."""
         lines, start = dict[int, Strip](), 0
         for part, (count, line) in enumerate(self._sections()):
             stream = {_THOUGHTS: self._thoughts, _BODY: self._body}.get(part)
@@ -256,7 +256,7 @@ class AnswerView(MessageView):
         return lines
 
     def _begin_round(self, answer: LiveAnswer) -> None:
-        """Calls of tools end the text before them, which is painted with them from then on."""
+        """Start a round of calls: the text before them is painted with them from then on."""
         if len(answer.rounds) > self._num_rounds:
             self._num_rounds = len(answer.rounds)
             self._body, self._unpainted = MarkdownStream(self._painter), ""
@@ -372,7 +372,7 @@ class AnswerView(MessageView):
         return ending
 
     def _waiting_lines(self, answer: LiveAnswer) -> Sequence[Strip]:
-        """A spinner until the first piece arrives."""
+        """Draw a spinner until the first piece arrives."""
         if answer.phase is not AnswerPhase.WAITING:
             return ()
         sign = SPINNER[self._frame // 2 % len(SPINNER)]

@@ -1,4 +1,4 @@
-"""The model picker: the server's models, those on this machine, well-known ones, and those of the hub."""
+"""The model picker: models of the server, this machine and the hub, and well-known ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class HubSearch:
 
 
 class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
-    """Returns the chosen model, or the name of another one as it was typed.
+    """Returns the chosen model, or the name of another one as typed.
 
     models: finds and downloads others; None if the server cannot be restarted from here
     """
@@ -105,7 +105,7 @@ class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
         self._show()
 
     def _show(self, name: str | None = None) -> None:
-        """List what the filter leaves, with this name highlighted, else the same as before."""
+        """List the models that match the filter; keep the highlight, or move it to this name."""
         options = self.query_one(DialogList)
         if name is None and isinstance(before := self._chosen, Model):
             name = before.name
@@ -133,7 +133,7 @@ class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
         options.highlighted = at if lines else None
 
     def _short(self, name: str) -> str:
-        """The name as shown, in a narrow window without a repository's owner."""
+        """Return the name as shown, in a narrow window without a repository's owner."""
         is_narrow = self.app.size.width < _WIDE
         return one_line(name.rpartition("/")[2] if is_narrow else name, _NAME_WIDTH)
 
@@ -177,7 +177,7 @@ class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
             self._show()
 
     def _is_disk_too_small(self, models: ModelCatalog, row: Model) -> bool:
-        """Says so, if it is."""
+        """True if the disk is too small for the model; shows a note if so."""
         done = self._progress.get(row.name, Downloaded(0, None)).done
         missing = (row.weight_size or 0) - done
         if models.disk_free is None or missing <= models.disk_free:
@@ -199,7 +199,7 @@ class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
             self.dismiss(None)
 
     async def action_delete(self) -> None:
-        """Delete the downloaded model on the second press; the first only asks for it."""
+        """Delete the downloaded model on the second press; the first asks for it."""
         row = self._chosen
         if not isinstance(row, Model) or self._models is None:
             return
@@ -218,7 +218,7 @@ class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
             self.run_worker(self._remove(self._models, row), group="delete")
 
     async def _search(self, words: str) -> None:
-        """Add what the hub has."""
+        """Add the models of the hub."""
         assert self._models is not None, "without it there is no such row"
         self.say(f"Searching the hub for {one_line(words, 60)} …")
         try:

@@ -2,7 +2,7 @@
 
 I will look.                                       the text, as Markdown
 ▸ git__git_log {"max_count": 1}  0.31 s            folded
-▾ git__git_log {"max_count": 1}  0.31 s            opened: what the model got
+▾ git__git_log {"max_count": 1}  0.31 s            opened: the tool's result
 │ Commit history: ...
 """
 
@@ -30,7 +30,7 @@ _WORDS = {
 
 
 class RoundLines:
-    """Painted once for each state of a round."""
+    """Paints each state of a round once."""
 
     def __init__(self) -> None:
         self.lines: list[Strip] = []
@@ -46,7 +46,7 @@ class RoundLines:
         marker: Style,
         error: Style,
     ) -> None:
-        """Paint what has changed. `is_open`: with the thinking and the results."""
+        """Paint changed rounds. `is_open`: with the thinking and the results."""
         if self._how != (painter, is_open):
             self._painted, self._how = [], (painter, is_open)
         known = [one for one, _ in self._painted]

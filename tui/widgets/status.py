@@ -1,5 +1,6 @@
-"""The last line: the current activity at the left, the answer's statistics at the right; for some
-seconds a message in their place, instead of toasts that cover the chat.
+"""StatusLine: the current activity at the left, the answer's statistics at the right.
+
+A message takes their place for some seconds, instead of toasts that cover the chat.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class FittingLine(Widget):
 
 
 class StatusLine(Container):
-    """Two texts; without room for both, the right one is shortened."""
+    """Two texts; the right one is shortened if both do not fit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,9 +71,11 @@ class StatusLine(Container):
         self.query_one("#activity", Static).update(self._activity)
 
     def tell(self, words: str, severity: str = "information", seconds: float | None = None) -> None:
-        """Show a message in place of everything else; below the one before, if that has the same cause.
+        """Show a message instead of everything else.
 
-        seconds: for which it is shown; by default as long as reading it takes
+        It goes below the one before, if that has the same cause.
+
+        seconds: duration; by default as long as reading it takes
         """
         message = Content.styled(clean(words), _COLOURS[severity])
         before = [] if self._is_new_cause else [one for one in self._messages if one != message]
@@ -86,7 +89,7 @@ class StatusLine(Container):
         self._timer = self.set_timer(seconds or reading, self.end_message)
 
     def begin_cause(self) -> None:
-        """The user did something: the next message takes the place of all before."""
+        """Mark an action of the user: the next message replaces all before."""
         self._is_new_cause = True
 
     def end_message(self) -> None:

@@ -16,7 +16,7 @@ from tui.paint.theme import Palette
 
 
 class StripView(Widget):
-    """Subclasses paint for a width and return lines by index."""
+    """Base of line widgets: subclasses paint for a width and return lines by index."""
 
     DEFAULT_CSS = "StripView { width: 1fr; height: auto; }"
 
@@ -51,13 +51,13 @@ class StripView(Widget):
             self.lines_changed()
 
     def lines_changed(self) -> None:
-        """Redraw the lines, with a new layout only if their number has changed."""
+        """Redraw the lines, with a new layout only if their number changed."""
         has_new_height = self.num_lines != self._shown_lines
         self._shown_lines = self.num_lines
         self.refresh(layout=has_new_height)
 
     def redraw(self, lines: Iterable[int]) -> None:
-        """Redraw these lines, whose number is the same: each line costs a terminal some 100 bytes."""
+        """Redraw these lines of an unchanged number; each costs a terminal some 100 bytes."""
         for y in lines:
             self.refresh(Region(0, y, self.size.width, 1))
 

@@ -1,4 +1,4 @@
-"""Suggestions for the text being typed: commands after a slash, files after an @."""
+"""Suggestions for the typed text: commands after a slash, files after an @."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Suggestions(OptionList, can_focus=False):
 
     @property
     def chosen(self) -> Command | str | None:
-        """A command or a path."""
+        """The highlighted command or path."""
         at = self.highlighted
         return self._rows[at] if at is not None and self._rows else None
 

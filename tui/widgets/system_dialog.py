@@ -1,4 +1,4 @@
-"""The dialog in which a chat's system prompt is written."""
+"""The dialog for a chat's system prompt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tui.widgets.dialog import Dialog
 
 
 class SystemText(TextArea):
-    """Enter saves, as it sends in the composer."""
+    """The prompt's editor: Enter saves, as it sends in the composer."""
 
     class Saved(Message):
         """The user pressed Enter."""
@@ -38,7 +38,7 @@ class SystemText(TextArea):
 
 
 class SystemDialog(Dialog[str | None]):
-    """Returns the new system prompt, empty for none; None: it stays as it was."""
+    """Returns the new system prompt, empty for none; None leaves it unchanged."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The first line: the chat's title at the left, the model and what is known of it at the right."""
+"""The first line: the chat's title at the left, the model and its context at the right."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SEPARATOR = Content(" · ")
 
 
 class TitleLine(Horizontal):
-    """Leaves out parts from the end where the window is narrow, whole ones, and the first never."""
+    """Omits whole parts from the end in a narrow window, but never the first."""
 
     def __init__(self) -> None:
         super().__init__(id="header")
@@ -34,7 +34,7 @@ class TitleLine(Horizontal):
         self._fit()
 
     def show_parts(self, parts: Sequence[Content]) -> None:
-        """The most important one first."""
+        """Show the parts, most important first."""
         self._parts = parts
         self._fit()
 
@@ -48,7 +48,7 @@ class TitleLine(Horizontal):
 
 
 def fitting(parts: Sequence[Content], room: int) -> Content:
-    """As many of the first parts as `room` columns hold; the first one is cut if it has to be."""
+    """Return as many leading parts as fit in `room` columns; the first one is cut if needed."""
     for count in range(len(parts), 1, -1):
         line = _SEPARATOR.join(parts[:count])
         if line.cell_length <= room:

@@ -1,4 +1,4 @@
-"""ToolsDialog: the servers of tools and their tools, and what is switched off or allowed."""
+"""ToolsDialog: tool servers and their tools, and which are switched off or allowed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LOOK_SECONDS = 0.25
 
 
 class ToolsDialog(Dialog[None]):
-    """Enter on a server switches it, or starts it again; on a tool: asks first, always, never."""
+    """Enter on a server switches or restarts it; on a tool: ask first, always, never."""
 
     def __init__(self, toolbox: Toolbox) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class ToolsDialog(Dialog[None]):
         self.set_interval(_LOOK_SECONDS, self._show)
 
     def _show(self) -> None:
-        """The rows as they are now, if they have changed."""
+        """Show the current rows, if they changed."""
         cards = self._toolbox.cards
         self._rows = []
         for card in cards:

@@ -31,7 +31,7 @@ class EarlierMessages(Static):
     """The number of earlier messages that have no widget yet."""
 
     def show_number(self, number: int, num_left_out: int) -> None:
-        """The second number: of those, how many the model no longer gets."""
+        """Show two numbers: earlier messages, and those of them that the model no longer gets."""
         self.display = number > 0
         noun = "message" if number == 1 else "messages"
         words = f"↑ {number} earlier {noun}"
@@ -47,7 +47,7 @@ class EarlierMessages(Static):
 class Transcript(VerticalScroll, can_focus=False):
     """Shows one branch. Follows its end while text arrives, unless the user scrolls up.
 
-    Of a long branch only the end is shown first, and `WINDOW` more messages at a time: painting
+    Only the end of a long branch is shown first, and `WINDOW` more messages at a time: painting
     200 messages at once would block the screen for seconds.
     """
 
@@ -159,7 +159,7 @@ class Transcript(VerticalScroll, can_focus=False):
             self.post_message(self.Moved(below))
 
     def welcome(self, facts: WelcomeFacts) -> None:
-        """Set what an empty chat says."""
+        """Set the contents of an empty chat."""
         self._facts = facts
         for shown in self.query_children(Welcome):
             shown.show(facts)
@@ -175,7 +175,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self.scroll_to(y=max(0, top), animate=False, immediate=True)
 
     async def say(self, words: str, *, is_error: bool = False) -> None:
-        """Show a notice below the last message, in place of any other."""
+        """Show a notice below the last message, replacing any other."""
         await self.clear_notices()
         await self.mount(Notice(words, is_error=is_error))
 
@@ -188,6 +188,6 @@ class Transcript(VerticalScroll, can_focus=False):
 
 
 def view_of(message: StoredMessage, version: Version, palette: Palette) -> MessageView:
-    """The widget for a message."""
+    """Create the widget for a message."""
     kind = QuestionView if message.role == "user" else AnswerView
     return kind(message, version, palette)

@@ -1,4 +1,4 @@
-"""The contents of an empty chat: which model answers, what to ask it, a larger one, recent chats.
+"""The contents of an empty chat: the model, questions to ask, a larger model, recent chats.
 
 The first lines are shown immediately, the rest when the server is ready.
 """
@@ -38,7 +38,7 @@ MAX_RECENT = 3
 
 @dataclass(frozen=True, slots=True)
 class WelcomeFacts:
-    """What an empty chat shows. Empty while not connected."""
+    """The data of an empty chat. Empty while not connected."""
 
     model: str = ""
     recommended: Model | None = None
@@ -52,7 +52,7 @@ class WelcomeFacts:
 
 
 class Ideas(OptionList):
-    """The rows. Up from the first one leaves it, and so does a letter."""
+    """The list's rows. Up from the first one leaves it, and so does a letter."""
 
     def action_cursor_up(self) -> None:
         if not self.highlighted:
@@ -100,7 +100,7 @@ class Welcome(Vertical):
 
     @dataclass
     class Left(Event):
-        """The user went back to the composer, by this letter or by a key without one."""
+        """The user went back to the composer, by this letter or by another key."""
 
         typed: str = ""
 
@@ -159,7 +159,7 @@ class Welcome(Vertical):
 
 
 def _button(model: Model) -> Content:
-    """The real model, with what pressing it costs."""
+    """Format the real model's button, with what pressing it costs."""
     name = one_line(model.name.rpartition("/")[2], 40)
     size = "" if model.weight_size is None else f", {model.weight_size / 1e9:.1f} GB"
     verb = "Use" if model.is_here else "Download"

@@ -1,6 +1,6 @@
 """The chat window: title, messages, queue, composer, status line.
 
-Shows what it is given, and completes commands and paths in the composer.
+Shows the data it gets, and completes commands and paths in the composer.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ChatWindow(Vertical):
 
     @property
     def is_on_message(self) -> bool:
-        """Whether a message has the focus, not the composer."""
+        """True if a message has the focus, not the composer."""
         return isinstance(self.app.focused, MessageView)
 
     async def show(self, open_chat: OpenChat, must_show: int | None = None) -> None:
@@ -100,9 +100,7 @@ class ChatWindow(Vertical):
     def show_header(
         self, model: str, use: ContextUse | None, address: str = "", settings: Sequence[str] = ()
     ) -> None:
-        """The model, how much of its context the chat takes, what was set, and where the server
-        listens.
-        """
+        """Show the model, the chat's use of its context, the settings, and the server's address."""
         self._header = model, use, address, settings
         self._show_header()
 
@@ -171,7 +169,7 @@ class ChatWindow(Vertical):
 
     @on(Transcript.Moved)
     def _moved(self, event: Transcript.Moved) -> None:
-        """Say how much is below, once it is more than a glance away."""
+        """Show how much is below, once it is more than a glance away."""
         pill = self.query_one("#below", Static)
         pill.display = event.num_below > _FAR
         pill.update(Content(f"↓ {event.num_below:,} more lines · Ctrl+End"))

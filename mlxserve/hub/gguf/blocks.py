@@ -44,8 +44,12 @@ _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
 
 @dataclass(frozen=True, slots=True)
 class Repacking:
-    """repack  takes (num_blocks, bytes of a block), writes the codes and returns scales: (num_blocks, groups of a
-            block), or 1 for all; and biases, as (2, num_blocks, groups), where they do not follow from scales
+    """How one kind of block is repacked.
+
+    repack  takes (num_blocks, bytes of a block), writes the codes and returns scales: (num_blocks,
+    groups of a
+            block), or 1 for all; and biases, as (2, num_blocks, groups), where they do not follow
+            from scales
     zero    the code of 0, where all groups have the same one: their bias is scale * -zero
     """
 
@@ -60,12 +64,12 @@ def _half(raw: Bytes, at: int) -> Halves:
 
 
 def _scale_and_bias(raw: Bytes) -> Halves:
-    """Of blocks that begin with both."""
+    """Scales and biases of blocks that begin with both as float16."""
     return raw[:, :4].view(np.float16).T[:, :, np.newaxis]
 
 
 def _split(nibbles: Bytes, size: int, codes: Bytes) -> None:
-    """Write the low halves of each `size` bytes as packed 4-bit codes, and after them the high ones.
+    """Write the low nibbles of every `size` bytes as packed 4-bit codes, then the high ones.
 
     nibbles: (blocks, bytes), contiguous, and overwritten
     """
@@ -83,11 +87,13 @@ def _split(nibbles: Bytes, size: int, codes: Bytes) -> None:
 
 
 def _pack_5_bits(codes_of_8: Lanes, codes: Bytes) -> None:
-    """(groups, 4, n) lanes of eight codes -> (n, groups * 20) bytes. Overwrites the lanes.
+    """Pack (groups, 4, n) lanes of eight codes into (n, groups * 20) bytes. Overwrites the lanes.
 
-    Eight codes of 5 bits in 64 are joined in three steps to 40: in 16, then 32, then 64 bits the lower half is
-    moved up to the upper one (n + 7 * n is n << 3), which leaves them 21 bits above the lane's end. The 160
-    bits of four lanes are stored as three numbers.
+    Eight 5-bit codes in 64 bits are joined in three steps to 40: in 16, then 32, then 64 bits the
+    lower half
+    is moved up to the upper one (n + 7 * n is n << 3), which leaves them 21 bits above the lane's
+    end. The
+    160 bits of four lanes are stored as three numbers.
     """
     pairs = codes_of_8.view(np.uint16)
     pairs += (pairs & np.uint16(0xFF)) * np.uint16(7)
@@ -119,7 +125,7 @@ def _q4_1(raw: Bytes, codes: Bytes) -> Halves:
 
 
 def _five(raw: Bytes, fifth: int, nibbles: int, codes: Bytes) -> None:
-    """Pack 32 values: four bytes of fifth bits and 16 of low bits, which begin at these bytes."""
+    """Pack 32 5-bit values; `fifth` and `nibbles` are offsets of 4 and 16 bytes in a block."""
     bits = np.unpackbits(columns(raw, fifth, fifth + 4), axis=1, bitorder="little")
     found = bits.view(np.uint64)
     found <<= np.uint64(4)
@@ -143,7 +149,7 @@ def _q8_0(raw: Bytes, codes: Bytes) -> Halves:
 
 
 def _k_scales(raw: Bytes) -> Floats:
-    """Scales and biases of the eight groups of Q4_K and Q5_K: 6 bits each, times one of the block."""
+    """Scales and biases of the eight groups of Q4_K and Q5_K: 6 bits each, times a block scale."""
     low, middle, high = np.ascontiguousarray(raw[:, 4:16].view(np.uint32).T)
     six = np.empty((2, len(raw), 2), np.uint32)  # in each four bytes
     six[:, :, 0] = low & _SIX, middle & _SIX
@@ -171,7 +177,7 @@ def _q5_k(raw: Bytes, codes: Bytes) -> Floats:
 
 @cache
 def _iq4_pairs() -> npt.NDArray[np.uint32]:
-    """For two bytes, the four codes of their nibbles: the low ones, then the high ones."""
+    """Table from two bytes to the four codes of their nibbles: the low ones, then the high ones."""
     codes = np.array(_IQ4, np.int16).astype(np.uint8) + np.uint8(128)
     first, second = np.arange(1 << 16) & 255, np.arange(1 << 16) >> 8
     four = np.stack([codes[one] for one in (first & 15, second & 15, first >> 4, second >> 4)], 1)
@@ -179,7 +185,7 @@ def _iq4_pairs() -> npt.NDArray[np.uint32]:
 
 
 def _split_iq4(nibbles: Bytes, codes: Bytes) -> None:
-    """nibbles: contiguous; 16 bytes of each group."""
+    """Write the codes of IQ4 nibbles; `nibbles` is contiguous, 16 bytes per group."""
     # An index in brackets takes twice as long, one of 16 bits or checked for its range half as long again.
     found = _iq4_pairs().take(nibbles.view(np.uint16).astype(np.intp), mode="wrap")
     stored = codes.view(np.complex128).reshape(-1, 2)

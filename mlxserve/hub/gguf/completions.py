@@ -1,6 +1,6 @@
-"""Configuration that is computed from several values of a GGUF file, where a table is not enough.
+"""Computes configuration that depends on several values of a GGUF file.
 
-Each says what llama.cpp's code of the architecture does (src/models/, src/llama-model.cpp).
+Each function follows llama.cpp's code of the architecture (src/models/, src/llama-model.cpp).
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original": 8192}
 
 
 def rope_scaling(header: Header, given: Given) -> Config | None:
-    """As transformers writes it; None for positions as they are. Raises UnsupportedModel."""
+    """Return the rotary scaling as transformers writes it; None if there is none.
+
+    Raises UnsupportedModel.
+    """
     long = _values(header, "rope_factors_long.weight")
     if long is not None:
         short = _values(header, "rope_factors_short.weight")
@@ -56,7 +59,7 @@ def rope_scaling(header: Header, given: Given) -> Config | None:
 
 
 def _llama_3(factors: list[float], base: float) -> Config | None:
-    """Llama 3's scaling, which the file has as a factor for each frequency. Raises UnsupportedModel."""
+    """Recover Llama 3's rotary scaling from its per-frequency factors. Raises UnsupportedModel."""
     factor = max(factors)
     if factor <= 1:
         return None
@@ -96,7 +99,7 @@ def _llama(config: Config, given: Given) -> Config:
 
 
 def _gemma(config: Config, _: Given) -> Config:
-    """The 27B models scale queries by their width per head, others by the size of a head."""
+    """Query scale of Gemma: 27B models use hidden size per head, others the head size."""
     is_27b = (config["model_type"], config["num_hidden_layers"]) in (
         ("gemma2", 46),
         ("gemma3_text", 62),
@@ -119,7 +122,7 @@ def _gpt_oss(config: Config, _: Given) -> Config:
 
 
 def _lfm2(config: Config, given: Given) -> Config:
-    """A layer without heads for keys is a convolution."""
+    """Layer kinds of LFM2: a layer without key heads is a convolution."""
     counts = given["attention.head_count_kv"]
     counts = counts if isinstance(counts, list) else [counts] * config["num_hidden_layers"]
     return config | {

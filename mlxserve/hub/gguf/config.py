@@ -1,4 +1,4 @@
-"""The config.json and generation_config.json that a GGUF file's metadata means."""
+"""Converts a GGUF file's metadata to config.json and generation_config.json."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def family(header: Header) -> Family:
 
 
 def model_config(header: Header) -> dict[str, Any]:
-    """As a model folder's config.json. Raises UnsupportedModel for values that are missing or odd."""
+    """Return the metadata as config.json. Raises UnsupportedModel for missing or odd values."""
     try:
         return _config(header)
     except _ODD as error:
@@ -128,7 +128,7 @@ def _config(header: Header) -> dict[str, Any]:
 
 
 def end_tokens(header: Header) -> list[int]:
-    """Ids of the tokens that end an answer, the file's own first."""
+    """Return the ids of the end tokens, the file's own first."""
     named = (header.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))
     tokens = header.metadata.get("tokenizer.ggml.tokens") or ()
     kinds = header.metadata.get("tokenizer.ggml.token_type") or ()
@@ -145,7 +145,7 @@ def end_tokens(header: Header) -> list[int]:
 
 
 def generation_config(header: Header) -> Mapping[str, Any]:
-    """What ends an answer, and how requests are sampled that say nothing: as the file says, or as llama.cpp does."""
+    """Return end tokens and default sampling: the file's values, else llama.cpp's defaults."""
     sampling = {
         option: _plain(header.metadata.get(f"general.sampling.{key}", default))
         for key, (option, default) in _SAMPLING.items()
@@ -154,5 +154,5 @@ def generation_config(header: Header) -> Mapping[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """float32 as the shortest decimal that means it: 1e-05 instead of 9.999999747378752e-06."""
+    """Round a float32 to its shortest decimal: 1e-05 instead of 9.999999747378752e-06."""
     return float(str(np.float32(value))) if isinstance(value, float) else value

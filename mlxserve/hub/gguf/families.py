@@ -1,7 +1,9 @@
-"""What llama.cpp's architectures are called in mlx-lm, and how their files differ from each other.
+"""Maps llama.cpp's architectures to mlx-lm's, with their differences in file layout.
 
-Data only. Metadata keys are llama.cpp's (gguf-py/gguf/constants.py), configuration keys those of mlx-lm's
-`ModelArgs`, which are transformers'. Names of tensors come from `gguf.get_tensor_name_map`, which knows
+Data only. Metadata keys are llama.cpp's (gguf-py/gguf/constants.py), configuration keys those of
+mlx-lm's
+`ModelArgs`, which are transformers'. Names of tensors come from `gguf.get_tensor_name_map`, which
+knows
 transformers' names; `modules` has what mlx-lm calls otherwise.
 """
 
@@ -33,7 +35,7 @@ COMMON_MODULES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How files of an architecture are read.
+    """The reading rules for files of one architecture.
 
     model_type   in mlx-lm
     keys         metadata keys beyond COMMON_KEYS, without the architecture's name before them

@@ -1,7 +1,9 @@
-"""Keeps what a GGUF file's header means as a model folder without weights: configuration and tokenizer.
+"""Caches a GGUF header as a model folder without weights: configuration and tokenizer.
 
-Everything that reads a model folder reads this one, and a tokenizer is converted once: a vocabulary of
-262,144 tokens without merges takes seconds. The folder's name is the digest of the header, so another file
+Everything that reads a model folder reads this one, and a tokenizer is converted once: a vocabulary
+    of
+262,144 tokens without merges takes seconds. The folder's name is the digest of the header, so
+another file
 has another folder.
 """
 
@@ -23,7 +25,7 @@ _LAYOUT = "3"  # of what is written; another one makes every folder anew
 
 
 def model_folder(header: Header) -> Path:
-    """The folder, which is made if it is not there. Raises UnsupportedModel."""
+    """Return the cached folder, creating it if needed. Raises UnsupportedModel."""
     folder = gguf_home() / f"{header.digest}-{_LAYOUT}-{version('transformers')}"
     if folder.is_dir():
         return folder
@@ -53,7 +55,7 @@ def model_folder(header: Header) -> Path:
 
 
 def _rename(made: Path, folder: Path) -> None:
-    """Raises OSError, but not where another process was first."""
+    """Move a finished folder into place unless another process was first. Raises OSError."""
     try:
         made.rename(folder)
     except OSError:
@@ -62,6 +64,6 @@ def _rename(made: Path, folder: Path) -> None:
 
 
 def gguf_home() -> Path:
-    """Where the folders that are made of GGUF files are kept."""
+    """Return the folder that caches folders made from GGUF files."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache, "mlxserve", "gguf")

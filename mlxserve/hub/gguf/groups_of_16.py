@@ -74,10 +74,11 @@ def q6_k(raw: Bytes, codes: Bytes) -> Floats:
 
 
 def _multiply_bytes(found: Lanes, slopes: Numbers, starts: npt.NDArray[Any], codes: Bytes) -> None:
-    """Write slope * code + start of (16, 2, n) lanes, which are overwritten; 16 bits or 8 for each start.
+    """Write slope * code + start for (16, 2, n) lanes, which are overwritten.
 
-    All results are bytes, so two of them are one number of 16 bits: what a product takes from the upper one, its
-    start gives back.
+    All results are bytes, so two of them are one number of 16 bits: what a product takes from the
+        upper one,
+    its start gives back. Starts have 16 bits or 8.
     """
     pairs = found.view(np.uint16)
     pairs *= _in_each_field(slopes)
@@ -86,9 +87,9 @@ def _multiply_bytes(found: Lanes, slopes: Numbers, starts: npt.NDArray[Any], cod
 
 
 def _multiply(found: Lanes, slopes: Numbers, codes: Bytes) -> None:
-    """Write slope * (code - 32) / 256 + 128 of (16, 2, n) lanes, which are overwritten; (16, n) numbers.
+    """Write slope * (code - 32) / 256 + 128 for (16, 2, n) lanes, which are overwritten.
 
-    By numbers of 16 bits, two codes in each: what a product overflows by, its sum gets back.
+    Two codes share a number of 16 bits: what a product overflows by, its sum gets back.
     """
     by_four = _in_each_field(slopes)
     starts = np.uint16(32768 + _HALF) - by_four * np.uint16(32)
@@ -105,10 +106,10 @@ def _multiply(found: Lanes, slopes: Numbers, codes: Bytes) -> None:
 
 
 def _rounded(numbers: Floats) -> Numbers:
-    """Modulo 65536."""
+    """Round to whole steps, modulo 65536."""
     return (numbers + _WHOLE).view(np.uint32).astype(np.uint16)
 
 
 def _in_each_field(numbers: Numbers) -> Numbers:
-    """(16, n) or (8, 2, n) numbers as (16, 1, 4 * n): four times each."""
+    """Repeat each of (16, n) or (8, 2, n) numbers four times: (16, 1, 4 * n)."""
     return (numbers.reshape(16, 1, -1) * _FIELDS).view(np.uint16)

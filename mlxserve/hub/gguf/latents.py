@@ -1,8 +1,10 @@
-"""DeepSeek's projection of latents to keys and values, which a file has in one tensor or in two.
+"""Converts between the two layouts of DeepSeek's projection of latents to keys and values.
 
-mlx-lm's DeepSeek V3 has two (`embed_q`, `unembed_out`) and its V2 one (`kv_b_proj`); llama.cpp's converter
-wrote one until May 2025, and two since. From the other form they are computed, and stay in 16 bits: keys are
-transposed between the two, across the groups of a quantisation.
+mlx-lm's DeepSeek V3 has two tensors (`embed_q`, `unembed_out`) and its V2 one (`kv_b_proj`);
+llama.cpp's
+converter wrote one until May 2025, and two since. A converted tensor stays in 16 bits: keys are
+transposed
+between the two, across the groups of a quantisation.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ _ONE, _TWO = "attn_kv_b.weight", ("attn_k_b.weight", "attn_v_b.weight")
 
 
 def other_form(name: str, there: Container[str]) -> tuple[str, ...]:
-    """The tensors that one which is not there can be computed from; none for another kind."""
+    """Names of the tensors that a missing one can be computed from; empty for other tensors."""
     for stem, others in ((_ONE, _TWO), (_TWO[0], (_ONE,)), (_TWO[1], (_ONE,))):
         if name.endswith(f".{stem}"):
             found = tuple(name.removesuffix(stem) + other for other in others)
@@ -25,7 +27,7 @@ def other_form(name: str, there: Container[str]) -> tuple[str, ...]:
 
 
 def computed(name: str, tensors: Sequence[mx.array], config: Mapping[str, Any]) -> mx.array:
-    """The tensor of this name from those of `other_form`.
+    """Compute the named tensor from those of `other_form`.
 
     one of them   (heads * (key + value), rank)
     two           (heads, rank, key), (heads, value, rank)

@@ -1,9 +1,13 @@
-"""Arrays of mlx that nothing has been written to, for numpy to write.
+"""Allocates mlx arrays without writing them, for numpy to fill.
 
-`mx.empty` is `mx.zeros`, which writes an array once on one thread before numpy can: a third of the time of a load
-of Q8_0 or F16. `mx.load` hands the memory of an array to the file that fills it, and this file leaves it as it is. Two
-other ways were no faster in whole loads: pages of 2 MB (MADV_HUGEPAGE; in a virtual machine that gives free memory
-back, three times as slow) and pages mapped before they are written (MADV_POPULATE_WRITE, of a tensor or of each piece).
+`mx.empty` is `mx.zeros`, which writes an array once on one thread before numpy can: a third of the
+time of a load
+of Q8_0 or F16. `mx.load` hands the memory of an array to the file that fills it, and this file
+leaves it as it is. Two
+other ways were no faster in whole loads: pages of 2 MB (MADV_HUGEPAGE; in a virtual machine that
+    gives free memory
+back, three times as slow) and pages mapped before they are written (MADV_POPULATE_WRITE, of a
+tensor or of each piece).
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from numpy.lib import format as npy
 
 
 def unwritten(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    """An array that has the values that were in its memory before. Not of bfloat16."""
+    """Return an array whose values are whatever its memory held before. Not for bfloat16."""
     file = _OnlyHeader()
     name = str(dtype).removeprefix("mlx.core.")
     described = {"descr": np.dtype(name).str, "fortran_order": False, "shape": shape}
@@ -29,7 +33,7 @@ def unwritten(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
 
 
 class _OnlyHeader(BytesIO):
-    """An npy file of which what follows the header is left as it is in memory."""
+    """An npy file with a header only: reading its data leaves the memory as it is."""
 
     def readinto(self, buffer: Any, /) -> int:
         return super().readinto(buffer) or len(buffer)  # of bytes

@@ -53,7 +53,7 @@ _SCALARS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor is.
+    """The place of a tensor in its file.
 
     shape   rows first, as in mlx; the last dimension is the one that blocks divide
     kind    of its blocks, as llama.cpp calls it (Q4_K)
@@ -70,7 +70,9 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """metadata  by llama.cpp's keys; arrays of strings as lists
+    """A parsed header.
+
+    metadata  by llama.cpp's keys; arrays of strings as lists
     digest    of the header's bytes
     """
 
@@ -79,13 +81,13 @@ class Header:
     digest: str
 
     def without_vocabulary(self) -> Header:
-        """The same without lists, which the tokenizer alone needs."""
+        """Return the header without lists, which only the tokenizer needs."""
         short = {key: value for key, value in self.metadata.items() if not isinstance(value, list)}
         return replace(self, metadata=short)
 
 
 def is_gguf(file: Path) -> bool:
-    """Whether a regular file begins as a GGUF file does."""
+    """True if this is a regular file that begins with GGUF's magic bytes."""
     try:
         with open_regular(file) as opened:
             return opened.read(len(MAGIC)) == MAGIC
@@ -94,9 +96,11 @@ def is_gguf(file: Path) -> bool:
 
 
 def read_header(file: Path) -> Header:
-    """The header of a file; of one split into several, any of which may be named, that of all.
+    """Read the header of a file, or the joined headers of all files of a split model.
 
-    Raises UnsupportedModel for a file that is not GGUF, is damaged or cannot be read.
+    Any of the files may be named. Raises UnsupportedModel for a file that is not GGUF, is damaged
+    or
+    cannot be read.
     """
     header = _read_one(file)
     count = header.metadata.get("split.count", 1)
@@ -121,7 +125,10 @@ def read_header(file: Path) -> Header:
 
 
 def _joined(headers: list[Header]) -> Header:
-    """Of several files: the metadata are in the first. Raises UnsupportedModel."""
+    """Join the headers of a split model, whose first file has the metadata.
+
+    Raises UnsupportedModel.
+    """
     tensors: dict[str, TensorInfo] = {}
     for header in headers:
         if twice := sorted(tensors.keys() & header.tensors.keys()):
@@ -244,7 +251,7 @@ def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], str, int]:
 
 
 def _nbytes(name: str, shape: tuple[int, ...], kind: str) -> int:
-    """Raises ValueError where the rows are not whole blocks."""
+    """Bytes of a tensor. Raises ValueError if its rows are not whole blocks."""
     num_values, nbytes = block_size(kind)
     if shape[-1] % num_values:
         raise ValueError(f"the rows of {name!r} are not whole blocks of {kind}")
@@ -252,7 +259,7 @@ def _nbytes(name: str, shape: tuple[int, ...], kind: str) -> int:
 
 
 def block_size(kind: str) -> tuple[int, int]:
-    """Values and bytes of a block."""
+    """Number of values and of bytes in a block."""
     import gguf
 
     return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]

@@ -1,4 +1,4 @@
-"""How much memory a GGUF file's tensors take once they are repacked, and what they are quantised as."""
+"""Sizes of a GGUF file's tensors after repacking, and their quantisation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BITS = {  # for each value
 
 
 def size_in_memory(header: Header) -> int:
-    """Bytes of all tensors on Metal."""
+    """Bytes of all tensors in memory on Metal."""
     return sum(
         int(prod(tensor.shape) * _BITS.get(tensor.kind, 16) / 8)
         for tensor in header.tensors.values()
@@ -25,7 +25,7 @@ def size_in_memory(header: Header) -> int:
 
 
 def kinds(header: Header) -> dict[str, tuple[int, int]]:
-    """For each kind of block, tensors of it and their bytes in the file; the most bytes first."""
+    """Number of tensors and bytes in the file for each kind of block, largest first."""
     counts = Counter(tensor.kind for tensor in header.tensors.values())
     sizes: Counter[str] = Counter()
     for tensor in header.tensors.values():

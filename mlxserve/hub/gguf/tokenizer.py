@@ -1,7 +1,8 @@
-"""The tokenizer.json and tokenizer_config.json that a GGUF file's metadata means.
+"""Converts a GGUF file's metadata to tokenizer.json and tokenizer_config.json.
 
-transformers builds the tokenizer (`transformers.integrations.gguf`); how the text is split before, it
-knows for some families only, and the others are here, from llama.cpp's `llama_vocab` (llama-vocab.cpp).
+transformers builds the tokenizer (`transformers.integrations.gguf`). It knows the pre-tokenizer of
+some
+families only; the others are here, from llama.cpp's `llama_vocab` (llama-vocab.cpp).
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ _READ_ERRORS = (ValueError, KeyError, IndexError, TypeError, AttributeError)
 
 
 def build_tokenizer(header: Header, architecture: str) -> Any:
-    """A `tokenizers.Tokenizer`. Raises UnsupportedModel."""
+    """Build a `tokenizers.Tokenizer`. Raises UnsupportedModel."""
     # Its advice is to install PyTorch.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
@@ -107,7 +108,7 @@ def build_tokenizer(header: Header, architecture: str) -> Any:
 
 
 def _ends(header: Header, tokens: list[str]) -> Any:
-    """What is put before and after each text; None for nothing."""
+    """Return the post-processor that adds tokens around each text; None if none is added."""
     from tokenizers import processors
 
     metadata = header.metadata
@@ -138,7 +139,7 @@ def _special_id(header: Header, name: str) -> int | None:
 
 
 def _split_text(backend: Any, kind: str) -> None:
-    """Split text before the merges as llama.cpp does for this kind. Raises UnsupportedModel."""
+    """Set llama.cpp's pre-tokenizer of this kind. Raises UnsupportedModel."""
     from tokenizers import Regex
     from tokenizers import pre_tokenizers as pre
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
@@ -156,7 +157,7 @@ def _split_text(backend: Any, kind: str) -> None:
 
 
 def _without_prefix(backend: Any) -> None:
-    """Put no space before a text, as the file asks, and take none off an answer."""
+    """Remove the leading space that the normaliser adds and the decoder strips."""
     from tokenizers import decoders
     from tokenizers import pre_tokenizers as pre
 
@@ -167,7 +168,7 @@ def _without_prefix(backend: Any) -> None:
 
 
 def _without_others(backend: Any, num_tokens: int) -> Any:
-    """Without tokens that transformers' classes have and the file has not: the model knows none."""
+    """Remove tokens that transformers' classes add and the file does not have."""
     from tokenizers import Tokenizer
 
     if backend.get_vocab_size(with_added_tokens=True) <= num_tokens:
@@ -179,7 +180,7 @@ def _without_others(backend: Any, num_tokens: int) -> Any:
 
 
 def tokenizer_config(header: Header) -> dict[str, Any]:
-    """As a model folder's tokenizer_config.json."""
+    """Return the metadata as tokenizer_config.json."""
     tokens = header.metadata.get("tokenizer.ggml.tokens") or ()
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",

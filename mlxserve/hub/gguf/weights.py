@@ -47,7 +47,7 @@ Arrays = dict[str, mx.array]
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """A parameter of the model. can_pack: whether its module has a quantised form."""
+    """A parameter of the model; `can_pack` if its module has a quantised form."""
 
     path: str
     shape: tuple[int, ...]
@@ -55,10 +55,12 @@ class _Slot:
 
 
 def load_gguf(header: Header, config: Mapping[str, Any], *, is_metal: bool) -> nn.Module:
-    """mlx-lm's model with all of the file's weights.
+    """Load mlx-lm's model with all of the file's weights.
 
-    Scales, biases and what is not quantised are float32 without Metal, which is exact; on Metal they
+    Scales, biases and what is not quantised are float32 without Metal, which is exact; on Metal
+    they
     have 16 bits.
+
     Raises UnsupportedModel, and what mlx-lm raises for a configuration that it cannot build.
     """
     from mlx_lm.utils import _get_classes
@@ -101,14 +103,17 @@ def load_gguf(header: Header, config: Mapping[str, Any], *, is_metal: bool) -> n
 
 
 def _converted(array: mx.array, dtype: mx.Dtype) -> mx.array:
-    """In this dtype, but for codes. By mlx: numpy takes twice as long, and has no bfloat16."""
+    """Cast to `dtype`, packed codes excepted.
+
+    mlx casts: numpy takes twice as long, and has no bfloat16.
+    """
     return array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array
 
 
 def _matched(
     model: nn.Module, header: Header, config: Mapping[str, Any]
 ) -> Iterator[tuple[_Slot, TensorInfo | str]]:
-    """Each parameter of the model and its tensor, or the name of one that is computed.
+    """Pair each parameter with its tensor, or with the name of one that is computed.
 
     Raises UnsupportedModel.
     """
@@ -142,7 +147,7 @@ def _matched(
 
 
 def _tensor_names(model: nn.Module, header: Header) -> list[tuple[_Slot, str]]:
-    """The model's parameters and what llama.cpp calls them."""
+    """Return the model's parameters and llama.cpp's names of them."""
     from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 
     [kind] = [one for one in MODEL_ARCH if MODEL_ARCH_NAMES[one] == architecture(header)]
@@ -158,7 +163,7 @@ def _tensor_names(model: nn.Module, header: Header) -> list[tuple[_Slot, str]]:
 
 
 def _own_name(path: str, one: Family) -> str | None:
-    """llama.cpp's name of a part that gguf's table does not have under mlx-lm's name."""
+    """Return llama.cpp's name of a part that gguf's table lacks under mlx-lm's name."""
     if (layer := _LAYER.search(path)) is None:
         return None
     number, inner = layer.groups()
@@ -173,16 +178,13 @@ def _own_name(path: str, one: Family) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Packing:
-    """A tensor that threads repack.
-
-    arrays  by the names that they have in an mlx module
-    """
+    """A tensor that threads are repacking; `arrays` by their names in an mlx module."""
 
     arrays: Arrays
     pieces: list[Future[None]]
 
     def result(self) -> Arrays:
-        """When all pieces are repacked. Raises OSError."""
+        """Wait until all pieces are repacked and return the arrays. Raises OSError."""
         for piece in self.pieces:
             piece.result()
         return self.arrays
@@ -191,7 +193,7 @@ class _Packing:
 def _begun(
     matched: Iterable[tuple[_Slot, TensorInfo | str]], scale_dtype: mx.Dtype
 ) -> Iterator[tuple[_Slot, TensorInfo | str, _Packing | None]]:
-    """Each with its repacking, if it is repacked; that of the next one has begun then as well."""
+    """Start the repacking of each tensor one ahead of the one that is yielded."""
     before = None
     for slot, tensor in matched:
         packing = None
@@ -205,7 +207,7 @@ def _begun(
 
 
 def _plain(tensor: TensorInfo, slot: _Slot, offset: float) -> mx.array:
-    """The values of a parameter. Raises UnsupportedModel."""
+    """Return a parameter's values. Raises UnsupportedModel."""
     array = dense(tensor)
     if offset:
         array = array.astype(mx.float32) - offset
@@ -215,7 +217,7 @@ def _plain(tensor: TensorInfo, slot: _Slot, offset: float) -> mx.array:
 
 
 def dense(tensor: TensorInfo) -> mx.array:
-    """The values of a tensor. Raises UnsupportedModel for a kind that cannot be converted."""
+    """Return a tensor dequantised. Raises UnsupportedModel for a kind that cannot be converted."""
     if tensor.kind in _PLAIN:
         return _raw(tensor).view(_PLAIN[tensor.kind]).reshape(tensor.shape)
     if tensor.kind not in REPACKINGS:
@@ -236,7 +238,7 @@ def dense(tensor: TensorInfo) -> mx.array:
 
 
 def _raw(tensor: TensorInfo) -> mx.array:
-    """The tensor's bytes."""
+    """Return the tensor's bytes."""
     found = unwritten((tensor.nbytes,), mx.uint8)
     memory = view(found)
 
@@ -249,7 +251,7 @@ def _raw(tensor: TensorInfo) -> mx.array:
 
 
 def _begin(tensor: TensorInfo, scale_dtype: mx.Dtype) -> _Packing:
-    """Begin to repack all rows of a tensor."""
+    """Start repacking all rows of a tensor."""
     how = REPACKINGS[tensor.kind]
     num_values, num_bytes = block_size(tensor.kind)
     num_blocks = tensor.nbytes // num_bytes
@@ -277,7 +279,7 @@ def _begin(tensor: TensorInfo, scale_dtype: mx.Dtype) -> _Packing:
 
 
 def _read_into(tensor: TensorInfo, start: int, memory: Bytes) -> None:
-    """From this byte of the tensor on. Raises OSError."""
+    """Read into `memory` from byte `start` of the tensor. Raises OSError."""
     with open(tensor.file, "rb", buffering=0) as file:
         file.seek(tensor.offset + start)
         if file.readinto(memory.data) != memory.nbytes:
@@ -285,7 +287,7 @@ def _read_into(tensor: TensorInfo, start: int, memory: Bytes) -> None:
 
 
 def _submitted(work: Callable[[int], None], starts: Iterable[int]) -> list[Future[None]]:
-    """For several threads: numpy computes, and files are read, without holding the interpreter."""
+    """Run `work` on several threads; numpy and file reads release the GIL."""
     return [_threads().submit(work, start) for start in starts]
 
 
@@ -299,7 +301,7 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _swap_pairs(array: mx.array, num_heads: int) -> None:
-    """Put rows (pair, half) of each head in the order (half, pair), in the array's own memory.
+    """Reorder rows (pair, half) of each head to (half, pair), in place.
 
     mlx-lm rotates halves, llama.cpp neighbours.
     """

@@ -1,1 +1,1 @@
-"""What an answer has to look like, token by token: grammars, and the guide that applies them."""
+"""Constrained decoding: grammars, and the guide that applies them token by token."""

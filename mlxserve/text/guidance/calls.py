@@ -65,7 +65,7 @@ def _top(markup: Markup, *, is_whole: bool, repeats: bool) -> str:
 
 
 def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of the arguments. Undeclared arguments are not allowed."""
+    """Return the schema of the arguments, closed to undeclared ones."""
     schema = dict(function.get("parameters") or {})
     try:
         check_schema(schema)

@@ -1,4 +1,4 @@
-"""How each format writes one call, its name and its arguments, as a Lark grammar.
+"""Call grammars: writes each format's call, its name and arguments as a Lark grammar.
 
 Derived from the written form in `formats`, so what is forced is what is read.
 """
@@ -30,7 +30,7 @@ _KEYS = {
 
 
 def _text_end(row: CallFormat) -> str:
-    """What ends a text that is written as it is."""
+    """Return the marker that ends a raw text."""
     return row.parameter.partition("$value")[2].rstrip("\n") or row.quote
 
 
@@ -63,7 +63,7 @@ def lark_marked(markup: Markup, text: str) -> str:
 
 
 def call_rule(markup: Markup, name: str, schema: Schema) -> str:
-    """One call. Raises ValueError for a name that the format cannot express."""
+    """Return one call's rule. Raises ValueError for a name that the format cannot express."""
     row = markup.format
     assert row is not None
     names = {name: NAME}
@@ -106,7 +106,7 @@ def _arguments(markup: Markup, row: CallFormat, schema: Schema) -> str:
 
 
 def _parameter(markup: Markup, row: CallFormat, key: str, schema: Schema) -> str:
-    """An argument in markup of its own."""
+    """Return the rule of an argument in markup of its own."""
     kinds = kinds_of(schema)
     is_text = not kinds or "string" in kinds
     kind = "string" if is_text else next(iter(sorted(kinds)))
@@ -124,7 +124,7 @@ def _parameter(markup: Markup, row: CallFormat, key: str, schema: Schema) -> str
 
 
 def lark_exactly(markup: Markup, text: str) -> str:
-    """As `lark_marked`, with all white space."""
+    """Like `lark_marked`, with all white space."""
     core = text.strip("\n")
     before, _, after = text.partition(core) if core else (text, "", "")
     pieces = [lark_text(before), lark_marked(markup, core), lark_text(after)]
@@ -132,7 +132,7 @@ def lark_exactly(markup: Markup, text: str) -> str:
 
 
 def _text(markup: Markup, schema: Schema, end: str) -> str:
-    """A text as it is, up to the marker that follows it."""
+    """Return the rule of a raw text, up to the marker that follows it."""
     choices = _choices(schema)
     if choices is not None:
         words = [word if isinstance(word, str) else json.dumps(word) for word in choices]
@@ -152,7 +152,7 @@ def _object(markup: Markup, row: CallFormat, schema: Schema) -> str:
 
 
 def _member(markup: Markup, row: CallFormat, schema: Schema) -> str:
-    """Texts in the format's own quotes at any depth; values without texts are JSON."""
+    """Return a value's rule: texts in the format's quotes at any depth, all else JSON."""
     kinds, items = kinds_of(schema), schema.get("items")
     if kinds == {"string"}:
         return f"{lark_marked(markup, row.quote)} {_text(markup, schema, row.quote)}"
@@ -173,7 +173,7 @@ def _array(item: str, least: int, most: int | None) -> str:
 
 
 def _tag(markup: Markup, row: CallFormat, key: str, schema: Schema) -> str:
-    """An argument in a tag of its name; objects with known members nest."""
+    """Return the rule of an argument in a tag of its name; objects with known members nest."""
     mark, kinds = lark_marked(markup, row.quote), kinds_of(schema)
     close = f"{mark} {lark_text(f'</{key}>')}"
     if not kinds or "string" in kinds:
@@ -186,7 +186,7 @@ def _tag(markup: Markup, row: CallFormat, key: str, schema: Schema) -> str:
 
 
 def _listed(schema: Schema, write: Callable[[str, Schema], str], separator: str) -> str:
-    """The required properties, then any of the optional ones in order, joined by a separator."""
+    """Sequence the required properties, then any of the optional ones in order."""
     required = schema.get("required", [])
     pairs = {
         key: write(key, value if isinstance(value, dict) else {})
@@ -205,7 +205,7 @@ def _listed(schema: Schema, write: Callable[[str, Schema], str], separator: str)
 
 
 def _parameters(schema: Schema, write: Callable[[str, Schema], str]) -> str:
-    """Each property in its own markup, in the order of the schema."""
+    """Sequence the properties in their own markup, in the order of the schema."""
     required = schema.get("required", [])
     return " ".join(
         f"({write(key, value if isinstance(value, dict) else {})}){'' if key in required else '?'}"

@@ -1,10 +1,13 @@
-"""Grammars: which structures can be followed, found out in helper processes before they are used.
+"""Grammars: tries out structures in helper processes before they are used.
 
-    event loops ──▶ Grammars.compile ──▶ the executor ──▶ helpers "grammars": each try in a fork of its own
+    event loops ──▶ Grammars.compile ──▶ the executor ──▶ helpers "grammars": each try in a fork of
+    its own
     engine      ──▶ Matchers         ──▶ helper "masks": compiles again, and follows the answers
 
-What a source takes cannot be seen from it. So it is tried with little time first, in the short lane of
-the executor, and then with more, in the longer ones: usual schemas take milliseconds, and never wait for one
+The cost of a source cannot be seen from it. So it is tried with little time first, in the short
+lane of
+the executor, and then with more, in the longer ones: usual schemas take milliseconds, and never
+    wait for one
 that takes seconds. A source that used up all of it is refused without another try for
 `REFUSED_SECONDS`, and its client's next work goes after that of others.
 """
@@ -62,8 +65,9 @@ class Grammars:
     async def compile(
         self, structure: Structure, client: str = "", *, limit: int = MAX_SOURCE
     ) -> Grammar:
-        """What the structure's matchers are made from. `limit`: maximum length of its source in
-        characters.
+        """Check a structure and return the grammar that its matchers are made from.
+
+        limit: maximum length of its source in characters
 
         Raises InvalidParameter, which names the structure's field, QueueFull, HelperUnavailable and
         EngineStopped.
@@ -79,7 +83,7 @@ class Grammars:
         return Grammar(structure, self.matchers, client, is_slow=took > TRIES[0])
 
     def close(self) -> None:
-        """Kill what compiles. Matchers must not be used afterwards."""
+        """Kill the compiling helpers. Matchers must not be used afterwards."""
         with self._lock:
             self._is_closed = True
             for timer in self._timers.values():
@@ -90,7 +94,7 @@ class Grammars:
             self.matchers.close()
 
     def _known_seconds(self, structure: Structure) -> float | None:
-        """In which it compiled. Raises InvalidParameter if it had to be killed not long ago."""
+        """Seconds that it took to compile. Raises InvalidParameter if it was killed recently."""
         key = _digest(structure)
         with self._lock:
             found = self._checked.get(key)
@@ -112,7 +116,7 @@ class Grammars:
                 self._checked.popitem(last=False)
 
     async def _tried(self, structure: Structure, client: str) -> float:
-        """The seconds in which it compiles. Raises what `compile` raises."""
+        """Try the structure, and return the seconds that it takes. Raises what `compile` raises."""
         _refuse_schema(structure)
         if not self._is_started:  # which is not for the short lane to wait for
             await self._executor.run(
@@ -128,8 +132,9 @@ class Grammars:
         return TRIES[-1]
 
     def _try(self, structure: Structure, client: str, seconds: float) -> bool:
-        """False if it takes longer than these seconds. Raises InvalidParameter, at the last try also
-        for that.
+        """Try to compile it within `seconds`; False if it takes longer.
+
+        Raises InvalidParameter, at the last try also for the time.
         """
         if self._known_seconds(structure) is not None:  # another request has asked for the same
             return True
@@ -152,12 +157,12 @@ class Grammars:
         raise self._refused(structure, client, _why_killed(killed))
 
     def refuse(self, structure: Structure, client: str, reason: str) -> None:
-        """It was too much work: not again for a while, and its client's work goes last."""
+        """Refuse a structure that was too expensive for a while; its client's work goes last."""
         self._remember(structure, (time.monotonic() + REFUSED_SECONDS, reason))
         self._executor.charge(client, CHARGED_SECONDS)
 
     def _outcome(self, structure: Structure, lane: Lane, seconds: float) -> tuple[str, str]:
-        """What `MatcherHost.try_out` returns. Raises HelperKilled and JobFailed."""
+        """Return what `MatcherHost.try_out` returns. Raises HelperKilled and JobFailed."""
         helper = self._helper(structure, lane)
         source, deadline = _source(structure), _MARGIN_SECONDS + 10 * seconds
         try:
@@ -172,7 +177,10 @@ class Grammars:
         return killed, fault
 
     def _stop_when_idle(self, lane: Lane) -> None:
-        """With a vocabulary of 150,000 it has 150 MB in memory, and starts in a second."""
+        """Stop an idle helper: with a vocabulary of 150,000 it holds 150 MB.
+
+        It starts in a second.
+        """
         with self._lock:
             if lane in self._timers:
                 self._timers[lane].cancel()
@@ -193,7 +201,7 @@ class Grammars:
         return helper is not None and helper.is_running
 
     def _start(self, structure: Structure, client: str) -> None:
-        """Takes about a second for a large vocabulary."""
+        """Start the helper, which takes about a second for a large vocabulary."""
         with self._helper_errors(structure, client):
             self._helper(structure, Lane.SHORT).call("num_open", seconds=_MARGIN_SECONDS)
 
@@ -227,7 +235,7 @@ class Grammars:
 
     @contextmanager
     def _helper_errors(self, structure: Structure, client: str) -> Iterator[None]:
-        """Raises for a helper that ended, and not just a fork of it, or could not do its job."""
+        """Convert the errors of a helper that ended, or could not do its job."""
         try:
             yield
         except JobFailed as error:
@@ -249,7 +257,7 @@ def _why_killed(reason: str) -> str:
 
 
 def _refuse_schema(structure: Structure) -> None:
-    """What needs no process to be refused."""
+    """Refuse schemas that need no process to be recognised as invalid."""
     if structure.kind is StructureKind.JSON_SCHEMA:
         try:
             schema = json.loads(structure.source)

@@ -23,12 +23,13 @@ from mlxserve.text.guidance.matchers import Grammar, Matcher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What guides one answer.
+    """The constraints of one answer.
 
     vocab_size: the model's; a mask has one bit per token
     end_ids: tokens that end the answer
     think_start, think_end: thinking markers; empty for a model that does not think
-    think_ends: tokens that the tokenizer may write for the last one of `think_end`, merged with what
+    think_ends: tokens that the tokenizer may write for the last one of `think_end`, merged with
+        what
         follows it
     may_think: a constrained answer may think first
     is_thinking: the prompt ends inside thinking
@@ -100,14 +101,14 @@ class AnswerGuide:
         self._advance()
 
     def ask(self) -> None:
-        """Have the mask computed, with those of all guides that have read tokens."""
+        """Request the mask, together with those of all guides that have read tokens."""
         if self._matcher is not None:
             self._matcher.ask()
             self._advance()
 
     @property
     def is_ready(self) -> bool:
-        """Whether the mask is known. Waits for it as long as a step may be held up, and asks for it."""
+        """True if the mask is known; requests it and waits as long as a step may be held up."""
         while self._matcher is not None and self._matcher.wait_briefly():
             matcher = self._matcher
             self._advance()
@@ -123,7 +124,7 @@ class AnswerGuide:
 
     @property
     def must_wait(self) -> bool:
-        """Whether sampling the token after the next requires knowing the next one."""
+        """True if sampling the token after the next requires knowing the next one."""
         if self._unstepped:
             return True
         match self._phase:
@@ -163,7 +164,7 @@ class AnswerGuide:
 
     @property
     def _can_step(self) -> bool:
-        """A call ends with its grammar: what follows is text, and means something else."""
+        """False at the end of a call whose grammar is undecided: what follows depends on it."""
         matcher = self._matcher
         return (
             self._phase is not _Phase.CALL
@@ -173,7 +174,7 @@ class AnswerGuide:
         )
 
     def _settle(self) -> None:
-        """What the matcher's answer changes."""
+        """Apply the matcher's answer."""
         matcher = self._matcher
         if matcher is None or not matcher.is_settled:
             return
@@ -204,7 +205,7 @@ class AnswerGuide:
                 self._matcher.consume(token)
 
     def _begin(self, token: int) -> None:
-        """The first tokens open the thinking, or the answer has started without any."""
+        """Classify the first tokens: they open thinking, or the answer starts without any."""
         self._begun.append(token)
         begun, marker = tuple(self._begun), self._plan.think_start
         if begun == marker:
@@ -219,7 +220,7 @@ class AnswerGuide:
 
     @property
     def _has_closed(self) -> bool:
-        """Whether the tokens end with the marker that ends the thinking."""
+        """True if the tokens end with the marker that ends thinking."""
         end, last = self._plan.think_end, self._tail[-1]
         if last in self._plan.think_ends:
             return self._ends_with(end[:-1], before=1)
@@ -245,7 +246,7 @@ class AnswerGuide:
 
     @property
     def _thinks_again(self) -> bool:
-        """Whether the tokens end with a marker that opens thinking: elsewhere it is text."""
+        """True if the tokens end with a marker that opens thinking; elsewhere it is text."""
         plan, marker = self._plan, self._plan.think_start
         if not marker or not self._ends_with(marker):
             return False
@@ -266,7 +267,7 @@ class AnswerGuide:
         return plan.call.open([token] if plan.call_joins else ())
 
     def _ends_with(self, marker: tuple[int, ...], before: int = 0) -> bool:
-        """Whether the tokens, except the last `before`, end with `marker`."""
+        """True if the tokens, except the last `before`, end with `marker`."""
         end = len(self._tail) - before
         return tuple(self._tail)[max(end - len(marker), 0) : end] == marker
 
@@ -274,11 +275,11 @@ class AnswerGuide:
 
     @property
     def _is_strict(self) -> bool:
-        """Whether what follows the thinking is constrained."""
+        """True if what follows the thinking is constrained."""
         return self._plan.answer is not None or bool(self._plan.opening)
 
     def _start_mask(self) -> bytes | None:
-        """What opens the thinking, or what must follow it."""
+        """Mask for the start: what opens the thinking, or what must follow it."""
         if not self._is_strict:
             return None
         begun, opening = tuple(self._begun), self._plan.opening
@@ -301,7 +302,7 @@ class AnswerGuide:
 
     @property
     def _num_closed(self) -> int:
-        """How many tokens of the marker that ends the thinking were sampled already."""
+        """Number of tokens of the closing marker that are sampled already."""
         marker, tail = self._plan.think_end, tuple(self._tail)
         lengths = range(min(len(marker) - 1, self._num_thought), 0, -1)
         return next((n for n in lengths if tail[-n:] == marker[:n]), 0)

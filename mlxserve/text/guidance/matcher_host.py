@@ -44,7 +44,7 @@ Row: TypeAlias = tuple[int, Source, bool, bool, Sequence[int]]
 
 
 class RowOutcome(IntEnum):
-    """What became of a row."""
+    """The result of a row."""
 
     MASK = 0  # (mask of what may follow)
     STOPPED = 1  # the same, and the grammar is complete
@@ -54,12 +54,12 @@ class RowOutcome(IntEnum):
 
 
 class MatcherHost:
-    """Lives in the helper process. Its public methods are jobs."""
+    """The helper's jobs: its public methods. Lives in the helper process."""
 
     def __init__(
         self, tokenizer: str, vocab_size: int, end_ids: Sequence[int], kept_bytes: int = KEPT_BYTES
     ) -> None:
-        """tokenizer: the text of a tokenizer.json"""
+        """tokenizer: the text of a tokenizer.json."""
         from llguidance import LLTokenizer
 
         self._tokenizer = LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(end_ids))
@@ -78,14 +78,17 @@ class MatcherHost:
         self._first_size = self._size()
 
     def try_out(self, source: Source, cpu_seconds: float, memory: int) -> tuple[str, str]:
-        """Compile and compute the first mask, in a fork that may use these seconds and bytes.
+        """Compile and compute the first mask, in a fork limited to these seconds and bytes.
 
-        (a KillReason, or nothing; why the source cannot be used, or nothing)
+        Returns (a KillReason or "", why the source cannot be used or "").
         """
         return forked(lambda: self.fault(source), cpu_seconds=cpu_seconds, memory=memory)
 
     def fault(self, source: Source) -> str:
-        """Why the source cannot be used, or nothing. Compiled in this process, and not kept."""
+        """Return why the source cannot be used, or "".
+
+        Compiles in this process, and keeps nothing.
+        """
         try:
             _follow_first(self._compiled(source))
         except ValueError as error:
@@ -93,9 +96,9 @@ class MatcherHost:
         return ""
 
     def follow(self, rows: Sequence[Row], forgotten: Sequence[int]) -> Iterator[list[object]]:
-        """[number, outcome, mask or reason, CPU seconds] of each row, in order.
+        """Yield [number, outcome, mask or reason, CPU seconds] of each row, in order.
 
-        forgotten: matchers that are not needed any more
+        forgotten: matchers that are no longer needed
         """
         for number in forgotten:
             self._open.pop(number, None)
@@ -110,11 +113,11 @@ class MatcherHost:
         self._has_compiled = False
 
     def num_kept(self) -> int:
-        """Compiled grammars in memory."""
+        """Number of compiled grammars in memory."""
         return len(self._kept)
 
     def num_open(self) -> int:
-        """Matchers of answers."""
+        """Number of matchers of answers."""
         return len(self._open)
 
     def _advance(self, row: Row) -> tuple[RowOutcome, bytes | str]:
@@ -142,7 +145,7 @@ class MatcherHost:
         return outcome, mask[: self._mask_size]
 
     def _kept_grammar(self, source: Source, *, is_slow: bool) -> LLMatcher | None:
-        """None while it is being compiled. Raises ValueError."""
+        """Return a cached grammar; None while it is being compiled. Raises ValueError."""
         if source not in self._kept:
             compiling = self._compiling.get(source)
             if compiling is None:
@@ -159,7 +162,7 @@ class MatcherHost:
         return self._kept[source]
 
     def _warm(self, source: Source) -> LLMatcher:
-        """Compiled, with the states of the lexer that its first mask needs."""
+        """Compile a source, including the lexer states that its first mask needs."""
         compiled = self._compiled(source)
         _follow_first(compiled)
         return compiled
@@ -208,6 +211,6 @@ def _refuse_error(matcher: LLMatcher) -> None:
 
 
 def _give_back_memory() -> None:
-    """glibc keeps what was freed; elsewhere the system takes it back."""
+    """Return freed memory to the system, which glibc would keep."""
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
         library.malloc_trim(0)

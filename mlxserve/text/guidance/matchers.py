@@ -46,7 +46,7 @@ _BUSY_SECONDS = 60.0  # between two restarts for its size while answers are bein
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A structure that can be followed, in an answer to a client."""
+    """A structure to follow in an answer to a client."""
 
     structure: Structure
     matchers: Matchers
@@ -54,12 +54,12 @@ class Grammar:
     is_slow: bool = False  # to compile
 
     def open(self, tokens: Iterable[int] = ()) -> Matcher:
-        """A matcher at the start of the structure, which then consumes the tokens."""
+        """Return a matcher at the structure's start, which then consumes the tokens."""
         return Matcher(self, tokens)
 
 
 class Matcher:
-    """How far one answer has come in its structure. What it says is true while `is_settled`."""
+    """The progress of one answer in its structure; valid while `is_settled`."""
 
     def __init__(self, grammar: Grammar, tokens: Iterable[int]) -> None:
         self.grammar = grammar
@@ -78,26 +78,26 @@ class Matcher:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the outcome covers all tokens."""
+        """True if the outcome covers all tokens."""
         return self.outcome is not None and (
             self.error is not None or self.num_known == len(self.tokens)
         )
 
     def consume(self, token: int) -> None:
-        """`ask` sends it."""
+        """Append a token, which the next `ask` sends."""
         if self.error is None:
             self.outcome = None
             self.tokens.append(token)
             self._matchers.want(self)
 
     def ask(self) -> None:
-        """Have the outcome computed, with those of all matchers that consumed tokens."""
+        """Request the outcome, together with those of all matchers that consumed tokens."""
         if not self.is_settled:
             self._matchers.want(self)
         self._matchers.exchange()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the outcome; whether it is there."""
+        """Wait up to `seconds` for the outcome; True if it is there."""
         until = RUNNING.now() + seconds
         self.ask()
         while not self.is_settled and (left := until - RUNNING.now()) > 0:
@@ -105,7 +105,7 @@ class Matcher:
         return self.is_settled
 
     def wait_briefly(self) -> bool:
-        """The same for as long as a step may be held up."""
+        """Wait as long as a step may be held up; True if the outcome is there."""
         if self.is_settled:
             return True
         self.ask()
@@ -114,12 +114,12 @@ class Matcher:
         return self.is_settled
 
     def fail(self, error: str) -> None:
-        """End it for a reason outside of the grammar: the answer fails."""
+        """Fail the answer for a reason outside the grammar."""
         self.outcome, self.error, self.is_lost = RowOutcome.FAILED, error, True
 
 
 class Matchers:
-    """The matchers of one engine. Except for `close`, for one thread at a time."""
+    """The matchers of one engine. Not thread-safe, except `close`."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Matchers:
         vocab_size: int,
         refuse: Callable[[Structure, str, str], None],
     ) -> None:
-        """refuse: called with a structure that had to be killed, its client, and why"""
+        """refuse: called with a structure that had to be killed, its client, and why."""
         self._helper = helper
         self._mask_size = -(-vocab_size // 32) * 4
         self._refuse = refuse
@@ -151,25 +151,25 @@ class Matchers:
         self._helper.close()
 
     def new_number(self, matcher: Matcher) -> int:
-        """From any thread."""
+        """Return a new matcher's number. Thread-safe."""
         number = next(self._numbers)
         weakref.finalize(matcher, self._forgotten.append, number).atexit = False
         return number
 
     def want(self, matcher: Matcher) -> None:
-        """Send its tokens with the next message, unless they are on their way."""
+        """Send its tokens with the next message, unless they are already sent."""
         if self._asked.get(matcher.number) != (matcher, len(matcher.tokens)):
             self._wanted[matcher] = None
 
     def exchange(self) -> None:
-        """Send what is new, and take what has come. Does not wait."""
+        """Send new tokens and take arrived answers, without waiting."""
         if self._job is not None:
             self._take(self._job, 0)
         if self._job is None and self._wanted:
             self._send()
 
     def receive(self, seconds: float) -> None:
-        """The same, but wait for something to come."""
+        """Like `exchange`, but wait up to `seconds` for an answer."""
         if self._job is not None:
             self._take(self._job, seconds)
         self.exchange()
@@ -177,7 +177,7 @@ class Matchers:
             time.sleep(min(seconds, max(0.0, self._again_at - RUNNING.now())))
 
     def grace(self) -> float:
-        """Seconds that the planning of a step may still wait for the current message."""
+        """Seconds that planning a step may still wait for the current message."""
         now = RUNNING.now()
         if now < self._late_until or self._job is None:
             return 0.0
@@ -207,8 +207,11 @@ class Matchers:
         self._sent_at = now
 
     def _chosen(self) -> list[Matcher]:
-        """Those of the next message. Where masks are slow it has a few of them, first those of
-        clients whose masks have taken the least: the others' answers go on meanwhile.
+        """Matchers of the next message.
+
+        Where masks are slow it has a few of them, first those of clients whose masks have taken the
+            least: the
+        others' answers go on meanwhile.
         """
         chosen: list[Matcher] = []
         seconds = 0.0
@@ -245,7 +248,7 @@ class Matchers:
                 self._fail_asked("was not answered")
 
     def _settle(self, value: Any) -> None:
-        """Take the answer of one row. The process is not trusted."""
+        """Apply the answer of one row, which is validated: the process is not trusted."""
         match value:
             case [int(number), int(outcome), bytes(mask), float(seconds)] if (
                 number in self._asked
@@ -271,7 +274,7 @@ class Matchers:
                 self._fail_asked("was not answered")
 
     def _ask_again(self, matcher: Matcher) -> None:
-        """Its grammar is being compiled."""
+        """Ask later for a matcher whose grammar is being compiled."""
         now = RUNNING.now()
         matcher.process = 0
         matcher.asked_at = matcher.asked_at or now
@@ -284,7 +287,7 @@ class Matchers:
         self.want(matcher)
 
     def _lose(self, error: HelperKilled) -> None:
-        """The process has ended. The first row without an answer is the one it was at work on."""
+        """Handle the end of the process: the first unanswered row is the one it was at work on."""
         self._job = None
         asked = [matcher for matcher, _ in self._asked.values()]
         self._asked.clear()
@@ -320,7 +323,7 @@ class Matchers:
         self._asked.clear()
 
     def _bound(self, now: float) -> None:
-        """Start again where dropped grammars did not give their memory back."""
+        """Restart a process that did not give the memory of dropped grammars back."""
         if now - self._looked_at < _MEMORY_SECONDS:
             return
         self._looked_at = now

@@ -45,8 +45,9 @@ class Planner:
         turn: AssistantTurn | None,
         client: str = "",
     ) -> AnswerGuide | None:
-        """The guide of an answer, or None. Raises InvalidParameter for unsupported constraints, and
-        what `Grammars.compile` raises.
+        """Return the guide of an answer; None if it needs none.
+
+        Raises InvalidParameter for unsupported constraints, and what `Grammars.compile` raises.
         """
         if turn is None and params.structure is None:
             return None
@@ -162,7 +163,7 @@ class Planner:
     async def _call_grammar(
         self, client: str, markup: Markup, turn: AssistantTurn, field: str, **options: Any
     ) -> Structure | None:
-        """As `_grammar`, in the client's turn."""
+        """Build `_grammar` in the client's turn."""
         work = partial(_grammar, markup, turn, field, **options)
         return await self._executor.run(client, encode_seconds(text_size(turn.tools)), work)
 

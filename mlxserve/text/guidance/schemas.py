@@ -98,7 +98,7 @@ def _narrowed(schema: Any, dropped: set[str], *, is_lenient: bool) -> Any:
 
 
 def _dropped(name: str, value: object) -> str | None:
-    """How to call a keyword that is dropped; None for one that is kept."""
+    """Name a keyword that is dropped; None for one that is kept."""
     if name in _NARROWING:
         return name
     if name == "format" and isinstance(value, str) and value not in _FORMATS:

@@ -24,7 +24,7 @@ WHITE_SPACE = r"[ ]|\n[ ]{0,32}"
 
 
 def grammar_text(kind: StructureKind, source: str) -> str:
-    """What llguidance compiles. Raises ValueError or RecursionError for an invalid source."""
+    """Return llguidance's source. Raises ValueError or RecursionError for an invalid one."""
     from llguidance import LLMatcher
 
     match kind:
@@ -70,7 +70,10 @@ def inline(structure: Structure) -> str | None:
 
 
 def json_text(schema: Mapping[str, Any], *, is_lenient: bool = False) -> str:
-    """A Lark expression for JSON that follows a schema. is_lenient: as far as it can be followed"""
+    """Return a Lark expression for JSON that follows a schema.
+
+    is_lenient: as far as it can be followed
+    """
     if is_lenient:
         schema, _ = narrowed(schema, is_lenient=True)
     guidance = {"whitespace_pattern": WHITE_SPACE, "lenient": is_lenient}
@@ -78,7 +81,7 @@ def json_text(schema: Mapping[str, Any], *, is_lenient: bool = False) -> str:
 
 
 def not_enforced(structure: Structure | None, turn: AssistantTurn | None) -> list[str]:
-    """What an answer's schemas ask for beyond what is enforced: keywords that only narrow."""
+    """List keywords of an answer's schemas that only narrow and are not enforced."""
     found: set[str] = set()
     if structure is not None and structure.kind is StructureKind.JSON_SCHEMA:
         found |= narrowed(json.loads(structure.source), is_lenient=True)[1]

@@ -1,4 +1,4 @@
-"""Cursor: the text of a section of calls, which grows while a reader waits for more of it.
+"""Cursor: the text of a section of calls, which grows while a reader waits for more.
 
 Readers are generators: they yield events, and None where they need more text. So a reader is
 written as if the whole text were there, and reads it in pieces of any size alike.
@@ -24,7 +24,7 @@ class Malformed(Exception):
 
 
 class Cut(Exception):
-    """The answer has ended inside a call."""
+    """The answer ended inside a call."""
 
 
 class Cursor:
@@ -39,7 +39,7 @@ class Cursor:
         self._at = 0
 
     def mark(self) -> None:
-        """Everything taken so far has been understood."""
+        """Mark everything taken so far as understood."""
         self._taken.clear()
 
     def rest(self) -> str:
@@ -57,19 +57,19 @@ class Cursor:
         return text
 
     def wait(self) -> Reading[None]:
-        """Raises Cut if no more text will come."""
+        """Wait for more text. Raises Cut if no more will come."""
         if self.is_whole:
             raise Cut
         yield None
 
     def char(self, ahead: int = 0) -> Reading[str]:
-        """The next character, or one further ahead, without taking it."""
+        """Return the next character, or one further ahead, without taking it."""
         while self._at + ahead >= len(self._text):
             yield from self.wait()
         return self._text[self._at + ahead]
 
     def ahead(self, at: int, blanks: str = BLANKS) -> Reading[tuple[int, str]]:
-        """(place of the next character that is not blank, that character), from a place on."""
+        """Return (place, character) of the next character from `at` on that is not blank."""
         while (char := (yield from self.char(at))) in blanks:
             at += 1
         return at, char
@@ -79,7 +79,7 @@ class Cursor:
             self.take(1)
 
     def sees(self, text: str) -> Reading[bool]:
-        """Whether this text comes next."""
+        """True if this text comes next."""
         while len(self._text) - self._at < len(text):
             if not text.startswith(self._text[self._at :]):
                 return False
@@ -87,7 +87,7 @@ class Cursor:
         return self._text.startswith(text, self._at)
 
     def accepts(self, text: str) -> Reading[bool]:
-        """Whether this text comes next; it is then taken."""
+        """Take this text if it comes next; True if it did."""
         is_next = yield from self.sees(text)
         if is_next:
             self.take(len(text))
@@ -98,7 +98,7 @@ class Cursor:
             raise Malformed
 
     def until(self, *markers: str, max_length: int | None = None) -> Reading[tuple[str, str]]:
-        """(text before the first of the markers, that marker); both are taken.
+        """Take (text before the first of the markers, that marker).
 
         max_length: characters of the text; more are malformed
         """
@@ -120,7 +120,7 @@ class Cursor:
             yield from self.wait()
 
     def word(self, chars: str | frozenset[str]) -> Reading[str]:
-        """The longest text of these characters that comes next."""
+        """Take the longest run of these characters."""
         pieces: list[str] = []
         while (yield from self.char()) in chars:
             pieces.append(self.take(1))

@@ -67,7 +67,7 @@ class ElementSyntax(CallSyntax):
         yield from self.emit(name, object_json(found))
 
     def _is_closed(self) -> Reading[bool]:
-        """Whether the call ends here: by its own end, or by that of the section."""
+        """True if the call ends here: by its own end, or by that of the section."""
         yield from self.cursor.skip()
         if self._call_end and (yield from self.cursor.accepts(self._call_end)):
             return True
@@ -78,7 +78,7 @@ class ElementSyntax(CallSyntax):
         return False
 
     def _read_block(self, name: str) -> Reading[None]:
-        """Arguments that are one JSON object after all."""
+        """Read arguments that are one JSON object after all."""
         begin, end = self.row.block
         yield from self.cursor.expect(begin)
         arguments = yield from read_value(self.cursor)
@@ -90,7 +90,7 @@ class ElementSyntax(CallSyntax):
         yield from self.emit(name, arguments)
 
     def _read_text(self) -> Reading[str]:
-        """The text of a value. Raises Malformed if another call begins in it."""
+        """Read a value's text. Raises Malformed if another call begins in it."""
         end = self._value_end
         if self.row.is_cdata and (yield from self.cursor.accepts(_CDATA[0])):
             end = f"{_CDATA[1]}{end}"
@@ -107,7 +107,7 @@ class ElementSyntax(CallSyntax):
         return text
 
     def _sees_call(self) -> Reading[bool]:
-        """Whether a call to one of the tools comes next, after its opener."""
+        """True if a call to one of the tools comes next, after its opener."""
         cursor = self.cursor
         at, _ = yield from cursor.ahead(0)
         if self._opener != self._head.begun:
@@ -150,7 +150,7 @@ class _Head:
         self._pattern = re.compile(f"{first}{f'(?:{others})?' if others else ''}{fixed[-1]}")
 
     def read(self, cursor: Cursor, *ends: str) -> Reading[dict[str, str]]:
-        """The fields of the markup. Without a tail it ends before one of `ends`."""
+        """Read the fields of the markup. Without a tail it ends before one of `ends`."""
         if self.begun and not (yield from cursor.sees(self.begun)):
             raise Malformed
         if self.tail:
@@ -164,7 +164,7 @@ class _Head:
 
     @staticmethod
     def _before(cursor: Cursor, ends: Sequence[str]) -> Reading[str]:
-        """A name and the blanks after it, before one of the markers."""
+        """Read a name and the blanks after it, up to one of the markers."""
         text = ""
         while len(text) <= _LONGEST_HEAD:
             char = yield from cursor.char()
@@ -179,7 +179,7 @@ class _Head:
 
 
 def _pattern(markup: str) -> str:
-    """Markup in which white space is optional where it has any."""
+    """Return a pattern in which the markup's white space is optional."""
     return r"\s*".join(re.escape(piece) for piece in re.split(r"\s+", markup))
 
 
@@ -202,7 +202,7 @@ class TagSyntax(CallSyntax):
         yield from self.emit(name, object_json(dict(members)))
 
     def _read_members(self, schema: Any, parent: str) -> Reading[list[tuple[str, str]]]:
-        """The tags up to the end of the one around them: (key, value in JSON)."""
+        """Read the tags up to the end of the enclosing one: (key, value in JSON)."""
         cursor = self.cursor
         members: list[tuple[str, str]] = []
         while True:

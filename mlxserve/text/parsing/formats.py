@@ -1,4 +1,4 @@
-"""How model families write tool calls and thinking: one row of data per format.
+"""Formats of tool calls and thinking of the model families: one row of data per format.
 
 A row says how the format is recognised, how a call is written, and which syntax that is. It drives
 the readers of answers, the grammars of forced calls, and calls written into a history. `call` and
@@ -25,7 +25,7 @@ from mlxserve.text.parsing.overlap import overlap
 
 
 class Syntax(Enum):
-    """How the arguments of a call are written. There is one reader for each."""
+    """The syntaxes of a call's arguments, each with a reader."""
 
     JSON = auto()  # {"name": ..., "arguments": {...}}, also several, also in a list
     HEADED = auto()  # the name in markup, then the arguments as JSON
@@ -55,7 +55,7 @@ class Channels:
     calls: str | None = None
 
     def may_be(self, header: str, *, is_whole: bool) -> bool:
-        """Whether this is a header, or the beginning of one."""
+        """True if this is a header, or the beginning of one."""
         begun = header.lstrip()
         is_begun = not is_whole and any(marker.startswith(begun) for marker in self.opens)
         if begun and not is_begun and not begun.startswith(self.opens):
@@ -65,7 +65,10 @@ class Channels:
         return len(header) <= _LONGEST_HEADER and bool(_header(self.opens).fullmatch(header))
 
     def read(self, header: str, tools: Container[str] | None) -> tuple[bool, str | None]:
-        """(whether the message is thinking, the tool that it calls). Without tools there is none."""
+        """Return (whether the message is thinking, the tool that it calls).
+
+        There is no tool if the request has none.
+        """
         recipients = re.findall(r"to=([^\s<]+)", header)
         to = recipients[-1] if recipients else ""
         if tools is not None and self.calls and (to.startswith(self.calls) or to in tools):
@@ -89,7 +92,9 @@ def _header(opens: tuple[str, ...]) -> re.Pattern[str]:
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """told: groups of words; a template with all words of a group has this format
+    """One format of calls.
+
+    told: groups of words; a template with all words of a group has this format
     known: token texts; a vocabulary with all of them has this format
     starts, ends: markers around a section of calls; the first of each is the one that is written.
         Without ends a section ends with its last call

@@ -1,5 +1,6 @@
-"""Calls whose arguments are JSON: an object with the name and the arguments, or a header with the
-name before them.
+"""Readers of calls with JSON arguments.
+
+The name is in the object beside the arguments, or in a header before them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _LONGEST_HEADER = 512
 
 
 def read_value(cursor: Cursor) -> Reading[str]:
-    """The text of one JSON value."""
+    """Read one JSON value as text."""
     value = JsonText()
     while True:
         char = yield from cursor.char()
@@ -55,7 +56,7 @@ class JsonSyntax(CallSyntax):
             yield from self.emit(self._name, self._arguments or "{}", self._id)
 
     def _read_key(self) -> Reading[str | None]:
-        """The next key, with its colon; None at the end of the object."""
+        """Read the next key, with its colon; None at the end of the object."""
         cursor = self.cursor
         yield from cursor.skip(BLANKS + ",")
         char = yield from cursor.char()
@@ -90,7 +91,7 @@ class JsonSyntax(CallSyntax):
         self._arguments, self._is_streamed = "{}", True
 
     def _take(self, key: str, text: str) -> None:
-        """A member that was read. Raises Malformed for one that no call has."""
+        """Store a member. Raises Malformed for one that no call has."""
         if key in _ARGUMENTS:
             self._arguments = self._arguments or _object(text)
         elif key == "function" and text.startswith("{"):
@@ -124,7 +125,7 @@ class HeadedSyntax(CallSyntax):
 
 
 class MessageSyntax(CallSyntax):
-    """The arguments alone: the header of the message had the name."""
+    """Reads arguments alone: the header of the message had the name."""
 
     name = ""
 
@@ -145,7 +146,7 @@ def _string(text: str) -> str | None:
 
 
 def _object(text: str) -> str:
-    """The text of an object, which may itself be written as a string. Raises Malformed."""
+    """Return an object's text, which may itself be a JSON string. Raises Malformed."""
     inner = _string(text)
     text = text if inner is None else inner
     try:
@@ -158,7 +159,7 @@ def _object(text: str) -> str:
 
 
 def _inner(text: str) -> tuple[str | None, str]:
-    """Name and arguments of {"function": {"name": ..., "arguments": ...}}. Raises Malformed."""
+    """Unpack {"function": {"name": ..., "arguments": ...}}. Raises Malformed."""
     try:
         inner = json_value(text)
     except ValueError as error:

@@ -20,7 +20,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def well_formed_json(text: str) -> str:
-    """The text of a JSON value without lone surrogates, as characters or as escapes."""
+    """Replace lone surrogates, as characters or as escapes, in the text of a JSON value."""
     text = well_formed(text)
     if _SURROGATE.search(text) is None:
         return text
@@ -59,20 +59,20 @@ class JsonText:
         return self._first in '{["' and not self._depth and not self._is_in_string
 
     def take(self) -> str:
-        """The text added since the last call, up to an escape that is not complete."""
+        """Return the text added since the last call, except an incomplete escape at its end."""
         taken = "".join(self._pieces)
         self._pieces.clear()
         return taken
 
     def finish(self) -> str:
-        """The text added since the last call: no more will come."""
+        """Return the rest of the text; no more will come."""
         self._replace_half()
         self._pieces.append(self._escape)
         self._escape = ""
         return self.take()
 
     def ends_before(self, char: str) -> bool:
-        """Whether the value is a number or a word that ends before this character."""
+        """True if the value is a number or a word that ends before this character."""
         if not self._first or self._first in '{["':
             return False
         return char in BLANKS or char in ",}]<"

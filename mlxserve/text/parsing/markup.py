@@ -19,7 +19,7 @@ from mlxserve.text.parsing.formats import THINKING, CallFormat, recognise
 
 
 class Part(Enum):
-    """What a part of an answer's text is."""
+    """The parts of an answer's text."""
 
     TEXT = auto()
     THINKING = auto()
@@ -29,7 +29,9 @@ class Part(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Markup:
-    """format: of the calls; None if it is not known
+    """The markup of one model.
+
+    format: of the calls; None if it is not known
     thinking: the markers around it; None if the model has none
     first: the part an answer starts in
     think_start, think_end: the thinking markers as token ids; empty if the model does not think
@@ -76,7 +78,7 @@ class Markup:
         return tuple(end for end in ends if end != "```")
 
     def opens_thinking(self, token_ids: Sequence[int], text_of: Callable[..., str]) -> bool:
-        """Whether a prompt ends inside thinking, because the template wrote the opening marker."""
+        """True if a prompt ends inside thinking, because the template wrote the opening marker."""
         length = len(self.think_start)
         if not length or self.thinking is None:
             return False
@@ -99,7 +101,7 @@ _TAG = re.compile(r"<[^<>\s]+>|\[[^\[\]\n]+\]")
 
 
 def markup_of(wrapper: Any) -> Markup:
-    """The markup of the model whose tokenizer mlx-lm has wrapped."""
+    """Return the markup of the model whose tokenizer mlx-lm has wrapped."""
     template, vocabulary = template_text(wrapper), wrapper.get_vocab()
     settings = wrapper.init_kwargs
     named = settings.get("chat_template_type") or settings.get("tool_parser_type")
@@ -134,7 +136,7 @@ def markup_of(wrapper: Any) -> Markup:
 
 
 def template_text(wrapper: Any) -> str:
-    """The text of the chat template; of several templates, all of them."""
+    """Return the text of the chat template; of several templates, all of them."""
     template = wrapper.chat_template
     if isinstance(template, dict):
         return "\n".join(map(str, template.values()))
@@ -155,7 +157,7 @@ def _thinking(template: str, vocabulary: Container[str]) -> tuple[str, str] | No
 
 
 def _with_harmony(markup: Markup, wrapper: Any) -> Markup:
-    """With what surrounds thinking and text in the messages of gpt-oss."""
+    """Add the headers around thinking and text in gpt-oss's messages."""
     ids = markup.token_ids
     again = f'(<[{ids["<|start|>"]}]> "assistant")?'  # said again after its thinking
     return replace(
@@ -172,14 +174,14 @@ def _ids(wrapper: Any, marker: str) -> tuple[int, ...]:
 
 
 def _tail(wrapper: Any, marker: Sequence[int]) -> str:
-    """The text of the last of several tokens; empty for a token that never merges with others."""
+    """Text of the last of several tokens; empty for a token that never merges with others."""
     if len(marker) < 2 or marker[-1] in wrapper.added_tokens_decoder:
         return ""
     return str(wrapper.decode([marker[-1]]))
 
 
 def _merged(wrapper: Any, marker: Sequence[int]) -> frozenset[int]:
-    """Tokens that begin with the last one of several and go on with white space."""
+    """Tokens that begin with the last one of several and continue with white space."""
     if not _tail(wrapper, marker):
         return frozenset()
     last = wrapper.convert_ids_to_tokens(marker[-1])
@@ -191,7 +193,7 @@ def _merged(wrapper: Any, marker: Sequence[int]) -> frozenset[int]:
 
 
 def _blanks(vocabulary: Mapping[str, int]) -> frozenset[int]:
-    """Tokens of white space alone, also those that are named by their byte."""
+    """Tokens of white space alone, including those that are named by their byte."""
     return frozenset(
         number
         for token, number in vocabulary.items()

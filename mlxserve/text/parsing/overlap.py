@@ -1,4 +1,4 @@
-"""How much of a text's end may be the beginning of a marker."""
+"""The part of a text's end that may be the beginning of a marker."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class _Left(NamedTuple):
 
 
 class TurnParser:
-    """Text to events. `is_over` becomes true after the last call that the request allows."""
+    """Splits text into events. `is_over` becomes true after the last call that is allowed."""
 
     def __init__(self, markup: Markup, turn: AssistantTurn, *, is_thinking: bool = False) -> None:
         self._markup = markup
@@ -86,7 +86,7 @@ class TurnParser:
                 rest = yield from self._scan(rest)
 
     def finish(self) -> Iterator[Event]:
-        """End of the answer: emit what was held back as plain text."""
+        """End the answer: emit held-back text as plain text."""
         while not self.is_over and (self._reader is not None or self._is_in_doubt):
             yield from self._settle_doubt() if self._is_in_doubt else self._end_calls()
         if self.is_over:
@@ -114,7 +114,7 @@ class TurnParser:
         return self._cross(edge, rest.removeprefix(edge.marker))
 
     def _find(self) -> tuple[int, Edge | None]:
-        """(where the next marker begins, its edge); if there is none, how much cannot be one."""
+        """Return (where the next marker begins, its edge), or (length without a marker, None)."""
         held = self._held
         if self._place is not MarkerPlace.INSIDE and not held.isspace():
             if (found := self._find_at_begin()) is not None:
@@ -130,7 +130,7 @@ class TurnParser:
         return (safe, None) if edge is None or at > safe else (at, edge)
 
     def _find_at_begin(self) -> tuple[int, Edge | None] | None:
-        """As `_find`, of the markers of this place; None if the text begins with none of them."""
+        """Like `_find` with the markers of this place; None if the text begins with none."""
         key = self._part, self._place
         begin = len(self._held) - len(self._held.lstrip())
         begun = self._held[begin:]
@@ -140,7 +140,7 @@ class TurnParser:
         return (begin, max(found, key=lambda edge: len(edge.marker))) if found else None
 
     def _cross(self, edge: Edge, rest: str) -> str:
-        """Go where the marker leads; returns the text that is read there."""
+        """Follow a marker's edge; return the text that is read there."""
         if edge.to is Part.CALL and self._part is Part.THINKING:
             self._is_in_doubt = True
             return edge.marker + rest
@@ -164,7 +164,7 @@ class TurnParser:
     # ---- calls inside thinking
 
     def _wait_for_end(self, text: str) -> Generator[Event, None, str | None]:
-        """Hold back what begins as a call inside thinking: if the thinking ends, it was a thought.
+        """Hold back what begins as a call inside thinking: if thinking ends, it was a thought.
 
         Models also start a call without closing their thinking, and then end their answer.
         """
@@ -181,7 +181,7 @@ class TurnParser:
         return rest
 
     def _settle_doubt(self) -> Iterator[Event]:
-        """The thinking did not end: a call in it was meant if it can be read."""
+        """Resolve a call in thinking that did not end: it was meant if it can be read."""
         held, self._held, self._is_in_doubt = self._held, "", False
         parser = TurnParser(self._markup, self._turn)
         parser._numbers, parser._shown = self._numbers, self._shown
@@ -232,7 +232,7 @@ class TurnParser:
         return text[cut:]
 
     def _end_calls(self) -> Iterator[Event]:
-        """The answer ends in a section. What is no call is text, and not searched for others."""
+        """End the answer in a section. What is no call is text, and not searched for others."""
         reader = self._reader
         assert reader is not None
         yield from self._limited(reader.finish())
@@ -244,7 +244,7 @@ class TurnParser:
             self._held = self._given_back(reader)
 
     def _given_back(self, reader: SectionReader) -> str:
-        """What a reader did not read; with the marker before it if it has read no call."""
+        """Return a reader's unread text, with the marker before it if it has read no call."""
         rest, entry = reader.rest or "", self._entry
         has_called = self._numbers.count > reader.first
         return rest if has_called or entry is None or entry.is_kept else entry.marker + rest
@@ -256,7 +256,7 @@ class TurnParser:
             self._part, self._left = Part.HEADER, None
 
     def _limited(self, events: Iterator[Event]) -> Iterator[Event]:
-        """If only one call is allowed, end the turn at the second one and drop it."""
+        """End the turn at a second call, and drop it, if only one is allowed."""
         for event in events:
             if not self._turn.parallel_tool_calls and self._numbers.count > 1:
                 self._numbers.count = 1
@@ -267,7 +267,7 @@ class TurnParser:
     # ---- headers of messages
 
     def _read_header(self, text: str) -> Generator[Event, None, str | None]:
-        """Find out what the next message is; returns the text after its header."""
+        """Read the next message's header; returns the text after it."""
         assert self._row is not None
         assert self._row.channels is not None
         channels = self._row.channels
@@ -286,7 +286,7 @@ class TurnParser:
         return rest
 
     def _refuse_header(self) -> Generator[Event, None, str]:
-        """What follows is no header: a text without one, or the text goes on.
+        """Continue after text that is no header: a message without one, or more text.
 
         Thinking does not go on after a marker that ends it.
         """
@@ -300,7 +300,7 @@ class TurnParser:
         return held.removeprefix(left.edge.marker) if left.edge.is_kept else held
 
     def _end_header(self) -> None:
-        """The answer ends in what may be a header, which is dropped after the end of a message."""
+        """End the answer in a possible header, which is dropped after the end of a message."""
         assert self._row is not None
         assert self._row.channels is not None
         left, opens = self._left, self._row.channels.opens
@@ -314,7 +314,7 @@ class TurnParser:
     # ---- text
 
     def _show(self, text: str) -> Iterator[Event]:
-        """Emit text of this part without what may be its end."""
+        """Emit this part's text, except a possible end marker."""
         if self._part not in (Part.TEXT, Part.THINKING) or not text:
             return
         has_end = bool(self._markers[self._part, MarkerPlace.BEGIN])

@@ -1,4 +1,4 @@
-"""Edges: which markers mean something where, as a table of (part, place).
+"""Edges: which markers have a meaning where, as a table of (part, place).
 
     place         BEGIN             INSIDE       AFTER_CALL        END
     text so far   none              some         none since then   some, and a marker that ends it
@@ -19,7 +19,7 @@ from mlxserve.text.parsing.markup import Markup, Part
 
 
 class MarkerPlace(Enum):
-    """Where in a part the next character is. White space changes no place."""
+    """The place of the next character in a part. White space changes no place."""
 
     BEGIN = auto()
     INSIDE = auto()
@@ -28,7 +28,7 @@ class MarkerPlace(Enum):
 
 
 class Edge(NamedTuple):
-    """What a marker does.
+    """The effect of a marker.
 
     to: the part that follows; None for a marker that is dropped and changes nothing
     is_kept: the marker is also the beginning of what follows
@@ -54,7 +54,7 @@ _WHOLE = {Syntax.JSON: ("{", "[")}
 
 
 def edges_of(markup: Markup, *, may_call: bool) -> Edges:
-    """Where several edges have one marker, the first one counts."""
+    """Return the edges by place. If several have one marker, the first counts."""
     row = markup.format
     calls = _calls(row) if row is not None and may_call else []
     thinks, after_thinking = _openers(markup), _closers(markup)
@@ -95,7 +95,7 @@ def _closers(markup: Markup) -> list[Edge]:
 
 
 def _messages(row: CallFormat | None) -> list[Edge]:
-    """Markers that end a message, and those that begin another one wherever they stand."""
+    """Markers that end a message, and those that begin another anywhere."""
     if row is None or row.channels is None:
         return []
     ends = [Edge(marker, Part.HEADER) for marker in row.channels.ends]

@@ -128,9 +128,9 @@ class PythonSyntax(CallSyntax):
             pieces.append(char)
 
     def _closes(self, is_argument: bool) -> Reading[bool]:
-        """Whether the quote just taken ends its text: models forget to escape those inside.
+        """True if the quote just taken ends its text: models forget to escape those inside.
 
-        Then what follows has to go on as a call does: `)]`, `), `, or `, key=`.
+        Then what follows has to continue as a call does: `)]`, `), `, or `, key=`.
         """
         at, char = yield from self.cursor.ahead(0)
         if not is_argument:
@@ -238,7 +238,7 @@ def _number(word: str) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """The escapes of Python and of JSON; others stay as they are."""
+    """Decode the escapes of Python and JSON; others stay as they are."""
 
     def one(found: re.Match[str]) -> str:
         code, byte, char = found.groups()

@@ -62,7 +62,7 @@ class SectionReader:
         yield from self._advance()
 
     def finish(self) -> Iterator[Event]:
-        """End of the answer."""
+        """End the answer."""
         self._cursor.is_whole = True
         yield from self._advance()
 
@@ -83,7 +83,7 @@ class SectionReader:
             pass  # what was taken since the last mark is text
 
     def _syntax(self) -> Reading[CallSyntax]:
-        """The reader of this section: models also write calls in other syntaxes than their own."""
+        """Choose the reader of this section: models also write calls in other syntaxes."""
         row = self._row
         made = _SYNTAXES[row.syntax]
         if self._name is not None:
@@ -120,7 +120,7 @@ class SectionReader:
         return char == "{"
 
     def _goes_on(self, syntax: CallSyntax) -> Reading[bool]:
-        """Whether another call follows the one that was read."""
+        """True if another call follows the one that was read."""
         cursor = self._cursor
         cursor.mark()
         yield from cursor.skip()

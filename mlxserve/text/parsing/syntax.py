@@ -1,4 +1,4 @@
-"""CallSyntax: what the readers of the syntaxes have in common."""
+"""CallSyntax: the common part of the readers of all syntaxes."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ class CallSyntax(ABC):
 
     @abstractmethod
     def read_call(self) -> Reading[None]:
-        """Raises Malformed for what is not a call, and Cut."""
+        """Read one call. Raises Malformed for anything else, and Cut."""
 
     def may_follow(self) -> Reading[bool]:
-        """Whether what comes next may be another call."""
+        """True if what comes next may be another call."""
         return bool(self.begins) and (yield from self.cursor.char()) == self.begins
 
     @property
     def is_guess(self) -> bool:
-        """Whether no marker said that this is a call."""
+        """True if no marker announced the call."""
         return self._known is not None
 
     def check(self, name: str) -> None:
@@ -77,13 +77,13 @@ class CallSyntax(ABC):
             raise Malformed
 
     def emit(self, name: str, arguments: str, call_id: str | None = None) -> Reading[None]:
-        """A complete call."""
+        """Emit a complete call."""
         self.check(name)
         yield self._numbers.open(name, well_formed_json(arguments), call_id)
         self.cursor.mark()
 
     def stream(self, name: str, call_id: str | None, begun: str = "") -> Reading[None]:
-        """A call whose arguments are the JSON value that comes next, begun with a character."""
+        """Emit a call while its arguments, the JSON value that comes next, are read."""
         self.check(name)
         value = JsonText()
         is_done = bool(begun) and value.push(begun)

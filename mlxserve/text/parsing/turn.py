@@ -1,4 +1,4 @@
-"""What the assistant's next turn may contain, and its tool calls, whole and as streamed pieces.
+"""AssistantTurn: the allowed contents of the next turn, and its tool calls.
 
 Data only: the vocabulary of the API, the library and the parser.
 """
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 
 class ToolChoice(StrEnum):
-    """Whether a turn calls a tool."""
+    """Whether a turn may, must, or must not call a tool."""
 
     AUTO = "auto"  # the model decides
     NONE = "none"  # no calls; what looks like one is text
@@ -21,7 +21,7 @@ class ToolChoice(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssistantTurn:
-    """What the assistant may do in its turn: call tools, and think for how long.
+    """The allowed contents of an assistant's turn.
 
     tools: definitions in OpenAI's format, {"type": "function", "function": {...}}
     tool_name: the only tool to call; requires `ToolChoice.REQUIRED`
@@ -77,7 +77,7 @@ class ToolCall:
 
 
 def join_calls(deltas: Sequence[ToolCallDelta]) -> tuple[ToolCall, ...]:
-    """The calls that these pieces add up to."""
+    """Join pieces into complete calls."""
     calls: list[ToolCall] = []
     for delta in deltas:
         if delta.id is not None:

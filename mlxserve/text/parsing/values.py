@@ -1,4 +1,4 @@
-"""Values of arguments that are written without quotes: the tool's schema tells texts from others."""
+"""Unquoted values of arguments, typed by the tool's schema."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def kind_of(value: Any) -> str:
 
 
 def value_json(text: str, kinds: frozenset[str], *, is_text: bool | None = None) -> str:
-    """A value as JSON. Numbers keep all their digits, and texts all their characters.
+    """Return a value as JSON. Numbers keep all their digits, and texts all their characters.
 
     is_text: what the markup says about it, if it says anything
     """
@@ -106,7 +106,7 @@ def quoted(text: str) -> str:
 
 
 def object_json(members: Mapping[str, str]) -> str:
-    """An object of values that are JSON already."""
+    """Return an object whose values are JSON already."""
     return "{" + ", ".join(f"{quoted(key)}: {value}" for key, value in members.items()) + "}"
 
 
@@ -116,7 +116,7 @@ def _kind(told: str) -> str:
 
 
 def json_value(text: str, *, is_strict: bool = True) -> Any:
-    """The value of a JSON text. Raises ValueError."""
+    """Parse a JSON text. Raises ValueError."""
     try:
         return json.loads(text, strict=is_strict, parse_constant=_refuse)
     except RecursionError as error:
@@ -124,7 +124,7 @@ def json_value(text: str, *, is_strict: bool = True) -> Any:
 
 
 def arguments_object(text: str) -> dict[str, Any] | None:
-    """The object of a call's arguments, which strict JSON can express; None if there is none."""
+    """Parse a call's arguments as an object; None if they are none, or not strict JSON."""
     try:
         value = json.loads(text or "{}", parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
@@ -136,7 +136,7 @@ def arguments_object(text: str) -> dict[str, Any] | None:
 
 
 def _is_within(value: Any, depth: int) -> bool:
-    """Whether a value is nested at most this deep."""
+    """True if a value is nested at most this deep."""
     if not isinstance(value, (dict, list)):
         return True
     items = value.values() if isinstance(value, dict) else value
@@ -155,7 +155,7 @@ def _finite(digits: str) -> float:
 
 
 def _parsed(text: str) -> tuple[str, Any] | None:
-    """(the text of a JSON value, the value); None for any other text."""
+    """Return (the text of a JSON value, the value); None for any other text."""
     raw = text.strip()
     try:
         return raw, json_value(raw)
@@ -169,7 +169,7 @@ def _parsed(text: str) -> tuple[str, Any] | None:
 
 
 def _literal(text: str) -> str | None:
-    """A Python literal as JSON."""
+    """Convert a Python literal to JSON."""
     if (word := _WORDS.get(text.lower())) is not None:
         return word
     if not text.startswith(("{", "[", "(")):

@@ -1,4 +1,4 @@
-"""Calls as the text of a format, for histories of templates that ignore `tool_calls`."""
+"""Writes calls as text, for histories of templates that ignore `tool_calls`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WORDS = {True: "True", False: "False", None: "None"}
 
 
 def write_calls(row: CallFormat, calls: Sequence[Call]) -> str:
-    """The calls as the model would have written them, with the markers around them."""
+    """Return the calls as the model would have written them, with the markers around them."""
     written = [_call(row, number, *call) for number, call in enumerate(calls)]
     if row.joint is not None:
         written = [f"{row.opening}{row.joint.join(written)}{row.closing}"]
@@ -28,7 +28,7 @@ def fill(template: str, fields: Mapping[str, str]) -> str:
 
 
 def escape(row: CallFormat, text: str) -> str:
-    """A text in a quoted attribute, where the format has escapes for it."""
+    """Escape a text for a quoted attribute, where the format has escapes."""
     return text.replace("&", "&amp;").replace('"', "&quot;") if row.block[0] else text
 
 
@@ -88,7 +88,7 @@ def _python(value: Any) -> str:
 
 
 def _quoted(quote: str, value: Any) -> str:
-    """A value in the objects of Gemma."""
+    """Write a value in Gemma's object syntax."""
     if isinstance(value, str):
         return _json(value) if quote in value else f"{quote}{value}{quote}"
     if isinstance(value, Mapping):
