@@ -147,7 +147,7 @@ def _build_embedder(
     executor: FairExecutor | None,
     memory_limit: int | None,
 ) -> TextModel:
-    """Build the engine of a model that embeds or ranks texts; see `build_chat`."""
+    """Build the engine of a model that embeds or ranks texts; see `build_text_model`."""
     refuse_options(config, files.name)
     tokenizer = Tokenizer(files.path)
     answers = answers_of(tokenizer, files.name) if rules.judges else (0, 0)

@@ -51,38 +51,51 @@ P = ParamSpec("P")
 
 
 class _LoadedModel:
-    """What both faces answer at once, without waiting for the engine."""
+    """The members that LLM and AsyncLLM share: none of them waits for the engine."""
 
     _model: TextModel
 
     @property
     def model_name(self) -> str:
+        """The model's name in the API."""
         return self._model.model_name
 
     @property
     def max_model_len(self) -> int:
+        """Maximum tokens of a prompt and its answer."""
         return self._model.max_model_len
 
     @property
     def default_params(self) -> SamplingParams:
-        """What the model's authors recommend."""
+        """The sampling parameters that the model's authors recommend."""
         return self._model.default_params
 
     def remove_prefix(self, name: str, *, adapter: str | None = None) -> None:
-        """Forget a named prefix. Raises UnknownPrefix."""
+        """Forget a named prefix; its pages become ordinary cached pages. Raises UnknownPrefix."""
         self._model.with_adapter(adapter).require_writer().prefixes.remove(name)
 
     def list_prefixes(self, *, adapter: str | None = None) -> dict[str, int]:
-        """Each named prefix and its number of tokens. With a disk cache also those of before."""
+        """Return each named prefix and its number of tokens.
+
+        With a disk cache these include prefixes of earlier processes.
+        """
         writer = self._model.with_adapter(adapter).writer
         return {} if writer is None else writer.prefixes.sizes()
 
     def stats(self) -> Stats:
+        """Return a copy of the engine's counters."""
         return self._model.engine.stats()
 
 
 class AsyncLLM(_LoadedModel):
-    """A model and its engine, for use in an event loop. Only loading the model blocks."""
+    """A model and its engine, for use in an event loop. Only loading the model blocks.
+
+    llm = AsyncLLM("qwen3:4b", max_num_seqs=16)
+    output = await llm.chat([{"role": "user", "content": "Hello"}])
+    async for delta in llm.stream("Once upon", SamplingParams(max_tokens=32)):
+        print(delta.text, end="")
+    llm.close()
+    """
 
     def __init__(
         self,
@@ -94,10 +107,12 @@ class AsyncLLM(_LoadedModel):
     ) -> None:
         """Load a model: a folder, a Hugging Face repository id, or None for the embedded model.
 
+        config: the engine's options; None for the defaults
         adapters: LoRA adapters by name, as folders that `mlx_lm.lora` has written
-        `options` are those of `mlxserve serve`, such as max_num_seqs=16; they change `config`.
+        options: those of `mlxserve serve`, such as max_num_seqs=16; they override `config`
+
         Raises InvalidConfig, ModelNotFound, UnsupportedModel, OutOfMemory, and EngineStopped if the
-        other ranks of a model do not come. On a rank above 0 this follows rank 0, and then ends the
+        other ranks of a model do not join. On a rank above 0 this follows rank 0, and then ends the
         process.
         """
         if model is not None:
@@ -126,10 +141,14 @@ class AsyncLLM(_LoadedModel):
     ) -> RequestOutput:
         """Answer one prompt: text or token ids as they are, messages in the chat template.
 
+        output = await llm.generate("Once upon", SamplingParams(max_tokens=32, temperature=0))
+
+        params: None for the model's defaults
         turn: what an answer to messages may hold, such as tool calls
         adapter: name of the adapter that answers; None for the model alone
         options: the fields of RequestOptions, such as `prefix_name`, `cache_salt` and `priority`
-        Raises InvalidRequest and its subclasses, QueueFull, EngineStopped.
+
+        Raises InvalidRequest and its subclasses, QueueFull, EngineFailed, EngineStopped.
         """
         params = params or self.default_params
         writer = self._model.with_adapter(adapter).require_writer()
@@ -152,6 +171,7 @@ class AsyncLLM(_LoadedModel):
     ) -> RequestOutput:
         """Answer one conversation. Raises what `generate` raises.
 
+        messages: {"role": ..., "content": ...} as in OpenAI's API
         tools: definitions in OpenAI's format; pass `turn` instead to say more about their use
         """
         turn = turn or AssistantTurn(tools=tools)
@@ -167,7 +187,10 @@ class AsyncLLM(_LoadedModel):
         adapter: str | None = None,
         **options: Any,
     ) -> AsyncIterator[Delta]:
-        """The deltas of one answer as they come. Leaving the loop early aborts the request."""
+        """Yield the deltas of one answer. Leaving the loop early aborts the request.
+
+        Arguments and errors are those of `generate`.
+        """
         params = params or self.default_params
         writer = self._model.with_adapter(adapter).require_writer()
         token_ids, request_options = await self._prepared(prompt, turn, options)
@@ -189,10 +212,11 @@ class AsyncLLM(_LoadedModel):
         """Compute a text or the beginning of a conversation, and keep its pages under a name.
 
         A request with this `prefix_name` has the prefix prepended and finds its pages in the cache;
-        so does one that begins with the same tokens and has the same `cache_salt`. It is one of the
-        requests with this `adapter` only. The pages stay
-        until the prefix is removed. Raises PrefixQuotaExceeded, PagesPromised if it would cut a
-        running answer, and what `generate` raises.
+        so does one that begins with the same tokens and has the same `cache_salt`. Only requests with
+        this `adapter` use it. The pages stay until the prefix is removed.
+
+        Raises PrefixQuotaExceeded, PagesPromised if it would cut a running answer, and what `generate`
+        raises.
         """
         token_ids = await self._token_ids(prefix, add_generation_prompt=False)
         await (
@@ -204,8 +228,10 @@ class AsyncLLM(_LoadedModel):
     async def add_prefixes(
         self, prefixes: Mapping[str, Prompt], *, cache_salt: str | None = None
     ) -> None:
-        """Add several prefixes by name, all or none: what `add_prefix` raises for one of them
-        removes those that were new. One that replaces another of its name stays."""
+        """Add several prefixes by name, all or none. Raises what `add_prefix` raises.
+
+        An error removes those that were new. A prefix that replaced another of its name stays.
+        """
         known, added = set(self.list_prefixes()), list[str]()
         try:
             for name, prefix in prefixes.items():
@@ -218,7 +244,7 @@ class AsyncLLM(_LoadedModel):
             raise
 
     async def restore_prefixes(self) -> None:
-        """Compute the prefixes that were named before the start, or read them from the disk cache.
+        """Compute the named prefixes of earlier processes, or read them from the disk cache.
 
         Their names are known without this, and their pages are found like any others.
         """
@@ -227,8 +253,9 @@ class AsyncLLM(_LoadedModel):
                 await writer.prefixes.restore()
 
     async def reset_prefix_cache(self, *, force: bool = False, disk: bool = False) -> bool:
-        """Forget every cached page except those of named prefixes; with `disk` also those on disk,
-        of this model.
+        """Forget every cached page except those of named prefixes.
+
+        disk: also forget this model's pages on disk
 
         Returns False and changes nothing while requests hold pages, unless `force`: running requests
         then release theirs and recompute them; their answers stay the same.
@@ -239,9 +266,11 @@ class AsyncLLM(_LoadedModel):
         """Resize the cache to `num_pages`; memory is returned to the machine, or taken from it.
 
         Running answers stay the same. A smaller cache begins empty: their pages and those of named
-        prefixes are computed again. Raises, and changes nothing: InvalidParameter, OutOfMemory,
-        PrefixQuotaExceeded if named prefixes, or those of one client, have too many pages, PagesPromised if it would cut a
-        running answer, EngineStopped.
+        prefixes are computed again.
+
+        Raises, and then changes nothing: InvalidParameter, OutOfMemory, PrefixQuotaExceeded if named
+        prefixes, or those of one client, have too many pages, PagesPromised if it would cut a running
+        answer, EngineStopped.
         """
         return await self._model.engine.resize_cache(num_pages)
 
@@ -256,7 +285,7 @@ class AsyncLLM(_LoadedModel):
     async def _prepared(
         self, prompt: Prompt, turn: AssistantTurn | None, options: Mapping[str, Any]
     ) -> tuple[list[int], RequestOptions]:
-        """What `Writer.submit` takes. Only the answer to a conversation has a turn."""
+        """Return the token ids and options for `Chat`. Only the answer to a conversation has a turn."""
         is_conversation = not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping)
         turn = (turn or AssistantTurn()) if is_conversation else None
         request_options = RequestOptions(turn=turn, **options)
@@ -295,7 +324,7 @@ class AsyncLLM(_LoadedModel):
 def _waits(
     method: Callable[Concatenate[AsyncLLM, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[LLM, P], T]:
-    """A method of AsyncLLM as one of LLM, which returns when it is done."""
+    """Return a method of LLM that waits for a method of AsyncLLM."""
 
     @wraps(method)
     def call(self: LLM, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -307,7 +336,11 @@ def _waits(
 class LLM(_LoadedModel):
     """A model and its engine, for scripts: every call waits for its result.
 
-    `with LLM() as llm:` closes the engine at the end of the block.
+    with LLM("qwen3:4b") as llm:  # closes the engine at the end of the block
+        outputs = llm.generate(["Once upon", "There was"], SamplingParams(max_tokens=32))
+        print([output.text for output in outputs])
+
+    Methods raise EngineStopped after `close`.
     """
 
     def __init__(
@@ -341,11 +374,15 @@ class LLM(_LoadedModel):
         use_tqdm: bool = True,
         **options: Any,
     ) -> list[RequestOutput]:
-        """Continue each prompt as it is, without a chat template; all at once, in order.
+        """Continue each prompt as it is, without a chat template; return the outputs in order.
+
+        All prompts run at once. The first error ends the others and is raised, as `AsyncLLM.generate`
+        raises it.
 
         prompts: one text, or a list of texts or of token id lists
         params: for all prompts, a list with one for each, or None for the model's defaults
-        options: as AsyncLLM's
+        use_tqdm: show a progress bar
+        options: those of `AsyncLLM.generate`
         """
         if isinstance(prompts, str):
             prompts = [prompts]
@@ -366,8 +403,12 @@ class LLM(_LoadedModel):
     ) -> list[RequestOutput]:
         """Answer one conversation, or several at once, in the model's chat template.
 
+        llm.chat([{"role": "user", "content": "Hello"}])[0].text
+
+        messages: one conversation, or a list of them
+        params: for all conversations, a list with one for each, or None for the model's defaults
         tools: definitions in OpenAI's format; pass `turn` instead to say more about their use
-        options: as AsyncLLM's
+        options: those of `AsyncLLM.generate`, whose errors it raises
         """
         turn = turn or AssistantTurn(tools=tools)
         is_one = bool(messages) and isinstance(messages[0], Mapping)
@@ -383,7 +424,10 @@ class LLM(_LoadedModel):
         turn: AssistantTurn | None = None,
         **options: Any,
     ) -> Iterator[Delta]:
-        """The deltas of one answer as they come. Leaving the loop early aborts the request."""
+        """Yield the deltas of one answer. Leaving the loop early aborts the request.
+
+        Arguments and errors are those of `AsyncLLM.generate`.
+        """
         deltas = self._llm.stream(prompt, params, turn=turn, **options)
         try:
             while (delta := self._run(anext(deltas, None))) is not None:

@@ -15,7 +15,7 @@
     │   ├── ClientQueueFull     too many of this client
     │   └── PagesPromised       live requests were promised the pages that a prefix or resize would take
     ├── HelperUnavailable       a process that works on texts was paused, or cannot be started
-    ├── EngineFailed            a failure inside the engine ended this request; the engine goes on
+    ├── EngineFailed            a failure inside the engine ended this request; the engine runs on
     └── EngineStopped           the engine was closed or has failed and accepts no requests
 
 A message says what happened, then what to do about it. Where several modules check the same rule,
@@ -30,15 +30,29 @@ from typing import Self
 
 
 class MlxServeError(Exception):
-    """Base class of every error that mlxserve raises on purpose."""
+    """Base class of every error that mlxserve raises on purpose.
+
+    try:
+        llm.generate(prompt)
+    except MlxServeError as error:
+        print(error)  # what happened, then what to do about it
+    """
 
 
 class InvalidRequest(MlxServeError, ValueError):
-    """The request cannot be served. Nothing was computed for it."""
+    """The request cannot be served. Nothing was computed for it.
+
+    Also a ValueError, so that callers may treat it as any other bad argument.
+    """
 
 
 class InvalidParameter(InvalidRequest):
-    """A parameter's value is invalid or out of range. `name` is the parameter."""
+    """A parameter's value is invalid or out of range.
+
+    name: the parameter, as the library spells it
+    """
+
+    name: str
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(f"{name}: {message}")
@@ -48,8 +62,14 @@ class InvalidParameter(InvalidRequest):
 class PromptTooLong(InvalidRequest):
     """The prompt exceeds the context, or can never fit in the cache.
 
+    num_tokens: length of the prompt; a lower bound if the text was too long to tokenise
+    max_model_len: tokens of a prompt and its answer that the engine accepts
     advice: what to do about it, for replies that say the rest in the words of their API
     """
+
+    num_tokens: int
+    max_model_len: int
+    advice: str
 
     def __init__(
         self, message: str, *, num_tokens: int, max_model_len: int, advice: str = ""
@@ -69,7 +89,7 @@ class PromptTooLong(InvalidRequest):
         limit: str = "the context has",
         advice: str = "raise max_model_len if the model and the memory allow it",
     ) -> Self:
-        """A prompt whose answer would have no room.
+        """Return the error for a prompt that leaves no room for an answer.
 
         num_characters: of a text that was not tokenised, as it has more than `num_tokens` in any case
         limit, advice: what holds only `max_model_len` tokens, and how to change that
@@ -88,7 +108,7 @@ class PromptTooLong(InvalidRequest):
 
     @classmethod
     def for_embedding(cls, num_tokens: int, max_model_len: int) -> Self:
-        """A text to embed that is longer than the context."""
+        """Return the error for a text to embed that is longer than the context."""
         return cls(
             f"input: a text has {num_tokens} tokens, but the context has {max_model_len}. Embed it "
             "in parts.",
@@ -99,11 +119,11 @@ class PromptTooLong(InvalidRequest):
 
 
 class UnknownPrefix(InvalidRequest):
-    """No named prefix has this name. Add it first."""
+    """No named prefix has the requested name; `add_prefix` adds one."""
 
     @classmethod
     def named(cls, name: str, known: Iterable[str]) -> Self:
-        """`known`: the names that the caller may see."""
+        """Return the error; `known`: the names that the caller may see."""
         names = ", ".join(sorted(known)) or "none"
         return cls(f"There is no prefix named {name[:100]!r}; known: {names}.")
 
@@ -113,7 +133,12 @@ class PrefixQuotaExceeded(InvalidRequest):
 
 
 class InvalidConfig(MlxServeError, ValueError):
-    """The engine cannot be built from these options. `option` is the one to change, if known."""
+    """The engine cannot be built from these options.
+
+    option: the one to change; None if several are involved
+    """
+
+    option: str | None
 
     def __init__(self, message: str, *, option: str | None = None) -> None:
         super().__init__(message)
@@ -121,7 +146,7 @@ class InvalidConfig(MlxServeError, ValueError):
 
 
 class ModelNotFound(MlxServeError):
-    """Neither a local folder nor a repository that can be downloaded."""
+    """The model is neither a local folder nor a repository that can be downloaded."""
 
 
 class UnsupportedModel(MlxServeError):
@@ -137,7 +162,12 @@ class GrammarFailed(MlxServeError):
 
 
 class QueueFull(MlxServeError):
-    """Too many requests are waiting. Try again later, in `seconds` if they are known."""
+    """Too many requests are waiting.
+
+    seconds: when to try again; None if unknown
+    """
+
+    seconds: float | None
 
     def __init__(self, message: str, *, seconds: float | None = None) -> None:
         super().__init__(message)
@@ -145,27 +175,26 @@ class QueueFull(MlxServeError):
 
 
 class ClientQueueFull(QueueFull):
-    """Too much work of this one client is waiting."""
+    """Too much work of one client is waiting; others are still served."""
 
 
 class PagesPromised(QueueFull):
-    """A named prefix or a smaller cache would cut the answers of live requests. Try again when they
-    have ended.
+    """A named prefix or a smaller cache would cut the answers of live requests.
+
+    Try again when they have ended.
     """
 
 
 class HelperUnavailable(MlxServeError):
-    """A process that works on texts was paused or ended by others, or the system refuses to start it.
-    Try again.
-    """
+    """A process that works on texts was paused or ended, or cannot be started. Try again."""
 
 
 class EngineFailed(MlxServeError):
-    """A failure inside the engine ended this request or call. The engine goes on."""
+    """A failure inside the engine ended this request or call. The engine keeps running."""
 
     @classmethod
     def because_of(cls, error: BaseException) -> Self:
-        """Details of the process stay in its log; `__cause__` holds the error for the library."""
+        """Wrap another error: details stay in the log, and `__cause__` holds it for the library."""
         failed = cls(
             f"The engine failed ({type(error).__name__}) and this request was lost. It has "
             "recovered: send the request again. The log says what happened."
@@ -179,5 +208,5 @@ class EngineStopped(MlxServeError):
 
 
 def in_one_line(error: BaseException) -> str:
-    """Another library's error as part of our message: one line of at most 300 characters."""
+    """Return another library's error as one line of at most 300 characters."""
     return textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__

@@ -1,4 +1,4 @@
-"""SamplingParams: how an answer's tokens are chosen and when it ends, validated when constructed."""
+"""SamplingParams: the sampling and stop conditions of an answer, validated on construction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from enum import StrEnum
 
 from mlxserve.core.errors import InvalidParameter
 
-MAX_BIAS = 1e4  # of a token; with its negative a token is never chosen
+# A bias of -MAX_BIAS keeps a token from ever being chosen.
+MAX_BIAS = 1e4
 
 
 class StructureKind(StrEnum):
@@ -22,8 +23,12 @@ class StructureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What the whole text of an answer has to match.
+    """A constraint that the whole text of an answer matches.
 
+    Structure(StructureKind.REGEX, r"yes|no")
+    Structure(StructureKind.JSON_SCHEMA, json.dumps({"type": "object"}))
+
+    kind: the language of `source`
     source: a JSON schema as JSON, a regular expression, a JSON list of texts, or a grammar
     field: the name of the parameter in errors
     """
@@ -35,27 +40,35 @@ class Structure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the next token is chosen and when a request ends. Validated when constructed.
+    """The sampling and stop conditions of a request, validated on construction.
 
-    n: answers to one prompt, which is computed once for all of them
-    max_tokens: at most this many new tokens; None: until the model stops or the context is full
-    min_tokens: before this many new tokens neither a token that ends the answer is chosen nor a stop
-        string looked for; a structure that is complete ends it all the same
-    temperature: 0 is greedy
-    top_p, top_k, min_p: nucleus, the k best, a floor relative to the best (1, 0 and 0 are off)
+    SamplingParams(temperature=0, max_tokens=64)  # greedy
+    SamplingParams(temperature=0.8, top_p=0.95, seed=7, stop=["\\n\\n"])
+
+    n: number of answers to one prompt, which is computed once for all of them; 1 to 128
+    max_tokens: maximum number of new tokens; None: until the model stops or the context is full
+    min_tokens: number of new tokens before which neither a token that ends the answer is chosen nor a
+        stop string matched; a complete structure ends it all the same
+    temperature: divisor of the logits, 0 to 100; 0 is greedy
+    top_p: nucleus sampling (Holtzman et al., 2020): the probability mass to sample from; 1 is off
+    top_k: number of most probable tokens to sample from; 0 is off
+    min_p: minimum probability relative to the most probable token's, 0 to 1; 0 is off
     seed: the same seed gives the same tokens in any batch, as far as the logits are the same: in half
         precision on Metal a batch of another size rounds them differently; None draws one
     stop: strings that end the answer and are not part of it
     stop_token_ids: tokens that end it
     ignore_eos: keep going past the model's own end (benchmarks)
     stop_on_repetition: end an answer that repeats the same tokens over and over
-    repetition_penalty: divides the logits of tokens seen in prompt or answer (CTRL; 1 is off)
-    presence_penalty, frequency_penalty: subtracted once, or per occurrence, for tokens of the answer
+    repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or answer
+        (CTRL, Keskar et al., 2019); 1 is off
+    presence_penalty, frequency_penalty: subtracted from the logits of the answer's tokens, once or per
+        occurrence; 0 is off
     logit_bias: added to the logits of these token ids
-    logprobs: None, or how many of the best alternatives to report beside each chosen token's own
-    structure: what the text of the answer has to match, after any thinking
+    logprobs: number of alternatives to report beside each chosen token's log-probability, 0 to 20;
+        None reports nothing
+    structure: the constraint on the text of the answer, after any thinking
 
-    Raises InvalidParameter.
+    Raises InvalidParameter for a value out of range, and for values that exclude each other.
     """
 
     n: int = 1
@@ -85,6 +98,15 @@ class SamplingParams:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         check_whole(self.n, "n", 1, self.MAX_CHOICES)
+        self._check_length()
+        self._check_sampling()
+        self._check_ends()
+        self._check_logit_changes()
+        if self.logprobs is not None:
+            check_whole(self.logprobs, "logprobs", 0, self.MAX_LOGPROBS)
+        self._check_structure()
+
+    def _check_length(self) -> None:
         if self.max_tokens is not None:
             check_whole(self.max_tokens, "max_tokens", 1, None)
         check_whole(self.min_tokens, "min_tokens", 0, None)
@@ -93,6 +115,8 @@ class SamplingParams:
                 "min_tokens",
                 f"must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}",
             )
+
+    def _check_sampling(self) -> None:
         _number(self.temperature, "temperature", 0.0, 100.0)
         _number(self.top_p, "top_p", 0.0, 1.0)
         if self.top_p == 0:
@@ -103,11 +127,15 @@ class SamplingParams:
         _number(self.min_p, "min_p", 0.0, 1.0)
         if self.seed is not None:
             check_whole(self.seed, "seed", -(2**63), 2**64 - 1)
+
+    def _check_ends(self) -> None:
         _strings(self.stop, "stop", self.MAX_STOP_STRINGS)
         _whole_all(self.stop_token_ids, "stop_token_ids")
         for name in ("ignore_eos", "stop_on_repetition"):
             if not isinstance(value := getattr(self, name), bool):
                 raise InvalidParameter(name, f"must be True or False, got {value!r}")
+
+    def _check_logit_changes(self) -> None:
         _number(self.repetition_penalty, "repetition_penalty", 0.01, 100.0)
         _number(self.presence_penalty, "presence_penalty", -100.0, 100.0)
         _number(self.frequency_penalty, "frequency_penalty", -100.0, 100.0)
@@ -118,8 +146,8 @@ class SamplingParams:
         _whole_all(self.logit_bias, "logit_bias")
         for bias in self.logit_bias.values():
             _number(bias, "logit_bias", -MAX_BIAS, MAX_BIAS)
-        if self.logprobs is not None:
-            check_whole(self.logprobs, "logprobs", 0, self.MAX_LOGPROBS)
+
+    def _check_structure(self) -> None:
         if not isinstance(self.structure, Structure | None):
             raise InvalidParameter("structure", f"must be a Structure, got {self.structure!r:.80}")
         if self.structure is not None and self.ignore_eos:
@@ -137,7 +165,7 @@ class SamplingParams:
         )
 
     def choices(self) -> list[SamplingParams]:
-        """The parameters of each of the n answers; a seed gives each answer its own, always the same."""
+        """Return the parameters of each of the n answers, with seeds derived from `seed`."""
         if self.seed is None:
             return [replace(self, n=1)] * self.n
         seeds = (self.seed + number for number in range(self.n))

@@ -53,7 +53,7 @@ def build_text_model_of_ranks(
     executor: FairExecutor | None = None,
     memory_limit: int | None = None,
 ) -> TextModel:
-    """Call `build_chat` as rank 0 of the configured number of ranks. Raises MlxServeError."""
+    """Call `build_text_model` as rank 0 of the configured number of ranks. Raises MlxServeError."""
     others = partial(connect, config) if config.num_ranks > 1 else None
     return build_text_model(config, files, others, executor=executor, memory_limit=memory_limit)
 

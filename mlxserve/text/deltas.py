@@ -29,22 +29,40 @@ from mlxserve.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a request."""
+    """Token counts of a request.
+
+    prompt_tokens      of the whole prompt, cached or not
+    completion_tokens  generated so far, including reasoning
+    cached_tokens      of the prompt, found in the cache
+    reasoning_tokens   of the completion
+    image_tokens       of the prompt
+    cache              why no more was cached; None if the request never started
+    speculation        counts of drafted tokens; None without drafts
+    """
 
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int  # of the prompt's, found in the cache
-    cache: CacheReport | None = None  # why no more were; None if the request never started
-    reasoning_tokens: int = 0  # of the completion's
-    speculation: SpeculationReport | None = None  # None where it is off
-    image_tokens: int = 0  # of the prompt's
+    cached_tokens: int
+    cache: CacheReport | None = None
+    reasoning_tokens: int = 0
+    speculation: SpeculationReport | None = None
+    image_tokens: int = 0
 
 
 class Delta(NamedTuple):
-    """One piece of an answer. The first one has `usage`, the last one `usage` and `finish_reason`.
+    """A piece of a streamed answer.
+
+    for delta in llm.stream("Once upon"):
+        print(delta.text, end="")
 
     An answer comes as reasoning, then text, then tool calls, each possibly empty; some models mix
     them. Within a delta that order holds.
+
+    text, reasoning   continue those of the deltas before
+    token_ids         new tokens; text may come later than its tokens
+    logprobs          one per token, if requested
+    finish_reason     of the last delta; None before
+    usage             of the first and the last delta
     """
 
     text: str = ""
