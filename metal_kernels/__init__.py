@@ -6,9 +6,8 @@
 
 A *slot* is `page * page_size + offset`; a sequence's *page table* lists its pages in the order of
 its positions. The ops are `write_kv`, `paged_decode`, `paged_prefill`, `paged_latent` and
-`copy_pages`; `ops.py` states their shapes, `reference.py` is their specification in plain mlx, `plain.py`
-the same by mlx's own attention over views, `x86/` what a Linux CPU needs in its place, `msl/` holds the ops
-as Metal kernels. On a Mac "auto" is Metal if
-a self-test of its in-place writes passes; elsewhere, and for shapes the kernels are not written for,
-it is `cpu`.
+`copy_pages`; `ops.py` states their shapes, `reference.py` is their specification in plain mlx,
+`plain.py` the same by mlx's own attention over views, `x86/` what a Linux CPU needs in its place,
+`msl/` holds the ops as Metal kernels. On a Mac "auto" is Metal if a self-test of its in-place
+writes passes; elsewhere, and for shapes the kernels are not written for, it is `cpu`.
 """

@@ -42,8 +42,7 @@ def select_backends(name: str, layers: Sequence[LayerShape]) -> tuple[Backend, .
     "auto" is "metal" where there is Metal, its self-test passes and its kernels take the layer, and
     "cpu" elsewhere; the log says which and why. "reference" is the specification, for comparisons.
     Raises ValueError, with advice, for an unknown name and for a backend that cannot run here or
-    not
-    for every layer.
+    not for every layer.
     """
     if name not in BACKENDS:
         raise ValueError(f"no attention backend named {name!r}; there are: {', '.join(BACKENDS)}")

@@ -1,8 +1,7 @@
 """Dispatches: kernels with all arguments that the layers of a step share.
 
 Each is made once per step for the layers of a shape, except those over latents. The arguments have
-been
-checked.
+been checked.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """First pages: the arrays that kernels bind in place of a pool.
 
 MLX counts all elements of an array when a command buffer binds it for the first time, and ends the
-command
-buffer beyond a limit. With K and V of one layer at the limit, every kernel that touches a pool
-would end one:
-73 command buffers for a step of 36 layers instead of 4. A view of the first page shares the pool's
-memory from
-its first byte, counts as one page, and lets kernels reach all others: they read no shape but a
-    page's.
+command buffer beyond a limit. With K and V of one layer at the limit, every kernel that touches a
+pool would end one: 73 command buffers for a step of 36 layers instead of 4. A view of the first
+page shares the pool's memory from its first byte, counts as one page, and lets kernels reach all
+others: they read no shape but a page's.
 """
 
 from __future__ import annotations
@@ -25,8 +22,7 @@ def first_page(pool: mx.array) -> mx.array:
     """Return a pool's view, (1, kv_heads, page_size, row), the same at each call.
 
     The view of a view is itself. It ends with the pool, so that a pool that was replaced by a
-    larger one gives
-    back its memory.
+    larger one gives back its memory.
     """
     if pool.shape[0] == 1:
         return pool

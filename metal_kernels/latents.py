@@ -162,8 +162,7 @@ def tile_keys(latent_dim: int, rope_dim: int, item_size: int) -> int:
     """Keys of a tile.
 
     The most with which two threadgroups fit in a core's threadgroup memory, so that one computes
-    while the
-    other stages; or the most with which one does.
+    while the other stages; or the most with which one does.
     """
     for groups in (2, 1):
         for keys in (32, 16, 8):

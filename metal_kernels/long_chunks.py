@@ -41,13 +41,11 @@ def longest_copied(
     memory: the machine's, in bytes; None for this one's
 
     Nobody has measured on a Mac where MLX's attention over copies is faster. It is expected to be
-    on
-    an M5, whose matrix units only MLX's kernels use; copying a key costs about as much as one row's
-    product with it, so 256 rows make the copy cheap. It depends on the chunk alone, so that an
-    answer
-    does not depend on its neighbours. The tile kernel keeps float32, which MLX's attention computes
-    in
-    TF32 on an M5, and the head dimensions whose fused kernel MLX itself does not choose.
+    on an M5, whose matrix units only MLX's kernels use; copying a key costs about as much as one
+    row's product with it, so 256 rows make the copy cheap. It depends on the chunk alone, so that
+    an answer does not depend on its neighbours. The tile kernel keeps float32, which MLX's
+    attention computes in TF32 on an M5, and the head dimensions whose fused kernel MLX itself does
+    not choose.
     """
     if rows < MIN_ROWS or dtype == mx.float32 or not is_fast(head_dim, dtype):
         return 0
@@ -70,8 +68,7 @@ def is_fast(head_dim: int, dtype: mx.Dtype) -> bool:
     """True if MLX's fused attention is expected to be faster than the tile kernel.
 
     That is, MLX takes it without being forced, or it computes on neural accelerators, which the
-    tile kernel
-    does not.
+    tile kernel does not.
     """
     if not is_fused(head_dim, dtype):
         return False

@@ -3,11 +3,11 @@
 Owns the order of kernels (`fences.py`) and knows their texts only by their buffers (`kernels.py`).
 Pools are (num_pages, kv_heads, page_size, row): a page's tile of one head is contiguous.
 
-In-place writes are correct under these rules; breaking one corrupts data silently:
-a kernel that uses a pool binds the fences of the kernels it must follow; a pool is one
-row-contiguous array, passed whole and never replaced (MLX binds its `first_page`); inside mx.compile only what
-`recording` returns may run, with pools and fences that are arguments; no other op of mlx reads a pool while a
-step is running (call `settle()` first).
+In-place writes are correct under these rules; breaking one corrupts data silently: a kernel that
+uses a pool binds the fences of the kernels it must follow; a pool is one row-contiguous array,
+passed whole and never replaced (MLX binds its `first_page`); inside mx.compile only what
+`recording` returns may run, with pools and fences that are arguments; no other op of mlx reads a
+pool while a step is running (call `settle()` first).
 """
 
 from __future__ import annotations

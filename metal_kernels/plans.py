@@ -260,9 +260,7 @@ def is_large_group(group: int, *, is_quantised: bool) -> bool:
     """True if a decode multiplies a group's heads by 8x8 matrices.
 
     Fewer heads would leave columns unused. One head after the other takes 30 instructions a key and
-    head, so
-    that arithmetic takes as long as memory with 8 heads, or with 4 where keys and values are half
-    as many
-    bytes. Matrices take 10 to 20.
+    head, so that arithmetic takes as long as memory with 8 heads, or with 4 where keys and values
+    are half as many bytes. Matrices take 10 to 20.
     """
     return group >= (4 if is_quantised else 8)

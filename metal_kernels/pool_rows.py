@@ -67,8 +67,7 @@ class Runs:
         """Return (1, kv_heads, positions, head_dim): a view of a single run, else a copy.
 
         Of a quantised pool it is a copy in `dtype`. Rows are copied one by one: joining the runs
-        takes as
-        long where they are long, and with 90 runs of 32 positions 2.4 times as long.
+        takes as long where they are long, and with 90 runs of 32 positions 2.4 times as long.
         """
         if len(self.bounds) == 1:
             return self.read_each(pool, dtype)[0][None]
@@ -106,8 +105,7 @@ def padded_slots(
     """Slots of these sequences' positions from `firsts` on, and a mask of padding.
 
     Both are (sequences, positions); the mask is 0, and minus infinity past a sequence's end. There
-    it has its
-    first slot, which holds a number.
+    it has its first slot, which holds a number.
     """
     contexts, page_tables = tables.context_lens[rows], tables.page_tables[rows]
     position = firsts[:, None] + np.arange((contexts - firsts).max())

@@ -1,8 +1,7 @@
 """StepInputs: the arrays that differ between two steps of as many decodes, besides rows and fences.
 
 The graph of such a step is recorded by mx.compile and built again without Python for each layer. In
-a
-recording, everything that is not an argument is a constant. So layers are given stand-ins for the
+a recording, everything that is not an argument is a constant. So layers are given stand-ins for the
 step's
 numbers: slots whose values are meaningless, and tables that have none (`RecordedTables`).
 """

@@ -1,9 +1,8 @@
 """Rounding: the error that an answer of attention may have in a dtype.
 
 Each head of each row is compared with its own largest number. A row that sees one position has
-numbers 25 times
-those of a row that sees 2,000, so that beside the largest of all rows half of a long one may be
-wrong unnoticed.
+numbers 25 times those of a row that sees 2,000, so that beside the largest of all rows half of a
+long one may be wrong unnoticed.
 """
 
 from __future__ import annotations

@@ -292,8 +292,7 @@ class EnginePart:
     device_memory  bytes that a growing pool may use
     windows        sliding-window layers in a pool of their own beside `kv`; None if there are none
     group          of these layers
-    planned        bytes of weights, a step, a page, and as its pool recurrent states and the
-    windows'
+    planned        bytes of weights, a step, a page, and as its pool recurrent states and the windows'
                    pages
     """
 

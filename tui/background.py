@@ -4,8 +4,7 @@
     it answers OSC 11 ; rgb:ffff/ffff/ffff ST   CSI ? 62 ; ... c
 
 Not every terminal knows OSC 11 (xterm's "dynamic colours"), but all answer CSI c (device
-attributes), and
-in order: after that answer no other one follows.
+attributes), and in order: after that answer no other one follows.
 """
 
 from __future__ import annotations

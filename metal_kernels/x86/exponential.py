@@ -1,10 +1,8 @@
 """Vectorisable 2^x, tanh and sigmoid for CPUs.
 
 mlx's Linux wheel computes `exp`, `tanh` and `sigmoid` one element at a time: 15 to 20 ns each on a
-2-core x86
-box, three quarters of a long prompt's attention. Additions and multiplications take 0.25 ns. On
-another device
-2^x and tanh are mlx's own.
+2-core x86 box, three quarters of a long prompt's attention. Additions and multiplications take 0.25
+ns. On another device 2^x and tanh are mlx's own.
 """
 
 from __future__ import annotations

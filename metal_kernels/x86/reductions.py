@@ -1,8 +1,7 @@
 """Maximum and sum of each row, where mlx takes a nanosecond for each number on a CPU.
 
 960,000 numbers in rows of 2,500 (2-core x86): the largest 1.20 -> 0.54 ms, the sums 0.67 -> 0.17.
-Of few numbers
-mlx's own reductions are faster.
+Of few numbers mlx's own reductions are faster.
 """
 
 from __future__ import annotations

@@ -49,8 +49,7 @@ def build_registry(
     """Import mlx, load the first model, and register the others to be loaded on request.
 
     Returns the registry and the executor shared by all models. Raises MlxServeError; a missing
-    model
-    fails before mlx loads.
+    model fails before mlx loads.
     """
     from mlxserve.hub.adapter_files import find_adapters
     from mlxserve.hub.catalog import Origin, entry_of

@@ -22,12 +22,9 @@ def run_by_launcher(hostfile: str, backend: str, port: int, stop: bytes | None =
     """Run this command with mlx.launch on every machine of `hostfile`.
 
     Returns whether a signal ended it. A signal ends mlx.launch at once and leaves its ranks behind.
-    So this
-    process takes the signals, and writes `stop` to the stdin of mlx.launch, which passes it on to
-    all ranks.
-    The next signal kills the ranks of this machine, and so does the first if `stop` is None; the
-    others end
-    without them.
+    So this process takes the signals, and writes `stop` to the stdin of mlx.launch, which passes it
+    on to all ranks. The next signal kills the ranks of this machine, and so does the first if
+    `stop` is None; the others end without them.
 
     `port`: the first one of the ring. Raises InvalidConfig.
     """

@@ -2,8 +2,8 @@
 
     ~/.mlxserve/servers/4711.json   {"pid": 4711, "url": "http://127.0.0.1:8000", "model": ...}
 
-Every command that asks a server finds it here. A file that outlived its process is removed;
-a process with the same id that began at another time is another program.
+Every command that asks a server finds it here. A file that outlived its process is removed; a
+process with the same id that began at another time is another program.
 """
 
 from __future__ import annotations

@@ -127,8 +127,7 @@ def _join_ranks(config: EngineConfig) -> None:
     """Continue as rank 0; otherwise run as another rank, or start the launcher.
 
     A process that a launcher started as another rank follows rank 0, and a process that starts the
-    launcher
-    ends with it. Raises InvalidConfig.
+    launcher ends with it. Raises InvalidConfig.
     """
     from mlxserve.ranks.environment import own_rank
 
@@ -161,8 +160,7 @@ def _keep_what_is_loaded() -> None:
     """Exempt all current objects from garbage collection, which stops all threads to scan them.
 
     A full collection took 160 ms with them, and takes 10 ms without. Garbage is kept as well: 1,300
-    of
-    94,000 objects, and finding them would take 50 ms before the server is ready.
+    of 94,000 objects, and finding them would take 50 ms before the server is ready.
     """
     gc.freeze()
     gc.enable()

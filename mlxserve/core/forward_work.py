@@ -16,8 +16,7 @@ class ForwardWork:
     """Multiply-adds of a model.
 
     `weights`: of a row with weights. `attention`: (those for each position that a row sees, window)
-    of layers
-    that are alike; a window of None sees all positions.
+        of layers that are alike; a window of None sees all positions.
     """
 
     weights: int

@@ -40,10 +40,10 @@ class Structure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """The sampling and stop conditions of a request, validated on construction.
+    r"""The sampling and stop conditions of a request, validated on construction.
 
     SamplingParams(temperature=0, max_tokens=64)  # greedy
-    SamplingParams(temperature=0.8, top_p=0.95, seed=7, stop=["\\n\\n"])
+    SamplingParams(temperature=0.8, top_p=0.95, seed=7, stop=["\n\n"])
 
     n: number of answers to one prompt, which is computed once for all of them; 1 to 128
     max_tokens: maximum number of new tokens; None: until the model stops or the context is full

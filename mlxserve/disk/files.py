@@ -8,9 +8,8 @@
 
 A file is written under another name and renamed, so that it is whole or not there. Other processes
 may use the same folder: a file that has vanished is no error. Nobody else may write there, and
-    links
-are not followed below `base`: what was put in the way of a record is renamed, and nothing of it
-read.
+links are not followed below `base`: what was put in the way of a record is renamed, and nothing of
+it read.
 """
 
 from __future__ import annotations

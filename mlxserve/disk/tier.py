@@ -8,15 +8,12 @@
                                   ◀── events ────
 
 Each owns its state, so there is no lock. The caller sees the names that events have brought and
-those
-that it has saved, and waits only in `wait`, `flush` and `close`. What a file holds is checked when
-it
-is read, so a record comes back exactly as it was saved, or not at all. It is a cache: what was not
-written when the process is killed is lost, and so is anything that the disk loses.
+those that it has saved, and waits only in `wait`, `flush` and `close`. What a file holds is checked
+when it is read, so a record comes back exactly as it was saved, or not at all. It is a cache: what
+was not written when the process is killed is lost, and so is anything that the disk loses.
 
 A disk that stands still is given up after STALL_SECONDS, once: every load is answered with no
-    records,
-and nothing is asked of it until it answers. Knows neither arrays nor requests.
+records, and nothing is asked of it until it answers. Knows neither arrays nor requests.
 """
 
 from __future__ import annotations

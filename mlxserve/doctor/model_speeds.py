@@ -1,8 +1,7 @@
 """Model speed on this machine, in our engine and in mlx-lm's own loop.
 
 Each function runs in a process of its own (`child.py`), so that one model is in memory at a time
-and
-its peak is its own. They return figures by the names that `figures.py` shows beside each other.
+and its peak is its own. They return figures by the names that `figures.py` shows beside each other.
 """
 
 from __future__ import annotations

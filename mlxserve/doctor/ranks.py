@@ -1,8 +1,7 @@
 """Time that the ranks of a group take to agree, and its effect on split models.
 
 A model that is split by heads needs two sums over all ranks in each layer, whose time is added to
-every
-step; one that is split by layers needs one message for each rank.
+every step; one that is split by layers needs one message for each rank.
 """
 
 from __future__ import annotations

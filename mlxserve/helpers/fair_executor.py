@@ -8,14 +8,11 @@ anybody may ask for them. Each is a job of a client, and jobs take turns between
     client C ── job, job ──┘            LONG    one thread     more
 
 A lane takes a job by the seconds that it is expected to need, so that a long one never stands
-before
-a short one. Within a lane, every client gets the same share of seconds (`FairOrder`). What a job
-really
-took is charged afterwards.
+before a short one. Within a lane, every client gets the same share of seconds (`FairOrder`). What a
+job really took is charged afterwards.
 
 When the caller of `run` is cancelled, because its client has left, the job is removed; if it is
-under
-way, a helper process that it waits for is killed (`mlxserve.helpers.waiting`).
+under way, a helper process that it waits for is killed (`mlxserve.helpers.waiting`).
 
 A client is an API key, or without keys a connection; the program itself is "", which is not
 bounded.

@@ -1,8 +1,8 @@
 """forked: runs a job in a fork of a helper, which can be killed without restarting the helper.
 
 For work that may take for ever, or all memory, and mostly takes milliseconds. The helper must have
-one
-thread, and what it has loaded must work in a fork: Python and llguidance do, mlx and Metal do not.
+one thread, and what it has loaded must work in a fork: Python and llguidance do, mlx and Metal do
+not.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ def forked(work: Callable[[], str], *, cpu_seconds: float, memory: int) -> tuple
     """Run work; return ("", its result), or (a KillReason, "") if it was killed.
 
     cpu_seconds: processor time that it may take. A clock ends it after ten times as long, as one
-        that
-        was paused, or that got no processor.
+        that was paused, or that got no processor.
     memory: bytes that it may have beyond what this process has
     """
     reading, writing = os.pipe()

@@ -191,8 +191,7 @@ def _started() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Start the process, and return our side of the socket with it.
 
     It has a session of its own: a Ctrl-C in the terminal reaches the parent alone. Raises
-        HelperKilled if the
-    system refuses either.
+    HelperKilled if the system refuses either.
     """
     command = [sys.executable, "-P", "-m", "mlxserve.helpers.child"]
     try:

@@ -121,8 +121,7 @@ def _write_ahead(db: sqlite3.Connection) -> None:
     """Enable write-ahead logging, with retries.
 
     SQLite ignores busy_timeout for this statement, so of several terminals that create a file at
-    the same time
-    all but one would fail.
+    the same time all but one would fail.
     """
     give_up = time.monotonic() + _BUSY_MILLISECONDS / 1000
     while True:

@@ -1,9 +1,8 @@
 """Traces: the conversations of a chat, by which servers find its cached pages.
 
 A page is identified by all tokens up to its end. So a server that gets a chat's conversations finds
-the pages
-that it computed for them. With them come those of other chats that begin alike, whose pages are to
-stay.
+the pages that it computed for them. With them come those of other chats that begin alike, whose
+pages are to stay.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Find and check the LoRA adapters of a model: folders written by `mlx_lm.lora`. Never imports mlx.
 
-    adapter_config.json     {"fine_tune_type": "lora", "lora_parameters": {"rank": 8, "scale":
-    20.0}, ...}
-    adapters.safetensors    {"model.layers.0.self_attn.q_proj.lora_a": (input, rank), ....lora_b:
-    (rank, output)}
+    adapter_config.json     {"fine_tune_type": "lora", "lora_parameters": {"rank": 8, "scale": 20.0}, ...}
+    adapters.safetensors    {"model.layers.0.self_attn.q_proj.lora_a": (input, rank), ....lora_b: (rank, output)}
 
-Only these two files are read. `model/adapters.py` checks that the model has these layers when it
-is loaded.
+Only these two files are read. `model/adapters.py` checks that the model has these layers when it is
+loaded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A model's fingerprint: a digest of its files' contents, independent of folder and times.
 
 The configuration and the tokenizer count whole. Weights are too large for that: their names, sizes
-and
-headers count, and samples of their numbers, so that a fine-tune of the same shapes is another
+and headers count, and samples of their numbers, so that a fine-tune of the same shapes is another
 model.
 """
 

@@ -1,8 +1,7 @@
 """Finds GGUF files in Ollama's and LM Studio's folders, the Hugging Face cache and a package.
 
 Other programs' files are read, never written. Names are those that these programs show: `qwen3:4b`
-(Ollama),
-`publisher/repository/file.gguf` (LM Studio), `hf.co/org/repository:Q4_K_M` (all of them).
+(Ollama), `publisher/repository/file.gguf` (LM Studio), `hf.co/org/repository:Q4_K_M` (all of them).
 """
 
 from __future__ import annotations

@@ -283,8 +283,7 @@ def _in_lm_studio(name: str) -> str | None:
     """Return the short name for one of LM Studio's, such as google/gemma-3-12b.
 
     None for other names. A repository with the publisher's own weights differs: by capitals, or by
-    an
-    ending such as -it.
+    an ending such as -it.
     """
     publisher, _, rest = name.partition("/")
     if publisher not in _LM_STUDIO or rest != rest.lower():

@@ -1,8 +1,7 @@
 """The shape of a model's KV cache, read from its config.json.
 
 For listing models without importing mlx. A loaded model's shapes are measured (`model/caches.py`),
-and a
-test compares the two for every architecture.
+and a test compares the two for every architecture.
 """
 
 from __future__ import annotations
@@ -176,8 +175,7 @@ def _rows(text: Config, kind: str) -> int:
     """Rows of one token in a layer: a head's keys or values.
 
     Latents are no rows, except in a layer that selects its keys: there they are stored as rows,
-        beside
-    the keys for selecting.
+    beside the keys for selecting.
     """
     if text.get("kv_lora_rank") and text.get("model_type") not in _EXPANDED:
         return 4 if text.get("index_head_dim") else 0

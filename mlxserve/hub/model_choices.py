@@ -239,8 +239,7 @@ async def _end(child: asyncio.subprocess.Process) -> None:
     """Terminate the child and wait for it, also if the task is cancelled meanwhile.
 
     An event loop that closes first would warn about the process later. So it is killed if the task
-    is
-    cancelled, or if it ignores the termination.
+    is cancelled, or if it ignores the termination.
     """
     if child.returncode is not None:
         return

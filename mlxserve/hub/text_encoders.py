@@ -1,15 +1,13 @@
 """Which models embed or rank texts instead of writing, and how, from their files.
 
-    modules.json                        sentence-transformers' list: Transformer, Pooling, Dense
-    ..., Normalize
+    modules.json                        sentence-transformers' list: Transformer, Pooling, Dense ..., Normalize
     1_Pooling/config.json               how the tokens' vectors become one
     2_Dense/config.json                 a layer after that; its weights lie beside it
     sentence_bert_config.json           max_seq_length
     config_sentence_transformers.json   prompts: what is put before a query or a document
 
 A cross-encoder, which scores a query and a document together, has a head for one label instead.
-Imports no
-mlx.
+Imports no mlx.
 """
 
 from __future__ import annotations
@@ -88,8 +86,7 @@ class TextEncoder:
     prompts        text prefixes by name
     default_prompt the prefix if a request names none
     is_reranker    scores a query and a document instead of making vectors
-    judges         a reranker that is a language model, whose next word is "yes" or "no"
-    (Qwen3-Reranker)
+    judges         a reranker that is a language model, whose next word is "yes" or "no" (Qwen3-Reranker)
     says_pooling   whether the files say how to pool; otherwise it is what their kind usually does
     """
 

@@ -3,11 +3,9 @@
     image = await image_decoder().decode(data, partial(run_fairly, request))
 
 A file says how many pixels it has, but not how much work they are: a JPEG file may draw each of
-    them a
-thousand times. So it is tried at first beside other short work (`mlxserve.helpers.fair_executor`),
-with few pixels and
-little time, and what needs more waits for its turn among longer jobs, which have a process of their
-own.
+them a thousand times. So it is tried at first beside other short work
+(`mlxserve.helpers.fair_executor`), with few pixels and little time, and what needs more waits for
+its turn among longer jobs, which have a process of their own.
 
 The newest images are kept by their files' content, because a conversation sends its images with
 each turn.
@@ -57,8 +55,7 @@ class ImageDecoder:
         """Decode the first frame, upright and on white.
 
         Raises InvalidRequest, whose message is the end of a sentence about the image,
-        HelperUnavailable,
-        EngineStopped, and what `run_fairly` raises.
+        HelperUnavailable, EngineStopped, and what `run_fairly` raises.
         """
         if importlib.util.find_spec("PIL") is None:
             raise InvalidRequest('cannot be read without Pillow: pip install "mlxserve[vision]"')

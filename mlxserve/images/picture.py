@@ -1,16 +1,14 @@
 """Picture: an image as one model takes it, and the prompt that it is part of.
 
 An image is rows of a prompt, beside those of text. Rows that the model's image encoder computes
-have ids of
-their own below zero, which follow from the encoder's input: so equal images have equal ids in any
-process, and pages of different ones never have the same hash.
+have ids of their own below zero, which follow from the encoder's input: so equal images have equal
+ids in any process, and pages of different ones never have the same hash.
 
     ids of a prompt    5 17 | -812 -97 -3301 ... | 42 8
                        text    a picture's rows    text
 
 An id has 31 bits of a hash, which is too few to tell images apart: hashes of pages have the whole
-    of it
-(`marks`), and a part of a picture is found only from `FEWEST_ROWS` on.
+of it (`marks`), and a part of a picture is found only from `FEWEST_ROWS` on.
 """
 
 from __future__ import annotations
@@ -40,8 +38,7 @@ class Picture:
     """An image as one model takes it.
 
     key     hash of the encoder's whole input
-    ids     what the picture is in a prompt: text, such as separators, and rows of the encoder
-        (below zero)
+    ids     what the picture is in a prompt: text, such as separators, and rows of the encoder (below zero)
     inputs  arguments of the encoder by name
     grid    rows in time, height and width, if rows have a position of each; None if they have
             one, as text has
@@ -154,8 +151,7 @@ def num_distinct(pictures: Placed, start: int, length: int) -> int:
     """Number of ids from `start` on whose equality proves that the pictures are the same.
 
     Another prompt has the same `length` ids there. It is all of them, or those before a picture of
-    which
-    there are too few rows.
+    which there are too few rows.
     """
     end = start + length
     for one in pictures:

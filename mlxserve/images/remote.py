@@ -1,15 +1,11 @@
 """RemoteFiles: fetches images by URL, from public addresses only.
 
 Whoever may send a request could otherwise read what only this machine can: other servers on it and
-    in its
-network, and the addresses at which clouds hand out credentials. So a name is resolved here, once
-for each
-redirect, and the connection goes to the address that was checked: a name that resolves otherwise a
-    moment
-later changes nothing.
+in its network, and the addresses at which clouds hand out credentials. So a name is resolved here,
+once for each redirect, and the connection goes to the address that was checked: a name that
+resolves otherwise a moment later changes nothing.
 
-    http(s)://name/path ──▶ addresses of the name ──▶ the first public one ──▶ at most MAX_SIZE
-    bytes
+    http(s)://name/path ──▶ addresses of the name ──▶ the first public one ──▶ at most MAX_SIZE bytes
           ▲                                                    │
           └──────────── redirect, at most MAX_REDIRECTS ───────┘
 """

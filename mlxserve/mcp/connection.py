@@ -1,9 +1,8 @@
 """Opens the connection to an MCP server: a child process, or HTTP. Only this file imports `mcp`.
 
 A command runs in a process group of its own with a few variables of the environment (HOME, PATH
-..., no
-keys) and its own `env`; of what it writes to stderr the end is kept, as nothing else may reach the
-screen.
+..., no keys) and its own `env`; of what it writes to stderr the end is kept, as nothing else may
+reach the screen.
 """
 
 from __future__ import annotations

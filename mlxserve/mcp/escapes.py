@@ -1,8 +1,8 @@
 r"""Replaces escapes of lone surrogates in JSON by that of U+FFFD.
 
 Programs in JavaScript cut a text between the two halves of an emoji and write `"a\ud83d"`. The
-client of
-MCP takes such a reply for no answer at all, and its connection ends when it is to send one.
+client of MCP takes such a reply for no answer at all, and its connection ends when it is to send
+one.
 """
 
 from __future__ import annotations

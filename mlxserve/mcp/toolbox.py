@@ -5,8 +5,7 @@
     never    the model is not offered it
 
 The servers live in the event loop of a thread of their own: importing the client takes a second,
-    and what
-servers send is read without holding up a screen or other requests.
+and what servers send is read without holding up a screen or other requests.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Adapters of a loaded model: reads them and attaches them to its layers.
 
 A row of a step has the number of an adapter, or none; see `adapted_layers.py` for what is computed.
-A
-model without adapters is not changed at all.
+A model without adapters is not changed at all.
 """
 
 from __future__ import annotations

@@ -45,8 +45,7 @@ def load_probed(
     """Load a model and choose its attention.
 
     Raises what `load` and `choose_attention` raise, and UnsupportedModel for adapters that are not
-    the
-    model's.
+    the model's.
     """
     loaded = load(files, is_metal=is_metal, memory_limit=memory_limit, group=group)
     if kv_cache_dtype == "q8":
@@ -81,11 +80,9 @@ def choose_attention(name: str, loaded: LoadedModel, *, may_fuse: bool = True) -
     """Return the fastest attention that the probe accepts.
 
     Tries the requested backends, on Metal first with fused layers (`fused_layers.py`; not with
-    adapters); with
-    "auto" then plain mlx in all layers; and last one sequence at a time in plain mlx, for models
-    whose
-    attention needs whole sequences. The log says what is slower and why. Raises InvalidConfig, and
-    UnsupportedModel for a model that cannot be paged.
+    adapters); with "auto" then plain mlx in all layers; and last one sequence at a time in plain
+    mlx, for models whose attention needs whole sequences. The log says what is slower and why.
+    Raises InvalidConfig, and UnsupportedModel for a model that cannot be paged.
 
     Several ranks choose the same, by the largest difference of all of them. They do not try one
     sequence at a

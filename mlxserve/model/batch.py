@@ -34,8 +34,7 @@ class Batch:
     lazy_rows    rows whose token comes from the previous step, in the order of `lazy`
     lazy         the chunks of those rows
     plan         all chunks of the step, in the order of their rows
-    windows      the same rows in the pages of sliding-window layers, if those have a pool of their
-    own
+    windows      the same rows in the pages of sliding-window layers, if those have a pool of their own
     pictures     images of the step's requests; None if no request has any
     """
 
@@ -133,8 +132,7 @@ def _parts(chunks: Sequence[Chunk]) -> Sequence[Chunk]:
     """Split chunks with drafts into one decode per row.
 
     All rows of a step are written before any attends, and a decode attends up to its own position.
-    So a
-    token is computed by the same kernels with a draft and without.
+    So a token is computed by the same kernels with a draft and without.
     """
     if not any(chunk.draft for chunk in chunks):
         return chunks

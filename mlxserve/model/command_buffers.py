@@ -1,14 +1,12 @@
 """Commits: bounds the part of a step that MLX has encoded but not computed, on Metal.
 
 MLX keeps what an operation reads until its command buffer completes. A command buffer has a third
-of a step of
-decodes or more (machine.py), since each of them costs the device a pause; in a step with a prompt
-it would keep
-the activations of a dozen layers. So such a step is evaluated while its layers are called:
+of a step of decodes or more (machine.py), since each of them costs the device a pause; in a step
+with a prompt it would keep the activations of a dozen layers. So such a step is evaluated while its
+layers are called:
 
     keys of layer 0 | layer 0 ... keys of layer 1 | layer 1 ... keys of layer 2 | ...
-                    ^ a command buffer ends here  ^ and here; if too many rows are under way, the
-                    host
+                    ^ a command buffer ends here  ^ and here; if too many rows are under way, the host
                                                     waits for the oldest
 """
 

@@ -4,12 +4,11 @@
                           --> VlmLanguageModel of a package of mlx-vlm -->
 
 A model of mlx-vlm is a language model with parts for images and sound, or a language model alone.
-The language
-model is taken out and called as mlx-lm's are; weights of other parts are never read.
+The language model is taken out and called as mlx-lm's are; weights of other parts are never read.
 
 mlx-vlm is an extra. Importing it would import its server, its generation, data sets and OpenCV, of
-which a
-definition needs nothing: its packages are deferred, so that only the definition's own imports run.
+which a definition needs nothing: its packages are deferred, so that only the definition's own
+imports run.
 """
 
 from __future__ import annotations

@@ -4,15 +4,11 @@
     here       product              , rotate_and_write                     |  attention  |  o_proj
 
 A definition is not known by its name. A layer that has projections, RoPE and perhaps norms by the
-usual names
-is called as it is, with a cache that records the queries, keys and values which reach attention, at
-positions up
-to its context's end; it is fused only if `rotate_and_write` makes the same of the same rows, and if
-the same
-becomes of attention's answer. Everything else (clipped queries, norms of values, scales that grow
-with the
-position) differs in that trial, and stays as it is. Then the load-time probe compares the whole
-model's logits.
+usual names is called as it is, with a cache that records the queries, keys and values which reach
+attention, at positions up to its context's end; it is fused only if `rotate_and_write` makes the
+same of the same rows, and if the same becomes of attention's answer. Everything else (clipped
+queries, norms of values, scales that grow with the position) differs in that trial, and stays as it
+is. Then the load-time probe compares the whole model's logits.
 
 Only the paged path is changed: with any other cache a layer is called as mlx-lm defines it.
 """

@@ -1,9 +1,8 @@
 """The image encoder of a mlx-vlm model: its towers and projectors, without the language model.
 
 mlx-vlm's model merges features into embeddings of text (`get_input_embeddings`). Called with the
-ids of a
-picture alone, over embeddings of zeros, what it returns at the picture's rows is what a text model
-needs.
+ids of a picture alone, over embeddings of zeros, what it returns at the picture's rows is what a
+text model needs.
 """
 
 from __future__ import annotations
@@ -127,8 +126,7 @@ def compute(tower: Tower, pictures: Sequence[Picture]) -> Generator[None, None, 
     """Evaluate the features of pictures of one shape, a piece before each `yield`.
 
     The last piece follows the last `yield`. The graph is built at once. As a part of a step's
-    graph, they
-    would be computed with each step that has rows of it.
+    graph, they would be computed with each step that has rows of it.
     """
     found, pieces = tower.features(pictures)
     while pieces:

@@ -1,11 +1,9 @@
 """TowerMemory: extrapolates the encoder's memory for the largest image from two small ones.
 
 A layer's activations grow with the image, and with the square of it where a model gives its
-attention a mask.
-The largest image would take seconds at each start, and gigabytes: so small ones are computed, large
-    ones are
-only read by the processor, and images that would need more than a share of the memory are made
-smaller first.
+attention a mask. The largest image would take seconds at each start, and gigabytes: so small ones
+are computed, large ones are only read by the processor, and images that would need more than a
+share of the memory are made smaller first.
 """
 
 from __future__ import annotations
@@ -66,8 +64,7 @@ def plan_tower(tower: Tower, reader: ImageProcessor, memory_limit: int) -> int:
     """Plan the encoder's memory, and return the bytes it needs besides its weights.
 
     Makes the reader shrink images that would take more than a share of `memory_limit`, and the
-    encoder
-    compute no more than that at once.
+    encoder compute no more than that at once.
     """
     small, larger = (_measured(tower, reader.make(_blank(side))) for side in (_SMALL, _LARGER))
     memory = TowerMemory.of(small, larger)

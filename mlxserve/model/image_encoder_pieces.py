@@ -1,15 +1,13 @@
 """TowerPieces: cuts the encoder's computation into bounded pieces, evaluated between steps.
 
 An attention or a product over a large image takes longer than a step. Both are called with blocks
-of rows, and an
-attention's are its queries, which attend over all keys; a piece ends where its multiply-adds reach
-a bound. Parts
-of a layer whose multiply-adds are not counted, such as norms, are pieces of their own.
+of rows, and an attention's are its queries, which attend over all keys; a piece ends where its
+multiply-adds reach a bound. Parts of a layer whose multiply-adds are not counted, such as norms,
+are pieces of their own.
 
 mlx-vlm's towers call mlx's own attention, most of them directly and some by a compiled function,
-whose calls are
-not seen. Both names are replaced, as `paged.py` does, by functions that do more only while a tower
-is called.
+whose calls are not seen. Both names are replaced, as `paged.py` does, by functions that do more
+only while a tower is called.
 """
 
 from __future__ import annotations
@@ -104,8 +102,7 @@ class TowerPieces:
         """Call `call` on blocks of at least `fewest` rows, and join the results.
 
         work: multiply-adds of a row. A piece ends after each block, and after calls that reach the
-            bound
-        together.
+            bound together.
         """
         if not self._is_called:
             return call(slice(None))
@@ -182,8 +179,7 @@ class _Unread(Sequence[mx.array]):
     """Deep features that must stay lazy.
 
     mlx-vlm's Qwen3-VL evaluates a list of them at once, and all layers before them; mlx does so
-    with lists,
-    and not with sequences that it does not know.
+    with lists, and not with sequences that it does not know.
     """
 
     def __init__(self, arrays: Sequence[mx.array]) -> None:

@@ -1,12 +1,9 @@
 """The load-time probe of an image model: text, image, text over pages, against mlx-vlm.
 
 In float32 every row must agree. In half precisions both ways round differently, by an amount that
-depends on the
-model, and where two experts of a router score alike they may choose different ones. The text before
-the image,
-which the text model's own probe has accepted, shows how much that is; most rows of the image, and
-most
-rows after it, must be as near.
+depends on the model, and where two experts of a router score alike they may choose different ones.
+The text before the image, which the text model's own probe has accepted, shows how much that is;
+most rows of the image, and most rows after it, must be as near.
 """
 
 from __future__ import annotations

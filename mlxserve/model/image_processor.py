@@ -1,10 +1,9 @@
 """ImageProcessor: turns decoded images into pictures with the processor of a mlx-vlm model.
 
 A processor turns a placeholder and an image into token ids, in which the image's rows are, and into
-the arrays
-that the tower takes. They are numpy's and Pillow's work, done on the thread that renders the
-prompt; the
-newest pictures are kept, because a conversation sends its images again with each turn.
+the arrays that the tower takes. They are numpy's and Pillow's work, done on the thread that renders
+the prompt; the newest pictures are kept, because a conversation sends its images again with each
+turn.
 """
 
 from __future__ import annotations
@@ -134,8 +133,8 @@ class ImageProcessor:
         """Raises ValueError if processing an image changes the text next to the placeholder.
 
         A prompt is tokenised with placeholders, which pictures then replace. Idefics 2's processor
-        adds a space to
-        the text after an image, and InternVL's older one writes the images before the whole text.
+        adds a space to the text after an image, and InternVL's older one writes the images before
+        the whole text.
         """
         is_written = self._writes_in_place([image])
         with suppress(*_ERRORS):  # Step 3.7's processor refuses a second image in a text

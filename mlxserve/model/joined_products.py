@@ -8,10 +8,8 @@ So the layers compute what they did wherever they are called alone, and whoever 
 others.
 
 A model that calls the layers one by one, as every gated MLP calls `gate_proj(x)` and `up_proj(x)`
-and many recurrent
-layers their projections, is covered by `share`: the first of them that is given an input computes
-all, and the others
-take their part of it.
+and many recurrent layers their projections, is covered by `share`: the first of them that is given
+an input computes all, and the others take their part of it.
 """
 
 from __future__ import annotations
@@ -74,8 +72,7 @@ def can_join(layers: Sequence[Any]) -> bool:
     """True if the layers can be joined.
 
     They must be of one kind, quantised alike, of one input width and one dtype, and all or none
-    with a
-    bias.
+    with a bias.
     """
     return len(layers) > 1 and len({_kind(layer) for layer in layers}) == 1
 

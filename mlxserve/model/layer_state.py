@@ -9,8 +9,7 @@ group of rows, with an ArraysCache that holds the group's state, and its outputs
     everything else   | (T, 1, hidden): one product for all rows, weights are read once
 
 A step of one chunk whose attention is fused needs none: the whole model is called with (1, T), as
-    mlx-lm does, and
-an ArraysCache for each layer (`GroupCaches`).
+mlx-lm does, and an ArraysCache for each layer (`GroupCaches`).
 """
 
 from __future__ import annotations

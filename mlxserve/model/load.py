@@ -5,9 +5,8 @@ vectors or recurrent states (`caches.py`). The probe tests that its paged answer
 (`probe.py`).
 
 On a CPU projections stay separate, as in the weights: fusing q, k, v into one product and gate, up
-    into
-another took 0.97, 1.03 and 1.13 of the time for 1, 16 and 256 rows (768 wide, 2-core x86), with
-identical bits. On Metal `fused_layers.py` joins them.
+into another took 0.97, 1.03 and 1.13 of the time for 1, 16 and 256 rows (768 wide, 2-core x86),
+with identical bits. On Metal `fused_layers.py` joins them.
 """
 
 from __future__ import annotations

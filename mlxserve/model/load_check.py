@@ -1,11 +1,9 @@
 """A model's first run, in a child process: if it crashes, the server survives.
 
 A definition may write past an array (mlx does not check indices), or need more memory than there
-is; no
-exception says so. The child loads the model as this process would, probes it, and ends. Its verdict
-is stored for this machine and these versions: a model that ended its process is refused at once,
-    and
-another one of a kind that has passed is not tried again.
+is; no exception says so. The child loads the model as this process would, probes it, and ends. Its
+verdict is stored for this machine and these versions: a model that ended its process is refused at
+once, and another one of a kind that has passed is not tried again.
 
     this process                          python -m mlxserve.model.load_check
     try_first  -- {"path": ...} -- stdin -->  load, probe
@@ -64,7 +62,7 @@ def try_first(
     """Run the model in a child process, unless the config disables it or an earlier run passed.
 
     memory_limit: bytes that may be used. Raises UnsupportedModel if the child refused the model, or
-    ended before it was through.
+        ended before it was through.
     """
     mode = config.trial_process or "never"
     if mode == "never" or files.name == MODEL_NAME:

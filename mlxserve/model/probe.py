@@ -91,8 +91,7 @@ def probe(loaded: LoadedModel, backends: Backends, page_size: int = 16) -> float
     """Return the largest difference relative to the largest logit. Raises UnsupportedModel.
 
     With keys and values in 8 bits it only shows that they are near: probe the model in its own
-        dtype,
-    too.
+    dtype, too.
     """
     kind = loaded.config.get("model_type")
     compare = _compare_8_bits if loaded.is_quantised else _compare
@@ -248,8 +247,7 @@ def _steps(length: int, num_decodes: int, num_sequences: int) -> list[Step]:
     """Plan the steps of the probe.
 
     A chunk alone, a single token next to a chunk, and chunks that start and end in the middle of a
-    page;
-    then the last tokens one by one, of all sequences, and the very last of only one.
+    page; then the last tokens one by one, of all sequences, and the very last of only one.
     """
     tail = length - num_decodes
     third = ((2, _SHARED, tail + 1),) if num_sequences > 2 else ()

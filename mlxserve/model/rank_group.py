@@ -1,9 +1,8 @@
 """RankGroup: the ranks of one engine as a mx.distributed group, and their agreements.
 
 Rule: the collectives of a step form one chain, and every rank evaluates its end. mlx has one queue
-    for
-communication in each process, in the order in which graphs are evaluated; two ranks that disagree
-about that order wait for each other for ever.
+    for communication in each process, in the order in which graphs are evaluated; two ranks that
+    disagree about that order wait for each other for ever.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Finds and loads the image processor that mlx-vlm registers for a `model_type`.
 
 A package of mlx-vlm's models calls `install_auto_processor_patch(model_types, class)` in its
-`__init__` or in a
-module that `__init__` imports. This module reads these calls from the package's source. To run
-`__init__` would
-import parts that no image needs, with requirements of their own (Inkling's needs mlx-audio).
+`__init__` or in a module that `__init__` imports. This module reads these calls from the package's
+source. To run `__init__` would import parts that no image needs, with requirements of their own
+(Inkling's needs mlx-audio).
 """
 
 from __future__ import annotations
@@ -71,8 +70,7 @@ def registration_of(config: Mapping[str, Any]) -> Registration | None:
     """Return the registration of the config's `model_type`.
 
     The package that defines the model goes first, then the package of that name: `d1` defines
-        models of
-    LFM2-VL's `model_type`, and has LFM2-VL's processor.
+    models of LFM2-VL's `model_type`, and has LFM2-VL's processor.
     """
     model_type = _model_type(config)
     packages = [module_of(config), module_of({"model_type": model_type})]

@@ -177,8 +177,7 @@ class ModelRunner:
         """Resize the pool (`KVPool.resize`); a smaller one drops recurrent states and window pages.
 
         Every step must have been collected. Raises OutOfMemory, and changes nothing, if the device
-        cannot hold
-        that many pages.
+        cannot hold that many pages.
         """
         if num_pages > self._kv.num_pages:
             self.refuse_too_many(num_pages)

@@ -1,14 +1,10 @@
 """ShownPictures: substitutes rows of pictures for tokens, in whatever calls a text model.
 
 Some of its modules get a class of the same name that also reads what is shown: the embedding, whose
-    output
-for a picture's row is the tower's; other embeddings of tokens, in which such a row is token 0; the
-first
-layers, where the tower adds to the hidden states after each (DeepStack); and where a row has
-positions in
-time, height and width, the rotations of mlx-lm's models, or mlx-vlm's language model, which takes
-them as an
-argument. While nothing is shown, each calls what it did before.
+output for a picture's row is the tower's; other embeddings of tokens, in which such a row is token
+0; the first layers, where the tower adds to the hidden states after each (DeepStack); and where a
+row has positions in time, height and width, the rotations of mlx-lm's models, or mlx-vlm's language
+model, which takes them as an argument. While nothing is shown, each calls what it did before.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ def with_sizes(
     group: sliding-window layers that may have a pool of their own; they share one if that would
         give no longer contexts
 
-    `max_model_len` may be more than the pages hold, because the pool can grow later. Not so
-    without chunked prefill: a whole prompt must then fit into a step.
+    `max_model_len` may be more than the pages hold, because the pool can grow later. Not so without
+    chunked prefill: a whole prompt must then fit into a step.
 
     Raises InvalidConfig, OutOfMemory.
     """

@@ -181,13 +181,11 @@ def _run_sampling(
 
     The first waits for kernels to be compiled, and meanwhile the device completes command buffers.
     Copies a page and writes one as the disk cache does, too, and has the step of a decode recorded,
-    so that
-    no kernel is compiled in an answer: the recorded graph fuses other operations than the built
-        one.
+    so that no kernel is compiled in an answer: the recorded graph fuses other operations than the
+    built one.
 
     start: of the chunk, whose rows see that many positions more: all on one page, over and over,
-        because
-        only the numbers would be others
+        because only the numbers would be others
     """
     params = SamplingParams(temperature=1.0, top_p=0.9)
     num_decodes, length = rows

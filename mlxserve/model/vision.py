@@ -4,9 +4,8 @@
              a client's thread             the engine's thread
 
 The text model is the one that is served in any case. Features are kept by the picture's key within
-a bound, and
-computed again where they are missing: a running request whose pages were given up may need them
-    much later.
+a bound, and computed again where they are missing: a running request whose pages were given up may
+need them much later.
 """
 
 from __future__ import annotations
@@ -167,8 +166,7 @@ class Vision:
         """Compute the features of a picture and of waiting ones of its shape, unless cached.
 
         Yields after each piece of a layer whether it was computed, or is waited for because it is
-        computed for
-        another request.
+        computed for another request.
         """
         while picture.key in self._under_way:
             yield False

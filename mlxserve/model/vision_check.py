@@ -1,8 +1,8 @@
 """Adds vision to a loaded and probed text model, or explains why it has none.
 
 A model sees only if rows of an image, over pages and in chunks that end inside it, give the logits
-of mlx-vlm's
-own dense forward. Otherwise its images are refused by a sentence, and its text is served as before.
+of mlx-vlm's own dense forward. Otherwise its images are refused by a sentence, and its text is
+served as before.
 """
 
 from __future__ import annotations

@@ -5,11 +5,9 @@
            ── MEMBER ──>          the 32 bytes that rank 0 broadcast over the group
 
 `init` waits without an end for a rank that never comes, and holds the interpreter's lock meanwhile,
-so
-that not even a thread could say which one is missing. MEMBER shows that the connection belongs to a
-member of the group, and not to another program that has reached the port. Who does not fit gets the
-reason
-and is ignored: another program must not be able to prevent the start.
+so that not even a thread could say which one is missing. MEMBER shows that the connection belongs
+to a member of the group, and not to another program that has reached the port. Who does not fit
+gets the reason and is ignored: another program must not be able to prevent the start.
 """
 
 from __future__ import annotations

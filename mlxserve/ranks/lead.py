@@ -2,8 +2,7 @@
 
 A worker is lost when its connection ends, when it sends ERROR, and when it has been silent for the
 timeout. Nothing brings it back: `on_loss` is called once, from another thread than the engine's,
-which
-may be waiting for that worker in a collective.
+which may be waiting for that worker in a collective.
 """
 
 from __future__ import annotations

@@ -87,8 +87,7 @@ def remove_hostfile() -> None:
     """Remove the file that rank 0 wrote in `LocalRanks.start`, if any.
 
     A worker does so before it ends unasked: rank 0 may be gone, and without the worker it ends as
-        well.
-    Raises nothing, so that nothing keeps the process.
+    well. Raises nothing, so that nothing keeps the process.
     """
     file = Path(os.environ.get(HOSTFILE, ""))
     with contextlib.suppress(OSError):

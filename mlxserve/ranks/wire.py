@@ -3,11 +3,9 @@
     frame   [ body length u32 | kind u8 | 3 bytes 0 | number u32 ] body          little-endian
 
 A STEP's body is int32. A page table is sent as the difference to the one that the request had in
-the
-step before; a request that was not in it sends its whole table.
+the step before; a request that was not in it sends its whole table.
 
-    [ chunks, requests of the step before, new pages, those of windows, tokens, numbers about states
-    ]
+    [ chunks, requests of the step before, new pages, those of windows, tokens, numbers about states ]
     [ start, length, flags, source, request, kept, new, kept, new ] of each chunk
     [ new pages ] [ those of windows ] [ tokens of chunks that are not lazy ]
     [ restore, count, (position, id) x count ]
@@ -15,8 +13,7 @@ step before; a request that was not in it sends its whole table.
     flags    1 samples, 2 is lazy, 4 has a plan for its recurrent state, 8 has a table for windows
     source   row of the step before that samples the lazy token, else -1
     request  its number of arrival
-    kept     pages taken over from its table in the step before, which new ones follow; then the
-    same of
+    kept     pages taken over from its table in the step before, which new ones follow; then the same of
              its table for layers with a window
 """
 

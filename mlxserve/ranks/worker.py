@@ -2,8 +2,7 @@
 
 It begins each step at once, holds at most two, and takes the next frame without waiting for the
 device. It samples nothing: the ids of a step come from rank 0 as part of the graph, so that the
-next
-step can be built before they are known.
+next step can be built before they are known.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Languages whose code is highlighted, in the terminal and on the page.
 
 Not all 600 that Pygments knows: many lexers take more than linear time, that of html+ng2 16 s for
-    20,000 brackets.
-Those of common languages have such rules too, so callers limit their time.
+20,000 brackets. Those of common languages have such rules too, so callers limit their time.
 """
 
 from __future__ import annotations

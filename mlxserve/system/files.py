@@ -2,8 +2,7 @@
 
 A FIFO has `open` wait for a writer that never comes, a device may have no end, and a file may be
 larger than the memory or nested deeper than the stack. So a file is read only if it is a regular
-one
-(links are followed first) and has no more bytes than its kind can need; everything else is a
+one (links are followed first) and has no more bytes than its kind can need; everything else is a
 ValueError or an OSError.
 """
 

@@ -2,8 +2,7 @@
 
 Importing this module imports only the standard library and has no side effects. Whoever is about to
 import mlx for the first time in a process (a command, `LLM`, the tests' conftest) calls
-`prepare()`,
-and before it builds an engine `import_mlx_lm()`.
+`prepare()`, and before it builds an engine `import_mlx_lm()`.
 """
 
 from __future__ import annotations
@@ -100,10 +99,8 @@ def import_mlx_lm() -> None:
     """Import mlx-lm's loader, without all of mlx-lm and transformers.
 
     The limit of open files stays: `mlx_lm.utils` calls `setrlimit(RLIMIT_NOFILE, (2048, 4096))`
-        when it is
-    imported. That fails where the hard limit is lower, and lowers a higher one for good. It offers
-    no way to
-    prevent it.
+    when it is imported. That fails where the hard limit is lower, and lowers a higher one for good.
+    It offers no way to prevent it.
     """
     prepare()
     allow_open_files()
@@ -181,8 +178,7 @@ def memory_pressure() -> int:
     """The system's memory pressure: 0 none, 1 short, 2 stalling or killing.
 
     On macOS the kernel's own level. On Linux the share of the last ten seconds in which all
-    processes waited
-    for memory; 0 if the kernel does not report it.
+    processes waited for memory; 0 if the kernel does not report it.
     """
     if sys.platform == "darwin":
         return {2: 1, 4: 2}.get(system_number("kern.memorystatus_vm_pressure_level"), 0)

@@ -1,8 +1,8 @@
 """Memory limits of Linux's control groups: containers, systemd's MemoryMax.
 
 A process is in one group of version 2 and in one of version 1's memory groups; the limits of all
-that
-they lie in hold. `/proc/self/cgroup` names the groups and `/proc/self/mountinfo` where they are:
+that they lie in hold. `/proc/self/cgroup` names the groups and `/proc/self/mountinfo` where they
+are:
 
     0::/user.slice/mlxserve.service         a container sees its own group as /, or its full path,
     4:memory:/docker/4711                   of which a part is the root of the mount

@@ -1,17 +1,14 @@
 """MetalMemory: the wired and the cached memory of mlx on Metal.
 
 Both limits are the process's, and several models may be loaded. So each model has a share, and the
-limits are the
-sums of all shares:
+limits are the sums of all shares:
 
     wired    weights, states, pages that have memory, and a step; at most the working set
     freed    a step, whose arrays the next one uses again
 
 By default mlx wires nothing, and macOS takes memory back from a model that pauses. Others measured,
-wired and not,
-63 and 318 ms for a decode after 1.2 s (llama.cpp#10119), and 31 and 0.7 tokens/s of a model that
-nearly fills the
-machine (osaurus-ai/vmlx-swift#418).
+wired and not, 63 and 318 ms for a decode after 1.2 s (llama.cpp#10119), and 31 and 0.7 tokens/s of
+a model that nearly fills the machine (osaurus-ai/vmlx-swift#418).
 """
 
 from __future__ import annotations
@@ -121,8 +118,7 @@ class MetalMemory:
         """Set mlx's limits to the sum of the current shares.
 
         Called after an unload once the arrays are free: beyond its limit mlx unwires any array,
-            also another
-        model's.
+        also another model's.
         """
         with self._lock:
             shares = list(self._shares)

@@ -1,10 +1,8 @@
 """RunningClock: a clock without pauses of this process: stopped (Ctrl-Z), frozen, or asleep.
 
 No clock of the system leaves them out: while a process is stopped all of them run, and while a
-    machine
-sleeps some do. A thread ticks instead, and a tick that comes late shows a pause. A call that holds
-the
-interpreter's lock for as long looks the same.
+machine sleeps some do. A thread ticks instead, and a tick that comes late shows a pause. A call
+that holds the interpreter's lock for as long looks the same.
 """
 
 from __future__ import annotations

@@ -279,9 +279,8 @@ class Conversation:
         sees: images that were sent stay, to be decoded: the model sees them
 
         Raises InvalidParameter for an image, or another medium, in the newest user message: an
-            answer
-        without it would be about something else. Everywhere else, in earlier turns and in the
-        results of tools, a text takes its place, as a refusal would end the session for good.
+        answer without it would be about something else. Everywhere else, in earlier turns and in
+        the results of tools, a text takes its place, as a refusal would end the session for good.
         """
         messages = tuple(_with_ids(tuple(messages)))
         if not sees:

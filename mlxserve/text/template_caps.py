@@ -2,9 +2,8 @@
 
 Templates raise, or silently drop text, for conversations that their authors did not think of: a
 system message further down, two calls in an answer, an id of another length. A probe counts as
-taken
-only if it renders with all its texts, in their order: some templates move every system message to
-the front, which changes the beginning of the prompt with each new one.
+taken only if it renders with all its texts, in their order: some templates move every system
+message to the front, which changes the beginning of the prompt with each new one.
 """
 
 from __future__ import annotations

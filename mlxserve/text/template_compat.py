@@ -1,10 +1,8 @@
 """Adapts a conversation to its chat template: one pure function per missing capability.
 
 The template alone decides which of them apply, so a conversation's prompt never changes its shape
-from
-one turn to the next. Each makes the smallest change that keeps the beginning of the prompt: nothing
-moves
-to the front, which would compute the whole conversation again.
+from one turn to the next. Each makes the smallest change that keeps the beginning of the prompt:
+nothing moves to the front, which would compute the whole conversation again.
 """
 
 from __future__ import annotations
@@ -135,8 +133,7 @@ def late_systems_as_users(messages: Messages) -> Messages:
     """Turn late system messages into user messages, or append them to a tool's result.
 
     A user message after a result would move the tools of Mistral's templates to it, and drop the
-    reasoning
-    before it in Qwen 3.5's, which computes most of the prompt again.
+    reasoning before it in Qwen 3.5's, which computes most of the prompt again.
     """
     end = _leading(messages)
     fitted = [*messages[:end]]

@@ -1,7 +1,7 @@
 """Operations: runs one operation on the open chat at a time.
 
-An operation asks and answers, opens another chat or shows another branch. A new operation stops
-the running answer and then waits for the operation before it, so none sees a half-changed chat.
+An operation asks and answers, opens another chat or shows another branch. A new operation stops the
+running answer and then waits for the operation before it, so none sees a half-changed chat.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """ToolLoop: asks the model, runs the calls that the user allows, and asks again.
 
-    ask -> pieces ... calls -> confirm -> call -> results -> ask ...   until an answer without a
-    call
+    ask -> pieces ... calls -> confirm -> call -> results -> ask ...   until an answer without a call
 
 To its reader this is one stream of pieces. Cancelling the reader stops a running call.
 """

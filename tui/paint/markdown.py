@@ -3,11 +3,11 @@
     text   [ block | block | block | open end ..... ]
              frozen: strips are kept   parsed and painted on every flush
 
-A block is frozen, at a line end, once the next one has started, because later text cannot change
-it any more. The open end is kept short: a long code fence or list is frozen in pieces, which may
-look slightly different (a docstring across the cut, a loose list) until `show_final` replaces
-them by the painting of the whole text. Only two things can change a frozen block: a link definition
-further down, and such pieces. `show_final` handles both.
+A block is frozen, at a line end, once the next one has started, because later text cannot change it
+any more. The open end is kept short: a long code fence or list is frozen in pieces, which may look
+slightly different (a docstring across the cut, a loose list) until `show_final` replaces them by
+the painting of the whole text. Only two things can change a frozen block: a link definition further
+down, and such pieces. `show_final` handles both.
 """
 
 from __future__ import annotations

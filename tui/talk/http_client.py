@@ -12,8 +12,7 @@ class ClosingClient(httpx.AsyncClient):
     """httpx's client, but `aclose` ends its requests too.
 
     httpx forgets a connection that is being opened at that moment, and it stays open for good. A
-    request
-    that is sent while the client closes raises ReadError. Use from one event loop only.
+    request that is sent while the client closes raises ReadError. Use from one event loop only.
     """
 
     def __init__(self, **options: Any) -> None:

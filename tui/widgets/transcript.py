@@ -47,8 +47,8 @@ class EarlierMessages(Static):
 class Transcript(VerticalScroll, can_focus=False):
     """Shows one branch. Follows its end while text arrives, unless the user scrolls up.
 
-    Only the end of a long branch is shown first, and `WINDOW` more messages at a time: painting
-    200 messages at once would block the screen for seconds.
+    Only the end of a long branch is shown first, and `WINDOW` more messages at a time: painting 200
+    messages at once would block the screen for seconds.
     """
 
     WINDOW = 24

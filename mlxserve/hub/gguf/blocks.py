@@ -90,10 +90,8 @@ def _pack_5_bits(codes_of_8: Lanes, codes: Bytes) -> None:
     """Pack (groups, 4, n) lanes of eight codes into (n, groups * 20) bytes. Overwrites the lanes.
 
     Eight 5-bit codes in 64 bits are joined in three steps to 40: in 16, then 32, then 64 bits the
-    lower half
-    is moved up to the upper one (n + 7 * n is n << 3), which leaves them 21 bits above the lane's
-    end. The
-    160 bits of four lanes are stored as three numbers.
+    lower half is moved up to the upper one (n + 7 * n is n << 3), which leaves them 21 bits above
+    the lane's end. The 160 bits of four lanes are stored as three numbers.
     """
     pairs = codes_of_8.view(np.uint16)
     pairs += (pairs & np.uint16(0xFF)) * np.uint16(7)

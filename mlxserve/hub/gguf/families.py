@@ -1,10 +1,9 @@
 """Maps llama.cpp's architectures to mlx-lm's, with their differences in file layout.
 
 Data only. Metadata keys are llama.cpp's (gguf-py/gguf/constants.py), configuration keys those of
-mlx-lm's
-`ModelArgs`, which are transformers'. Names of tensors come from `gguf.get_tensor_name_map`, which
-knows
-transformers' names; `modules` has what mlx-lm calls otherwise.
+mlx-lm's `ModelArgs`, which are transformers'. Names of tensors come from
+`gguf.get_tensor_name_map`, which knows transformers' names; `modules` has what mlx-lm calls
+otherwise.
 """
 
 from __future__ import annotations

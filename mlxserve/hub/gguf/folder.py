@@ -1,10 +1,8 @@
 """Caches a GGUF header as a model folder without weights: configuration and tokenizer.
 
 Everything that reads a model folder reads this one, and a tokenizer is converted once: a vocabulary
-    of
-262,144 tokens without merges takes seconds. The folder's name is the digest of the header, so
-another file
-has another folder.
+of 262,144 tokens without merges takes seconds. The folder's name is the digest of the header, so
+another file has another folder.
 """
 
 from __future__ import annotations

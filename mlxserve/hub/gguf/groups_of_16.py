@@ -77,8 +77,7 @@ def _multiply_bytes(found: Lanes, slopes: Numbers, starts: npt.NDArray[Any], cod
     """Write slope * code + start for (16, 2, n) lanes, which are overwritten.
 
     All results are bytes, so two of them are one number of 16 bits: what a product takes from the
-        upper one,
-    its start gives back. Starts have 16 bits or 8.
+    upper one, its start gives back. Starts have 16 bits or 8.
     """
     pairs = found.view(np.uint16)
     pairs *= _in_each_field(slopes)

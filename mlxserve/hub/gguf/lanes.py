@@ -1,18 +1,13 @@
 """Lanes: repacking GGUF's blocks eight bytes at a time.
 
 A lane is eight bytes in 64 bits. Arrays of lanes have the blocks last: numpy computes long rows
-several times
-as fast as many short ones, and copies eight bytes as fast as one.
+several times as fast as many short ones, and copies eight bytes as fast as one.
 
 The same steps as operations of mlx take 1.4 to 1.8 times as much CPU on x86: 0.8 s for a GB of Q4_K
-where numpy
-takes 0.44, 1.5 and 1.1 for Q5_K, 3.0 and 1.8 for Q2_K; the codes of Q4_K by mx.compile, which needs
-a compiler
-there, 0.5 and 0.2. Loops over bytes that numba compiles take 0.3 for these codes and 1.0 for
-Q5_K's, after 0.8 s
-for its import. To measure it again, let malloc keep its memory as weights.py does; otherwise numpy
-takes four times
-as long.
+where numpy takes 0.44, 1.5 and 1.1 for Q5_K, 3.0 and 1.8 for Q2_K; the codes of Q4_K by mx.compile,
+which needs a compiler there, 0.5 and 0.2. Loops over bytes that numba compiles take 0.3 for these
+codes and 1.0 for Q5_K's, after 0.8 s for its import. To measure it again, let malloc keep its
+memory as weights.py does; otherwise numpy takes four times as long.
 """
 
 from __future__ import annotations
@@ -59,8 +54,7 @@ def fields(values: Words, width: int, at: int = 0) -> Words:
     """Split each byte into fields of `width` bits: (..., 8 / width, lanes, blocks), lowest first.
 
     values: (..., lanes, blocks). A field begins at bit `at` of its byte afterwards, a multiple of
-        the
-    width, and all other bits are 0.
+        the width, and all other bits are 0.
     """
     starts = np.arange(0, 8, width, dtype=values.dtype).reshape(-1, 1, 1)
     masks = ((1 << width) - 1) * ONES.astype(values.dtype) << starts

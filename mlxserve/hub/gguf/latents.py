@@ -1,10 +1,8 @@
 """Converts between the two layouts of DeepSeek's projection of latents to keys and values.
 
 mlx-lm's DeepSeek V3 has two tensors (`embed_q`, `unembed_out`) and its V2 one (`kv_b_proj`);
-llama.cpp's
-converter wrote one until May 2025, and two since. A converted tensor stays in 16 bits: keys are
-transposed
-between the two, across the groups of a quantisation.
+llama.cpp's converter wrote one until May 2025, and two since. A converted tensor stays in 16 bits:
+keys are transposed between the two, across the groups of a quantisation.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """Allocates mlx arrays without writing them, for numpy to fill.
 
 `mx.empty` is `mx.zeros`, which writes an array once on one thread before numpy can: a third of the
-time of a load
-of Q8_0 or F16. `mx.load` hands the memory of an array to the file that fills it, and this file
-leaves it as it is. Two
-other ways were no faster in whole loads: pages of 2 MB (MADV_HUGEPAGE; in a virtual machine that
-    gives free memory
-back, three times as slow) and pages mapped before they are written (MADV_POPULATE_WRITE, of a
-tensor or of each piece).
+time of a load of Q8_0 or F16. `mx.load` hands the memory of an array to the file that fills it, and
+this file leaves it as it is. Two other ways were no faster in whole loads: pages of 2 MB
+(MADV_HUGEPAGE; in a virtual machine that gives free memory back, three times as slow) and pages
+mapped before they are written (MADV_POPULATE_WRITE, of a tensor or of each piece).
 """
 
 from __future__ import annotations

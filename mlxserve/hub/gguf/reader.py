@@ -99,8 +99,7 @@ def read_header(file: Path) -> Header:
     """Read the header of a file, or the joined headers of all files of a split model.
 
     Any of the files may be named. Raises UnsupportedModel for a file that is not GGUF, is damaged
-    or
-    cannot be read.
+    or cannot be read.
     """
     header = _read_one(file)
     count = header.metadata.get("split.count", 1)

@@ -1,8 +1,7 @@
 """Converts a GGUF file's metadata to tokenizer.json and tokenizer_config.json.
 
 transformers builds the tokenizer (`transformers.integrations.gguf`). It knows the pre-tokenizer of
-some
-families only; the others are here, from llama.cpp's `llama_vocab` (llama-vocab.cpp).
+some families only; the others are here, from llama.cpp's `llama_vocab` (llama-vocab.cpp).
 """
 
 from __future__ import annotations

@@ -58,8 +58,7 @@ def load_gguf(header: Header, config: Mapping[str, Any], *, is_metal: bool) -> n
     """Load mlx-lm's model with all of the file's weights.
 
     Scales, biases and what is not quantised are float32 without Metal, which is exact; on Metal
-    they
-    have 16 bits.
+    they have 16 bits.
 
     Raises UnsupportedModel, and what mlx-lm raises for a configuration that it cannot build.
     """

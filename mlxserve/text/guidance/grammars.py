@@ -1,15 +1,12 @@
 """Grammars: tries out structures in helper processes before they are used.
 
-    event loops ──▶ Grammars.compile ──▶ the executor ──▶ helpers "grammars": each try in a fork of
-    its own
+    event loops ──▶ Grammars.compile ──▶ the executor ──▶ helpers "grammars": each try in a fork of its own
     engine      ──▶ Matchers         ──▶ helper "masks": compiles again, and follows the answers
 
 The cost of a source cannot be seen from it. So it is tried with little time first, in the short
-lane of
-the executor, and then with more, in the longer ones: usual schemas take milliseconds, and never
-    wait for one
-that takes seconds. A source that used up all of it is refused without another try for
-`REFUSED_SECONDS`, and its client's next work goes after that of others.
+lane of the executor, and then with more, in the longer ones: usual schemas take milliseconds, and
+never wait for one that takes seconds. A source that used up all of it is refused without another
+try for `REFUSED_SECONDS`, and its client's next work goes after that of others.
 """
 
 from __future__ import annotations

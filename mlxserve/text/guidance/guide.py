@@ -29,8 +29,7 @@ class Plan:
     end_ids: tokens that end the answer
     think_start, think_end: thinking markers; empty for a model that does not think
     think_ends: tokens that the tokenizer may write for the last one of `think_end`, merged with
-        what
-        follows it
+        what follows it
     may_think: a constrained answer may think first
     is_thinking: the prompt ends inside thinking
     blanks: tokens of white space, which may precede thinking

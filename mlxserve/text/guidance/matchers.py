@@ -210,8 +210,7 @@ class Matchers:
         """Matchers of the next message.
 
         Where masks are slow it has a few of them, first those of clients whose masks have taken the
-            least: the
-        others' answers go on meanwhile.
+        least: the others' answers go on meanwhile.
         """
         chosen: list[Matcher] = []
         seconds = 0.0
