@@ -61,9 +61,8 @@ class MetalBackend:
         self._kernels = Kernels(factory)
         self._dispatches = Dispatches(self._kernels, uses_matrices=uses_matrices)
         self._latents = LatentAttention(self._kernels)
-        self.fences = Fences()
-        self._gathered = GatheredAttention(self._kernels, self.fences)
         self._writes = Writes(self._kernels, self._dispatches)
+        self.use_fences(Fences())
 
     def new_pool(
         self, num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: mx.Dtype
@@ -295,13 +294,18 @@ class MetalBackend:
         self, k_pools: Sequence[mx.array], fences: Sequence[list[mx.array]]
     ) -> MetalBackend:
         """Return a backend for one recorded step of decodes, whose fences start with these."""
-        other = copy(self)
-        other.fences = Fences()
-        other._gathered = GatheredAttention(other._kernels, other.fences)
+        own = Fences()
         for pool in k_pools:
-            other.fences.add(pool)
-        other.fences.resume(k_pools, fences)
+            own.add(pool)
+        own.resume(k_pools, fences)
+        other = copy(self)
+        other.use_fences(own)
         return other
+
+    def use_fences(self, fences: Fences) -> None:
+        """Order all kernels by these fences from now on."""
+        self.fences = fences
+        self._gathered = GatheredAttention(self._kernels, fences)
 
     def gather_kv(
         self,

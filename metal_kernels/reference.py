@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import mlx.core as mx
 import numpy as np
-from mlx.core import array as Array
 
 from metal_kernels import rotary
 from metal_kernels.ops import (
@@ -35,18 +34,18 @@ class ReferenceBackend:
 
     def new_pool(
         self, num_pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: mx.Dtype
-    ) -> Array:
+    ) -> mx.array:
         return mx.zeros((num_pages, kv_heads, page_size, row_width(head_dim, dtype)), dtype)
 
     def write_kv(
         self,
-        keys: Array,
-        values: Array,
-        k_pool: Array,
-        v_pool: Array,
+        keys: mx.array,
+        values: mx.array,
+        k_pool: mx.array,
+        v_pool: mx.array,
         slots: Slots,
         plans: Plans | None = None,  # noqa: ARG002
-    ) -> tuple[Array, Array]:
+    ) -> tuple[mx.array, mx.array]:
         check_write(keys, values, k_pool, v_pool, slots)
         k_pool[_at(slots, k_pool)] = stored(keys, k_pool)
         v_pool[_at(slots, v_pool)] = stored(values, v_pool)
@@ -55,26 +54,28 @@ class ReferenceBackend:
     def rotate_and_write(
         self,
         projected: Projected,
-        turns: Array,
+        turns: mx.array,
         heads: Heads,
         norms: Norms,
-        pools: tuple[Array, Array],
+        pools: tuple[mx.array, mx.array],
         slots: Slots,
         plans: Plans | None = None,
-    ) -> tuple[Array, tuple[Array, Array]]:
+    ) -> tuple[mx.array, tuple[mx.array, mx.array]]:
         return rotary.rotate_and_write(self, projected, turns, heads, norms, pools, slots, plans)
 
-    def read_kv(self, k_pool: Array, v_pool: Array, slots: Slots) -> tuple[Array, Array]:
+    def read_kv(
+        self, k_pool: mx.array, v_pool: mx.array, slots: Slots
+    ) -> tuple[mx.array, mx.array]:
         keys, values = k_pool[_at(slots, k_pool)], v_pool[_at(slots, v_pool)]
         mx.eval(keys, values)
         return keys, values
 
-    def settle(self, *pools: Array) -> None:
+    def settle(self, *pools: mx.array) -> None:
         evaluate(*pools)
 
     def gather_kv(
-        self, k_pool: Array, v_pool: Array, tables: SequenceTables
-    ) -> tuple[Array, Array]:
+        self, k_pool: mx.array, v_pool: mx.array, tables: SequenceTables
+    ) -> tuple[mx.array, mx.array]:
         check_gather(tables)
         at = _at(tables.slots(0, np.arange(int(tables.context_lens[0]))), k_pool)
         keys, values = (
@@ -83,14 +84,14 @@ class ReferenceBackend:
         return keys, values
 
     def copy_pages(
-        self, k_pool: Array, v_pool: Array, sources: Slots, targets: Slots, page_size: int
-    ) -> tuple[Array, Array]:
+        self, k_pool: mx.array, v_pool: mx.array, sources: Slots, targets: Slots, page_size: int
+    ) -> tuple[mx.array, mx.array]:
         check_copy(k_pool, v_pool, sources, targets, page_size)
         for pool in (k_pool, v_pool):
             pool[mx.array(targets)] = pool[mx.array(sources)]
         return k_pool, v_pool
 
-    def resize_pool(self, pool: Array, num_pages: int, page_size: int) -> Array:
+    def resize_pool(self, pool: mx.array, num_pages: int, page_size: int) -> mx.array:
         assert page_size == pool.shape[2], "the pool has pages of another size"
         count = min(num_pages, len(pool))
         resized = mx.zeros((num_pages, *pool.shape[1:]), pool.dtype)
@@ -100,25 +101,25 @@ class ReferenceBackend:
 
     def paged_decode(
         self,
-        queries: Array,
-        k_pool: Array,
-        v_pool: Array,
+        queries: mx.array,
+        k_pool: mx.array,
+        v_pool: mx.array,
         tables: SequenceTables,
         attention: Attention,
-        sinks: Array | None = None,
-    ) -> Array:
+        sinks: mx.array | None = None,
+    ) -> mx.array:
         check_decode(tables)
         return self.paged_prefill(queries, k_pool, v_pool, tables, attention, sinks)
 
     def paged_prefill(
         self,
-        queries: Array,
-        k_pool: Array,
-        v_pool: Array,
+        queries: mx.array,
+        k_pool: mx.array,
+        v_pool: mx.array,
         tables: SequenceTables,
         attention: Attention,
-        sinks: Array | None = None,
-    ) -> Array:
+        sinks: mx.array | None = None,
+    ) -> mx.array:
         check_attention(queries, k_pool, v_pool, tables, attention, sinks)
         scale, window, softcap = attention
         group = queries.shape[1] // k_pool.shape[1]  # query heads of a kv head
@@ -145,14 +146,14 @@ class ReferenceBackend:
 
     def paged_latent(
         self,
-        q_latent: Array,
-        q_rope: Array,
-        k_pool: Array,
-        v_pool: Array,
+        q_latent: mx.array,
+        q_rope: mx.array,
+        k_pool: mx.array,
+        v_pool: mx.array,
         tables: SequenceTables,
         *,
         scale: float,
-    ) -> Array:
+    ) -> mx.array:
         check_latent(q_latent, q_rope, k_pool, v_pool, tables)
         outputs = []
         for sequence, first, end in tables.queries():
@@ -170,6 +171,6 @@ class ReferenceBackend:
         return mx.concatenate(outputs).astype(q_latent.dtype)
 
 
-def _at(slots: Slots, pool: Array) -> tuple[Array, slice, Array]:
+def _at(slots: Slots, pool: mx.array) -> tuple[mx.array, slice, mx.array]:
     """Index of a pool that gives (slots, kv_heads, head_dim)."""
     return mx.array(slots // pool.shape[2]), slice(None), mx.array(slots % pool.shape[2])

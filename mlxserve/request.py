@@ -44,6 +44,8 @@ class Pooling(StrEnum):
 
 
 class RequestState(Enum):
+    """The progress of a request in the scheduler."""
+
     WAITING = auto()  # holds no pages
     RUNNING = auto()  # has a page table
     FINISHED = auto()
@@ -112,10 +114,12 @@ TokenIds: TypeAlias = "array[int]"
 
 
 def as_token_ids(token_ids: Iterable[int] = ()) -> TokenIds:
+    """Copy token ids into an array."""
     return array("i", token_ids)
 
 
 def as_page_table(pages: Iterable[int] = ()) -> PageTable:
+    """Copy page ids into an array."""
     return array("i", pages)
 
 
@@ -149,6 +153,7 @@ class PageRun:
 
     @property
     def end(self) -> int:
+        """Index after the last page."""
         return self.first + len(self.hashes)
 
 
@@ -178,6 +183,7 @@ class Request:
 
     @property
     def num_prompt(self) -> int:
+        """Tokens of the prompt."""
         return len(self.token_ids)
 
 
@@ -244,6 +250,7 @@ class LiveRequest:
 
     @property
     def num_outputs(self) -> int:
+        """Tokens of the answer so far."""
         return len(self.token_ids) - self.num_prompt
 
     def feed_guide(self) -> Guide | None:
@@ -265,6 +272,7 @@ class LiveRequest:
 
     @property
     def is_finished(self) -> bool:
+        """True after its last token, or its abort."""
         return self.state is RequestState.FINISHED
 
 
@@ -308,6 +316,7 @@ class Chunk(NamedTuple):
 
     @property
     def end(self) -> int:
+        """Position after the last one."""
         return self.start + self.length
 
 

@@ -79,7 +79,8 @@ class LoadClient:
     ) -> TimedRequest:
         """Send a prompt, text or token ids, and read the whole answer.
 
-        It is decoded greedily unless `fields` override that. Errors are recorded, not raised. An exception from `on_text` closes the connection.
+        It is decoded greedily unless `fields` override that. Errors are recorded, not raised. An
+        exception from `on_text` closes the connection.
         """
         request = TimedRequest(label, time.perf_counter())
         self.requests.append(request)
@@ -94,13 +95,7 @@ class LoadClient:
         }
         try:
             async with self._http.stream("POST", "/v1/completions", json=body) as response:
-                if response.status_code != httpx.codes.OK:
-                    text = (await response.aread()).decode(errors="replace")
-                    request.error = f"{response.status_code}: {text:.200}"
-                else:
-                    async for data in _events(response):
-                        if _record(request, data):
-                            on_text(request)
+                await _read_answer(response, request, on_text)
         except (httpx.HTTPError, ValueError) as error:  # ValueError: an event that is not JSON
             request.error = f"{type(error).__name__}: {error}"
         request.ended = time.perf_counter()
@@ -118,6 +113,18 @@ class LoadClient:
         lines = [line for line in response.text.splitlines() if line.startswith(samples)]
         values = [float(line.rsplit(" ", 1)[1]) for line in lines]
         return sum(values) if values else float("nan")
+
+
+async def _read_answer(
+    response: httpx.Response, request: TimedRequest, on_text: Callable[[TimedRequest], None]
+) -> None:
+    if response.status_code != httpx.codes.OK:
+        text = (await response.aread()).decode(errors="replace")
+        request.error = f"{response.status_code}: {text:.200}"
+        return
+    async for data in _events(response):
+        if _record(request, data):
+            on_text(request)
 
 
 async def find_model(url: str) -> str:

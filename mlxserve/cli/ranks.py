@@ -30,12 +30,7 @@ def run_by_launcher(hostfile: str, backend: str, port: int, stop: bytes | None =
     """
     if not Path(hostfile).is_file():
         raise InvalidConfig(f"hostfile={hostfile} does not exist.", option="hostfile")
-    program = shutil.which("mlx.launch") or str(Path(sys.executable).with_name("mlx.launch"))
-    chosen = [] if backend == "any" else ["--backend", backend]
-    for name in _HANDED_ON:
-        if (value := os.environ.get(name)) is not None:
-            chosen += ["--env", f"{name}={value}"]
-    launcher = [program, "--hostfile", hostfile, "--starting-port", str(port), *chosen, "--"]
+    command = _launcher_command(hostfile, backend, port)
     launched: list[subprocess.Popen[bytes]] = []
     num_signals = 0
 
@@ -51,18 +46,27 @@ def run_by_launcher(hostfile: str, backend: str, port: int, stop: bytes | None =
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, end)
-    command = [*launcher, sys.executable, "-m", "mlxserve", *sys.argv[1:]]
     try:
         # In a group of its own: a terminal sends Ctrl-C to all of this process's group.
         process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)
     except OSError as error:
-        raise InvalidConfig(f"{program} cannot be started: {error}.") from error
+        raise InvalidConfig(f"{command[0]} cannot be started: {error}.") from error
     if num_signals:
         os.killpg(process.pid, signal.SIGKILL)
     launched.append(process)
     process.wait()
     launched.clear()
     return num_signals > 0
+
+
+def _launcher_command(hostfile: str, backend: str, port: int) -> list[str]:
+    program = shutil.which("mlx.launch") or str(Path(sys.executable).with_name("mlx.launch"))
+    chosen = [] if backend == "any" else ["--backend", backend]
+    for name in _HANDED_ON:
+        if (value := os.environ.get(name)) is not None:
+            chosen += ["--env", f"{name}={value}"]
+    launcher = [program, "--hostfile", hostfile, "--starting-port", str(port), *chosen, "--"]
+    return [*launcher, sys.executable, "-m", "mlxserve", *sys.argv[1:]]
 
 
 def _say(process: subprocess.Popen[bytes], text: bytes) -> None:

@@ -20,7 +20,6 @@ An unknown name is an error: a misspelled option that is silently ignored is har
 
 from __future__ import annotations
 
-import copy
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -126,10 +125,9 @@ class Settings:
             raise InvalidConfig(
                 f"The model is named twice: {name!r} and --model. Leave one of them out."
             )
-        other = copy.copy(self)
-        other.flags = {**self.flags, "model": name}
-        other._given = {**self._given, "model": Given(name, "")}
-        return other
+        flags = {**self.flags, "model": name}
+        given = {**self._given, "model": Given(name, "")}
+        return Settings(flags, given, self.file, self._tables)
 
     def build(self, schema: type[T]) -> T:
         """Build the config. Raises InvalidConfig that names the value's source."""

@@ -14,7 +14,9 @@ MAX_BIAS = 1e4
 
 
 class StructureKind(StrEnum):
-    JSON_OBJECT = "json_object"  # any
+    """The language of a structure's source."""
+
+    JSON_OBJECT = "json_object"  # any object; the source is empty
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     CHOICE = "choice"  # one of several texts

@@ -164,7 +164,6 @@ class DiskFiles:
         """Create a subfolder, or make an existing one usable."""
         try:
             folder.mkdir(mode=0o700)
-            return
         except FileExistsError:
             if folder in self._unlisted or not _is_own_folder(folder):
                 self._set_aside(folder)

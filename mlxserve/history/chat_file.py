@@ -127,11 +127,12 @@ def _write_ahead(db: sqlite3.Connection) -> None:
     while True:
         try:
             db.execute("PRAGMA journal_mode = WAL")
-            return
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
                 raise
             time.sleep(0.01)
+        else:
+            return
 
 
 def _migrate(db: sqlite3.Connection, path: Path | None) -> None:

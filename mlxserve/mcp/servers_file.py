@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,31 +112,40 @@ def _entry(name: str, fields: Any, file: Path, text: str) -> ServerEntry:
         raise wrong("needs a name of 1 to 100 characters")
     if not isinstance(fields, dict):
         raise wrong("is not an object")
-    command, url = fields.get("command", ""), fields.get("url", "")
-    args, seconds = fields.get("args", []), fields.get("timeout", CALL_SECONDS)
+    _check_target(fields, wrong)
+    _check_details(fields, wrong)
     folder = fields.get("cwd")
+    return ServerEntry(
+        name=name,
+        command=fields.get("command", ""),
+        args=tuple(fields.get("args", [])),
+        env=fields.get("env", {}),
+        folder=None if folder is None else os.path.expanduser(folder),
+        url=fields.get("url", ""),
+        headers=fields.get("headers", {}),
+        call_seconds=float(fields.get("timeout", CALL_SECONDS)),
+        is_disabled=fields.get("disabled") is True,
+    )
+
+
+def _check_target(fields: Mapping[str, Any], wrong: Callable[[str], ToolsError]) -> None:
+    command, url = fields.get("command", ""), fields.get("url", "")
     if not isinstance(command, str) or not isinstance(url, str) or bool(command) == bool(url):
         raise wrong('needs either "command" or "url", as a text')
     if url and not url.startswith(("http://", "https://")):
         raise wrong('has a "url" that does not begin with http:// or https://')
-    if not isinstance(args, list) or not all(isinstance(one, str) for one in args):
+
+
+def _check_details(fields: Mapping[str, Any], wrong: Callable[[str], ToolsError]) -> None:
+    args, seconds = fields.get("args", []), fields.get("timeout", CALL_SECONDS)
+    folder = fields.get("cwd")
+    if not isinstance(args, list) or not all(isinstance(arg, str) for arg in args):
         raise wrong('has "args" that are not a list of texts')
     for field_name in ("env", "headers"):
-        given = fields.get(field_name, {})
-        if not isinstance(given, dict) or not all(isinstance(v, str) for v in given.values()):
+        values = fields.get(field_name, {})
+        if not isinstance(values, dict) or not all(isinstance(v, str) for v in values.values()):
             raise wrong(f'has "{field_name}" whose values are not texts')
     if folder is not None and not isinstance(folder, str):
         raise wrong('has a "cwd" that is not a text')
     if not isinstance(seconds, int | float) or not 0 < seconds <= _MAX_SECONDS:
         raise wrong(f'has a "timeout" that is not between 0 and {_MAX_SECONDS:.0f} seconds')
-    return ServerEntry(
-        name=name,
-        command=command,
-        args=tuple(args),
-        env=fields.get("env", {}),
-        folder=None if folder is None else os.path.expanduser(folder),
-        url=url,
-        headers=fields.get("headers", {}),
-        call_seconds=float(seconds),
-        is_disabled=fields.get("disabled") is True,
-    )

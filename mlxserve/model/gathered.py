@@ -56,7 +56,10 @@ class GatheredKV:
         return self.keys, self.values
 
     def make_mask(
-        self, N: int, return_array: bool = False, window_size: int | None = None
+        self,
+        N: int,  # noqa: N803  # mlx-lm's models may pass it by name
+        return_array: bool = False,
+        window_size: int | None = None,
     ) -> mx.array | str | None:
         window = window_size or self._pool.specs[self._index].window
         if window is not None and self.offset + N > window:

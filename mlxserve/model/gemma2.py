@@ -25,16 +25,16 @@ def use_paged_attention(model: nn.Module) -> None:
 
 
 def _extend(attention: Any) -> None:
-    if hasattr(attention, "_dense_call"):
+    if hasattr(attention, "dense_call"):
         return
-    attention._dense_call = attention.__call__
+    attention.dense_call = attention.__call__
 
     def call(
         self: Any, x: mx.array, mask: mx.array | None = None, cache: Any | None = None
     ) -> mx.array:
         if isinstance(cache, LayerKV):
             return _paged_call(self, x, mask, cache)
-        output: mx.array = self._dense_call(x, mask, cache)
+        output: mx.array = self.dense_call(x, mask, cache)
         return output
 
     attention.__call__ = call

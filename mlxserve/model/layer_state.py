@@ -49,11 +49,11 @@ class LayerState:
         self._layer = layer
         self._step = step
 
-    def make_mask(self, N: int, **_: Any) -> None:  # noqa: ARG002
+    def make_mask(self, N: int, **_: Any) -> None:  # noqa: ARG002, N803
         """Return None: no row is padding."""
         return
 
-    def advance(self, N: int) -> None:
+    def advance(self, N: int) -> None:  # noqa: N803
         """Do nothing: only padded batches have lengths to advance."""
 
     def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

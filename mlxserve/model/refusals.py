@@ -68,6 +68,13 @@ def _reason(files: ModelFiles, error: BaseException) -> str:
         return f"{quantisation_in_words(method)} ({reason})"
     if not _MISFIT.search(str(error)):
         return f"cannot be loaded: {reason}"
+    return _misfit(files, error)
+
+
+def _misfit(files: ModelFiles, error: BaseException) -> str:
+    """Explain weights that do not fit mlx-lm's definition of the model."""
+    reason = in_one_line(error)
+    kind = files.config.get("model_type")
     if (what := kind_in_words(files.config)) is not None:
         return f"is {what}, and cannot be served."
     if part := _OTHER_PARTS.search(reason):

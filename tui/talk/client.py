@@ -146,11 +146,10 @@ class ChatClient:
                 if reply.status_code != httpx.codes.OK:
                     check(reply.status_code, await start_of(reply), self.url)
                 yield Began(one_line(reply.headers.get("x-request-id", ""), 100) or None)
-                async with aclosing(_chunks(reply)) as chunks:
-                    async for data in chunks:
-                        for piece in _pieces(data):
-                            is_finished |= isinstance(piece, Finish)
-                            yield piece
+                async with aclosing(_streamed(reply)) as pieces:
+                    async for piece in pieces:
+                        is_finished |= isinstance(piece, Finish)
+                        yield piece
         if not is_finished:
             raise ChatError(
                 "The connection closed before the answer was complete. "
@@ -184,6 +183,13 @@ async def _chunks(reply: httpx.Response) -> AsyncGenerator[dict[str, Any], None]
             if "error" in content:
                 raise ChatError(f"The server stopped with an error: {said(content)}")
             yield content
+
+
+async def _streamed(reply: httpx.Response) -> AsyncGenerator[Piece, None]:
+    async with aclosing(_chunks(reply)) as chunks:
+        async for chunk in chunks:
+            for piece in _pieces(chunk):
+                yield piece
 
 
 def _pieces(chunk: Mapping[str, Any]) -> list[Piece]:

@@ -11,6 +11,7 @@ import httpx
 
 from tui.talk.engine_state import EngineStats, Progress
 from tui.talk.errors import ChatError, NoEngine
+from tui.talk.sse import ServerEvent
 from tui.talk.wire import check, events, explained, json_object, said, start_of
 
 T = TypeVar("T")
@@ -57,13 +58,13 @@ class EngineClient:
                     self._check(reply, await start_of(reply))
                 async with aclosing(events(reply)) as stream:
                     async for event in stream:
-                        content = json_object(event.data)
-                        if event.name == "error":
-                            raise ChatError(f"The server stopped with an error: {said(content)}")
-                        yield event.name, content
+                        yield event.name, _content_of(event)
 
     async def forget(self, deleted: Mapping[str, Any]) -> ForgottenPages:
-        """Forget the pages of deleted conversations, as the route's body describes them. Raises ChatError."""
+        """Forget the pages of deleted conversations. Raises ChatError.
+
+        deleted: the body of the route
+        """
         with explained(self._url):
             reply = await self._http.post("/api/v1/cache/forget", json=deleted, timeout=_LONG)
         self._check(reply, reply.content)
@@ -100,3 +101,10 @@ class EngineClient:
             f"The server at {self._url} does not report its engine. Pages, queue and memory are "
             "shown for `mlxserve serve`, and for the server that is started without --url."
         )
+
+
+def _content_of(event: ServerEvent) -> dict[str, Any]:
+    content = json_object(event.data)
+    if event.name == "error":
+        raise ChatError(f"The server stopped with an error: {said(content)}")
+    return content
