@@ -25,8 +25,8 @@ class ChatTemplate:
     """The template of one tokenizer. Methods may be called from any thread."""
 
     def __init__(self, wrapper: Any, renderer: TextRenderer, markup: Callable[[], Markup]) -> None:
-        """
-        wrapper: mlx-lm's, of the tokenizer
+        """Wrap mlx-lm's template of a tokenizer.
+
         renderer: renders probes of the template
         markup: how the model writes calls, for a template that shows none
         """
