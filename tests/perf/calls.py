@@ -79,6 +79,11 @@ def functions(calls: Calls) -> Counter[str]:
     return named
 
 
+def is_counted(code: CodeType) -> bool:
+    """Whether it is a function of ours; a comprehension is a part of its own."""
+    return code.co_filename.startswith(_OURS) and code.co_name not in _PARTS
+
+
 def _path(code: CodeType) -> str:
     return Path(code.co_filename).relative_to(ROOT).as_posix()
 
@@ -104,10 +109,8 @@ class Tracer:
             self.stop()
 
     def _count(self, frame: FrameType, event: str, _arg: object) -> None:
-        code = frame.f_code
-        is_ours = code.co_filename.startswith(_OURS)
-        if event == "call" and is_ours and code.co_name not in _PARTS:
-            self.calls[code] += 1
+        if event == "call" and is_counted(frame.f_code):
+            self.calls[frame.f_code] += 1
 
 
 def engine_calls(model: str = "mlxserve-mini") -> Calls:

@@ -267,6 +267,21 @@ def calls(
     _finish(bench_calls(by_function=functions), json)
 
 
+@app.command(name="way-in")
+def way_in(
+    functions: Annotated[bool, typer.Option(help="By function instead of by file.")] = False,
+    json: JsonOption = None,
+) -> None:
+    """The functions of ours that a chat request enters from the socket to the scheduler's queue."""
+    from mlxserve.system import machine
+
+    machine.prepare()
+    machine.import_mlx_lm()
+    from tests.perf.way_in import bench_way_in
+
+    _finish(bench_way_in(by_function=functions), json)
+
+
 @app.command()
 def host(
     decodes: Annotated[
