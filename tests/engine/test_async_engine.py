@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import pytest
 
-from mlxserve.core.errors import EngineStopped
+from mlxserve.core.errors import EngineFailed, EngineStopped
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.core.stats import PoolStats, SchedulerStats, Stats, StepStats
 from mlxserve.engine import async_engine
@@ -243,6 +243,19 @@ def test_closing_a_stream_aborts_only_requests_that_have_not_ended() -> None:
         stream.close()
         assert engine.ended == [("b", FinishReason.ABORT)]
         assert [output async for output in stream] == []
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_a_failure_ended_ends_the_others_of_its_stream() -> None:
+    async def scenario() -> None:
+        stream, engine = stream_of("a", "b")
+        stream.deliver(Output("a", (1,), FinishReason.STOP))
+        stream.deliver(EngineFailed("lost"))
+        await anext(stream)
+        with pytest.raises(EngineFailed, match="lost"):
+            await anext(stream)
+        assert engine.ended == [("b", FinishReason.ABORT)]
 
     asyncio.run(scenario())
 

@@ -302,6 +302,22 @@ def test_a_disk_smaller_than_the_cache_keeps_the_newest_turn_and_is_not_rewritte
     assert again.cache.num_from_disk == num_pages * PAGE
 
 
+def test_a_full_disk_drops_the_end_of_a_conversation(tmp_path: Path) -> None:
+    """Its end is of no use without what comes before it."""
+    options: dict[str, Any] = {"identity": b"i" * 16, "limit": 12 * RECORD, "daily_writes": 1 << 30}
+    tier = DiskTier(tmp_path, **options)
+    world = World(tier, num_pages=256)
+    conversations = []
+    for name, num_pages in (("a", 12), ("b", 4)):
+        conversations.append(world.add(name, num_pages * PAGE + 1, 1))
+        world.drain()
+        world.write_all()
+        assert tier.flush(60)
+    found = [tier.num_leading(request.page_hashes) for request in conversations]
+    tier.close()
+    assert found == [8, 4]
+
+
 def test_what_is_used_in_memory_alone_stays_on_disk(tmp_path: Path) -> None:
     options: dict[str, Any] = {"identity": b"i" * 16, "limit": 12 * RECORD, "daily_writes": 1 << 30}
     tier = DiskTier(tmp_path, **options)

@@ -1,5 +1,6 @@
 from types import SimpleNamespace
 
+from mlxserve.mcp import results
 from mlxserve.mcp.results import MAX_RESULT, shortened, text_of
 
 
@@ -23,6 +24,12 @@ def test_texts_are_joined_and_other_parts_are_named() -> None:
 def test_a_result_without_parts_is_its_structured_content() -> None:
     assert text_of([], {"sum": 3}) == '{"sum": 3}'
     assert text_of([], None) == "(no output)"
+
+
+def test_half_a_character_of_a_tool_is_replaced() -> None:
+    """JSON can carry it and UTF-8 cannot: neither the prompt nor the chat's file could be written."""
+    part = SimpleNamespace(type="text", text="cut \ud83d")
+    assert results.text_of([part], None) == "cut \ufffd"
 
 
 def test_a_long_text_keeps_its_start_and_its_end() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from metal_kernels.choice import select_backend
+from metal_kernels.reading import DeviceError
 from metal_kernels.x86.backend import X86Backend
 from mlxserve.cache.kv import KVPool
 from mlxserve.core.sampling_params import SamplingParams
@@ -20,6 +21,7 @@ from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.paged import RowSelector
 from mlxserve.model.runner import ModelRunner, Pending
 from mlxserve.request import Chunk, LiveRequest, Request, Sampled, as_page_table
+from tests.device_errors import broken, in_a_thread
 
 PAGE = 16
 GREEDY = SamplingParams(temperature=0)
@@ -171,6 +173,19 @@ def test_a_chunk_that_does_not_sample_yields_nothing(loaded: LoadedModel) -> Non
     ]
     pending = run(runner, [chunk(prompt, 20, 30, (3, 1))])
     assert token(runner.collect(pending)[0]) == greedy(loaded, range(30, 60), 1)[0]
+
+
+def test_a_step_that_samples_nothing_is_waited_for(loaded: LoadedModel) -> None:
+    """Else a failure of the device would be reported by a later step, of other requests."""
+    runner, long = runner_of(loaded), request(range(4))
+    launched = run(runner, [chunk(long, 0, 2, (0,), samples=False)])
+    assert runner.collect(launched) == [None]
+
+    def collect() -> object:
+        return runner.collect(replace(launched, done=broken()))
+
+    with pytest.raises(DeviceError):
+        in_a_thread(collect)
 
 
 def test_a_lazy_token_is_taken_from_its_own_request(loaded: LoadedModel) -> None:

@@ -179,6 +179,13 @@ FOUND: dict[str, Bug] = {
         "pass",
         test_transfers.test_what_is_used_in_memory_alone_stays_on_disk,
     ),
+    "drop the beginning of a conversation from a full disk": Bug(
+        DiskCache,
+        "use",
+        "now - (num_before + number) * _STEP_SECONDS",
+        "now + (num_before + number) * _STEP_SECONDS",
+        test_transfers.test_a_full_disk_drops_the_end_of_a_conversation,
+    ),
     "ask a disk that refuses at once again": Bug(
         Transfers,
         "_write",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 
@@ -13,9 +14,12 @@ from mlxserve.scheduler.planner import StepPlanner
 from mlxserve.scheduler.prefix_followers import PrefixFollowers
 from tests.mutation.bug import Bug
 from tests.scheduler import test_one_step
+from tests.scheduler.test_one_step import Pages, Req
 from tests.scheduler.test_one_step import test_the_page_plans_what_the_scheduler_plans as compare
 
 pytestmark = pytest.mark.mutation
+
+MAX_CALLS = 1_000_000  # thirty runs make some 60,000
 
 FOUND: dict[str, Bug] = {
     "compute prompts by admission": Bug(
@@ -81,14 +85,27 @@ def is_docstring(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-def test_every_statement_of_the_page_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that asks for pages for ever has failed."""
+    grow, calls = Pages.grow, count()
+
+    def bounded(self: Pages, r: Req, end: int) -> bool:
+        assert next(calls) < MAX_CALLS, "no end"
+        return grow(self, r, end)
+
+    monkeypatch.setattr(Pages, "grow", bounded)
+
+
+def test_every_statement_of_the_page_is_needed() -> None:
     code, unneeded = test_one_step.code_of_the_page(), []
     lines = code.splitlines()
     for number, changed in without_each_statement(code):
-        monkeypatch.setattr(test_one_step, "code_of_the_page", lambda changed=changed: changed)
-        try:
-            compare()
-        except (AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError):
-            continue
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(test_one_step, "code_of_the_page", lambda changed=changed: changed)
+            bound(patch)
+            try:
+                compare()
+            except (AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError):
+                continue
         unneeded.append(lines[number - 1].strip())
     assert unneeded == []

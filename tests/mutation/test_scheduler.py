@@ -446,6 +446,20 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "for end in ()",
         test_windows.test_a_prompt_on_disk_is_read_with_its_last_window,
     ),
+    "admit without a count of windows": Bug(
+        Admission,
+        "_lacks_memory",
+        "max(self.lacking(request, cached).values()) > 0",
+        "False",
+        test_windows.test_prompts_that_only_fit_one_after_the_other_do_not_thrash,
+    ),
+    "start with a chunk larger than its windows": Bug(
+        Admission,
+        "_first_share",
+        "budget = min(budget, num_pages * page_size)",
+        "pass",
+        test_windows.test_a_branch_before_the_window_is_computed_again_and_says_so,
+    ),
     "reserve no windows": Bug(
         WindowRoom,
         "_num_free_for",
