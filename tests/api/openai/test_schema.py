@@ -8,7 +8,6 @@ from mlxserve.api.bodies.fields import MAX_LOGIT_BIASES, MAX_PROMPTS
 from mlxserve.api.bodies.messages import MAX_MESSAGES, conversation_of
 from mlxserve.api.errors import ApiError
 from mlxserve.api.openai.schema import COMPLETION_MAX_TOKENS, ChatRequest, CompletionRequest
-from mlxserve.core.errors import InvalidParameter
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.text.conversation import Call
 from tests.api.fake_chat import FakeChat
@@ -338,20 +337,6 @@ def test_calls_may_have_nulls_where_nothing_is_said() -> None:
     call = {"id": None, "type": None, "function": {"name": "f", "arguments": None}}
     request = ChatRequest.read({"messages": [*HELLO, {"role": "assistant", "tool_calls": [call]}]})
     assert conversation_of(request.messages).messages[1].calls == (Call("call_0", "f", ""),)
-
-
-def test_only_an_image_in_the_newest_user_message_is_refused() -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
-    seen = {"role": "user", "content": [{"type": "text", "text": "What is it?"}, image]}
-    with pytest.raises(InvalidParameter, match="image_url parts are not supported") as caught:
-        conversation_of(ChatRequest.read({"messages": [*HELLO, seen]}).messages)
-    assert caught.value.name == "messages[1].content[1]"
-    later = ChatRequest.read({"messages": [seen, *HELLO]})
-    conversation = conversation_of(later.messages)
-    assert (
-        conversation.messages[0].text == "What is it?[image left out: this model reads text only]"
-    )
-    assert conversation.left_out == ["image_url"]
 
 
 @pytest.mark.parametrize(
