@@ -161,16 +161,6 @@ def test_a_release_has_one_tested_version_of_everything_that_it_needs() -> None:
     assert all(len(each) <= 2 for each in versions.values())
 
 
-def test_the_tested_versions_are_installed_on_both_systems() -> None:
-    job = JOBS["constraints"]
-    assert {each.split("-")[0] for each in job["strategy"]["matrix"]["system"]} == {
-        "ubuntu",
-        "macos",
-    }
-    lines = [step.get("run", "") for step in job["steps"]]
-    assert any("--constraint .github/constraints.txt ." in line for line in lines)
-
-
 def test_the_report_that_the_readme_asks_for_has_an_issue_form() -> None:
     form = yaml.safe_load((ROOT / ".github/ISSUE_TEMPLATE/mac-report.yml").read_text("utf-8"))
     assert f'"{form["name"]}"' in (ROOT / "README.md").read_text("utf-8")
@@ -180,22 +170,6 @@ def test_the_report_that_the_readme_asks_for_has_an_issue_form() -> None:
     [command] = re.findall(r"^\$ (mlxserve .*)$", text, re.MULTILINE)
     check(f"uv run {command}")
     assert {part["type"] for part in form["body"]} <= {"markdown", "input", "textarea"}
-
-
-def test_metals_tests_are_the_first_job_and_depend_on_no_other_test() -> None:
-    name, job = next(iter(JOBS.items()))
-    lines = [step["run"] for step in job["steps"] if "run" in step]
-    assert name == "metal"
-    assert job["runs-on"].startswith("macos")
-    assert "needs" not in job
-    assert lines == ["python3 -m pip install --quiet uv", "uv run pytest -m metal"]
-
-
-def test_metals_tests_run_by_the_emulator_on_linux() -> None:
-    command = "uv run pytest -p tests.emulated_gpu -m metal"
-    [job] = [job for job in JOBS.values() for step in job["steps"] if step.get("run") == command]
-    assert job["runs-on"].startswith("ubuntu")
-    assert "uv run pytest -p tests.emulated_gpu -m" in (ROOT / ".ci/run").read_text("utf-8")
 
 
 @pytest.mark.parametrize("system", ["ubuntu", "macos"])

@@ -70,16 +70,18 @@ def name_of(values: Values) -> str:
 
 
 COVERING = covering()
-covers = pytest.mark.parametrize("values", COVERING, ids=name_of)
-# Chunks take ten times as long: half of them in every run.
-covers_in_part = pytest.mark.parametrize(
-    "values",
-    [
-        pytest.param(values, marks=pytest.mark.long if n % 2 else ())
-        for n, values in enumerate(COVERING)
-    ],
-    ids=name_of,
-)
+
+
+def half(first: int) -> pytest.MarkDecorator:
+    """Every second of them in every run, from the `first` on; the others are long."""
+    return pytest.mark.parametrize(
+        "values",
+        [
+            pytest.param(values, marks=() if n % 2 == first else pytest.mark.long)
+            for n, values in enumerate(COVERING)
+        ],
+        ids=name_of,
+    )
 
 
 def decodes(page_size: int) -> tuple[tuple[int, int], ...]:
@@ -120,7 +122,8 @@ def test_the_selection_has_every_pair_of_values() -> None:
     assert len(COVERING) < 40
 
 
-@covers
+# Each of the selection is compiled and run in every run: as chunks or as decodes.
+@half(1)
 def test_decodes_are_right_and_pass_every_check(
     values: Values, checked_backend: MetalBackend
 ) -> None:
@@ -128,7 +131,7 @@ def test_decodes_are_right_and_pass_every_check(
     assert found.error() <= found.tolerance
 
 
-@covers_in_part
+@half(0)
 def test_chunks_are_right_and_pass_every_check(
     values: Values, checked_backend: MetalBackend
 ) -> None:

@@ -98,7 +98,9 @@ def loaded(build_model: BuildModel) -> LoadedModel:
     return prepare(*build_model("gpt_oss", head_dim=64), "tiny")
 
 
-@pytest.fixture(scope="module", params=["qwen3_next", "falcon_h1"])
+@pytest.fixture(
+    scope="module", params=["qwen3_next", pytest.param("falcon_h1", marks=pytest.mark.slow)]
+)
 def stateful(request: pytest.FixtureRequest, build_model: BuildModel) -> LoadedModel:
     """Recurrent layers beside attention, and both in one layer."""
     return prepare(*build_model(request.param, head_dim=64), "tiny")
@@ -187,7 +189,9 @@ def test_a_recorded_step_equals_a_built_one_bit_by_bit(loaded: LoadedModel) -> N
     assert num_recorded(loaded, growing(56, 18)) >= 6
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "gpt_oss", "qwen3_next"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("qwen3", marks=pytest.mark.slow), "gpt_oss", "qwen3_next"]
+)
 def test_a_recorded_step_of_fused_layers_equals_a_built_one(
     kind: str, build_model: BuildModel
 ) -> None:

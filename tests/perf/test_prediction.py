@@ -16,7 +16,6 @@ from tests.perf.prediction import (
     QWEN3_0_6B,
     AttentionCosts,
     Chip,
-    Prediction,
     decode_step,
     prefill_chunk,
 )
@@ -27,13 +26,6 @@ SLOW = AttentionCosts(lambda _group, _is_quantised: 30.0, lambda _is_quantised: 
 FAST = AttentionCosts(lambda _group, _is_quantised: 10.0, lambda _is_quantised: 12.0)
 M4_PRO = next(chip for chip in CHIPS if chip.name == "M4 Pro")
 M5 = next(chip for chip in CHIPS if chip.name == "M5")
-
-
-def test_attention_takes_the_longer_of_memory_and_arithmetic() -> None:
-    assert Prediction(1, 2, keys=4, arithmetic=3).seconds == 7
-    found = Prediction(1, 2, keys=4, arithmetic=5)
-    assert found.seconds == 8
-    assert found.is_bound_by_arithmetic
 
 
 def test_thirty_instructions_a_head_meet_the_memory_at_eight_heads() -> None:

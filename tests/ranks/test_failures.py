@@ -57,6 +57,7 @@ def read_until_end(peer: object) -> bytes:
     return data
 
 
+@pytest.mark.slow
 def test_two_ranks_answer_over_http_and_end_when_they_are_told_to(ranks: StartRanks) -> None:
     body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "ignore_eos": True}
     with ranks() as (process, worker):

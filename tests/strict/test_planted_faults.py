@@ -14,6 +14,8 @@ import pytest
 from tests.strict.check import check
 from tests.strict.texts import KernelText, some_texts
 
+pytestmark = pytest.mark.instruments
+
 END_OF_SIGNATURE = ") {\n"
 
 
