@@ -1,7 +1,4 @@
-"""The ASGI application: the routes, the checks before them, and errors in one format.
-
-Checks in order: request id, Host, Origin, API key, drain, the key's limits.
-"""
+"""The ASGI application: the routes behind the gate, and errors in one format."""
 
 from __future__ import annotations
 
@@ -19,21 +16,16 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from mlxserve.api.access.key_check import ApiKeyCheck
+from mlxserve.api.access.gate import Gate
+from mlxserve.api.access.key_check import KeyCheck
 from mlxserve.api.access.keys import Keyring
-from mlxserve.api.access.limits import KeyLimits, LimitCheck
+from mlxserve.api.access.limits import KeyLimits
 from mlxserve.api.access.policy import AccessPolicy
-from mlxserve.api.access.security import (
-    LOOPBACK_HOSTS,
-    HostCheck,
-    OriginCheck,
-    RequestId,
-    request_id,
-)
+from mlxserve.api.access.security import LOOPBACK_HOSTS, HostCheck, OriginCheck, request_id
+from mlxserve.api.bodies.body_route import check_subject
 from mlxserve.api.dispatch import ModelDispatch
 from mlxserve.api.downloads import Downloads, Register
-from mlxserve.api.errors import ApiError, error_response
-from mlxserve.api.fair_work import FairExecutorMiddleware
+from mlxserve.api.errors import ApiError, error_response, from_engine
 from mlxserve.api.loading import Loading
 from mlxserve.api.model_routes import ModelRoutes, SharedState
 from mlxserve.api.models import Models
@@ -47,10 +39,12 @@ from mlxserve.api.page.rendering import Rendering
 from mlxserve.api.page.routes import WebPage
 from mlxserve.api.responses.store import ResponseStore
 from mlxserve.api.responses.stored import StoredResponses
-from mlxserve.api.server.drain import Drain, DrainCheck
-from mlxserve.api.server.in_flight import InFlight, RequestRegister
+from mlxserve.api.server.drain import Drain
+from mlxserve.api.server.in_flight import InFlight
+from mlxserve.api.warnings import Warnings
 from mlxserve.chat.registry.registry import ModelRegistry
 from mlxserve.core.config import data_home
+from mlxserve.core.errors import MlxServeError
 from mlxserve.history.chat_stores import ChatStores
 from mlxserve.images.remote import RemoteFiles
 from mlxserve.images.sources import ImageSources
@@ -105,7 +99,6 @@ def create_server_app(
     access = access or AccessPolicy()
     drain = drain or Drain()
     open_requests = open_requests or InFlight()
-    limits = KeyLimits(access.max_requests_per_key, access.requests_per_minute_per_key)
     keyring = access.keyring()
     store = ResponseStore()
     shared = SharedState(
@@ -135,6 +128,7 @@ def create_server_app(
         *tools.routes(),
         *downloads.routes(),
     ]
+    check_subject(of_server, of_model=False)
     app = Starlette(
         routes=[
             *dispatch.routes(of_models),
@@ -143,27 +137,27 @@ def create_server_app(
             *WebPage().routes(),
         ],
         middleware=[
-            Middleware(RequestId),
             Middleware(
-                HostCheck,
-                hosts=(*LOOPBACK_HOSTS, *access.hosts),
-                any_address=access.any_address,
-            ),
-            Middleware(OriginCheck, origins=access.origins),
-            Middleware(ApiKeyCheck, keyring=keyring, is_behind_proxy=access.is_behind_proxy),
-            Middleware(RequestRegister, open_requests=open_requests),
-            Middleware(DrainCheck, drain=drain),
-            Middleware(LimitCheck, limits=limits),
-            Middleware(FairExecutorMiddleware, executor=executor),
+                Gate,
+                hosts=HostCheck((*LOOPBACK_HOSTS, *access.hosts), any_address=access.any_address),
+                origins=OriginCheck(access.origins),
+                keys=KeyCheck(keyring, is_behind_proxy=access.is_behind_proxy),
+                drain=drain,
+                limits=KeyLimits(access.max_requests_per_key, access.requests_per_minute_per_key),
+                open_requests=open_requests,
+                executor=executor,
+            )
         ],
         lifespan=partial(_beside, keyring, registry, dispatch, chats, (tools, downloads)),
         exception_handlers={
             ApiError: _api_error,
+            MlxServeError: _engine_error,
             HTTPException: _http_error,
             ClientDisconnect: _client_left,
             Exception: _bug,
         },
     )
+    app.state.warnings = Warnings()
     app.router.redirect_slashes = False
     return app
 
@@ -219,6 +213,12 @@ def _revoked() -> ApiError:
 async def _api_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return error_response(error)
+
+
+async def _engine_error(_request: Request, error: Exception) -> Response:
+    """Of a route without a body: a `BodyRoute` names the field of the body that is wrong."""
+    assert isinstance(error, MlxServeError)
+    return error_response(from_engine(error))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

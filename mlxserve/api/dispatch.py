@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from mlxserve.api.access.keys import Key
 from mlxserve.api.access.security import is_admin, models_of_key
+from mlxserve.api.bodies.body_route import BodyRoute
 from mlxserve.api.bodies.json_body import read_object
-from mlxserve.api.bodies.request_body import BodyRoute
 from mlxserve.api.errors import ApiError, error_response, from_engine
-from mlxserve.api.fair_work import KEEP_ALIVE, WAITED, cancel_on_disconnect
-from mlxserve.api.model_names import ModelNames
+from mlxserve.api.fair_work import KEEP_ALIVE, STARTED, WAITED, cancel_on_disconnect
+from mlxserve.api.model_names import MODEL_NAMES, ModelNames
 from mlxserve.api.model_routes import ModelRoutes, SharedState
 from mlxserve.api.server.loading_stream import LoadingStream
 from mlxserve.chat.registry.entries import RegisteredAdapter, RegisteredModel
@@ -112,26 +112,27 @@ class ModelDispatch:
         assert first is not None, "the first model is loaded before the server starts"
         return [_unbound(route) for route in self._of(first).routes]
 
-    def routes(self, own: Iterable[Route]) -> list[Route]:
-        """Those of the server: they pass requests on to the routes of a model."""
-        by_body, by_query = _Asgi(self._by_body), _Asgi(self._by_query)
-        return [
-            _same(route, by_body if isinstance(route, BodyRoute) else by_query) for route in own
-        ]
+    def routes(self, own: Sequence[Route]) -> Sequence[Route]:
+        """The same as routes of the server: they pass requests on to those of a model."""
+        for route in own:
+            route.app = self._by_body if isinstance(route, BodyRoute) else self._by_query
+        return own
 
     async def _by_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         """What gives a model work: it is loaded if it is not."""
         request = Request(scope, receive)
         name, has_stream = self._first, False
-        if len(self._names) > 1 or self._registry.loaded(name) is None:
-            asked, has_stream = _asked(await read_object(request))
-            name = self._first if asked is None else self.named(asked)
+        is_loaded = self._registry.loaded(name) is not None
+        if len(self._names) > 1 or not is_loaded:
+            named, has_stream = _named_in(await read_object(request))
+            name = self._first if named is None else self.named(named)
+            is_loaded = self._registry.loaded(self._offered[name][0].name) is not None
         self._refuse_others(request, name)
         model, adapter = self._offered[name]
         began = perf_counter()
         async with contextlib.AsyncExitStack() as stack:
             entering = stack.enter_async_context(self._registry.use(model.name))
-            if self._registry.loaded(model.name) is None:
+            if not is_loaded:
                 early = LoadingStream(scope, send)
                 entering = cancel_on_disconnect(request, entering)
                 if has_stream and scope["path"].startswith(_EVENTS):
@@ -142,9 +143,11 @@ class ModelDispatch:
                 told = error if isinstance(error, ApiError) else not_loaded(error)
                 await error_response(told)(scope, receive, send)
                 return
-            scope[WAITED] = perf_counter() - began
+            routes = self._of(chat, adapter)
+            scope[MODEL_NAMES] = routes.names
+            scope[STARTED], scope[WAITED] = began, perf_counter() - began
             scope[KEEP_ALIVE] = partial(self._keep, request, model.name)
-            await self._of(chat, adapter).router(scope, receive, send)
+            await routes.router(scope, receive, send)
 
     async def _by_query(self, scope: Scope, receive: Receive, send: Send) -> None:
         """What looks at a model, or changes what is loaded of it."""
@@ -278,16 +281,6 @@ class ModelDispatch:
             one.prefix_names.drop(key)
 
 
-class _Asgi:
-    """A method as an application, which starlette would take for an endpoint."""
-
-    def __init__(self, call: ASGIApp) -> None:
-        self._call = call
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._call(scope, receive, send)
-
-
 def _named(name: str, adapter: RegisteredAdapter | None) -> str:
     """The name of a model with an adapter."""
     return name if adapter is None else f"{name}:{adapter.name}"
@@ -297,22 +290,18 @@ def _adapted(chat: TextModel, adapter: RegisteredAdapter | None) -> TextModel:
     return chat if adapter is None else chat.with_adapter(adapter.name)
 
 
-def _asked(body: Mapping[str, Any]) -> tuple[str | None, bool]:
+def _named_in(body: Mapping[str, Any]) -> tuple[str | None, bool]:
     """(the model's name, whether a stream is wanted); the route refuses values of other types."""
     name = body.get("model")
     return name if isinstance(name, str) else None, body.get("stream") is True
 
 
 def _unbound(route: Route) -> Route:
-    """The same without the object that its endpoint belongs to, which holds a TextModel."""
-    assert isinstance(route.endpoint, MethodType)
-    return _same(route, route.endpoint.__func__)
-
-
-def _same(route: Route, endpoint: Callable[..., Any]) -> Route:
+    """The same without the object that its handler belongs to, which holds a TextModel."""
     if isinstance(route, BodyRoute):
-        return BodyRoute(route.path, endpoint, body=route.body, method=route.method)
-    return Route(route.path, endpoint, methods=route.methods)
+        return route.unbound()
+    assert isinstance(route.endpoint, MethodType)
+    return Route(route.path, route.endpoint.__func__, methods=list(route.methods or ()))
 
 
 def not_loaded(error: MlxServeError) -> ApiError:

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -23,10 +24,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.access.same_user import may_run_programs
-from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, read_request
+from mlxserve.api.bodies.body_route import BodyRoute
+from mlxserve.api.bodies.request_body import RequestBody
 from mlxserve.api.dispatch import ModelDispatch
 from mlxserve.api.errors import ApiError, json_response
-from mlxserve.api.warnings import Warnings
 from mlxserve.chat.registry.entries import RegisteredModel
 from mlxserve.core.errors import MlxServeError
 from mlxserve.hub.model_choices import Downloaded, Model, ModelCatalog, ModelCommandFailed, best_of
@@ -79,17 +80,17 @@ class Downloads:
         self._dispatch = dispatch
         self._register = register
         self._catalog = catalog or ModelCatalog()
-        self._warnings = Warnings()
         self._found: dict[str, Download] = {}
         self._looking: asyncio.Task[Model | None] | None = None  # for what suits this machine
 
     def routes(self) -> list[Route]:
         downloads = "/api/v1/downloads"
+        own_route = partial(BodyRoute, of_model=False, admit=_require_owner)
         return [
             Route(downloads, self.index, methods=["GET"]),
-            BodyRoute(downloads, self.start, body=NamedModelRequest),
-            BodyRoute(f"{downloads}/pause", self.pause, body=NamedModelRequest),
-            BodyRoute("/api/v1/models/use", self.use, body=NamedModelRequest),
+            own_route(downloads, self.start, body=NamedModelRequest),
+            own_route(f"{downloads}/pause", self.pause, body=NamedModelRequest),
+            own_route("/api/v1/models/use", self.use, body=NamedModelRequest),
         ]
 
     async def close(self) -> None:
@@ -111,52 +112,41 @@ class Downloads:
             }
         )
 
-    async def start(self, request: Request) -> Response:
+    async def start(self, _request: Request, body: NamedModelRequest) -> Response:
         """Starts or resumes a download. The model is served, and chosen for later, once it is here."""
-        await _require_owner(request)
-        asked = await read_request(NamedModelRequest, request)
         if self._register is None:
             raise ApiError(
                 409, "This server serves the models that it was started with.", code="fixed_models"
             )
         under_way = [one.model for one in self._found.values() if one.state == "running"]
-        if under_way and under_way != [asked.model]:
+        if under_way and under_way != [body.model]:
             raise ApiError(409, f"{under_way[0]} is being downloaded. Pause it first.", code="busy")
         if not under_way:
-            download = self._found[asked.model] = Download(asked.model)
+            download = self._found[body.model] = Download(body.model)
             download.task = asyncio.create_task(self._run(download, self._register))
-        return self._reply(request, asked)
+        return json_response(self._found[body.model].card())
 
-    async def pause(self, request: Request) -> Response:
+    async def pause(self, _request: Request, body: NamedModelRequest) -> Response:
         """Pauses a download; what was fetched stays."""
-        await _require_owner(request)
-        asked = await read_request(NamedModelRequest, request)
-        if asked.model not in self._found:
+        if body.model not in self._found:
             raise ApiError(
                 404, "There is no such download.", param="model", code="unknown_download"
             )
-        download = self._found[asked.model]
+        download = self._found[body.model]
         if download.task is not None and download.state == "running":
             download.task.cancel()
             await asyncio.wait({download.task})
-        return self._reply(request, asked)
+        return json_response(self._found[body.model].card())
 
-    async def use(self, request: Request) -> Response:
+    async def use(self, _request: Request, body: NamedModelRequest) -> Response:
         """Keeps which of the served models commands take where none is named, as `mlxserve use` does."""
-        await _require_owner(request)
-        asked = await read_request(NamedModelRequest, request)
-        model = self._dispatch.model(asked.model).model
+        model = self._dispatch.model(body.model).model
         name = model.unlisted[0] if model.unlisted else model.name  # as it was asked for
         try:
             await self._catalog.use(name)
         except ModelCommandFailed as error:
             raise ApiError(409, str(error), param="model", code="not_remembered") from error
-        headers = self._warnings.header(request, asked.unknown_fields)
-        return json_response({"object": "model", "model": name}, headers=headers)
-
-    def _reply(self, request: Request, asked: NamedModelRequest) -> Response:
-        headers = self._warnings.header(request, asked.unknown_fields)
-        return json_response(self._found[asked.model].card(), headers=headers)
+        return json_response({"object": "model", "model": name})
 
     async def _suited(self) -> Model | None:
         """Looked for once, which takes seconds."""

@@ -1,62 +1,115 @@
-"""A request at the executor: its work before the engine, in its client's turn, until the client leaves."""
+"""A request at the executor: its work before the engine, in its client's turn, until the client leaves.
+
+parse ──▶ conversation ──▶ render      one job, as long as all of it is as short as its first part;
+  │            │                       what takes longer becomes a job of its own, in its own lane
+  └──MoreWork──┘
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from mlxserve.api.access.security import client_name, has_key
 from mlxserve.api.errors import ApiError
 from mlxserve.api.server.retry_after import MAX_SECONDS, MIN_SECONDS
 from mlxserve.api.server.sse import until_disconnect
 from mlxserve.core.errors import ClientQueueFull, QueueFull
-from mlxserve.helpers.fair_executor import BodyHold, BodyMemory, FairExecutor
+from mlxserve.helpers.fair_executor import (
+    LONGEST_SECONDS,
+    BodyHold,
+    BodyMemory,
+    FairExecutor,
+    lane_of,
+)
 
 T = TypeVar("T")
+ResultT = TypeVar("ResultT", covariant=True)
+MadeT = TypeVar("MadeT")
 
 # In the scope of a request to a model: `(seconds) -> bool`, which sets how long it stays loaded without a use,
 # and tells whether that is for the request to say.
 KEEP_ALIVE = "mlxserve.keep_alive"
-WAITED = "mlxserve.waited"  # in the scope of a request: seconds for which it waited for its model
+# In the scope of a request to a model: when it was passed on (`perf_counter`), and the seconds for
+# which it then waited for its model.
+STARTED, WAITED = "mlxserve.started", "mlxserve.waited"
 _EXECUTOR, _HOLDS = "mlxserve.executor", "mlxserve.holds"  # in the scope of a request
+_GONE = "mlxserve.gone"  # in the scope of a request: done once its client has disconnected
 
 
-class FairExecutorMiddleware:
-    """Gives every request the executor, and gives the memory of its body and images back."""
+@dataclass(frozen=True, slots=True)
+class MoreWork(Generic[ResultT]):
+    """What a job returns to continue: work that is expected to take `seconds`.
 
-    def __init__(self, app: ASGIApp, executor: FairExecutor) -> None:
-        self._app = app
-        self._executor = executor
+    makes: what is then made of its result, in this order
+    """
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        scope[_EXECUTOR] = self._executor
-        scope[_HOLDS] = []
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            _close_holds(scope)
+    seconds: float
+    work: Callable[[], Any]
+    makes: tuple[Callable[[Any], Any], ...] = ()
+
+    def then(self, make: Callable[[ResultT], MadeT]) -> MoreWork[MadeT]:
+        """The same work, whose result `make` turns into another one."""
+        return MoreWork(self.seconds, self.work, (*self.makes, make))
 
 
-async def run_fairly(request: Request, seconds: float, work: Callable[[], T]) -> T:
+Work: TypeAlias = T | MoreWork[T]  # a result, or what is left to do for it
+
+
+def enter(scope: Scope, executor: FairExecutor) -> None:
+    """Give a request the executor. `leave` must follow."""
+    scope[_EXECUTOR] = executor
+    scope[_HOLDS] = []
+
+
+def leave(scope: Scope) -> None:
+    """Give the memory of a request's body and images back, and stop watching for its client."""
+    _close_holds(scope)
+    gone: asyncio.Future[None] | None = scope.get(_GONE)
+    if gone is not None:
+        gone.cancel()
+
+
+async def run_fairly(request: Request, seconds: float, work: Callable[[], Work[T]]) -> T:
     """The result of work that is expected to take these seconds. The body must have been read.
 
-    Raises ApiError 429 and 503, ClientDisconnect, and what `work` raises.
+    Work that is left (`MoreWork`) is done in the same job if the job is still short enough for its
+    lane with it, and otherwise waits for a turn of its own. Raises ApiError 429 and 503,
+    ClientDisconnect, and what `work` raises.
     """
     executor: FairExecutor = request.scope[_EXECUTOR]
+    client = client_name(request)
+    result: Work[T] = MoreWork(seconds, work)
     try:
-        return await cancel_on_disconnect(
-            request, executor.run(client_name(request), seconds, work)
-        )
+        while isinstance(result, MoreWork):
+            job = executor.run(client, result.seconds, partial(_within_lane, result))
+            result = await cancel_on_disconnect(request, job)
     except QueueFull as error:
         raise refusal(error) from error
+    return result
+
+
+def _within_lane(work: MoreWork[T]) -> Work[T]:
+    """On a thread of the executor: all that the job's lane has room for."""
+    most, seconds, makes = LONGEST_SECONDS[lane_of(work.seconds)], work.seconds, work.makes
+    result = work.work()
+    while isinstance(result, MoreWork):
+        seconds += result.seconds
+        makes = (*result.makes, *makes)
+        if seconds > most:
+            return replace(result, makes=makes)
+        result = result.work()
+    for make in makes:
+        result = make(result)
+    done: T = result
+    return done
 
 
 def body_hold(request: Request) -> BodyHold:
@@ -87,17 +140,25 @@ def _close_holds(scope: Scope) -> None:
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The work's result. Raises ClientDisconnect, and cancels the work, when the client leaves."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(until_disconnect(request.receive))
+    task, gone = asyncio.ensure_future(work), _gone(request)
+    awaited: set[asyncio.Future[Any]] = {task, gone}
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         raise ClientDisconnect
     finally:
-        task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def _gone(request: Request) -> asyncio.Future[None]:
+    """Done when the client has disconnected. One task watches for all of a request's work."""
+    gone: asyncio.Future[None] | None = request.scope.get(_GONE)
+    if gone is None:
+        gone = request.scope[_GONE] = asyncio.ensure_future(until_disconnect(request.receive))
+    return gone
 
 
 def refusal(error: QueueFull) -> ApiError:

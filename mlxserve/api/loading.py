@@ -7,6 +7,7 @@ POST /api/v1/models/unload   {"model": NAME, "force": true}: write its pages to 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -14,12 +15,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.access.security import require_admin
+from mlxserve.api.bodies.body_route import BodyRoute
 from mlxserve.api.bodies.keep_alive import KeepAlive
-from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, read_request
+from mlxserve.api.bodies.request_body import RequestBody
 from mlxserve.api.dispatch import ModelDispatch, OfferedModel, not_loaded
 from mlxserve.api.errors import ApiError, json_response
 from mlxserve.api.fair_work import cancel_on_disconnect
-from mlxserve.api.warnings import Warnings
 from mlxserve.chat.registry.registry import ModelRegistry
 from mlxserve.core.errors import MlxServeError
 
@@ -44,13 +45,13 @@ class Loading:
     def __init__(self, registry: ModelRegistry, dispatch: ModelDispatch) -> None:
         self._registry = registry
         self._dispatch = dispatch
-        self._warnings = Warnings()
 
     def routes(self) -> list[Route]:
+        own_route = partial(BodyRoute, of_model=False, admit=require_admin)
         return [
             Route("/api/v1/models", self.index, methods=["GET"]),
-            BodyRoute("/api/v1/models/load", self.load, body=LoadRequest),
-            BodyRoute("/api/v1/models/unload", self.unload, body=UnloadRequest),
+            own_route("/api/v1/models/load", self.load, body=LoadRequest),
+            own_route("/api/v1/models/unload", self.unload, body=UnloadRequest),
         ]
 
     async def index(self, request: Request) -> Response:
@@ -60,28 +61,24 @@ class Loading:
         budget = self._registry.budget
         return json_response({"object": "list", "data": cards, "memory_limit": budget})
 
-    async def load(self, request: Request) -> Response:
+    async def load(self, request: Request, body: LoadRequest) -> Response:
         """Loads a model, and changes how long it stays without a request."""
-        require_admin(request)
-        asked = await read_request(LoadRequest, request)
-        name = self._dispatch.model(asked.model).model.name
+        name = self._dispatch.model(body.model).model.name
         try:
-            await cancel_on_disconnect(request, self._load(name, asked.keep_alive))
+            await cancel_on_disconnect(request, self._load(name, body.keep_alive))
         except MlxServeError as error:
             raise not_loaded(error) from error
-        return self._reply(request, name, asked)
+        return json_response(self._card(self._dispatch.model(name)))
 
     async def _load(self, name: str, keep_alive: float | None) -> None:
         async with self._registry.use(name):
             if keep_alive is not None:
                 self._registry.keep(name, keep_alive)
 
-    async def unload(self, request: Request) -> Response:
+    async def unload(self, _request: Request, body: UnloadRequest) -> Response:
         """Unloads a model; with `force` also while it answers."""
-        require_admin(request)
-        asked = await read_request(UnloadRequest, request)
-        name = self._dispatch.model(asked.model).model.name
-        if not await self._registry.unload(name, force=asked.force):
+        name = self._dispatch.model(body.model).model.name
+        if not await self._registry.unload(name, force=body.force):
             num_requests = self._registry.state(name).num_requests
             raise ApiError(
                 409,
@@ -90,11 +87,7 @@ class Loading:
                 param="model",
                 code="busy",
             )
-        return self._reply(request, name, asked)
-
-    def _reply(self, request: Request, name: str, asked: RequestBody) -> Response:
-        headers = self._warnings.header(request, asked.unknown_fields)
-        return json_response(self._card(self._dispatch.model(name)), headers=headers)
+        return json_response(self._card(self._dispatch.model(name)))
 
     def _card(self, one: OfferedModel) -> dict[str, Any]:
         use = self._registry.state(one.model.name)

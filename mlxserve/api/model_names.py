@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mlxserve.api.errors import ApiError
 
+MODEL_NAMES = "mlxserve.model_names"  # in the scope of a request to a model: the model's ModelNames
 CLAUDE = "claude-"
 _LATEST = ":latest"
 

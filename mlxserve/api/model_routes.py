@@ -10,6 +10,7 @@ from starlette.routing import Router
 
 from mlxserve.api.access.keys import Keyring
 from mlxserve.api.anthropic.routes import Anthropic
+from mlxserve.api.bodies.body_route import check_subject
 from mlxserve.api.metrics import Metrics
 from mlxserve.api.model_names import ModelNames
 from mlxserve.api.native.cache import Cache
@@ -60,7 +61,8 @@ class ModelRoutes:
         self.metrics = metrics or Metrics(chat.model_name, chat.engine.stats)
         self.prefix_names = PrefixNames(chat, shared.keyring, shared.max_prefix_share)
         self._keyring = shared.keyring
-        service = Service(chat, names, self.metrics, self.prefix_names, shared.images)
+        self.names = names
+        service = Service(chat, self.metrics, self.prefix_names, shared.images)
         self.prompts = service.prompts
         self.routes = [
             *OpenAI(service).routes(),
@@ -75,6 +77,7 @@ class ModelRoutes:
             *Monitoring(chat, shared.drain).routes(),
             *Cache(service).routes(),
         ]
+        check_subject(self.routes, of_model=True)
         self.router = Router(self.routes, redirect_slashes=False)
 
     async def restore(self) -> None:

@@ -14,13 +14,12 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from mlxserve.api.bodies.request_body import BodyRoute, read_request
+from mlxserve.api.bodies.body_route import BodyRoute
 from mlxserve.api.dispatch import ModelDispatch, OfferedModel
-from mlxserve.api.errors import ApiError, json_response
+from mlxserve.api.errors import json_response
 from mlxserve.api.models import capabilities
 from mlxserve.api.ollama.reply import timestamp
 from mlxserve.api.ollama.schema import OllamaRequest
-from mlxserve.api.warnings import Warnings
 from mlxserve.core.version import __version__
 
 if TYPE_CHECKING:
@@ -39,21 +38,20 @@ class OllamaModels:
     def __init__(self, dispatch: ModelDispatch) -> None:
         self._dispatch = dispatch
         self._created = int(time.time())
-        self._warnings = Warnings()
 
     def routes(self) -> list[Route]:
         return [
-            BodyRoute("/api/show", self.show, body=OllamaRequest),
-            BodyRoute("/api/pull", self.pull, body=OllamaRequest),
+            BodyRoute("/api/show", self.show, body=OllamaRequest, of_model=False),
+            BodyRoute("/api/pull", self.pull, body=OllamaRequest, of_model=False),
             Route("/api/tags", self.tags, methods=["GET"]),
             Route("/api/ps", self.ps, methods=["GET"]),
             Route("/api/version", self.version, methods=["GET"]),
             _ForPrograms("/", self.root, methods=["GET"], include_in_schema=False),
         ]
 
-    async def show(self, request: Request) -> Response:
+    async def show(self, _request: Request, body: OllamaRequest) -> Response:
         """Describes a model, more of it if it is loaded."""
-        asked, one = await self._asked(request)
+        one = self._dispatch.model(body.named_model)
         details = self._details(one)
         kind, chat = details["family"] or "unknown", one.chat
         info: dict[str, Any] = {"general.architecture": kind, "general.basename": one.model.name}
@@ -71,14 +69,12 @@ class OllamaModels:
             "capabilities": _capabilities(one),
             "modified_at": self._made(one),
         }
-        headers = self._warnings.header(request, asked.unknown_fields)
-        return json_response(shown, headers=headers)
+        return json_response(shown)
 
-    async def pull(self, request: Request) -> Response:
+    async def pull(self, _request: Request, body: OllamaRequest) -> Response:
         """Succeeds for a model that is served. Nothing is downloaded."""
-        asked, _ = await self._asked(request)
-        headers = self._warnings.header(request, asked.unknown_fields)
-        return json_response({"status": "success"}, headers=headers)
+        self._dispatch.model(body.named_model)
+        return json_response({"status": "success"})
 
     async def tags(self, request: Request) -> Response:
         """Lists the models that the key may ask for, each under all of its names."""
@@ -111,14 +107,6 @@ class OllamaModels:
     def _models(self, request: Request) -> list[OfferedModel]:
         every = self._dispatch.models()
         return [one for one in every if self._dispatch.may_use(request, one.name)]
-
-    async def _asked(self, request: Request) -> tuple[OllamaRequest, OfferedModel]:
-        """Raises ApiError 400 and 404."""
-        asked = await read_request(OllamaRequest, request)
-        name = asked.model or asked.name
-        if not name:
-            raise ApiError(400, "model is required", param="model")
-        return asked, self._dispatch.model(name)
 
     def _listed(self, one: OfferedModel) -> list[dict[str, Any]]:
         """Ollama's names always have a tag, and some clients look for it."""

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxserve.api.bodies.request_body import BodyRoute
+from mlxserve.api.bodies.body_route import BodyRoute
 from mlxserve.api.errors import json_response, speaks_ollama
 from mlxserve.core.version import __version__
 
@@ -98,7 +98,8 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
 
 
 def _operation(route: Route, path: str, method: str) -> dict[str, Any]:
-    lines = inspect.cleandoc(inspect.getdoc(route.endpoint) or "").splitlines()
+    handler = route.handler if isinstance(route, BodyRoute) else route.endpoint
+    lines = inspect.cleandoc(inspect.getdoc(handler) or "").splitlines()
     operation: dict[str, Any] = {
         "operationId": f"{method}_{path.strip('/')}",
         "responses": _responses(path),

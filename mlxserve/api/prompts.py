@@ -6,15 +6,17 @@ turn, beside the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from starlette.requests import Request
 
-from mlxserve.api.bodies.fields import Prompt, TemplateKwargs
+from mlxserve.api.bodies.fields import Prompt
+from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.errors import invalid_value
-from mlxserve.api.fair_work import pixel_hold, refusal, run_fairly
+from mlxserve.api.fair_work import MoreWork, Work, pixel_hold, refusal, run_fairly
 from mlxserve.api.warnings import FITTED, warn
 from mlxserve.core.errors import InvalidParameter, InvalidRequest, QueueFull
 from mlxserve.images.image import Image
@@ -26,14 +28,27 @@ from mlxserve.text.tokenizer import check_names
 if TYPE_CHECKING:
     from mlxserve.chat.text_model import TextModel
 
-# Messages that are read in the event loop: leaving it takes as long.
-_READ_HERE = 20
 _PIXELS_PER_SECOND = 10_000_000  # resized and normalised for the model
 MAX_IMAGES, MAX_PIXELS = 256, 128 << 20  # of one request
 
 
+@dataclass(frozen=True, slots=True)
+class WithoutImages:
+    """A conversation whose images have yet to be fetched and decoded."""
+
+    source: PromptSource
+    conversation: Conversation
+
+
+Begun: TypeAlias = list[int] | WithoutImages  # a prompt, or what lacks only its images
+
+
 class Prompts:
-    """Makes prompts for one `TextModel`. Methods raise InvalidRequest and ApiError."""
+    """Makes prompts for one `TextModel`. Methods raise InvalidRequest and ApiError.
+
+    What `begin` and `encoding` return is for the client's turn: a route has it done in the job that
+    reads the body, and then waits for `finish`.
+    """
 
     def __init__(self, chat: TextModel, images: ImageSources) -> None:
         self._chat = chat
@@ -47,70 +62,77 @@ class Prompts:
         *,
         is_cut: bool = False,
     ) -> list[list[int]]:
-        """Texts, or lists of token ids, which stay as they are.
+        """As `encoding`.
 
-        field: for errors
         is_cut: of a text that can never fit, the beginning is encoded, instead of being refused
         """
         if is_cut:
             most = self._chat.codec.most_characters
             texts = [text[:most] for text in texts]
-        seconds = encode_seconds(sum(len(text) for text in texts if isinstance(text, str)))
-        return await run_fairly(
-            request, seconds, lambda: [self._encoded(text, field) for text in texts]
-        )
+        encoding = self.encoding(texts, field)
+        return await run_fairly(request, encoding.seconds, encoding.work)
 
-    async def of_conversation(
-        self,
-        request: Request,
-        read: Callable[[bool], Conversation],
-        num_messages: int,
-        template_kwargs: TemplateKwargs,
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        add_generation_prompt: bool = True,
-        continues: bool = False,
-    ) -> list[int]:
-        """A conversation in the model's template. The reply warns of what was changed for that.
+    def encoding(self, texts: Sequence[Prompt], field: str = "prompt") -> MoreWork[list[list[int]]]:
+        """Texts, or lists of token ids, which stay as they are.
 
-        read: makes the conversation from about `num_messages` of the body, with images or without
-        continues: the answer continues the last message
+        field: for errors
         """
-        check_names(template_kwargs)
-        variables: dict[str, Any] = {**template_kwargs}
-        if continues:
-            add_generation_prompt = False
-            variables["continue_final_message"] = True
+        seconds = encode_seconds(sum(len(text) for text in texts if isinstance(text, str)))
+        return MoreWork(seconds, lambda: [self._encoded(text, field) for text in texts])
 
+    async def of_conversation(self, request: Request, source: PromptSource) -> list[int]:
+        """A conversation in the model's template. The reply warns of what was changed for that."""
+        begun = self.begin(request, source)
+        return await self.finish(request, await run_fairly(request, begun.seconds, begun.work))
+
+    def begin(self, request: Request, source: PromptSource) -> MoreWork[Begun]:
+        """Read and, if it has no images, render a conversation."""
+        check_names(source.template_kwargs)
+        seconds = source.num_messages / MESSAGES_PER_SECOND
+        return MoreWork(seconds, partial(self._read, request, source))
+
+    async def finish(self, request: Request, begun: Begun) -> list[int]:
+        """The prompt, with its images."""
+        if not isinstance(begun, WithoutImages):
+            return begun
+        conversation = await self._with_images(request, begun.conversation)
+        left = self._render(request, begun.source, conversation)
+        return await run_fairly(request, left.seconds, left.work)
+
+    def _read(self, request: Request, source: PromptSource) -> Work[Begun]:
         writer = self._chat.require_writer()
-        sees, no_vision_reason = writer.supports_images, writer.no_vision_reason
-        made = partial(read_for, read, sees=sees, no_vision_reason=no_vision_reason)
-        if num_messages <= _READ_HERE:
-            conversation = made()
-        else:
-            conversation = await run_fairly(request, num_messages / MESSAGES_PER_SECOND, made)
-        conversation = await self._with_images(request, conversation)
+        conversation = read_for(
+            source.read, sees=writer.supports_images, no_vision_reason=writer.no_vision_reason
+        )
+        if conversation.sent_images:
+            return WithoutImages(source, conversation)
+        work: Work[Begun] = self._render(request, source, conversation)
+        return work
 
-        def render() -> tuple[list[int], list[str]]:
+    def _render(
+        self, request: Request, source: PromptSource, conversation: Conversation
+    ) -> MoreWork[Any]:
+        writer = self._chat.require_writer()
+        seconds = render_seconds([message.text for message in conversation.messages], source.tools)
+        seconds += conversation.num_pixels / _PIXELS_PER_SECOND
+
+        def render() -> list[int]:
             fitted = writer.fit(conversation)
             changes = list(fitted.changes)
-            ids = writer.render(
+            token_ids: list[int] = writer.render(
                 fitted.messages,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
+                tools=source.tools,
+                add_generation_prompt=source.add_generation_prompt and not source.continues,
                 on_change=changes.append,
-                **variables,
+                **source.variables,
             )
-            return ids, changes
+            if left_out := conversation.left_out:
+                warn(request, f"left out: {', '.join(left_out)}")
+            if changes:
+                warn(request, f"{FITTED}: {', '.join(changes)}")
+            return token_ids
 
-        seconds = render_seconds([message.text for message in conversation.messages], tools)
-        seconds += conversation.num_pixels / _PIXELS_PER_SECOND
-        token_ids, changes = await run_fairly(request, seconds, render)
-        if left_out := conversation.left_out:
-            warn(request, f"left out: {', '.join(left_out)}")
-        if changes:
-            warn(request, f"{FITTED}: {', '.join(changes)}")
-        return token_ids
+        return MoreWork(seconds, render)
 
     async def _with_images(self, request: Request, conversation: Conversation) -> Conversation:
         """With the images that were sent, each fetched and decoded once."""

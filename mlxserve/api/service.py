@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,16 +18,16 @@ from starlette.responses import Response
 from mlxserve.api.access.limits import claim
 from mlxserve.api.access.security import cache_namespace, client_name, request_id
 from mlxserve.api.answers import Answers
+from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.errors import ApiError, from_engine, internal_error, json_response
-from mlxserve.api.fair_work import cancel_on_disconnect, forget_body, refusal
+from mlxserve.api.fair_work import MoreWork, cancel_on_disconnect, forget_body, refusal
 from mlxserve.api.metrics import Metrics
-from mlxserve.api.model_names import ModelNames
 from mlxserve.api.prefix_names import PrefixNames
-from mlxserve.api.prompts import Prompts
+from mlxserve.api.prompts import Begun, Prompts
 from mlxserve.api.server.sse import EVENTS, EventStream, StreamFormat, Write
 from mlxserve.api.usage import Tokens
 from mlxserve.api.vectors import TextVectors
-from mlxserve.api.warnings import Warnings, warn
+from mlxserve.api.warnings import warn
 from mlxserve.chat.request_options import RequestOptions
 from mlxserve.core.errors import MlxServeError, QueueFull, UnknownPrefix
 from mlxserve.core.sampling_params import SamplingParams
@@ -64,16 +64,7 @@ class Reply(Protocol):
         """The reply as one object. Raises EngineStopped and GrammarFailed."""
 
 
-class Asking(Protocol):
-    """The fields by which every body says how to reply."""
-
-    @property
-    def stream(self) -> bool | None: ...
-    @property
-    def unknown_fields(self) -> list[str]: ...
-
-
-class Asked(Asking, Protocol):
+class AnswerFields(Protocol):
     """The fields by which every body says how its answer is computed."""
 
     @property
@@ -84,35 +75,45 @@ class Asked(Asking, Protocol):
     def priority(self) -> int | None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What the routes that answer a conversation make of a body in the client's turn."""
+
+    params: SamplingParams
+    turn: AssistantTurn | None
+    prompt: Begun
+
+
 class Service:
     """One for each app. Methods raise ApiError, and MlxServeError where they say so."""
 
     def __init__(
         self,
         chat: TextModel,
-        names: ModelNames,
         metrics: Metrics,
         prefix_names: PrefixNames,
         images: ImageSources,
     ) -> None:
         self.chat = chat
-        self.names = names
         self.metrics = metrics
         self.prompts = Prompts(chat, images)
         self.vectors = TextVectors(chat, self.prompts)
         self.prefix_names = prefix_names
-        self.warnings = Warnings()
 
-    def check_model(
-        self, request: Request, name: str | None, *, is_anthropic: bool = False
-    ) -> None:
-        """Warns of another model's name. Raises ApiError 404 if names are strict."""
-        warn(request, self.names.check(name, is_anthropic=is_anthropic))
+    def begin(
+        self,
+        request: Request,
+        source: PromptSource,
+        params: SamplingParams,
+        turn: AssistantTurn | None,
+    ) -> MoreWork[Prepared]:
+        """The prompt of a conversation, as far as it is made in the client's turn."""
+        return self.prompts.begin(request, source).then(partial(Prepared, params, turn))
 
     async def submit(
         self,
         request: Request,
-        asked: Asked,
+        body: AnswerFields,
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         *,
@@ -126,15 +127,16 @@ class Service:
         """
         claim(request, len(prompts) * num_choices)
         options = RequestOptions(
-            cache_salt=cache_namespace(request, asked.cache_salt),
-            skip_prefix_cache=asked.skip_prefix_cache,
+            cache_salt=cache_namespace(request, body.cache_salt),
+            skip_prefix_cache=body.skip_prefix_cache,
             client=client_name(request),
-            priority=asked.priority or 0,
+            priority=body.priority or 0,
             request_id=request_id(request),
             turn=turn,
             prefix_name=prefix_name and self.prefix_names.full(request, prefix_name),
         )
-        params = replace(params, n=num_choices)
+        if params.n != num_choices:
+            params = replace(params, n=num_choices)
         try:
             submission = Answers.submit(self.chat, prompts, params, options, self.metrics)
             answers = await cancel_on_disconnect(request, submission)
@@ -152,30 +154,26 @@ class Service:
     async def reply(
         self,
         request: Request,
-        asked: Asking,
         answers: Answers,
         reply: Reply,
         *,
+        is_stream: bool | None,
         framing: StreamFormat = EVENTS,
     ) -> Response:
-        """The answers as a stream or whole. They are closed when the client disconnects."""
-        headers = self.warnings.header(request, asked.unknown_fields)
-        if asked.stream:
+        """The answers as a stream or whole. Raises EngineStopped and GrammarFailed. They are closed when the client disconnects."""
+        if is_stream:
             return EventStream(
                 partial(_write_events, answers, reply),
                 close=answers.aclose,
-                headers=headers,
                 failure=reply.failure,
                 keepalive=reply.keepalive,
                 framing=framing,
             )
         try:
             whole = await cancel_on_disconnect(request, reply.whole(answers))
-        except MlxServeError as error:
-            raise from_engine(error) from error
         finally:
             await answers.aclose()
-        return json_response(whole, headers=headers)
+        return json_response(whole)
 
 
 async def _write_events(answers: Answers, reply: Reply, write: Write) -> None:

@@ -54,8 +54,8 @@ class TextVectors:
         field: str = "input",
         is_cut: bool = False,
     ) -> tuple[list[list[float]], int]:
-        """(a vector of each text, their tokens). Raises ApiError, which names `field`, and
-        ClientDisconnect.
+        """(a vector of each text, their tokens). Raises MlxServeError, ApiError, which
+        names `field`, and ClientDisconnect.
 
         pooling: None for the model's own, or the mean
         input_type: names what the model wants before each text
@@ -63,27 +63,24 @@ class TextVectors:
         """
         if not texts:
             return [], 0
-        try:
-            model = self._chat.require_vectors()
-            before = model.prompt_for(input_type)
-            if before:
-                texts = [before + text if isinstance(text, str) else text for text in texts]
-            tokens = await self._prompts.of_texts(request, texts, field, is_cut=is_cut)
-            if is_cut and max(map(len, tokens)) > (context := self._chat.max_model_len):
-                warn(request, f"{field}: cut to {context} tokens")
-                tokens = [model.cut(ids) for ids in tokens]
-            client = client_name(request)
-            self._check(tokens, client, field)
-            computed = model.embed(tokens, pooling=pooling, dimensions=dimensions, client=client)
-            vectors = await cancel_on_disconnect(request, self._counted(client, computed))
-        except MlxServeError as error:
-            raise from_engine(error, prompt_param=field) from error
+        model = self._chat.require_vectors()
+        before = model.prompt_for(input_type)
+        if before:
+            texts = [before + text if isinstance(text, str) else text for text in texts]
+        tokens = await self._prompts.of_texts(request, texts, field, is_cut=is_cut)
+        if is_cut and max(map(len, tokens)) > (context := self._chat.max_model_len):
+            warn(request, f"{field}: cut to {context} tokens")
+            tokens = [model.cut(ids) for ids in tokens]
+        client = client_name(request)
+        self._check(tokens, client, field)
+        computed = model.embed(tokens, pooling=pooling, dimensions=dimensions, client=client)
+        vectors = await cancel_on_disconnect(request, self._counted(client, computed))
         return vectors, sum(map(len, tokens))
 
     async def ranks(
         self, request: Request, query: str, documents: Sequence[str], instruction: str | None
     ) -> tuple[list[float], int]:
-        """(how relevant each document is, tokens). Raises ApiError and ClientDisconnect.
+        """(how relevant each document is, tokens). Raises MlxServeError, ApiError and ClientDisconnect.
 
         A document that does not fit is cut with a warning.
         """
@@ -94,15 +91,12 @@ class TextVectors:
             raise from_engine(error, prompt_param="model") from error
         seconds = encode_seconds(len(documents) * len(query) + sum(map(len, documents)))
         client = client_name(request)
-        try:
-            texts, num_cut = await run_fairly(
-                request, seconds, partial(ranker.prepare, query, documents, instruction)
-            )
-            self._check(texts, client, "documents")
-            computed = ranker.rank(texts, client=client)
-            scores = await cancel_on_disconnect(request, self._counted(client, computed))
-        except MlxServeError as error:
-            raise from_engine(error, prompt_param="documents") from error
+        texts, num_cut = await run_fairly(
+            request, seconds, partial(ranker.prepare, query, documents, instruction)
+        )
+        self._check(texts, client, "documents")
+        computed = ranker.rank(texts, client=client)
+        scores = await cancel_on_disconnect(request, self._counted(client, computed))
         if num_cut:
             warn(request, f"documents: {num_cut} cut to {chat.max_model_len} tokens")
         return scores, sum(map(len, texts))
@@ -123,8 +117,7 @@ class TextVectors:
         num_tokens = sum(map(len, texts))
         longest = max(map(len, texts))
         if longest > self._chat.max_model_len:
-            too_long = PromptTooLong.for_embedding(longest, self._chat.max_model_len)
-            raise from_engine(too_long, prompt_param=field)
+            raise PromptTooLong.for_embedding(longest, self._chat.max_model_len)
         if num_tokens > MAX_TOKENS:
             raise invalid_value(
                 field, f"has {num_tokens} tokens; {MAX_TOKENS} are allowed in one request"

@@ -27,8 +27,19 @@ def warn(request: Request, *sentences: str | None) -> None:
     said += [_ascii(text) for text in sentences if text and _ascii(text) not in said]
 
 
+def reply_header(request: Request, unknown_fields: Iterable[str] = ()) -> Mapping[str, str]:
+    """The header of the reply to this request, by the app's `Warnings`."""
+    return warnings_of(request).header(request, unknown_fields)
+
+
+def warnings_of(request: Request) -> Warnings:
+    """The app's."""
+    found: Warnings = request.app.state.warnings
+    return found
+
+
 class Warnings:
-    """Remembers what was logged. One per app."""
+    """Remembers what was logged. One per app, in its `state.warnings`."""
 
     def __init__(self) -> None:
         self._logged: set[str] = set()

@@ -169,7 +169,7 @@ class SamplingParams:
     def choices(self) -> list[SamplingParams]:
         """Return the parameters of each of the n answers, with seeds derived from `seed`."""
         if self.seed is None:
-            return [replace(self, n=1)] * self.n
+            return [self if self.n == 1 else replace(self, n=1)] * self.n
         seeds = (self.seed + number for number in range(self.n))
         return [replace(self, n=1, seed=s if s < 2**64 else s - 2**64) for s in seeds]
 

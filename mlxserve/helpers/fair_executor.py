@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 import threading
 import time
 from collections import Counter
@@ -62,6 +63,7 @@ class Lane(IntEnum):
     LONG = 2
 
 
+LONGEST_SECONDS = {Lane.SHORT: SHORT_SECONDS, Lane.MEDIUM: MEDIUM_SECONDS, Lane.LONG: math.inf}
 # Several for short jobs, as one may wait for a process that a template keeps busy.
 _NUM_THREADS = {Lane.SHORT: 4, Lane.MEDIUM: 1, Lane.LONG: 1}
 

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
 
+from mlxserve.api import fair_work
 from mlxserve.api.access.policy import AccessPolicy
+from mlxserve.api.fair_work import MoreWork
 from mlxserve.helpers import fair_executor
-from mlxserve.helpers.fair_executor import MEDIUM_SECONDS, UNCOUNTED_BODY, FairExecutor
+from mlxserve.helpers.fair_executor import (
+    MEDIUM_SECONDS,
+    SHORT_SECONDS,
+    UNCOUNTED_BODY,
+    FairExecutor,
+)
 from mlxserve.request import FinishReason
 from mlxserve.text.costs import CHARACTERS_PER_SECOND
 from mlxserve.text.deltas import Delta, Usage
@@ -179,3 +191,76 @@ def test_an_answer_that_has_begun_holds_no_memory_of_its_body(
         assert chat.executor.bodies.num_taken == 0
         chat.release()
         assert "data: [DONE]" in list(lines)
+
+
+async def run_work(executor: FairExecutor, seconds: float, work: Callable[[], Any]) -> Any:
+    """The result of a request's work at this executor, whose client stays."""
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    scope = {"type": "http", "client": ("127.0.0.1", 1)}
+    fair_work.enter(scope, executor)
+    try:
+        return await fair_work.run_fairly(Request(scope, receive), seconds, work)
+    finally:
+        fair_work.leave(scope)
+
+
+def test_short_work_that_continues_stays_in_one_job_and_longer_work_changes_its_lane() -> None:
+    executor = FairExecutor()
+    threads: list[str] = []
+
+    def part(*seconds: float) -> Any:
+        """Work that is followed by parts of these seconds."""
+        threads.append(threading.current_thread().name.rpartition("_")[0])
+        if not seconds:
+            return "done"
+        return MoreWork(seconds[0], partial(part, *seconds[1:])).then(lambda text: f"({text})")
+
+    cases = {
+        (0.01, 0.01): ["short", "short", "short"],
+        (0.01, 2 * SHORT_SECONDS): ["short", "short", "medium"],
+        (2 * MEDIUM_SECONDS, 0.01): ["short", "long", "long"],
+        (2 * SHORT_SECONDS, 0.9 * MEDIUM_SECONDS): ["short", "medium", "medium"],
+    }
+    for parts, lanes in cases.items():
+        threads.clear()
+        result = asyncio.run(run_work(executor, 0.001, partial(part, *parts)))
+        assert result == "(" * len(parts) + "done" + ")" * len(parts)
+        assert threads == [f"mlxserve-{lane}" for lane in lanes], parts
+    executor.close()
+
+
+def test_a_part_that_is_too_long_for_the_lane_waits_for_its_turn() -> None:
+    executor = FairExecutor()
+    order: list[str] = []
+    may_go_on = threading.Event()
+
+    def long(name: str) -> None:
+        order.append(name)
+        assert may_go_on.wait(60)
+
+    def parsed(name: str) -> MoreWork[None]:
+        order.append(f"{name} parsed")
+        return MoreWork(2 * SHORT_SECONDS, partial(long, name))
+
+    async def ask_both() -> None:
+        asking = [
+            asyncio.ensure_future(run_work(executor, 0.0, partial(parsed, name))) for name in "ab"
+        ]
+        await asyncio.to_thread(wait_until, lambda: executor.num_waiting == 1 and len(order) == 3)
+        may_go_on.set()
+        await asyncio.gather(*asking)
+
+    asyncio.run(ask_both())
+    assert sorted(order) == ["a", "a parsed", "b", "b parsed"]
+    executor.close()
+
+
+def test_a_result_is_made_of_work_that_continues_and_of_work_that_does_not() -> None:
+    executor = FairExecutor()
+    doubled = MoreWork(0.0, lambda: MoreWork(0.0, lambda: 2).then(lambda two: two + 1))
+    assert asyncio.run(run_work(executor, 0.0, lambda: doubled.then(lambda three: 2 * three))) == 6
+    executor.close()

@@ -24,8 +24,8 @@ from starlette.testclient import TestClient
 
 from mlxserve.api.access.policy import AccessPolicy
 from mlxserve.api.app import create_app
+from mlxserve.api.bodies.body_route import BodyRoute
 from mlxserve.api.bodies.json_body import parse_json
-from mlxserve.api.bodies.request_body import BodyRoute
 from mlxserve.api.config import ServerConfig
 from mlxserve.api.errors import ApiError
 from mlxserve.api.server.connection import Limits

@@ -13,6 +13,7 @@ from __future__ import annotations
 import http.client
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import reduce
@@ -21,11 +22,11 @@ from types import FrameType
 
 from mlxserve.api.server.connection import Connection
 from mlxserve.bench.report import Figure, Report
-from mlxserve.build import build_chat
+from mlxserve.build import build_text_model
 from mlxserve.core.config import EngineConfig
 from mlxserve.scheduler.scheduler import Scheduler
 from tests.api.serving import serving
-from tests.perf.calls import Calls, Counter, by_file, functions, is_counted
+from tests.perf.calls import Calls, by_file, functions, is_counted
 
 _BODY = {
     "messages": [{"role": "user", "content": "Hello"}],
@@ -53,7 +54,7 @@ def way_in_calls(model: str = "mlxserve-mini") -> Calls:
     """Of one request. Each of several is counted, and what all of them enter is kept: other tasks of
     the server run now and then, and the event loop may go on while the engine's thread takes it."""
     config = EngineConfig().with_options(model=model, num_pages=64, disable_log_stats=True)
-    with _counting() as tracer, serving(build_chat(config)) as server:
+    with _counting() as tracer, serving(build_text_model(config)) as server:
         client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         for number in range(_NUM_WARM + _NUM_TRACED):
             if number >= _NUM_WARM:
@@ -112,4 +113,4 @@ def _counting() -> Iterator[_Tracer]:
     try:
         yield tracer
     finally:
-        threading.setprofile(before)  # type: ignore[arg-type]  # None is allowed
+        threading.setprofile(before)

@@ -7,13 +7,13 @@ with the owner's key, if there is one: the connection tells who it is.
 from __future__ import annotations
 
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from mlxserve.api.access.keys import Key, Keyring
 from mlxserve.api.access.keys import Scope as KeyScope
 from mlxserve.api.access.same_user import BEHIND_PROXY, is_from_same_user
 from mlxserve.api.access.security import header_values
-from mlxserve.api.errors import ApiError, error_response
+from mlxserve.api.errors import ApiError
 
 # Answered without a key: for process monitors, and the page, which asks for the key it then sends.
 OPEN_PATHS = ("/health", "/")
@@ -21,28 +21,22 @@ OPEN_FOLDER = "/page/"  # the page's scripts and its style
 POLLED_PATHS = ("/metrics", "/ready", "/version")  # all that a key of the scope metrics may read
 
 
-class ApiKeyCheck:
+class KeyCheck:
     """Refuses a request without a valid key, if the ring is locked."""
 
-    def __init__(self, app: ASGIApp, keyring: Keyring, *, is_behind_proxy: bool = False) -> None:
+    def __init__(self, keyring: Keyring, *, is_behind_proxy: bool = False) -> None:
         """is_behind_proxy: no connection tells whose request it carries"""
-        self._app = app
         self._keyring = keyring
         self._is_behind_proxy = is_behind_proxy
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[BEHIND_PROXY] = self._is_behind_proxy
-        is_open = scope["type"] != "http" or _is_open(scope["path"])
-        if not is_open and self._keyring.is_locked:
-            try:
-                scope["mlxserve.key"] = await self._key(scope)
-            except ApiError as refusal:
-                await error_response(refusal)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+    async def check(self, scope: Scope) -> Key | None:
+        """The request's key, which is in its scope from now on; None if it needs none.
 
-    async def _key(self, scope: Scope) -> Key:
-        """Raises ApiError 401, and 403 for a path that the key may not read."""
+        Raises ApiError 401, and 403 for a path that the key may not read.
+        """
+        scope[BEHIND_PROXY] = self._is_behind_proxy
+        if _is_open(scope["path"]) or not self._keyring.is_locked:
+            return None
         key = self._sent(scope) if _has_credentials(scope) else await self._owner(scope)
         if key is None:
             raise ApiError(
@@ -56,6 +50,7 @@ class ApiKeyCheck:
             raise ApiError(
                 403, "This API key may only read /metrics and /ready.", code="metrics_only"
             )
+        scope["mlxserve.key"] = key
         return key
 
     def _sent(self, scope: Scope) -> Key | None:

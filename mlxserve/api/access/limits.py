@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from mlxserve.api.access.keys import Key
-from mlxserve.api.errors import ApiError, error_response
+from mlxserve.api.errors import ApiError
 
 _LIMITED_METHODS = ("POST", "PUT")  # the methods that give the engine work
 # Not limited: the page asks for them while an answer runs, and they give the engine nothing to do.
@@ -84,6 +85,18 @@ class KeyLimits:
             raise
         return lease
 
+    @contextmanager
+    def counted(self, scope: Scope, key: Key | None) -> Iterator[None]:
+        """One request of a key, until its reply has been sent. Raises ApiError 429."""
+        if key is None or _is_free(scope):
+            yield
+            return
+        lease = scope["mlxserve.lease"] = self.enter(key)
+        try:
+            yield
+        finally:
+            lease.close()
+
     def _spend(self, account: _Account, per_minute: int) -> None:
         """Take one request from a token bucket that holds a minute's worth and fills evenly."""
         if not per_minute:
@@ -98,29 +111,6 @@ class KeyLimits:
                 seconds=(1 - account.left) * 60 / per_minute,
             )
         account.left -= 1
-
-
-class LimitCheck:
-    """Refuses requests beyond a key's limits before their body is read."""
-
-    def __init__(self, app: ASGIApp, limits: KeyLimits) -> None:
-        self._app = app
-        self._limits = limits
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        key = scope.get("mlxserve.key")
-        if key is None or _is_free(scope):
-            await self._app(scope, receive, send)
-            return
-        try:
-            lease = scope["mlxserve.lease"] = self._limits.enter(key)
-        except ApiError as refusal:
-            await error_response(refusal)(scope, receive, send)
-            return
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            lease.close()
 
 
 def _is_free(scope: Scope) -> bool:

@@ -2,25 +2,26 @@
 
 Listening on loopback is not a security boundary: a web page can send requests to a loopback address,
 directly or after rebinding its own name to it. So the Host header must name this server, and a browser's
-Origin must be allowed. All checks are plain ASGI: they run before any of the body is read.
+Origin must be allowed. They only read the head of a request.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
-import uuid
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from mlxserve.api.access.keys import OWNER, Key
 from mlxserve.api.access.keys import Scope as KeyScope
-from mlxserve.api.errors import ApiError, error_response, speaks_anthropic
+from mlxserve.api.errors import ApiError
 from mlxserve.request import ANONYMOUS
 
+_CLIENT = "mlxserve.client"  # in the scope of a request: its `client_name`
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 # Ollama's client for JavaScript names itself, which a browser asks about first.
 _ALLOWED_HEADERS = "authorization, content-type, user-agent"
@@ -54,14 +55,15 @@ def client_name(request: Request) -> str:
 
     Programs on one machine have one address, so the port belongs to the name.
     """
-    key = _key(request)
-    if key is not None:
-        return key.id or f"{ANONYMOUS}{OWNER}"
-    return (
-        ANONYMOUS
-        if request.client is None
-        else f"{ANONYMOUS}{request.client.host}:{request.client.port}"
-    )
+    name: str | None = request.scope.get(_CLIENT)
+    if name is None:
+        key, peer = _key(request), request.client
+        if key is not None:
+            name = key.id or f"{ANONYMOUS}{OWNER}"
+        else:
+            name = ANONYMOUS if peer is None else f"{ANONYMOUS}{peer.host}:{peer.port}"
+        request.scope[_CLIENT] = name
+    return name
 
 
 def is_admin(request: Request) -> bool:
@@ -115,88 +117,72 @@ def host_header_name(host: str) -> str:
     return f"[{host}]".lower() if ":" in host else host.lower()
 
 
-class RequestId:
-    """Gives every request an id and every response a header with it."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request_id = scope["mlxserve.request_id"] = uuid.uuid4().hex
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = request_id
-                if speaks_anthropic(scope):
-                    headers["request-id"] = request_id
-            await send(message)
-
-        await self._app(scope, receive, send_with_id)
-
-
 class HostCheck:
     """Refuses a request whose Host header does not name this server."""
 
-    def __init__(self, app: ASGIApp, hosts: Iterable[str], *, any_address: bool = False) -> None:
-        self._app = app
+    def __init__(self, hosts: Iterable[str], *, any_address: bool = False) -> None:
         self._hosts = frozenset(hosts)
         self._any_address = any_address
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._names_us(scope):
-            refusal = ApiError(
+    def check(self, scope: Scope) -> None:
+        """Raises ApiError 403."""
+        if not self._names_us(header_values(scope, b"host")):
+            raise ApiError(
                 403,
                 "The Host header does not name this server. "
                 "Use its address, or restart it with --allowed-host NAME.",
                 code="host_not_allowed",
             )
-            await error_response(refusal)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
 
-    def _names_us(self, scope: Scope) -> bool:
-        hosts = header_values(scope, b"host")
-        if len(hosts) != 1:
-            return False
-        name = host_name(hosts[0])
+    def _names_us(self, hosts: Sequence[str]) -> bool:
+        name = host_name(hosts[0]) if len(hosts) == 1 else None
         if name is None:
             return False
         return name in self._hosts or (self._any_address and _is_address(name))
 
 
+@dataclass(frozen=True, slots=True)
+class PageHeaders:
+    """The CORS headers that let a web page of an allowed origin read the reply."""
+
+    origin: str
+    is_preflight: bool
+
+    def add_to(self, headers: MutableHeaders) -> None:
+        headers["access-control-allow-origin"] = self.origin
+        headers["access-control-expose-headers"] = "x-request-id, x-mlxserve-warning"
+        headers.append("vary", "Origin")
+        if self.is_preflight:
+            headers["access-control-allow-methods"] = "GET, POST"
+            headers["access-control-allow-headers"] = _ALLOWED_HEADERS
+            headers["access-control-max-age"] = "600"
+
+
 class OriginCheck:
     """Refuses requests that a browser sends for a web page that is not allowed.
 
-    Programs send neither Origin nor Sec-Fetch-Site. An allowed origin also gets the CORS headers
-    that let the page read the reply.
+    Programs send neither Origin nor Sec-Fetch-Site.
     """
 
-    def __init__(self, app: ASGIApp, origins: Sequence[str] = ()) -> None:
-        self._app = app
+    def __init__(self, origins: Sequence[str] = ()) -> None:
         self._origins = frozenset(origins)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    def check(self, scope: Scope) -> PageHeaders | None:
+        """Headers for the page, if its origin was allowed by name. Raises ApiError 403."""
         origins = header_values(scope, b"origin")
         if not self._allows(scope, origins):
-            refusal = ApiError(
+            raise ApiError(
                 403,
                 "Requests from web pages are refused. "
                 "If you trust this one, allow it with --allowed-origin.",
                 code="origin_not_allowed",
             )
-            await error_response(refusal)(scope, receive, send)
-            return
         if not origins or origins[0] not in self._origins:
-            await self._app(scope, receive, send)
-            return
-        await self._answer_page(scope, receive, send, origins[0])
+            return None
+        is_preflight = scope["method"] == "OPTIONS" and bool(
+            header_values(scope, b"access-control-request-method")
+        )
+        return PageHeaders(origins[0], is_preflight)
 
     def _allows(self, scope: Scope, origins: list[str]) -> bool:
         if len(origins) > 1:
@@ -206,29 +192,6 @@ class OriginCheck:
         return all(
             site in ("same-origin", "none") for site in header_values(scope, b"sec-fetch-site")
         )
-
-    async def _answer_page(self, scope: Scope, receive: Receive, send: Send, origin: str) -> None:
-        is_preflight = scope["method"] == "OPTIONS" and bool(
-            header_values(scope, b"access-control-request-method")
-        )
-
-        async def send_readable(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["access-control-allow-origin"] = origin
-                headers["access-control-expose-headers"] = "x-request-id, x-mlxserve-warning"
-                headers.append("vary", "Origin")
-                if is_preflight:
-                    headers["access-control-allow-methods"] = "GET, POST"
-                    headers["access-control-allow-headers"] = _ALLOWED_HEADERS
-                    headers["access-control-max-age"] = "600"
-            await send(message)
-
-        if is_preflight:
-            await send_readable({"type": "http.response.start", "status": 204, "headers": []})
-            await send({"type": "http.response.body", "body": b""})
-            return
-        await self._app(scope, receive, send_readable)
 
 
 def _is_address(name: str) -> bool:

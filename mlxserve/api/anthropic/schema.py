@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, TemplateKwargs
 from mlxserve.api.bodies.generation import MaxTokens, SamplingFields
 from mlxserve.api.bodies.messages import MAX_MESSAGES
+from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.bodies.request_body import KindedModel, NotYet, RequestBody, StrictModel
 from mlxserve.api.bodies.structured import OutputFormat
 from mlxserve.api.bodies.tools import (
@@ -26,6 +27,7 @@ from mlxserve.api.bodies.tools import (
     thinking_kwargs,
     turn_of,
 )
+from mlxserve.api.model_names import ModelNames
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.images.sources import data_url
 from mlxserve.text.controls import SWITCH
@@ -260,6 +262,24 @@ class CountTokensRequest(RequestBody):
                 "end with a user message"
             )
         return messages
+
+    def check_model(self, names: ModelNames) -> str | None:
+        """Clients only know the names of Anthropic's models: any of them means the served one."""
+        return names.check(self.model, is_anthropic=True)
+
+    @property
+    def prompt_field(self) -> str:
+        return "messages"
+
+    def prompt_source(self) -> PromptSource:
+        """How the messages become a prompt."""
+        return PromptSource(
+            read=self.conversation,
+            num_messages=len(self.messages),
+            template_kwargs=self.template_kwargs(),
+            tools=self.definitions,
+            continues=self.continues,
+        )
 
     @property
     def continues(self) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema, model_validator
@@ -159,7 +160,7 @@ class ToolGenerationFields(GenerationFields):
     def effort(self) -> str | None:
         return self.reasoning.level if self.reasoning is not None else None
 
-    @property
+    @cached_property
     def template_kwargs(self) -> TemplateKwargs:
         return thinking_kwargs(self.effort, self.chat_template_kwargs)
 

@@ -137,6 +137,8 @@ async def _read(request: Request, hold: BodyHold) -> bytes:
     pieces: list[bytes] = []
     num_read = 0
     async for piece in request.stream():
+        if not piece:  # the end
+            continue
         pieces.append(piece)
         num_read += len(piece)
         _grow(hold, max(size, num_read))

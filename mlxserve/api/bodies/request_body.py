@@ -9,19 +9,15 @@ value asks for nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Self, TypeAlias, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from mlxserve.api.bodies.fields import MAX_NAME_LENGTH
-from mlxserve.api.bodies.json_body import read_json
 from mlxserve.api.errors import ApiError, invalid_value
+from mlxserve.api.model_names import ModelNames
 
-T = TypeVar("T", bound="RequestBody")
 NotYet: TypeAlias = Mapping[str, tuple[object, ...]]  # name: values that ask for nothing
 
 # Fields that identify or route: accepted with any value and without a warning.
@@ -81,6 +77,15 @@ class RequestBody(StrictModel):
             return cls.model_validate(asked)
         except ValidationError as error:
             raise _first_error(error) from error
+
+    def check_model(self, names: ModelNames) -> str | None:
+        """A warning for the name of another model. Raises ApiError for a name that is refused."""
+        return names.check(self.model)
+
+    @property
+    def prompt_field(self) -> str:
+        """The field that errors about the prompt name."""
+        return "prompt"
 
     def sent(self, names: Iterable[str]) -> dict[str, Any]:
         """Of these fields those that were sent, and not as null."""
@@ -146,24 +151,3 @@ def _extras(model: BaseModel, prefix: str) -> Iterator[str]:
             for item in value:
                 seen.update(_extras(item, f"{prefix}{name}[]."))
     yield from sorted(seen)
-
-
-async def read_request(kind: type[T], request: Request) -> T:
-    """The validated body."""
-    return await read_json(request, kind.read)
-
-
-class BodyRoute(Route):
-    """A route that needs a JSON body, which the model `body` validates."""
-
-    def __init__(
-        self,
-        path: str,
-        endpoint: Callable[[Request], Awaitable[Response]],
-        *,
-        body: type[RequestBody],
-        method: str = "POST",
-    ) -> None:
-        super().__init__(path, endpoint, methods=[method])
-        self.body = body
-        self.method = method

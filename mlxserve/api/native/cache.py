@@ -12,11 +12,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.access.security import require_admin
-from mlxserve.api.bodies.request_body import BodyRoute, read_request
-from mlxserve.api.errors import ApiError, from_engine, invalid_value, json_response
+from mlxserve.api.bodies.body_route import BodyRoute
+from mlxserve.api.errors import ApiError, invalid_value, json_response
 from mlxserve.api.native.schema import CacheResizeRequest
 from mlxserve.api.service import Service
-from mlxserve.core.errors import MlxServeError, OutOfMemory, QueueFull
+from mlxserve.core.errors import OutOfMemory, QueueFull
 
 
 class Cache:
@@ -24,12 +24,16 @@ class Cache:
 
     def __init__(self, service: Service) -> None:
         self._engine = service.chat.engine
-        self._service = service
 
     def routes(self) -> list[Route]:
         return [
             Route("/api/v1/cache/reset", self.reset, methods=["POST"]),
-            BodyRoute("/api/v1/cache/resize", self.resize, body=CacheResizeRequest),
+            BodyRoute(
+                "/api/v1/cache/resize",
+                self.resize,
+                body=CacheResizeRequest,
+                admit=require_admin,
+            ),
         ]
 
     async def reset(self, request: Request) -> Response:
@@ -37,10 +41,7 @@ class Cache:
         with `force`."""
         require_admin(request)
         force, disk = _flag(request, "force"), _flag(request, "disk")
-        try:
-            is_done = await self._engine.reset_prefix_cache(force=force, disk=disk)
-        except MlxServeError as error:
-            raise from_engine(error) from error
+        is_done = await self._engine.reset_prefix_cache(force=force, disk=disk)
         if not is_done:
             raise ApiError(
                 409,
@@ -50,29 +51,22 @@ class Cache:
             )
         return json_response({"status": "ok"})
 
-    async def resize(self, request: Request) -> Response:
+    async def resize(self, _request: Request, body: CacheResizeRequest) -> Response:
         """Resizes the cache to `num_pages`. Running answers continue."""
-        require_admin(request)
-        asked = await read_request(CacheResizeRequest, request)
-        self._service.check_model(request, asked.model)
         try:
-            resized = await self._engine.resize_cache(asked.num_pages)
+            resized = await self._engine.resize_cache(body.num_pages)
         except QueueFull as error:
             raise ApiError(409, str(error), param="num_pages", code="busy") from error
         except OutOfMemory as error:
             # Not a 503: the request asked for too much, and its message says what is possible.
             raise ApiError(409, str(error), param="num_pages", code="out_of_memory") from error
-        except MlxServeError as error:
-            raise from_engine(error) from error
         reply = {
             "num_pages": resized.num_pages,
             "max_model_len": resized.max_model_len,
             "preempted_requests": resized.num_preempted,
             "forgotten_pages": resized.num_forgotten,
         }
-        return json_response(
-            reply, headers=self._service.warnings.header(request, asked.unknown_fields)
-        )
+        return json_response(reply)
 
 
 def _flag(request: Request, name: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
@@ -17,10 +18,11 @@ from starlette.routing import Route
 
 from mlxserve.api.access.same_user import is_from_same_user
 from mlxserve.api.access.security import has_key, key_id
-from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, StrictModel, read_request
+from mlxserve.api.bodies.body_route import BodyRoute
+from mlxserve.api.bodies.request_body import RequestBody, StrictModel
 from mlxserve.api.errors import ApiError, invalid_value, json_response
 from mlxserve.api.native.forgetting import DeletedConversations, Forgetting, PromptSettings
-from mlxserve.api.warnings import Warnings
+from mlxserve.core.errors import MlxServeError
 from mlxserve.history.calls import CallRecord, CallState, ToolRound
 from mlxserve.history.chat_file import StoreError
 from mlxserve.history.chat_stores import ChatStores
@@ -150,19 +152,19 @@ class Chats:
         self._stores = stores
         self._forgetting = forgetting
         self._tools = tools
-        self._warnings = Warnings()
 
     def routes(self) -> list[Route]:
         chat, message = "/api/v1/chats/{id}", "/api/v1/chats/{id}/messages/{message}"
+        own_route = partial(BodyRoute, of_model=False, admit=_check_owner)
         return [
             Route("/api/v1/chats", self.index, methods=["GET"]),
-            BodyRoute("/api/v1/chats", self.create, body=NewChatRequest),
+            own_route("/api/v1/chats", self.create, body=NewChatRequest),
             Route(chat, self.get, methods=["GET"]),
-            BodyRoute(chat, self.change, body=ChatChange, method="PATCH"),
+            own_route(chat, self.change, body=ChatChange, method="PATCH"),
             Route(chat, self.delete, methods=["DELETE"]),
             Route(f"{chat}/export", self.export, methods=["GET"]),
-            BodyRoute(f"{chat}/messages", self.add, body=NewMessageRequest),
-            BodyRoute(message, self.save, body=MessageChange, method="PATCH"),
+            own_route(f"{chat}/messages", self.add, body=NewMessageRequest),
+            own_route(message, self.save, body=MessageChange, method="PATCH"),
         ]
 
     async def index(self, request: Request) -> Response:
@@ -174,12 +176,10 @@ class Chats:
         chats = await self._call(request, lambda store: store.chats())
         return json_response({"object": "list", "data": [_card(chat) for chat in chats]})
 
-    async def create(self, request: Request) -> Response:
+    async def create(self, request: Request, body: NewChatRequest) -> Response:
         """Begins a chat. Its title is the start of the given words."""
-        await self._owner(request)
-        asked = await read_request(NewChatRequest, request)
-        chat = await self._call(request, lambda store: store.create_chat(asked.title, asked.system))
-        return self._reply(request, asked, _card(chat))
+        chat = await self._call(request, lambda store: store.create_chat(body.title, body.system))
+        return json_response(_card(chat))
 
     async def get(self, request: Request) -> Response:
         """Reads a chat: all of its messages, with their parents."""
@@ -191,22 +191,20 @@ class Chats:
 
         return json_response(await self._call(request, read))
 
-    async def change(self, request: Request) -> Response:
+    async def change(self, request: Request, body: ChatChange) -> Response:
         """Renames a chat, changes its system prompt, or shows another branch."""
-        await self._owner(request)
-        asked = await read_request(ChatChange, request)
 
         def change(store: Store) -> ChatRecord:
             chat = _chat(store, request)
-            if asked.title is not None:
-                store.rename(chat.id, asked.title)
-            if asked.system is not None:
-                store.set_system(chat.id, asked.system)
-            if asked.leaf_id is not None:
-                store.show_leaf(chat.id, _message(store, chat, asked.leaf_id, "leaf_id").id)
+            if body.title is not None:
+                store.rename(chat.id, body.title)
+            if body.system is not None:
+                store.set_system(chat.id, body.system)
+            if body.leaf_id is not None:
+                store.show_leaf(chat.id, _message(store, chat, body.leaf_id, "leaf_id").id)
             return store.chat(chat.id)
 
-        return self._reply(request, asked, _card(await self._call(request, change)))
+        return json_response(_card(await self._call(request, change)))
 
     async def delete(self, request: Request) -> Response:
         """Deletes a chat and its messages, and what loaded models have computed of them."""
@@ -223,7 +221,7 @@ class Chats:
             forgotten = await self._forgetting.forget(
                 request, deleted, PromptSettings(self._tools())
             )
-        except ApiError as error:  # the chat is gone all the same
+        except (ApiError, MlxServeError) as error:  # the chat is gone all the same
             forgotten = {"models": [], "problem": str(error)}
         others = [name for name in left.models if name not in forgotten["models"]]
         cache = {**forgotten, "models_not_loaded": others}
@@ -240,31 +238,27 @@ class Chats:
         found = await self._call(request, text)
         return Response(found, media_type="application/json" if is_json else "text/markdown")
 
-    async def add(self, request: Request) -> Response:
+    async def add(self, request: Request, body: NewMessageRequest) -> Response:
         """Adds a message, which then ends the shown branch."""
-        await self._owner(request)
-        asked = await read_request(NewMessageRequest, request)
 
         def add(store: Store) -> StoredMessage:
             chat = _chat(store, request)
-            if asked.parent_id is not None:
-                _message(store, chat, asked.parent_id, "parent_id")
+            if body.parent_id is not None:
+                _message(store, chat, body.parent_id, "parent_id")
             return store.add(
                 chat.id,
-                asked.parent_id,
-                Role(asked.role),
-                asked.text,
-                state=State(asked.state),
-                model=asked.model or "",
-                images=[one.picture() for one in asked.images],
+                body.parent_id,
+                Role(body.role),
+                body.text,
+                state=State(body.state),
+                model=body.model or "",
+                images=[one.picture() for one in body.images],
             )
 
-        return self._reply(request, asked, _sent(await self._call(request, add)))
+        return json_response(_sent(await self._call(request, add)))
 
-    async def save(self, request: Request) -> Response:
+    async def save(self, request: Request, body: MessageChange) -> Response:
         """Writes an answer as far as it has come."""
-        await self._owner(request)
-        asked = await read_request(MessageChange, request)
 
         def save(store: Store) -> StoredMessage:
             chat = _chat(store, request)
@@ -274,42 +268,38 @@ class Chats:
                 raise invalid_value("message", "questions do not change; add another version")
             changed = replace(
                 message,
-                text=asked.text,
-                thinking=asked.thinking,
-                state=State(asked.state),
-                error=asked.error,
-                stats=replace(message.stats, **asked.stats.sent()),
+                text=body.text,
+                thinking=body.thinking,
+                state=State(body.state),
+                error=body.error,
+                stats=replace(message.stats, **body.stats.sent()),
             )
-            if asked.rounds is not None:
-                rounds = tuple(one.record() for one in asked.rounds)
+            if body.rounds is not None:
+                rounds = tuple(one.record() for one in body.rounds)
                 changed = replace(changed, rounds=rounds)
             store.save(changed)
             return changed
 
-        return self._reply(request, asked, _sent(await self._call(request, save)))
-
-    def _reply(self, request: Request, asked: RequestBody, content: dict[str, Any]) -> Response:
-        headers = self._warnings.header(request, asked.unknown_fields)
-        return json_response(content, headers=headers)
+        return json_response(_sent(await self._call(request, save)))
 
     async def _call(self, request: Request, work: Callable[[Store], T]) -> T:
         """Raises ApiError 403, 404 and 503."""
-        owner = await self._owner(request)
+        await _check_owner(request)
         try:
-            return await self._stores.call(owner, work)
+            return await self._stores.call(key_id(request), work)
         except StoreError as error:
             raise ApiError(503, str(error), code="chats_unavailable") from error
 
-    async def _owner(self, request: Request) -> str:
-        """Raises ApiError 403."""
-        if not has_key(request) and not await is_from_same_user(request):
-            raise ApiError(
-                403,
-                "Without an API key chats are read by programs of the server's own user on its own "
-                "machine only. Create a key: mlxserve key create NAME",
-                code="chats_not_allowed",
-            )
-        return key_id(request)
+
+async def _check_owner(request: Request) -> None:
+    """Raises ApiError 403."""
+    if not has_key(request) and not await is_from_same_user(request):
+        raise ApiError(
+            403,
+            "Without an API key chats are read by programs of the server's own user on its own "
+            "machine only. Create a key: mlxserve key create NAME",
+            code="chats_not_allowed",
+        )
 
 
 def _number(text: str) -> int:

@@ -19,16 +19,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlxserve.api.access.security import cache_namespace
+from mlxserve.api.bodies.body_route import BodyRoute
 from mlxserve.api.bodies.fields import TemplateKwargs
 from mlxserve.api.bodies.generation import TemplateKwargsField
 from mlxserve.api.bodies.messages import ChatMessage, ChatMessages, conversation_of
-from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, StrictModel, read_request
+from mlxserve.api.bodies.prompt_source import PromptSource
+from mlxserve.api.bodies.request_body import RequestBody, StrictModel
 from mlxserve.api.bodies.tools import Effort, Tools, thinking_kwargs
-from mlxserve.api.errors import ApiError, from_engine, json_response
+from mlxserve.api.errors import ApiError, json_response
 from mlxserve.api.prompts import Prompts
-from mlxserve.api.warnings import Warnings
 from mlxserve.chat.text_model import TextModel
-from mlxserve.core.errors import InvalidRequest, MlxServeError
+from mlxserve.core.errors import InvalidRequest
 from mlxserve.request import Forgotten
 
 MAX_CONVERSATIONS = 1_000
@@ -88,36 +89,29 @@ class Forgetting:
 
     def __init__(self, loaded: Callable[[Request], Sequence[RenderingModel]]) -> None:
         self._loaded = loaded
-        self._warnings = Warnings()
 
     def routes(self) -> list[BodyRoute]:
-        return [BodyRoute("/api/v1/cache/forget", self.reply, body=ForgetRequest)]
+        return [BodyRoute("/api/v1/cache/forget", self.reply, body=ForgetRequest, of_model=False)]
 
-    async def reply(self, request: Request) -> Response:
+    async def reply(self, request: Request, body: ForgetRequest) -> Response:
         """Forgets the cached pages of conversations, of the request's own key, in memory and on disk."""
-        asked = await read_request(ForgetRequest, request)
         settings = PromptSettings(
-            [tool.definition() for tool in asked.tools or ()],
-            thinking_kwargs(asked.reasoning_effort, asked.chat_template_kwargs),
-            asked.cache_salt,
+            [tool.definition() for tool in body.tools or ()],
+            thinking_kwargs(body.reasoning_effort, body.chat_template_kwargs),
+            body.cache_salt,
         )
-        content = await self.forget(request, asked, settings)
-        headers = self._warnings.header(request, asked.unknown_fields)
-        return json_response(content, headers=headers)
+        return json_response(await self.forget(request, body, settings))
 
     async def forget(
         self, request: Request, deleted: DeletedConversations, settings: PromptSettings
     ) -> dict[str, Any]:
-        """What was forgotten, and by which models. Raises ApiError 503 while the engine has failed."""
+        """What was forgotten, and by which models. Raises EngineStopped while an engine has failed."""
         found, names = Forgotten(), []
         salt = cache_namespace(request, settings.cache_salt)
         for model in self._loaded(request):
             prompts = await _prompts(request, model, deleted.conversations, settings)
             kept = await _prompts(request, model, deleted.kept, settings)
-            try:
-                found += await model.chat.forget(prompts, kept, salt)
-            except MlxServeError as error:
-                raise from_engine(error) from error
+            found += await model.chat.forget(prompts, kept, salt)
             names.append(model.chat.model_name)
         return {
             "object": "cache.forgotten",
@@ -149,11 +143,13 @@ async def _prompts(
             try:
                 prompt = await model.prompts.of_conversation(
                     request,
-                    partial(conversation_of, messages),
-                    len(messages),
-                    variables,
-                    tools=tools,
-                    continues=is_answered,
+                    PromptSource(
+                        read=partial(conversation_of, messages),
+                        num_messages=len(messages),
+                        template_kwargs=variables,
+                        tools=tools,
+                        continues=is_answered,
+                    ),
                 )
             except (InvalidRequest, ApiError):
                 continue

@@ -56,7 +56,7 @@ class Monitoring:
 
     async def requests(self, request: Request) -> Response:
         """Lists the live requests of the API key, or all of them for an admin key."""
-        snapshot = await self._look()
+        snapshot = await self._snapshots.take()
         sees = _visibility(request)
         cards = [_card(one) for one in snapshot.requests if sees(one)]
         return json_response({"object": "list", "data": cards})
@@ -64,7 +64,7 @@ class Monitoring:
     async def kv_stats(self, request: Request) -> Response:
         """Returns statistics of the cache."""
         require_admin(request)
-        return json_response(_kv_stats(await self._look()))
+        return json_response(_kv_stats(await self._snapshots.take()))
 
     async def kv_map(self, request: Request) -> Response:
         """Sends the map of the pages, then its changes, until the server or the client ends."""
@@ -88,12 +88,6 @@ class Monitoring:
             close=close,
             failure=lambda error: named_event("error", error.body()),
         )
-
-    async def _look(self) -> Snapshot:
-        try:
-            return await self._snapshots.take()
-        except MlxServeError as error:
-            raise from_engine(error) from error
 
     async def write_map(self, page_map: PageMapFeed, write: Write) -> None:
         """Write events until the server ends. Takes a snapshot only if counters have changed."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -18,14 +16,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.access.security import cache_namespace, is_admin, key_id
-from mlxserve.api.bodies.messages import ChatMessage, conversation_of
-from mlxserve.api.bodies.request_body import BodyRoute, read_request
-from mlxserve.api.errors import ApiError, from_engine, invalid_value, json_response
+from mlxserve.api.bodies.body_route import BodyRoute
+from mlxserve.api.errors import ApiError, invalid_value, json_response
 from mlxserve.api.native.schema import PrefixRequest
 from mlxserve.api.prefix_names import MAX_PREFIXES, OwnedPrefix
 from mlxserve.api.service import Service
-from mlxserve.core.errors import InvalidParameter, MlxServeError, UnknownPrefix
-from mlxserve.text.conversation import Conversation
+from mlxserve.core.errors import UnknownPrefix
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
@@ -37,14 +33,19 @@ class Prefixes:
         self._chat = service.chat
         self._prompts = service.prompts
         self._prefix_names = service.prefix_names
-        self._service = service
         self._adding: Counter[str] = Counter()  # names of prefixes under way
 
     def routes(self) -> list[Route]:
         return [
             Route("/v1/prefixes", self.index, methods=["GET"]),
             Route("/v1/prefixes/{name}", self.get, methods=["GET"]),
-            BodyRoute("/v1/prefixes/{name}", self.put, body=PrefixRequest, method="PUT"),
+            BodyRoute(
+                "/v1/prefixes/{name}",
+                self.put,
+                body=PrefixRequest,
+                method="PUT",
+                admit=_check_name,
+            ),
             Route("/v1/prefixes/{name}", self.delete, methods=["DELETE"]),
         ]
 
@@ -61,20 +62,14 @@ class Prefixes:
                 return json_response(_card(prefix))
         raise self._not_found(request, name, owner)
 
-    async def put(self, request: Request) -> Response:
+    async def put(self, request: Request, body: PrefixRequest) -> Response:
         """Adds or replaces a prefix and computes it, so that its first use is already fast."""
         name = request.path_params["name"]
-        if not _NAME.fullmatch(name):
-            raise invalid_value(
-                "name", "must be 1 to 64 letters, digits, dots, dashes or underscores"
-            )
-        asked = await read_request(PrefixRequest, request)
-        self._service.check_model(request, asked.model)
         full_name = self._prefix_names.full(request, name)
         self._refuse_too_many(request, full_name)
         self._adding[full_name] += 1
         try:
-            token_ids = await self._token_ids(request, asked)
+            token_ids = await self._token_ids(request, body)
             await self._chat.require_writer().prefixes.add(
                 full_name,
                 token_ids,
@@ -82,13 +77,9 @@ class Prefixes:
                 client=key_id(request),
                 max_share=self._prefix_names.max_share(request),
             )
-        except MlxServeError as error:
-            raise from_engine(error, prompt_param=asked.text_field) from error
         finally:
             self._adding -= Counter([full_name])
-        headers = self._service.warnings.header(request, asked.unknown_fields)
-        card = _card(OwnedPrefix(key_id(request), name, len(token_ids)))
-        return json_response(card, headers=headers)
+        return json_response(_card(OwnedPrefix(key_id(request), name, len(token_ids))))
 
     def _refuse_too_many(self, request: Request, full_name: str) -> None:
         """Refuse a new name if all names are taken, or the key's share of them. Raises ApiError 409."""
@@ -126,24 +117,16 @@ class Prefixes:
         message = str(self._prefix_names.unknown(request, name, owner))
         return ApiError(404, message, param="name", code="unknown_prefix")
 
-    async def _token_ids(self, request: Request, asked: PrefixRequest) -> list[int]:
-        if asked.prompt is not None:
-            return (await self._prompts.of_texts(request, asked.prompt))[0]
-        return await self._prompts.of_conversation(
-            request,
-            partial(_texts_of, asked.messages or ()),
-            len(asked.messages or ()),
-            asked.chat_template_kwargs,
-            add_generation_prompt=False,
-        )
+    async def _token_ids(self, request: Request, body: PrefixRequest) -> list[int]:
+        if body.prompt is not None:
+            return (await self._prompts.of_texts(request, body.prompt))[0]
+        return await self._prompts.of_conversation(request, body.prompt_source())
 
 
-def _texts_of(messages: Sequence[ChatMessage], sees: bool) -> Conversation:
-    """Raises InvalidParameter for an image."""
-    conversation = conversation_of(messages, sees)
-    for image in conversation.sent_images:
-        raise InvalidParameter(image.where, "a named prefix holds no images")
-    return conversation
+def _check_name(request: Request) -> None:
+    """Raises ApiError 400."""
+    if not _NAME.fullmatch(request.path_params["name"]):
+        raise invalid_value("name", "must be 1 to 64 letters, digits, dots, dashes or underscores")
 
 
 def _owner(request: Request) -> str:

@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, read_request
+from mlxserve.api.bodies.body_route import BodyRoute
+from mlxserve.api.bodies.request_body import RequestBody
 from mlxserve.api.errors import json_response
 from mlxserve.api.service import Service
 
@@ -42,6 +43,10 @@ class RerankRequest(RequestBody):
     return_documents: bool | None = None
     instruction: Annotated[str, Field(max_length=10_000)] | None = None
 
+    @property
+    def prompt_field(self) -> str:
+        return "documents"
+
 
 class Rerank:
     """The endpoint over one service."""
@@ -52,26 +57,23 @@ class Rerank:
     def routes(self) -> list[Route]:
         return [BodyRoute("/v1/rerank", self.create, body=RerankRequest)]
 
-    async def create(self, request: Request) -> Response:
+    async def create(self, request: Request, body: RerankRequest) -> Response:
         """Ranks documents by their relevance to a query."""
-        asked = await read_request(RerankRequest, request)
-        self._service.check_model(request, asked.model)
         scores, num_tokens = await self._service.vectors.ranks(
-            request, asked.query, asked.documents, asked.instruction
+            request, body.query, body.documents, body.instruction
         )
         # The first of equals stays first: Python's sort is stable.
-        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
         reply = {
             "model": self._service.chat.model_name,
-            "results": [_item(index, scores[index], asked) for index in order],
+            "results": [_item(index, scores[index], body) for index in order],
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
-        headers = self._service.warnings.header(request, asked.unknown_fields)
-        return json_response(reply, headers=headers)
+        return json_response(reply)
 
 
-def _item(index: int, score: float, asked: RerankRequest) -> dict[str, Any]:
+def _item(index: int, score: float, body: RerankRequest) -> dict[str, Any]:
     item: dict[str, Any] = {"index": index, "relevance_score": score}
-    if asked.return_documents:
-        item["document"] = {"text": asked.documents[index]}
+    if body.return_documents:
+        item["document"] = {"text": body.documents[index]}
     return item

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Self
 
 from pydantic import Field, PlainValidator, model_validator
 
 from mlxserve.api.bodies.fields import Prompt, prompts
 from mlxserve.api.bodies.generation import TemplateKwargsField
-from mlxserve.api.bodies.messages import ChatMessages
+from mlxserve.api.bodies.messages import ChatMessage, ChatMessages, conversation_of
+from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.bodies.request_body import RequestBody
 from mlxserve.core.config import MAX_PAGES, MIN_PAGES
+from mlxserve.core.errors import InvalidParameter
+from mlxserve.text.conversation import Conversation
 
 MAX_DETOKENIZED = 2**20
 
@@ -29,7 +34,7 @@ class _PromptOrMessages(RequestBody):
         return self
 
     @property
-    def text_field(self) -> str:
+    def prompt_field(self) -> str:
         return "prompt" if self.messages is None else "messages"
 
 
@@ -38,6 +43,15 @@ class TokenizeRequest(_PromptOrMessages):
 
     prompt: str | None = None
     add_generation_prompt: bool = True
+
+    def prompt_source(self) -> PromptSource:
+        """How the messages become a prompt."""
+        return PromptSource(
+            read=partial(conversation_of, self.messages or ()),
+            num_messages=len(self.messages or ()),
+            template_kwargs=self.chat_template_kwargs,
+            add_generation_prompt=self.add_generation_prompt,
+        )
 
 
 class PrefixRequest(_PromptOrMessages):
@@ -50,6 +64,23 @@ class PrefixRequest(_PromptOrMessages):
         if self.prompt is not None and len(self.prompt) > 1:
             raise ValueError("prompt: a prefix is one text or one list of token ids")
         return self
+
+    def prompt_source(self) -> PromptSource:
+        """How the messages become the beginning of a prompt."""
+        return PromptSource(
+            read=partial(_without_images, self.messages or ()),
+            num_messages=len(self.messages or ()),
+            template_kwargs=self.chat_template_kwargs,
+            add_generation_prompt=False,
+        )
+
+
+def _without_images(messages: Sequence[ChatMessage], sees: bool) -> Conversation:
+    """Raises InvalidParameter for an image."""
+    conversation = conversation_of(messages, sees)
+    for image in conversation.sent_images:
+        raise InvalidParameter(image.where, "a named prefix holds no images")
+    return conversation
 
 
 class DetokenizeRequest(RequestBody):

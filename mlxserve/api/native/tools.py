@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -16,10 +17,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.access.same_user import may_run_programs
-from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, read_request
+from mlxserve.api.bodies.body_route import BodyRoute
+from mlxserve.api.bodies.request_body import RequestBody
 from mlxserve.api.errors import ApiError, json_response
 from mlxserve.api.fair_work import cancel_on_disconnect
-from mlxserve.api.warnings import Warnings
 from mlxserve.history.chat_stores import ChatStores
 from mlxserve.mcp.servers_file import ToolsError, usual_file
 from mlxserve.mcp.toolbox import Permission, ServerCard, Tool, Toolbox
@@ -72,16 +73,16 @@ class ToolRoutes:
 
     def __init__(self, stores: ChatStores) -> None:
         self._toolbox = Toolbox(usual_file(), StoredChoices(stores))
-        self._warnings = Warnings()
 
     def routes(self) -> list[Route]:
         tools = "/api/v1/tools"
+        own_route = partial(BodyRoute, of_model=False, admit=_check_allowed)
         return [
             Route(tools, self.index, methods=["GET"]),
-            BodyRoute(f"{tools}/start", self.start, body=StartRequest),
-            BodyRoute(f"{tools}/switch", self.switch, body=SwitchRequest),
-            BodyRoute(f"{tools}/permission", self.permit, body=PermissionRequest),
-            BodyRoute(f"{tools}/call", self.call, body=CallRequest),
+            own_route(f"{tools}/start", self.start, body=StartRequest),
+            own_route(f"{tools}/switch", self.switch, body=SwitchRequest),
+            own_route(f"{tools}/permission", self.permit, body=PermissionRequest),
+            own_route(f"{tools}/call", self.call, body=CallRequest),
         ]
 
     def definitions(self) -> list[dict[str, Any]]:
@@ -98,49 +99,39 @@ class ToolRoutes:
         await asyncio.to_thread(self._toolbox.read)
         return json_response(self._list())
 
-    async def start(self, request: Request) -> Response:
+    async def start(self, request: Request, _body: StartRequest) -> Response:
         """Starts the servers that are on, and answers when each is ready or has failed."""
-        await _check_allowed(request)
-        asked = await read_request(StartRequest, request)
         await cancel_on_disconnect(request, self._toolbox.start())
-        return self._reply(request, asked, self._list())
+        return json_response(self._list())
 
-    async def switch(self, request: Request) -> Response:
+    async def switch(self, _request: Request, body: SwitchRequest) -> Response:
         """Starts a server, also one that failed, or ends it."""
-        await _check_allowed(request)
-        asked = await read_request(SwitchRequest, request)
         try:
             await self._toolbox.start()
-            await self._toolbox.switch(asked.server, is_on=asked.is_on)
+            await self._toolbox.switch(body.server, is_on=body.is_on)
         except ToolsError as error:
             raise ApiError(404, str(error), param="server", code="unknown_server") from error
-        return self._reply(request, asked, self._list())
+        return json_response(self._list())
 
-    async def permit(self, request: Request) -> Response:
+    async def permit(self, _request: Request, body: PermissionRequest) -> Response:
         """Keeps whether a tool is called after asking, always or never."""
-        await _check_allowed(request)
-        asked = await read_request(PermissionRequest, request)
         try:
-            await self._toolbox.permit(asked.name, Permission(asked.permission))
+            await self._toolbox.permit(body.name, Permission(body.permission))
         except ToolsError as error:
             raise ApiError(404, str(error), param="name", code="unknown_tool") from error
-        return self._reply(request, asked, self._list())
+        return json_response(self._list())
 
-    async def call(self, request: Request) -> Response:
+    async def call(self, request: Request, body: CallRequest) -> Response:
         """Calls a tool, to which the user has agreed; stopped when the client leaves."""
-        await _check_allowed(request)
-        asked = await read_request(CallRequest, request)
         started = time.monotonic()
-        result = await cancel_on_disconnect(
-            request, self._toolbox.call(asked.name, asked.arguments)
-        )
+        result = await cancel_on_disconnect(request, self._toolbox.call(body.name, body.arguments))
         content = {
             "object": "tool_result",
             "text": result.text,
             "is_error": result.is_error,
             "seconds": time.monotonic() - started,
         }
-        return self._reply(request, asked, content)
+        return json_response(content)
 
     def _list(self) -> dict[str, Any]:
         return {
@@ -149,10 +140,6 @@ class ToolRoutes:
             "problem": self._toolbox.problem,
             "data": [_server(card) for card in self._toolbox.cards],
         }
-
-    def _reply(self, request: Request, asked: RequestBody, content: dict[str, Any]) -> Response:
-        headers = self._warnings.header(request, asked.unknown_fields)
-        return json_response(content, headers=headers)
 
 
 async def _check_allowed(request: Request) -> None:

@@ -6,34 +6,29 @@ as clients offer to download what is not found; nothing is downloaded here.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import Sequence
 from time import perf_counter
-from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxserve.api.bodies.request_body import BodyRoute, read_request
-from mlxserve.api.errors import ApiError, from_engine, json_response
-from mlxserve.api.fair_work import KEEP_ALIVE, WAITED
+from mlxserve.api.bodies.body_route import BodyRoute
+from mlxserve.api.errors import ApiError, json_response
+from mlxserve.api.fair_work import KEEP_ALIVE, STARTED, WAITED, Work
 from mlxserve.api.ollama.reply import OllamaReply, nanoseconds
 from mlxserve.api.ollama.schema import (
     OllamaChatRequest,
+    OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
     OllamaGenerateRequest,
     OllamaGeneration,
     OllamaRequest,
 )
 from mlxserve.api.server.sse import JSON_LINES
-from mlxserve.api.service import Service
+from mlxserve.api.service import Prepared, Service
 from mlxserve.api.warnings import warn
-from mlxserve.core.errors import MlxServeError
 from mlxserve.images.picture import PicturePrompt
-from mlxserve.text.parsing.turn import AssistantTurn
-
-AskedT = TypeVar("AskedT", bound=OllamaGeneration)
 
 
 class Ollama:
@@ -45,154 +40,149 @@ class Ollama:
 
     def routes(self) -> list[Route]:
         return [
-            BodyRoute("/api/chat", self.chat, body=OllamaChatRequest),
-            BodyRoute("/api/generate", self.generate, body=OllamaGenerateRequest),
+            BodyRoute("/api/chat", self.chat, body=OllamaChatRequest, prepare=self._prepare_chat),
+            BodyRoute(
+                "/api/generate",
+                self.generate,
+                body=OllamaGenerateRequest,
+                prepare=self._prepare_generate,
+            ),
             BodyRoute("/api/embed", self.embed, body=OllamaEmbedRequest),
-            BodyRoute("/api/embeddings", self.embeddings, body=OllamaEmbedRequest),
+            BodyRoute("/api/embeddings", self.embeddings, body=OllamaEmbeddingsRequest),
         ]
 
-    async def chat(self, request: Request) -> Response:
+    def _prepare_chat(self, request: Request, body: OllamaChatRequest) -> Work[Prepared | None]:
+        self._check(request, body, "chat")
+        if not body.messages:
+            return None
+        params = body.sampling(self._chat.default_params)
+        return self._service.begin(request, body.prompt_source(), params, body.turn())
+
+    async def chat(
+        self, request: Request, body: OllamaChatRequest, prepared: Prepared | None
+    ) -> Response:
         """Answers a conversation."""
-        asked, reply = await self._asked(OllamaChatRequest, "message", request)
-        if not asked.messages:
-            return self._loaded(request, asked, reply)
-        prompt = partial(
-            self._service.prompts.of_conversation,
-            request,
-            asked.conversation,
-            len(asked.messages),
-            asked.template_kwargs,
-            tools=asked.definitions,
-            continues=asked.continues,
-        )
-        return await self._answer(request, asked, reply, prompt, asked.turn())
+        reply = self._begun(request, body, "message")
+        if prepared is None:
+            return self._loaded(request, body, reply)
+        return await self._answer(request, body, reply, prepared)
 
-    async def generate(self, request: Request) -> Response:
-        """Answers a prompt, or with `raw` continues it."""
-        asked, reply = await self._asked(OllamaGenerateRequest, "response", request)
-        if not asked.prompt:
-            return self._loaded(request, asked, reply)
-        if asked.suffix:
-            message = f'"{reply.model}" does not support insert: send the whole prompt as `raw`'
+    def _prepare_generate(
+        self, request: Request, body: OllamaGenerateRequest
+    ) -> Work[Prepared | None]:
+        self._check(request, body, "generate")
+        if not body.prompt:
+            return None
+        if body.suffix:
+            message = (
+                f'"{body.named_model}" does not support insert: send the whole prompt as `raw`'
+            )
             raise ApiError(400, message, param="suffix")
-        reply.context = None if asked.raw else ()
-        prompt = partial(self._prompt, request, asked)
-        return await self._answer(
-            request, asked, reply, prompt, None if asked.raw else asked.turn()
+        params = body.sampling(self._chat.default_params)
+        if not body.raw:
+            return self._service.begin(request, body.prompt_source(), params, body.turn())
+        if body.images and self._chat.supports_images:
+            message = "images: a raw prompt holds none; send it without `raw`"
+            raise ApiError(400, message, param="images")
+        body.conversation(sees=False)  # which refuses images
+        encoding = self._service.prompts.encoding([body.prompt])
+        return encoding.then(lambda prompts: Prepared(params, None, prompts[0]))
+
+    async def generate(
+        self, request: Request, body: OllamaGenerateRequest, prepared: Prepared | None
+    ) -> Response:
+        """Answers a prompt, or with `raw` continues it."""
+        reply = self._begun(request, body, "response")
+        if prepared is None:
+            return self._loaded(request, body, reply)
+        reply.context = None if body.raw else ()
+        return await self._answer(request, body, reply, prepared, body.context or ())
+
+    async def embed(self, request: Request, body: OllamaEmbedRequest) -> Response:
+        """Computes the vectors of texts."""
+        self._keep(request, body)
+        vectors, num_tokens = await self._vectors(request, body)
+        return json_response(
+            {
+                "model": body.named_model,
+                "embeddings": vectors,
+                "total_duration": nanoseconds(perf_counter() - request.scope[STARTED]),
+                "load_duration": nanoseconds(request.scope[WAITED]),
+                "prompt_eval_count": num_tokens,
+            }
         )
 
-    async def embed(self, request: Request) -> Response:
-        """Computes the vectors of texts."""
-        load_seconds = request.scope[WAITED]
-        started = perf_counter() - load_seconds
-        asked = await read_request(OllamaEmbedRequest, request)
-        name = self._model(request, asked)
-        vectors, num_tokens = await self._vectors(request, asked, "input")
-        reply = {
-            "model": name,
-            "embeddings": vectors,
-            "total_duration": nanoseconds(perf_counter() - started),
-            "load_duration": nanoseconds(load_seconds),
-            "prompt_eval_count": num_tokens,
-        }
-        return self._json(request, asked, reply)
-
-    async def embeddings(self, request: Request) -> Response:
+    async def embeddings(self, request: Request, body: OllamaEmbeddingsRequest) -> Response:
         """Computes the vector of one text."""
-        asked = await read_request(OllamaEmbedRequest, request)
-        self._model(request, asked)
-        vectors, _ = await self._vectors(request, asked, "prompt")
-        return self._json(request, asked, {"embedding": vectors[0] if vectors else []})
+        self._keep(request, body)
+        vectors, _ = await self._vectors(request, body)
+        return json_response({"embedding": vectors[0] if vectors else []})
 
-    def _model(self, request: Request, asked: OllamaRequest) -> str:
-        """Its name, which replies repeat; it stays loaded for as long as is asked. Raises ApiError 400 and 404."""
-        name = asked.model or asked.name
-        if not name:
-            raise ApiError(400, "model is required", param="model")
-        self._service.names.require(name)
-        if asked.keep_alive is not None:
-            request.scope[KEEP_ALIVE](asked.keep_alive)
-        return name
+    def _keep(self, request: Request, body: OllamaRequest) -> None:
+        """Have the model stay loaded for as long as the request says."""
+        if body.keep_alive is not None:
+            request.scope[KEEP_ALIVE](body.keep_alive)
 
-    async def _asked(
-        self, kind: type[AskedT], member: str, request: Request
-    ) -> tuple[AskedT, OllamaReply]:
-        """What the model cannot do is refused in the words by which clients know that they have to go
+    def _check(self, request: Request, body: OllamaGeneration, what: str) -> None:
+        """Refuse what the model cannot do, in the words by which clients know that they have to go
         on without it. Raises ApiError."""
-        load_seconds = request.scope[WAITED]
-        started = perf_counter() - load_seconds
-        asked = await read_request(kind, request)
-        name = self._model(request, asked)
+        name = body.named_model
         if self._chat.writer is None:
-            what = "chat" if member == "message" else "generate"
             raise ApiError(400, f'"{name}" does not support {what}', param="model")
-        if asked.thinks and not self._chat.can_think:
+        if body.thinks and not self._chat.can_think:
             raise ApiError(400, f'"{name}" does not support thinking', param="think")
-        if asked.tools and not self._chat.can_call:
+        if body.tools and not self._chat.can_call:
             raise ApiError(400, f'"{name}" does not support tools', param="tools")
         context = self._chat.max_model_len
-        if (asked.options.num_ctx or 0) > context:
+        if (body.options.num_ctx or 0) > context:
             warn(request, f"options.num_ctx: the context here is {context} tokens")
-        token_text = (lambda token: self._chat.codec.decode([token])) if asked.logprobs else None
-        return asked, OllamaReply(member, name, started, load_seconds, token_text)
 
-    def _loaded(self, request: Request, asked: OllamaGeneration, reply: OllamaReply) -> Response:
+    def _begun(self, request: Request, body: OllamaGeneration, member: str) -> OllamaReply:
+        self._keep(request, body)
+        token_text = (lambda token: self._chat.codec.decode([token])) if body.logprobs else None
+        started, load_seconds = request.scope[STARTED], request.scope[WAITED]
+        return OllamaReply(member, body.named_model, started, load_seconds, token_text)
+
+    def _loaded(self, request: Request, body: OllamaGeneration, reply: OllamaReply) -> Response:
         """The reply to a request without a prompt, by which Ollama loads or unloads a model."""
-        if asked.unloads and not request.scope[KEEP_ALIVE](0.0):
+        if body.unloads and not request.scope[KEEP_ALIVE](0.0):
             warn(request, "keep_alive: the server decides how long the model stays loaded")
-        ending = {"done": True, "done_reason": "unload" if asked.unloads else "load"}
-        return self._json(request, asked, {**reply.piece(), **ending})
-
-    async def _prompt(self, request: Request, asked: OllamaGenerateRequest) -> list[int]:
-        if asked.raw:
-            if asked.images and self._chat.supports_images:
-                message = "images: a raw prompt holds none; send it without `raw`"
-                raise ApiError(400, message, param="images")
-            asked.conversation(sees=False)  # which refuses images
-            [prompt] = await self._service.prompts.of_texts(request, [asked.prompt or ""])
-            return prompt
-        prompt = await self._service.prompts.of_conversation(
-            request, asked.conversation, 2, asked.template_kwargs, tools=asked.definitions
-        )
-        earlier = asked.context or ()
-        if isinstance(prompt, PicturePrompt):
-            return prompt.after(earlier)
-        return [*earlier, *prompt]
+        ending = {"done": True, "done_reason": "unload" if body.unloads else "load"}
+        return json_response({**reply.piece(), **ending})
 
     async def _answer(
         self,
         request: Request,
-        asked: OllamaGeneration,
+        body: OllamaGeneration,
         reply: OllamaReply,
-        make_prompt: Callable[[], Awaitable[list[int]]],
-        turn: AssistantTurn | None,
+        prepared: Prepared,
+        earlier: Sequence[int] = (),
     ) -> Response:
-        params = asked.sampling(self._chat.default_params)
-        try:
-            prompt = await make_prompt()
-            answers = await self._service.submit(
-                request, asked.options, [prompt], params, turn=turn
+        """earlier: tokens before the prompt"""
+        prompt = await self._service.prompts.finish(request, prepared.prompt)
+        if earlier:
+            prompt = (
+                prompt.after(earlier) if isinstance(prompt, PicturePrompt) else [*earlier, *prompt]
             )
-        except MlxServeError as error:
-            raise from_engine(error, prompt_param=asked.PROMPT) from error
+        answers = await self._service.submit(
+            request, body.options, [prompt], prepared.params, turn=prepared.turn
+        )
         reply.answers = answers
         if reply.context is not None:
             # Without the rows of images, which are no tokens.
             reply.context = [token for token in prompt if token >= 0]
-        return await self._service.reply(request, asked, answers, reply, framing=JSON_LINES)
+        return await self._service.reply(
+            request, answers, reply, is_stream=body.stream, framing=JSON_LINES
+        )
 
     async def _vectors(
-        self, request: Request, asked: OllamaEmbedRequest, field: str
+        self, request: Request, body: OllamaEmbedRequest
     ) -> tuple[list[list[float]], int]:
         """(vectors, tokens)."""
         return await self._service.vectors.of_texts(
             request,
-            getattr(asked, field),
-            field=field,
-            dimensions=asked.dimensions or None,
-            is_cut=asked.truncate is not False,
+            getattr(body, body.prompt_field),
+            field=body.prompt_field,
+            dimensions=body.dimensions or None,
+            is_cut=body.truncate is not False,
         )
-
-    def _json(self, request: Request, asked: OllamaRequest, reply: Mapping[str, Any]) -> Response:
-        headers = self._service.warnings.header(request, asked.unknown_fields)
-        return json_response(reply, headers=headers)

@@ -12,8 +12,11 @@ from mlxserve.api.bodies.fields import MAX_DIMENSIONS, Prompt, TemplateKwargs, p
 from mlxserve.api.bodies.generation import NO_LIMIT, SamplingFields, TopK
 from mlxserve.api.bodies.keep_alive import KeepAlive
 from mlxserve.api.bodies.messages import MAX_MESSAGES, ChatMessage, conversation_of
+from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.bodies.request_body import NotYet, RequestBody
 from mlxserve.api.bodies.tools import Tools, thinking_budget, thinking_kwargs, turn_of
+from mlxserve.api.errors import ApiError
+from mlxserve.api.model_names import ModelNames
 from mlxserve.core.sampling_params import SamplingParams, Structure, StructureKind
 from mlxserve.images.sources import data_url
 from mlxserve.text.controls import LADDER, SWITCH
@@ -103,17 +106,41 @@ class OllamaRequest(RequestBody):
     )
 
     @property
+    def named_model(self) -> str:
+        """Raises ApiError 400 if none is named."""
+        name = self.model or self.name
+        if not name:
+            raise ApiError(400, "model is required", param="model")
+        return name
+
+    def check_model(self, names: ModelNames) -> None:
+        """Another name is always refused: clients offer to download what is not found."""
+        names.require(self.named_model)
+
+    @property
     def unloads(self) -> bool:
         return self.keep_alive == 0
 
 
 class OllamaEmbedRequest(OllamaRequest):
-    """The body of `POST /api/embed`, and, with a `prompt`, of the older `POST /api/embeddings`."""
+    """The body of `POST /api/embed`."""
 
     input: _Texts = ()
     prompt: _Texts = ()
     truncate: bool | None = None
     dimensions: Annotated[int, Field(ge=0, le=MAX_DIMENSIONS)] | None = None
+
+    @property
+    def prompt_field(self) -> str:
+        return "input"
+
+
+class OllamaEmbeddingsRequest(OllamaEmbedRequest):
+    """The body of the older `POST /api/embeddings`, whose text is `prompt`."""
+
+    @property
+    def prompt_field(self) -> str:
+        return "prompt"
 
 
 class OllamaMessage(ChatMessage):
@@ -145,9 +172,8 @@ class OllamaMessage(ChatMessage):
 
 
 class OllamaGeneration(OllamaRequest):
-    """What `/api/chat` and `/api/generate` have in common. PROMPT: the field that holds the prompt."""
+    """What `/api/chat` and `/api/generate` have in common."""
 
-    PROMPT: ClassVar[str] = "prompt"
     NOT_YET: ClassVar[NotYet] = {"template": (None, "")}
     IGNORED: ClassVar[NotYet] = {"shift": (None, False), "truncate": (None, False)}
 
@@ -186,11 +212,23 @@ class OllamaGeneration(OllamaRequest):
 class OllamaChatRequest(OllamaGeneration):
     """The body of `POST /api/chat`."""
 
-    PROMPT = "messages"
-
     messages: Annotated[
         list[OllamaMessage], Field(fail_fast=True, max_length=MAX_MESSAGES), _or_nothing
     ] = Field(default_factory=list)
+
+    @property
+    def prompt_field(self) -> str:
+        return "messages"
+
+    def prompt_source(self) -> PromptSource:
+        """How the messages become a prompt."""
+        return PromptSource(
+            read=self.conversation,
+            num_messages=len(self.messages),
+            template_kwargs=self.template_kwargs,
+            tools=self.definitions,
+            continues=self.continues,
+        )
 
     @property
     def continues(self) -> bool:
@@ -218,6 +256,15 @@ class OllamaGenerateRequest(OllamaGeneration):
         if self.raw and (self.system or self.context):
             raise ValueError("raw: raw mode does not support template, system, or context")
         return self
+
+    def prompt_source(self) -> PromptSource:
+        """How the system prompt and the prompt become one of the model's template."""
+        return PromptSource(
+            read=self.conversation,
+            num_messages=2,
+            template_kwargs=self.template_kwargs,
+            tools=self.definitions,
+        )
 
     def conversation(self, sees: bool = False) -> Conversation:
         """Raises InvalidParameter for images that the model cannot see."""

@@ -12,8 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from mlxserve.api.bodies.body_route import BodyRoute
 from mlxserve.api.bodies.fields import MAX_DIMENSIONS, Prompt, prompts
-from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, read_request
+from mlxserve.api.bodies.request_body import RequestBody
 from mlxserve.api.errors import json_response
 from mlxserve.api.service import Service
 from mlxserve.request import Pooling
@@ -28,6 +29,10 @@ class EmbeddingsRequest(RequestBody):
     pooling: Literal["mean", "last"] | None = None
     input_type: Annotated[str, Field(max_length=100)] | None = None
 
+    @property
+    def prompt_field(self) -> str:
+        return "input"
+
 
 class Embeddings:
     """The endpoint over one service."""
@@ -38,30 +43,27 @@ class Embeddings:
     def routes(self) -> list[Route]:
         return [BodyRoute("/v1/embeddings", self.create, body=EmbeddingsRequest)]
 
-    async def create(self, request: Request) -> Response:
+    async def create(self, request: Request, body: EmbeddingsRequest) -> Response:
         """Computes the vectors of texts."""
-        asked = await read_request(EmbeddingsRequest, request)
-        self._service.check_model(request, asked.model)
         vectors, num_tokens = await self._service.vectors.of_texts(
             request,
-            asked.input,
-            pooling=None if asked.pooling is None else Pooling(asked.pooling),
-            dimensions=asked.dimensions,
-            input_type=asked.input_type,
+            body.input,
+            pooling=None if body.pooling is None else Pooling(body.pooling),
+            dimensions=body.dimensions,
+            input_type=body.input_type,
         )
         reply = {
             "object": "list",
-            "data": [_item(index, vector, asked) for index, vector in enumerate(vectors)],
+            "data": [_item(index, vector, body) for index, vector in enumerate(vectors)],
             "model": self._service.chat.model_name,
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
-        headers = self._service.warnings.header(request, asked.unknown_fields)
-        return json_response(reply, headers=headers)
+        return json_response(reply)
 
 
-def _item(index: int, vector: Sequence[float], asked: EmbeddingsRequest) -> dict[str, Any]:
+def _item(index: int, vector: Sequence[float], body: EmbeddingsRequest) -> dict[str, Any]:
     """Base64 is of little-endian float32. OpenAI's clients ask for it and decode it by themselves."""
     value: object = vector
-    if asked.encoding_format == "base64":
+    if body.encoding_format == "base64":
         value = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
     return {"object": "embedding", "index": index, "embedding": value}

@@ -8,21 +8,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.access.security import client_name, request_id
-from mlxserve.api.bodies.messages import conversation_of
-from mlxserve.api.bodies.request_body import BodyRoute, read_request
-from mlxserve.api.errors import ApiError, from_engine
+from mlxserve.api.bodies.body_route import BodyRoute
+from mlxserve.api.errors import ApiError
+from mlxserve.api.fair_work import MoreWork
 from mlxserve.api.openai.replies import ChatReply, CompletionReply, EchoedPrompt
 from mlxserve.api.openai.schema import ChatRequest, CompletionRequest
-from mlxserve.api.service import Service
-from mlxserve.core.errors import MlxServeError
+from mlxserve.api.service import Prepared, Service
+from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.request import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTexts:
+    """What is made of the body of `/v1/completions` in the client's turn."""
+
+    params: SamplingParams
+    prompts: list[list[int]]
 
 
 class OpenAI:
@@ -35,80 +43,82 @@ class OpenAI:
 
     def routes(self) -> list[Route]:
         return [
-            BodyRoute("/v1/chat/completions", self.chat_completions, body=ChatRequest),
-            BodyRoute("/v1/completions", self.completions, body=CompletionRequest),
+            BodyRoute(
+                "/v1/chat/completions",
+                self.chat_completions,
+                body=ChatRequest,
+                prepare=self._prepare_chat,
+            ),
+            BodyRoute(
+                "/v1/completions",
+                self.completions,
+                body=CompletionRequest,
+                prepare=self._prepare_texts,
+            ),
         ]
 
-    async def chat_completions(self, request: Request) -> Response:
+    def _prepare_chat(self, request: Request, body: ChatRequest) -> MoreWork[Prepared]:
+        params = body.sampling(self._chat.default_params)
+        return self._service.begin(request, body.prompt_source(), params, body.turn())
+
+    async def chat_completions(
+        self, request: Request, body: ChatRequest, prepared: Prepared
+    ) -> Response:
         """Answers a conversation."""
-        asked = await read_request(ChatRequest, request)
-        self._service.check_model(request, asked.model)
-        params = asked.sampling(self._chat.default_params)
-        turn = asked.turn()
-        try:
-            prompt = await self._prompts.of_conversation(
-                request,
-                partial(conversation_of, asked.messages),
-                len(asked.messages),
-                asked.template_kwargs,
-                tools=asked.definitions,
-                continues=bool(asked.continue_final_message),
-            )
-            answers = await self._service.submit(
-                request,
-                asked,
-                [prompt],
-                params,
-                num_choices=asked.n or 1,
-                turn=turn,
-                prefix_name=asked.prefix_name,
-            )
-        except MlxServeError as error:
-            raise from_engine(error, prompt_param="messages") from error
+        prompt = await self._prompts.finish(request, prepared.prompt)
+        answers = await self._service.submit(
+            request,
+            body,
+            [prompt],
+            prepared.params,
+            num_choices=body.n or 1,
+            turn=prepared.turn,
+            prefix_name=body.prefix_name,
+        )
         reply = ChatReply(
             id=f"chatcmpl-{request_id(request)}",
             created=int(time.time()),
             model=self._chat.model_name,
             token_text=self._token_text,
-            wants_logprobs=bool(asked.logprobs),
-            wants_usage=asked.include_usage,
+            wants_logprobs=bool(body.logprobs),
+            wants_usage=body.include_usage,
         )
-        return await self._service.reply(request, asked, answers, reply)
+        return await self._service.reply(request, answers, reply, is_stream=body.stream)
 
-    async def completions(self, request: Request) -> Response:
+    def _prepare_texts(self, _request: Request, body: CompletionRequest) -> MoreWork[PreparedTexts]:
+        params = body.sampling(self._chat.default_params)
+        encoding = self._prompts.encoding(body.prompt)
+        return encoding.then(lambda prompts: PreparedTexts(params, prompts))
+
+    async def completions(
+        self, request: Request, body: CompletionRequest, prepared: PreparedTexts
+    ) -> Response:
         """Continues texts."""
-        asked = await read_request(CompletionRequest, request)
-        self._service.check_model(request, asked.model)
-        params = asked.sampling(self._chat.default_params)
-        try:
-            prompts = await self._prompts.of_texts(request, asked.prompt)
-            echoed = await self._echoed(request, prompts, asked)
-            answers = await self._service.submit(
-                request,
-                asked,
-                prompts,
-                params,
-                num_choices=asked.n or 1,
-                prefix_name=asked.prefix_name,
-            )
-        except MlxServeError as error:
-            raise from_engine(error) from error
+        echoed = await self._echoed(request, prepared.prompts, body)
+        answers = await self._service.submit(
+            request,
+            body,
+            prepared.prompts,
+            prepared.params,
+            num_choices=body.n or 1,
+            prefix_name=body.prefix_name,
+        )
         reply = CompletionReply(
             id=f"cmpl-{request_id(request)}",
             created=int(time.time()),
             model=self._chat.model_name,
             token_text=self._token_text,
-            wants_logprobs=asked.logprobs is not None,
-            wants_usage=asked.include_usage,
+            wants_logprobs=body.logprobs is not None,
+            wants_usage=body.include_usage,
             echoed=echoed,
         )
-        return await self._service.reply(request, asked, answers, reply)
+        return await self._service.reply(request, answers, reply, is_stream=body.stream)
 
     async def _echoed(
-        self, request: Request, prompts: Sequence[Sequence[int]], asked: CompletionRequest
+        self, request: Request, prompts: Sequence[Sequence[int]], body: CompletionRequest
     ) -> list[EchoedPrompt]:
         """What each answer begins with; nothing without `echo`."""
-        if asked.echo and asked.logprobs is not None and asked.prefix_name is not None:
+        if body.echo and body.logprobs is not None and body.prefix_name is not None:
             raise ApiError(
                 400,
                 "echo: with `logprobs` beside it, no named prefix can come before the prompt; put the "
@@ -116,14 +126,14 @@ class OpenAI:
                 param="echo",
             )
         echoed: list[EchoedPrompt] = []
-        for prompt in prompts if asked.echo else ():
+        for prompt in prompts if body.echo else ():
             logprobs: list[TokenLogprob] = []
-            if asked.logprobs is not None:
+            if body.logprobs is not None:
                 logprobs = await self._chat.require_writer().score(
-                    prompt, num_top=asked.logprobs, client=client_name(request)
+                    prompt, num_top=body.logprobs, client=client_name(request)
                 )
             one = EchoedPrompt(self._chat.codec.decode(prompt), prompt[0], tuple(logprobs))
-            echoed += [one] * (asked.n or 1)
+            echoed += [one] * (body.n or 1)
         return echoed
 
     def _token_text(self, token_id: int) -> str:

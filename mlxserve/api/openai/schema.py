@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import PlainValidator, model_validator
 
 from mlxserve.api.bodies.fields import Prompt, prompts
 from mlxserve.api.bodies.generation import GenerationFields, MaxTokens, ToolGenerationFields
-from mlxserve.api.bodies.messages import ChatMessages
+from mlxserve.api.bodies.messages import ChatMessages, conversation_of
+from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.bodies.request_body import NotYet
 from mlxserve.api.bodies.structured import ResponseFormat
 from mlxserve.api.bodies.tools import Effort, Tools
@@ -56,6 +58,20 @@ class ChatRequest(ToolGenerationFields):
         return self
 
     @property
+    def prompt_field(self) -> str:
+        return "messages"
+
+    def prompt_source(self) -> PromptSource:
+        """How the messages become a prompt."""
+        return PromptSource(
+            read=partial(conversation_of, self.messages),
+            num_messages=len(self.messages),
+            template_kwargs=self.template_kwargs,
+            tools=self.definitions,
+            continues=bool(self.continue_final_message),
+        )
+
+    @cached_property
     def definitions(self) -> list[dict[str, Any]]:
         return [tool.definition() for tool in self.tools or ()]
 

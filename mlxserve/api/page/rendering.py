@@ -13,13 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxserve.api.bodies.request_body import BodyRoute, RequestBody, read_request
+from mlxserve.api.bodies.body_route import BodyRoute
+from mlxserve.api.bodies.request_body import RequestBody
 from mlxserve.api.errors import json_response
 from mlxserve.api.fair_work import run_fairly
 from mlxserve.api.page.highlighting import MAX_CHARACTERS as MAX_CODE
 from mlxserve.api.page.highlighting import Node, highlighter
 from mlxserve.api.page.markdown import Markdown, code_elements, unmarked
-from mlxserve.api.warnings import Warnings
 from mlxserve.helpers.fair_executor import SHORT_SECONDS, Lane, lane_of
 from mlxserve.system.code_languages import lexer_name
 
@@ -49,24 +49,21 @@ class Rendering:
 
     def __init__(self) -> None:
         self._code = highlighter()
-        self._warnings = Warnings()
 
     def routes(self) -> list[Route]:
-        return [BodyRoute("/api/v1/render", self.render, body=RenderRequest)]
+        return [BodyRoute("/api/v1/render", self.render, body=RenderRequest, of_model=False)]
 
-    async def render(self, request: Request) -> Response:
+    async def render(self, request: Request, body: RenderRequest) -> Response:
         """Parses Markdown for the page: each text as nested lists of [tag, attributes, child, …]."""
-        asked = await read_request(RenderRequest, request)
-        parsing = _Parsing(asked.texts)
-        seconds = min(sum(map(len, asked.texts)) / _CHARACTERS_PER_SECOND, MAX_SECONDS)
+        parsing = _Parsing(body.texts)
+        seconds = min(sum(map(len, body.texts)) / _CHARACTERS_PER_SECOND, MAX_SECONDS)
         if lane_of(seconds) is Lane.SHORT:
             await run_fairly(request, seconds, partial(parsing.go_on, TRY_SECONDS))
         if not parsing.is_done:
             expected = max(seconds, 1.01 * SHORT_SECONDS)
             await run_fairly(request, expected, partial(parsing.finish, MAX_SECONDS))
         await self._colour(request, parsing.code)
-        headers = self._warnings.header(request, asked.unknown_fields)
-        return json_response({"data": parsing.nodes}, headers=headers)
+        return json_response({"data": parsing.nodes})
 
     async def _colour(self, request: Request, elements: list[_Code]) -> None:
         """Code becomes spans."""

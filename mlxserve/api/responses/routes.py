@@ -7,6 +7,7 @@ A response is stored for a while (`store.py`) unless `store` is false: it can be
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,14 +16,27 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxserve.api.access.security import key_id, request_id
-from mlxserve.api.bodies.request_body import BodyRoute, read_request
-from mlxserve.api.errors import ApiError, encode_json, from_engine
+from mlxserve.api.bodies.body_route import BodyRoute
+from mlxserve.api.errors import ApiError, encode_json
+from mlxserve.api.fair_work import MoreWork
 from mlxserve.api.responses.reply import ResponseReply
 from mlxserve.api.responses.schema import ResponsesRequest
 from mlxserve.api.responses.store import MissingResponse, ResponseStore, StoredResponse
 from mlxserve.api.responses.stored import response_not_found
-from mlxserve.api.service import Service
-from mlxserve.core.errors import MlxServeError
+from mlxserve.api.service import Prepared, Service
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedResponse:
+    """What is made of a body in the client's turn.
+
+    new: the body with stored items in the place of references
+    whole: the same after the conversation that it continues
+    """
+
+    new: ResponsesRequest
+    whole: ResponsesRequest
+    answering: Prepared
 
 
 class Responses:
@@ -33,38 +47,40 @@ class Responses:
         self._store = store
 
     def routes(self) -> list[Route]:
-        return [BodyRoute("/v1/responses", self.create, body=ResponsesRequest)]
+        return [
+            BodyRoute("/v1/responses", self.create, body=ResponsesRequest, prepare=self._prepare)
+        ]
 
-    async def create(self, request: Request) -> Response:
+    def _prepare(self, request: Request, body: ResponsesRequest) -> MoreWork[PreparedResponse]:
+        new = body.with_items(self._store.items(body.referenced, key_id(request)))
+        whole = new.after(self._earlier(request, new.previous_response_id))
+        params = whole.sampling(self._service.chat.default_params)
+        prepared = self._service.begin(request, whole.prompt_source(), params, whole.turn())
+        return prepared.then(partial(PreparedResponse, new, whole))
+
+    async def create(
+        self, request: Request, body: ResponsesRequest, prepared: PreparedResponse
+    ) -> Response:
         """Answers a conversation with a response."""
-        new = await read_request(ResponsesRequest, request)
-        self._service.check_model(request, new.model)
-        new = new.with_items(self._store.items(new.referenced, key_id(request)))
-        asked = new.after(self._earlier(request, new.previous_response_id))
-        params = asked.sampling(self._service.chat.default_params)
-        turn = asked.turn()
+        answering = prepared.answering
         reply = ResponseReply(
             id=request_id(request),
             created=int(time.time()),
             model=self._service.chat.model_name,
-            asked=asked,
-            params=params,
-            on_end=partial(self._keep, key_id(request), new),
+            asked=prepared.whole,
+            params=answering.params,
+            on_end=partial(self._keep, key_id(request), prepared.new),
         )
-        try:
-            prompt = await self._service.prompts.of_conversation(
-                request,
-                asked.conversation,
-                len(asked.input),
-                asked.template_kwargs,
-                tools=asked.definitions,
-            )
-            answers = await self._service.submit(
-                request, asked, [prompt], params, turn=turn, prefix_name=asked.prefix_name
-            )
-        except MlxServeError as error:
-            raise from_engine(error, prompt_param="input") from error
-        return await self._service.reply(request, asked, answers, reply)
+        prompt = await self._service.prompts.finish(request, answering.prompt)
+        answers = await self._service.submit(
+            request,
+            body,
+            [prompt],
+            answering.params,
+            turn=answering.turn,
+            prefix_name=body.prefix_name,
+        )
+        return await self._service.reply(request, answers, reply, is_stream=body.stream)
 
     def _earlier(self, request: Request, response_id: str | None) -> list[Any]:
         """The items of the conversation to continue. Raises ApiError 404."""

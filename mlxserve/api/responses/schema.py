@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from mlxserve.api.bodies.fields import MAX_NAME_LENGTH, items
 from mlxserve.api.bodies.generation import NO_LIMIT, MaxTokens, ToolGenerationFields
 from mlxserve.api.bodies.messages import MAX_MESSAGES, Arguments, Parts, text_of
+from mlxserve.api.bodies.prompt_source import PromptSource
 from mlxserve.api.bodies.request_body import KindedModel, NotYet, StrictModel
 from mlxserve.api.bodies.structured import format_of
 from mlxserve.api.bodies.tools import MAX_TOOLS, Name, definition_of
@@ -327,6 +328,19 @@ class ResponsesRequest(ToolGenerationFields):
         if len(earlier) + len(self.input) > MAX_MESSAGES:
             raise invalid_value("input", f"the conversation has more than {MAX_MESSAGES} items")
         return self.model_copy(update={"input": [*earlier, *self.input]})
+
+    @property
+    def prompt_field(self) -> str:
+        return "input"
+
+    def prompt_source(self) -> PromptSource:
+        """How the items become a prompt."""
+        return PromptSource(
+            read=self.conversation,
+            num_messages=len(self.input),
+            template_kwargs=self.template_kwargs,
+            tools=self.definitions,
+        )
 
     def conversation(self, sees: bool = False) -> Conversation:
         """As `conversation_of`."""

@@ -8,6 +8,7 @@ of an unused conversation is evicted before its beginning.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -45,7 +46,7 @@ class MissingResponse(KeyError):
 
 
 class ResponseStore:
-    """One per app, used in its event loop only."""
+    """One per app. Methods may be called from any thread."""
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._max_age = max_age
         self._clock = clock
+        self._lock = threading.RLock()
         self._stored: OrderedDict[str, tuple[float, StoredResponse]] = OrderedDict()  # oldest first
         self._bytes: Counter[str] = Counter()  # by owner
 
@@ -71,49 +73,54 @@ class ResponseStore:
 
     def put(self, stored: StoredResponse) -> None:
         """Add a response. Evicts the least recently used ones of the owner with the most bytes."""
-        response_id = stored.response["id"]
-        assert response_id not in self._stored, "a response id was used twice"
-        self._stored[response_id] = (self._clock(), stored)
-        self._bytes[stored.owner] += stored.size
-        for each in [*self._chain(response_id, stored.owner)]:
-            self._touch(each)
-        self._expire()
-        while len(self._stored) > self._max_responses or self.num_bytes > self._max_bytes:
-            self._evict()
+        with self._lock:
+            response_id = stored.response["id"]
+            assert response_id not in self._stored, "a response id was used twice"
+            self._stored[response_id] = (self._clock(), stored)
+            self._bytes[stored.owner] += stored.size
+            for each in [*self._chain(response_id, stored.owner)]:
+                self._touch(each)
+            self._expire()
+            while len(self._stored) > self._max_responses or self.num_bytes > self._max_bytes:
+                self._evict()
 
     def get(self, response_id: str, owner: str) -> StoredResponse | None:
-        self._expire()
-        found = self._stored.get(response_id)
-        return found[1] if found is not None and found[1].owner == owner else None
+        with self._lock:
+            self._expire()
+            found = self._stored.get(response_id)
+            return found[1] if found is not None and found[1].owner == owner else None
 
     def delete(self, response_id: str, owner: str) -> bool:
-        if self.get(response_id, owner) is None:
-            return False
-        self._remove(response_id)
-        return True
+        with self._lock:
+            if self.get(response_id, owner) is None:
+                return False
+            self._remove(response_id)
+            return True
 
     def conversation(self, response_id: str, owner: str) -> list[Any]:
         """The items of a response, after those of all before it. Raises MissingResponse."""
-        self._expire()
-        chain = [*self._chain(response_id, owner)]
-        missing = self._stored[chain[-1]][1].previous if chain else response_id
-        if missing is not None:
-            raise MissingResponse(missing)
-        for each in chain:
-            self._touch(each)
-        return [item for each in reversed(chain) for item in self._stored[each][1].items]
+        with self._lock:
+            self._expire()
+            chain = [*self._chain(response_id, owner)]
+            missing = self._stored[chain[-1]][1].previous if chain else response_id
+            if missing is not None:
+                raise MissingResponse(missing)
+            for each in chain:
+                self._touch(each)
+            return [item for each in reversed(chain) for item in self._stored[each][1].items]
 
     def items(self, item_ids: Collection[str], owner: str) -> dict[str, Any]:
         """The owner's items of these ids that are stored."""
-        self._expire()
-        wanted = frozenset(item_ids)
-        return {
-            item.id: item
-            for _, stored in (self._stored.values() if wanted else ())
-            if stored.owner == owner
-            for item in stored.items
-            if item.id in wanted
-        }
+        with self._lock:
+            self._expire()
+            wanted = frozenset(item_ids)
+            return {
+                item.id: item
+                for _, stored in (self._stored.values() if wanted else ())
+                if stored.owner == owner
+                for item in stored.items
+                if item.id in wanted
+            }
 
     def _chain(self, response_id: str | None, owner: str) -> Iterator[str]:
         """Ids from a response back to the first one that is stored."""

@@ -7,10 +7,12 @@ still answered, and endless event streams are ended.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
-from mlxserve.api.errors import ApiError, error_response
+from mlxserve.api.errors import ApiError
 
 _WORK = ("POST", "PUT")
 _RETRY = {"retry-after": "5"}  # seconds; a guess of when the next server runs
@@ -32,36 +34,23 @@ class Drain:
             503, "The server is stopping. Try again later.", code="draining", headers=_RETRY
         )
 
-    def begin(self) -> None:
+    @contextmanager
+    def counted(self, scope: Scope) -> Iterator[None]:
+        """A request while it is answered. Raises ApiError 503 for work once the server is stopping."""
+        if scope["method"] not in _WORK:
+            yield
+            return
+        if self.is_on:
+            raise self.refusal()
         self.num_running += 1
-
-    def end(self) -> None:
-        self.num_running -= 1
-        self._changed.set()
+        try:
+            yield
+        finally:
+            self.num_running -= 1
+            self._changed.set()
 
     async def finished(self) -> None:
         """Returns when no request is running."""
         while self.num_running:
             self._changed.clear()
             await self._changed.wait()
-
-
-class DrainCheck:
-    """Counts running requests, and refuses new ones once the server is stopping."""
-
-    def __init__(self, app: ASGIApp, drain: Drain) -> None:
-        self._app = app
-        self._drain = drain
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] not in _WORK:
-            await self._app(scope, receive, send)
-            return
-        if self._drain.is_on:
-            await error_response(self._drain.refusal())(scope, receive, send)
-            return
-        self._drain.begin()
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._drain.end()

@@ -11,9 +11,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
-from mlxserve.api.errors import ApiError, error_response
+from mlxserve.api.errors import ApiError
 
 EarlyEnd: TypeAlias = asyncio.Future[ApiError]  # done once the request has to end
 
@@ -39,45 +39,6 @@ class InFlight:
         for end, sender in self._ends.items():
             if not end.done() and key in (None, sender):
                 end.set_result(error)
-
-
-class RequestRegister:
-    """Enters every request. Runs after the check of the key."""
-
-    def __init__(self, app: ASGIApp, open_requests: InFlight) -> None:
-        self._app = app
-        self._open_requests = open_requests
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        key = scope.get("mlxserve.key")
-        task = asyncio.current_task()
-        assert task is not None
-        has_started = False
-
-        async def send_and_note(message: Message) -> None:
-            nonlocal has_started
-            has_started = True
-            await send(message)
-
-        def cancel(_end: EarlyEnd) -> None:
-            if not has_started:
-                task.cancel()
-
-        with self._open_requests.entered("" if key is None else key.sha256) as end:
-            scope["mlxserve.end"] = end
-            end.add_done_callback(cancel)
-            try:
-                await self._app(scope, receive, send_and_note)
-            except asyncio.CancelledError:
-                if has_started or not end.done():
-                    raise
-                task.uncancel()
-                await error_response(end.result())(scope, receive, send)
-            finally:
-                end.remove_done_callback(cancel)
 
 
 def early_end(scope: Scope) -> EarlyEnd:

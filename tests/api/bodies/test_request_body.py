@@ -9,7 +9,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlxserve.api.app import create_app
-from mlxserve.api.bodies.request_body import INERT, BodyRoute
+from mlxserve.api.bodies.body_route import BodyRoute
+from mlxserve.api.bodies.request_body import INERT
 from mlxserve.api.errors import speaks_ollama
 from tests.api.fake_chat import FakeChat
 

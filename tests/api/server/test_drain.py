@@ -31,13 +31,13 @@ def test_a_drain_is_finished_when_nothing_runs() -> None:
     async def scenario() -> None:
         drain = Drain()
         await drain.finished()
-        drain.begin()
-        drain.begin()
-        waiting = asyncio.ensure_future(drain.finished())
-        drain.end()
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        drain.end()
+        with drain.counted({"method": "POST"}):
+            with drain.counted({"method": "PUT"}), drain.counted({"method": "GET"}):
+                assert drain.num_running == 2
+                waiting = asyncio.ensure_future(drain.finished())
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert not waiting.done()
         await waiting
 
     asyncio.run(scenario())
