@@ -79,11 +79,11 @@ def test_rows_go_to_their_slots_bit_by_bit(checked_backend: MetalBackend) -> Non
 
 
 def test_every_row_size_is_written_bit_by_bit(checked_backend: MetalBackend) -> None:
-    for at, (dtype, head_dim) in enumerate(ROWS):
-        page_size = PAGE_SIZES[at % len(PAGE_SIZES)]
-        pools, held = filled(checked_backend, page_size, head_dim, dtype)
-        slots = patterns(page_size)["decodes, then chunks"]
-        check_write(checked_backend, pools, held, slots)
+    for dtype, head_dim in ROWS:
+        for page_size in PAGE_SIZES:
+            pools, held = filled(checked_backend, page_size, head_dim, dtype)
+            slots = patterns(page_size)["decodes, then chunks"]
+            check_write(checked_backend, pools, held, slots)
 
 
 def check_write(
@@ -123,14 +123,14 @@ def test_transposed_rows_are_written(checked_backend: MetalBackend) -> None:
 
 def test_copied_pages_are_bit_equal_and_others_stay(checked_backend: MetalBackend) -> None:
     sources, targets = np.array([3, 1, 3], np.int32), np.array([0, 5, 2], np.int32)
-    for at, (dtype, head_dim) in enumerate(ROWS):
-        page_size = PAGE_SIZES[at % len(PAGE_SIZES)]
-        pools, held = filled(checked_backend, page_size, head_dim, dtype)
-        checked_backend.copy_pages(*pools, sources, targets, page_size)
-        for pool, wanted in zip(read(checked_backend, pools), held, strict=True):
-            pages = wanted.reshape(NUM_PAGES, -1)
-            pages[targets] = pages[sources]
-            assert np.array_equal(pool, wanted), (dtype, head_dim)
+    for dtype, head_dim in ROWS:
+        for page_size in PAGE_SIZES:
+            pools, held = filled(checked_backend, page_size, head_dim, dtype)
+            checked_backend.copy_pages(*pools, sources, targets, page_size)
+            for pool, wanted in zip(read(checked_backend, pools), held, strict=True):
+                pages = wanted.reshape(NUM_PAGES, -1)
+                pages[targets] = pages[sources]
+                assert np.array_equal(pool, wanted), (dtype, head_dim)
 
 
 def test_copying_no_pages_changes_nothing(checked_backend: MetalBackend) -> None:
