@@ -134,7 +134,7 @@ def build_text_model(
         max_num_waiting=config.scheduler.max_num_waiting,
         executor=executor or new_fair_executor(),
         owns_executor=executor is None,
-        adapters={one.name: one.digest for one in adapters},
+        adapters={adapter.name: adapter.digest for adapter in adapters},
         images=images,
     )
 

@@ -125,7 +125,7 @@ class ChatApp(App[None]):
             "set": self._sampling.change,
             "attach": self._draft.attach,
             "editor": self._draft.in_editor,
-            "thinking": self.answering.toggle_thinking,
+            "thinking": self.window.toggle_thinking,
             "copy": self._copying.answer,
             "code": self._copying.code,
             "export": self.browsing.export,
@@ -172,7 +172,7 @@ class ChatApp(App[None]):
 
     async def _start_tools(self) -> None:
         await self._tools.start()
-        self.answering.show_header()
+        self.answering.status.show_header()
 
     @property
     def has_chat(self) -> bool:
@@ -216,10 +216,10 @@ class ChatApp(App[None]):
 
     @on(ServerLink.Connected)
     def _connected(self) -> None:
-        self.answering.show_header()
+        self.answering.status.show_header()
         self.run_worker(self._model_switch.connected(), group="use", exclusive=True)
         if self.link.connection is None:
-            self.answering.return_queue()
+            self.answering.queue.return_to_composer()
         else:
             self.answering.ask_again()
             self._welcoming.begin()
@@ -228,7 +228,7 @@ class ChatApp(App[None]):
     @on(Browsing.Opened)
     def _opened(self) -> None:
         self._revising.end_edit()
-        self.answering.show_header()
+        self.answering.status.show_header()
         if self._open_chat.chat is None:
             self._welcoming.begin()
 
@@ -388,7 +388,7 @@ class ChatApp(App[None]):
             worker.cancel()
         with suppress(TimeoutError):  # each first ends the process that it has started
             async with asyncio.timeout(_ENDING_SECONDS):
-                await asyncio.gather(*(one.wait() for one in others), return_exceptions=True)
+                await asyncio.gather(*(other.wait() for other in others), return_exceptions=True)
         await self._open_chat.close()
         self.exit()
 

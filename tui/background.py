@@ -54,9 +54,9 @@ def read_answer(fd: int, asked: float) -> tuple[bool | None, str]:
 
 def is_light_background(answer: bytes) -> bool | None:
     """Parse the terminal's answer; None if it did not say."""
-    found = _COLOUR.search(answer)
-    if found is None:
+    match = _COLOUR.search(answer)
+    if match is None:
         return None
-    shares = [int(digits, 16) / (16 ** len(digits) - 1) for digits in found.groups()]
+    shares = [int(digits, 16) / (16 ** len(digits) - 1) for digits in match.groups()]
     brightness = sum(w * share for w, share in zip(_BRIGHTNESS, shares, strict=True))
     return bool(brightness > 0.5)

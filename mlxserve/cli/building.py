@@ -87,7 +87,7 @@ def build_registry(
     registered[0] = replace(
         registered[0], aliases=(*registered[0].aliases, *server.alias), preload=True
     )
-    share = max(one.config.gpu_memory_utilization for one in models)
+    share = max(model.config.gpu_memory_utilization for model in models)
     budget = int(machine.memory().working_set * share)
     if len(registered) > 1:
         _refuse_together(models, registered)
@@ -117,11 +117,11 @@ def _refuse_together(
     models: Sequence[ModelSettings], registered: Sequence[RegisteredModel]
 ) -> None:
     """Raises InvalidConfig for options that several models cannot have."""
-    if any(one.config.num_ranks > 1 for one in models):
+    if any(model.config.num_ranks > 1 for model in models):
         raise InvalidConfig(
             "Several ranks serve one model. Give --model once, or leave the ranks out."
         )
-    traces = Counter(one.config.trace for one in models if one.config.trace is not None)
+    traces = Counter(model.config.trace for model in models if model.config.trace is not None)
     if any(count > 1 for count in traces.values()):
         raise InvalidConfig(
             "Several models cannot write one trace. Set `trace` in the table of one of them.",

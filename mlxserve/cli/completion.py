@@ -92,7 +92,7 @@ def served_models(incomplete: str) -> list[str]:
     """Complete names of models that this user's servers have."""
     from mlxserve.cli.running_servers import running_servers
 
-    return _offered((name for one in running_servers() for name in one.names), incomplete)
+    return _offered((name for server in running_servers() for name in server.names), incomplete)
 
 
 def _names(incomplete: str, *, downloaded_only: bool) -> list[str]:

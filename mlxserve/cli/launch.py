@@ -87,7 +87,7 @@ def _target(url: str | None, model: str | None) -> AgentTarget:
     if model is not None and model not in names:
         raise InvalidConfig(f"The server has no model {model[:80]!r}. It has {', '.join(names)}.")
     model = model or names[0]
-    card = next(one for one in cards if model in (one["id"], *one.get("aliases", ())))
+    card = next(card for card in cards if model in (card["id"], *card.get("aliases", ())))
     context = int(card.get("max_model_len") or card.get("context_length") or 0)
     if context < ENOUGH_CONTEXT:
         print_safe(

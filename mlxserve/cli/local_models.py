@@ -250,7 +250,7 @@ def _why_not_deleted(name: str, repository: str) -> str:
 def _local() -> "list[Entry]":
     from mlxserve.hub import catalog
 
-    return [one for one in catalog.entries() if one.source is not catalog.Origin.SUGGESTED]
+    return [entry for entry in catalog.entries() if entry.source is not catalog.Origin.SUGGESTED]
 
 
 def _found(name: str) -> "tuple[Entry, Path]":

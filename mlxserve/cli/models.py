@@ -45,8 +45,8 @@ def models(settings: Settings, json: Json = False) -> None:
     _print("On this machine", here, best)
     if adapters:
         print_safe("Adapters, as `serve` offers them:")
-    for one in adapters:
-        print_safe(f"  {one['name']:48} {one['refusal'] or one['folder']}")
+    for adapter in adapters:
+        print_safe(f"  {adapter['name']:48} {adapter['refusal'] or adapter['folder']}")
     _print("To download with `mlxserve pull NAME`", [row for row in rows if row not in here], best)
     if any(fit.num_windows for _, fit in rows):
         print_safe(

@@ -127,7 +127,7 @@ def served_name(server: RunningServer, model: str | None) -> str | None:
     path = Path(model).expanduser()  # which the server calls by its last part
     parts = (path.resolve().name, path.stem) if path.exists() else ()
     wanted = (model, repository_of(model), *parts)
-    return next((one for one in server.names if one in wanted), None)
+    return next((name for name in server.names if name in wanted), None)
 
 
 def _folder() -> Path:

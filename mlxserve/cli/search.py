@@ -55,4 +55,6 @@ def _found(words: str, kind: str, limit: int) -> list[dict[str, Any]]:
             f"The hub cannot be searched now: {reason}. Check the network connection; "
             "`mlxserve models` lists what is here and well-known models without one."
         ) from error
-    return [{"name": one.id, "format": kind, "downloads": one.downloads or 0} for one in models]
+    return [
+        {"name": model.id, "format": kind, "downloads": model.downloads or 0} for model in models
+    ]

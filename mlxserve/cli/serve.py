@@ -58,7 +58,7 @@ def serve(
     if config.num_ranks > 1 and len(models) == 1:
         _join_ranks(config)
     else:
-        models = [replace(one, config=_with_server_defaults(one.config)) for one in models]
+        models = [replace(model, config=_with_server_defaults(model.config)) for model in models]
     exit_code = _serve(server, models, settings, is_private=exit_with_parent)
     if exit_code:
         print_error("the engine has failed; the log says why.")
@@ -113,8 +113,8 @@ def _serve(
                 if is_private
                 else registered(
                     url,
-                    [one.name for one in registry.models],
-                    [name for one in registry.models for name in one.names[1:]],
+                    [model.name for model in registry.models],
+                    [name for model in registry.models for name in model.names[1:]],
                     needs_key=needs_key,
                 )
             ):

@@ -96,7 +96,7 @@ def logs(
 ) -> None:
     """Show the end of the newest log: of a server in the background, a chat's or the service."""
     files = [*(data_home() / "logs").glob("*.log"), log_file()]
-    found = sorted((one for one in files if one.is_file()), key=lambda one: one.stat().st_mtime)
+    found = sorted((file for file in files if file.is_file()), key=lambda one: one.stat().st_mtime)
     if not found:
         raise InvalidRequest(f"There is no log yet in {data_home() / 'logs'}.")
     newest = found[-1]
@@ -112,11 +112,14 @@ def _chosen(which: str | None, *, every: bool) -> Sequence[RunningServer]:
         raise InvalidRequest("No server of this user runs.")
     if every:
         return servers
-    names = {one: (one.url, one.url.rpartition(":")[2], one.model, str(one.pid)) for one in servers}
-    found = [one for one in servers if which is None or which.rstrip("/") in names[one]]
+    names = {
+        server: (server.url, server.url.rpartition(":")[2], server.model, str(server.pid))
+        for server in servers
+    }
+    found = [server for server in servers if which is None or which.rstrip("/") in names[server]]
     if len(found) == 1:
         return found
-    listed = ", ".join(f"{one.url} ({one.model})" for one in servers)
+    listed = ", ".join(f"{server.url} ({server.model})" for server in servers)
     if not found:
         raise InvalidRequest(f"No server is {which!r}. These run: {listed}.")
     raise InvalidRequest(f"Several servers run: {listed}. Name one, or stop all with --all.")
@@ -124,7 +127,11 @@ def _chosen(which: str | None, *, every: bool) -> Sequence[RunningServer]:
 
 def _with_several(model: str) -> RunningServer | None:
     """Return the only server with this model and others; None if none. Raises InvalidRequest."""
-    found = [one for one in running_servers() if one.others and model in (one.model, *one.others)]
+    found = [
+        server
+        for server in running_servers()
+        if server.others and model in (server.model, *server.others)
+    ]
     if len(found) > 1:
         urls = ", ".join(one.url for one in found)
         raise InvalidRequest(f"Several servers have {model!r}: {urls}. Stop one by its address.")

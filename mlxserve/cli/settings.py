@@ -201,7 +201,7 @@ def flags_of(given: Mapping[str, Any]) -> list[str]:
             flags.append(f"--{flag}" if value else f"--no-{flag}")
         else:
             values = value if isinstance(value, tuple) else (value,)
-            flags += [part for one in values for part in (f"--{flag}", str(one))]
+            flags += [part for value in values for part in (f"--{flag}", str(value))]
     return flags
 
 
@@ -268,7 +268,9 @@ def _check_place(
 def _tables(file: _File) -> dict[str, dict[str, Given]]:
     """Values of the tables of models, by name. Raises InvalidConfig."""
     tables = file.values.get(_TABLES, {})
-    if not isinstance(tables, dict) or not all(isinstance(one, dict) for one in tables.values()):
+    if not isinstance(tables, dict) or not all(
+        isinstance(table, dict) for table in tables.values()
+    ):
         raise InvalidConfig(
             f'{file.path}: {_TABLES} must be tables, one for each model: [{_TABLES}."NAME"]'
         )

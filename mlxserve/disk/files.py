@@ -234,9 +234,9 @@ def _entries(folder: Path, unlisted: set[Path]) -> list[os.DirEntry[str]]:
 def _folders(entries: Iterable[os.DirEntry[str]], name: re.Pattern[str]) -> list[Path]:
     """Entries named like subfolders of a disk cache; all others are ignored."""
     return [
-        Path(one.path)
-        for one in entries
-        if name.fullmatch(one.name) and one.is_dir(follow_symlinks=False)
+        Path(entry.path)
+        for entry in entries
+        if name.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
     ]
 
 

@@ -142,7 +142,7 @@ def _content(message: StoredMessage) -> str | list[dict[str, Any]]:
     """Return the text, or parts if there are images, which come first."""
     if not message.images:
         return message.text
-    images = [{"type": "image_url", "image_url": {"url": one.url}} for one in message.images]
+    images = [{"type": "image_url", "image_url": {"url": image.url}} for image in message.images]
     return [*images, *_parts(message.text)]
 
 

@@ -89,8 +89,8 @@ def _smaller(content: bytes, typed: str) -> bytes:
 
 def as_text(pictures: Sequence[KeptImage]) -> str:
     """Serialise pictures for the store; empty for none."""
-    return json.dumps([asdict(one) for one in pictures]) if pictures else ""
+    return json.dumps([asdict(picture) for picture in pictures]) if pictures else ""
 
 
 def from_text(text: str) -> tuple[KeptImage, ...]:
-    return tuple(KeptImage(**one) for one in json.loads(text)) if text else ()
+    return tuple(KeptImage(**kept) for kept in json.loads(text)) if text else ()

@@ -102,8 +102,8 @@ def with_its_shards(name: str, names: Iterable[str]) -> list[str]:
     stem = _SHARD.fullmatch(name.removesuffix(".gguf"))
     if stem is None:
         return [name]
-    others = (one for one in names if one.startswith(stem[1]) and one.endswith(".gguf"))
-    return sorted(one for one in others if _SHARD.fullmatch(one.removesuffix(".gguf")))
+    others = (name for name in names if name.startswith(stem[1]) and name.endswith(".gguf"))
+    return sorted(other for other in others if _SHARD.fullmatch(other.removesuffix(".gguf")))
 
 
 def files_in(folder: Path) -> list[Path]:

@@ -256,8 +256,8 @@ def short_name(repository: str) -> str:
         return "smollm2"
     name = repository.rpartition("/")[2].lower()
     name = _DISTILLED.sub("", _VERSION.sub(r"\1", name))
-    if found := _SIZE.search(name):
-        return f"{name[: found.start()]}:{found[1]}"
+    if match := _SIZE.search(name):
+        return f"{name[: match.start()]}:{match[1]}"
     return name.removesuffix("-4bit").removesuffix("-instruct")
 
 

@@ -150,7 +150,9 @@ def _is_encoder(
 ) -> bool:
     if kind is not None:
         heads = files.config.get("architectures")
-        other = isinstance(heads, list) and any("TokenClassification" in str(one) for one in heads)
+        other = isinstance(heads, list) and any(
+            "TokenClassification" in str(head) for head in heads
+        )
         return not other
     if is_classifier:
         return False  # refused by the sentence for classifiers
@@ -161,7 +163,7 @@ def _is_encoder(
 
 def _is_classifier(config: Mapping[str, Any]) -> bool:
     heads = config.get("architectures")
-    return isinstance(heads, list) and any(str(one).endswith(_WITH_HEADS) for one in heads)
+    return isinstance(heads, list) and any(str(head).endswith(_WITH_HEADS) for head in heads)
 
 
 def _check_classifier(files: ModelFiles, kind: str | None) -> None:

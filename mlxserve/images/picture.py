@@ -134,7 +134,7 @@ class PicturePrompt(list[int]):
 
     def after(self, prefix: Sequence[int]) -> PicturePrompt:
         """Prepend other ids."""
-        moved = (replace(one, start=one.start + len(prefix)) for one in self.pictures)
+        moved = (replace(picture, start=picture.start + len(prefix)) for picture in self.pictures)
         return PicturePrompt((*prefix, *self), moved)
 
 
@@ -144,7 +144,7 @@ def pictures_of(prompt: Sequence[int]) -> Placed:
 
 def marks_of(pictures: Placed) -> tuple[Mark, ...]:
     """Marks that tell apart the hashes of pages with these pictures."""
-    return tuple((one.start, one.end, one.picture.key) for one in pictures)
+    return tuple((picture.start, picture.end, picture.picture.key) for picture in pictures)
 
 
 def num_distinct(pictures: Placed, start: int, length: int) -> int:
@@ -154,13 +154,13 @@ def num_distinct(pictures: Placed, start: int, length: int) -> int:
     which there are too few rows.
     """
     end = start + length
-    for one in pictures:
-        if one.start < end:
-            first, last = max(0, start - one.start), min(end, one.end) - one.start
-            rows = one.picture.rows_before
+    for picture in pictures:
+        if picture.start < end:
+            first, last = max(0, start - picture.start), min(end, picture.end) - picture.start
+            rows = picture.picture.rows_before
             # What is before `start` is known to be the same: its page's hash has the key.
             if first == 0 and 0 < rows[last] < FEWEST_ROWS:
-                return max(0, one.start - start)
+                return max(0, picture.start - start)
     return length
 
 
@@ -171,16 +171,18 @@ def positions_of(pictures: Placed, start: int, end: int) -> npt.NDArray[np.int32
     found = np.empty((3, end - start), np.int32)
     found[:] = np.arange(start, end)
     shift = 0
-    for one in pictures:
-        if one.start >= end:
+    for picture in pictures:
+        if picture.start >= end:
             break
-        if one.picture.grid is not None and one.end > start:
-            inside = np.indices(one.picture.grid).reshape(3, -1) + one.start + shift
-            first, last = max(start, one.start), min(end, one.end)
-            found[:, first - start : last - start] = inside[:, first - one.start : last - one.start]
-        shift += one.picture.shift
-        if one.end < end:  # until the next picture, whose own shift is added then
-            found[:, max(0, one.end - start) :] += one.picture.shift
+        if picture.picture.grid is not None and picture.end > start:
+            inside = np.indices(picture.picture.grid).reshape(3, -1) + picture.start + shift
+            first, last = max(start, picture.start), min(end, picture.end)
+            found[:, first - start : last - start] = inside[
+                :, first - picture.start : last - picture.start
+            ]
+        shift += picture.picture.shift
+        if picture.end < end:  # until the next picture, whose own shift is added then
+            found[:, max(0, picture.end - start) :] += picture.picture.shift
     return found
 
 

@@ -27,7 +27,7 @@ def without_halves(text: str) -> str:
     r"""Replace each escape of half a surrogate pair in JSON by `\ufffd`."""
     if _SURROGATE.search(text) is None:
         return text
-    return _ESCAPE.sub(lambda found: r"\ufffd" if found["half"] else found[0], text)
+    return _ESCAPE.sub(lambda match: r"\ufffd" if match["half"] else match[0], text)
 
 
 class HalvesFilter:
@@ -38,8 +38,8 @@ class HalvesFilter:
 
     def push(self, part: bytes) -> bytes:
         data = self._held + part
-        found = _OPEN.search(data)
-        cut = len(data) if found is None else found.start(1)
+        match = _OPEN.search(data)
+        cut = len(data) if match is None else match.start(1)
         self._held = data[cut:]
         return _replaced(data[:cut])
 

@@ -31,7 +31,7 @@ def probed_axes(tower: Tower, reader: ImageProcessor, dtype: mx.Dtype) -> Mappin
         if len(images) < 2:
             return None
         pictures = [reader.make(image) for image in images]
-        axes = axes_of([one.inputs for one in pictures], reader.inputs_of(images))
+        axes = axes_of([picture.inputs for picture in pictures], reader.inputs_of(images))
         if axes is None:
             log.info("The processor joins images in a way of its own: they are computed one by one")
             return None

@@ -186,8 +186,8 @@ def memory_pressure() -> int:
         text = PRESSURE_FILE.read_text(encoding="ascii")
     except OSError:
         return 0
-    found = re.search(r"^full avg10=([\d.]+)", text, re.MULTILINE)
-    share = float(found[1]) if found else 0.0
+    match = re.search(r"^full avg10=([\d.]+)", text, re.MULTILINE)
+    share = float(match[1]) if match else 0.0
     return sum(share >= mark for mark in _STALLED)
 
 

@@ -311,8 +311,8 @@ class Conversation:
     @property
     def num_pixels(self) -> int:
         """Pixels of all decoded images."""
-        images = [one.image for message in self.messages for one in message.images]
-        return sum(one.width * one.height for one in images if isinstance(one, Image))
+        images = [image.image for message in self.messages for image in message.images]
+        return sum(image.width * image.height for image in images if isinstance(image, Image))
 
     def with_images(self, found: Mapping[SentImage, Image]) -> Self:
         """Replace sent images by decoded ones."""

@@ -107,7 +107,7 @@ class Fitting:
 
 def _leading(messages: Messages) -> int:
     """Number of system messages at the beginning."""
-    return next((n for n, one in enumerate(messages) if one.role != SYSTEM), len(messages))
+    return next((n for n, message in enumerate(messages) if message.role != SYSTEM), len(messages))
 
 
 def join_first_systems(messages: Messages) -> Messages:
@@ -269,7 +269,7 @@ def answer_results(messages: Messages) -> Messages:
 
 
 def _last_role(messages: Sequence[Message]) -> str | None:
-    return next((one.role for one in reversed(messages) if one.role != SYSTEM), None)
+    return next((message.role for message in reversed(messages) if message.role != SYSTEM), None)
 
 
 def join_users(messages: Messages) -> Messages:

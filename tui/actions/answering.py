@@ -1,4 +1,4 @@
-"""Asking and answering: the queue of messages, the running answer, and how it ends.
+"""Answering: asks the questions of the open chat and follows the running answer to its end.
 
     send -> queue -> operation -> open chat (written first) -> live answer -> view (painted by a timer)
 
@@ -14,19 +14,19 @@ from functools import partial
 
 from mlxserve.history.calls import CallsPiece
 from mlxserve.history.chat_file import StoreError
-from mlxserve.history.context import ContextUse
 from mlxserve.history.messages import CAN_CONTINUE, NewQuestion, Role, State, StoredMessage
 from mlxserve.history.traces import Traces
+from tui.actions.chat_status import ChatStatus
 from tui.actions.forgetting import forget_pages
+from tui.actions.question_queue import QuestionQueue
 from tui.actions.server_link import ServerLink
 from tui.actions.shortening import FULL, Shortening
 from tui.actions.tool_use import ToolUse
-from tui.chat.live_answer import AnswerPhase, LiveAnswer
+from tui.chat.live_answer import LiveAnswer
 from tui.chat.open_chat import OpenChat
 from tui.chat.operations import Operation, Operations
-from tui.chat.progress import calling_words, stage_words, watch_progress
+from tui.chat.progress import watch_progress
 from tui.chat.sampling import Sampling
-from tui.chat.stats_text import seconds_words, stats_lines
 from tui.talk.connection import ServerConnection
 from tui.talk.errors import ContextFull
 from tui.talk.pieces import Piece
@@ -47,15 +47,16 @@ class Answering:
         self._link = link
         self._window = window
         self._operations = Operations(partial(window.run_worker, group="operation"))
-        self._queue: list[NewQuestion] = []
+        self.queue = QuestionQueue(window)
+        self.status = ChatStatus(
+            open_chat, link, window, lambda: [tools.words, self.sampling.words]
+        )
         self._has_reported_unsaved = False
         self._shortening = Shortening(open_chat, link, window)
         self._full_chat: int | None = None  # the chat whose last question did not fit
         # An answer whose server ended, or a question asked without a server.
         self._lost: StoredMessage | None = None
         self._request_ids: dict[int, str] = {}  # chat id -> the server's id of its last answer
-        self._is_thinking_open = False
-        self._ticked: tuple[str, float | None] = "", None  # what the last tick said
         self.sampling = Sampling()
 
     @property
@@ -119,11 +120,6 @@ class Answering:
         if self.is_full and not self.is_answering:
             self.run_when_connected(self._ask_shorter)
 
-    def toggle_thinking(self) -> None:
-        is_open = self._is_thinking_open = not self._is_thinking_open
-        for view in self._window.query(AnswerView):
-            view.open_thinking(is_open=is_open)
-
     def stop(self) -> None:
         """Stop the running answer and keep its text so far."""
         self._operations.stop_answer()
@@ -138,47 +134,31 @@ class Answering:
         except StoreError as error:
             await self._window.transcript.say(str(error), is_error=True)
 
-    # The queue
+    # Questions and answers
 
-    def send(self, asked: NewQuestion) -> None:
+    def send(self, question: NewQuestion) -> None:
         """Ask a question now, or after the running operation."""
-        self._queue.append(asked)
-        self._show_queue()
+        self.queue.add(question)
         self.send_next()
 
     def send_next(self) -> None:
-        if self._queue and not self.is_busy:
-            asked = self._queue.pop(0)
-            self._show_queue()
-            self.run(partial(self.ask, asked))
+        """Ask the next question of the queue, unless something is running."""
+        if not self.is_busy and (question := self.queue.take()) is not None:
+            self.run(partial(self.ask, question))
 
-    def _show_queue(self) -> None:
-        self._window.show_queue([asked.text for asked in self._queue])
-
-    def return_queue(self) -> None:
-        """Move queued messages back into the composer: after a failure the user decides."""
-        if self._queue:
-            composer = self._window.composer
-            # Images are read again from the files that the text mentions.
-            returned = [one.typed if one.images else one.text for one in self._queue]
-            texts = [*returned, composer.text]
-            self._queue = []
-            self._show_queue()
-            composer.write("\n\n".join(text for text in texts if text))
-
-    # Questions and answers
-
-    async def ask(self, asked: NewQuestion, instead_of: StoredMessage | None = None) -> None:
+    async def ask(self, question: NewQuestion, instead_of: StoredMessage | None = None) -> None:
+        """Store a question, or a new version of an earlier one, and answer it."""
         try:
-            question = await self._open_chat.ask(asked, instead_of=instead_of)
+            stored = await self._open_chat.ask(question, instead_of=instead_of)
         except StoreError:
-            self._queue.insert(0, asked)
-            self.return_queue()
+            self.queue.add_first(question)
+            self.queue.return_to_composer()
             raise
-        self._window.composer.remember(asked.text)
-        await self.reply(question)
+        self._window.composer.remember(question.text)
+        await self.reply(stored)
 
     async def reply(self, question: StoredMessage) -> None:
+        """Answer a question of the open chat."""
         connection = self._link.connection
         if connection is None:
             self._lost = question
@@ -202,7 +182,7 @@ class Answering:
     async def _compact(self) -> None:
         if await self._shortening.summarise():
             await self._shortened()
-        self.show_ready()
+        self.status.show_ready()
 
     async def _shortened(self) -> None:
         last = self._open_chat.path[-1]
@@ -250,11 +230,18 @@ class Answering:
         view = window.transcript.view(answer.message.id)
         assert isinstance(view, AnswerView), "the answer was just added"
         self._has_reported_unsaved = False
-        self._ticked = "", None
+        self.status.begin()
         view.follow(answer)
-        view.open_thinking(is_open=self._is_thinking_open)
+        view.open_thinking(is_open=window.is_thinking_open)
         window.transcript.anchor()
-        ticker = window.set_interval(1 / _FRAMES_PER_SECOND, partial(self._tick, answer, view))
+
+        def tick() -> None:
+            # A tick may be queued before the end and run after it.
+            if self._operations.answer is answer:
+                view.tick()
+                self.status.show_answer(answer)
+
+        ticker = window.set_interval(1 / _FRAMES_PER_SECOND, tick)
         watching = asyncio.create_task(watch_progress(connection.client.engine, answer))
         try:
             message = await self._operations.follow(answer)
@@ -267,7 +254,9 @@ class Answering:
             await self._show_full(message, answer.failure)
             return
         await view.finish(message)
-        self._show_end(message)
+        self.status.show_end(message)
+        if message.state in (State.FAILED, State.STOPPED):
+            self.queue.return_to_composer()
         if message.state is State.FAILED and self._link.has_lost(connection):
             self._lost = message
             if reason := self._link.why_server_stopped():
@@ -289,8 +278,8 @@ class Answering:
         await self._open_chat.remove(message)
         await self._window.show(self._open_chat)
         await self._window.transcript.say(f"{failure}\n{FULL}", is_error=True)
-        self._window.status.say("This chat is full", style="$error")
-        self.return_queue()
+        self.status.show_full()
+        self.queue.return_to_composer()
 
     async def _save(self, message: StoredMessage) -> None:
         try:
@@ -300,57 +289,3 @@ class Answering:
             if not self._has_reported_unsaved:
                 self._has_reported_unsaved = True
                 self._window.notify(str(error), severity="error")
-
-    def _tick(self, answer: LiveAnswer, view: AnswerView) -> None:
-        if self._operations.answer is not answer:
-            return  # a tick that was queued before the end
-        view.tick()
-        words = {
-            AnswerPhase.WAITING: stage_words(answer.progress),
-            AnswerPhase.THINKING: f"Thinking, {seconds_words(answer.seconds)}",
-            AnswerPhase.WRITING: "Writing",
-            AnswerPhase.CALLING: calling_words(answer.rounds),
-        }.get(answer.phase, "Done")
-        progress = answer.progress if answer.phase is AnswerPhase.WAITING else None
-        fraction = None if progress is None else progress.fraction
-        if (words, fraction) != self._ticked:
-            self._ticked = words, fraction
-            self._window.status.say(f"{words} · Esc stops", progress=fraction)
-        self._window.status.show_stats(stats_lines(answer.stats, is_live=True))
-
-    def _show_end(self, message: StoredMessage) -> None:
-        status = self._window.status
-        status.show_stats(stats_lines(message.stats))
-        if message.state is State.FAILED:
-            status.say("Failed · Ctrl+R retries", style="$error")
-        elif message.state is State.STOPPED:
-            status.say("Stopped · /continue resumes · Ctrl+R retries")
-        else:
-            self.show_ready()
-            return
-        self.return_queue()
-
-    def show_ready(self) -> None:
-        """Show that the next message can be sent, and warn if the context is nearly full."""
-        use = self.context_use
-        if use is None or self._link.is_lost:
-            return
-        words = "Ready"
-        if use.is_nearly_full:
-            words += f" · {use.fraction:.0%} of the context is used · /compact frees it"
-        self._window.status.say(words)
-        self.show_header()
-
-    def show_header(self) -> None:
-        """Show the model, the chat's use of its context, and the settings."""
-        system = ["with a system prompt"] if self._open_chat.system else []
-        settings = [*system, self._tools.words, self.sampling.words]
-        self._window.show_header(self._link.model, self.context_use, self._link.address, settings)
-
-    @property
-    def context_use(self) -> ContextUse | None:
-        """The open chat's use of the model's context; None while not connected."""
-        connection = self._link.connection
-        if connection is None:
-            return None
-        return ContextUse(self._open_chat.used_tokens, connection.context)

@@ -154,7 +154,7 @@ class Browsing:
         self._window.post_message(self.Opened())
         await self._window.show(self._open_chat)
         self._window.status.show_stats(())
-        self._answering.show_ready()
+        self._answering.status.show_ready()
         # After the focus that Textual moves when the widget that had it is removed.
         self._window.call_after_refresh(self._window.composer.focus)
         if left is not None:
@@ -164,7 +164,7 @@ class Browsing:
         window = self._window
         await self._open_chat.open(choice.chat_id, choice.message_id)
         self._window.post_message(self.Opened())
-        self._answering.show_ready()
+        self._answering.status.show_ready()
         await window.show(self._open_chat, choice.message_id)
         view = None if choice.message_id is None else window.transcript.view(choice.message_id)
         if view is None:

@@ -87,7 +87,7 @@ class ModelSwitch:
         connection = self._link.connection
         if connection is not None and model.name in connection.models:
             connection.ask(model.name)
-            self._answering.show_header()
+            self._answering.status.show_header()
             if self._link.can_change_model and ("/" in model.name or model.name == BUNDLED):
                 self._app.run_worker(self._remember(model.name), group="use", exclusive=True)
         elif model.refusal:
@@ -120,4 +120,4 @@ class ModelSwitch:
         old = one_line(self._link.model, 60)
         self._app.notify(f"{why} {old} stays in use." if old else why, severity="error")
         if not self._answering.is_answering:
-            self._answering.show_ready()
+            self._answering.status.show_ready()

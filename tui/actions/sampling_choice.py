@@ -51,4 +51,4 @@ class SamplingChoice:
 
     def _use(self, sampling: Sampling) -> None:
         self._answering.sampling = sampling
-        self._answering.show_header()
+        self._answering.status.show_header()

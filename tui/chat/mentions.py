@@ -25,8 +25,8 @@ _TYPED = re.compile(r"(?:^|\s)@(\S*)$")
 
 def typed_path(before: str) -> str | None:
     """The start of a path if this text ends in a mention, else None."""
-    found = _TYPED.search(before)
-    return None if found is None else found[1]
+    match = _TYPED.search(before)
+    return None if match is None else match[1]
 
 
 def completions(typed: str, folder: Path) -> list[str]:
@@ -55,11 +55,11 @@ def with_files(typed: str, folder: Path) -> NewQuestion:
     blocks: dict[str, str] = {}
     images: dict[str, KeptImage] = {}
 
-    def attach(found: re.Match[str]) -> str:
-        name = _path_in(found)
+    def attach(match: re.Match[str]) -> str:
+        name = _path_in(match)
         path = folder / os.path.expanduser(name)
         if not _is_file(path):
-            return found[0]
+            return match[0]
         if is_picture(path):
             images.setdefault(name, read_picture(path, name))
         else:
@@ -93,15 +93,15 @@ def pasted_picture(text: str) -> str | None:
 def missing_files(text: str, folder: Path) -> list[str]:
     """Mentions that look like a file's path but match no file."""
     return [
-        _path_in(found)
-        for found in _MENTION.finditer(text)
-        if _FILE_NAME.fullmatch(_path_in(found))
-        and not (folder / os.path.expanduser(_path_in(found))).exists()
+        _path_in(match)
+        for match in _MENTION.finditer(text)
+        if _FILE_NAME.fullmatch(_path_in(match))
+        and not (folder / os.path.expanduser(_path_in(match))).exists()
     ]
 
 
-def _path_in(found: re.Match[str]) -> str:
-    return found[1] or found[2]
+def _path_in(match: re.Match[str]) -> str:
+    return match[1] or match[2]
 
 
 def _fits(name: str, start: str) -> bool:

@@ -129,7 +129,7 @@ class OpenChat:
             self.chat = await self._call(self._store.create_chat, asked.text, self._system)
         parent_id = self.leaf_id if instead_of is None else instead_of.parent_id
         kept = () if instead_of is None else instead_of.images
-        images = (*kept, *(one for one in asked.images if one not in kept))
+        images = (*kept, *(image for image in asked.images if image not in kept))
         question = await self._call(
             self._store.add, self.chat.id, parent_id, Role.USER, asked.text, images=images
         )

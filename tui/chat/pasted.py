@@ -44,7 +44,7 @@ class Pastes:
         if not self._texts:
             return text
         marks = "|".join(map(re.escape, self._texts))
-        return re.sub(marks, lambda found: self._texts[found[0]], text)
+        return re.sub(marks, lambda match: self._texts[match[0]], text)
 
     def mark_before(self, text: str) -> str:
         """The mark with which a text ends; empty if there is none."""

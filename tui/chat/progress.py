@@ -65,7 +65,7 @@ def waiting_words(progress: Progress | None, seconds: float) -> str:
 def calling_words(rounds: Sequence[ToolRound]) -> str:
     """Name the tool that is running, or waiting for confirmation."""
     calls = rounds[-1].calls if rounds else ()
-    call = next((one for one in calls if one.is_open), None)
+    call = next((call for call in calls if call.is_open), None)
     if call is None:
         return "Calling"
     words = "Calling" if call.state is CallState.RUNNING else "May it call"

@@ -143,16 +143,16 @@ def request_lines(
 ) -> Content:
     """Describe each of the first requests: owner, prompt progress, answer."""
     lines = []
-    for one in requests[:max_requests]:
-        name = "this chat" if one.request_id == own else one.request_id[:9]
-        words = f" {name:9} {_DOING[one.stage]}"
-        if one.stage is RequestStage.QUEUED and one.position is not None:
-            words += f" {one.position}"
-        if one.stage is RequestStage.DECODING:
-            words += f" {one.num_outputs:,} tokens, {one.num_pages:,} pages"
-        colour = f"$owner-{colour_of(one.request_id)}"
+    for request in requests[:max_requests]:
+        name = "this chat" if request.request_id == own else request.request_id[:9]
+        words = f" {name:9} {_DOING[request.stage]}"
+        if request.stage is RequestStage.QUEUED and request.position is not None:
+            words += f" {request.position}"
+        if request.stage is RequestStage.DECODING:
+            words += f" {request.num_outputs:,} tokens, {request.num_pages:,} pages"
+        colour = f"$owner-{colour_of(request.request_id)}"
         parts: list[Content | tuple[str, str]] = [("■", colour), (words, "")]
-        if (fraction := one.fraction) is not None:
+        if (fraction := request.fraction) is not None:
             room = max(4, min(16, width - len(words) - 7))
             full = round(room * fraction)
             parts += [(" " + "━" * full, "$primary"), ("┄" * (room - full), "$text-quiet")]

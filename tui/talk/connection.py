@@ -122,7 +122,7 @@ class Connector:
         try:
             await self._wait_until_ready(client, report)
             models = await client.models()
-            names = [one.name for one in models]
+            names = [model.name for model in models]
             if not self._has_to_leave(names):
                 return ServerConnection(client, models, self._choose(names, client.url))
         except BaseException:

@@ -172,6 +172,6 @@ def _hit_line(hit: SearchHit, words: str) -> Content:
     if at > _BEFORE_MATCH:
         line = "…" + line[at - _BEFORE_MATCH :]
     excerpt = Content.styled(line, "$text-quiet")
-    for found in re.finditer(re.escape(words), excerpt.plain, re.IGNORECASE):
-        excerpt = excerpt.stylize("bold $accent", *found.span())
+    for match in re.finditer(re.escape(words), excerpt.plain, re.IGNORECASE):
+        excerpt = excerpt.stylize("bold $accent", *match.span())
     return Content.assemble(_when(hit.chat, "%d %b"), title, "  ", excerpt)

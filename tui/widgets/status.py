@@ -84,7 +84,7 @@ class StatusLine(Container):
         self.set_class(True, "-message")
         if self._timer is not None:
             self._timer.stop()
-        length = sum(len(one) for one in self._messages)
+        length = sum(len(message) for message in self._messages)
         reading = max(MIN_SECONDS, length / _CHARACTERS_PER_SECOND)
         self._timer = self.set_timer(seconds or reading, self.end_message)
 

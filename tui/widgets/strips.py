@@ -100,7 +100,7 @@ class StripView(Widget):
     def _with_marks(self, strip: Strip) -> Strip:
         if self._marked is None:
             return strip
-        spans = [found.span() for found in self._marked.finditer(strip.text)]
+        spans = [match.span() for match in self._marked.finditer(strip.text)]
         return self._restyled(strip, spans, self._palette.found) if spans else strip
 
     def _restyled(self, strip: Strip, spans: Iterable[tuple[int, int]], style: Style) -> Strip:

@@ -24,7 +24,7 @@ from tui.commands import Command
 from tui.opening import TITLE
 from tui.paint.theme import Palette, palette
 from tui.widgets.composer import Composer
-from tui.widgets.message import MessageView
+from tui.widgets.message import AnswerView, MessageView
 from tui.widgets.status import StatusLine
 from tui.widgets.suggestions import Suggestions
 from tui.widgets.title_line import TitleLine
@@ -49,6 +49,7 @@ class ChatWindow(Vertical):
     def __init__(self) -> None:
         super().__init__()
         self._is_editing = False
+        self.is_thinking_open = False
         self._header: tuple[str, ContextUse | None, str, Sequence[str]] = ("", None, "", ())
 
     def compose(self) -> ComposeResult:
@@ -115,6 +116,12 @@ class ChatWindow(Vertical):
             (address if is_wide else "", ""),
         ]
         self.query_one(TitleLine).show_parts([Content.styled(*part) for part in parts if part[0]])
+
+    def toggle_thinking(self) -> None:
+        """Open or close the thinking of all answers, and of those to come."""
+        self.is_thinking_open = not self.is_thinking_open
+        for view in self.query(AnswerView):
+            view.open_thinking(is_open=self.is_thinking_open)
 
     def show_queue(self, texts: Sequence[str]) -> None:
         queue = self.query_one("#queue", Static)

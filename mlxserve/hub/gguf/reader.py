@@ -115,12 +115,12 @@ def read_header(file: Path) -> Header:
         file.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf")
         for number in range(1, count + 1)
     ]
-    if missing := [one.name for one in files if not one.exists()]:
+    if missing := [file.name for file in files if not file.exists()]:
         raise UnsupportedModel(
             f"{len(missing)} of the model's {count} files are not in {file.parent}: "
             f"{', '.join(missing[:3])}. Download them as well."
         )
-    return _joined([_read_one(one) for one in files])
+    return _joined([_read_one(file) for file in files])
 
 
 def _joined(headers: list[Header]) -> Header:
@@ -136,7 +136,9 @@ def _joined(headers: list[Header]) -> Header:
                 "Download them again."
             )
         tensors |= header.tensors
-    digest = blake2b("".join(one.digest for one in headers).encode(), digest_size=16).hexdigest()
+    digest = blake2b(
+        "".join(header.digest for header in headers).encode(), digest_size=16
+    ).hexdigest()
     return Header(headers[0].metadata, tensors, digest)
 
 

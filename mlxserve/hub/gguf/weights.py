@@ -76,7 +76,7 @@ def load_gguf(header: Header, config: Mapping[str, Any], *, is_metal: bool) -> n
         module, _, leaf = slot.path.rpartition(".")
         if isinstance(tensor, str):
             sources = other_form(tensor, header.tensors)
-            plain = [dense(header.tensors[one]) for one in sources]
+            plain = [dense(header.tensors[source]) for source in sources]
             weights[slot.path] = computed(tensor, plain, config).astype(dtype)
             mx.eval(weights[slot.path])
             continue
@@ -90,7 +90,7 @@ def load_gguf(header: Header, config: Mapping[str, Any], *, is_metal: bool) -> n
         if heads is not None and one.swaps_pairs:
             for array in arrays.values():
                 _swap_pairs(array, config[heads])
-        arrays = {f"{module}.{name}": _converted(one, dtype) for name, one in arrays.items()}
+        arrays = {f"{module}.{name}": _converted(array, dtype) for name, array in arrays.items()}
         mx.eval(*arrays.values())
         weights |= arrays
     mx.eval(list(weights.values()))

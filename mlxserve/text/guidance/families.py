@@ -57,7 +57,7 @@ def lark_marked(markup: Markup, text: str) -> str:
     tokens = sorted(markup.token_ids, key=len, reverse=True)
     pieces = re.split(f"({'|'.join(map(re.escape, tokens))})", core) if tokens else [core]
     ids = markup.token_ids
-    parts = [f"<[{ids[one]}]>" if one in ids else lark_text(one) for one in pieces if one]
+    parts = [f"<[{ids[piece]}]>" if piece in ids else lark_text(piece) for piece in pieces if piece]
     blanks = ['"\\n"?' for _ in before], ['"\\n"?' for _ in after]
     return " ".join([*blanks[0], *parts, *blanks[1]])
 
@@ -81,7 +81,9 @@ def call_rule(markup: Markup, name: str, schema: Schema) -> str:
         "arguments": lambda: _arguments(markup, row, schema),
         "parameters": lambda: _parameters(schema, lambda *pair: _parameter(markup, row, *pair)),
     }
-    parts = [fields[one]() if at % 2 else lark_marked(markup, one) for at, one in enumerate(pieces)]
+    parts = [
+        fields[piece]() if at % 2 else lark_marked(markup, piece) for at, piece in enumerate(pieces)
+    ]
     return " ".join(filter(None, parts))
 
 
@@ -112,7 +114,7 @@ def _parameter(markup: Markup, row: CallFormat, key: str, schema: Schema) -> str
     kind = "string" if is_text else next(iter(sorted(kinds)))
     before, _, after = row.parameter.partition("$value")
     told = {"key": escape(row, key), "string": str(is_text).lower(), "type": kind}
-    before = re.sub(r"\$(\w+)", lambda found: told[found[1]], before)
+    before = re.sub(r"\$(\w+)", lambda match: told[match[1]], before)
     core = after.rstrip("\n")
     blanks = '"\\n"?' if core != after else ""
     value = (

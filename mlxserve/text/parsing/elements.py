@@ -157,10 +157,10 @@ class _Head:
             text, _ = yield from cursor.until(self.tail, max_length=_LONGEST_HEAD)
         else:
             text = yield from self._before(cursor, ends)
-        found = self._pattern.fullmatch(text.rstrip())
-        if found is None:
+        match = self._pattern.fullmatch(text.rstrip())
+        if match is None:
             raise Malformed
-        return found.groupdict()
+        return match.groupdict()
 
     @staticmethod
     def _before(cursor: Cursor, ends: Sequence[str]) -> Reading[str]:

@@ -112,10 +112,10 @@ class HeadedSyntax(CallSyntax):
         cursor = self.cursor
         yield from cursor.skip()
         header, marker = yield from cursor.until("{", *self.row.ends, max_length=_LONGEST_HEADER)
-        found = re.fullmatch(self.row.header, header.strip())
-        if marker != "{" or found is None:
+        match = re.fullmatch(self.row.header, header.strip())
+        if marker != "{" or match is None:
             raise Malformed
-        groups = found.groupdict()
+        groups = match.groupdict()
         name = groups["name"] or groups.get("plain") or ""
         yield from self.stream(name, groups.get("id"), "{")
 

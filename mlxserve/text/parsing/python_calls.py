@@ -240,8 +240,8 @@ def _number(word: str) -> str:
 def _unescaped(text: str) -> str:
     """Decode the escapes of Python and JSON; others stay as they are."""
 
-    def one(found: re.Match[str]) -> str:
-        code, byte, char = found.groups()
+    def one(match: re.Match[str]) -> str:
+        code, byte, char = match.groups()
         if char is None:
             return chr(int(code or byte, 16))
         return _ESCAPES.get(char, char if char in "\\'\"" else f"\\{char}")

@@ -24,7 +24,7 @@ def write_calls(row: CallFormat, calls: Sequence[Call]) -> str:
 
 
 def fill(template: str, fields: Mapping[str, str]) -> str:
-    return re.sub(r"\$(\w+)", lambda found: fields[found[1]], template)
+    return re.sub(r"\$(\w+)", lambda match: fields[match[1]], template)
 
 
 def escape(row: CallFormat, text: str) -> str:
