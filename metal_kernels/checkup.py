@@ -110,12 +110,12 @@ def _latent_error(
     q_rope = (q_rope * scale).astype(dtype)
     output = backend.paged_latent(q_latent, q_rope, k_pool, v_pool, tables, scale=scale)
     ours, asked_latent, asked_rope = map(_floats, (output, q_latent, q_rope))
-    asked = np.concatenate([asked_latent, asked_rope / np.float32(scale)], axis=2)
+    queries = np.concatenate([asked_latent, asked_rope / np.float32(scale)], axis=2)
     whole = np.concatenate([_floats(latents), _floats(keys)], axis=2)
     expected = []
     for sequence, first, end in tables.queries():
         seen = tables.slots(sequence, np.arange(int(tables.context_lens[sequence])))
-        expected.append(attend(asked[first:end], whole[seen], whole[seen][:, :, : dims[0]]))
+        expected.append(attend(queries[first:end], whole[seen], whole[seen][:, :, : dims[0]]))
     right = np.concatenate(expected)
     return row_error(ours, right)
 
@@ -225,13 +225,13 @@ def _attention_error(
     tables = _tables(sequences)
     queries = _draw((tables.num_rows, _KV_HEADS * group, head_dim), written.keys.dtype, 3)
     output = op(queries, *written.pools, tables, Attention(head_dim**-0.5))
-    ours, asked = map(_floats, (output, queries))
+    ours, rows = map(_floats, (output, queries))
     keys, values = written.held()
     expected = []
     for sequence, first, end in tables.queries():
         context = int(tables.context_lens[sequence])
         slots = tables.slots(sequence, np.arange(context))
-        expected.append(attend(asked[first:end], keys[slots], values[slots]))
+        expected.append(attend(rows[first:end], keys[slots], values[slots]))
     right = np.concatenate(expected)
     return row_error(ours, right)
 
@@ -263,7 +263,7 @@ def _rotation_error(written: _Written) -> float:
         turned = first * cosine - second * sine, first * sine + second * cosine
         rows[..., : head_dim // 2] = np.concatenate(turned, axis=-1)
     ours = [_floats(queries)[:, :, 0], *held]
-    return max(row_error(one, other) for one, other in zip(ours, right, strict=True))
+    return max(row_error(mine, other) for mine, other in zip(ours, right, strict=True))
 
 
 _ERRORS: dict[str, Callable[[_Written], float]] = {
@@ -287,8 +287,8 @@ def _slots_of(page: int) -> IntArray:
 def _largest_difference(ours: Sequence[mx.array], theirs: Sequence[mx.array]) -> float:
     """The largest difference; NaN if either side has one."""
     differences = (
-        np.abs(read((one - other).astype(mx.float32)))
-        for one, other in zip(ours, theirs, strict=True)
+        np.abs(read((mine - other).astype(mx.float32)))
+        for mine, other in zip(ours, theirs, strict=True)
     )
     return float(np.max([difference.max() for difference in differences]))
 

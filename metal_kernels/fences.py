@@ -58,8 +58,8 @@ class Fences:
         """
         history = self._of(k_pool)
         if history.kind is None:
-            found = k_pool.shape, k_pool.dtype, v_pool.shape, v_pool.dtype
-            history.kind = self._kinds.setdefault(found, len(self._kinds))
+            key = k_pool.shape, k_pool.dtype, v_pool.shape, v_pool.dtype
+            history.kind = self._kinds.setdefault(key, len(self._kinds))
         return history.kind
 
     def before_read(self, pool: mx.array) -> mx.array:

@@ -27,9 +27,9 @@ def first_page(pool: mx.array) -> mx.array:
     if pool.shape[0] == 1:
         return pool
     key = id(pool)
-    found = _views.get(key)
-    if found is not None:
-        return found[1]
+    known = _views.get(key)
+    if known is not None:
+        return known[1]
 
     def forget(gone: weakref.ref[mx.array]) -> None:
         if _views[key][0] is gone:
@@ -42,8 +42,8 @@ def first_page(pool: mx.array) -> mx.array:
 
 def first_pages(pools: Sequence[mx.array]) -> list[mx.array]:
     """Return `first_page` of each pool; cached ones, called before every step, cost no call."""
-    found = (_views.get(id(pool)) for pool in pools)
+    views = (_views.get(id(pool)) for pool in pools)
     return [
         first_page(pool) if known is None else known[1]
-        for pool, known in zip(pools, found, strict=True)
+        for pool, known in zip(pools, views, strict=True)
     ]

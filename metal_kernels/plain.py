@@ -253,12 +253,12 @@ class PlainBackend:
 
 def seen_by(tables: SequenceTables, window: int | None) -> list[Seen]:
     """Return what each sequence sees."""
-    found = []
+    seen = []
     for sequence, first_row, end_row in tables.queries():
         context, rows = int(tables.context_lens[sequence]), end_row - first_row
         first = 0 if window is None else max(0, context - rows - window + 1)
-        found.append(Seen(slice(first_row, end_row), Runs(tables.runs(sequence, first))))
-    return found
+        seen.append(Seen(slice(first_row, end_row), Runs(tables.runs(sequence, first))))
+    return seen
 
 
 def _fits(tables: SequenceTables, k_pool: mx.array) -> bool:

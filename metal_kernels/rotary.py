@@ -150,10 +150,10 @@ def _check(
     """Raises ValueError."""
     dtype = projected[0].dtype
     widths = heads.widths if len(projected) == 3 else (sum(heads.widths),)
-    found = [array.shape for array in projected]
-    *batch, _ = found[0]
-    if len(batch) != 2 or 1 not in batch or found != [(*batch, width) for width in widths]:
-        raise ValueError(f"projections are {found}; {heads} takes rows of {widths}")
+    shapes = [array.shape for array in projected]
+    *batch, _ = shapes[0]
+    if len(batch) != 2 or 1 not in batch or shapes != [(*batch, width) for width in widths]:
+        raise ValueError(f"projections are {shapes}; {heads} takes rows of {widths}")
     rows = max(batch)
     if heads.num % heads.num_kv or heads.rotated % 2 or heads.rotated > heads.dim:
         raise ValueError(f"{heads} does not describe heads")

@@ -230,18 +230,18 @@ class _Test:
         load, backend = self._load, self._backend
         slots, decodes, chunks = load.slots(), load.decodes(), load.chunks()
         attention = Attention(load.head_dim**-0.5)
-        asked = mx.array(self._decode_queries).astype(load.dtype)
+        queries = mx.array(self._decode_queries).astype(load.dtype)
         asked_by_chunk = mx.array(self._chunk_queries).astype(load.dtype)
         written = [
             [mx.array(rows).astype(load.dtype) for rows in self._written(step)]
             for step in range(load.steps)
         ]
         # Before the first step, because waiting for one's keys would wait for the step before it.
-        evaluate(asked, asked_by_chunk, *(array for pair in written for array in pair))
+        evaluate(queries, asked_by_chunk, *(array for pair in written for array in pair))
         outputs = []
         for keys, values in written:
             backend.write_kv(keys, values, k_pool, v_pool, slots)
-            decoded = backend.paged_decode(asked, k_pool, v_pool, decodes, attention)
+            decoded = backend.paged_decode(queries, k_pool, v_pool, decodes, attention)
             prefilled = backend.paged_prefill(asked_by_chunk, k_pool, v_pool, chunks, attention)
             mx.async_eval(decoded, prefilled)  # type: ignore[no-untyped-call]
             outputs.append((decoded, prefilled))

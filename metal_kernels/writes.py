@@ -45,10 +45,10 @@ class Writes:
         if keys.dtype != k_pool.dtype:
             moves = row_moves(slots, plans).tokens_on_device
             return (self._dispatches.quantise(keys.dtype, moves, len(slots), k_pool),)
-        found = page_moves(slots, k_pool.shape[2], plans)
+        pages = page_moves(slots, k_pool.shape[2], plans)
         kinds = (
-            (kernels.WRITE_KV_PAGES, found.pages_on_device, len(found.pages)),
-            (kernels.WRITE_KV_TOKENS, found.tokens_on_device, len(found.tokens)),
+            (kernels.WRITE_KV_PAGES, pages.pages_on_device, len(pages.pages)),
+            (kernels.WRITE_KV_TOKENS, pages.tokens_on_device, len(pages.tokens)),
         )
         return tuple(self._dispatches.move(*kind, k_pool, v_pool) for kind in kinds if kind[2])
 

@@ -95,7 +95,7 @@ def build_text_model(
     tokenizer.template.prepare()
     trace = Trace(config.trace) if config.trace else None
     # Filled on the engine's thread.
-    found: list[tuple[int, Path | None, ImagePrompts]] = []
+    parts: list[tuple[int, Path | None, ImagePrompts]] = []
     workers = None if connect is None else connect(files)
 
     def build() -> Engine:
@@ -103,7 +103,7 @@ def build_text_model(
             config, files, trace, workers=workers, memory_limit=memory_limit
         )
         images = ImagePrompts(engine.side_work.picture_reader, engine.side_work.no_vision_reason)
-        found.append((vocab_size, engine.disk_folder, images))
+        parts.append((vocab_size, engine.disk_folder, images))
         return engine
 
     engine = AsyncEngine(
@@ -119,7 +119,7 @@ def build_text_model(
         ),
         workers=workers,
     )
-    [(vocab_size, disk_folder, images)] = found
+    [(vocab_size, disk_folder, images)] = parts
     return language_model(
         engine,
         trace.timed(tokenizer, *_TOKENIZER_SPANS) if trace else tokenizer,
@@ -151,7 +151,7 @@ def _build_embedder(
     refuse_options(config, files.name)
     tokenizer = Tokenizer(files.path)
     answers = answers_of(tokenizer, files.name) if rules.judges else (0, 0)
-    found: list[int] = []  # filled on the engine's thread
+    dimensions: list[int] = []  # filled on the engine's thread
     own_limit = int(machine.memory().working_set * config.gpu_memory_utilization)
 
     def build() -> Engine:
@@ -163,7 +163,7 @@ def _build_embedder(
             is_metal=machine.is_metal(),
             memory_limit=own_limit if memory_limit is None else min(memory_limit, own_limit),
         )
-        found.append(vocab_size)
+        dimensions.append(vocab_size)
         return engine
 
     engine = AsyncEngine(build, max_failures=config.max_engine_failures)
@@ -172,7 +172,7 @@ def _build_embedder(
         tokenizer,
         rules,
         view=View(files.name, files.fingerprint),
-        vocab_size=found[0],
+        vocab_size=dimensions[0],
         facts=ModelFacts.of(files),
         executor=executor or new_fair_executor(),
         owns_executor=executor is None,

@@ -73,7 +73,7 @@ def plan_after(model: Geometry, memory: int, num_rows: int = 512) -> Plan:
     shape = StepShape(rows, num_decodes, 1, num_decodes + 1, copied)
     measured = replayed(model, memory, shape, rows * _PAGE_SIZE).peak
     spec = LayerSpec(model.kv_heads, model.head_dim, model.head_dim, mx.bfloat16)
-    longest = most_positions(model, memory)
+    longest = max_positions(model, memory)
     seen = max(copied, length)
     largest = peak_with_copies(measured, [spec], rows, seen, longest, memory << 30)
     return _fitted(model, memory, planned_peak(largest, rows, num_rows))
@@ -82,10 +82,10 @@ def plan_after(model: Geometry, memory: int, num_rows: int = 512) -> Plan:
 def most_copied(model: Geometry, rows: int, memory: int) -> int:
     """Positions that a chunk of these rows has copied at most, 0 where it reads the pages."""
     longest = longest_copied(rows, model.kv_heads, model.head_dim, mx.bfloat16, memory << 30)
-    return min(longest, most_positions(model, memory))
+    return min(longest, max_positions(model, memory))
 
 
-def most_positions(model: Geometry, memory: int) -> int:
+def max_positions(model: Geometry, memory: int) -> int:
     """Of a sequence that has all memory beside the weights."""
     left = max(0, working_set(memory) - model.weight_size)
     return min(model.max_length, left // model.bytes_per_token)

@@ -291,7 +291,7 @@ def test_a_large_image_is_computed_in_pieces_of_bounded_work(model: Model) -> No
     tower = (vision := _vision(model)).tower
     picture = vision.reader.read(image(4, 200, 300))
     [expected], few = tower.features([picture])
-    tower.pieces.most_work = 1 << 14
+    tower.pieces.max_work = 1 << 14
     [found], many = tower.features([picture])
     assert len(many) > 2 * len(few)
     for a, b in zip((found.rows, *found.deep), (expected.rows, *expected.deep), strict=True):
@@ -305,7 +305,7 @@ def test_images_of_one_shape_that_wait_are_computed_at_once(model: Model) -> Non
     alone = [vision.see(picture) for picture in pictures]
     num_pieces = sum(1 for _ in compute(vision.tower, pictures[:1]))
     together = _vision(model)
-    together.tower.pieces.most_work = METAL_WORK  # more than four have
+    together.tower.pieces.max_work = METAL_WORK  # more than four have
     first, second = (ImageEncoding(together, pictures[at : at + 2]) for at in (0, 2))
     left = ImageEncoding(together, [together.reader.read(image(5))])
     left.leave()

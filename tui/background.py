@@ -36,7 +36,7 @@ def is_light_by_name() -> bool | None:
     return int(background) == 7 or 9 <= int(background) <= 15
 
 
-def read_answer(fd: int, asked: float) -> tuple[bool | None, str]:
+def read_answer(fd: int, asked_at: float) -> tuple[bool | None, str]:
     """Return (light background or None if the terminal did not say, keys typed meanwhile).
 
     fd: reads the terminal, without echo and not by whole lines
@@ -44,7 +44,7 @@ def read_answer(fd: int, asked: float) -> tuple[bool | None, str]:
     """
     read = b""
     while not _ATTRIBUTES.search(read):
-        left = max(0.0, asked + _SECONDS - time.monotonic())
+        left = max(0.0, asked_at + _SECONDS - time.monotonic())
         if not select.select([fd], [], [], left)[0] or not (new := os.read(fd, 4096)):
             break
         read += new

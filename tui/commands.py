@@ -111,8 +111,8 @@ def parse(line: str) -> tuple[Command, str] | None:
     if not line.startswith("/"):
         return None
     name, _, argument = line[1:].partition(" ")
-    found = COMMAND_NAMED.get(name)
-    return None if found is None else (found, argument.strip())
+    command = COMMAND_NAMED.get(name)
+    return None if command is None else (command, argument.strip())
 
 
 def looks_like_command(line: str) -> bool:

@@ -42,8 +42,8 @@ class FirstFrame:
 
     def read_answer(self) -> tuple[bool | None, str]:
         """Return (light background if the terminal said so, keys typed before that)."""
-        asked, self._asked = self._asked, None
-        return (None, "") if asked is None else read_answer(0, asked)
+        asked_at, self._asked = self._asked, None
+        return (None, "") if asked_at is None else read_answer(0, asked_at)
 
     def release(self) -> None:
         """Hand the terminal and the signals over to the app."""

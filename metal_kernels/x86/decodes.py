@@ -240,11 +240,11 @@ def _alone(tables: SequenceTables, row: int, firsts: Integers) -> DecodeGroup:
 
 def _same_first_page(tables: SequenceTables, firsts: Integers) -> list[list[int]]:
     """Group rows that might share a prefix; one whose window begins after it is alone."""
-    found: dict[tuple[int, int], list[int]] = {}
+    by_page: dict[tuple[int, int], list[int]] = {}
     pages = tables.page_tables[:, 0].tolist()
     for row, (page, first) in enumerate(zip(pages, firsts.tolist(), strict=True)):
-        found.setdefault((page, row if first else -1), []).append(row)
-    return list(found.values())
+        by_page.setdefault((page, row if first else -1), []).append(row)
+    return list(by_page.values())
 
 
 def _num_shared(tables: SequenceTables, rows: list[int]) -> int:

@@ -242,12 +242,12 @@ async def answers(context: LoadContext) -> None:
 
 def answers_ratios(requests: Sequence[TimedRequest]) -> dict[str, float]:
     """Tokens per second once all answers have begun; empty if they are over by then."""
-    found = {}
+    ratios = {}
     for label in (*_AT_ONCE, ON_PREFIX):
         of_label = [request for request in requests if request.label == label]
         if (rate := _rate(of_label)) is not None:
-            found[rate_name(label)] = rate
-    return found
+            ratios[rate_name(label)] = rate
+    return ratios
 
 
 def rate_name(label: str) -> str:

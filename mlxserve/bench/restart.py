@@ -65,7 +65,9 @@ def bench_restart(
             for name, request in zip(times, (cold, again, read), strict=True):
                 times[name].append(request.ttft)
             num_read.append(float(read.num_cached))
-    figures = [Figure(f"first token {name}", "s", tuple(found)) for name, found in times.items()]
+    figures = [
+        Figure(f"first token {name}", "s", tuple(seconds)) for name, seconds in times.items()
+    ]
     figures += [
         Figure(f"cold : {name}", "", ratios(times["cold"], times[name]))
         for name in ("from memory", "from disk")

@@ -164,9 +164,9 @@ def _cpu_seconds(process_id: int) -> float:
     """User and system time of a process and its children."""
     process = psutil.Process(process_id)
     used = 0.0
-    for one in (process, *process.children(recursive=True)):
+    for each in (process, *process.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
-            times = one.cpu_times()
+            times = each.cpu_times()
             used += times.user + times.system
     return used
 

@@ -183,15 +183,15 @@ def contenders(
     variants: Sequence[Variant], model: str, against: Sequence[str], num_pages: int
 ) -> dict[str, AbstractContextManager[Contender]]:
     """Return what starts or finds each server, by its name in the tables."""
-    found: dict[str, AbstractContextManager[Contender]] = {}
+    servers: dict[str, AbstractContextManager[Contender]] = {}
     for variant in variants:
         options = variant.options
         if "--num-pages" not in options:
             options = (*options, "--num-pages", str(num_pages))
-        found[variant.name] = our_server(variant.name, model, options)
+        servers[variant.name] = our_server(variant.name, model, options)
     for address in against:
-        found[address] = mlx_lm_server(model) if address == MLX_LM else _running(address)
-    return found
+        servers[address] = mlx_lm_server(model) if address == MLX_LM else _running(address)
+    return servers
 
 
 @contextlib.contextmanager
@@ -228,9 +228,9 @@ async def play_rounds(
         for server in servers:
             progress(f"round {number} of {pairs}: {server.name}")
             draw = random.Random(f"{workload.name}/{number}")
-            found = await _play(workload, server, draw, size if number else warm_up * size)
+            run = await _play(workload, server, draw, size if number else warm_up * size)
             if number:
-                played[server.name].append(found)
+                played[server.name].append(run)
     return played
 
 
@@ -258,7 +258,7 @@ def measure(
     seconds = max(e.ended for e in requests) - min(e.started for e in requests)
     gaps = [1e3 * gap for request in done for gap in request.gaps]
     num_prompt = sum(request.num_prompt for request in done)
-    found = {
+    by_name = {
         "requests/s": len(done) / seconds,
         "prompt tokens/s": num_prompt / seconds,
         "answer tokens/s": sum(request.num_completion for request in done) / seconds,
@@ -271,8 +271,8 @@ def measure(
     for label in dict.fromkeys(request.label for request in done):
         ttfts = [1e3 * request.ttft for request in done if request.label == label]
         name = f"first token, {label}" if label else "first token"
-        found[f"{name} p50, ms"] = quantile(ttfts, 0.5)
-    return found | (of_load(requests) if len(done) == len(requests) else {})
+        by_name[f"{name} p50, ms"] = quantile(ttfts, 0.5)
+    return by_name | (of_load(requests) if len(done) == len(requests) else {})
 
 
 def figures(runs: Runs) -> Iterator[Figure]:

@@ -39,7 +39,7 @@ def bench_startup(model: str, *, against: Sequence[str], pairs: int) -> Report:
                     runs[name].append(measured)
     figures = []
     for at, what in enumerate(_NAMES):
-        columns = {name: tuple(run[at] for run in found) for name, found in runs.items()}
+        columns = {name: tuple(run[at] for run in repeats) for name, repeats in runs.items()}
         figures += [Figure(what, "", values, who) for who, values in columns.items()]
         if against:
             figures.append(

@@ -208,12 +208,12 @@ def table_of(
 def verdict(target: Target, values: dict[str, tuple[float, ...]]) -> str:
     """The target, and whether our server met it, if it and the baseline were measured."""
     others = {who: each for who, each in values.items() if who != _OURS}
-    found = target.measured(values[_OURS], others) if _OURS in values else None
-    if found is None:
+    measured = target.measured(values[_OURS], others) if _OURS in values else None
+    if measured is None:
         return target.text()
-    if target.is_met(found):
+    if target.is_met(measured):
         return f"{target.text()}: met"
-    return f"{target.text()}: missed ({found:.3g})"
+    return f"{target.text()}: missed ({measured:.3g})"
 
 
 def _sentence(error: Exception) -> str:

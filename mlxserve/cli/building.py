@@ -7,7 +7,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,13 @@ if TYPE_CHECKING:
 _USEFUL_CONTEXT = 8192  # tokens that an idle model's pool keeps, unless max_model_len is given
 
 
+@dataclass(frozen=True)
+class _Candidate:
+    settings: ModelSettings
+    files: ModelFiles
+    adapters: tuple[RegisteredAdapter, ...] = ()
+
+
 def build(config: EngineConfig) -> TextModel:
     """Import mlx and load the model. Raises MlxServeError; a missing model fails before mlx loads."""
     from mlxserve.hub.adapter_files import find_adapters
@@ -51,46 +58,23 @@ def build_registry(
     Returns the registry and the executor shared by all models. Raises MlxServeError; a missing
     model fails before mlx loads.
     """
-    from mlxserve.hub.adapter_files import find_adapters
-    from mlxserve.hub.catalog import Origin, entry_of
-    from mlxserve.hub.files import find_model
-    from mlxserve.hub.text_encoders import is_text_encoder
     from mlxserve.system import machine
 
-    found = []
-    for one in models:
-        files = find_model(one.config.model, one.config.revision)
-        named = files if one.name is None else replace(files, name=one.name)
-        adapters = tuple(
-            RegisteredAdapter(name=each.name, size=each.size)
-            for each in find_adapters(one.config.adapters)
-        )
-        found.append((one, named, adapters))
+    candidates = [_candidate(model) for model in models]
     machine.import_mlx_lm()
     from mlxserve.build import new_fair_executor
 
     executor = new_fair_executor()
-    is_alone = len(found) == 1
-    registered = [
-        _registered(
-            one,
-            files,
-            None
-            if is_alone or is_text_encoder(files)
-            else entry_of(files.name, Origin.FOLDER, files.place),
-            server,
-            executor,
-            adapters,
-        )
-        for one, files, adapters in found
-    ]
-    registered[0] = replace(
-        registered[0], aliases=(*registered[0].aliases, *server.alias), preload=True
+    is_alone = len(candidates) == 1
+    first, *others = (
+        _registered(each, None if is_alone else _entry(each.files), server, executor)
+        for each in candidates
     )
+    registered = [replace(first, aliases=(*first.aliases, *server.alias), preload=True), *others]
+    if others:
+        _refuse_together(models, registered)
     share = max(model.config.gpu_memory_utilization for model in models)
     budget = int(machine.memory().working_set * share)
-    if len(registered) > 1:
-        _refuse_together(models, registered)
     registry = ModelRegistry(
         registered,
         budget=math.inf if is_alone else budget,  # the options of the only model bound it
@@ -101,16 +85,36 @@ def build_registry(
     return registry, executor
 
 
-def register(one: ModelSettings, server: ServerConfig, executor: FairExecutor) -> RegisteredModel:
+def register(model: ModelSettings, server: ServerConfig, executor: FairExecutor) -> RegisteredModel:
     """Return a model to add to a registry. Raises MlxServeError."""
-    from mlxserve.hub.catalog import Origin, entry_of
     from mlxserve.hub.files import find_model
+
+    files = find_model(model.config.model, model.config.revision)
+    return _registered(_Candidate(model, files), _entry(files), server, executor)
+
+
+def _candidate(model: ModelSettings) -> _Candidate:
+    """Find a model's files and adapters. Raises ModelNotFound, UnsupportedModel."""
+    from mlxserve.hub.adapter_files import find_adapters
+    from mlxserve.hub.files import find_model
+
+    files = find_model(model.config.model, model.config.revision)
+    adapters = tuple(
+        RegisteredAdapter(name=each.name, size=each.size)
+        for each in find_adapters(model.config.adapters)
+    )
+    named = files if model.name is None else replace(files, name=model.name)
+    return _Candidate(model, named, adapters)
+
+
+def _entry(files: ModelFiles) -> Entry | None:
+    """Return the sizes of a model's cache according to its files; None for a text encoder."""
+    from mlxserve.hub.catalog import Origin, entry_of
     from mlxserve.hub.text_encoders import is_text_encoder
 
-    files = find_model(one.config.model, one.config.revision)
-    is_encoder = is_text_encoder(files)
-    entry = None if is_encoder else entry_of(files.name, Origin.FOLDER, files.place)
-    return _registered(one, files, entry, server, executor, ())
+    if is_text_encoder(files):
+        return None
+    return entry_of(files.name, Origin.FOLDER, files.place)
 
 
 def _refuse_together(
@@ -127,7 +131,7 @@ def _refuse_together(
             "Several models cannot write one trace. Set `trace` in the table of one of them.",
             option="trace",
         )
-    names = Counter(name for one in registered for name in (one.name, *one.aliases))
+    names = Counter(name for each in registered for name in (each.name, *each.aliases))
     if twice := [name for name, count in names.items() if count > 1]:
         raise InvalidConfig(
             f"Two models are called {twice[0]!r}. Give each one once, and other aliases, or names of "
@@ -136,12 +140,7 @@ def _refuse_together(
 
 
 def _registered(
-    one: ModelSettings,
-    files: ModelFiles,
-    entry: Entry | None,
-    server: ServerConfig,
-    executor: FairExecutor,
-    adapters: tuple[RegisteredAdapter, ...],
+    candidate: _Candidate, entry: Entry | None, server: ServerConfig, executor: FairExecutor
 ) -> RegisteredModel:
     """Return a model for the registry.
 
@@ -149,14 +148,15 @@ def _registered(
     """
     from mlxserve.hub.text_encoders import text_encoder
 
-    config, stays = one.config, one.is_named or one.options.preload
+    model, files, adapters = candidate.settings, candidate.files, candidate.adapters
+    config, stays = model.config, model.is_named or model.options.preload
     least_pages, most_pages = _pool_sizes(config, entry)
     encoder = text_encoder(files)
     default = "-1" if stays else server.keep_alive
     return RegisteredModel(
         name=files.name,
         load=partial(_build, config, files, executor),
-        aliases=tuple(one.options.aliases),
+        aliases=tuple(model.options.aliases),
         unlisted=() if config.model is None else (config.model,),
         weight_size=files.weight_size,
         context=config.scheduler.max_model_len or _context(entry, encoder),
@@ -165,7 +165,7 @@ def _registered(
         + _estimate(config, entry, least_pages),
         least_pages=least_pages,
         most_pages=most_pages,
-        keep_alive=keep_alive_seconds(one.options.keep_alive or default),
+        keep_alive=keep_alive_seconds(model.options.keep_alive or default),
         preload=stays,
         purpose=_purpose(encoder),
         facts=None if stays else _facts(files),
@@ -180,7 +180,7 @@ def _purpose(encoder: TextEncoder | None) -> str:
 
 
 def _facts(files: ModelFiles) -> ModelFacts | None:
-    """Facts of a model that is shown before it is loaded; raises for damaged files."""
+    """Facts to show before a model is loaded; None for damaged files, which loading refuses."""
     from mlxserve.hub.facts import ModelFacts
 
     try:

@@ -101,11 +101,11 @@ def resize(
 
 def _by_model(base: Path) -> dict[str, list[FoundFile]]:
     """Group the files by model, most recently used first."""
-    found: dict[Path, list[FoundFile]] = defaultdict(list)
+    by_folder: dict[Path, list[FoundFile]] = defaultdict(list)
     for file in scan(base):
-        found[file.path.parent.parent].append(file)
+        by_folder[file.path.parent.parent].append(file)
     by_model: dict[str, list[FoundFile]] = defaultdict(list)
-    for files in sorted(found.values(), key=lambda each: -max(file.used for file in each)):
+    for files in sorted(by_folder.values(), key=lambda each: -max(file.used for file in each)):
         by_model[model_of(files[0].path.parent.parent)] += files
     return by_model
 
@@ -118,10 +118,10 @@ def _delete(files: list[FoundFile]) -> None:
 
 
 def _delete_prefixes(folders: list[Path]) -> None:
-    found = [file for folder in folders for file in prefix_files(folder)]
-    for file in found:
+    files = [file for folder in folders for file in prefix_files(folder)]
+    for file in files:
         file.unlink(missing_ok=True)
-    print_safe(f"{len(found)} files of named prefixes deleted")
+    print_safe(f"{len(files)} files of named prefixes deleted")
 
 
 def _words(size: int) -> str:

@@ -103,8 +103,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         print_safe(f"mlxserve {__version__}")
         raise typer.Exit
 

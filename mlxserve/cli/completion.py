@@ -99,11 +99,11 @@ def _names(incomplete: str, *, downloaded_only: bool) -> list[str]:
     from mlxserve.hub.catalog import Origin, places
     from mlxserve.hub.known_models import REPOSITORIES, short_name
 
-    found = [
+    names = [
         name for name, source, _ in places() if not downloaded_only or source is Origin.DOWNLOADED
     ]
-    short = [short_name(name) for name in found if name in REPOSITORIES]
-    return _offered((*short, *found), incomplete)
+    short = [short_name(name) for name in names if name in REPOSITORIES]
+    return _offered((*short, *names), incomplete)
 
 
 def _offered(names: Iterable[str], incomplete: str) -> list[str]:

@@ -100,10 +100,10 @@ def _report(path: Path, model: str) -> bool:
         raise InvalidConfig(f"--model {model} cannot be written: {error}") from error
     is_well = True
     both: Iterator[Finding | Measurement] = chain(diagnose(), measure(folder))
-    for found in both:  # not the service: its log may hold anything
-        print_safe(found)
-        file.add(found)
-        is_well = is_well and not (isinstance(found, Finding) and found.is_broken)
+    for finding in both:  # not the service: its log may hold anything
+        print_safe(finding)
+        file.add(finding)
+        is_well = is_well and not (isinstance(finding, Finding) and finding.is_broken)
     file.complete(chosen(folder))
     print_safe(f"{path} is complete: please attach it to an issue.")
     return is_well

@@ -32,5 +32,5 @@ def embed(
     base = url_of(url, model)
     name = model or ask(base, "GET", "/v1/models")["data"][0]["id"]
     reply = ask(base, "POST", "/v1/embeddings", {"model": name, "input": texts})
-    for found in sorted(reply["data"], key=lambda one: one["index"]):
-        print_safe(json.dumps(found["embedding"]))
+    for item in sorted(reply["data"], key=lambda item: item["index"]):
+        print_safe(json.dumps(item["embedding"]))

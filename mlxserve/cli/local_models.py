@@ -98,30 +98,30 @@ def _kv_in_words(entry: "Entry") -> str:
 def _show_adapter(folder: Path, *, json: bool) -> None:
     from mlxserve.hub.adapter_files import find_adapter
 
-    found = find_adapter(folder.resolve().name, folder)
-    card = adapter_card(found)
+    adapter = find_adapter(folder.resolve().name, folder)
+    card = adapter_card(adapter)
     if json:
         print_safe(json_format.dumps(card))
         return
-    print_safe(f"{found.name} (an adapter of mlx_lm.lora)")
-    print_safe(f"  Folder        {found.path}")
-    print_safe(f"  Trained from  {found.base or 'not said'}")
+    print_safe(f"{adapter.name} (an adapter of mlx_lm.lora)")
+    print_safe(f"  Folder        {adapter.path}")
+    print_safe(f"  Trained from  {adapter.base or 'not said'}")
     print_safe(
-        f"  Matrices      of {len(found.layers)} layers, rank {found.rank}, scale {found.scale:g}"
+        f"  Matrices      of {len(adapter.layers)} layers, rank {adapter.rank}, scale {adapter.scale:g}"
     )
-    print_safe(f"  Weights       {found.size / 1e6:.1f} MB")
-    print_safe(f"  Serve it      mlxserve serve -m MODEL --adapter {found.name}={folder}")
+    print_safe(f"  Weights       {adapter.size / 1e6:.1f} MB")
+    print_safe(f"  Serve it      mlxserve serve -m MODEL --adapter {adapter.name}={folder}")
 
 
-def adapter_card(found: "AdapterFiles") -> dict[str, Any]:
+def adapter_card(adapter: "AdapterFiles") -> dict[str, Any]:
     return {
-        "name": found.name,
-        "folder": str(found.path),
-        "base": found.base or None,
-        "layers": len(found.layers),
-        "rank": found.rank,
-        "scale": found.scale,
-        "weight_size": found.size,
+        "name": adapter.name,
+        "folder": str(adapter.path),
+        "base": adapter.base or None,
+        "layers": len(adapter.layers),
+        "rank": adapter.rank,
+        "scale": adapter.scale,
+        "weight_size": adapter.size,
     }
 
 
@@ -149,9 +149,9 @@ def _gguf_card(file: Path) -> tuple[Mapping[str, Any], dict[str, Any]]:
 def _quantisation_in_words(quantised: Mapping[str, Any]) -> str:
     if "quantisation" in quantised:
         return ", ".join(
-            f"{kind} ({one['tensors']} tensor{'s' if one['tensors'] > 1 else ''}, "
-            f"{one['file_size'] / 1e9:.2f} GB in the file)"
-            for kind, one in quantised["quantisation"].items()
+            f"{kind} ({part['tensors']} tensor{'s' if part['tensors'] > 1 else ''}, "
+            f"{part['file_size'] / 1e9:.2f} GB in the file)"
+            for kind, part in quantised["quantisation"].items()
         )
     return "not quantised" if quantised["bits"] is None else f"{quantised['bits']} bits"
 
@@ -195,8 +195,8 @@ def rm(
     from mlxserve.hub.hub_cache import hub_cache, repository_folder
     from mlxserve.hub.known_models import repository_of
 
-    asked = hub_reference(name)
-    repository = asked[0] if asked else name if "/" in name else repository_of(name) or name
+    reference = hub_reference(name)
+    repository = reference[0] if reference else name if "/" in name else repository_of(name) or name
     folder = repository_folder(repository)
     if "/" not in repository or not folder.is_dir() or folder.parent != hub_cache():
         raise InvalidRequest(
@@ -205,7 +205,7 @@ def rm(
     for server in running_servers():
         if repository in map(_repository_of_served, (server.model, *server.others)):
             raise InvalidRequest(f"{repository} is served at {server.url}. Stop that server first.")
-    links = files_of_one(repository, asked[1]) if asked and asked[1] else []
+    links = files_of_one(repository, reference[1]) if reference and reference[1] else []
     files = _stored(folder, links)
     size = sum(file.stat().st_size for file in files)
     what = name if links else repository
@@ -225,19 +225,19 @@ def _stored(folder: Path, links: Sequence[Path]) -> set[Path]:
     """Files of a repository that these links of its snapshots point to; all files without links."""
     if not links:
         return {file for file in folder.rglob("*") if file.is_file() and not file.is_symlink()}
-    found = {link.resolve() for link in links}
-    return {file for file in found if folder.resolve() in file.parents and file.is_file()}
+    blobs = {link.resolve() for link in links}
+    return {file for file in blobs if folder.resolve() in file.parents and file.is_file()}
 
 
 def _repository_of_served(name: str) -> str:
     from mlxserve.hub.gguf_places import hub_reference
 
-    asked = hub_reference(name)
-    return asked[0] if asked else name
+    reference = hub_reference(name)
+    return reference[0] if reference else name
 
 
 def _why_not_deleted(name: str, repository: str) -> str:
-    others = [one for one in _local() if one.name in (name, repository)]
+    others = [entry for entry in _local() if entry.name in (name, repository)]
     if others:
         return (
             f"{_IS_IN.get(others[0].source, f'is {others[0].source}')}, not downloaded by mlxserve"
@@ -264,9 +264,9 @@ def _found(name: str) -> "tuple[Entry, Path]":
     with contextlib.suppress(ModelNotFound):  # of a quantisation that is not here, as said below
         if (file := find_gguf(name)) is not None:
             wanted.add(str(file))
-    for found, source, folder in catalog.places():
-        is_it = found in wanted or str(folder) in wanted
-        entry = catalog.entry_of(found, source, folder) if is_it else None
+    for candidate, source, folder in catalog.places():
+        is_it = candidate in wanted or str(folder) in wanted
+        entry = catalog.entry_of(candidate, source, folder) if is_it else None
         if entry is not None:
             return entry, folder
     path = Path(name).expanduser()

@@ -37,8 +37,8 @@ def models(settings: Settings, json: Json = False) -> None:
     adapters = _adapters(settings)
     if json:
         cards = [card_of(entry, fit) for entry, fit in rows]
-        found = {"memory": memory, "context": context, "disk_free": catalog.disk_free()}
-        print_safe(json_format.dumps({**found, "models": cards, "adapters": adapters}))
+        card = {"memory": memory, "context": context, "disk_free": catalog.disk_free()}
+        print_safe(json_format.dumps({**card, "models": cards, "adapters": adapters}))
         return
     here = [(entry, fit) for entry, fit in rows if entry.source is not catalog.Origin.SUGGESTED]
     best = best_of(rows)
@@ -90,17 +90,17 @@ def _adapters(settings: Settings) -> list[dict[str, str | None]]:
     from mlxserve.hub.adapter_files import find_adapter
     from mlxserve.hub.embedded import MODEL_NAME
 
-    found: list[dict[str, str | None]] = []
-    for one in settings.models():
-        model = one.name or one.config.model or MODEL_NAME
-        for name, folder in one.config.adapters.items():
+    cards: list[dict[str, str | None]] = []
+    for served in settings.models():
+        model = served.name or served.config.model or MODEL_NAME
+        for name, folder in served.config.adapters.items():
             refusal = None
             try:
                 find_adapter(name, folder)
             except MlxServeError as error:
                 refusal = str(error)
-            found.append({"name": f"{model}:{name}", "folder": folder, "refusal": refusal})
-    return found
+            cards.append({"name": f"{model}:{name}", "folder": folder, "refusal": refusal})
+    return cards
 
 
 def memory_for(engine: EngineConfig) -> int:

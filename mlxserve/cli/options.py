@@ -67,8 +67,8 @@ class PanelCommand(TyperCommand):
                     formatter.write(f"  {line}\n")
 
 
-def _show_all(ctx: typer.Context, asked: bool) -> None:
-    if asked:
+def _show_all(ctx: typer.Context, is_requested: bool) -> None:
+    if is_requested:
         ctx.meta[_ALL] = True
         print_safe(ctx.get_help())
         raise typer.Exit
@@ -112,9 +112,9 @@ def with_settings(*schemas: type[Options]) -> Callable[[Callable[..., None]], Ca
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
-        def with_flags(*, config: Path | None, help_all: bool, **given: Any) -> None:  # noqa: ARG001
-            asked = {name: _value(given.pop(name)) for name in flags}
-            command(**given, settings=Settings.read(SCHEMAS, asked, os.environ, config))
+        def with_flags(*, config: Path | None, help_all: bool, **arguments: Any) -> None:  # noqa: ARG001
+            values = {name: _value(arguments.pop(name)) for name in flags}
+            command(**arguments, settings=Settings.read(SCHEMAS, values, os.environ, config))
 
         own = [
             parameter
@@ -132,11 +132,11 @@ def with_settings(*schemas: type[Options]) -> Callable[[Callable[..., None]], Ca
     return decorate
 
 
-def _value(given: Any) -> Any:
+def _value(value: Any) -> Any:
     """Value of a repeatable flag: a tuple, or None if it was not used."""
-    if isinstance(given, list):
-        return tuple(given) or None
-    return given
+    if isinstance(value, list):
+        return tuple(value) or None
+    return value
 
 
 def _flag(option: NamedOption, *, may_repeat: bool = False) -> inspect.Parameter:

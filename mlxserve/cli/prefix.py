@@ -52,15 +52,15 @@ def list_(
     url: Url = None,
 ) -> None:
     """List the prefixes of this API key and their number of tokens; all keys' for an admin key."""
-    found = ask(url, "GET", "/v1/prefixes")["data"]
+    prefixes = ask(url, "GET", "/v1/prefixes")["data"]
     if as_json:
-        print_safe(json.dumps(found, indent=2))
+        print_safe(json.dumps(prefixes, indent=2))
         return
-    if not found:
+    if not prefixes:
         print_safe(
             "There are no prefixes. `mlxserve prefix add NAME FILE` keeps one.", to=sys.stderr
         )
-    for prefix in found:
+    for prefix in prefixes:
         owner = prefix["key"]
         line = f"{prefix['id']:<32}{prefix['num_tokens']:>10} tokens"
         print_safe(f"{line}  {owner}" if owner else line)

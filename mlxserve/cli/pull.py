@@ -109,8 +109,8 @@ def _present_size(name: str) -> int:
     from mlxserve.hub.gguf_places import hub_reference
     from mlxserve.hub.hub_cache import repository_folder
 
-    asked = hub_reference(name)
-    folder = repository_folder(asked[0] if asked else name)
+    reference = hub_reference(name)
+    folder = repository_folder(reference[0] if reference else name)
     return sum(_size(file) for file in (folder / "blobs").glob("*"))
 
 

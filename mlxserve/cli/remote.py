@@ -34,9 +34,9 @@ class ServerError(MlxServeError):
     """The server refused the request or cannot be reached."""
 
 
-def url_of(given: str | None, model: str | None = None) -> str:
+def url_of(explicit: str | None, model: str | None = None) -> str:
     """Return the given address, else that of the newest server that has the model."""
-    url = given or os.environ.get("MLXSERVE_URL")
+    url = explicit or os.environ.get("MLXSERVE_URL")
     if not url:
         server = newest_server(model) or newest_server()
         url = server.url if server is not None else USUAL_URL

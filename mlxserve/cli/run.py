@@ -88,21 +88,21 @@ def run(
     if system is not None:
         messages.append({"role": "system", "content": system})
     messages.append({"role": "user", "content": whole_prompt(prompt)})
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "max_tokens": max_tokens,
         "temperature": temperature,
         "stop_on_repetition": True,
     }
-    asked = {name: value for name, value in given.items() if value is not None}
-    refuse_bad(asked)
+    params = {name: value for name, value in options.items() if value is not None}
+    refuse_bad(params)
     server = None if own else _server(settings, config)
     try:
         report = (
             _answer_here(
-                config, with_images(messages, files, _as_path), asked, _adapter(settings, config)
+                config, with_images(messages, files, _as_path), params, _adapter(settings, config)
             )
             if server is None
-            else _answer_there(server, config.model, with_images(messages, files, _as_url), asked)
+            else _answer_there(server, config.model, with_images(messages, files, _as_url), params)
         )
     except BrokenPipeError:  # the reader (such as `head`) closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -111,16 +111,17 @@ def run(
         print_safe(report, to=sys.stderr)
 
 
-def refuse_bad(asked: Mapping[str, Any]) -> None:
+def refuse_bad(params: Mapping[str, Any]) -> None:
     """Raises InvalidParameter for options that no model takes, before one is loaded.
 
     This includes sampling parameters that give noise.
     """
-    if not 0 <= (given := asked.get("temperature", 0)) <= HIGHEST_TEMPERATURE:
+    if not 0 <= (temperature := params.get("temperature", 0)) <= HIGHEST_TEMPERATURE:
         raise InvalidParameter(
-            "temperature", f"must be from 0 (greedy) to {HIGHEST_TEMPERATURE:g}, got {given:g}"
+            "temperature",
+            f"must be from 0 (greedy) to {HIGHEST_TEMPERATURE:g}, got {temperature:g}",
         )
-    replace(SamplingParams(), **asked)
+    replace(SamplingParams(), **params)
 
 
 def readable(file: Path) -> Path:
@@ -209,14 +210,14 @@ def _answer_there(
     server: RunningServer,
     model: str | None,
     messages: Sequence[Mapping[str, Any]],
-    asked: Mapping[str, Any],
+    params: Mapping[str, Any],
 ) -> str:
     """Answer on the server, leaving out the model's thinking. Raises ServerError.
 
     Prints the answer and returns a line about its speed.
     """
     name = served_name(server, model)
-    body = {"model": name, "messages": messages, "stream": True, **asked}
+    body = {"model": name, "messages": messages, "stream": True, **params}
     body["stream_options"] = {"include_usage": True}
     started = time.perf_counter()
     first, text, thought = started, "\n", False
@@ -241,13 +242,13 @@ def _answer_there(
 def _answer_here(
     config: EngineConfig,
     messages: Sequence[Mapping[str, Any]],
-    asked: Mapping[str, Any],
+    params: Mapping[str, Any],
     adapter: str | None,
 ) -> str:
     """Load the model and print its answer; return a line about its speed."""
     model = build(config)
     try:
-        return asyncio.run(_stream_answer(model.with_adapter(adapter), messages, asked))
+        return asyncio.run(_stream_answer(model.with_adapter(adapter), messages, params))
     finally:
         model.close()
 
@@ -263,18 +264,18 @@ def whole_prompt(prompt: str | None) -> str:
 
 
 async def _stream_answer(
-    model: "TextModel", messages: Sequence[Mapping[str, Any]], asked: Mapping[str, Any]
+    model: "TextModel", messages: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]
 ) -> str:
     writer = model.require_writer()
-    params = replace(model.default_params, **asked)
+    params = replace(model.default_params, **overrides)
     if isinstance(messages[-1]["content"], list):
         from mlxserve.chat.given_messages import read_given
 
         read = partial(model.executor.run, "")
-        given = await read_given(
+        conversation = await read_given(
             messages, read, sees=writer.supports_images, no_vision_reason=writer.no_vision_reason
         )
-        messages = writer.fit(given).messages
+        messages = writer.fit(conversation).messages
     prompt = await asyncio.to_thread(writer.render, messages)
     started = time.perf_counter()
     first = started

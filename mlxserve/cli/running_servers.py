@@ -71,15 +71,15 @@ def registered(
 
 def running_servers() -> list[RunningServer]:
     """List the running servers, oldest first."""
-    found = []
+    servers = []
     for file in _folder().glob("*.json"):
         server = _read(file)
         if server is None or not _runs(server):
             with suppress(OSError):
                 file.unlink()
         else:
-            found.append(server)
-    return sorted(found, key=lambda server: server.started)
+            servers.append(server)
+    return sorted(servers, key=lambda server: server.started)
 
 
 def newest_server(

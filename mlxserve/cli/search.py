@@ -27,17 +27,17 @@ def search(
 
     `mlxserve pull NAME` downloads one, and says if it is of a kind that cannot be served.
     """
-    found = [card for kind in _KINDS for card in _found(" ".join(words), kind, limit)]
+    cards = [card for kind in _KINDS for card in _found(" ".join(words), kind, limit)]
     if json:
-        print_safe(json_format.dumps(found))
+        print_safe(json_format.dumps(cards))
         return
-    if not found:
+    if not cards:
         print_safe(
             f"No model for MLX or in GGUF is called {' '.join(words)!r}. Try fewer words; "
             "`mlxserve models` lists well-known ones."
         )
         return
-    for card in found:
+    for card in cards:
         print_safe(f"{card['name']:64} {card['format']:5} {card['downloads']:>12,} downloads")
     print_safe("`mlxserve pull NAME` downloads one.")
 

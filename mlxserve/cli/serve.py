@@ -92,9 +92,11 @@ def _serve(
         (registry, executor), url = build_registry(models, server), url_of(listener)
 
         def added(name: str) -> RegisteredModel:
-            one = settings.other_model(name)
-            one = replace(one, config=_with_server_defaults(one.config).with_options(trace=None))
-            return register(one, server, executor)
+            model = settings.other_model(name)
+            model = replace(
+                model, config=_with_server_defaults(model.config).with_options(trace=None)
+            )
+            return register(model, server, executor)
 
         running = ModelServer(
             registry,

@@ -53,8 +53,8 @@ def ps(json: Json = False) -> None:
         print_safe(
             f"{server.url:28} {server.model:40} pid {server.pid:<8} {age:>12}  {_words(activity)}"
         )
-        for one in activity.get("models", ()):
-            print_safe(f"  {one['id']:46} {_model_in_words(one)}")
+        for model in activity.get("models", ()):
+            print_safe(f"  {model['id']:46} {_model_in_words(model)}")
 
 
 def stop(
@@ -96,11 +96,13 @@ def logs(
 ) -> None:
     """Show the end of the newest log: of a server in the background, a chat's or the service."""
     files = [*(data_home() / "logs").glob("*.log"), log_file()]
-    found = sorted((file for file in files if file.is_file()), key=lambda one: one.stat().st_mtime)
-    if not found:
+    log_files = sorted(
+        (file for file in files if file.is_file()), key=lambda file: file.stat().st_mtime
+    )
+    if not log_files:
         raise InvalidRequest(f"There is no log yet in {data_home() / 'logs'}.")
-    newest = found[-1]
-    print_safe(f"{newest} ({len(found)} logs; `tail -f` follows one)", to=sys.stderr)
+    newest = log_files[-1]
+    print_safe(f"{newest} ({len(log_files)} logs; `tail -f` follows one)", to=sys.stderr)
     for line in last_lines(newest, lines):
         print_safe(line)
 
@@ -116,37 +118,37 @@ def _chosen(which: str | None, *, every: bool) -> Sequence[RunningServer]:
         server: (server.url, server.url.rpartition(":")[2], server.model, str(server.pid))
         for server in servers
     }
-    found = [server for server in servers if which is None or which.rstrip("/") in names[server]]
-    if len(found) == 1:
-        return found
+    matches = [server for server in servers if which is None or which.rstrip("/") in names[server]]
+    if len(matches) == 1:
+        return matches
     listed = ", ".join(f"{server.url} ({server.model})" for server in servers)
-    if not found:
+    if not matches:
         raise InvalidRequest(f"No server is {which!r}. These run: {listed}.")
     raise InvalidRequest(f"Several servers run: {listed}. Name one, or stop all with --all.")
 
 
 def _with_several(model: str) -> RunningServer | None:
     """Return the only server with this model and others; None if none. Raises InvalidRequest."""
-    found = [
+    matches = [
         server
         for server in running_servers()
         if server.others and model in (server.model, *server.others)
     ]
-    if len(found) > 1:
-        urls = ", ".join(one.url for one in found)
+    if len(matches) > 1:
+        urls = ", ".join(each.url for each in matches)
         raise InvalidRequest(f"Several servers have {model!r}: {urls}. Stop one by its address.")
-    return found[0] if found else None
+    return matches[0] if matches else None
 
 
-def _model_in_words(one: dict[str, Any]) -> str:
-    if one["state"] == "unloaded":
+def _model_in_words(model: dict[str, Any]) -> str:
+    if model["state"] == "unloaded":
         return f"{'':>9}  not loaded"
-    memory, num_requests = f"{one['memory'] / (1 << 30):6.2f} GiB", one["num_requests"]
-    left = one["unloads_in_seconds"]
+    memory, num_requests = f"{model['memory'] / (1 << 30):6.2f} GiB", model["num_requests"]
+    left = model["unloads_in_seconds"]
     use = f"{num_requests} request{'s' * (num_requests > 1)}" if num_requests else "idle"
     stays = "" if num_requests else ", stays" if left is None else f", {left:.0f} s left"
-    adapters = f", adapters: {', '.join(one['adapters'])}" if one.get("adapters") else ""
-    state = f" ({one['state']})" if one["state"] != "loaded" else ""
+    adapters = f", adapters: {', '.join(model['adapters'])}" if model.get("adapters") else ""
+    state = f" ({model['state']})" if model["state"] != "loaded" else ""
     return f"{memory}  {use}{stays}{state}{adapters}"
 
 

@@ -92,7 +92,7 @@ def _flags(settings: Settings) -> list[str]:
     for name, value in settings.flags.items():
         is_path = units[name] in _PATH_UNITS and value != NO_FILE
         if name == "model":
-            flags[name] = tuple(_whole(one) for one in several(value))
+            flags[name] = tuple(_whole(path) for path in several(value))
         elif is_path:
             flags[name] = str(Path(value).expanduser().resolve())
     config = (

@@ -80,7 +80,7 @@ class Settings:
     def __init__(
         self,
         flags: Mapping[str, Any],
-        given: Mapping[str, Given],
+        values: Mapping[str, Given],
         file: Path | None,
         tables: Mapping[str, Mapping[str, Given]],
     ) -> None:
@@ -90,7 +90,7 @@ class Settings:
         """
         self.flags = flags
         self.file = file
-        self._given = given
+        self._given = values
         self._tables = tables
 
     @classmethod
@@ -105,12 +105,12 @@ class Settings:
         known = {option.name: option for schema in schemas for option in options_of(schema)}
         flags = {name: value for name, value in flags.items() if value is not None}
         content = _content(_chosen(file, environment))
-        given = {
+        values = {
             **_from_file(content, known),
             **_from_environment(environment, known),
             **{name: Given(value, "") for name, value in flags.items()},
         }
-        return cls(flags, given, file, _tables(content))
+        return cls(flags, values, file, _tables(content))
 
     def has(self, name: str) -> bool:
         """True if any source sets the option."""
@@ -126,8 +126,8 @@ class Settings:
                 f"The model is named twice: {name!r} and --model. Leave one of them out."
             )
         flags = {**self.flags, "model": name}
-        given = {**self._given, "model": Given(name, "")}
-        return Settings(flags, given, self.file, self._tables)
+        values = {**self._given, "model": Given(name, "")}
+        return Settings(flags, values, self.file, self._tables)
 
     def build(self, schema: type[T]) -> T:
         """Build the config. Raises InvalidConfig that names the value's source."""
@@ -152,33 +152,35 @@ class Settings:
 
     def _model(self, name: str, *, is_named: bool, is_first: bool) -> ModelSettings:
         table = self._tables.get(name, {})
-        of_all = {key: one for key, one in self._given.items() if is_first or key not in _OF_FIRST}
-        over = {key: one for key, one in of_all.items() if not one.is_of_file}
-        given = {**of_all, **table, **over, "model": table.get("model", Given(name, ""))}
+        of_all = {
+            key: value for key, value in self._given.items() if is_first or key not in _OF_FIRST
+        }
+        over = {key: value for key, value in of_all.items() if not value.is_of_file}
+        values = {**of_all, **table, **over, "model": table.get("model", Given(name, ""))}
         return ModelSettings(
-            _built(EngineConfig, given),
+            _built(EngineConfig, values),
             _built(ModelOptions, table),
             is_named,
             name if "model" in table else None,
         )
 
 
-def _built(schema: type[T], given: Mapping[str, Given]) -> T:
+def _built(schema: type[T], given_values: Mapping[str, Given]) -> T:
     """Build a config. Raises InvalidConfig that names the value's source."""
     values = {
-        option.name: _as_declared(given[option.name].value, option)
+        option.name: _as_declared(given_values[option.name].value, option)
         for option in options_of(schema)
-        if option.name in given
+        if option.name in given_values
     }
     if "model" in values and (named := several(values["model"])):
         values["model"] = named[0]
     try:
         return schema().with_options(**values)
     except InvalidConfig as error:
-        found = given.get(error.option or "")
-        if found is None or not found.source:
+        value = given_values.get(error.option or "")
+        if value is None or not value.source:
             raise
-        raise InvalidConfig(f"{error} ({found.source})", option=error.option) from error
+        raise InvalidConfig(f"{error} ({value.source})", option=error.option) from error
 
 
 def _as_declared(value: Any, option: NamedOption) -> Any:
@@ -192,10 +194,10 @@ def several(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
-def flags_of(given: Mapping[str, Any]) -> list[str]:
+def flags_of(options: Mapping[str, Any]) -> list[str]:
     """Return the command line that gives these values again."""
     flags: list[str] = []
-    for name, value in given.items():
+    for name, value in options.items():
         flag = name.replace("_", "-")
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
@@ -238,16 +240,16 @@ def _from_file(file: _File, known: Mapping[str, NamedOption]) -> dict[str, Given
     tuning = file.values.get(_TUNING, {})
     if not isinstance(tuning, dict):
         raise InvalidConfig(f"{file.path}: {_TUNING} must be a table: [{_TUNING}]")
-    given = {}
+    values = {}
     for name, value in file.values.items():
         if name not in (_TABLES, _TUNING):
             _check_place(name, known, f"{file.path}", is_tuning=False)
-            given[name] = Given(value, f"set in {file.path}", is_of_file=True)
+            values[name] = Given(value, f"set in {file.path}", is_of_file=True)
     for name, value in tuning.items():
         where = f"{file.path}, [{_TUNING}]"
         _check_place(name, known, where, is_tuning=True)
-        given[name] = Given(value, f"set in {where}", is_of_file=True)
-    return given
+        values[name] = Given(value, f"set in {where}", is_of_file=True)
+    return values
 
 
 def _check_place(
@@ -277,23 +279,23 @@ def _tables(file: _File) -> dict[str, dict[str, Given]]:
     known = {
         option.name for schema in (EngineConfig, ModelOptions) for option in options_of(schema)
     }
-    found = {}
+    by_model = {}
     for model, table in tables.items():
         where = f'[{_TABLES}."{model}"]'
         for name in table:
             if name not in known:
                 raise InvalidConfig(f"{file.path}, {where}: {unknown_option(name, known)}")
-        found[model] = {
+        by_model[model] = {
             name: Given(value, f"set in {file.path}, {where}", is_of_file=True)
             for name, value in table.items()
         }
-    return found
+    return by_model
 
 
 def _from_environment(
     environment: Mapping[str, str], known: Mapping[str, NamedOption]
 ) -> dict[str, Given]:
-    given = {}
+    values = {}
     for variable in sorted(environment.keys() - OTHER_NAMES):
         text = environment[variable]
         if not variable.startswith(PREFIX) or not text:
@@ -303,7 +305,7 @@ def _from_environment(
         name = name.removeprefix(f"{_TUNING}_")
         _check_place(name, known, f"{variable} in the environment", is_tuning=is_tuning)
         try:
-            given[name] = Given(known[name].parsed(text), source)
+            values[name] = Given(known[name].parsed(text), source)
         except InvalidConfig as error:
             raise InvalidConfig(f"{error} ({source})", option=name) from error
-    return given
+    return values

@@ -59,18 +59,18 @@ def run_terminal(
 
     Raises InvalidConfig, also for options that the server would refuse.
     """
-    given = {name: value for name, value in settings.flags.items() if name != "model"}
-    if url is not None and given:
+    flags = {name: value for name, value in settings.flags.items() if name != "model"}
+    if url is not None and flags:
         raise InvalidConfig(
-            f"{flags_of(given)[0]} configures a server that is started here and has no effect with "
+            f"{flags_of(flags)[0]} configures a server that is started here and has no effect with "
             "--url. Remove one of the two."
         )
     config = settings.build(EngineConfig)
     settings.build(ServerConfig)
-    notice, asked = "", url
+    notice, address = "", url
     if url is None and not own_server and not settings.flags and settings.file is None:
         url, notice = _running_server(config)
-    is_found = url is not None and url != asked
+    is_found = url is not None and url != address
     if url is not None:
         _prepare_key(url)
     model = settings.flags.get("model") if url is not None else None
@@ -95,8 +95,8 @@ def run_terminal(
 
 def _server_flags(settings: Settings) -> list[str]:
     """Flags for the chat's own server, besides the engine's options."""
-    given = () if settings.has("max_num_seqs") else ("--max-num-seqs", str(_MAX_NUM_SEQS))
-    return [*_SERVER_ARGS, *given]
+    max_num_seqs = () if settings.has("max_num_seqs") else ("--max-num-seqs", str(_MAX_NUM_SEQS))
+    return [*_SERVER_ARGS, *max_num_seqs]
 
 
 def _running_server(config: EngineConfig) -> tuple[str | None, str]:
@@ -119,10 +119,10 @@ def _running_server(config: EngineConfig) -> tuple[str | None, str]:
 def _engine_flags(settings: Settings, config: EngineConfig) -> list[str]:
     """Return the explicit flags for the server, which reads the environment and the file itself."""
     flags = ["--model", config.model] if "model" in settings.flags and config.model else []
-    given = {name: value for name, value in settings.flags.items() if name != "model"}
+    options = {name: value for name, value in settings.flags.items() if name != "model"}
     if settings.file is not None:
         flags += ["--config", str(settings.file)]
-    return [*flags, *flags_of(given)]
+    return [*flags, *flags_of(options)]
 
 
 def _prepare_key(url: str) -> None:

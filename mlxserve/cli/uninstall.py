@@ -70,20 +70,20 @@ def uninstall(
         raise InvalidRequest("--list deletes nothing and --all does. Choose one of them.")
     if models and not every:
         raise InvalidRequest("--models goes with --all.")
-    found = [*_left_overs(), *(_models() if models or not every else ())]
-    for one in found:
-        print_safe(f"{one.what:<32}{_words(one.size):>10}  {one.path}")
-    if not found:
+    left_overs = [*_left_overs(), *(_models() if models or not every else ())]
+    for left in left_overs:
+        print_safe(f"{left.what:<32}{_words(left.size):>10}  {left.path}")
+    if not left_overs:
         print_safe("Nothing of mlxserve is left but the package.")
     _say_what_stays()
-    if every and found:
-        _delete(found, yes=yes)
-    elif found and not every:
+    if every and left_overs:
+        _delete(left_overs, yes=yes)
+    elif left_overs and not every:
         print_safe("`mlxserve uninstall --all` deletes all of it but models; --models these, too.")
     print_safe("The package: `uv tool uninstall mlxserve` or `pip uninstall mlxserve`.")
 
 
-def _delete(found: list[LeftOver], *, yes: bool) -> None:
+def _delete(left_overs: list[LeftOver], *, yes: bool) -> None:
     if servers := running_servers():
         urls = ", ".join(server.url for server in servers)
         raise InvalidRequest(f"Servers run: {urls}. Stop them first: `mlxserve stop --all`.")
@@ -94,23 +94,23 @@ def _delete(found: list[LeftOver], *, yes: bool) -> None:
             )
         typer.confirm("Delete all of this?", abort=True)
     failed = []
-    for one in found:
+    for left in left_overs:
         try:
-            if (unit := _unit_file()) is not None and one.path == unit:
+            if (unit := _unit_file()) is not None and left.path == unit:
                 service_manager().uninstall()
-            elif one.path.is_dir() and not one.path.is_symlink():
-                shutil.rmtree(one.path)
+            elif left.path.is_dir() and not left.path.is_symlink():
+                shutil.rmtree(left.path)
             else:
-                one.path.unlink(missing_ok=True)
+                left.path.unlink(missing_ok=True)
         except (OSError, MlxServeError) as error:
-            failed.append(f"{one.path}: {error}")
-    parents = {one.path.parent for one in found}
+            failed.append(f"{left.path}: {error}")
+    parents = {left.path.parent for left in left_overs}
     for folder in (*parents, data_home(), config_home(), _gguf_home().parent, log_file().parent):
         with suppress(OSError):  # another program's files are in it
             folder.rmdir()
     if failed:
         raise MlxServeError(f"Not deleted: {'; '.join(failed)}")
-    print_safe(f"Deleted {_words(sum(one.size for one in found))}.")
+    print_safe(f"Deleted {_words(sum(left.size for left in left_overs))}.")
 
 
 def _left_overs() -> Iterator[LeftOver]:

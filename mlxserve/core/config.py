@@ -566,7 +566,7 @@ class EngineConfig(Options):
     @property
     def adapters(self) -> dict[str, str]:
         """The folders of `adapter`, by their names."""
-        return dict(one.split("=", 1) for one in self.adapter)
+        return dict(entry.split("=", 1) for entry in self.adapter)
 
     def check_together(self) -> None:
         self._check_template_kwargs()
@@ -595,12 +595,12 @@ class EngineConfig(Options):
 
     def _check_adapters(self) -> None:
         names = []
-        for one in self.adapter:
-            name, _, folder = one.partition("=")
+        for entry in self.adapter:
+            name, _, folder = entry.partition("=")
             if not _ADAPTER_NAME.fullmatch(name) or not folder:
                 raise InvalidConfig(
                     f"adapter must be NAME=FOLDER, where NAME has up to 64 letters, digits, dots, dashes or "
-                    f"underscores, got {one!r:.80}",
+                    f"underscores, got {entry!r:.80}",
                     option="adapter",
                 )
             names.append(name)

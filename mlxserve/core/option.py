@@ -233,14 +233,14 @@ def options_of(schema: type[Options]) -> tuple[NamedOption, ...]:
     if schema in _found:
         return _found[schema]
     hints = get_type_hints(schema, include_extras=True)
-    found: list[NamedOption] = []
+    options: list[NamedOption] = []
     for field in fields(schema):  # type: ignore[arg-type]
         hint = hints[field.name]
         if get_origin(hint) is Annotated:
-            found.append(_named(field.name, hint, field.default))
+            options.append(_named(field.name, hint, field.default))
         else:
-            found += options_of(hint)
-    _found[schema] = tuple(found)
+            options += options_of(hint)
+    _found[schema] = tuple(options)
     return _found[schema]
 
 
@@ -250,14 +250,14 @@ def given_options(config: Options) -> dict[str, Any]:
     Those of nested configs are included.
     """
     default = type(config)()
-    given: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     for field in fields(config):  # type: ignore[arg-type]
         value = getattr(config, field.name)
         if isinstance(value, Options):
-            given |= given_options(value)
+            changed |= given_options(value)
         elif value != getattr(default, field.name):
-            given[field.name] = value.name.lower() if isinstance(value, Enum) else value
-    return given
+            changed[field.name] = value.name.lower() if isinstance(value, Enum) else value
+    return changed
 
 
 # Not functools.cache: to mypy the class of a dataclass that compares is not hashable.

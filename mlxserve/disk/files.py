@@ -145,8 +145,8 @@ class DiskFiles:
     def written(self, day: str) -> int:
         """Bytes written on this day by all processes; 0 if the count is missing or damaged."""
         try:
-            found = read_own_json(self.base / "writes.json", _COUNT_BYTES)
-            return max(0, int(found["bytes"])) if found["day"] == day else 0
+            count = read_own_json(self.base / "writes.json", _COUNT_BYTES)
+            return max(0, int(count["bytes"])) if count["day"] == day else 0
         except (OSError, ValueError, LookupError, TypeError):
             return 0
 

@@ -156,8 +156,8 @@ class DiskTier:
 
     def touch(self, used: Mapping[bytes, float]) -> None:
         """Update last-used times; unknown records are ignored."""
-        if self._works() and (found := self._names & used.keys()):
-            self._send(Touch({name: used[name] for name in found}))
+        if self._works() and (known := self._names & used.keys()):
+            self._send(Touch({name: used[name] for name in known}))
 
     def load(self, names: Sequence[bytes]) -> int:
         """Start reading these records; return a ticket, by which `poll` returns them."""

@@ -76,12 +76,12 @@ def _answer(engine: Engine, grow_to: int | None = None) -> list[float]:
     grow_to: pages that the cache grows to in the middle
     """
     params = SamplingParams(max_tokens=ANSWER, temperature=0, ignore_eos=True)
-    came = [time.perf_counter()]
+    arrivals = [time.perf_counter()]
     engine.add(Request("times", prompt_ids(PROMPT), params))
     while engine.has_work:
         num_tokens = sum(len(output.token_ids) for output in engine.step())
-        came += [time.perf_counter()] * num_tokens
-        if grow_to is not None and len(came) > ANSWER // 2:
+        arrivals += [time.perf_counter()] * num_tokens
+        if grow_to is not None and len(arrivals) > ANSWER // 2:
             engine.resize_cache(grow_to)
             grow_to = None
-    return [1e3 * (later - earlier) for earlier, later in pairwise(came)]
+    return [1e3 * (later - earlier) for earlier, later in pairwise(arrivals)]

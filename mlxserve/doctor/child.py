@@ -55,7 +55,7 @@ def attention() -> list[dict[str, Any]]:
     machine.prepare()
     from mlxserve.doctor.attention_speeds import attention_speeds
 
-    return [asdict(found) for found in attention_speeds()]
+    return [asdict(measurement) for measurement in attention_speeds()]
 
 
 TASKS: dict[str, Callable[..., Any]] = {

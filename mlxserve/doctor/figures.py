@@ -67,11 +67,11 @@ def chosen(model: str) -> dict[str, Any]:
 
 def _attention() -> Iterator[Measurement]:
     try:
-        found = run_child("attention", {})
+        cards = run_child("attention", {})
     except ChildFailed as error:
         yield Measurement("attention", "GB/s", absent=str(error))
         return
-    for fields in found:
+    for fields in cards:
         yield Measurement(**fields)
 
 
@@ -110,21 +110,21 @@ def _bound_by(ours: Mapping[str, float], theirs: Mapping[str, float], absent: st
 
 
 def _times(model: str) -> Iterator[Measurement]:
-    found, reason = _ask("times", model)
+    times, reason = _ask("times", model)
     for key, (name, unit) in TIMES_OF_ANSWERS.items():
-        yield Measurement(name, unit, None if found is None else found[key], absent=reason)
+        yield Measurement(name, unit, None if times is None else times[key], absent=reason)
 
 
 def _peaks(model: str) -> Iterator[Measurement]:
     """Measure memory and speed with larger and smaller command buffers, each in a child."""
     for size in BUFFER_SIZES:
-        found, reason = None, _NOT_METAL
+        peak, reason = None, _NOT_METAL
         if machine.is_metal():
-            found, why = _ask("ours", model, {"MLX_MAX_MB_PER_BUFFER": str(size)})
+            peak, why = _ask("ours", model, {"MLX_MAX_MB_PER_BUFFER": str(size)})
             reason = why or _TOO_SHORT
         for key in ("peak 512", "prefill 512", "peak 2048", "prefill 2048"):
             name, unit = _OF_A_MODEL[key]
-            value = (found or {}).get(key)
+            value = (peak or {}).get(key)
             absent = reason if value is None else None
             yield Measurement(f"{name}, MLX_MAX_MB_PER_BUFFER={size}", unit, value, absent=absent)
 

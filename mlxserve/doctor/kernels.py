@@ -94,11 +94,11 @@ def _op_errors(checks: Iterator[OpCheck], processor: str) -> Iterator[Finding]:
     for (dtype, is_quantised), of_dtype in groupby(
         checks, key=lambda check: (check.dtype, check.is_quantised)
     ):
-        found = list(of_dtype)
+        checks_of_dtype = list(of_dtype)
         name = str(dtype).removeprefix("mlx.core.") + (" q8" if is_quantised else "")
-        if ran := [check for check in found if check.refusal is None]:
+        if ran := [check for check in checks_of_dtype if check.refusal is None]:
             yield _errors_of(ran, name, processor)
-        refused = [check for check in found if check.refusal is not None]
+        refused = [check for check in checks_of_dtype if check.refusal is not None]
         for op in dict.fromkeys(check.op for check in refused):
             yield _refusal_of([check for check in refused if check.op == op], name, processor)
 

@@ -44,9 +44,9 @@ class ReportFile:
         }
         self._write()
 
-    def add(self, found: Finding | Measurement) -> None:
-        kind = "findings" if isinstance(found, Finding) else "figures"
-        self._report[kind].append(asdict(found))
+    def add(self, item: Finding | Measurement) -> None:
+        kind = "findings" if isinstance(item, Finding) else "figures"
+        self._report[kind].append(asdict(item))
         self._write()
 
     def complete(self, chosen: dict[str, Any]) -> None:

@@ -76,8 +76,10 @@ def _limit_memory(memory: int) -> None:
         return
     with open("/proc/self/statm", encoding="ascii") as file:
         size = int(file.read().split()[0]) * resource.getpagesize()
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    limit = size + memory if most == resource.RLIM_INFINITY else min(size + memory, most)
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+    limit = (
+        size + memory if hard_limit == resource.RLIM_INFINITY else min(size + memory, hard_limit)
+    )
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 

@@ -102,7 +102,7 @@ class Job:
         self._cpu_began: float | None = None
 
     def _raise(self, value: Any) -> None:
-        if not (isinstance(value, list) and [type(one) for one in value] == [str, str]):
+        if not (isinstance(value, list) and [type(part) for part in value] == [str, str]):
             self._kill(KillReason.ENDED, "answered what is not understood")
         if not self._child.is_set_up:
             self._child.kill()  # it could not be set up

@@ -76,7 +76,7 @@ class CallsPiece:
     is_new: bool = False
 
 
-def round_messages(one: ToolRound, *, has_thinking: bool = False) -> list[dict[str, Any]]:
+def round_messages(tool_round: ToolRound, *, has_thinking: bool = False) -> list[dict[str, Any]]:
     """Return the request messages of a round."""
     calls = [
         {
@@ -84,20 +84,25 @@ def round_messages(one: ToolRound, *, has_thinking: bool = False) -> list[dict[s
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments or "{}"},
         }
-        for call in one.calls
+        for call in tool_round.calls
     ]
-    said: dict[str, Any] = {"role": "assistant", "content": one.text, "tool_calls": calls}
-    if has_thinking and one.thinking:
-        said["reasoning_content"] = one.thinking
+    said: dict[str, Any] = {"role": "assistant", "content": tool_round.text, "tool_calls": calls}
+    if has_thinking and tool_round.thinking:
+        said["reasoning_content"] = tool_round.thinking
     results = [
-        {"role": "tool", "tool_call_id": call.id, "content": call.answer} for call in one.calls
+        {"role": "tool", "tool_call_id": call.id, "content": call.answer}
+        for call in tool_round.calls
     ]
     return [said, *results]
 
 
 def rounds_text(rounds: Sequence[ToolRound]) -> str:
     """Serialise rounds for the chats' file; empty for none."""
-    return json.dumps([asdict(one) for one in rounds], ensure_ascii=False) if rounds else ""
+    return (
+        json.dumps([asdict(tool_round) for tool_round in rounds], ensure_ascii=False)
+        if rounds
+        else ""
+    )
 
 
 def rounds_of(text: str) -> tuple[ToolRound, ...]:
@@ -108,9 +113,9 @@ def rounds_of(text: str) -> tuple[ToolRound, ...]:
 def rounds_markdown(rounds: Iterable[ToolRound]) -> str:
     """Format rounds for an exported chat."""
     parts = []
-    for one in rounds:
-        parts += [one.text] if one.text.strip() else []
-        for call in one.calls:
+    for tool_round in rounds:
+        parts += [tool_round.text] if tool_round.text.strip() else []
+        for call in tool_round.calls:
             fence = fence_around(call.answer)
             parts.append(
                 f"Called `{call.name}` with `{call.arguments}`:\n\n{fence}\n{call.answer}\n{fence}"

@@ -76,7 +76,7 @@ def last_to_go(
         total = counts[-1][1]
         return next(answer for answer, count in counts if total - count <= kept)
     sent = path[num_left_out(path, left_out) :]
-    return next((one for one in reversed(sent) if one.role is Role.ASSISTANT), None)
+    return next((message for message in reversed(sent) if message.role is Role.ASSISTANT), None)
 
 
 def _counts(
@@ -85,13 +85,13 @@ def _counts(
     """Pair each answer with the tokens up to it, without those left out since."""
     first = num_left_out(path, left_out)
     gone = _tokens(path[first - 1]) or 0 if first else 0
-    found = []
+    counts = []
     for message in path[first:]:
         count = _tokens(message)
         if count is not None:
             was_before = left_out is not None and message.id <= left_out.newest_id
-            found.append((message, count - gone if was_before else count))
-    return found
+            counts.append((message, count - gone if was_before else count))
+    return counts
 
 
 def _tokens(message: StoredMessage) -> int | None:

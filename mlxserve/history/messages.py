@@ -126,8 +126,8 @@ def wire_messages(path: Sequence[StoredMessage], system: str = "") -> list[dict[
     """
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     for message in path:
-        for one in message.rounds:
-            messages += round_messages(one)
+        for tool_round in message.rounds:
+            messages += round_messages(tool_round)
         if not message.text and not message.images:
             continue
         content = _content(message)

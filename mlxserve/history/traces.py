@@ -71,8 +71,8 @@ def _as_written(path: Sequence[StoredMessage], system: str) -> Wire:
     if last.role is Role.USER:
         return wire_messages(path, system)
     messages = wire_messages(before, system)
-    for one in last.rounds:
-        messages += round_messages(one, has_thinking=True)
+    for tool_round in last.rounds:
+        messages += round_messages(tool_round, has_thinking=True)
     if last.text or last.thinking:
         messages.append(
             {"role": "assistant", "content": last.text, "reasoning_content": last.thinking}
@@ -87,7 +87,7 @@ def _kept(store: Store, chat_id: int, conversations: Sequence[Wire]) -> Iterator
         for chat, question in store.beginnings(but=chat_id)
     ]
     whole: dict[int, list[Wire]] = {}
-    found: list[Wire] = []
+    kept: list[Wire] = []
     for conversation in conversations:
         others = [beginning for _, beginning in beginnings]
         for chat, beginning in beginnings:
@@ -96,14 +96,14 @@ def _kept(store: Store, chat_id: int, conversations: Sequence[Wire]) -> Iterator
                     whole[chat.id] = list(_conversations(chat, store.messages(chat.id)))
                 others += whole[chat.id]
         nearest = max(others, key=lambda other: _num_common(conversation, other), default=None)
-        if nearest is not None and nearest not in found:
-            found.append(nearest)
+        if nearest is not None and nearest not in kept:
+            kept.append(nearest)
             yield nearest
 
 
-def _num_common(one: Wire, other: Wire) -> tuple[int, int]:
+def _num_common(first: Wire, other: Wire) -> tuple[int, int]:
     """(messages, characters of the next one) that two conversations share at the start."""
-    pairs = list(zip(one, other, strict=False))
+    pairs = list(zip(first, other, strict=False))
     same = next((at for at, (mine, its) in enumerate(pairs) if mine != its), len(pairs))
     if same == len(pairs):
         return same, 0

@@ -64,11 +64,11 @@ class AdapterFiles:
 
         Reads the whole file. Raises OSError.
         """
-        found = blake2b(repr(self.scale).encode(), digest_size=16)
+        digest = blake2b(repr(self.scale).encode(), digest_size=16)
         with open_regular(self.weights) as content:
             while piece := content.read(_PIECE):
-                found.update(piece)
-        return found.hexdigest()
+                digest.update(piece)
+        return digest.hexdigest()
 
 
 def find_adapters(places: Mapping[str, str]) -> tuple[AdapterFiles, ...]:
@@ -152,7 +152,7 @@ def _scale(name: str, config: Mapping[str, Any]) -> float:
 def _layers(name: str, file: Path) -> dict[str, int]:
     """The rank of each layer. Raises UnsupportedModel."""
     shapes = read_shapes(file, f"The adapter {name}")
-    found: dict[str, int] = {}
+    ranks: dict[str, int] = {}
     for tensor, shape in shapes.items():
         layer, _, side = tensor.rpartition(".")
         if not layer or side not in _SIDES or len(shape) not in (2, 3) or 0 in shape:
@@ -160,16 +160,16 @@ def _layers(name: str, file: Path) -> dict[str, int]:
                 f"The adapter {name}: {tensor[:100]!r} in {file.name} is not a matrix of LoRA, which are "
                 "called lora_a and lora_b."
             )
-        found[layer] = _rank(shape, side)
-    for layer in found:
+        ranks[layer] = _rank(shape, side)
+    for layer in ranks:
         a, b = (shapes.get(f"{layer}.{side}") for side in _SIDES)
         if a is None or b is None or _rank(a, "lora_a") != _rank(b, "lora_b"):
             raise UnsupportedModel(
                 f"The adapter {name}: lora_a and lora_b of {layer[:100]} do not belong together."
             )
-    if not found:
+    if not ranks:
         raise UnsupportedModel(f"The adapter {name}: {file.name} is empty.")
-    return found
+    return ranks
 
 
 def _rank(shape: Sequence[int], side: str) -> int:

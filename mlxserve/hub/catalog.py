@@ -208,14 +208,14 @@ def _kv_bytes(num_values: int, num_rows: int, bytes_per_value: int, in_8_bits: b
 
 def entries() -> list[Entry]:
     """Every model once: bundled, downloaded, in local folders, then the missing well-known ones."""
-    found: dict[str, Entry] = {}
+    by_name: dict[str, Entry] = {}
     for name, source, folder in places():
         entry = entry_of(name, source, folder)
         if entry is not None:
-            found.setdefault(name, entry)
+            by_name.setdefault(name, entry)
     for suggestion in _suggestions():
-        found.setdefault(suggestion.name, suggestion)
-    return list(found.values())
+        by_name.setdefault(suggestion.name, suggestion)
+    return list(by_name.values())
 
 
 def disk_free() -> int:
@@ -346,13 +346,13 @@ def _json(file: Path) -> Mapping[str, Any]:
 
 def _suggestions() -> list[Entry]:
     """Well-known models that are not on this machine, smallest first."""
-    found = []
+    missing = []
     for name, billions, layers, kv_heads, head_dim, *rest in KNOWN:
         size = int(billions * 1e9 * BITS_PER_WEIGHT / 8)
         num_rows = 2 * layers * kv_heads
         kv = KVShape(num_rows * head_dim, False, num_rows, *KNOWN_WINDOWS.get(name, ()))
-        found.append(Entry(name, Origin.SUGGESTED, size, kv, *rest))
+        missing.append(Entry(name, Origin.SUGGESTED, size, kv, *rest))
     for name, size_gb, num_values, num_rows, has_states, *rest in KNOWN_MIXED:
         kv = KVShape(num_values, has_states, num_rows, *KNOWN_WINDOWS.get(name, ()))
-        found.append(Entry(name, Origin.SUGGESTED, int(size_gb * 1e9), kv, *rest))
-    return sorted(found, key=lambda entry: entry.weight_size)
+        missing.append(Entry(name, Origin.SUGGESTED, int(size_gb * 1e9), kv, *rest))
+    return sorted(missing, key=lambda entry: entry.weight_size)

@@ -32,6 +32,6 @@ def with_class_defaults(text: Mapping[str, Any]) -> Mapping[str, Any]:
     except Exception as error:  # noqa: BLE001 - whatever a class raises: loading needs no defaults
         log.info("No defaults for %s: %s", text.get("model_type"), error)
         return text
-    found = {key: getattr(defaults, key, None) for key in _TAKEN}
-    given = {key: value for key, value in text.items() if value is not None}
-    return {**{key: value for key, value in found.items() if value is not None}, **given}
+    defaulted = {key: getattr(defaults, key, None) for key in _TAKEN}
+    named = {key: value for key, value in text.items() if value is not None}
+    return {**{key: value for key, value in defaulted.items() if value is not None}, **named}

@@ -50,10 +50,10 @@ def context_of(text: Mapping[str, Any]) -> Context | None:
 def rope_scaling(text: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the rotary scaling of the full-attention layers; empty if there is none."""
     for key in ("rope_scaling", "rope_parameters"):
-        found = text.get(key)
-        if isinstance(found, Mapping):
-            inner = found.get("full_attention")
-            return inner if isinstance(inner, Mapping) else found
+        scaling = text.get(key)
+        if isinstance(scaling, Mapping):
+            inner = scaling.get("full_attention")
+            return inner if isinstance(inner, Mapping) else scaling
     return {}
 
 
@@ -61,7 +61,9 @@ def _is_length(value: object) -> TypeGuard[float]:
     return _is_number(value, 2, 2**31 - 1)
 
 
-def _is_number(value: object, least: float, most: float) -> TypeGuard[float]:
+def _is_number(value: object, minimum: float, maximum: float) -> TypeGuard[float]:
     return (
-        isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and minimum <= value <= maximum
     )

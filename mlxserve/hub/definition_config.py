@@ -48,14 +48,12 @@ def _rope(part: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(written, Mapping):
         return {}
     whole = rope_scaling({"rope_parameters": written})  # of layers that see all positions
-    found: dict[str, Any] = {"rope_theta": whole.get("rope_theta")}
+    rope: dict[str, Any] = {"rope_theta": whole.get("rope_theta")}
     kind = whole.get("rope_type") or whole.get("type") or "default"
     if kind != "default":
-        found["rope_scaling"] = {**whole, "type": kind, "rope_type": kind}
+        rope["rope_scaling"] = {**whole, "type": kind, "rope_type": kind}
     if whole is written:
-        found["partial_rotary_factor"] = written.get("partial_rotary_factor")
+        rope["partial_rotary_factor"] = written.get("partial_rotary_factor")
     elif isinstance(sliding := written.get("sliding_attention"), Mapping):
-        found |= dict.fromkeys(
-            ("rope_local_base_freq", "swa_rope_theta"), sliding.get("rope_theta")
-        )
-    return {k: v for k, v in found.items() if v is not None and part.get(k) is None}
+        rope |= dict.fromkeys(("rope_local_base_freq", "swa_rope_theta"), sliding.get("rope_theta"))
+    return {k: v for k, v in rope.items() if v is not None and part.get(k) is None}

@@ -46,20 +46,20 @@ def _fetch(repository: str, commit: str, name: str, blobs: Path) -> None:
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     url = hf_hub_url(repository, name, revision=commit)
-    found = get_hf_file_metadata(url)
-    if found.etag is None or (blobs / found.etag).exists():
+    metadata = get_hf_file_metadata(url)
+    if metadata.etag is None or (blobs / metadata.etag).exists():
         return
     blobs.mkdir(parents=True, exist_ok=True)
-    part = blobs / f"{found.etag}.part"
+    part = blobs / f"{metadata.etag}.part"
     with part.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # another process may be downloading the same file
-        if (blobs / found.etag).exists():
+        if (blobs / metadata.etag).exists():
             return
-        _resume(url, file, found.size)
-    if _SHA256.fullmatch(found.etag) and _digest(part) != found.etag:
+        _resume(url, file, metadata.size)
+    if _SHA256.fullmatch(metadata.etag) and _digest(part) != metadata.etag:
         part.unlink()
         raise ModelNotFound(f"{name} of {repository} arrived damaged. Download it again.")
-    part.replace(blobs / found.etag)
+    part.replace(blobs / metadata.etag)
 
 
 def _resume(url: str, file: BinaryIO, size: int | None) -> None:

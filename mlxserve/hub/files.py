@@ -97,8 +97,8 @@ def find_model(model: str | None, revision: str | None = None) -> ModelFiles:
         )
     if (file := find_gguf(model)) is not None:
         return _gguf_model(file, model)
-    if (asked := hub_reference(model)) is not None:
-        return _gguf_model(_download_gguf(*asked, revision), model)
+    if (reference := hub_reference(model)) is not None:
+        return _gguf_model(_download_gguf(*reference, revision), model)
     model = repository_named(model)
     return check_folder(_download(model, revision), model)
 
@@ -129,20 +129,20 @@ def repository_named(model: str) -> str:
 
 def did_you_mean(model: str) -> str:
     """Return a sentence with similar known names; empty if none is close."""
-    found = suggestions(model)
-    return f" Did you mean {' or '.join(found)}?" if found else ""
+    names = suggestions(model)
+    return f" Did you mean {' or '.join(names)}?" if names else ""
 
 
 def check_folder(path: Path, name: str) -> ModelFiles:
     """Check that a folder is a complete model. Raises UnsupportedModel."""
     _check_kinds(path, name)
-    if not (path / "config.json").exists() and (found := files_in(path)):
-        if len(found) > 1:
+    if not (path / "config.json").exists() and (gguf_files := files_in(path)):
+        if len(gguf_files) > 1:
             raise UnsupportedModel(
-                f"{name} has {len(found)} GGUF files. Name one of them: "
-                f"{', '.join(str(file) for file in found[:5])}."
+                f"{name} has {len(gguf_files)} GGUF files. Name one of them: "
+                f"{', '.join(str(file) for file in gguf_files[:5])}."
             )
-        return _gguf_model(found[0], name)
+        return _gguf_model(gguf_files[0], name)
     if not (path / "config.json").exists() and (what := folder_in_words(path)) is not None:
         raise UnsupportedModel(f"{name} {what}")
     config = _read_json(path / "config.json", name)
@@ -180,18 +180,18 @@ def _check_kinds(path: Path, name: str) -> None:
 
 def _missing_weights(files: ModelFiles) -> list[str]:
     """Names of weight files that the index, or a file name such as 1-of-3, promises."""
-    found = {file.name for file in files.weights}
-    promised = set(found)
+    present = {file.name for file in files.weights}
+    promised = set(present)
     if (index := files.path / "model.safetensors.index.json").exists():
         names = _read_json(index, files.name).get("weight_map")
         promised |= {str(name) for name in (names if isinstance(names, dict) else {}).values()}
-    for name in found:
+    for name in present:
         if match := _SHARD.fullmatch(name):
             start, own, count, end = match.groups()
             numbers = range(1, min(int(count), _MAX_SHARDS) + 1)
             # Not len(count): DeepSeek and Kimi publish model-00001-of-000163.safetensors.
             promised |= {f"{start}{number:0{len(own)}}-of-{count}{end}" for number in numbers}
-    return sorted(promised - found)
+    return sorted(promised - present)
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -76,13 +76,13 @@ def _params(content: Mapping[str, Any]) -> SamplingParams:
     usable: dict[str, Any] = {}
     for name, value in chosen.items():
         is_count = name in _COUNTS and isinstance(value, float) and value.is_integer()
-        one: dict[str, Any] = {name: int(value) if is_count else value}
+        param: dict[str, Any] = {name: int(value) if is_count else value}
         try:
-            SamplingParams(**one)
+            SamplingParams(**param)
         except InvalidParameter as error:
             log.warning("generation_config.json: a value is ignored: %s", error)
         else:
-            usable |= one
+            usable |= param
     return SamplingParams(**usable)
 
 

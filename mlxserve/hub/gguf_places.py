@@ -44,8 +44,8 @@ def find_gguf(name: str) -> Path | None:
 
     A conversion for mlx in the Hugging Face cache takes precedence over a file of Ollama's.
     """
-    if (asked := hub_reference(name)) is not None:
-        repository, kind = asked
+    if (reference := hub_reference(name)) is not None:
+        repository, kind = reference
         studio = (root / repository for root in lm_studio_folders())
         for folder in (*snapshots(repository), *studio):
             with suppress(ModelNotFound):  # another quantisation is here
@@ -70,14 +70,14 @@ def quantisation(file: str) -> str | None:
 
 def models_among(names: Iterable[str]) -> list[str]:
     """Select the GGUF files that are models: first shards, and no image projectors."""
-    found = []
+    models = []
     for name in sorted(names):
         last = name.rpartition("/")[2]
         shard = _SHARD.fullmatch(last.removesuffix(".gguf"))
         is_first = shard is None or int(shard[2]) == 1
         if last.endswith(".gguf") and is_first and not last.lower().startswith("mmproj"):
-            found.append(name)
-    return found
+            models.append(name)
+    return models
 
 
 def choose(names: Iterable[str], wanted: str | None, place: str) -> str:
@@ -122,7 +122,9 @@ def _names_below(folder: Path) -> list[str]:
 
 def lm_studio_folders() -> list[Path]:
     """LM Studio's model folders, laid out as publisher/repository."""
-    return [Path(one).expanduser() for one in ("~/.lmstudio/models", "~/.cache/lm-studio/models")]
+    return [
+        Path(folder).expanduser() for folder in ("~/.lmstudio/models", "~/.cache/lm-studio/models")
+    ]
 
 
 def lm_studio_models() -> Iterator[tuple[str, Path]]:
@@ -136,11 +138,11 @@ def lm_studio_models() -> Iterator[tuple[str, Path]]:
 def hub_models() -> Iterator[tuple[str, Path]]:
     """Yield files in the Hugging Face cache as hf.co/org/repository:quantisation."""
     for repository in repositories():
-        found: dict[str, Path] = {}
+        by_name: dict[str, Path] = {}
         for folder in snapshots(repository):  # each has what was asked for when it was the newest
             for name in models_among(_names_below(folder)):
-                found.setdefault(quantisation(name) or "latest", folder / name)
-        for kind, file in found.items():
+                by_name.setdefault(quantisation(name) or "latest", folder / name)
+        for kind, file in by_name.items():
             yield f"hf.co/{repository}:{kind}", file
 
 
@@ -154,13 +156,13 @@ def files_of_one(repository: str, kind: str) -> list[Path]:
     }
     if shown <= {kind.upper()}:
         return []
-    found = []
+    files = []
     for folder in snapshots(repository):
         with suppress(ModelNotFound):
             names = _names_below(folder)
             chosen = choose(names, kind, repository)
-            found += [folder / name for name in with_its_shards(chosen, names)]
-    return found
+            files += [folder / name for name in with_its_shards(chosen, names)]
+    return files
 
 
 def _is_of(name: str, repository: str) -> bool:
@@ -182,7 +184,7 @@ def ollama_model(name: str) -> Path | None:
     path, _, tag = name.rpartition(":") if ":" in name else (name, "", "latest")
     parts = path.split("/")
     if not 1 <= len(parts) <= 3 or not all(
-        re.fullmatch(r"\w[\w.-]*", one) for one in (*parts, tag)
+        re.fullmatch(r"\w[\w.-]*", part) for part in (*parts, tag)
     ):
         return None
     defaults = (_OLLAMA_HOST, _OLLAMA_LIBRARY)

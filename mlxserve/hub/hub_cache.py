@@ -30,6 +30,6 @@ def repositories() -> Iterator[str]:
 
 def snapshots(repository: str) -> list[Path]:
     """Folders of a repository's cached versions, newest first."""
-    found = (repository_folder(repository) / "snapshots").glob("*")
-    folders = [path for path in found if path.is_dir()]
+    revisions = (repository_folder(repository) / "snapshots").glob("*")
+    folders = [path for path in revisions if path.is_dir()]
     return sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)

@@ -263,20 +263,20 @@ def short_name(repository: str) -> str:
 
 def repository_of(name: str) -> str | None:
     """Return the repository of a short name in any spelling; None if unknown."""
-    asked = _plain(_in_lm_studio(name) or name.removesuffix(":latest"))
-    aliases = {_plain(one): known for one, known in (_ALIASES | _EMBEDDERS).items()}
-    if (alias := aliases.get(asked)) is not None:
+    plain = _plain(_in_lm_studio(name) or name.removesuffix(":latest"))
+    aliases = {_plain(key): known for key, known in (_ALIASES | _EMBEDDERS).items()}
+    if (alias := aliases.get(plain)) is not None:
         return alias
     for repository in REPOSITORIES:
         last = repository.rpartition("/")[2]
-        if asked in (
+        if plain in (
             _plain(short_name(repository)),
             _plain(last),
             _plain(last.removesuffix("-4bit")),
         ):
             return repository
-    sizes = [one for one in REPOSITORIES if asked == _plain(short_name(one).partition(":")[0])]
-    return sizes[0] if asked and len(sizes) == 1 else None
+    sizes = [key for key in REPOSITORIES if plain == _plain(short_name(key).partition(":")[0])]
+    return sizes[0] if plain and len(sizes) == 1 else None
 
 
 def _in_lm_studio(name: str) -> str | None:
@@ -300,13 +300,17 @@ def families() -> frozenset[str]:
 def suggestions(name: str) -> list[str]:
     """Suggest short names, most likely first; a family name suggests its sizes."""
     known = [*(short_name(repository) for repository in REPOSITORIES), *_EMBEDDERS]
-    asked = _plain(name.rpartition("/")[2])
-    family = [one for one in known if asked and asked == _plain(one.partition(":")[0])]
-    plain = {_plain(one): one for one in known}
-    close = difflib.get_close_matches(asked, plain, n=_SUGGESTIONS, cutoff=0.6)
-    part = [one for key, one in plain.items() if len(asked) > 2 and (key in asked or asked in key)]
-    found = dict.fromkeys([*family, *(part or [plain[key] for key in close])])
-    return list(found) if family else list(found)[:_SUGGESTIONS]
+    wanted = _plain(name.rpartition("/")[2])
+    family = [short for short in known if wanted and wanted == _plain(short.partition(":")[0])]
+    plain = {_plain(short): short for short in known}
+    close = difflib.get_close_matches(wanted, plain, n=_SUGGESTIONS, cutoff=0.6)
+    part = [
+        short
+        for key, short in plain.items()
+        if len(wanted) > 2 and (key in wanted or wanted in key)
+    ]
+    names = dict.fromkeys([*family, *(part or [plain[key] for key in close])])
+    return list(names) if family else list(names)[:_SUGGESTIONS]
 
 
 def _plain(name: str) -> str:

@@ -141,9 +141,9 @@ class ModelCatalog:
         async with self._child("models", "--json", *self._options) as child:
             written, _ = await child.communicate()
         try:
-            found = json.loads(written)
-            self.disk_free = found.get("disk_free")
-            return [_model(card) for card in found["models"] if _writes(card)]
+            listed = json.loads(written)
+            self.disk_free = listed.get("disk_free")
+            return [_model(card) for card in listed["models"] if _writes(card)]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelCommandFailed(
                 "Cannot list the models on this machine. "

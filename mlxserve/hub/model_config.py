@@ -30,24 +30,24 @@ def check_model_config(config: Mapping[str, Any], name: str) -> None:
     inner = config.get("text_config")
     for part in (config, inner if isinstance(inner, Mapping) else {}):
         for key in _WHOLE.keys() & part.keys():
-            least, most = _WHOLE[key]
+            minimum, maximum = _WHOLE[key]
             value = part[key]
             if (
                 value is not None
                 and not isinstance(value, list)
-                and not _is_whole(value, least, most)
+                and not _is_whole(value, minimum, maximum)
             ):
-                raise _refusal(name, key, value, f"a whole number from {least} to {most}")
+                raise _refusal(name, key, value, f"a whole number from {minimum} to {maximum}")
         for key in _REAL:
             values = part[key] if isinstance(part.get(key), list) else [part.get(key)]
             if not all(value is None or _is_real(value) for value in values):
                 raise _refusal(name, key, part[key], "a number")
 
 
-def _is_whole(value: object, least: int, most: int) -> bool:
+def _is_whole(value: object, minimum: int, maximum: int) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    return least <= value <= most and value == int(value)
+    return minimum <= value <= maximum and value == int(value)
 
 
 def _is_real(value: object) -> bool:

@@ -239,11 +239,11 @@ def _listed(files: ModelFiles) -> Iterator[tuple[str, Path]]:
         return
     try:
         listed = read_json(file, MAX_TEXT)
-        for one in sorted(listed, key=lambda one: int(one["idx"]))[:_MAX_MODULES]:
-            folder = (files.path / str(one["path"])).resolve()
+        for module in sorted(listed, key=lambda module: int(module["idx"]))[:_MAX_MODULES]:
+            folder = (files.path / str(module["path"])).resolve()
             if not folder.is_relative_to(files.path.resolve()):
-                raise ValueError(f"{one['path']!r:.80} is outside of the folder")
-            yield str(one["type"]).rpartition(".")[2], folder
+                raise ValueError(f"{module['path']!r:.80} is outside of the folder")
+            yield str(module["type"]).rpartition(".")[2], folder
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UnsupportedModel(f"{files.name}: modules.json cannot be read: {error}") from error
 
@@ -270,10 +270,10 @@ def _max_length(files: ModelFiles, kind: str | None) -> int:
     return longest
 
 
-def _prompts(found: object) -> dict[str, str]:
-    if not isinstance(found, dict):
+def _prompts(prompts: object) -> dict[str, str]:
+    if not isinstance(prompts, dict):
         return {}
-    named = ((str(name), text) for name, text in found.items() if isinstance(text, str))
+    named = ((str(name), text) for name, text in prompts.items() if isinstance(text, str))
     return dict(list(named)[:_MAX_PROMPTS])
 
 

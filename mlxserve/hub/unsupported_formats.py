@@ -74,6 +74,6 @@ def weights_in_words(path: Path) -> str:
     """Name the weight files of a folder that are not read."""
     endings = {".gguf": "GGUF", ".bin": "PyTorch", ".pt": "PyTorch", ".pth": "PyTorch"}
     endings |= {".npz": "old MLX", ".onnx": "ONNX", ".safetensors": "safetensors of another name"}
-    found = {endings[file.suffix]: file.name for file in path.glob("*") if file.suffix in endings}
-    there = ", ".join(f"{name} ({kind})" for kind, name in sorted(found.items()))
+    by_kind = {endings[file.suffix]: file.name for file in path.glob("*") if file.suffix in endings}
+    there = ", ".join(f"{name} ({kind})" for kind, name in sorted(by_kind.items()))
     return f"It has {there} instead. " if there else ""

@@ -44,11 +44,11 @@ _SECONDS = {Lane.SHORT: 0.02, Lane.MEDIUM: 1.01 * SHORT_SECONDS, Lane.LONG: 1.01
 class ImageDecoder:
     """Decodes images in one helper process per lane of the executor, started on first use."""
 
-    def __init__(self, most_kept: int = _MAX_KEPT) -> None:
-        """`most_kept`: bytes of the newest images' pixels."""
+    def __init__(self, max_kept: int = _MAX_KEPT) -> None:
+        """`max_kept`: bytes of the newest images' pixels."""
         self._helpers: dict[Lane, Helper] = {}
         self._kept: OrderedDict[bytes, Image] = OrderedDict()  # by a hash of the file
-        self._most_kept = most_kept
+        self._max_kept = max_kept
         self._lock = threading.Lock()
 
     async def decode(self, data: bytes, run_fairly: RunFairly) -> Image:
@@ -92,14 +92,14 @@ class ImageDecoder:
     def _keep(self, key: bytes, image: Image) -> None:
         with self._lock:
             self._kept[key] = image
-            while sum(one.pixels.nbytes for one in self._kept.values()) > self._most_kept:
+            while sum(kept.pixels.nbytes for kept in self._kept.values()) > self._max_kept:
                 self._kept.popitem(last=False)
 
     def _try(self, data: bytes, lane: Lane) -> Image | None:
         """Try a lane; None if a lane of longer jobs may succeed."""
-        seconds, most = TRIES[lane]
+        seconds, max_pixels = TRIES[lane]
         try:
-            reply = self._helper(lane).call_twice("decode", data, most, seconds=seconds)
+            reply = self._helper(lane).call_twice("decode", data, max_pixels, seconds=seconds)
         except JobFailed as error:
             raise InvalidRequest(error.message) from error
         except HelperKilled as error:

@@ -33,16 +33,16 @@ class DecodeWorker:
     def __init__(self) -> None:
         Image.MAX_IMAGE_PIXELS = None  # a limit of our own says what to do
 
-    def decode(self, data: bytes, most: int) -> tuple[int, int, bytes | None]:
+    def decode(self, data: bytes, max_pixels: int) -> tuple[int, int, bytes | None]:
         """Return (width, height, RGB of each pixel) of the first frame, upright and on white.
 
         The third is None, and nothing was decoded, for an image of more than `most` pixels.
         """
         with warnings.catch_warnings():  # of damage that does not matter
             warnings.simplefilter("ignore")
-            return self._decode(data, most)
+            return self._decode(data, max_pixels)
 
-    def _decode(self, data: bytes, most: int) -> tuple[int, int, bytes | None]:
+    def _decode(self, data: bytes, max_pixels: int) -> tuple[int, int, bytes | None]:
         image = _opened(data)
         num_pixels = image.width * image.height
         if num_pixels > MAX_SOURCE_PIXELS:
@@ -50,7 +50,7 @@ class DecodeWorker:
                 f"has {image.width} x {image.height} pixels, and at most {MAX_SOURCE_PIXELS >> 20} "
                 "million are read; make it smaller"
             )
-        if num_pixels > most:
+        if num_pixels > max_pixels:
             return image.width, image.height, None
         try:
             image.load()

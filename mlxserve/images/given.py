@@ -25,25 +25,25 @@ async def decoded(
     messages: Sequence[Mapping[str, Any]], run_fairly: RunFairly
 ) -> list[Mapping[str, Any]]:
     """Replace each image part by one with an `Image`. Raises InvalidRequest."""
-    found = []
+    messages_with_images = []
     for number, message in enumerate(messages):
         content = message.get("content")
         if isinstance(content, (list, tuple)):
             places = (f"messages[{number}].content[{at}]" for at in range(len(content)))
             parts = [await _part(*each, run_fairly) for each in zip(content, places, strict=True)]
             message = {**message, "content": parts}
-        found.append(message)
-    return found
+        messages_with_images.append(message)
+    return messages_with_images
 
 
 async def _part(part: Any, where: str, run_fairly: RunFairly) -> Any:
     if not isinstance(part, Mapping) or part.get("type") != "image":
         return part
-    given = [name for name in _GIVEN if name in part]
-    if len(given) != 1:
+    sources = [name for name in _GIVEN if name in part]
+    if len(sources) != 1:
         raise InvalidParameter(where, f"an image needs one of {', '.join(_GIVEN)}")
     try:
-        image = await _image(given[0], part[given[0]], run_fairly)
+        image = await _image(sources[0], part[sources[0]], run_fairly)
     except InvalidRequest as error:
         raise InvalidParameter(where, f"the image {error}") from error
     return {"type": "image", "image": image}

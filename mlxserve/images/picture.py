@@ -8,7 +8,7 @@ ids in any process, and pages of different ones never have the same hash.
                        text    a picture's rows    text
 
 An id has 31 bits of a hash, which is too few to tell images apart: hashes of pages have the whole
-of it (`marks`), and a part of a picture is found only from `FEWEST_ROWS` on.
+of it (`marks`), and a part of a picture is found only from `MIN_ROWS` on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 KEY_SIZE = 32  # bytes
-FEWEST_ROWS = 4  # whose ids together have as many bits as a page's hash
+MIN_ROWS = 4  # whose ids together have as many bits as a page's hash
 
 Grid: TypeAlias = tuple[int, int, int]
 Mark: TypeAlias = tuple[int, int, bytes]  # first position, the one after the last, key
@@ -77,8 +77,8 @@ class Picture:
         """Number of these rows before each of its ids, and before the end."""
         import numpy as np
 
-        found: npt.NDArray[np.int64] = np.cumsum([0, *(token < 0 for token in self.ids)])
-        return found
+        counts: npt.NDArray[np.int64] = np.cumsum([0, *(token < 0 for token in self.ids)])
+        return counts
 
     @property
     def nbytes(self) -> int:
@@ -134,7 +134,7 @@ class PicturePrompt(list[int]):
 
     def after(self, prefix: Sequence[int]) -> PicturePrompt:
         """Prepend other ids."""
-        moved = (replace(picture, start=picture.start + len(prefix)) for picture in self.pictures)
+        moved = (replace(placed, start=placed.start + len(prefix)) for placed in self.pictures)
         return PicturePrompt((*prefix, *self), moved)
 
 
@@ -144,7 +144,7 @@ def pictures_of(prompt: Sequence[int]) -> Placed:
 
 def marks_of(pictures: Placed) -> tuple[Mark, ...]:
     """Marks that tell apart the hashes of pages with these pictures."""
-    return tuple((picture.start, picture.end, picture.picture.key) for picture in pictures)
+    return tuple((placed.start, placed.end, placed.picture.key) for placed in pictures)
 
 
 def num_distinct(pictures: Placed, start: int, length: int) -> int:
@@ -154,13 +154,13 @@ def num_distinct(pictures: Placed, start: int, length: int) -> int:
     which there are too few rows.
     """
     end = start + length
-    for picture in pictures:
-        if picture.start < end:
-            first, last = max(0, start - picture.start), min(end, picture.end) - picture.start
-            rows = picture.picture.rows_before
+    for placed in pictures:
+        if placed.start < end:
+            first, last = max(0, start - placed.start), min(end, placed.end) - placed.start
+            rows = placed.picture.rows_before
             # What is before `start` is known to be the same: its page's hash has the key.
-            if first == 0 and 0 < rows[last] < FEWEST_ROWS:
-                return max(0, picture.start - start)
+            if first == 0 and 0 < rows[last] < MIN_ROWS:
+                return max(0, placed.start - start)
     return length
 
 
@@ -168,22 +168,22 @@ def positions_of(pictures: Placed, start: int, end: int) -> npt.NDArray[np.int32
     """Return (3, end - start): positions in time, height and width of the rows `start` to `end`."""
     import numpy as np
 
-    found = np.empty((3, end - start), np.int32)
-    found[:] = np.arange(start, end)
+    positions = np.empty((3, end - start), np.int32)
+    positions[:] = np.arange(start, end)
     shift = 0
-    for picture in pictures:
-        if picture.start >= end:
+    for placed in pictures:
+        if placed.start >= end:
             break
-        if picture.picture.grid is not None and picture.end > start:
-            inside = np.indices(picture.picture.grid).reshape(3, -1) + picture.start + shift
-            first, last = max(start, picture.start), min(end, picture.end)
-            found[:, first - start : last - start] = inside[
-                :, first - picture.start : last - picture.start
+        if placed.picture.grid is not None and placed.end > start:
+            inside = np.indices(placed.picture.grid).reshape(3, -1) + placed.start + shift
+            first, last = max(start, placed.start), min(end, placed.end)
+            positions[:, first - start : last - start] = inside[
+                :, first - placed.start : last - placed.start
             ]
-        shift += picture.picture.shift
-        if picture.end < end:  # until the next picture, whose own shift is added then
-            found[:, max(0, picture.end - start) :] += picture.picture.shift
-    return found
+        shift += placed.picture.shift
+        if placed.end < end:  # until the next picture, whose own shift is added then
+            positions[:, max(0, placed.end - start) :] += placed.picture.shift
+    return positions
 
 
 class PictureReader(Protocol):

@@ -35,13 +35,13 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 def is_public(address: str) -> bool:
     """True if anybody could reach the address, and not this machine or its network alone."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(found, ipaddress.IPv6Address):
-        if (inner := _ipv4_in(found)) is not None:
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        if (inner := _ipv4_in(ip)) is not None:
             return is_public(str(inner))
-        if found in _LOCAL_NAT64 or found.teredo is not None:
+        if ip in _LOCAL_NAT64 or ip.teredo is not None:
             return False
-    return found.is_global and not found.is_multicast and not found.is_reserved
+    return ip.is_global and not ip.is_multicast and not ip.is_reserved
 
 
 def _ipv4_in(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
@@ -54,8 +54,8 @@ def _ipv4_in(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
 async def addresses_of(host: str, port: int) -> list[str]:
     """Resolve a host with the system's resolver."""
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(address[0]) for *_, address in found]
+    resolved = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in resolved]
 
 
 class RemoteFiles:

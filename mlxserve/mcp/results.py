@@ -32,7 +32,7 @@ def shortened(text: str) -> str:
 
 def text_of(content: Sequence[Any], structured: Any) -> str:
     """Join the parts of an MCP result: texts verbatim, others described."""
-    parts = [_part(one) for one in content]
+    parts = [_part(part) for part in content]
     if not parts and structured is not None:
         parts = [json.dumps(structured, ensure_ascii=False)]
     return shortened(well_formed("\n".join(parts))) or "(no output)"

@@ -155,17 +155,17 @@ class ToolServer:
 
 
 async def _all_tools(client: Client) -> tuple[ServerTool, ...]:
-    found: list[ServerTool] = []
+    tools: list[ServerTool] = []
     cursor = None
     for _ in range(_MAX_PAGES):
         page = await client.list_tools(cursor=cursor)
         for tool in page.tools:
             described = well_formed(tool.description or "")[:MAX_DESCRIPTION]
-            found.append(ServerTool(well_formed(tool.name), described, tool.input_schema))
+            tools.append(ServerTool(well_formed(tool.name), described, tool.input_schema))
         cursor = page.next_cursor
-        if cursor is None or len(found) >= MAX_TOOLS:
+        if cursor is None or len(tools) >= MAX_TOOLS:
             break
-    return tuple(found[:MAX_TOOLS])
+    return tuple(tools[:MAX_TOOLS])
 
 
 def _first(error: BaseException) -> BaseException:

@@ -221,15 +221,15 @@ class Toolbox:
         """Call a tool with the model's JSON. Failures are results; cancelling stops the call."""
         tool = self.tool(name)
         if tool is None or self._thread is None:
-            known = ", ".join(one.name for one in self.offered()) or "none"
+            known = ", ".join(offered.name for offered in self.offered()) or "none"
             return CallResult(f"There is no tool {name!r}. There are: {known}.", is_error=True)
         try:
-            given = _parsed(arguments)
+            values = _parsed(arguments)
         except (ValueError, RecursionError) as error:
             return CallResult(f"The arguments are not JSON: {error}.", is_error=True)
-        if not isinstance(given, dict):
+        if not isinstance(values, dict):
             return CallResult("The arguments are not a JSON object.", is_error=True)
-        return await self._thread.run(self._server(tool.server).call(tool.tool, given))
+        return await self._thread.run(self._server(tool.server).call(tool.tool, values))
 
     def _server(self, name: str) -> ToolServer:
         for server in self._servers:

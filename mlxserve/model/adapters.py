@@ -96,7 +96,7 @@ def attach(
     model: nn.Module,
     selector: RowSelector,
     name: str,
-    found: Sequence[AdapterFiles],
+    adapters: Sequence[AdapterFiles],
     dtype: mx.Dtype,
 ) -> Adapters:
     """Attach adapters to the layers of a prepared `model` called `name`, and evaluate them.
@@ -105,14 +105,14 @@ def attach(
     float32. Raises UnsupportedModel for one that does not belong to this model.
     """
     rows = AdapterRows(selector)
-    weights = [_read(one, is_float32=dtype == mx.float32) for one in found]
+    weights = [_read(adapter, is_float32=dtype == mx.float32) for adapter in adapters]
     modules = dict(model.named_modules())
     changed: dict[str, nn.Module] = {}
     for path in dict.fromkeys(path for each in weights for path in each):
         pairs = [each.get(path) for each in weights]
-        for one, pair in zip(found, pairs, strict=True):
+        for adapter, pair in zip(adapters, pairs, strict=True):
             if pair is not None:
-                _check(one.name, name, path, modules, pair)
+                _check(adapter.name, name, path, modules, pair)
         changed[path] = _adapted(modules[path], *_stacked(pairs), selector, rows)
     experts = {path.rpartition(".")[0] for path in changed if isinstance(modules[path], _SWITCH)}
     for path, module in changed.items():
@@ -120,7 +120,11 @@ def attach(
     for path in experts:
         _put(model, path, AdaptedExperts(modules[path], rows))
     mx.eval(model.parameters())
-    return Adapters(tuple(one.name for one in found), tuple(one.scale for one in found), rows)
+    return Adapters(
+        tuple(adapter.name for adapter in adapters),
+        tuple(adapter.scale for adapter in adapters),
+        rows,
+    )
 
 
 def _read(files: AdapterFiles, *, is_float32: bool) -> dict[str, Matrices]:

@@ -105,9 +105,9 @@ class CacheTree:
     @property
     def windows(self) -> list[int]:
         """Window sizes of the sliding-window layers of all ranks."""
-        found = [spec.window for spec in self.layers]
-        found += [leaf.window for leaf in _flat(self.nodes) if isinstance(leaf, ElsewhereLeaf)]
-        return [window for window in found if window is not None]
+        windows = [spec.window for spec in self.layers]
+        windows += [leaf.window for leaf in _flat(self.nodes) if isinstance(leaf, ElsewhereLeaf)]
+        return [window for window in windows if window is not None]
 
     def build(
         self,

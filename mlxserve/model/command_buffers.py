@@ -46,9 +46,9 @@ def rows_kept(num_rows: int, num_decodes: int, positions: int, copied: int = 0) 
 class Commits:
     """Command buffers of all steps over one pool. Lives on the engine's thread."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_under_way: int) -> None:
         """Bound the work under way to `most` rows times layers."""
-        self._most = most
+        self._most = max_under_way
         self._num_waiting = 0  # rows of layers since the last commit
         self._num_under_way = 0
         self._under_way: deque[tuple[mx.array, int]] = deque()

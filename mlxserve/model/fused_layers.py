@@ -66,5 +66,5 @@ def can_fuse(loaded: LoadedModel, backends: Backends) -> bool:
     """
     if loaded.by_sequence or loaded.group is not None or loaded.adapters is not None:
         return False
-    found = backends if isinstance(backends, Sequence) else [backends]
-    return bool(found) and all(backend.name == "metal" for backend in found)
+    by_layer = backends if isinstance(backends, Sequence) else [backends]
+    return bool(by_layer) and all(backend.name == "metal" for backend in by_layer)

@@ -129,18 +129,20 @@ def fuse_qkv(model: nn.Module, dtype: mx.Dtype, context: int) -> list[nn.Module]
     for layer in list(model.modules()):
         if not _may_be_attention(layer):
             continue
-        found = _recognised(layer, dtype, context)
-        if found is None:
+        candidate = _recognised(layer, dtype, context)
+        if candidate is None:
             log.info(
                 "%s keeps its own kernels: it is not the usual attention", type(layer).__name__
             )
             continue
-        found = replace(found, rope=ropes.setdefault(_kind(found, context), found.rope))
+        candidate = replace(
+            candidate, rope=ropes.setdefault(_kind(candidate, context), candidate.rope)
+        )
         layers = [layer[name] for name in _PROJECTIONS]
         if can_join(layers):
-            found = replace(found, product=JoinedProduct(layers))
+            candidate = replace(candidate, product=JoinedProduct(layers))
         _extend(type(layer))
-        vars(layer)[_MARK] = found
+        vars(layer)[_MARK] = candidate
         fused.append(layer)
     return fused
 
@@ -236,7 +238,7 @@ def _recognised(layer: Any, dtype: mx.Dtype, context: int) -> FusedQKV | None:
             rows_made = rotary.rotated(projected, turns, candidate.heads, candidate.norms)
             made = (*rows_made, candidate.output(layer, cache.answer, projected))
             wanted = (cache.queries, *cache.written, output)
-            if all(is_near(one, other) for one, other in zip(made, wanted, strict=True)):
+            if all(is_near(mine, other) for mine, other in zip(made, wanted, strict=True)):
                 return candidate
     except MODEL_ERRORS as error:
         log.debug("%s is not fused", type(layer).__name__, exc_info=error)

@@ -69,31 +69,31 @@ class Tower:
         image_token: int,
         hidden: int,
         dtype: mx.Dtype,
-        most_work: int = METAL_WORK,
+        max_work: int = METAL_WORK,
     ) -> None:
         """`whole`: a mlx-vlm model, whose language model is removed.
 
-        `most_work` as in `TowerPieces`.
+        `max_work` as in `TowerPieces`.
         """
         self._whole = whole
         self._image_token = image_token
         self._row_nbytes = hidden * dtype.size
-        self.most_inputs = 0  # numbers of several images that may be computed at once
+        self.max_inputs = 0  # numbers of several images that may be computed at once
         self.axes: Mapping[str, int] | None = None  # on which inputs are joined; None: one by one
         whole.language_model = _NoText(hidden, dtype)
-        self.pieces = TowerPieces(whole, most_work)
+        self.pieces = TowerPieces(whole, max_work)
 
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for _, array in tree_flatten(self._whole.parameters()))
 
-    def num_together(self, picture: Picture, most_bytes: int) -> int:
-        """Number of pictures of this shape per batch, for at most `most_bytes` of features."""
+    def num_together(self, picture: Picture, max_bytes: int) -> int:
+        """Number of pictures of this shape per batch, for at most `max_bytes` of features."""
         if self.axes is None:
             return 1
         features = picture.num_rows * self._row_nbytes
-        most = min(self.most_inputs // picture.num_inputs, most_bytes // features)
-        return max(1, min(MAX_TOGETHER, most))
+        limit = min(self.max_inputs // picture.num_inputs, max_bytes // features)
+        return max(1, min(MAX_TOGETHER, limit))
 
     def features(self, pictures: Sequence[Picture]) -> tuple[list[Features], list[mx.array]]:
         """Return the features of pictures of one shape, and the outputs of the pieces, in order.
@@ -106,14 +106,14 @@ class Tower:
     def _features(self, batch: PictureBatch) -> list[Features]:
         ids = np.where(batch.ids < 0, self._image_token, batch.ids)
         whole = mx.array(ids)[None]
-        found = self._whole.get_input_embeddings(
+        merged = self._whole.get_input_embeddings(
             whole, mask=mx.ones_like(whole), **arguments(batch.inputs)
         )
-        deep = getattr(found, "deepstack_visual_embeds", None) or ()
+        deep = getattr(merged, "deepstack_visual_embeds", None) or ()
         # By their indices, so that each picture's are arrays of their own, whose memory is freed with them.
         return [
             Features(
-                found.inputs_embeds[0][mx.array(at)],
+                merged.inputs_embeds[0][mx.array(at)],
                 tuple(each[mx.array(rows)] for each in deep)
                 if batch.num_pictures > 1
                 else tuple(deep),
@@ -128,12 +128,12 @@ def compute(tower: Tower, pictures: Sequence[Picture]) -> Generator[None, None, 
     The last piece follows the last `yield`. The graph is built at once. As a part of a step's
     graph, they would be computed with each step that has rows of it.
     """
-    found, pieces = tower.features(pictures)
+    results, pieces = tower.features(pictures)
     while pieces:
         evaluate(pieces.pop(0))
         yield
-    evaluate(*(each for features in found for each in (features.rows, *features.deep)))
-    return found
+    evaluate(*(each for features in results for each in (features.rows, *features.deep)))
+    return results
 
 
 def arguments(inputs: Mapping[str, Any]) -> dict[str, Any]:

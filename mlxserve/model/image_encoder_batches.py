@@ -26,8 +26,8 @@ def probed_axes(tower: Tower, reader: ImageProcessor, dtype: mx.Dtype) -> Mappin
     """Axes on which the inputs of several images are joined; None to compute each separately."""
     try:
         # A processor may make every image large: then few of them, or none, will be computed at once.
-        most = tower.most_inputs // reader.make(_image(0)).num_inputs
-        images = [_image(seed) for seed in range(min(MAX_TOGETHER, most))]
+        max_together = tower.max_inputs // reader.make(_image(0)).num_inputs
+        images = [_image(seed) for seed in range(min(MAX_TOGETHER, max_together))]
         if len(images) < 2:
             return None
         pictures = [reader.make(image) for image in images]
@@ -54,9 +54,9 @@ def _image(seed: int) -> Image:
     return Image.of(pixels.astype(np.uint8))
 
 
-def _apart(found: Features, expected: Features) -> float:
+def _apart(actual: Features, expected: Features) -> float:
     """The largest difference relative to the largest number; NaN if any number is."""
-    pairs = zip((found.rows, *found.deep), (expected.rows, *expected.deep), strict=True)
+    pairs = zip((actual.rows, *actual.deep), (expected.rows, *expected.deep), strict=True)
     return float(np.max([relative(*map(_numbers, pair)).max() for pair in pairs]))
 
 

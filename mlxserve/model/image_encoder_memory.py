@@ -51,7 +51,7 @@ class TowerMemory:
     def nbytes(self, num_inputs: int) -> int:
         return int(_MARGIN * num_inputs * (self.each + self.pair * num_inputs))
 
-    def most_inputs(self, nbytes: int) -> int:
+    def max_inputs(self, nbytes: int) -> int:
         """The highest count of input numbers that fits `nbytes`."""
         wanted = nbytes / _MARGIN
         if self.pair == 0:
@@ -69,21 +69,21 @@ def plan_tower(tower: Tower, reader: ImageProcessor, memory_limit: int) -> int:
     small, larger = (_measured(tower, reader.make(_blank(side))) for side in (_SMALL, _LARGER))
     memory = TowerMemory.of(small, larger)
     medium, large = (reader.make(_blank(side)).num_inputs for side in (_MEDIUM, _LARGE))
-    most = large
+    max_inputs = large
     if large > _GROWS * medium:
-        most = large * MAX_PIXELS // _LARGE**2
+        max_inputs = large * MAX_PIXELS // _LARGE**2
         fewest = large * _FEWEST_PIXELS // _LARGE**2
-        affordable = max(fewest, memory.most_inputs(memory_limit // _SHARE))
-        if affordable < most:
-            reader.most_pixels = MAX_PIXELS * affordable // most
-            most = affordable
-    affordable = max(most, memory.most_inputs(memory_limit // _SHARE))
-    tower.most_inputs = min(affordable, _MAX_INPUTS)
-    planned = memory.nbytes(max(most, tower.most_inputs))
+        affordable = max(fewest, memory.max_inputs(memory_limit // _SHARE))
+        if affordable < max_inputs:
+            reader.max_pixels = MAX_PIXELS * affordable // max_inputs
+            max_inputs = affordable
+    affordable = max(max_inputs, memory.max_inputs(memory_limit // _SHARE))
+    tower.max_inputs = min(affordable, _MAX_INPUTS)
+    planned = memory.nbytes(max(max_inputs, tower.max_inputs))
     log.info(
         "The vision tower needs up to %.2f GiB for an image of %.1f million pixels",
         planned / (1 << 30),
-        (reader.most_pixels or MAX_PIXELS) / (1 << 20),
+        (reader.max_pixels or MAX_PIXELS) / (1 << 20),
     )
     return planned
 

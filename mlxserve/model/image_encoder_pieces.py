@@ -45,12 +45,12 @@ _PRODUCTS = (nn.Linear, nn.QuantizedLinear)
 class TowerPieces:
     """Cuts calls of the encoder's layers. Lives on the engine's thread."""
 
-    def __init__(self, whole: nn.Module, most_work: int) -> None:
+    def __init__(self, whole: nn.Module, max_work: int) -> None:
         """Cut the calls of mlx-vlm's model `whole`, which has lost its language model.
 
-        most_work: multiply-adds of a piece
+        max_work: multiply-adds of a piece
         """
-        self.most_work = most_work
+        self.max_work = max_work
         self._outputs: list[mx.array] = []
         self._work = 0  # of the piece that has not ended
         _cut_attention(whole)
@@ -117,15 +117,15 @@ class TowerPieces:
     def _called_in_blocks(
         self, call: Callable[[slice], mx.array], num_rows: int, work: int, fewest: int
     ) -> list[mx.array]:
-        most = max(self.most_work // max(work, 1), -(-num_rows // _MAX_BLOCKS), fewest)
-        num_blocks = max(1, math.ceil(num_rows / most))
+        block_rows = max(self.max_work // max(work, 1), -(-num_rows // _MAX_BLOCKS), fewest)
+        num_blocks = max(1, math.ceil(num_rows / block_rows))
         bounds = [num_rows * n // num_blocks for n in range(num_blocks + 1)]
         outputs = []
         for first, end in pairwise(bounds):
             output = call(slice(first, end) if num_blocks > 1 else slice(None))
             outputs.append(output)
             self._work += work * (end - first)
-            if num_blocks > 1 or self._work >= self.most_work:
+            if num_blocks > 1 or self._work >= self.max_work:
                 self._end(output)
         return outputs
 
@@ -155,10 +155,10 @@ class _Product:
     def __call__(self, x: mx.array) -> mx.array:
         call = super().__call__  # type: ignore[misc]
         rows = x.reshape(-1, x.shape[-1])
-        found = self._pieces.in_blocks(
+        output = self._pieces.in_blocks(
             lambda at: call(rows[at]), rows.shape[0], work=self._work, fewest=_FEWEST_ROWS
         )
-        return found.reshape(*x.shape[:-1], -1)
+        return output.reshape(*x.shape[:-1], -1)
 
 
 class _Convolution:
@@ -231,13 +231,13 @@ def _replace(module: Any, name: str) -> None:
     def attention(q: mx.array, k: mx.array, v: mx.array, *args: Any, **options: Any) -> mx.array:
         pieces = _called.pieces
         if pieces is None:
-            found: mx.array = plain(q, k, v, *args, **options)
-            return found
+            output: mx.array = plain(q, k, v, *args, **options)
+            return output
         options |= dict(zip(("scale", "mask"), args, strict=False))
 
         def attend(at: slice) -> mx.array:
-            found: mx.array = plain(q[:, :, at], k, v, **_masked(options, num_queries, at))
-            return found
+            output: mx.array = plain(q[:, :, at], k, v, **_masked(options, num_queries, at))
+            return output
 
         batch, num_heads, num_queries, head_size = q.shape
         work = batch * num_heads * k.shape[2] * (head_size + v.shape[3])

@@ -75,18 +75,18 @@ def probe_image() -> Image:
 def dense_logits(whole: nn.Module, sample: Sample, image_token: int) -> np.ndarray:
     """Return (rows, vocabulary), as mlx-vlm's `generate_step` computes a prompt at once."""
     ids = mx.array([[image_token if token < 0 else token for token in sample.ids]])
-    found = whole.get_input_embeddings(
+    merged = whole.get_input_embeddings(
         ids, mask=mx.ones_like(ids), **arguments(sample.picture.inputs)
     )
     others = {
         name: value
-        for name, value in found.to_dict().items()
+        for name, value in merged.to_dict().items()
         if name != "inputs_embeds" and value is not None
     }
     cache = make_prompt_cache(whole.language_model)
     kinds = (ids == image_token).astype(mx.int32)  # by which some models see both ways in an image
     logits = whole.language_model(
-        ids, inputs_embeds=found.inputs_embeds, cache=cache, mm_token_type_ids=kinds, **others
+        ids, inputs_embeds=merged.inputs_embeds, cache=cache, mm_token_type_ids=kinds, **others
     ).logits
     return read(logits[0].astype(mx.float32))
 
@@ -96,13 +96,13 @@ def paged_logits(loaded: LoadedModel, backends: Backends, sample: Sample) -> np.
     ids, start = sample.ids, len(sample.before)
     num_pages = -(-len(ids) // _PAGE_SIZE)
     runner = ModelRunner(loaded, KVPool(loaded.layers, num_pages, _PAGE_SIZE, backends))
-    asked = Request(
+    whole_request = Request(
         "image",
         ids,
         SamplingParams(temperature=0),
         pictures=(PlacedPicture(start, sample.picture),),
     )
-    request, table = LiveRequest(asked), as_page_table(range(num_pages))
+    request, table = LiveRequest(whole_request), as_page_table(range(num_pages))
     third = len(sample.picture.ids) // 3
     cuts = [0, start + third, start + 2 * third, len(ids) - 1, len(ids)]
     rows = []
@@ -134,10 +134,10 @@ def refuse_others(dense: np.ndarray, paged: np.ndarray, sample: Sample, dtype: m
     log.info("Beside an image, logits differ by %.1e (%.0e is allowed)", rows.max(), tolerance)
 
 
-def _apart(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
+def _apart(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """Distance of each row, relative to the row's own length around its mean."""
-    excluded = np.isneginf(found) & np.isneginf(expected)
-    found, expected = np.where(excluded, 0, found), np.where(excluded, 0, expected)
+    excluded = np.isneginf(actual) & np.isneginf(expected)
+    actual, expected = np.where(excluded, 0, actual), np.where(excluded, 0, expected)
     lengths = np.linalg.norm(expected - expected.mean(axis=1, keepdims=True), axis=1)
-    rows: np.ndarray = np.linalg.norm(found - expected, axis=1) / np.maximum(lengths, 1e-9)
+    rows: np.ndarray = np.linalg.norm(actual - expected, axis=1) / np.maximum(lengths, 1e-9)
     return rows

@@ -41,7 +41,7 @@ class ImageProcessor:
         self._processor = processor
         self._image_token = image_token
         self._has_grid = has_grid
-        self.most_pixels: int | None = None  # of an image; larger ones are made smaller
+        self.max_pixels: int | None = None  # of an image; larger ones are made smaller
         self._settings: dict[str, Any] = dict(_NO_SPECIAL_TOKENS)
         self._mark = self._placeholder()
         self.placeholder = int(processor.tokenizer.convert_tokens_to_ids(self._mark))
@@ -71,16 +71,16 @@ class ImageProcessor:
 
     def _placeholder(self) -> str:
         """Return the image placeholder of the processor's texts. Raises ValueError."""
-        found = [*_placeholders_of(self._processor)]
-        for mark in found[:-1]:
+        candidates = [*_placeholders_of(self._processor)]
+        for mark in candidates[:-1]:
             # Gemma 3 replaces what begins an image by the image; Gemma 4 only puts it there.
             with suppress(*_ERRORS):
                 made = self._made(mark, [Image.of(np.zeros((64, 64, 3), np.uint8))])
                 if self._image_token in _as_numpy(made["input_ids"]):
                     return mark
-        if not found:
+        if not candidates:
             raise ValueError("it names no placeholder of images")
-        return found[-1]
+        return candidates[-1]
 
     def _made(self, text: str, images: Sequence[Image]) -> Any:
         pixels = [self._pixels(image) for image in images]
@@ -108,8 +108,8 @@ class ImageProcessor:
         from PIL import Image as Pillow
 
         pixels = Pillow.fromarray(image.pixels)
-        if self.most_pixels is not None and (num := image.width * image.height) > self.most_pixels:
-            share = (self.most_pixels / num) ** 0.5
+        if self.max_pixels is not None and (num := image.width * image.height) > self.max_pixels:
+            share = (self.max_pixels / num) ** 0.5
             size = max(1, int(image.width * share)), max(1, int(image.height * share))
             pixels = pixels.resize(size, Pillow.Resampling.BICUBIC, reducing_gap=2.0)
         return pixels

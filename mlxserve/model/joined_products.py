@@ -145,14 +145,14 @@ def share(model: nn.Module, dtype: mx.Dtype) -> list[Sharing]:
 
     dtype: of the inputs
     """
-    found = []
+    shared = []
     for module in list(model.modules()):
         layers = {name: each for name, each in module.children().items() if type(each) in _LINEAR}
         if len(layers) < 2 or not (_takes_one_input(module) or is_in_groups(type(module))):
             continue
         x = mx.random.normal((2, 1, input_width(next(iter(layers.values())))), key=mx.random.key(0))
-        found += _shared_in(module, layers, x.astype(dtype))
-    return found
+        shared += _shared_in(module, layers, x.astype(dtype))
+    return shared
 
 
 def _takes_one_input(module: nn.Module) -> bool:
@@ -165,20 +165,20 @@ def _takes_one_input(module: nn.Module) -> bool:
 def _shared_in(module: nn.Module, layers: Mapping[str, nn.Module], x: mx.array) -> list[Sharing]:
     """Share products in `module`, if it then computes the same."""
     groups, expected = _observed(module, layers, x)
-    found = []
+    sharings = []
     for names in groups:
         members = [layers[name] for name in names]
         if can_join(members):
-            found.append(Sharing(module, names))
+            sharings.append(Sharing(module, names))
             product, ends = JoinedProduct(members), list(accumulate(map(_output_width, members)))
             shared = _Shared(product, ends[:-1])
             for number, name in enumerate(names):
                 module[name] = SharedLayer(layers[name], shared, number)
-    if found and not _computes(module, x, expected):
-        for sharing in found:
+    if sharings and not _computes(module, x, expected):
+        for sharing in sharings:
             sharing.undo()
         return []
-    return found
+    return sharings
 
 
 def _computes(module: nn.Module, x: mx.array, expected: mx.array) -> bool:
@@ -192,9 +192,9 @@ def _observed(
     module: nn.Module, layers: Mapping[str, nn.Module], x: mx.array
 ) -> tuple[list[tuple[str, ...]], mx.array]:
     """Return (groups of layers that get the same array, the module's output for x)."""
-    given: list[tuple[str, mx.array]] = []
+    inputs: list[tuple[str, mx.array]] = []
     for name, layer in layers.items():
-        module[name] = _Observed(name, layer, given)
+        module[name] = _Observed(name, layer, inputs)
     try:
         expected = module(x)
         mx.eval(expected)
@@ -203,9 +203,9 @@ def _observed(
     finally:
         for name, layer in layers.items():
             module[name] = layer
-    calls = Counter(name for name, _ in given)
+    calls = Counter(name for name, _ in inputs)
     groups: dict[int, list[str]] = {}
-    for name, array in given:
+    for name, array in inputs:
         if calls[name] == 1:
             groups.setdefault(id(array), []).append(name)
     return [tuple(names) for names in groups.values()], expected
@@ -214,11 +214,11 @@ def _observed(
 class _Observed(nn.Module):  # type: ignore[misc]
     """A layer that records its input."""
 
-    def __init__(self, name: str, layer: nn.Module, given: list[tuple[str, mx.array]]) -> None:
+    def __init__(self, name: str, layer: nn.Module, inputs: list[tuple[str, mx.array]]) -> None:
         super().__init__()
         self._name = name
         self._layer = (layer,)  # in a tuple of no arrays: not one of the model's
-        self._note = given.append
+        self._note = inputs.append
 
     def __call__(self, x: mx.array) -> mx.array:
         self._note((self._name, x))
@@ -230,11 +230,11 @@ def _output_width(layer: Any) -> int:
     return len(layer.weight)
 
 
-def is_near(found: mx.array, expected: mx.array) -> bool:
+def is_near(actual: mx.array, expected: mx.array) -> bool:
     """True if both are equal up to rounding, in units of the largest number."""
-    if found.shape != expected.shape or found.dtype != expected.dtype:
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return False
-    units = {mx.bfloat16: 2.0**-8, mx.float16: 2.0**-11}.get(found.dtype, 2.0**-20)
-    first, second = found.astype(mx.float32), expected.astype(mx.float32)
+    units = {mx.bfloat16: 2.0**-8, mx.float16: 2.0**-11}.get(actual.dtype, 2.0**-20)
+    first, second = actual.astype(mx.float32), expected.astype(mx.float32)
     apart = mx.abs(first - second).max() / mx.maximum(mx.abs(second).max(), 1e-20)
     return bool(read(apart) <= 8 * units)

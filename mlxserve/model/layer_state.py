@@ -75,11 +75,11 @@ class LayerState:
             inner.cache = list(before)
             if step.adapters is not None:
                 step.adapters.narrow(group.first, group.end)
-            given = self._of_group(args, group, inner)
+            arguments = self._of_group(args, group, inner)
             named = kwargs and dict(
                 zip(kwargs, self._of_group(kwargs.values(), group, inner), strict=True)
             )
-            output = call(*given, **named)
+            output = call(*arguments, **named)
             outputs.append(output if group.length == 1 else _as_rows(output))
             group.after[layer] = inner.cache
             if num_groups > 1:

@@ -141,9 +141,9 @@ class LoadedModel:
         """Return the model with keys and values in its own dtype."""
         return self._stored(is_quantised=False)
 
-    def with_adapters(self, found: Sequence[AdapterFiles]) -> LoadedModel:
+    def with_adapters(self, folders: Sequence[AdapterFiles]) -> LoadedModel:
         """Return the model after attaching adapters to its layers. Raises UnsupportedModel."""
-        adapters = attach(self.model, self.selector, self.name, found, self.dtype)
+        adapters = attach(self.model, self.selector, self.name, folders, self.dtype)
         return replace(self, adapters=adapters)
 
     def _stored(self, *, is_quantised: bool) -> LoadedModel:
@@ -199,12 +199,12 @@ def read_model(files: ModelFiles, *, is_metal: bool) -> tuple[nn.Module, Mapping
             return load_gguf(files.gguf, files.config, is_metal=is_metal), files.config
         for file in files.weights:
             check_weights(file, files.name)
-        found = definition_of(files.config)
+        definition = definition_of(files.config)
         model, config = load_model(
             files.path,
             lazy=True,
-            model_config=dict(found.changes),
-            get_model_classes=lambda **_: (found.model, found.arguments),
+            model_config=dict(definition.changes),
+            get_model_classes=lambda **_: (definition.model, definition.arguments),
         )
     except (*READ_ERRORS, SystemExit) as error:  # mlx-lm's olmo exits where its package is missing
         raise UnsupportedModel(why_not_loaded(files, error)) from error
@@ -276,8 +276,8 @@ def _context(model: nn.Module, config: Mapping[str, Any]) -> Context:
     args = [getattr(module, "args", None) for module in model.modules()]
     lengths = [getattr(each, CONTEXT_KEYS[0], None) for each in args]
     by_definition = next(filter(None, lengths), 4096)
-    found = context_of(text) or context_of({**text, CONTEXT_KEYS[0]: by_definition})
-    return found or Context(4096, 4096)
+    context = context_of(text) or context_of({**text, CONTEXT_KEYS[0]: by_definition})
+    return context or Context(4096, 4096)
 
 
 def in_float32(model: nn.Module, name: str, memory_limit: int) -> nn.Module:

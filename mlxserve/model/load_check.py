@@ -69,11 +69,11 @@ def try_first(
         return
     verdicts, kind = Verdicts(data_home() / "trials.json"), _kind(files.config)
     if mode == "auto":
-        if (found := verdicts.refusal(files.fingerprint)) is not None:
-            raise UnsupportedModel(found)
+        if (reason := verdicts.refusal(files.fingerprint)) is not None:
+            raise UnsupportedModel(reason)
         if verdicts.has_passed(kind):
             return
-    asked = {
+    job = {
         "path": str(files.path if files.gguf is None else files.weights[0]),
         "name": files.name,
         "memory_limit": memory_limit,
@@ -82,7 +82,7 @@ def try_first(
     }
     log.info("Computing a few tokens of %s in a process of its own first", files.name)
     try:
-        refusal = _run(command, asked, seconds)
+        refusal = _run(command, job, seconds)
     except _Ended as ended:
         refusal = (
             f"{files.name}: a process of its own computed a few tokens of this {kind} model first, and "
@@ -108,12 +108,12 @@ class Verdicts:
 
     def refusal(self, fingerprint: str) -> str | None:
         """Return the refusal of a model that crashed its process."""
-        found = self._kept().get(fingerprint, {}).get("refusal")
-        return found if isinstance(found, str) else None
+        refusal = self._kept().get(fingerprint, {}).get("refusal")
+        return refusal if isinstance(refusal, str) else None
 
     def has_passed(self, kind: str) -> bool:
         """True if any model of this kind passed."""
-        return any(one == {"kind": kind, "refusal": None} for one in self._kept().values())
+        return any(verdict == {"kind": kind, "refusal": None} for verdict in self._kept().values())
 
     def keep(self, fingerprint: str, kind: str, refusal: str | None) -> None:
         """Best effort: without the file, the next start tries again."""
@@ -156,12 +156,12 @@ class _Ended(Exception):
         self.is_fault = is_fault  # of what it computed, and not of who ended it
 
 
-def _run(command: Sequence[str], asked: Mapping[str, Any], seconds: float) -> str | None:
+def _run(command: Sequence[str], job: Mapping[str, Any], seconds: float) -> str | None:
     """Run the child; return why it refused the model, or None. Raises _Ended."""
     try:
         done = subprocess.run(
             command,
-            input=json.dumps({**asked, "parent": os.getpid()}),
+            input=json.dumps({**job, "parent": os.getpid()}),
             capture_output=True,
             text=True,
             errors="replace",
@@ -193,8 +193,8 @@ def main() -> None:
 
     Any failure but a refusal is left to the parent's own load, which says more.
     """
-    asked = json.load(sys.stdin)
-    threading.Thread(target=_end_with, args=(asked["parent"],), daemon=True).start()
+    job = json.load(sys.stdin)
+    threading.Thread(target=_end_with, args=(job["parent"],), daemon=True).start()
     from mlxserve.system import machine
 
     machine.import_mlx_lm()
@@ -204,11 +204,11 @@ def main() -> None:
     refusal = None
     try:
         load_probed(
-            replace(find_model(asked["path"]), name=asked["name"]),
+            replace(find_model(job["path"]), name=job["name"]),
             is_metal=machine.is_metal(),
-            memory_limit=asked["memory_limit"],
-            kv_cache_dtype=asked["kv_cache_dtype"],
-            attention_backend=asked["attention_backend"],
+            memory_limit=job["memory_limit"],
+            kv_cache_dtype=job["kv_cache_dtype"],
+            attention_backend=job["attention_backend"],
         )
     except UnsupportedModel as error:
         refusal = str(error)

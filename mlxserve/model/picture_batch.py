@@ -48,25 +48,25 @@ class PictureBatch:
         """Yield for each picture the indices of its rows among the ids, and among all rows."""
         start = num_rows = 0
         for size in self.sizes:
-            found = np.flatnonzero(self.ids[start : start + size] < 0)
-            yield found + start, np.arange(num_rows, num_rows + len(found))
-            start, num_rows = start + size, num_rows + len(found)
+            indices = np.flatnonzero(self.ids[start : start + size] < 0)
+            yield indices + start, np.arange(num_rows, num_rows + len(indices))
+            start, num_rows = start + size, num_rows + len(indices)
 
 
-def has_shape_of(one: Picture, other: Picture) -> bool:
+def has_shape_of(picture: Picture, other: Picture) -> bool:
     """True if two pictures can be joined: inputs are alike except for the image's content."""
-    if one.grid != other.grid or len(one.ids) != len(other.ids):
+    if picture.grid != other.grid or len(picture.ids) != len(other.ids):
         return False
-    if one.inputs.keys() != other.inputs.keys():
+    if picture.inputs.keys() != other.inputs.keys():
         return False
-    return all(_is_like(array, other.inputs[name]) for name, array in one.inputs.items())
+    return all(_is_like(array, other.inputs[name]) for name, array in picture.inputs.items())
 
 
-def _is_like(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+def _is_like(array: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     """Compare shapes; sizes, masks and positions, which are not floats, must be equal."""
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if array.shape != other.shape or array.dtype != other.dtype:
         return False
-    return one.dtype.kind == "f" or bool(np.array_equal(one, other))
+    return array.dtype.kind == "f" or bool(np.array_equal(array, other))
 
 
 def axes_of(

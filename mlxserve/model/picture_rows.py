@@ -47,17 +47,17 @@ class PictureRows:
         at = num_rows = 0
         for chunk in chunks:
             end = at + chunk.length
-            placed = chunk.request.asked.pictures
-            has_grids = has_grids or any(one.picture.grid is not None for one in placed)
-            positions[:, at:end] = positions_of(placed, chunk.start, chunk.end)
-            found = _parts(placed, chunk.start, chunk.end)
-            if found:
+            pictures = chunk.request.asked.pictures
+            has_grids = has_grids or any(placed.picture.grid is not None for placed in pictures)
+            positions[:, at:end] = positions_of(pictures, chunk.start, chunk.end)
+            parts_of_chunk = _parts(pictures, chunk.start, chunk.end)
+            if parts_of_chunk:
                 inside = tokens[at:end]
                 is_row = inside < 0
                 count = int(is_row.sum())
                 inside[is_row] = np.arange(-num_rows - 1, -num_rows - 1 - count, -1)
                 num_rows += count
-                parts += found
+                parts += parts_of_chunk
             at = end
         return cls(tuple(parts), positions if has_grids else None)
 
@@ -67,11 +67,14 @@ class PictureRows:
         return sum(part.end - part.first for part in self.parts)
 
 
-def _parts(placed: Placed, start: int, end: int) -> list[PictureRun]:
+def _parts(pictures: Placed, start: int, end: int) -> list[PictureRun]:
     parts = []
-    for one in placed:
-        first, last = max(start, one.start) - one.start, min(end, one.end) - one.start
+    for placed in pictures:
+        first, last = (
+            max(start, placed.start) - placed.start,
+            min(end, placed.end) - placed.start,
+        )
         if first < last:
-            rows = one.picture.rows_before
-            parts.append(PictureRun(one.picture, int(rows[first]), int(rows[last])))
+            rows = placed.picture.rows_before
+            parts.append(PictureRun(placed.picture, int(rows[first]), int(rows[last])))
     return [part for part in parts if part.first < part.end]

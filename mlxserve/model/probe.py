@@ -96,7 +96,7 @@ def probe(loaded: LoadedModel, backends: Backends, page_size: int = 16) -> float
     kind = loaded.config.get("model_type")
     compare = _compare_8_bits if loaded.is_quantised else _compare
     try:
-        found = compare(loaded, backends, page_size)
+        agreement = compare(loaded, backends, page_size)
     except MODEL_ERRORS as error:
         log.info("%s fails with a paged cache", loaded.name, exc_info=error)
         raise UnsupportedModel(
@@ -104,13 +104,13 @@ def probe(loaded: LoadedModel, backends: Backends, page_size: int = 16) -> float
             or f"{loaded.name}: the attention of this {kind} model cannot be computed over pages, so it "
             f"cannot be served. Models that work: {MODELS_PAGE}."
         ) from error
-    if not found.is_close:
+    if not agreement.is_close:
         raise UnsupportedModel(
             f"{loaded.name}: this {kind} model computes different logits with a paged cache (by "
-            f"{found.largest:.1e} of the largest logit; {found.tolerance:.0e} is allowed), so it "
+            f"{agreement.largest:.1e} of the largest logit; {agreement.tolerance:.0e} is allowed), so it "
             f"cannot be served. Models that work: {MODELS_PAGE}."
         )
-    return found.largest
+    return agreement.largest
 
 
 def probe_adapters(loaded: LoadedModel, backends: Backends, page_size: int = 16) -> None:
@@ -124,17 +124,17 @@ def probe_adapters(loaded: LoadedModel, backends: Backends, page_size: int = 16)
         pair = (first, first + 1 if first + 1 < len(names) else None)
         who = " and ".join(names[number] for number in pair if number is not None)
         try:
-            found = _compare(loaded, backends, page_size, pair)
+            agreement = _compare(loaded, backends, page_size, pair)
         except MODEL_ERRORS as error:
             log.info("%s fails with adapters", loaded.name, exc_info=error)
             raise UnsupportedModel(
                 f"{loaded.name}: the adapters {who} cannot be computed beside other rows in this "
                 f"{loaded.config.get('model_type')} model. `mlx_lm.fuse` makes a model of each."
             ) from error
-        if not found.is_close:
+        if not agreement.is_close:
             raise UnsupportedModel(
                 f"{loaded.name}: the adapters {who} compute different logits beside other rows (by "
-                f"{found.largest:.1e} of the largest logit; {found.tolerance:.0e} is allowed), so they "
+                f"{agreement.largest:.1e} of the largest logit; {agreement.tolerance:.0e} is allowed), so they "
                 "cannot be served with it. `mlx_lm.fuse` makes a model of each."
             )
 
@@ -214,13 +214,13 @@ def _differences(
     return np.concatenate(decodes), np.concatenate(chunks)
 
 
-def relative(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
+def relative(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """The largest difference in each row, relative to the largest logit of all rows.
 
     A model may give tokens that it never chooses a logit of minus infinity (Phi 3 small).
     """
-    excluded = np.isneginf(found) & np.isneginf(expected)
-    apart = np.abs(np.where(excluded, 0, found) - np.where(excluded, 0, expected))
+    excluded = np.isneginf(actual) & np.isneginf(expected)
+    apart = np.abs(np.where(excluded, 0, actual) - np.where(excluded, 0, expected))
     rows: np.ndarray = apart.max(axis=1) / np.abs(np.where(excluded, 0, expected)).max()
     return rows
 

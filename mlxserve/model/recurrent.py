@@ -50,25 +50,27 @@ def finding_modules(model: nn.Module, caches: set[int]) -> Iterator[set[type]]:
 
     `caches`: their ids
     """
-    found: set[type] = set()
+    modules: set[type] = set()
     if not caches:
-        yield found
+        yield modules
         return
     stack: list[tuple[set[int], set[int]]] = []  # caches a module was given, those it passed on
 
     def watched(plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            given = {id(value) for value in (*args, *kwargs.values()) if id(value) in caches}
+            caches_passed = {
+                id(value) for value in (*args, *kwargs.values()) if id(value) in caches
+            }
             for outer, passed_on in stack:
-                passed_on |= outer & given
-            frame: tuple[set[int], set[int]] = (given, set())
+                passed_on |= outer & caches_passed
+            frame: tuple[set[int], set[int]] = (caches_passed, set())
             stack.append(frame)
             try:
                 return plain(self, *args, **kwargs)
             finally:
                 stack.pop()
-                if given - frame[1]:
-                    found.add(type(self))
+                if caches_passed - frame[1]:
+                    modules.add(type(self))
 
         return call
 
@@ -79,7 +81,7 @@ def finding_modules(model: nn.Module, caches: set[int]) -> Iterator[set[type]]:
         try:
             for kind, call in plain.items():
                 setattr(kind, _CALL, watched(call))
-            yield found
+            yield modules
         finally:
             for kind, call in plain.items():
                 setattr(kind, _CALL, call)

@@ -243,11 +243,11 @@ class ModelRunner:
         twice = max((array.nbytes for array in self._kv.arrays()), default=0)
         left = self._memory_limit - mx.get_active_memory() - twice + self._kv.nbytes
         if self._kv.nbytes_of(num_pages) > left:
-            most = max(self._kv.num_pages, left // self._kv.nbytes_of(1))
+            max_pages = max(self._kv.num_pages, left // self._kv.nbytes_of(1))
             raise OutOfMemory(
                 f"{num_pages} pages need {self._kv.nbytes_of(num_pages) / (1 << 30):.2f} GiB, but "
                 f"next to the model the device has {max(0, left) / (1 << 30):.2f} GiB. Ask for at "
-                f"most {most} pages."
+                f"most {max_pages} pages."
             )
 
     def read(self, kind: str, units: Sequence[int]) -> list[bytes]:

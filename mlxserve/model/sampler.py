@@ -82,12 +82,12 @@ class PendingSample:
         chosen = read(self.chosen).tolist()
         top_ids = read(self.top_ids).tolist()
         top_logprobs = read(self.top_logprobs).tolist()
-        found = {}
+        by_row = {}
         for at, row in enumerate(self.logprob_rows):
             count = draws[row].request.asked.params.logprobs or 0
             top = tuple(zip(top_ids[at][:count], top_logprobs[at][:count], strict=True))
-            found[row] = TokenLogprob(ids[row], chosen[at], top)
-        return found
+            by_row[row] = TokenLogprob(ids[row], chosen[at], top)
+        return by_row
 
 
 def sample(
@@ -111,10 +111,10 @@ def sample(
     return PendingSample(ids, wanting, *_logprobs_of(raw, ids, draws, wanting))
 
 
-def _is_steered(asked: Request) -> bool:
+def _is_steered(request: Request) -> bool:
     """True if the request changes logits in other ways than by its temperature."""
-    params = asked.params
-    return bool(asked.guide or params.is_penalised or params.logit_bias or params.min_tokens)
+    params = request.params
+    return bool(request.guide or params.is_penalised or params.logit_bias or params.min_tokens)
 
 
 def _choose(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
@@ -321,6 +321,6 @@ def _logprobs_of(
     some = raw[where]
     logprobs = some - mx.logsumexp(some, axis=-1, keepdims=True)
     chosen = mx.take_along_axis(logprobs, ids[where][:, None], axis=-1)[:, 0]
-    most = max(draws[row].request.asked.params.logprobs or 0 for row in rows)
-    top = best_tokens(logprobs, min(max(most, 1), logprobs.shape[-1]))
+    num_top = max(draws[row].request.asked.params.logprobs or 0 for row in rows)
+    top = best_tokens(logprobs, min(max(num_top, 1), logprobs.shape[-1]))
     return chosen, top, mx.take_along_axis(logprobs, top, axis=-1)

@@ -139,19 +139,19 @@ def _fitted(
     if group is not None:
         left = memory_limit - loaded.weight_size - step.planned
         num_others, num_window_pages = map(loaded.all_min, group.fitted(config, left, longest))
-        most = -(-options.max_num_seqs * longest // config.page_size)
-        if (num_others := min(num_others, most)) > num_pages:
+        max_pages = -(-options.max_num_seqs * longest // config.page_size)
+        if (num_others := min(num_others, max_pages)) > num_pages:
             return Sizes(num_others, num_slots, num_window_pages)
     return Sizes(num_pages, num_slots)
 
 
 def _refuse_long_context(config: EngineConfig, loaded: LoadedModel) -> None:
     """Raises InvalidConfig."""
-    asked = config.scheduler.max_model_len
+    wanted = config.scheduler.max_model_len
     longest = loaded.context.longest
-    if asked is not None and asked > longest:
+    if wanted is not None and wanted > longest:
         raise InvalidConfig(
-            f"max_model_len={asked}, but {loaded.name} was made for {longest} tokens; lower it.",
+            f"max_model_len={wanted}, but {loaded.name} was made for {longest} tokens; lower it.",
             option="max_model_len",
         )
 
@@ -161,11 +161,11 @@ def _refuse_context_beyond(config: EngineConfig, sizes: Sizes) -> None:
 
     On OutOfMemory the registry makes room for the model.
     """
-    asked = config.scheduler.max_model_len
-    if asked is None or asked <= sizes.num_pages * config.page_size:
+    wanted = config.scheduler.max_model_len
+    if wanted is None or wanted <= sizes.num_pages * config.page_size:
         return
     words = (
-        f"max_model_len={asked} needs {-(-asked // config.page_size)} pages of {config.page_size} tokens, "
+        f"max_model_len={wanted} needs {-(-wanted // config.page_size)} pages of {config.page_size} tokens, "
         f"and the cache has {sizes.num_pages}. Lower max_model_len, or raise "
     )
     if config.num_pages is None:
@@ -190,16 +190,16 @@ def _limit_by_states(max_num_seqs: int, num_slots: int | None) -> int:
     """Limit the running requests to those that have slots for their recurrent states."""
     if num_slots is None or num_slots >= STATE_SLOTS * max_num_seqs:
         return max_num_seqs
-    most = num_slots // STATE_SLOTS
+    limit = num_slots // STATE_SLOTS
     log.warning(
         "At most %d requests run at the same time instead of %d: memory is kept for %d recurrent "
         "states, and each request needs %d. Raise num_state_slots or gpu_memory_utilization.",
-        most,
+        limit,
         max_num_seqs,
         num_slots,
         STATE_SLOTS,
     )
-    return most
+    return limit
 
 
 def first_pages(config: EngineConfig, num_pages: int, *, is_metal: bool) -> int:

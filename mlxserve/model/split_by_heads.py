@@ -63,8 +63,8 @@ def split_by_heads(model: nn.Module, group: RankGroup, name: str, kind: str) -> 
 
 def _heads_of(model: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
     """Return (module, its `lm_head`) pairs."""
-    found = ((module, module.get("lm_head")) for module in model.modules())
-    return [(module, head) for module, head in found if isinstance(head, nn.Module)]
+    heads = ((module, module.get("lm_head")) for module in model.modules())
+    return [(module, head) for module, head in heads if isinstance(head, nn.Module)]
 
 
 def _restore_head(module: nn.Module, head: nn.Module, name: str, kind: str) -> None:
@@ -108,8 +108,8 @@ class NoHead(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
         self._vocab_size = vocab_size
 
     def __call__(self, hidden: mx.array) -> mx.array:
-        one = mx.depends(mx.ones((1,) * hidden.ndim, hidden.dtype), hidden)
-        logits: mx.array = mx.broadcast_to(one, (*hidden.shape[:-1], self._vocab_size))
+        ones = mx.depends(mx.ones((1,) * hidden.ndim, hidden.dtype), hidden)
+        logits: mx.array = mx.broadcast_to(ones, (*hidden.shape[:-1], self._vocab_size))
         return logits
 
 

@@ -130,10 +130,10 @@ def split_by_layers(model: nn.Module, group: RankGroup, name: str) -> None:
         target = group.rank - 1 if index == mine[-1] and group.rank > 0 else None
         if source is not None or target is not None:
             replaced[id(layer)] = Stage(layer, passage, group, source, target)
-    for found in _lists(
+    for layer_list in _lists(
         model
     ):  # `model.layers` may be a copy of the one that the model runs through
-        found[:] = [replaced.get(id(layer), layer) for layer in found]
+        layer_list[:] = [replaced.get(id(layer), layer) for layer in layer_list]
     if not group.has_embedding:
         _drop_embedding(model)
 

@@ -244,12 +244,12 @@ class StateStore:
             return None
         stacks: dict[int, tuple[int, Stack]] = {}  # by identity: (its first row in the sum, it)
         rows, total = [], 0
-        for one in held:
-            assert one is not None, "a beginning is not in a batch"
-            if id(one.stack) not in stacks:
-                stacks[id(one.stack)] = total, one.stack
-                total += one.batch
-            rows.append(stacks[id(one.stack)][0] + one.row)
+        for state in held:
+            assert state is not None, "a beginning is not in a batch"
+            if id(state.stack) not in stacks:
+                stacks[id(state.stack)] = total, state.stack
+                total += state.batch
+            rows.append(stacks[id(state.stack)][0] + state.row)
         index = None if rows == list(range(total)) else mx.array(rows)
         parts = [stack for _, stack in stacks.values()]
         if len(parts) == 1 and index is None:

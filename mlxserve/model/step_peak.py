@@ -84,15 +84,15 @@ def measure_step(
         longest = min(
             config.scheduler.max_model_len or loaded.max_length,
             loaded.context.longest,
-            _most_positions(loaded, memory_limit, group),
+            _max_positions(loaded, memory_limit, group),
         )
         seen = copied_positions(loaded.layers, step[1], min(longest, _MAX_MEASURED_POSITIONS))
         if loaded.group is not None:  # the same forwards on every rank
             seen = [loaded.all_max(max(seen))]
         for positions in seen:
             start = (positions - step[1]) // config.page_size * config.page_size
-            found, seconds = _run_sampling(loaded, backends, config.page_size, step, start)
-            measured = max(measured, found)
+            peak, seconds = _run_sampling(loaded, backends, config.page_size, step, start)
+            measured = max(measured, peak)
         measured = peak_with_copies(
             measured, loaded.layers, rows, max(seen), longest, machine.total_memory()
         )
@@ -128,19 +128,19 @@ def peak_with_copies(
     """
     copied, nbytes = 0, 0
     for spec in layers:
-        most = longest_copied(rows, spec.kv_heads, spec.key_dim, spec.dtype, memory)
-        positions = min(most, longest, (spec.window or longest) + rows)
+        max_copied = longest_copied(rows, spec.kv_heads, spec.key_dim, spec.dtype, memory)
+        positions = min(max_copied, longest, (spec.window or longest) + rows)
         copied = max(copied, positions)
         each = spec.kv_heads * (spec.key_dim + spec.value_dim) * spec.dtype.size
         nbytes = max(nbytes, positions * each)
     if copied <= seen:
         return measured
-    most_rows = machine.rows_under_way(memory)
-    before, after = (most_rows // rows_kept(rows, 0, 0, at) + 2 for at in (seen, copied))
+    max_rows = machine.rows_under_way(memory)
+    before, after = (max_rows // rows_kept(rows, 0, 0, at) + 2 for at in (seen, copied))
     return max(measured, measured * after // before + after * nbytes)
 
 
-def _most_positions(loaded: LoadedModel, memory_limit: int, group: WindowGroup | None) -> int:
+def _max_positions(loaded: LoadedModel, memory_limit: int, group: WindowGroup | None) -> int:
     """Positions of a sequence that has all memory besides the weights."""
     each = sum(spec.bytes_per_token() for spec in loaded.layers)
     if group is not None:
@@ -165,8 +165,8 @@ def copied_positions(layers: Sequence[LayerSpec], rows: int, longest: int) -> li
     They are what a chunk of `rows` sees, at most `longest`; those of its own rows if no layer
     copies.
     """
-    most = {longest_copied(rows, spec.kv_heads, spec.key_dim, spec.dtype) for spec in layers}
-    return sorted({max(rows, min(positions, longest)) for positions in most}) or [rows]
+    limits = {longest_copied(rows, spec.kv_heads, spec.key_dim, spec.dtype) for spec in layers}
+    return sorted({max(rows, min(positions, longest)) for positions in limits}) or [rows]
 
 
 def planned_peak(measured: int, num_measured: int, num_rows: int) -> int:

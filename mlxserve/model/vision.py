@@ -107,17 +107,17 @@ class Vision:
         shown: ShownPictures,
         reader: PictureReader,
         *,
-        most_bytes: int = MAX_FEATURES,
+        max_bytes: int = MAX_FEATURES,
         step_nbytes: int = 0,
     ) -> None:
-        """most_bytes: bound of the cached features.
+        """max_bytes: bound of the cached features.
 
         step_nbytes: bytes that the encoder needs for any image, besides its weights
         """
         self.reader = reader
         self.tower = tower
         self._shown = shown
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._step_nbytes = step_nbytes
         self._under_way: set[bytes] = set()  # pictures that are looked at
         self._expected: WeakKeyDictionary[ImageEncoding, None] = (
@@ -134,7 +134,7 @@ class Vision:
     @property
     def planned_nbytes(self) -> int:
         """Bytes reserved for the image encoder: one step plus cached features."""
-        return self._step_nbytes + self._most_bytes
+        return self._step_nbytes + self._max_bytes
 
     @property
     def is_told_positions(self) -> bool:
@@ -183,8 +183,8 @@ class Vision:
 
     def _others_like(self, picture: Picture) -> list[Picture]:
         """Waiting pictures of the same shape, to compute with it."""
-        most = self.tower.num_together(picture, self._most_bytes // 2) - 1
-        if most < 1:
+        limit = self.tower.num_together(picture, self._max_bytes // 2) - 1
+        if limit < 1:
             return []
         waiting = {each.key: each for seeing in self._expected for each in seeing.pictures}
         like = (
@@ -195,21 +195,21 @@ class Vision:
             and key not in self._features
             and has_shape_of(picture, each)
         )
-        return list(islice(like, most))
+        return list(islice(like, limit))
 
     def _compute(self, pictures: Sequence[Picture]) -> Generator[None]:
-        found = yield from compute(self.tower, pictures)
-        for picture, features in zip(reversed(pictures), reversed(found), strict=True):
+        results = yield from compute(self.tower, pictures)
+        for picture, features in zip(reversed(pictures), reversed(results), strict=True):
             self._keep(picture.key, features)  # the first one last: it is needed first
 
-    def _keep(self, key: bytes, found: Features) -> None:
+    def _keep(self, key: bytes, features: Features) -> None:
         stats = self._stats
         stats.num_computed += 1
         if key in self._features:
             return  # a step needed them meanwhile
-        self._features[key] = found
-        stats.num_bytes += found.nbytes
-        while stats.num_bytes > self._most_bytes and len(self._features) > 1:
+        self._features[key] = features
+        stats.num_bytes += features.nbytes
+        while stats.num_bytes > self._max_bytes and len(self._features) > 1:
             _, oldest = self._features.popitem(last=False)
             stats.num_bytes -= oldest.nbytes
         stats.num_kept = len(self._features)
@@ -222,10 +222,12 @@ class Vision:
         if not pictures.parts:
             return self._shown.showing(None, positions)
         parts = [(self.see(part.picture), part) for part in pictures.parts]
-        rows = mx.concatenate([found.rows[part.first : part.end] for found, part in parts])
+        rows = mx.concatenate([features.rows[part.first : part.end] for features, part in parts])
         num_deep = len(parts[0][0].deep)
         deep = tuple(
-            mx.concatenate([found.deep[layer][part.first : part.end] for found, part in parts])
+            mx.concatenate(
+                [features.deep[layer][part.first : part.end] for features, part in parts]
+            )
             for layer in range(num_deep)
         )
         return self._shown.showing(Features(rows, deep), positions)

@@ -111,8 +111,8 @@ def _vision_of(
     with _step("the probe of an image fails"):
         sample = Sample.of(picture, loaded.vocab_size, image_token, whole.config)
         dense = dense_logits(whole, sample, image_token)
-        most_work = METAL_WORK if is_metal else CPU_WORK
-        tower = Tower(whole, image_token, _hidden_size(loaded), loaded.dtype, most_work)
+        max_work = METAL_WORK if is_metal else CPU_WORK
+        tower = Tower(whole, image_token, _hidden_size(loaded), loaded.dtype, max_work)
         vision = Vision(tower, shown, reader)
         teach(loaded.model, shown, num_deep=len(vision.see(picture).deep), axes=axes)
         seeing = loaded.in_own_dtype().that_sees(vision)
@@ -124,7 +124,7 @@ def _vision_of(
         tower,
         shown,
         reader,
-        most_bytes=min(MAX_FEATURES, memory_limit // _FEATURES_SHARE),
+        max_bytes=min(MAX_FEATURES, memory_limit // _FEATURES_SHARE),
         step_nbytes=step_nbytes,
     )
 

@@ -39,8 +39,8 @@ class WindowGroup:
             self._refuse_too_few(config.num_window_pages)
             return config.num_window_pages
         options = config.scheduler
-        most = wanted(self.window, options.max_num_seqs, options.step_budget)
-        return most if most < config.num_pages else 0
+        max_pages = wanted(self.window, options.max_num_seqs, options.step_budget)
+        return max_pages if max_pages < config.num_pages else 0
 
     def fitted(self, config: EngineConfig, nbytes: int, longest: int) -> tuple[int, int]:
         """Divide `nbytes` into (pages of the other layers, pages for windows).

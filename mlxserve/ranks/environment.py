@@ -36,8 +36,8 @@ def own_rank(environment: Mapping[str, str] = os.environ) -> int | None:
 
 def lead_address(port: int, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
     """Return (host, port) at which rank 0 waits for the others. Raises InvalidConfig."""
-    if told := environment.get(MASTER_ADDR):
-        return told, int(environment.get(MASTER_PORT) or port)
+    if address := environment.get(MASTER_ADDR):
+        return address, int(environment.get(MASTER_PORT) or port)
     if coordinator := environment.get(JACCL_COORDINATOR):
         return coordinator.rpartition(":")[0], port
     if (file := environment.get(HOSTFILE)) is None:

@@ -69,9 +69,9 @@ class Hello:
             isinstance(self.rank, int)
             and isinstance(self.model, str)
             and all(
-                isinstance(found, Mapping)
-                and all(isinstance(value, str) for value in found.values())
-                for found in (self.versions, self.options)
+                isinstance(mapping, Mapping)
+                and all(isinstance(value, str) for value in mapping.values())
+                for mapping in (self.versions, self.options)
             )
         )
 
@@ -128,38 +128,38 @@ def wait_for_workers(
 def _all_of(
     arrivals: queue.SimpleQueue[tuple[Hello, Channel]], size: int, own: Hello, timeout: float
 ) -> dict[int, Channel]:
-    found: dict[int, Channel] = {}
+    channels: dict[int, Channel] = {}
     refusal = ""
     deadline = time.monotonic() + timeout
     try:
-        while len(found) < size - 1:
+        while len(channels) < size - 1:
             try:
                 hello, channel = arrivals.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                missing = sorted({*range(1, size)} - found.keys())
+                missing = sorted({*range(1, size)} - channels.keys())
                 raise EngineStopped(
                     f"Ranks {missing} of {size} have not come within {timeout:g} s "
                     f"(distributed_timeout_seconds).{refusal and f' {refusal}'}"
                 ) from None
-            if (objection := _objection(hello, own, size, found.keys())) is None:
-                found[hello.rank] = channel
+            if (objection := _objection(hello, own, size, channels.keys())) is None:
+                channels[hello.rank] = channel
             else:
                 refusal = objection
                 _refuse(channel, objection)
-        for channel in found.values():
+        for channel in channels.values():
             channel.send(FrameKind.GO)
     except BaseException:
-        for channel in found.values():
+        for channel in channels.values():
             channel.close()
         raise
-    return found
+    return channels
 
 
-def _objection(hello: Hello, own: Hello, size: int, found: Container[int]) -> str | None:
-    if 0 < hello.rank < size and hello.rank not in found:
+def _objection(hello: Hello, own: Hello, size: int, ranks: Container[int]) -> str | None:
+    if 0 < hello.rank < size and hello.rank not in ranks:
         return hello.objection(own)
     return f"A process came as rank {hello.rank} of {size}, which " + (
-        "has come already." if hello.rank in found else "does not exist."
+        "has come already." if hello.rank in ranks else "does not exist."
     )
 
 

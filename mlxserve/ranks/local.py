@@ -43,7 +43,7 @@ class LocalRanks:
         port, *of_ring = free_ports(size + 1)
         handle, name = tempfile.mkstemp(prefix=_PREFIX, suffix=".json")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump([[f"{_HOST}:{one}"] for one in of_ring], file)
+            json.dump([[f"{_HOST}:{each}"] for each in of_ring], file)
         shared = {HOSTFILE: name, MASTER_ADDR: _HOST, MASTER_PORT: str(port)}
         os.environ |= {RANK: "0", **shared}
         processes = []

@@ -120,22 +120,22 @@ class Channel:
 
 
 def as_int32(numbers: Iterable[int]) -> bytes:
-    found = array("i", numbers)
+    encoded = array("i", numbers)
     if sys.byteorder == "big":
-        found.byteswap()
-    return found.tobytes()
+        encoded.byteswap()
+    return encoded.tobytes()
 
 
 def from_int32(body: bytes) -> array[int]:
     """Parse int32 numbers. Raises ProtocolError."""
-    found = array("i")
+    decoded = array("i")
     try:
-        found.frombytes(body)
+        decoded.frombytes(body)
     except ValueError as error:
         raise ProtocolError(f"a body of {len(body)} bytes") from error
     if sys.byteorder == "big":
-        found.byteswap()
-    return found
+        decoded.byteswap()
+    return decoded
 
 
 class _Flags(IntFlag):

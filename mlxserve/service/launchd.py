@@ -54,15 +54,15 @@ class Launchd:
         if done.returncode:
             return ServiceState(False, "not loaded")
         # The first of each name: nested blocks repeat some.
-        found = dict(reversed(_FIELD.findall(done.stdout)))
-        text = found.get("state", "unknown")
-        if "pid" in found:
-            text += f", process {found['pid']}"
-        if found.get("runs", "1") not in ("0", "1"):
-            text += f", started {found['runs']} times"
-        if found.get("last exit code", "0")[:1] not in ("0", "("):
-            text += f", last exit code {found['last exit code']}"
-        return ServiceState(found.get("state") == "running", text)
+        fields = dict(reversed(_FIELD.findall(done.stdout)))
+        text = fields.get("state", "unknown")
+        if "pid" in fields:
+            text += f", process {fields['pid']}"
+        if fields.get("runs", "1") not in ("0", "1"):
+            text += f", started {fields['runs']} times"
+        if fields.get("last exit code", "0")[:1] not in ("0", "("):
+            text += f", last exit code {fields['last exit code']}"
+        return ServiceState(fields.get("state") == "running", text)
 
     def _bootstrap(self) -> None:
         """Load the agent once the previous instance has gone: bootout does not wait for it."""

@@ -69,15 +69,15 @@ class Systemd:
         _require_session()
         names = "ActiveState,SubState,MainPID,NRestarts,ExecMainStatus"
         shown = must(*_SYSTEMCTL, "show", NAME, "--property", names)
-        found = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
-        state = found.get("ActiveState", "unknown")
-        text = f"{state} ({found.get('SubState', 'unknown')})"
-        if found.get("MainPID", "0") != "0":
-            text += f", process {found['MainPID']}"
-        if found.get("NRestarts", "0") != "0":
-            text += f", restarted {found['NRestarts']} times"
-        if found.get("ExecMainStatus", "0") != "0":
-            text += f", last exit code {found['ExecMainStatus']}"
+        fields = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+        state = fields.get("ActiveState", "unknown")
+        text = f"{state} ({fields.get('SubState', 'unknown')})"
+        if fields.get("MainPID", "0") != "0":
+            text += f", process {fields['MainPID']}"
+        if fields.get("NRestarts", "0") != "0":
+            text += f", restarted {fields['NRestarts']} times"
+        if fields.get("ExecMainStatus", "0") != "0":
+            text += f", last exit code {fields['ExecMainStatus']}"
         return ServiceState(state == "active", text)
 
 

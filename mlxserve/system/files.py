@@ -40,28 +40,28 @@ def open_regular(file: Path, *, follows: bool = True) -> BinaryIO:
         raise
 
 
-def read_opened(opened: BinaryIO, most: int) -> bytes:
+def read_opened(opened: BinaryIO, limit: int) -> bytes:
     """Read a file of `open_regular`. Raises OSError, and ValueError beyond `most` bytes."""
     size = os.fstat(opened.fileno()).st_size
-    if size > most:
-        raise ValueError(f"it has more than {most} bytes")
+    if size > limit:
+        raise ValueError(f"it has more than {limit} bytes")
     return opened.read(size)
 
 
-def read_file(file: Path, most: int) -> bytes:
+def read_file(file: Path, limit: int) -> bytes:
     """Read a regular file. Raises OSError, and ValueError for more than `most` bytes."""
     with open_regular(file) as opened:
-        return read_opened(opened, most)
+        return read_opened(opened, limit)
 
 
-def read_json(file: Path, most: int) -> Any:
+def read_json(file: Path, limit: int) -> Any:
     """Parse a JSON file of any program. Raises OSError and ValueError."""
-    return _parsed(read_file(file, most))
+    return _parsed(read_file(file, limit))
 
 
-def read_own_json(file: Path, most: int) -> dict[str, Any]:
+def read_own_json(file: Path, limit: int) -> dict[str, Any]:
     """Parse a file with `own_json`. Raises OSError and ValueError."""
-    return own_json(read_file(file, most))
+    return own_json(read_file(file, limit))
 
 
 def own_json(content: bytes) -> dict[str, Any]:
@@ -77,9 +77,9 @@ def own_json(content: bytes) -> dict[str, Any]:
 
 def make_own_folder(folder: Path) -> None:
     """Make a folder and those above it that are missing, for this user alone. Raises OSError."""
-    missing = (one for one in (folder, *folder.parents) if not one.exists())
-    for one in reversed(tuple(missing)):
-        one.mkdir(mode=0o700, exist_ok=True)
+    missing = (parent for parent in (folder, *folder.parents) if not parent.exists())
+    for parent in reversed(tuple(missing)):
+        parent.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(exist_ok=True)  # raises where it is no folder
 
 

@@ -237,10 +237,10 @@ def address_space() -> AddressSpace | None:
     return AddressSpace(pages * os.sysconf("SC_PAGE_SIZE"), limit)
 
 
-def _left_of(space: AddressSpace, least: int) -> int:
+def _left_of(space: AddressSpace, minimum: int) -> int:
     """Raises OutOfMemory if fewer than `least` bytes are left."""
     left = space.limit - space.used
-    if left < least:
+    if left < minimum:
         gib = 1 << 30
         raise OutOfMemory(
             f"this process may have {space.limit / gib:.2f} GiB of addresses and has "
@@ -264,7 +264,7 @@ def facts() -> dict[str, str]:
 
     gib = 1 << 30
     sizes = memory()
-    found = {
+    lines = {
         "mlxserve": _version("mlxserve"),
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -277,8 +277,8 @@ def facts() -> dict[str, str]:
     }
     if is_metal():
         info = mx.device_info()
-        found["gpu"] = str(info.get("device_name", "unknown"))
-    return found
+        lines["gpu"] = str(info.get("device_name", "unknown"))
+    return lines
 
 
 def _version(package: str) -> str:
@@ -293,10 +293,10 @@ def free_ports(count: int) -> list[int]:
 
     Until then no other process gets one of them, unless it asks for that very port. Raises OSError.
     """
-    found: list[int] = []
+    ports: list[int] = []
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            found.append(port)
-        if len(found) == count:
-            return found
+            ports.append(port)
+        if len(ports) == count:
+            return ports
     raise OSError(f"Of the ports {_PORTS.start} to {_PORTS.stop - 1} fewer than {count} are free.")

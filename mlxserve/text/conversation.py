@@ -116,13 +116,13 @@ class Call:
 
     def as_object(self) -> dict[str, Any]:
         """Return the arguments; as one string if they are not a strict JSON object, or cut off."""
-        found = arguments_object(self.arguments)
-        return {"INVALID_JSON": self.arguments} if found is None else found
+        parsed = arguments_object(self.arguments)
+        return {"INVALID_JSON": self.arguments} if parsed is None else parsed
 
     def as_json(self) -> str:
         """Return the arguments as written, or `as_object` if they are no such object."""
-        found = arguments_object(self.arguments)
-        return self.arguments if found is not None else json.dumps(self.as_object())
+        parsed = arguments_object(self.arguments)
+        return self.arguments if parsed is not None else json.dumps(self.as_object())
 
 
 class PlacedImage(NamedTuple):
@@ -216,12 +216,12 @@ class Message:
         """Images that are not decoded yet."""
         return [image for _, image, _ in self.images if isinstance(image, SentImage)]
 
-    def with_images(self, found: Mapping[SentImage, Image]) -> Message:
+    def with_images(self, decoded: Mapping[SentImage, Image]) -> Message:
         """Replace sent images by decoded ones."""
         if not self.sent_images:
             return self
         images = (
-            placed._replace(image=found[placed.image])
+            placed._replace(image=decoded[placed.image])
             if isinstance(placed.image, SentImage)
             else placed
             for placed in self.images
@@ -314,9 +314,9 @@ class Conversation:
         images = [image.image for message in self.messages for image in message.images]
         return sum(image.width * image.height for image in images if isinstance(image, Image))
 
-    def with_images(self, found: Mapping[SentImage, Image]) -> Self:
+    def with_images(self, images: Mapping[SentImage, Image]) -> Self:
         """Replace sent images by decoded ones."""
-        return replace(self, messages=tuple(m.with_images(found) for m in self.messages))
+        return replace(self, messages=tuple(m.with_images(images) for m in self.messages))
 
 
 def images_in(message: Mapping[str, Any]) -> list[Image]:
@@ -351,10 +351,10 @@ def _with_ids(messages: Sequence[Message]) -> Iterator[Message]:
             calls = [call if call.id else replace(call, id=next(ids)) for call in message.calls]
             message = replace(message, calls=tuple(calls))
         elif message.role == TOOL:
-            found = next((call for call in calls if _is_result_of(message, call)), None)
-            if found is not None:
-                calls.remove(found)
-                message = replace(message, call_id=found.id)
+            match = next((call for call in calls if _is_result_of(message, call)), None)
+            if match is not None:
+                calls.remove(match)
+                message = replace(message, call_id=match.id)
         yield message
 
 

@@ -118,10 +118,10 @@ class DeltaDecoder:
         events: list[Event] = []
         for token in token_ids:
             self._num_outputs += 1
-            found = early if self._num_outputs <= self._min_tokens else events
+            target = early if self._num_outputs <= self._min_tokens else events
             if token not in self._hidden:
                 self._num_reasoning += self._parser is not None and self._parser.is_thinking
-                found += self._events(self._decoder.push([token]))
+                target += self._events(self._decoder.push([token]))
         is_last = output.finish_reason is not None
         if is_last:
             events += self._events(self._decoder.finish())
@@ -205,9 +205,9 @@ class StopStrings:
         return kept + self._release(is_certain=True) if is_last else kept
 
     def _release(self, *, is_certain: bool) -> list[Event]:
-        found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if found:
-            cut, self.found = min(found)
+        matches = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if matches:
+            cut, self.found = min(matches)
         else:
             cut = len(self._held) - (0 if is_certain else overlap(self._held, self._stops))
         text, self._held = self._held[:cut], self._held[cut:]

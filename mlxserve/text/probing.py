@@ -62,8 +62,8 @@ def abilities_of(wrapper: Any, renderer: TextRenderer) -> TemplateCaps:
     """
     template = template_of(wrapper, [_ANY_TOOL])
     if template is None:  # a function, which may raise for any name that it does not know
-        found = find_abilities(lambda probes: _rendered_here(wrapper, probes), {EFFORT: ()})
-        return replace(found, variables=frozenset())
+        caps = find_abilities(lambda probes: _rendered_here(wrapper, probes), {EFFORT: ()})
+        return replace(caps, variables=frozenset())
     try:
         literals = renderer.variables(template)
         known = {*wrapper.special_tokens_map, *RESERVED, *_OF_CONVERSATIONS}

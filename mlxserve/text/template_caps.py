@@ -220,30 +220,30 @@ def _with_calls(arguments: object) -> dict[str, Probe]:
 def _abilities_of_calls(texts: Mapping[str, str | None]) -> dict[str, Any]:
     arguments = _arguments(texts["object.loop"], texts["text.loop"])
     kind = "text" if arguments is Arguments.TEXT else "object"
-    found = {name: texts[f"{kind}.{name}"] for name in ("loop", "ids", "two", "user", "orphan")}
-    loop = found["loop"]
+    shown = {name: texts[f"{kind}.{name}"] for name in ("loop", "ids", "two", "user", "orphan")}
+    loop = shown["loop"]
     calls, results = _holds(loop, ("zqvalue",)), _holds(loop, ("zqresult",))
     reasoning = [n for n in REASONING_NAMES if _holds(texts[f"{kind}.{n}"], ("zqthought",))]
     both = texts[f"{kind}.said {reasoning[0]}"] if reasoning else ""
     ids = CallIds.ANY
-    if loop is not None and found["ids"] is None:
+    if loop is not None and shown["ids"] is None:
         ids = CallIds.NINE
-    elif found["ids"] is not None and _LONG not in found["ids"]:
+    elif shown["ids"] is not None and _LONG not in shown["ids"]:
         ids = CallIds.NONE
     two = ("zqvalue", "zqvalue") if calls else ()
     return {
         "calls": calls,
         "results": results,
         "parallel_calls": loop is None
-        or _holds(found["two"], (*two, "zqsecond") if results else two),
-        "user_after_result": loop is None or _holds(found["user"], ("zqb", "zqanswer", "zqc")),
+        or _holds(shown["two"], (*two, "zqsecond") if results else two),
+        "user_after_result": loop is None or _holds(shown["user"], ("zqb", "zqanswer", "zqc")),
         "text_with_calls": loop is None
         or _holds(texts[f"{kind}.said"], ("zqsaid",))
         or not _holds(texts[f"{kind}.apart"], ("zqsaid", "zqresult", "zqanswer", "zqb")),
         "text_and_reasoning": both is not None,
         "late_results": not results
         or _holds(texts[f"{kind}.late"], ("zqb", "zqresult", "zqanswer", "zqc")),
-        "orphan_results": _holds(found["orphan"], ("zqa", "zqresult", "zqanswer", "zqb")),
+        "orphan_results": _holds(shown["orphan"], ("zqa", "zqresult", "zqanswer", "zqb")),
         "result_images": not results
         or not _shows_image(texts["image"], texts["no image"], "zqa")
         or _shows_image(texts[f"{kind}.image"], texts[f"{kind}.no image"], "zqresult"),

@@ -126,7 +126,7 @@ def results_after_calls(messages: Messages) -> Messages:
             results.setdefault(answers[message.call_id], []).append(message)
         else:
             others.append((number, message))
-    return tuple(one for number, other in others for one in (other, *results.get(number, ())))
+    return tuple(each for number, other in others for each in (other, *results.get(number, ())))
 
 
 def late_systems_as_users(messages: Messages) -> Messages:
@@ -401,10 +401,10 @@ def single_typed_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 def _single_typed(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
-    told = schema.get("type")
-    kinds = {told} if told in _TYPES else kinds_of(schema) - {"null"}
-    found = {**schema, "type": "string" if "string" in kinds else min(kinds, default="string")}
+    types = schema.get("type")
+    kinds = {types} if types in _TYPES else kinds_of(schema) - {"null"}
+    typed = {**schema, "type": "string" if "string" in kinds else min(kinds, default="string")}
     if isinstance(properties := schema.get("properties"), Mapping):
-        found["properties"] = {key: _single_typed(value) for key, value in properties.items()}
+        typed["properties"] = {key: _single_typed(value) for key, value in properties.items()}
     nested = (key for key in ("items", "additionalProperties") if key in schema)
-    return {**found, **{key: _single_typed(schema[key]) for key in nested}}
+    return {**typed, **{key: _single_typed(schema[key]) for key in nested}}

@@ -50,8 +50,8 @@ def at_most(characters: int | None) -> Iterator[None]:
 
 def check_length(text: str) -> str:
     """Return the text. Raises RenderedTooLong."""
-    most = _most_characters.get()
-    if most is not None and len(text) > most:
+    limit = _most_characters.get()
+    if limit is not None and len(text) > limit:
         raise RenderedTooLong(len(text))
     return text
 

@@ -83,7 +83,7 @@ def test_a_large_file_does_not_disturb_short_jobs(decoder: ImageDecoder) -> None
 
 def test_a_picture_that_comes_again_is_not_decoded_again() -> None:
     one, other, third = (file_of(picture(seed=seed)) for seed in range(3))
-    decoder, turns = ImageDecoder(most_kept=2 * 24 * 16 * 3), Turns()
+    decoder, turns = ImageDecoder(max_kept=2 * 24 * 16 * 3), Turns()
 
     def num_turns(data: bytes) -> int:
         before = len(turns.lanes)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mlxserve.cache.hashing import extend_hashes
 from mlxserve.images.picture import (
-    FEWEST_ROWS,
+    MIN_ROWS,
     Picture,
     PicturePrompt,
     Placed,
@@ -82,8 +82,8 @@ def test_a_page_before_an_image_is_shared() -> None:
 def test_few_rows_of_an_image_do_not_show_that_it_is_the_same() -> None:
     placed = place(6, picture(2, 3), 5).pictures
     assert num_distinct(placed, 4, 2) == 2
-    assert num_distinct(placed, 4, 2 + FEWEST_ROWS - 1) == 2
-    assert num_distinct(placed, 4, 2 + FEWEST_ROWS) == 2 + FEWEST_ROWS
+    assert num_distinct(placed, 4, 2 + MIN_ROWS - 1) == 2
+    assert num_distinct(placed, 4, 2 + MIN_ROWS) == 2 + MIN_ROWS
     assert num_distinct(placed, 8, 3) == 3  # its first rows are in a page that was found
     assert num_distinct((), 4, 3) == 3
 

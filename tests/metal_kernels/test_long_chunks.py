@@ -21,7 +21,7 @@ from tests.geometries import GEOMETRIES
 from tests.mac_attention import HEAD_DIMS as ON_EVERY_CHIP
 from tests.mac_attention import HEAD_DIMS_ON_M5 as ON_M5
 from tests.mac_attention import MacAttention
-from tests.memory_table import most_positions
+from tests.memory_table import max_positions
 from tests.metal_kernels.oracle import Case, Paged
 
 Answer: TypeAlias = Callable[[frozenset[int]], MacAttention]
@@ -64,7 +64,7 @@ def test_no_chunk_below_128k_positions_leaves_mlxs_kernel_on_an_m5() -> None:
     for memory in [16, 24, 32, 36, 48, 64, 128]:
         for model in GEOMETRIES:
             longest = longest_copied(512, model.kv_heads, model.head_dim, mx.bfloat16, memory << 30)
-            assert longest >= min(128 << 10, most_positions(model, memory)), (memory, model)
+            assert longest >= min(128 << 10, max_positions(model, memory)), (memory, model)
 
 
 @pytest.fixture

@@ -19,13 +19,13 @@ def test_activations_grow_with_the_image_and_a_mask_with_its_square() -> None:
     memory = TowerMemory.of((100, 100 * 7 + 100 * 100 * 2), (300, 300 * 7 + 300 * 300 * 2))
     assert (memory.each, memory.pair) == (7, 2)
     assert memory.nbytes(1_000) == 1.25 * (7_000 + 2_000_000)
-    assert memory.nbytes(memory.most_inputs(10_000_000)) == pytest.approx(10_000_000, rel=0.01)
+    assert memory.nbytes(memory.max_inputs(10_000_000)) == pytest.approx(10_000_000, rel=0.01)
 
 
 def test_what_does_not_grow_with_the_image_is_not_expected_to_shrink() -> None:
     memory = TowerMemory.of((100, 1_000), (200, 1_400))
     assert (memory.each, memory.pair) == (7, 0)
-    assert memory.most_inputs(memory.nbytes(1_000)) == pytest.approx(1_000, abs=1)
+    assert memory.max_inputs(memory.nbytes(1_000)) == pytest.approx(1_000, abs=1)
 
 
 def test_images_of_one_size_need_what_was_measured() -> None:

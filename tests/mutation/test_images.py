@@ -50,7 +50,7 @@ FOUND: dict[str, Bug] = {
         test_picture_rows.test_rows_of_all_chunks_are_numbered_in_their_order,
     ),
     "go on after an image as after its rows": Bug(
-        picture_rows, "positions_of", "] += one.picture.shift", "] += 0", _ANSWERS
+        picture_rows, "positions_of", "] += placed.picture.shift", "] += 0", _ANSWERS
     ),
     "turn an image's rows as text": Bug(
         picture_rows, "positions_of", "inside = np.indices", "inside = 0 * np.indices", _ANSWERS
@@ -59,7 +59,7 @@ FOUND: dict[str, Bug] = {
         ShownPictures, "deepen", "self.features.deep[layer]", "self.features.deep[0]", _ANSWERS
     ),
     "in 16 bits, go on after an image as after its rows": Bug(
-        picture_rows, "positions_of", "] += one.picture.shift", "] += 0", _HALF
+        picture_rows, "positions_of", "] += placed.picture.shift", "] += 0", _HALF
     ),
     "in 16 bits, turn an image's rows as text": Bug(
         picture_rows, "positions_of", "inside = np.indices", "inside = 0 * np.indices", _HALF
@@ -102,8 +102,8 @@ FOUND: dict[str, Bug] = {
     "mix the features of images that are computed at once": Bug(
         PictureBatch,
         "rows",
-        "found + start",
-        "found",
+        "indices + start",
+        "indices",
         test_images.test_images_of_one_shape_that_wait_are_computed_at_once,
     ),
     "give up features that were just computed": Bug(
@@ -130,7 +130,7 @@ FOUND: dict[str, Bug] = {
     "share the beginning of an image by one row": Bug(
         test_picture,
         "num_distinct",
-        "FEWEST_ROWS",
+        "MIN_ROWS",
         "1",
         test_picture.test_few_rows_of_an_image_do_not_show_that_it_is_the_same,
     ),

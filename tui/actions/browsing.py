@@ -116,16 +116,16 @@ class Browsing:
 
     async def _find(self, words: str) -> bool:
         sought = words.casefold()
-        found = [m.id for m in reversed(self._open_chat.path) if sought in m.text.casefold()]
-        if not found:
+        matches = [m.id for m in reversed(self._open_chat.path) if sought in m.text.casefold()]
+        if not matches:
             return False
-        is_repeated = self._found[0] == words and self._found[1] in found
-        at = (found.index(self._found[1]) + 1) % len(found) if is_repeated else 0
-        self._found = words, found[at]
+        is_repeated = self._found[0] == words and self._found[1] in matches
+        at = (matches.index(self._found[1]) + 1) % len(matches) if is_repeated else 0
+        self._found = words, matches[at]
         transcript = self._window.transcript
-        if transcript.view(found[at]) is None:
-            await self._window.show(self._open_chat, found[at])
-        view = transcript.view(found[at])
+        if transcript.view(matches[at]) is None:
+            await self._window.show(self._open_chat, matches[at])
+        view = transcript.view(matches[at])
         assert view is not None, "it was just shown"
         self.end_find()
         view.add_class("found")

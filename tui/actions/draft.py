@@ -87,8 +87,8 @@ class Draft:
             self._app.notify(words, severity="warning")
             return None
         try:
-            asked = with_files(text, Path.cwd())
-            if asked.images and self._is_blind():
+            question = with_files(text, Path.cwd())
+            if question.images and self._is_blind():
                 raise AttachmentRefused(
                     f"{one_line(self._link.model, 60)} reads text only. Choose a model that sees images "
                     "with /model."
@@ -96,7 +96,7 @@ class Draft:
         except AttachmentRefused as error:
             self._put_back(text, error)
             return None
-        return asked
+        return question
 
     def _is_blind(self) -> bool:
         """True if the model is known to see no images."""

@@ -221,7 +221,7 @@ class LiveAnswer:
 
     def _note_end(self, reading: asyncio.Task[None]) -> None:
         self.phase = AnswerPhase.ENDED
-        self._rounds = [one.ended() for one in self._rounds]
+        self._rounds = [each.ended() for each in self._rounds]
         if reading.cancelled():
             self._state = State.STOPPED
             return

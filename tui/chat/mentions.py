@@ -35,16 +35,16 @@ def completions(typed: str, folder: Path) -> list[str]:
     shown = f"{parent}/" if "/" in typed else ""
     try:
         with os.scandir(folder / os.path.expanduser(shown or ".")) as entries:
-            found = [
+            paths = [
                 shown + entry.name + ("/" if entry.is_dir() else "")
                 for entry in entries
                 if _fits(entry.name, start)
             ]
     except OSError:  # the folder does not exist (yet), or cannot be read
         return []
-    if found == [typed]:
+    if paths == [typed]:
         return []
-    return sorted(found, key=lambda path: (not path.endswith("/"), path.lower()))[:MAX_COMPLETIONS]
+    return sorted(paths, key=lambda path: (not path.endswith("/"), path.lower()))[:MAX_COMPLETIONS]
 
 
 def with_files(typed: str, folder: Path) -> NewQuestion:

@@ -122,16 +122,16 @@ class OpenChat:
         await self._show(await self._call(self._store.show_branch, self.chat.id, message_id))
 
     async def ask(
-        self, asked: NewQuestion, *, instead_of: StoredMessage | None = None
+        self, new: NewQuestion, *, instead_of: StoredMessage | None = None
     ) -> StoredMessage:
         """Write a question at the end, or as a new version of an earlier one, whose images it keeps."""
         if self.chat is None:
-            self.chat = await self._call(self._store.create_chat, asked.text, self._system)
+            self.chat = await self._call(self._store.create_chat, new.text, self._system)
         parent_id = self.leaf_id if instead_of is None else instead_of.parent_id
         kept = () if instead_of is None else instead_of.images
-        images = (*kept, *(image for image in asked.images if image not in kept))
+        images = (*kept, *(image for image in new.images if image not in kept))
         question = await self._call(
-            self._store.add, self.chat.id, parent_id, Role.USER, asked.text, images=images
+            self._store.add, self.chat.id, parent_id, Role.USER, new.text, images=images
         )
         await self._show(question.id)
         return question

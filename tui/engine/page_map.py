@@ -77,8 +77,8 @@ class PageMapReplica:
                 return
             for name in data["gone"]:
                 self._end(name)
-            for told in data["requests"]:
-                self._extend(told["id"], told["from"], told["pages"])
+            for request in data["requests"]:
+                self._extend(request["id"], request["from"], request["pages"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise UnreadableMap(
                 f"Cannot read the server's page map ({type(error).__name__}: {error}). "
@@ -187,9 +187,9 @@ def _replace(known: bytearray, start: int, states: bytes) -> None:
 
 def _decoded(runs: str) -> bytes:
     """Decode run lengths: `"p2a1"` becomes `b"ppa"`."""
-    found = _RUNS.findall(runs)
-    if "".join(letter + count for letter, count in found) != runs:
+    runs_of_states = _RUNS.findall(runs)
+    if "".join(letter + count for letter, count in runs_of_states) != runs:
         raise ValueError(f"{runs[:40]!r} is not a list of runs")
-    if sum(int(count) for _, count in found) > MAX_PAGES:
+    if sum(int(count) for _, count in runs_of_states) > MAX_PAGES:
         raise ValueError(f"more than {MAX_PAGES} pages")
-    return b"".join(letter.encode() * int(count) for letter, count in found)
+    return b"".join(letter.encode() * int(count) for letter, count in runs_of_states)

@@ -116,8 +116,8 @@ def now_lines(stats: EngineStats, history: Sequence[EngineStats] = (), width: in
     past = history[-room:] if room else ()
     rates = Content("\n").join(
         [
-            _rate_line(prefill, [one.prefill_rate for one in past], width),
-            _rate_line(decode, [one.decode_rate for one in past], width),
+            _rate_line(prefill, [stats_then.prefill_rate for stats_then in past], width),
+            _rate_line(decode, [stats_then.decode_rate for stats_then in past], width),
         ]
     )
     memory = f"memory {size_words(stats.active_size)}, peak {size_words(stats.peak_size)}"
@@ -201,12 +201,12 @@ def legend(pages: PageMapReplica, num_own: int, folded: FoldedMap) -> Content:
 
 def window_legend(pages: PageMapReplica) -> Content:
     """Return the number of pages in each state, for sliding-window layers."""
-    found = {
+    counts = {
         name: pages.count_windows(state)
         for state, (_, _, name) in PAGE_STATES.items()
         if state not in "fd"
     }
-    counted = [f"{name} {count:,}" for name, count in found.items() if count]
+    counted = [f"{name} {count:,}" for name, count in counts.items() if count]
     return _quiet(" · ".join([f"{pages.num_window_pages:,} pages", *counted]))
 
 

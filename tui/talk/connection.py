@@ -68,22 +68,22 @@ class ServerConnection:
 
     @property
     def models(self) -> list[str]:
-        return [one.name for one in self.served]
+        return [model.name for model in self.served]
 
     @property
     def is_ours(self) -> bool:
         """True if the server is mlxserve."""
-        return any(one.is_ours for one in self.served)
+        return any(model.is_ours for model in self.served)
 
     @property
     def sees(self) -> bool | None:
         """True if the model sees images; None if the server does not say."""
-        return next((one.sees for one in self.served if one.name == self.model), None)
+        return next((model.sees for model in self.served if model.name == self.model), None)
 
     @property
     def context(self) -> int | None:
         """Maximum tokens of a prompt and its answer; None if the server does not say."""
-        return next((one.context for one in self.served if one.name == self.model), None)
+        return next((model.context for model in self.served if model.name == self.model), None)
 
 
 class Connector:

@@ -80,14 +80,14 @@ class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
 
     async def _find(self, models: ModelCatalog) -> None:
         try:
-            found = await models.find()
+            listed = await models.find()
         except ModelCommandFailed as error:
             self.say(str(error))
             return
         served = {row.name for row in self._rows}
-        running = {m.name: m for m in found if m.name in served}
+        running = {m.name: m for m in listed if m.name in served}
         self._rows = [running.get(row.name, row) for row in self._rows]
-        self._rows += [model for model in found if model.name not in served]
+        self._rows += [model for model in listed if model.name not in served]
         self.say(self._legend(models.disk_free))
         self._show()
 
@@ -222,15 +222,15 @@ class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
         assert self._models is not None, "without it there is no such row"
         self.say(f"Searching the hub for {one_line(words, 60)} …")
         try:
-            found = await self._models.search(words)
+            models = await self._models.search(words)
         except ModelCommandFailed as error:
             self.say(str(error))
             return
         self._searched.add(words)
         known = {row.name for row in self._rows}
-        new = [model for model in found if model.name not in known]
+        new = [model for model in models if model.name not in known]
         self._rows += new
-        if not found:
+        if not models:
             self.say("The hub has no such model for MLX or in GGUF. Try fewer words.")
         else:
             self.say(f"{_ABSENT} from the Hugging Face hub, by downloads. Enter downloads one.")
@@ -242,7 +242,7 @@ class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
         except ModelCommandFailed as error:
             self.say(str(error))
             return
-        self._rows = [one for one in self._rows if one is not row]
+        self._rows = [other for other in self._rows if other is not row]
         self._show()
         await self._find(models)  # a well-known one can be downloaded again
         self.say(f"{one_line(row.name, 60)} was deleted.")
@@ -273,8 +273,8 @@ class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
         else:
             del self._progress[row.name]
             self._rows = [
-                replace(one, source=ModelOrigin.DOWNLOADED) if one is row else one
-                for one in self._rows
+                replace(other, source=ModelOrigin.DOWNLOADED) if other is row else other
+                for other in self._rows
             ]
             self.say(f"{name} is downloaded; Enter selects it.")
         finally:

@@ -49,29 +49,29 @@ class RoundLines:
         """Paint changed rounds. `is_open`: with the thinking and the results."""
         if self._how != (painter, is_open):
             self._painted, self._how = [], (painter, is_open)
-        known = [one for one, _ in self._painted]
+        known = [tool_round for tool_round, _ in self._painted]
         if known == list(rounds):
             return
-        for at, one in enumerate(rounds):
-            if at < len(known) and known[at] == one:
+        for at, tool_round in enumerate(rounds):
+            if at < len(known) and known[at] == tool_round:
                 continue
-            lines = _lines(one, painter, is_open=is_open, marker=marker, error=error)
-            self._painted[at:] = [(one, lines)]
+            lines = _lines(tool_round, painter, is_open=is_open, marker=marker, error=error)
+            self._painted[at:] = [(tool_round, lines)]
         self.lines = [line for _, lines in self._painted for line in lines]
 
 
 def _lines(
-    one: ToolRound, painter: Painter, *, is_open: bool, marker: Style, error: Style
+    tool_round: ToolRound, painter: Painter, *, is_open: bool, marker: Style, error: Style
 ) -> list[Strip]:
     narrow = Painter(painter.width - 2, painter.palette)
     lines: list[Strip] = []
-    if is_open and one.thinking.strip():
-        lines += [quoted(line, marker) for line in narrow.plain(one.thinking.strip())]
-    if one.text.strip():
-        body = MarkdownStream.whole(one.text, painter)
+    if is_open and tool_round.thinking.strip():
+        lines += [quoted(line, marker) for line in narrow.plain(tool_round.thinking.strip())]
+    if tool_round.text.strip():
+        body = MarkdownStream.whole(tool_round.text, painter)
         lines += [body.line(y) for y in range(body.num_lines)]
         lines.append(Strip.blank(0))
-    for call in one.calls:
+    for call in tool_round.calls:
         style = error if call.state is CallState.FAILED else marker
         lines += painter.plain(_head(call, is_open=is_open), style)
         if is_open and call.result:

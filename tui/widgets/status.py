@@ -78,7 +78,11 @@ class StatusLine(Container):
         seconds: duration; by default as long as reading it takes
         """
         message = Content.styled(clean(words), _COLOURS[severity])
-        before = [] if self._is_new_cause else [one for one in self._messages if one != message]
+        before = (
+            []
+            if self._is_new_cause
+            else [earlier for earlier in self._messages if earlier != message]
+        )
         self._messages, self._is_new_cause = [*before[-1:], message], False
         self.query_one("#message", Static).update(Content("\n").join(self._messages))
         self.set_class(True, "-message")

@@ -125,10 +125,10 @@ def _q4_1(raw: Bytes, codes: Bytes) -> Halves:
 def _five(raw: Bytes, fifth: int, nibbles: int, codes: Bytes) -> None:
     """Pack 32 5-bit values; `fifth` and `nibbles` are offsets of 4 and 16 bytes in a block."""
     bits = np.unpackbits(columns(raw, fifth, fifth + 4), axis=1, bitorder="little")
-    found = bits.view(np.uint64)
-    found <<= np.uint64(4)
-    found |= fields(lanes(raw, nibbles, nibbles + 16), 4).reshape(4, -1)
-    _pack_5_bits(found[np.newaxis], codes)
+    codes5 = bits.view(np.uint64)
+    codes5 <<= np.uint64(4)
+    codes5 |= fields(lanes(raw, nibbles, nibbles + 16), 4).reshape(4, -1)
+    _pack_5_bits(codes5[np.newaxis], codes)
 
 
 def _q5_0(raw: Bytes, codes: Bytes) -> Halves:
@@ -155,10 +155,10 @@ def _k_scales(raw: Bytes) -> Floats:
         (high & _FOUR) | ((low >> 2) & _TWO),
         ((high >> 4) & _FOUR) | ((middle >> 2) & _TWO),
     )
-    found = six.view(np.uint8).astype(np.float32)
-    for factors, one in zip(found, (halves(raw, 0), -halves(raw, 2)), strict=True):
-        factors *= np.repeat(one, 8).reshape(factors.shape)
-    return found
+    six_bits = six.view(np.uint8).astype(np.float32)
+    for factors, of_block in zip(six_bits, (halves(raw, 0), -halves(raw, 2)), strict=True):
+        factors *= np.repeat(of_block, 8).reshape(factors.shape)
+    return six_bits
 
 
 def _q4_k(raw: Bytes, codes: Bytes) -> Floats:
@@ -167,9 +167,9 @@ def _q4_k(raw: Bytes, codes: Bytes) -> Floats:
 
 
 def _q5_k(raw: Bytes, codes: Bytes) -> Floats:
-    found = fields(lanes(raw, 48, 176).reshape(4, 4, -1), 4).reshape(8, 4, -1)
-    found |= fields(lanes(raw, 16, 48), 1, 4)
-    _pack_5_bits(found, codes)
+    lanes5 = fields(lanes(raw, 48, 176).reshape(4, 4, -1), 4).reshape(8, 4, -1)
+    lanes5 |= fields(lanes(raw, 16, 48), 1, 4)
+    _pack_5_bits(lanes5, codes)
     return _k_scales(raw)
 
 
@@ -178,18 +178,20 @@ def _iq4_pairs() -> npt.NDArray[np.uint32]:
     """Table from two bytes to the four codes of their nibbles: the low ones, then the high ones."""
     codes = np.array(_IQ4, np.int16).astype(np.uint8) + np.uint8(128)
     first, second = np.arange(1 << 16) & 255, np.arange(1 << 16) >> 8
-    four = np.stack([codes[one] for one in (first & 15, second & 15, first >> 4, second >> 4)], 1)
+    four = np.stack(
+        [codes[nibble] for nibble in (first & 15, second & 15, first >> 4, second >> 4)], 1
+    )
     return four.view(np.uint32)[:, 0]
 
 
 def _split_iq4(nibbles: Bytes, codes: Bytes) -> None:
     """Write the codes of IQ4 nibbles; `nibbles` is contiguous, 16 bytes per group."""
     # An index in brackets takes twice as long, one of 16 bits or checked for its range half as long again.
-    found = _iq4_pairs().take(nibbles.view(np.uint16).astype(np.intp), mode="wrap")
+    pairs = _iq4_pairs().take(nibbles.view(np.uint16).astype(np.intp), mode="wrap")
     stored = codes.view(np.complex128).reshape(-1, 2)
-    stored[:, 0] = found.astype(np.uint16).view(np.complex128).reshape(-1)
-    found >>= 16
-    stored[:, 1] = found.astype(np.uint16).view(np.complex128).reshape(-1)
+    stored[:, 0] = pairs.astype(np.uint16).view(np.complex128).reshape(-1)
+    pairs >>= 16
+    stored[:, 1] = pairs.astype(np.uint16).view(np.complex128).reshape(-1)
 
 
 def _iq4_nl(raw: Bytes, codes: Bytes) -> Halves:

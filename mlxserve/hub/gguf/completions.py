@@ -19,7 +19,7 @@ _SIGMOID = 2  # of `expert_gating_func`
 _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original": 8192}
 
 
-def rope_scaling(header: Header, given: Given) -> Config | None:
+def rope_scaling(header: Header, values: Given) -> Config | None:
     """Return the rotary scaling as transformers writes it; None if there is none.
 
     Raises UnsupportedModel.
@@ -27,35 +27,35 @@ def rope_scaling(header: Header, given: Given) -> Config | None:
     long = _values(header, "rope_factors_long.weight")
     if long is not None:
         short = _values(header, "rope_factors_short.weight")
-        original = given.get("rope.scaling.original_context_length")
+        original = values.get("rope.scaling.original_context_length")
         return {
             "type": "longrope",
             "long_factor": long,
             "short_factor": long if short is None else short,
-            "original_max_position_embeddings": original or given.get("context_length"),
+            "original_max_position_embeddings": original or values.get("context_length"),
         }
     factors = _values(header, "rope_freqs.weight")
     if factors is not None:
-        return _llama_3(factors, float(given.get("rope.freq_base", 10_000.0)))
-    kind = given.get("rope.scaling.type", "none")
+        return _llama_3(factors, float(values.get("rope.freq_base", 10_000.0)))
+    kind = values.get("rope.scaling.type", "none")
     if kind == "none":
         return None
-    factor = float(given.get("rope.scaling.factor", 1.0))
+    factor = float(values.get("rope.scaling.factor", 1.0))
     if kind == "linear":
         return {"type": "linear", "rope_type": "linear", "factor": factor}
     if kind != "yarn":
         raise UnsupportedModel(f"The GGUF file scales positions by {kind!r:.40}, which is unknown.")
-    found = {"type": "yarn", "rope_type": "yarn", "factor": factor}
-    found["original_max_position_embeddings"] = given.get(
-        "rope.scaling.original_context_length", given.get("context_length")
+    scaling = {"type": "yarn", "rope_type": "yarn", "factor": factor}
+    scaling["original_max_position_embeddings"] = values.get(
+        "rope.scaling.original_context_length", values.get("context_length")
     )
     for key in ("beta_fast", "beta_slow"):
-        if (value := given.get(f"rope.scaling.yarn_{key}")) is not None:
-            found[key] = value
-    if (multiplier := given.get("rope.scaling.yarn_log_multiplier")) is not None:
+        if (value := values.get(f"rope.scaling.yarn_{key}")) is not None:
+            scaling[key] = value
+    if (multiplier := values.get("rope.scaling.yarn_log_multiplier")) is not None:
         # DeepSeek's two are equal, and the file has a tenth of them.
-        found["mscale"] = found["mscale_all_dim"] = round(10 * multiplier, 6)
-    return found
+        scaling["mscale"] = scaling["mscale_all_dim"] = round(10 * multiplier, 6)
+    return scaling
 
 
 def _llama_3(factors: list[float], base: float) -> Config | None:
@@ -89,12 +89,14 @@ def _values(header: Header, name: str) -> list[float] | None:
     if tensor is None or tensor.kind != "F32":
         return None
     count = tensor.nbytes // 4
-    return [float(one) for one in np.fromfile(tensor.file, "<f4", count, offset=tensor.offset)]
+    return [
+        float(number) for number in np.fromfile(tensor.file, "<f4", count, offset=tensor.offset)
+    ]
 
 
-def _llama(config: Config, given: Given) -> Config:
-    if "attention.key_length" not in given and "rope.dimension_count" in given:
-        config = config | {"head_dim": given["rope.dimension_count"]}
+def _llama(config: Config, values: Given) -> Config:
+    if "attention.key_length" not in values and "rope.dimension_count" in values:
+        config = config | {"head_dim": values["rope.dimension_count"]}
     return config | {"model_type": "mixtral"} if config.get("num_local_experts") else config
 
 
@@ -108,11 +110,11 @@ def _gemma(config: Config, _: Given) -> Config:
     return config | {"query_pre_attn_scalar": width if is_27b else config["head_dim"]}
 
 
-def _part_rotated(config: Config, given: Given) -> Config:
-    rotated = given.get("rope.dimension_count", config["head_dim"])
-    original = given.get("rope.scaling.original_context_length")
-    found = {"partial_rotary_factor": rotated / config["head_dim"]}
-    return config | found | ({"original_max_position_embeddings": original} if original else {})
+def _part_rotated(config: Config, values: Given) -> Config:
+    rotated = values.get("rope.dimension_count", config["head_dim"])
+    original = values.get("rope.scaling.original_context_length")
+    rotary = {"partial_rotary_factor": rotated / config["head_dim"]}
+    return config | rotary | ({"original_max_position_embeddings": original} if original else {})
 
 
 def _gpt_oss(config: Config, _: Given) -> Config:
@@ -121,9 +123,9 @@ def _gpt_oss(config: Config, _: Given) -> Config:
     return config | {"layer_types": layers}
 
 
-def _lfm2(config: Config, given: Given) -> Config:
+def _lfm2(config: Config, values: Given) -> Config:
     """Layer kinds of LFM2: a layer without key heads is a convolution."""
-    counts = given["attention.head_count_kv"]
+    counts = values["attention.head_count_kv"]
     counts = counts if isinstance(counts, list) else [counts] * config["num_hidden_layers"]
     return config | {
         "num_key_value_heads": max(counts),
@@ -132,10 +134,10 @@ def _lfm2(config: Config, given: Given) -> Config:
     }
 
 
-def _deepseek(config: Config, given: Given) -> Config:
-    key = given.get("attention.key_length_mla", given.get("attention.key_length", 0))
-    value = given.get("attention.value_length_mla", given.get("attention.value_length", 0))
-    is_v3 = given.get("expert_gating_func") == _SIGMOID
+def _deepseek(config: Config, values: Given) -> Config:
+    key = values.get("attention.key_length_mla", values.get("attention.key_length", 0))
+    value = values.get("attention.value_length_mla", values.get("attention.value_length", 0))
+    is_v3 = values.get("expert_gating_func") == _SIGMOID
     num_groups = config.get("n_group") or 1
     topk = "noaux_tc" if is_v3 else "group_limited_greedy" if num_groups > 1 else "greedy"
     config = {key: value for key, value in config.items() if key != "head_dim"}

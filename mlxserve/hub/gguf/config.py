@@ -82,8 +82,8 @@ def model_config(header: Header) -> dict[str, Any]:
 
 
 def _config(header: Header) -> dict[str, Any]:
-    name, one = architecture(header), family(header)
-    given = {
+    name, rules = architecture(header), family(header)
+    values = {
         key.removeprefix(f"{name}."): _plain(value)
         for key, value in header.metadata.items()
         if key.startswith(f"{name}.")
@@ -93,22 +93,22 @@ def _config(header: Header) -> dict[str, Any]:
             "The GGUF file has no token_embd.weight, so it is not a whole model. If the model is "
             "split into several files, all of them must be in one folder."
         )
-    if missing := sorted(_NEEDED.keys() - given.keys()):
+    if missing := sorted(_NEEDED.keys() - values.keys()):
         raise UnsupportedModel(
             f"The GGUF file does not say {', '.join(f'{name}.{key}' for key in missing)}. Take "
             "another conversion of the model."
         )
-    for key, most in _NEEDED.items():
-        if not isinstance(given[key], int) or not 0 < given[key] <= most:
+    for key, maximum in _NEEDED.items():
+        if not isinstance(values[key], int) or not 0 < values[key] <= maximum:
             raise UnsupportedModel(
-                f"The GGUF file's {name}.{key} must be a whole number from 1 to {most}, got "
-                f"{given[key]!r:.40}."
+                f"The GGUF file's {name}.{key} must be a whole number from 1 to {maximum}, got "
+                f"{values[key]!r:.40}."
             )
     config: dict[str, Any] = {}
-    for keys in (COMMON_KEYS, one.keys):
-        config |= {option: given[key] for key, option in keys.items() if key in given}
+    for keys in (COMMON_KEYS, rules.keys):
+        config |= {option: values[key] for key, option in keys.items() if key in values}
     config |= {
-        "model_type": one.model_type,
+        "model_type": rules.model_type,
         "vocab_size": header.tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
@@ -116,15 +116,15 @@ def _config(header: Header) -> dict[str, Any]:
         "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
         "pad_token_id": header.metadata.get("tokenizer.ggml.padding_token_id"),
         "eos_token_id": end_tokens(header),
-        **one.fixed,
+        **rules.fixed,
     }
     config.setdefault("num_key_value_heads", config["num_attention_heads"])
     if isinstance(config["num_attention_heads"], int) and config["num_attention_heads"]:
         config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
-    if (scaling := rope_scaling(header, given)) is not None:
+    if (scaling := rope_scaling(header, values)) is not None:
         config["rope_scaling"] = scaling
     complete = COMPLETIONS.get(name)
-    return config if complete is None else complete(config, given)
+    return config if complete is None else complete(config, values)
 
 
 def end_tokens(header: Header) -> list[int]:
@@ -137,8 +137,10 @@ def end_tokens(header: Header) -> list[int]:
         for number, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
         if kind in _NOT_TEXT and token in _ENDS
     )
-    found = dict.fromkeys(one for one in (*named, *by_text) if isinstance(one, int))
-    texts = {number: tokens[number] for number in found if 0 <= number < len(tokens)}
+    token_ids = dict.fromkeys(
+        token_id for token_id in (*named, *by_text) if isinstance(token_id, int)
+    )
+    texts = {number: tokens[number] for number in token_ids if 0 <= number < len(tokens)}
     if {"<|return|>", "<|call|>"} <= set(texts.values()):  # gpt-oss, whose <|end|> ends a message
         texts = {number: text for number, text in texts.items() if text != "<|end|>"}
     return list(texts)

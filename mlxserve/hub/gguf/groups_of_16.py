@@ -34,8 +34,8 @@ def q2_k(raw: Bytes, codes: Bytes) -> Floats:
     below = small >> 4
     flipped = (ratio < 0) * np.uint8(15)  # 15 - below is what is above the least value then
     below ^= flipped
-    most = np.maximum(below[:, 0], below[:, 1])
-    starts = (most[:, np.newaxis] - below) * np.abs(ratio)
+    lowest = np.maximum(below[:, 0], below[:, 1])
+    starts = (lowest[:, np.newaxis] - below) * np.abs(ratio)
     ends = starts + (3 * factors + 1)  # never 0
     steps = _STEPS / np.maximum(ends[:, 0], ends[:, 1])
     whole = np.floor(steps)
@@ -43,7 +43,7 @@ def q2_k(raw: Bytes, codes: Bytes) -> Floats:
     starts *= steps[:, np.newaxis]
     slopes = factors * steps[:, np.newaxis]
     _multiply_bytes(two.reshape(16, 2, -1), _rounded(slopes), _rounded(starts), codes)
-    return np.stack((unit / steps, (most ^ flipped) * -offset)).swapaxes(1, 2)
+    return np.stack((unit / steps, (lowest ^ flipped) * -offset)).swapaxes(1, 2)
 
 
 def q3_k(raw: Bytes, codes: Bytes) -> Floats:
@@ -73,26 +73,28 @@ def q6_k(raw: Bytes, codes: Bytes) -> Floats:
     return (halves(raw, 208) * np.float32(0.25) * larger).T
 
 
-def _multiply_bytes(found: Lanes, slopes: Numbers, starts: npt.NDArray[Any], codes: Bytes) -> None:
+def _multiply_bytes(
+    operands: Lanes, slopes: Numbers, starts: npt.NDArray[Any], codes: Bytes
+) -> None:
     """Write slope * code + start for (16, 2, n) lanes, which are overwritten.
 
     All results are bytes, so two of them are one number of 16 bits: what a product takes from the
     upper one, its start gives back. Starts have 16 bits or 8.
     """
-    pairs = found.view(np.uint16)
+    pairs = operands.view(np.uint16)
     pairs *= _in_each_field(slopes)
     pairs += (starts.reshape(16, 1, -1) * ONES).view(np.uint16)
-    codes.view(np.uint64)[...] = found.reshape(32, -1).T
+    codes.view(np.uint64)[...] = operands.reshape(32, -1).T
 
 
-def _multiply(found: Lanes, slopes: Numbers, codes: Bytes) -> None:
+def _multiply(operands: Lanes, slopes: Numbers, codes: Bytes) -> None:
     """Write slope * (code - 32) / 256 + 128 for (16, 2, n) lanes, which are overwritten.
 
     Two codes share a number of 16 bits: what a product overflows by, its sum gets back.
     """
     by_four = _in_each_field(slopes)
     starts = np.uint16(32768 + _HALF) - by_four * np.uint16(32)
-    upper = found.view(np.uint16)
+    upper = operands.view(np.uint16)
     lower = upper & np.uint16(0xFF)
     upper >>= np.uint16(8)
     for part in (lower, upper):
@@ -101,7 +103,7 @@ def _multiply(found: Lanes, slopes: Numbers, codes: Bytes) -> None:
     lower >>= np.uint16(8)
     upper &= np.uint16(0xFF00)
     upper |= lower
-    codes.view(np.uint64)[...] = found.reshape(32, -1).T
+    codes.view(np.uint64)[...] = operands.reshape(32, -1).T
 
 
 def _rounded(numbers: Floats) -> Numbers:

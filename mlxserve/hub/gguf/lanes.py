@@ -58,8 +58,8 @@ def fields(values: Words, width: int, at: int = 0) -> Words:
     """
     starts = np.arange(0, 8, width, dtype=values.dtype).reshape(-1, 1, 1)
     masks = ((1 << width) - 1) * ONES.astype(values.dtype) << starts
-    found = values[..., np.newaxis, :, :] & masks
+    parts = values[..., np.newaxis, :, :] & masks
     there = at // width
-    found[..., :there, :, :] <<= at - starts[:there]
-    found[..., there + 1 :, :, :] >>= starts[there + 1 :] - at
-    return found
+    parts[..., :there, :, :] <<= at - starts[:there]
+    parts[..., there + 1 :, :, :] >>= starts[there + 1 :] - at
+    return parts

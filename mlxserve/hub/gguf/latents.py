@@ -19,8 +19,8 @@ def other_form(name: str, there: Container[str]) -> tuple[str, ...]:
     """Names of the tensors that a missing one can be computed from; empty for other tensors."""
     for stem, others in ((_ONE, _TWO), (_TWO[0], (_ONE,)), (_TWO[1], (_ONE,))):
         if name.endswith(f".{stem}"):
-            found = tuple(name.removesuffix(stem) + other for other in others)
-            return found if all(one in there for one in found) else ()
+            sources = tuple(name.removesuffix(stem) + other for other in others)
+            return sources if all(source in there for source in sources) else ()
     return ()
 
 

@@ -24,9 +24,9 @@ def unwritten(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     described = {"descr": np.dtype(name).str, "fortran_order": False, "shape": shape}
     npy.write_array_header_1_0(file, described)
     file.seek(0)
-    found = mx.load(file, format="npy")
-    assert isinstance(found, mx.array)
-    return found
+    array = mx.load(file, format="npy")
+    assert isinstance(array, mx.array)
+    return array
 
 
 class _OnlyHeader(BytesIO):

@@ -21,13 +21,13 @@ _SIGN, _INFINITE = np.uint32(1 << 31), np.uint32(0x7BFF << 13)
 
 
 def write_scales(
-    found: Scale,
+    repacked: Scale,
     zero: int,
     scales: npt.NDArray[Any],
     biases: npt.NDArray[Any] | None = None,
 ) -> None:
     """Write the scales and biases that a repacking returned."""
-    kept = _in_dtype(found, scales.dtype)
+    kept = _in_dtype(repacked, scales.dtype)
     if biases is None:
         scales[...] = kept
     elif zero:

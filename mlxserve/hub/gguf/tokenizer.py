@@ -82,13 +82,13 @@ def build_tokenizer(header: Header, architecture: str) -> Any:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
-    given = {
+    values = {
         name: header.metadata[f"tokenizer.ggml.{key}"]
         for key, name in _KEYS.items()
         if f"tokenizer.ggml.{key}" in header.metadata
     }
     try:
-        backend, _ = convert_gguf_tokenizer(architecture, given)
+        backend, _ = convert_gguf_tokenizer(architecture, values)
     except Exception as error:
         # The Rust library raises a bare Exception for a vocabulary that it cannot read.
         if type(error) is not Exception and not isinstance(error, _READ_ERRORS):
@@ -97,12 +97,12 @@ def build_tokenizer(header: Header, architecture: str) -> Any:
             f"The tokenizer in the GGUF file cannot be read: {in_one_line(error)}. Take another "
             "conversion of the model."
         ) from error
-    if given["tokenizer_type"] == "gpt2":
-        _split_text(backend, given.get("pre_tokenizer_type", "default"))
-    elif not given.get("add_prefix_space", True):
+    if values["tokenizer_type"] == "gpt2":
+        _split_text(backend, values.get("pre_tokenizer_type", "default"))
+    elif not values.get("add_prefix_space", True):
         _without_prefix(backend)
-    backend = _without_others(backend, len(given["tokens"]))
-    backend.post_processor = _ends(header, given["tokens"])
+    backend = _without_others(backend, len(values["tokens"]))
+    backend.post_processor = _ends(header, values["tokens"])
     return backend
 
 
@@ -151,7 +151,7 @@ def _split_text(backend: Any, kind: str) -> None:
             f"The GGUF file splits text in a way that is not known ({kind!r:.40}). Take the model's "
             "MLX conversion."
         )
-    parts = [pre.Split(Regex(one), "isolated") for one in SPLITS[kind]]
+    parts = [pre.Split(Regex(pattern), "isolated") for pattern in SPLITS[kind]]
     backend.pre_tokenizer = pre.Sequence([*parts, pre.ByteLevel(False, use_regex=False)])
 
 
@@ -173,7 +173,9 @@ def _without_others(backend: Any, num_tokens: int) -> Any:
     if backend.get_vocab_size(with_added_tokens=True) <= num_tokens:
         return backend
     content = json.loads(backend.to_str())
-    content["added_tokens"] = [one for one in content["added_tokens"] if one["id"] < num_tokens]
+    content["added_tokens"] = [
+        token for token in content["added_tokens"] if token["id"] < num_tokens
+    ]
     content["post_processor"] = None  # which may name one of them
     return Tokenizer.from_str(json.dumps(content))
 

@@ -64,8 +64,8 @@ def load_gguf(header: Header, config: Mapping[str, Any], *, is_metal: bool) -> n
     """
     from mlx_lm.utils import _get_classes
 
-    one = family(header)
-    half = mx.bfloat16 if one.is_bfloat16 else mx.float16
+    rules = family(header)
+    half = mx.bfloat16 if rules.is_bfloat16 else mx.float16
     dtype = half if is_metal else mx.float32
     model_class, args_class = _get_classes(config=dict(config))
     model: nn.Module = model_class(args_class.from_dict(dict(config)))
@@ -81,13 +81,13 @@ def load_gguf(header: Header, config: Mapping[str, Any], *, is_metal: bool) -> n
             mx.eval(weights[slot.path])
             continue
         if packing is None:
-            arrays = {leaf: _plain(tensor, slot, one.norm_offset if "norm" in module else 0.0)}
+            arrays = {leaf: _plain(tensor, slot, rules.norm_offset if "norm" in module else 0.0)}
         else:
             arrays = packing.result()
             how = REPACKINGS[tensor.kind]
             quantised[module] = {"group_size": GROUP_SIZE, "bits": how.bits, "mode": how.mode}
         heads = _ROTATED.get(tensor.name.split(".")[-2])
-        if heads is not None and one.swaps_pairs:
+        if heads is not None and rules.swaps_pairs:
             for array in arrays.values():
                 _swap_pairs(array, config[heads])
         arrays = {f"{module}.{name}": _converted(array, dtype) for name, array in arrays.items()}
@@ -133,7 +133,7 @@ def _matched(
             f"{', '.join(missing[:_SHOWN])}. If the model is split into several files, all of them "
             "must be in one folder; if not, take another conversion of it."
         )
-    used = {one for name in others for one in other_form(name, header.tensors)}
+    used = {source for name in others for source in other_form(name, header.tensors)}
     if unknown := sorted(header.tensors.keys() - slots.keys() - used - _IN_THE_CONFIGURATION):
         raise UnsupportedModel(
             f"The GGUF file has {len(unknown)} tensors that mlx-lm's definition of the model has no "
@@ -149,24 +149,24 @@ def _tensor_names(model: nn.Module, header: Header) -> list[tuple[_Slot, str]]:
     """Return the model's parameters and llama.cpp's names of them."""
     from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 
-    [kind] = [one for one in MODEL_ARCH if MODEL_ARCH_NAMES[one] == architecture(header)]
+    [kind] = [arch for arch in MODEL_ARCH if MODEL_ARCH_NAMES[arch] == architecture(header)]
     known = get_tensor_name_map(kind, len(model.layers))
     modules = dict(model.named_modules())
-    found = []
+    names = []
     for path, array in tree_flatten(model.parameters()):
         module, _, leaf = path.rpartition(".")
         name = _own_name(path, family(header)) or f"{known.get_name(module)}.{leaf}"
         can_pack = leaf == "weight" and hasattr(modules[module], "to_quantized")
-        found.append((_Slot(path, array.shape, can_pack), name))
-    return found
+        names.append((_Slot(path, array.shape, can_pack), name))
+    return names
 
 
-def _own_name(path: str, one: Family) -> str | None:
+def _own_name(path: str, rules: Family) -> str | None:
     """Return llama.cpp's name of a part that gguf's table lacks under mlx-lm's name."""
     if (layer := _LAYER.search(path)) is None:
         return None
     number, inner = layer.groups()
-    for end, stem in {**COMMON_MODULES, **one.modules}.items():
+    for end, stem in {**COMMON_MODULES, **rules.modules}.items():
         if inner == end:
             return f"blk.{number}.{stem}"
         module, _, leaf = inner.rpartition(".")
@@ -238,15 +238,15 @@ def dense(tensor: TensorInfo) -> mx.array:
 
 def _raw(tensor: TensorInfo) -> mx.array:
     """Return the tensor's bytes."""
-    found = unwritten((tensor.nbytes,), mx.uint8)
-    memory = view(found)
+    array = unwritten((tensor.nbytes,), mx.uint8)
+    memory = view(array)
 
     def read(start: int) -> None:
         _read_into(tensor, start, memory[start : start + _LARGE_PIECE])
 
     for piece in _submitted(read, range(0, tensor.nbytes, _LARGE_PIECE)):
         piece.result()
-    return found
+    return array
 
 
 def _begin(tensor: TensorInfo, scale_dtype: mx.Dtype) -> _Packing:
@@ -262,7 +262,7 @@ def _begin(tensor: TensorInfo, scale_dtype: mx.Dtype) -> _Packing:
         *(unwritten((*rows, width // GROUP_SIZE), kind) for kind in kinds),
     )
     # numpy writes into mlx's memory.
-    codes, *columns = (view(one).reshape(num_blocks, -1) for one in memory)
+    codes, *columns = (view(part).reshape(num_blocks, -1) for part in memory)
     codes = codes.view(np.uint8)
     step = _PIECE // num_values
 
@@ -270,8 +270,8 @@ def _begin(tensor: TensorInfo, scale_dtype: mx.Dtype) -> _Packing:
         piece = slice(start, min(start + step, num_blocks))
         raw = np.empty((piece.stop - start, num_bytes), np.uint8)
         _read_into(tensor, start * num_bytes, raw.reshape(-1))
-        found = how.repack(raw, codes[piece])
-        write_scales(found, how.zero, *(column[piece] for column in columns))
+        repacked = how.repack(raw, codes[piece])
+        write_scales(repacked, how.zero, *(column[piece] for column in columns))
 
     names = dict(zip(("weight", "scales", "biases"), memory, strict=False))
     return _Packing(names, _submitted(repack, range(0, num_blocks, step)))

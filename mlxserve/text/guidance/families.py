@@ -69,9 +69,9 @@ def call_rule(markup: Markup, name: str, schema: Schema) -> str:
     names = {name: NAME}
     if row.syntax in _KEYS and not row.block[0]:
         names |= dict.fromkeys(schema["properties"], _KEYS[row.syntax])
-    for one, pattern in names.items():
-        if not re.fullmatch(pattern, one):
-            raise ValueError(f"{one!r} cannot be written in this model's call format")
+    for tool_name, pattern in names.items():
+        if not re.fullmatch(pattern, tool_name):
+            raise ValueError(f"{tool_name!r} cannot be written in this model's call format")
     pieces = re.split(r"\$(\w+)", row.call)
     fields: dict[str, Callable[[], str]] = {
         "name": lambda: lark_text(name),
@@ -113,8 +113,8 @@ def _parameter(markup: Markup, row: CallFormat, key: str, schema: Schema) -> str
     is_text = not kinds or "string" in kinds
     kind = "string" if is_text else next(iter(sorted(kinds)))
     before, _, after = row.parameter.partition("$value")
-    told = {"key": escape(row, key), "string": str(is_text).lower(), "type": kind}
-    before = re.sub(r"\$(\w+)", lambda match: told[match[1]], before)
+    values = {"key": escape(row, key), "string": str(is_text).lower(), "type": kind}
+    before = re.sub(r"\$(\w+)", lambda match: values[match[1]], before)
     core = after.rstrip("\n")
     blanks = '"\\n"?' if core != after else ""
     value = (
@@ -166,12 +166,12 @@ def _member(markup: Markup, row: CallFormat, schema: Schema) -> str:
     return _json(schema)
 
 
-def _array(item: str, least: int, most: int | None) -> str:
-    if most == 0:
+def _array(item: str, minimum: int, maximum: int | None) -> str:
+    if maximum == 0:
         return '"[" "]"'
-    more = f'("," {item}){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
+    more = f'("," {item}){{{max(minimum - 1, 0)},{"" if maximum is None else maximum - 1}}}'
     inner = f"{item} {more}"
-    return f'"[" {inner} "]"' if least else f'"[" ({inner})? "]"'
+    return f'"[" {inner} "]"' if minimum else f'"[" ({inner})? "]"'
 
 
 def _tag(markup: Markup, row: CallFormat, key: str, schema: Schema) -> str:

@@ -94,21 +94,21 @@ class Grammars:
         """Seconds that it took to compile. Raises InvalidParameter if it was killed recently."""
         key = _digest(structure)
         with self._lock:
-            found = self._checked.get(key)
-            if isinstance(found, float):
+            outcome = self._checked.get(key)
+            if isinstance(outcome, float):
                 self._checked.move_to_end(key)
-                return found
-            if found is None:
+                return outcome
+            if outcome is None:
                 return None
-            until, reason = found
+            until, reason = outcome
             if time.monotonic() < until:
                 raise InvalidParameter(structure.field, reason)
             del self._checked[key]
             return None
 
-    def _remember(self, structure: Structure, found: float | tuple[float, str]) -> None:
+    def _remember(self, structure: Structure, outcome: float | tuple[float, str]) -> None:
         with self._lock:
-            self._checked[_digest(structure)] = found
+            self._checked[_digest(structure)] = outcome
             if len(self._checked) > MAX_CHECKED:
                 self._checked.popitem(last=False)
 

@@ -214,8 +214,8 @@ class AnswerGuide:
                 self._matcher.consume(token)
         else:
             self._leave_thinking()
-            for one in begun:
-                self._step(one)
+            for each in begun:
+                self._step(each)
 
     @property
     def _has_closed(self) -> bool:

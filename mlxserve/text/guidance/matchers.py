@@ -188,7 +188,7 @@ class Matchers:
 
     def _send(self) -> None:
         now = RUNNING.now()
-        if now < self._again_at and all(one.asked_at is not None for one in self._wanted):
+        if now < self._again_at and all(each.asked_at is not None for each in self._wanted):
             return
         self._bound(now)
         try:
@@ -288,22 +288,22 @@ class Matchers:
     def _lose(self, error: HelperKilled) -> None:
         """Handle the end of the process: the first unanswered row is the one it was at work on."""
         self._job = None
-        asked = [matcher for matcher, _ in self._asked.values()]
+        pending = [matcher for matcher, _ in self._asked.values()]
         self._asked.clear()
         if error.reason is KillReason.CLOSED:
-            for matcher in asked:
+            for matcher in pending:
                 matcher.fail(str(error))
             return
-        for matcher in asked[1:]:
+        for matcher in pending[1:]:
             self.want(matcher)
-        if asked:
-            asked[0].num_ends += error.reason is KillReason.ENDED
+        if pending:
+            pending[0].num_ends += error.reason is KillReason.ENDED
             # It may have been ended by the system or an operator: one more try, after the others.
-            is_ended = error.reason is KillReason.ENDED and asked[0].num_ends == 1
+            is_ended = error.reason is KillReason.ENDED and pending[0].num_ends == 1
             if is_ended or error.reason is KillReason.PAUSED:
-                self.want(asked[0])
+                self.want(pending[0])
             else:
-                self._blame(asked[0], str(error))
+                self._blame(pending[0], str(error))
 
     def _blame(self, matcher: Matcher, error: str) -> None:
         matcher.fail(f"it {error}")
@@ -327,7 +327,7 @@ class Matchers:
             return
         self._looked_at = now
         started = self._helper.num_started
-        is_idle = not any(one.process == started for one in self._open.values())
+        is_idle = not any(matcher.process == started for matcher in self._open.values())
         is_large = self._helper.num_grown > (1.25 if is_idle else 2.5) * KEPT_BYTES
         if is_large and (is_idle or now - self._restarted_at > _BUSY_SECONDS):
             self._restarted_at = now

@@ -81,8 +81,8 @@ def _narrowed(schema: Any, dropped: set[str], *, is_lenient: bool) -> Any:
                 f"the keyword {name!r} cannot be enforced, and without it the answer might have "
                 "another shape; leave it out, or describe each shape with anyOf"
             )
-        if (found := _dropped(name, value)) is not None:
-            dropped.add(found)
+        if (description := _dropped(name, value)) is not None:
+            dropped.add(description)
         elif name in _NAMED and isinstance(value, Mapping):
             kept[name] = {
                 key: _narrowed(inner, dropped, is_lenient=is_lenient)

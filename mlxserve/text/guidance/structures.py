@@ -82,14 +82,14 @@ def json_text(schema: Mapping[str, Any], *, is_lenient: bool = False) -> str:
 
 def not_enforced(structure: Structure | None, turn: AssistantTurn | None) -> list[str]:
     """List keywords of an answer's schemas that only narrow and are not enforced."""
-    found: set[str] = set()
+    keywords: set[str] = set()
     if structure is not None and structure.kind is StructureKind.JSON_SCHEMA:
-        found |= narrowed(json.loads(structure.source), is_lenient=True)[1]
+        keywords |= narrowed(json.loads(structure.source), is_lenient=True)[1]
     if turn is not None and turn.tool_choice is ToolChoice.REQUIRED:
         for tool in turn.tools:
             schema = tool["function"].get("parameters") or {}
-            found |= narrowed(schema, is_lenient=True)[1]
-    return sorted(found)
+            keywords |= narrowed(schema, is_lenient=True)[1]
+    return sorted(keywords)
 
 
 def _spaced(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,9 +114,9 @@ def _walk(value: object) -> Iterator[tuple[dict[str, Any], int]]:
     """Every object in the value, with its depth."""
     waiting = [(value, 1)]
     while waiting:
-        found, depth = waiting.pop()
-        if isinstance(found, dict):
-            yield found, depth
-            waiting += [(inner, depth + 1) for inner in found.values()]
-        elif isinstance(found, list):
-            waiting += [(inner, depth) for inner in found]
+        node, depth = waiting.pop()
+        if isinstance(node, dict):
+            yield node, depth
+            waiting += [(inner, depth + 1) for inner in node.values()]
+        elif isinstance(node, list):
+            waiting += [(inner, depth) for inner in node]

@@ -106,8 +106,8 @@ class Cursor:
         length = 0
         while True:
             unread = self._text[self._at :]
-            found = [(at, -len(m), m) for m in markers if (at := unread.find(m)) >= 0]
-            at, _, marker = min(found, default=(len(unread), 0, ""))
+            matches = [(at, -len(m), m) for m in markers if (at := unread.find(m)) >= 0]
+            at, _, marker = min(matches, default=(len(unread), 0, ""))
             # Another marker may begin before this one, and end in text that is still to come.
             safe = len(unread) if self.is_whole else len(unread) - overlap(unread, markers)
             pieces.append(self.take(min(at, safe)))

@@ -51,20 +51,20 @@ class ElementSyntax(CallSyntax):
         name = (yield from self._head.read(cursor, *ends))["name"]
         self.check(name)
         schema = schema_of(self.tools, name)
-        found: dict[str, str] = {}
+        arguments: dict[str, str] = {}
         while not (yield from self._is_closed()):
             if (yield from cursor.sees("{" if not self.row.block[0] else self.row.block[0])):
                 yield from self._read_block(name)
                 return
             fields = yield from self._key.read(cursor)
             key = _attribute(fields["key"].strip())
-            told = fields.get("string") or fields.get("type")
-            is_text = None if told is None else told in ("true", "string")
+            kind = fields.get("string") or fields.get("type")
+            is_text = None if kind is None else kind in ("true", "string")
             text = yield from self._read_text()
-            found[key] = value_json(text, kinds_of(part_of(schema, key)), is_text=is_text)
-        if not found and not self._head.begun and name not in self._names:
+            arguments[key] = value_json(text, kinds_of(part_of(schema, key)), is_text=is_text)
+        if not arguments and not self._head.begun and name not in self._names:
             raise Malformed  # a word between the markers
-        yield from self.emit(name, object_json(found))
+        yield from self.emit(name, object_json(arguments))
 
     def _is_closed(self) -> Reading[bool]:
         """True if the call ends here: by its own end, or by that of the section."""

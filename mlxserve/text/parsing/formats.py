@@ -94,7 +94,7 @@ def _header(opens: tuple[str, ...]) -> re.Pattern[str]:
 class CallFormat:
     """One format of calls.
 
-    told: groups of words; a template with all words of a group has this format
+    cues: groups of words; a template with all words of a group has this format
     known: token texts; a vocabulary with all of them has this format
     starts, ends: markers around a section of calls; the first of each is the one that is written.
         Without ends a section ends with its last call
@@ -115,7 +115,7 @@ class CallFormat:
     name: str
     syntax: Syntax
     _: KW_ONLY
-    told: tuple[tuple[str, ...], ...] = ()
+    cues: tuple[tuple[str, ...], ...] = ()
     known: tuple[str, ...] = ()
     starts: tuple[str, ...] = ("<tool_call>",)
     ends: tuple[str, ...] = ()
@@ -233,143 +233,143 @@ FORMATS: tuple[CallFormat, ...] = (
         block=('<|open|>json type="object"<|sep|>', "<|close|>json<|sep|>"), joint="",
         text_starts=("<|open|>response<|sep|>",),
         text_ends=("<|close|>response<|sep|>", "<|close|>message<|sep|>")),
-    CallFormat("deepseek_v32", told=(("｜DSML｜", "function_calls>"),),
+    CallFormat("deepseek_v32", cues=(("｜DSML｜", "function_calls>"),),
         starts=("<｜DSML｜function_calls>",), ends=("</｜DSML｜function_calls>",), **_DSML),
-    CallFormat("deepseek_v4", told=(("｜DSML｜", "tool_calls>"),), starts=("<｜DSML｜tool_calls>",),
+    CallFormat("deepseek_v4", cues=(("｜DSML｜", "tool_calls>"),), starts=("<｜DSML｜tool_calls>",),
         ends=("</｜DSML｜tool_calls>",), **_DSML),
-    CallFormat("minimax_m3", Syntax.TAGS, told=(("]<]minimax[>[",),),
+    CallFormat("minimax_m3", Syntax.TAGS, cues=(("]<]minimax[>[",),),
         starts=("]<]minimax[>[<tool_call>",), ends=("]<]minimax[>[</tool_call>",), opening="\n",
         joint="", call=']<]minimax[>[<invoke name="$name">$arguments</invoke>\n',
         quote="]<]minimax[>["),
-    CallFormat("minimax_m2", Syntax.ELEMENTS, told=(("<minimax:tool_call>",),),
+    CallFormat("minimax_m2", Syntax.ELEMENTS, cues=(("<minimax:tool_call>",),),
         starts=("<minimax:tool_call>",), ends=("</minimax:tool_call>",), opening="\n", joint="",
         call='<invoke name="$name">\n$parameters</invoke>\n',
         parameter='<parameter name="$key">$value</parameter>\n'),
-    CallFormat("gemma4", Syntax.OBJECT, told=(("<|tool_call>", "<tool_call|>"),),
+    CallFormat("gemma4", Syntax.OBJECT, cues=(("<|tool_call>", "<tool_call|>"),),
         starts=("<|tool_call>",), ends=("<tool_call|>",), call="call:$name$arguments", is_bare=True,
         quote='<|"|>'),
-    CallFormat("function_gemma", Syntax.OBJECT, told=(("<start_function_call>",),),
+    CallFormat("function_gemma", Syntax.OBJECT, cues=(("<start_function_call>",),),
         starts=("<start_function_call>",), ends=("<end_function_call>",),
         call="call:$name$arguments", quote="<escape>"),
-    CallFormat("longcat", Syntax.ELEMENTS, told=(("<longcat_tool_call>",),),
+    CallFormat("longcat", Syntax.ELEMENTS, cues=(("<longcat_tool_call>",),),
         starts=("<longcat_tool_call>",), ends=("</longcat_tool_call>",), call="$name\n$parameters",
         parameter="<longcat_arg_key>$key</longcat_arg_key>\n"
         "<longcat_arg_value>$value</longcat_arg_value>\n"),
-    CallFormat("hunyuan_v3", Syntax.ELEMENTS, told=(("<tool_sep>", "<arg_key>"),),
+    CallFormat("hunyuan_v3", Syntax.ELEMENTS, cues=(("<tool_sep>", "<arg_key>"),),
         starts=("<tool_calls>",), ends=("</tool_calls>",), opening="\n", joint="",
         call="<tool_call>$name<tool_sep>\n$parameters</tool_call>\n",
         parameter="<arg_key>$key</arg_key>\n<arg_value>$value</arg_value>\n"),
-    CallFormat("glm47", Syntax.ELEMENTS, told=(("</arg_key><arg_value>",),), ends=("</tool_call>",),
+    CallFormat("glm47", Syntax.ELEMENTS, cues=(("</arg_key><arg_value>",),), ends=("</tool_call>",),
         call="$name$parameters", parameter="<arg_key>$key</arg_key><arg_value>$value</arg_value>"),
-    CallFormat("glm45", Syntax.ELEMENTS, told=(("<arg_key>",),), ends=("</tool_call>",),
+    CallFormat("glm45", Syntax.ELEMENTS, cues=(("<arg_key>",),), ends=("</tool_call>",),
         call="$name\n$parameters",
         parameter="<arg_key>$key</arg_key>\n<arg_value>$value</arg_value>\n"),
-    CallFormat("step3", Syntax.ELEMENTS, told=(("steptml:invoke",),), starts=("<｜tool_calls_begin｜>",),
+    CallFormat("step3", Syntax.ELEMENTS, cues=(("steptml:invoke",),), starts=("<｜tool_calls_begin｜>",),
         ends=("<｜tool_calls_end｜>",), joint="",
         call='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="$name">$parameters'
         "</steptml:invoke><｜tool_call_end｜>",
         parameter='<steptml:parameter name="$key">$value</steptml:parameter>'),
     CallFormat("pythonic", Syntax.PYTHON,
-        told=(("<|tool_list_start|>",), ("<|tool_call_start|>",), ("List of tools: [",)),
+        cues=(("<|tool_list_start|>",), ("<|tool_call_start|>",), ("List of tools: [",)),
         known=("<|tool_call_start|>", "<|tool_call_end|>"), starts=("<|tool_call_start|>",),
         ends=("<|tool_call_end|>",), call="$name($arguments)", is_bare=True, **_LISTED),
-    CallFormat("olmo3", Syntax.PYTHON, told=(("<function_calls>",),), starts=("<function_calls>",),
+    CallFormat("olmo3", Syntax.PYTHON, cues=(("<function_calls>",),), starts=("<function_calls>",),
         ends=("</function_calls>",), call="$name($arguments)", opening="\n", joint="\n",
         closing="\n"),
-    CallFormat("bare_pythonic", Syntax.PYTHON, told=(("func_name1(",),),
+    CallFormat("bare_pythonic", Syntax.PYTHON, cues=(("func_name1(",),),
         starts=("<|python_start|>", "```tool_code\n"), ends=("<|python_end|>", "```"),
         # Llama 4, Gemma 3 and Llama 3.2 with such templates, ToolACE
         call="$name($arguments)", is_bare=True, is_marked=False, **_LISTED),
-    CallFormat("seed_oss", Syntax.ELEMENTS, told=(("<seed:tool_call>",),), starts=("<seed:tool_call>",),
+    CallFormat("seed_oss", Syntax.ELEMENTS, cues=(("<seed:tool_call>",),), starts=("<seed:tool_call>",),
         ends=("</seed:tool_call>",), call=_FUNCTION,
         parameter="<parameter=$key>$value</parameter>\n", is_padded=True),
-    CallFormat("qwen3_coder", Syntax.ELEMENTS, told=(("<tool_call>", "<function=", "<parameter="),),
+    CallFormat("qwen3_coder", Syntax.ELEMENTS, cues=(("<tool_call>", "<function=", "<parameter="),),
         ends=("</tool_call>",), call=_FUNCTION,
         parameter="<parameter=$key>\n$value\n</parameter>\n"),  # and Qwen 3.5, Step 3.5, Nemotron 3
-    CallFormat("kimi_k2", Syntax.HEADED, told=(("<|tool_calls_section_begin|>",),),
+    CallFormat("kimi_k2", Syntax.HEADED, cues=(("<|tool_calls_section_begin|>",),),
         starts=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
         ends=("<|tool_calls_section_end|>",), joint="",
         call="<|tool_call_begin|>functions.$name:$number<|tool_call_argument_begin|>$arguments"
         "<|tool_call_end|>",
         header=rf"(?:<\|tool_call_begin\|>)?\s*(?P<id>(?:functions\.)?(?P<name>{NAME}):\d+)\s*"
         r"<\|tool_call_argument_begin\|>"),
-    CallFormat("deepseek_v3", Syntax.HEADED, told=(("<｜tool▁sep｜>", "```json"),),
+    CallFormat("deepseek_v3", Syntax.HEADED, cues=(("<｜tool▁sep｜>", "```json"),),
         starts=("<｜tool▁calls▁begin｜>",), ends=("<｜tool▁calls▁end｜>",), joint="\n",
         call="<｜tool▁call▁begin｜>function<｜tool▁sep｜>$name\n```json\n$arguments\n```"
         "<｜tool▁call▁end｜>", header=_DEEPSEEK),  # and R1 and its distills
-    CallFormat("deepseek_v31", Syntax.HEADED, told=(("<｜tool▁sep｜>",),),
+    CallFormat("deepseek_v31", Syntax.HEADED, cues=(("<｜tool▁sep｜>",),),
         starts=("<｜tool▁calls▁begin｜>",), ends=("<｜tool▁calls▁end｜>",), joint="",
         call="<｜tool▁call▁begin｜>$name<｜tool▁sep｜>$arguments<｜tool▁call▁end｜>", header=_DEEPSEEK),
-    CallFormat("solar_open", Syntax.HEADED, told=(("<|tool_call:begin|>",),),
+    CallFormat("solar_open", Syntax.HEADED, cues=(("<|tool_call:begin|>",),),
         starts=("<|tool_calls|>",), ends=("<|calls|>",), joint="",
         call="<|tool_call:begin|>$id<|tool_call:name|>$name<|tool_call:args|>$arguments"
         "<|tool_call:end|>",
         header=r"<\|tool_call:begin\|>(?P<id>\w*)<\|tool_call:name\|>"
         rf"(?P<name>{NAME})<\|tool_call:args\|>", text_starts=("<|content|>",), text_ends=("<|end|><|begin|>assistant",)),
-    CallFormat("minicpm5", Syntax.ELEMENTS, told=(('<function name="', '<param name="'),),
+    CallFormat("minicpm5", Syntax.ELEMENTS, cues=(('<function name="', '<param name="'),),
         starts=("<function name=",), call='"$name">$parameters</function>',
         parameter='<param name="$key">$value</param>\n', is_cdata=True),
-    CallFormat("mistral_id", Syntax.HEADED, told=(("[TOOL_CALLS]", "[CALL_ID]"),),
+    CallFormat("mistral_id", Syntax.HEADED, cues=(("[TOOL_CALLS]", "[CALL_ID]"),),
         # Mistral Small 3.2
         starts=("[TOOL_CALLS]",), call="$name[CALL_ID]$id[ARGS]$arguments", header=_MISTRAL),
-    CallFormat("mistral", Syntax.HEADED, told=(("[TOOL_CALLS]", "[ARGS]"),), starts=("[TOOL_CALLS]",),
+    CallFormat("mistral", Syntax.HEADED, cues=(("[TOOL_CALLS]", "[ARGS]"),), starts=("[TOOL_CALLS]",),
         call="$name[ARGS]$arguments", header=_MISTRAL),
-    CallFormat("mistral_list", Syntax.JSON, told=(("[TOOL_CALLS]",),), starts=("[TOOL_CALLS]",),
+    CallFormat("mistral_list", Syntax.JSON, cues=(("[TOOL_CALLS]",),), starts=("[TOOL_CALLS]",),
         call='{"name": "$name", "arguments": $arguments, "id": "$id"}', **_LISTED),  # up to Nemo
-    CallFormat("muse_spark", Syntax.ELEMENTS, told=(("<atem:function_calls>",),),
+    CallFormat("muse_spark", Syntax.ELEMENTS, cues=(("<atem:function_calls>",),),
         starts=("<atem:function_calls>",), ends=("</atem:function_calls>",), opening="\n", joint="",
         call='<atem:invoke name="$name">\n$parameters</atem:invoke>\n',
         parameter='<atem:parameter name="$key">$value</atem:parameter>\n', channels=_MUSE),
-    CallFormat("cohere", Syntax.JSON, told=(("<|START_ACTION|>",),), starts=("<|START_ACTION|>",),
+    CallFormat("cohere", Syntax.JSON, cues=(("<|START_ACTION|>",),), starts=("<|START_ACTION|>",),
         ends=("<|END_ACTION|>",),
         call='{"tool_call_id": "$number", "tool_name": "$name", "parameters": $arguments}',
         opening="[\n    ", joint=",\n    ", closing="\n]",
         # Command A and R7B
         text_starts=("<|START_RESPONSE|>", "<|START_TEXT|>"),
         text_ends=("<|END_RESPONSE|>", "<|END_TEXT|>")),
-    CallFormat("command_r", Syntax.JSON, told=(("Action:", "```json", "tool_name"),),
+    CallFormat("command_r", Syntax.JSON, cues=(("Action:", "```json", "tool_name"),),
         starts=("Action:\n```json\n", "Action: ```json\n"), ends=("```",),
         call='{"tool_name": "$name", "parameters": $arguments}', opening="[\n    ", joint=",\n    ",
         closing="\n]\n"),
-    CallFormat("apertus", Syntax.JSON, told=(("<|tools_prefix|>",),), starts=("<|tools_prefix|>",),
+    CallFormat("apertus", Syntax.JSON, cues=(("<|tools_prefix|>",),), starts=("<|tools_prefix|>",),
         ends=("<|tools_suffix|>",), call='{"$name": $arguments}', **_LISTED),
-    CallFormat("internlm2", Syntax.JSON, told=(("<|action_start|>",),),
+    CallFormat("internlm2", Syntax.JSON, cues=(("<|action_start|>",),),
         starts=("<|action_start|><|plugin|>",), ends=("<|action_end|>",),
         call='\n{"name": "$name", "parameters": $arguments}'),
-    CallFormat("gigachat31", Syntax.JSON, told=(("<|function_call|>",),), starts=("<|function_call|>",),
+    CallFormat("gigachat31", Syntax.JSON, cues=(("<|function_call|>",),), starts=("<|function_call|>",),
         call=_JSON_CALL),
     CallFormat("gigachat3", Syntax.JSON,
-        told=(("function call<|role_sep|>",), ("function call", "<|role_sep|>", "<|message_sep|>")),
+        cues=(("function call<|role_sep|>",), ("function call", "<|role_sep|>", "<|message_sep|>")),
         starts=("<|message_sep|>\n\nfunction call<|role_sep|>\n",), call=_JSON_CALL),
-    CallFormat("phi4_mini", Syntax.JSON, told=(("<|tool|>", "<|/tool|>"),),
+    CallFormat("phi4_mini", Syntax.JSON, cues=(("<|tool|>", "<|/tool|>"),),
         known=("<|tool_call|>", "<|/tool_call|>"), starts=("<|tool_call|>", "functools"),
         ends=("<|/tool_call|>",), call=_JSON_CALL, **_LISTED),
-    CallFormat("functools", Syntax.JSON, told=(("functools[",),), starts=("functools",),
+    CallFormat("functools", Syntax.JSON, cues=(("functools[",),), starts=("functools",),
         call=_JSON_CALL, **_LISTED),  # Firefunction, and a template of Phi 4 mini
-    CallFormat("granite", Syntax.JSON, told=(("<|tool_call|>",),),
+    CallFormat("granite", Syntax.JSON, cues=(("<|tool_call|>",),),
         starts=("<|tool_call|>", "<tool_call>"), call=_JSON_CALL,
         text_starts=("<response>",), text_ends=("</response>",), **_LISTED),
-    CallFormat("granite_code", Syntax.JSON, told=(("<function_call>",),), starts=("<function_call>",),
+    CallFormat("granite_code", Syntax.JSON, cues=(("<function_call>",),), starts=("<function_call>",),
         call=f" {_JSON_CALL}"),
-    CallFormat("nemotron_nano", Syntax.JSON, told=(("<TOOLCALL>",),), starts=("<TOOLCALL>",),
+    CallFormat("nemotron_nano", Syntax.JSON, cues=(("<TOOLCALL>",),), starts=("<TOOLCALL>",),
         ends=("</TOOLCALL>",), call=_JSON_CALL, **_LISTED),
-    CallFormat("hunyuan", Syntax.JSON, told=(("<tool_calls>", "<answer>"),), starts=("<tool_calls>",),
+    CallFormat("hunyuan", Syntax.JSON, cues=(("<tool_calls>", "<answer>"),), starts=("<tool_calls>",),
         ends=("</tool_calls>",), call=_JSON_CALL, text_starts=("<answer>",), text_ends=("</answer>",),
         **_LISTED),
-    CallFormat("tool_calls", Syntax.JSON, told=(("<tool_calls>",),), starts=("<tool_calls>",),
+    CallFormat("tool_calls", Syntax.JSON, cues=(("<tool_calls>",),), starts=("<tool_calls>",),
         ends=("</tool_calls>",), call=_JSON_CALL, **_LISTED),  # Apriel, Jamba, MiniMax M1
-    CallFormat("functionary", Syntax.HEADED, told=(("<function=", "</function>"),),
+    CallFormat("functionary", Syntax.HEADED, cues=(("<function=", "</function>"),),
         starts=("<function=",), call="$name>$arguments</function>", header=f"(?P<name>{NAME})>"),
-    CallFormat("ernie", Syntax.JSON, told=(("<tool_call>", "<tool_output>", "<response>"),),
+    CallFormat("ernie", Syntax.JSON, cues=(("<tool_call>", "<tool_output>", "<response>"),),
         ends=("</tool_call>",), call=f"\n{_JSON_CALL}\n", text_starts=("<response>",),
         text_ends=("</response>",)),
-    CallFormat("json_tools", Syntax.JSON, told=(("<tool_call>",),), ends=("</tool_call>",),
+    CallFormat("json_tools", Syntax.JSON, cues=(("<tool_call>",),), ends=("</tool_call>",),
         call=f"\n{_JSON_CALL}\n"),  # Hermes, Qwen 2.5 and 3, QwQ, MiMo, SmolLM3, Granite 4, Reka
-    CallFormat("llama3", Syntax.JSON, told=(("<|python_tag|>",), ("dictionary of argument name",)),
+    CallFormat("llama3", Syntax.JSON, cues=(("<|python_tag|>",), ("dictionary of argument name",)),
         starts=("<|python_tag|>", "<|python_start|>"), ends=("<|python_end|>",),
         # 3.1 to 3.3, and Llama 4 with its own template
         call='{"name": "$name", "parameters": $arguments}', is_bare=True, is_marked=False),
-    CallFormat("xlam", Syntax.JSON, told=(('"name": "tool_call_name"',),),
+    CallFormat("xlam", Syntax.JSON, cues=(('"name": "tool_call_name"',),),
         starts=("<tool_call>", "[TOOL_CALLS]"), ends=("</tool_call>",), call=_JSON_CALL,
         is_bare=True, is_marked=False, **_LISTED),
 )
@@ -389,14 +389,14 @@ def recognise(
     """
     template = template.replace("\\n", "\n")
     named = _ALIASES.get(named or "", named)
-    told = (row for row in FORMATS if _is_told(row, template))
+    candidates = (row for row in FORMATS if _has_cue(row, template))
     by_name = (row for row in FORMATS if row.name == named)
     known = (row for row in FORMATS if _are_known(row.known, vocabulary))
-    return next(told, None) or next(by_name, None) or next(known, None)
+    return next(candidates, None) or next(by_name, None) or next(known, None)
 
 
-def _is_told(row: CallFormat, template: str) -> bool:
-    return any(all(word in template for word in words) for words in row.told)
+def _has_cue(row: CallFormat, template: str) -> bool:
+    return any(all(word in template for word in words) for words in row.cues)
 
 
 def _are_known(tokens: tuple[str, ...], vocabulary: Container[str]) -> bool:

@@ -43,8 +43,8 @@ class TurnParser:
         self._turn = turn
         self._row = markup.format
         self._edges = edges_of(markup, may_call=turn.may_call)
-        self._markers = {key: tuple(e.marker for e in found) for key, found in self._edges.items()}
-        self._firsts = {key: frozenset(m[0] for m in found) for key, found in self._markers.items()}
+        self._markers = {key: tuple(e.marker for e in edges) for key, edges in self._edges.items()}
+        self._firsts = {key: frozenset(m[0] for m in edges) for key, edges in self._markers.items()}
         self._part = Part.THINKING if is_thinking else markup.first
         self._place = MarkerPlace.BEGIN
         self._numbers = CallNumbers()
@@ -117,8 +117,8 @@ class TurnParser:
         """Return (where the next marker begins, its edge), or (length without a marker, None)."""
         held = self._held
         if self._place is not MarkerPlace.INSIDE and not held.isspace():
-            if (found := self._find_at_begin()) is not None:
-                return found
+            if (match := self._find_at_begin()) is not None:
+                return match
             self._place = MarkerPlace.INSIDE
         key = self._part, MarkerPlace.INSIDE
         if self._firsts[key].isdisjoint(held):  # the usual case; this runs once per token
@@ -136,8 +136,8 @@ class TurnParser:
         begun = self._held[begin:]
         if any(marker != begun and marker.startswith(begun) for marker in self._markers[key]):
             return begin, None
-        found = [edge for edge in self._edges[key] if begun.startswith(edge.marker)]
-        return (begin, max(found, key=lambda edge: len(edge.marker))) if found else None
+        edges = [edge for edge in self._edges[key] if begun.startswith(edge.marker)]
+        return (begin, max(edges, key=lambda edge: len(edge.marker))) if edges else None
 
     def _cross(self, edge: Edge, rest: str) -> str:
         """Follow a marker's edge; return the text that is read there."""

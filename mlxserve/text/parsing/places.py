@@ -116,7 +116,7 @@ def _kept(begins: Iterable[str]) -> list[Edge]:
 
 
 def _distinct(edges: Iterable[Edge]) -> tuple[Edge, ...]:
-    found: dict[str, Edge] = {}
+    by_marker: dict[str, Edge] = {}
     for edge in edges:
-        found.setdefault(edge.marker, edge)
-    return tuple(found.values())
+        by_marker.setdefault(edge.marker, edge)
+    return tuple(by_marker.values())

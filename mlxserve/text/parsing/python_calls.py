@@ -37,21 +37,21 @@ class PythonSyntax(CallSyntax):
         name = yield from cursor.word(NAME_CHARS)
         yield from cursor.expect("(")
         self.check(name)
-        found: dict[str, str] = {}
+        arguments: dict[str, str] = {}
         while True:
             yield from cursor.skip()
             if (yield from cursor.accepts(")")):
                 break
             key = yield from cursor.word(NAME_CHARS)
             yield from cursor.skip()
-            if not key or key in found:
+            if not key or key in arguments:
                 raise Malformed
             yield from cursor.expect("=")
-            found[key] = yield from self._read(is_argument=True)
+            arguments[key] = yield from self._read(is_argument=True)
             yield from cursor.skip()
             if not (yield from cursor.accepts(",")) and not (yield from cursor.sees(")")):
                 raise Malformed
-        yield from self.emit(name, object_json(found))
+        yield from self.emit(name, object_json(arguments))
 
     def may_follow(self) -> Reading[bool]:
         if (yield from self.cursor.accepts("]")):

@@ -62,13 +62,13 @@ def kinds_of(schema: Any) -> frozenset[str]:
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(choices, list) and choices:
         return frozenset(map(kind_of, choices))
-    told = schema.get("type", [])
-    found = {_kind(str(one)) for one in (told if isinstance(told, list) else [told])}
+    types = schema.get("type", [])
+    kinds = {_kind(str(name)) for name in (types if isinstance(types, list) else [types])}
     for word in ("anyOf", "oneOf", "allOf"):
         parts = schema.get(word)
         for part in parts if isinstance(parts, list) else ():
-            found |= kinds_of(part)
-    return frozenset(found - {""})
+            kinds |= kinds_of(part)
+    return frozenset(kinds - {""})
 
 
 def kind_of(value: Any) -> str:
@@ -110,9 +110,9 @@ def object_json(members: Mapping[str, str]) -> str:
     return "{" + ", ".join(f"{quoted(key)}: {value}" for key, value in members.items()) + "}"
 
 
-def _kind(told: str) -> str:
-    told = told.strip().lower()
-    return next((kind for begin, kind in _KINDS.items() if told.startswith(begin)), "")
+def _kind(name: str) -> str:
+    name = name.strip().lower()
+    return next((kind for begin, kind in _KINDS.items() if name.startswith(begin)), "")
 
 
 def json_value(text: str, *, is_strict: bool = True) -> Any:
