@@ -195,8 +195,10 @@ def _write_error(written: _Written) -> float:
 
 
 def _copy_error(written: _Written) -> float:
-    target = len(written.slots) // _PAGE_SIZE + 1  # the last page, which holds nothing
-    source = target - 2  # the last one that is full
+    # The last page, which holds nothing.
+    target = len(written.slots) // _PAGE_SIZE + 1
+    # The last one that is full.
+    source = target - 2
     moves = np.array([source], np.int32), np.array([target], np.int32)
     pools = written.backend.copy_pages(*written.pools, *moves, _PAGE_SIZE)
     ours, theirs = (written.backend.read_kv(*pools, _slots_of(page)) for page in (target, source))

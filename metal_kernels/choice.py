@@ -89,7 +89,8 @@ def _plain() -> PlainBackend:
     """Return the plain mlx backend that is fastest on this device."""
     if not is_linux_cpu():
         return PlainBackend()
-    from metal_kernels.x86.backend import X86Backend  # which a Mac does not import
+    # A Mac does not import it.
+    from metal_kernels.x86.backend import X86Backend
 
     return X86Backend()
 

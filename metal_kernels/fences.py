@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-NUM_WAITS = 2  # fences a writer binds: a step reads a pool at most twice, decodes and chunks
+# Fences a writer binds: a step reads a pool at most twice, decodes and chunks.
+NUM_WAITS = 2
 
 
 @dataclass(slots=True)

@@ -23,13 +23,15 @@ _FOLDER = Path(__file__).parent / "msl"
 _COMMENT = re.compile(r"(?<![ \t])[ \t]*+//.*")  # with all the blanks before it
 
 FENCE = ((8,), mx.int32)  # shape and dtype
-SMALLEST_INPUT = 8  # elements; MLX passes smaller inputs in another address space
+# Elements; MLX passes smaller inputs in another address space.
+SMALLEST_INPUT = 8
 
 
 def _text(file: str) -> str:
     """Read a kernel's text without comments: MLX hashes it at every evaluation."""
     text = (_FOLDER / file).read_text(encoding="utf-8")
-    return _COMMENT.sub("", text)  # line numbers stay right, for messages
+    # Line numbers stay right, for messages.
+    return _COMMENT.sub("", text)
 
 
 @dataclass(frozen=True, slots=True)

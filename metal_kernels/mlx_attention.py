@@ -106,7 +106,8 @@ def _attend_capped(
     scores = softcap * mx.tanh(scores * (scale / softcap))
     scores = mx.where(_seen(rows, positions, window), scores, -mx.inf)
     total = mx.logsumexp(scores, axis=-1, keepdims=True)
-    if sinks is not None:  # part of the sum, without a value
+    # Part of the sum, without a value.
+    if sinks is not None:
         total = mx.logaddexp(total, sinks.astype(mx.float32).reshape(kv_heads, -1, 1, 1))
     output = mx.exp(scores - total) @ values[0, :, None].astype(mx.float32)
     return output.reshape(1, heads, rows, -1).astype(queries.dtype)

@@ -71,7 +71,8 @@ from metal_kernels import quantised
 from metal_kernels.tables import Plans, SequenceTables
 
 FLOATS = (mx.float16, mx.bfloat16, mx.float32)
-_MAX_SHAPES = 1024  # that fit together and are not looked at again: those of most steps
+# Shapes that fit together and are not checked again: those of most steps.
+_MAX_SHAPES = 1024
 
 Slots = npt.NDArray[np.int32]
 Projected: TypeAlias = Sequence[mx.array]  # rows of a layer's projections, see Heads

@@ -16,7 +16,8 @@ from metal_kernels.kernels import SMALLEST_INPUT
 from metal_kernels.tables import IntArray, SequenceTables
 
 NO_WINDOW = 2**31 - 1
-_MAX_PARTS = 4  # simdgroups side by side in a decode, or there would be more than 256 threads
+# Simdgroups side by side in a decode, or there would be more than 256 threads.
+_MAX_PARTS = 4
 _THREADGROUP_MEMORY = 32 << 10  # bytes
 
 
@@ -42,7 +43,8 @@ def rounded(count: int) -> int:
 def page_tables(tables: SequenceTables) -> mx.array:
     """Return (sequences, rounded) int32."""
     sequences, columns = tables.page_tables.shape
-    padded = np.zeros((sequences, rounded(columns)), np.int32)  # np.pad takes ten times as long
+    # np.pad takes ten times as long.
+    padded = np.zeros((sequences, rounded(columns)), np.int32)
     padded[:, :columns] = tables.page_tables
     return upload(padded)
 
@@ -61,7 +63,8 @@ class WritePlan:
         """Plan every row alone."""
         tokens = np.empty((len(slots), 2), np.int32)
         tokens[:, 0], tokens[:, 1] = np.arange(len(slots)), slots
-        uploaded = upload(tokens)  # also in the place of the pages, of which none is read
+        # The tokens stand for the pages as well, of which none is read.
+        uploaded = upload(tokens)
         return cls(tokens[:0], tokens, uploaded, uploaded)
 
     @classmethod
@@ -227,7 +230,8 @@ class HeadSplit:
     def of(cls, group: int, head_dim: int) -> HeadSplit:
         width = 4 if head_dim % 128 == 0 else 2 if head_dim % 64 == 0 else 4
         per_lane = -(-head_dim // (32 * width)) * width
-        most = max(1, 32 // per_lane)  # 32 registers for queries, and 32 for sums
+        # 32 registers for queries, and 32 for sums.
+        most = max(1, 32 // per_lane)
         blocks = -(-group // min(16, _MAX_PARTS * most))
         per_block = -(-group // blocks)
         parts = -(-per_block // most)

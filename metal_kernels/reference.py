@@ -139,7 +139,8 @@ class ReferenceBackend:
                 scores = softcap * mx.tanh(scores / softcap)
             scores = mx.where(mx.array(is_seen), scores, -mx.inf)
             total = mx.logsumexp(scores, axis=-1, keepdims=True)
-            if sinks is not None:  # part of the sum, without a value
+            # Part of the sum, without a value.
+            if sinks is not None:
                 total = mx.logaddexp(total, sinks.astype(mx.float32)[:, None, None])
             outputs.append(mx.einsum("hrp,phd->rhd", mx.exp(scores - total), values))
         return mx.concatenate(outputs).astype(queries.dtype)

@@ -161,7 +161,8 @@ def prove(factory: Factory, loads: Sequence[FenceLoad] | None = None) -> Iterato
             proof.with_fences or "right",
             proof.without_fences or "right as well, so it shows nothing on this machine",
         )
-        mx.clear_cache()  # a thorough load leaves half a gigabyte of freed arrays
+        # A thorough load leaves half a gigabyte of freed arrays.
+        mx.clear_cache()
         yield proof
 
 

@@ -114,7 +114,8 @@ def paged_seconds(
 
     def run() -> None:
         output = queries
-        for _ in range(queued):  # each asks with the answer of the one before it
+        # Each asks with the answer of the one before it.
+        for _ in range(queued):
             output = op(output, pools[0], pools[1], tables, Attention(what.scale))
         evaluate(output)
 
@@ -210,7 +211,8 @@ def measure(
 
     def decode() -> None:
         output = queries
-        for _ in range(queued):  # each asks with the answer of the one before it
+        # Each asks with the answer of the one before it.
+        for _ in range(queued):
             output = backend.paged_decode(output, k_pool, v_pool, tables, Attention(head_dim**-0.5))
         evaluate(output)
 

@@ -103,7 +103,8 @@ class SequenceTables(Plans):
     def highest_page(self) -> int:
         """The highest page in use, a negative one above all others; padding does not count."""
         pages, size = self.page_tables.view(np.uint32), self.page_size
-        if len(self) == 1:  # a chunk: two of numpy's calls instead of four
+        # A chunk: two of numpy's calls instead of four.
+        if len(self) == 1:
             return int(pages[0, : -(-int(self.context_lens[0]) // size)].max(initial=0))
         is_used = np.arange(0, pages.shape[1] * size, size) < self.context_lens[:, None]
         return int(np.maximum.reduce(pages, axis=None, initial=0, where=is_used))

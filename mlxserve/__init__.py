@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlxserve.core.version import __version__ as __version__
 
-if TYPE_CHECKING:  # the list of public names: type checkers follow it, _modules() reads it
+# The list of public names: type checkers follow it, _modules() reads it.
+if TYPE_CHECKING:
     from mlxserve.chat.answers import RequestOutput as RequestOutput
     from mlxserve.core.config import EngineConfig as EngineConfig
     from mlxserve.core.config import SchedulerConfig as SchedulerConfig

@@ -16,7 +16,8 @@ from mlxserve.core.config import MAX_PAGES, MIN_PAGES
 from mlxserve.core.sampling_params import SamplingParams, check_whole
 from mlxserve.images.picture import Placed
 
-ANONYMOUS = "@"  # begins the name of a client that is known by its connection only
+# Begins the name of a client that is known by its connection only.
+ANONYMOUS = "@"
 BACKGROUND = 10  # the priority of work that no one waits for
 STATE_SLOTS = 2  # of a running request: its recurrent state, and its newest snapshot of it
 

@@ -57,7 +57,8 @@ from tui.widgets.welcome import Welcome
 from tui.widgets.window import ChatWindow
 
 Handler = Callable[..., Awaitable[None] | None]  # gets the argument, if the command takes one
-_ENDING_SECONDS = 5.0  # which workers have to end in when the window closes
+# Seconds in which workers have to end when the window closes.
+_ENDING_SECONDS = 5.0
 
 
 class ChatApp(App[None]):
@@ -329,7 +330,8 @@ class ChatApp(App[None]):
             self.answering.stop()
         elif not composer.has_focus:
             composer.focus()
-        elif parse(composer.text) is not None:  # a command that was begun
+        elif parse(composer.text) is not None:
+            # A command that was begun.
             composer.load_text("")
             self.browsing.end_find()
 
@@ -381,12 +383,15 @@ class ChatApp(App[None]):
         await self.answering.finish()
         await self.link.close()
         await self._toolbox.close()
-        with suppress(StoreError):  # there is no screen any more to report it on
+        # There is no screen any more to report it on.
+        with suppress(StoreError):
             await self._draft.keep()
         others = [worker for worker in self.workers if worker.group != "quit"]
-        for worker in others:  # none may use the chats once they are closed
+        # None may use the chats once they are closed.
+        for worker in others:
             worker.cancel()
-        with suppress(TimeoutError):  # each first ends the process that it has started
+        # Each first ends the process that it has started.
+        with suppress(TimeoutError):
             async with asyncio.timeout(_ENDING_SECONDS):
                 await asyncio.gather(*(other.wait() for other in others), return_exceptions=True)
         await self._open_chat.close()

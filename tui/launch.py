@@ -90,7 +90,9 @@ def _show(
     continues: bool,
 ) -> int:
     from mlxserve.hub.model_choices import ModelCatalog
-    from tui.app import ChatApp  # takes a second, while the server loads
+
+    # Takes a second, while the server loads.
+    from tui.app import ChatApp
     from tui.opening import driver_after
     from tui.paint.theme import DARK, LIGHT
 

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from textual.driver import Driver
 
 TITLE, PLACEHOLDER, STARTING = "New chat", "Ask anything", "Starting"
-COLUMN, WIDE_COLUMN, WIDE = 100, 132, 180  # columns of the chat, and from which window it is wide
-ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"  # the alternate screen, as Textual's driver writes it
+# Columns of the chat, and from which window it is wide.
+COLUMN, WIDE_COLUMN, WIDE = 100, 132, 180
+# The alternate screen, as Textual's driver writes it.
+ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
 
 
 class FirstFrame:
@@ -54,7 +56,8 @@ class FirstFrame:
 
     def close(self) -> None:
         """Restore the terminal. Does nothing after `release`."""
-        with suppress(OSError, termios.error):  # the window may have been closed
+        # The window may have been closed.
+        with suppress(OSError, termios.error):
             if self.is_open:
                 self.read_answer()
                 os.write(2, LEAVE.encode())

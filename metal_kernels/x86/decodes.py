@@ -97,7 +97,8 @@ class DecodeGroup:
     ) -> mx.array:
         """Return (rows, heads, value_dim) for queries (rows, heads, head_dim)."""
         num_scores = self.num_positions * queries.shape[0] * queries.shape[1]
-        is_apart = self.shared is None or len(self.rows) == 1  # each row sees keys of its own
+        # Each row sees keys of its own.
+        is_apart = self.shared is None or len(self.rows) == 1
         if is_apart and attention.softcap is None and num_scores < FEW_SCORES:
             return self._attend_by_mlx(queries, k_pool, v_pool, attention, sinks)
         return self._attend_written_out(queries, k_pool, v_pool, attention, sinks)
@@ -113,7 +114,8 @@ class DecodeGroup:
         """Attend by mlx's kernel: a fifth of the operations, slower over many scores."""
         if self.shared is not None:
             keys, values = (self.shared.read(pool, mx.float32) for pool in (k_pool, v_pool))
-            every = Attention(attention.scale)  # what is outside the window is not read
+            # What is outside the window is not read.
+            every = Attention(attention.scale)
             return mlx_attention.attend(queries[:, :, None], keys, values, every, sinks)[:, :, 0]
         assert self.own is not None
         assert self.unseen is not None
@@ -134,7 +136,8 @@ class DecodeGroup:
         kv_heads = k_pool.shape[0]
         factor = attention.scale * (LOG2_E if attention.softcap is None else 1 / attention.softcap)
         scaled = (queries * factor).reshape(rows, kv_heads, -1, head_dim).swapaxes(0, 1)
-        flat = scaled.reshape(kv_heads, -1, head_dim)  # all queries of a kv head: rows of a product
+        # All queries of a kv head: rows of a product.
+        flat = scaled.reshape(kv_heads, -1, head_dim)
         shape, keys, values = scaled.shape[:3], self._read(k_pool), self._read(v_pool)
         scores = [(flat @ each.swapaxes(-1, -2)).reshape(*shape, -1) for each in keys]
         if self.own is not None:

@@ -38,7 +38,8 @@ _ZERO = mx.array(0.0)
 _ODD = (0.9999999851480339, 0.11034106600171147, 0.001009338009760974)
 _EVEN = (1.0, 0.44367422050312405, 0.015568054800827935)
 _FURTHEST = 1.3  # of u
-_SQUARINGS = 3  # e^(-x) is e^(-2u) to the 8th power, with u = x / 16
+# e^(-x) is e^(-2u) to the 8th power, with u = x / 16.
+_SQUARINGS = 3
 
 
 def exp2(x: mx.array, minus: mx.array = _ZERO) -> mx.array:

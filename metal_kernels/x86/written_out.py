@@ -28,8 +28,10 @@ from metal_kernels.x86.exponential import LOG2_E, exp2, tanh
 from metal_kernels.x86.reductions import row_max, row_sum
 
 TILE_SCORES = 1 << 18  # float32
-_TILE_ROWS = 64  # more are not faster, and compute more above the diagonal
-_MIN_ROWS = 8  # fewer make products of a few rows, which take a CPU as long as these
+# More are not faster, and compute more above the diagonal.
+_TILE_ROWS = 64
+# Fewer make products of a few rows, which take a CPU as long as these.
+_MIN_ROWS = 8
 
 
 def attend_written_out(

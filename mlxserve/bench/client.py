@@ -96,7 +96,8 @@ class LoadClient:
         try:
             async with self._http.stream("POST", "/v1/completions", json=body) as response:
                 await _read_answer(response, request, on_text)
-        except (httpx.HTTPError, ValueError) as error:  # ValueError: an event that is not JSON
+        except (httpx.HTTPError, ValueError) as error:
+            # ValueError: an event that is not JSON.
             request.error = f"{type(error).__name__}: {error}"
         request.ended = time.perf_counter()
         return request

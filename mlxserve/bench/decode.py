@@ -33,7 +33,8 @@ def bench_decode(model: str, *, pairs: int, context: int, tokens: int) -> Report
     files = find_model(model)
     dense, _ = read_model(files, is_metal=machine.is_metal())
     tokenizer = load_tokenizer(files.path)
-    tokenizer.eos_token_ids = set()  # both sides run to the last token
+    # Both sides run to the last token.
+    tokenizer.eos_token_ids = set()
     draw = random.Random(0)
     ours: list[float] = []
     theirs: list[float] = []

@@ -105,7 +105,8 @@ async def chunked(context: LoadContext) -> None:
     await streams
 
 
-_IDLE = 24  # pieces of the running answer before other requests arrive
+# Pieces of the running answer before other requests arrive.
+_IDLE = 24
 GAP, SHORT = "longest gap in idle steps", "short prompt's first token in idle steps"
 
 

@@ -93,7 +93,8 @@ def _reload(server: Contender) -> None:
 
 async def _ask(server: Contender, token_ids: list[int]) -> TimedRequest:
     async with LoadClient(server.url, server.model) as client:
-        await client.ask([1, 2, 3], 1)  # compiles what every request needs
+        # Compiles what every request needs.
+        await client.ask([1, 2, 3], 1)
         request = await client.ask(token_ids, 1)
     if request.error is not None:
         raise ServerFailed(f"The server refused the prompt: {request.error}")

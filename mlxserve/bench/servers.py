@@ -93,10 +93,12 @@ def _ends_when_told() -> Iterator[None]:
     """End the block on SIGTERM and SIGHUP, as Ctrl+C does: no server outlives this process."""
     numbers: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGHUP)
     if threading.current_thread() is not threading.main_thread():
-        numbers = ()  # only the main thread may set handlers
+        # Only the main thread may set handlers.
+        numbers = ()
     before = {number: signal.getsignal(number) for number in numbers}
     for number, handler in before.items():
-        if handler != signal.SIG_IGN:  # such as SIGHUP after `nohup`
+        # Such as SIGHUP after `nohup`.
+        if handler != signal.SIG_IGN:
             signal.signal(number, _exit)
     try:
         yield

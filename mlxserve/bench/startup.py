@@ -35,7 +35,8 @@ def bench_startup(model: str, *, against: Sequence[str], pairs: int) -> Report:
         for number in range(pairs + 1):
             for name, start in starts.items():
                 measured = _start(start(environment))
-                if number:  # the first round compiles, and reads the files into memory
+                # The first round compiles, and reads the files into memory.
+                if number:
                     runs[name].append(measured)
     figures = []
     for at, what in enumerate(_NAMES):

@@ -64,5 +64,6 @@ def _first_frame() -> FirstFrame | None:
     try:
         from tui.opening import FirstFrame
     except ImportError:
-        return None  # another package named tui; reported when the terminal is started
+        # Another package named tui; reported when the terminal is started.
+        return None
     return FirstFrame()

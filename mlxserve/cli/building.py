@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from mlxserve.hub.files import ModelFiles
     from mlxserve.hub.text_encoders import TextEncoder
 
-_USEFUL_CONTEXT = 8192  # tokens that an idle model's pool keeps, unless max_model_len is given
+# Tokens that an idle model's pool keeps, unless max_model_len is given.
+_USEFUL_CONTEXT = 8192
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,8 @@ def _build(
             config, files, executor=executor, memory_limit=memory_limit
         )
     except EngineStopped as error:
-        if config.num_ranks > 1:  # the engine's thread may wait for another rank for ever
+        # The engine's thread may wait for another rank for ever.
+        if config.num_ranks > 1:
             print_error(error)
             os._exit(1)
         raise

@@ -49,7 +49,8 @@ _OTHER_NAMES = {
 }
 
 
-_WHOLE = 200  # characters of a command's help: it is wrapped, not cut
+# Characters of a command's help: it is wrapped, not cut.
+_WHOLE = 200
 
 # The sections of `mlxserve --help`, in their order.
 _GROUPS = {

@@ -100,7 +100,8 @@ def _report(path: Path, model: str) -> bool:
         raise InvalidConfig(f"--model {model} cannot be written: {error}") from error
     is_well = True
     both: Iterator[Finding | Measurement] = chain(diagnose(), measure(folder))
-    for finding in both:  # not the service: its log may hold anything
+    # Not the service: its log may hold anything.
+    for finding in both:
         print_safe(finding)
         file.add(finding)
         is_well = is_well and not (isinstance(finding, Finding) and finding.is_broken)

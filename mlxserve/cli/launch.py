@@ -31,7 +31,8 @@ from mlxserve.core.errors import InvalidConfig, MlxServeError
 from mlxserve.hub.known_models import repository_of
 from mlxserve.system.files import write_new
 
-ENOUGH_CONTEXT = 32_000  # tokens; an agent's own prompt and tools need about half of that
+# Tokens; an agent's own prompt and tools need about half of that.
+ENOUGH_CONTEXT = 32_000
 AgentName = StrEnum("AgentName", list(AGENTS))  # type: ignore[misc]
 
 
@@ -130,7 +131,8 @@ def _install(agent: Agent, target: AgentTarget, *, dry_run: bool) -> None:
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        if not backup.exists():  # keep the user's file, not what an earlier --install wrote
+        # Keep the user's file, not what an earlier --install wrote.
+        if not backup.exists():
             write_new(backup, old.encode())
         _write(file, new)
     except OSError as error:

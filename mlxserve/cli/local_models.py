@@ -274,7 +274,8 @@ def _found(name: str) -> "tuple[Entry, Path]":
         called = path.stem if path.is_file() else path.resolve().name
         if entry := catalog.entry_of(called, catalog.Origin.FOLDER, path):
             return entry, path
-        find_model(name)  # which says what is wrong with it
+        # This raises what is wrong with the model.
+        find_model(name)
     known = name if hub_reference(name) is not None else repository_of(name)
     advice = f" `mlxserve pull {name}` downloads it." if known is not None else did_you_mean(name)
     raise ModelNotFound(f"{name} is not on this machine; `mlxserve list` shows what is.{advice}")

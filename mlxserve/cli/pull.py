@@ -96,7 +96,8 @@ def _total_size(name: str) -> int | None:
     from mlxserve.hub.gguf_places import hub_reference
 
     if hub_reference(name) is not None:
-        return None  # one of the repository's files, which the download chooses
+        # One of the repository's files, which the download chooses.
+        return None
     try:
         files: Iterable[Any] = HfApi().model_info(name, files_metadata=True).siblings or ()
     except (HfHubHTTPError, HFValidationError, HTTPError, OSError):
@@ -117,7 +118,8 @@ def _present_size(name: str) -> int:
 def _size(file: Path) -> int:
     try:
         return file.stat().st_size
-    except FileNotFoundError:  # a partial file that was just renamed
+    except FileNotFoundError:
+        # A partial file that was just renamed.
         return 0
 
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import httpx
 
 USUAL_URL = "http://127.0.0.1:8000"
-_SECONDS = 600.0  # timeout; a long prefix is computed before the server replies
+# Timeout; a long prefix is computed before the server replies.
+_SECONDS = 600.0
 
 Url = Annotated[
     str | None,

@@ -104,7 +104,8 @@ def run(
             if server is None
             else _answer_there(server, config.model, with_images(messages, files, _as_url), params)
         )
-    except BrokenPipeError:  # the reader (such as `head`) closed the pipe
+    except BrokenPipeError:
+        # The reader (such as `head`) closed the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     if stats:

@@ -20,7 +20,8 @@ from mlxserve.system.files import make_own_folder, read_own_json, replace_file
 
 _MAX_BYTES, _MAX_PID = 1 << 16, 1 << 31
 _ASK_SECONDS = 2.0
-_SAME_START = 2.0  # seconds by which two readings of a process's start may differ
+# Seconds by which two readings of a process's start may differ.
+_SAME_START = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,8 @@ def served_name(server: RunningServer, model: str | None) -> str | None:
 
     if model is None:
         return server.model
-    path = Path(model).expanduser()  # which the server calls by its last part
+    # The server names the model by the last part of its path.
+    path = Path(model).expanduser()
     parts = (path.resolve().name, path.stem) if path.exists() else ()
     wanted = (model, repository_of(model), *parts)
     return next((name for name in server.names if name in wanted), None)

@@ -26,7 +26,8 @@ from mlxserve.cli.streams import forget_unwritten, open_closed_streams, print_er
 from mlxserve.core.config import EngineConfig
 from mlxserve.disk.folder import default_bytes, disk_folder
 
-RANKS_ENDED = 70  # the exit code, so that a service manager starts them again
+# The exit code, so that a service manager starts them again.
+RANKS_ENDED = 70
 
 
 def serve(
@@ -47,7 +48,8 @@ def serve(
     if background:
         serve_in_background([part for part in sys.argv[2:] if part != "--background"])
         return
-    gc.disable()  # until all is loaded: little of that is garbage, and looking for it takes 0.1 s
+    # Until all is loaded: little of that is garbage, and looking for it takes 0.1 s.
+    gc.disable()
     open_closed_streams()
     _leave_on_signals()
     if model_name is not None:
@@ -62,7 +64,8 @@ def serve(
     exit_code = _serve(server, models, settings, is_private=exit_with_parent)
     if exit_code:
         print_error("the engine has failed; the log says why.")
-        if config.num_ranks > 1:  # the engine's thread may wait for another rank for ever
+        # The engine's thread may wait for another rank for ever.
+        if config.num_ranks > 1:
             os._exit(exit_code)
         sys.exit(exit_code)
 
@@ -145,7 +148,8 @@ def _join_ranks(config: EngineConfig) -> None:
         was_told = run_by_launcher(
             config.hostfile, config.distributed_backend, config.master_port + 1, STOP
         )
-        if not was_told:  # mlx.launch does not say how its ranks ended
+        # mlx.launch does not say how its ranks ended.
+        if not was_told:
             print_error("the ranks have ended by themselves.")
         sys.exit(0 if was_told else RANKS_ENDED)
 
@@ -171,7 +175,8 @@ def _keep_what_is_loaded() -> None:
 def _leave_on_signals() -> None:
     """Exit on signals until the server installs its own handlers."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # such as SIGHUP after `nohup`
+        # Such as SIGHUP after `nohup`.
+        if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _leave)
 
 

@@ -30,7 +30,8 @@ from mlxserve.system.files import make_own_folder, write_new
 _READY = re.compile(r"^mlxserve is ready at (http://\S+)$", re.MULTILINE)
 _POLL_SECONDS = 0.1
 _ASK_SECONDS = 2.0
-_STOP_SECONDS = 60.0  # a server has let its answers finish by then, and has ended
+# A server has let its answers finish by then, and has ended.
+_STOP_SECONDS = 60.0
 _LOG_LINES = 12
 
 

@@ -38,7 +38,8 @@ def install(settings: Settings) -> None:
 
     server = settings.build(ServerConfig)
     settings.build(EngineConfig)
-    read_access(server)  # without MLXSERVE_API_KEY, which the service does not have
+    # Without MLXSERVE_API_KEY, which the service does not have.
+    read_access(server)
     unit = ServiceUnit.of(_flags(settings), server.drain_seconds)
     manager = service_manager()
     manager.install(unit)

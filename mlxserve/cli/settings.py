@@ -33,8 +33,10 @@ from mlxserve.core.option import NamedOption, Options, options_of, unknown_optio
 
 PREFIX = "MLXSERVE_"
 _TABLES = "models"  # the name of the models' tables in the file
-_TUNING = "tuning"  # the name of the table of options that have no flag
-_OF_FIRST = frozenset({"adapter"})  # options that are the first model's, unless a table has them
+# The name of the table of options that have no flag.
+_TUNING = "tuning"
+# Options that are the first model's, unless a table has them.
+_OF_FIRST = frozenset({"adapter"})
 # Variables of the same prefix that are not options: secrets, folders, what is read before options
 # are, and settings of our tests.
 OTHER_NAMES = frozenset(

@@ -21,7 +21,8 @@ def open_closed_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            # The lowest free number, which is this one.
+            os.open(os.devnull, os.O_RDWR)
 
 
 def print_safe(text: object = "", *, end: str = "\n", to: TextIO | None = None) -> None:

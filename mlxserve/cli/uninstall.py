@@ -106,7 +106,8 @@ def _delete(left_overs: list[LeftOver], *, yes: bool) -> None:
             failed.append(f"{left.path}: {error}")
     parents = {left.path.parent for left in left_overs}
     for folder in (*parents, data_home(), config_home(), _gguf_home().parent, log_file().parent):
-        with suppress(OSError):  # another program's files are in it
+        # Another program's files are in it.
+        with suppress(OSError):
             folder.rmdir()
     if failed:
         raise MlxServeError(f"Not deleted: {'; '.join(failed)}")
@@ -149,7 +150,8 @@ def _say_what_stays() -> None:
 def _disk_cache_dir() -> str | None:
     try:
         return Settings.read(SCHEMAS, {}, os.environ).build(EngineConfig).disk_cache_dir
-    except InvalidConfig:  # a broken configuration is to be deleted as well
+    except InvalidConfig:
+        # A broken configuration is to be deleted as well.
         return None
 
 
@@ -162,7 +164,8 @@ def _gguf_home() -> Path:
 def _unit_file() -> Path | None:
     try:
         return service_manager().unit_file
-    except MlxServeError:  # no service manager that is known
+    except MlxServeError:
+        # No service manager that is known.
         return None
 
 

@@ -61,7 +61,8 @@ def remember(model: str, file: Path) -> None:
 
     Raises InvalidConfig.
     """
-    file = file.resolve()  # a link, such as one into a folder of settings, stays one
+    # A link, such as one into a folder of settings, stays one.
+    file = file.resolve()
     try:
         old = file.read_text(encoding="utf-8") if file.exists() else ""
         wanted = {**tomllib.loads(old), "model": model}
@@ -115,7 +116,8 @@ def _is_here(model: str) -> bool:
         return True
     try:
         return find_gguf(model) is not None or bool(snapshots(model))
-    except ModelNotFound:  # another quantisation of a repository that is here
+    except ModelNotFound:
+        # Another quantisation of a repository that is here.
         return False
 
 

@@ -190,7 +190,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for option in options_of(type(self)):
-            if hasattr(self, option.name):  # a nested config has checked its own
+            # A nested config has checked its own.
+            if hasattr(self, option.name):
                 value = option.checked(getattr(self, option.name))
                 object.__setattr__(self, option.name, value)
         self.check_together()

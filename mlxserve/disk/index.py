@@ -14,7 +14,8 @@ class DiskIndex:
 
     def __init__(self, files: Iterable[FoundFile] = ()) -> None:
         self.files: dict[Path, FoundFile] = {}
-        self.num_own = self.num_bytes = 0  # own records, and their bytes
+        # Own records, and their bytes.
+        self.num_own = self.num_bytes = 0
         self.total = 0
         self._by_use: list[tuple[float, Path]] = []  # a heap, with entries that are out of date
         self._changes: dict[bytes, bool] = {}  # own records, and whether each is there now

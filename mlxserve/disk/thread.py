@@ -143,7 +143,8 @@ class DiskThread:
         self._use = DiskUse(limit, written_today=files.written(self._day))
         self._recent_bytes = self._recent_seconds = 0.0  # of reads
         self._faults: list[float] = []  # when they happened
-        self._uncounted = 0  # bytes written today that no other process knows of
+        # Bytes written today that no other process knows of.
+        self._uncounted = 0
         self._has_warned_of_loss = False  # since the last write
         self._is_closed = False
         self._tell()
@@ -329,7 +330,8 @@ class DiskThread:
         except OSError as error:
             log.warning("The disk cache cannot be listed: %s", error)
             part = []
-            listing.unseen.clear()  # what was there before probably still is
+            # What was there before probably still is.
+            listing.unseen.clear()
         for file in part:
             listing.unseen.discard(file.path)
             if listing.is_clearing and file.name is not None:

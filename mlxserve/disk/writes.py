@@ -36,7 +36,8 @@ class DiskWrites:
         self._retry_at = 0.0
         self._warned: set[str] = set()
         self._day, self._written_that_day = today(), 0  # of the last write, by all processes
-        self._full_day = ""  # the last one on which no more was allowed
+        # The last one on which no more was allowed.
+        self._full_day = ""
 
     def __contains__(self, name: bytes) -> bool:
         return name in self._staged

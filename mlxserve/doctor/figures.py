@@ -39,7 +39,8 @@ TIMES_OF_ANSWERS = {
     ),
     "decode, whole": ("decode of one answer after the cache has grown", "tokens/s"),
 }
-_BOUND_BY_HOST = 60.0  # percent of a token's time: from here on the device waits for the host
+# Percent of a token's time: from here on the device waits for the host.
+_BOUND_BY_HOST = 60.0
 _TOO_SHORT = "the model's context is too short"
 
 

@@ -32,7 +32,8 @@ from mlxserve.request import Chunk, LiveRequest, Request, as_page_table
 from mlxserve.system import machine, metal_memory
 
 PROMPTS = (512, 2048)
-CONTEXT, ANSWER = 128, 64  # tokens of the decoded answer's prompt, and of the answer
+# Tokens of the decoded answer's prompt, and of the answer.
+CONTEXT, ANSWER = 128, 64
 HOST_CONTEXT = 1000
 _PAGE_SIZE = 32
 _ROUNDS = 2  # after one that warms up; the best counts

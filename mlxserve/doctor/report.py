@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 EXPECTED = "lantern"
 _FILLER = " ".join(f"Line {number} of the log says that all is well." for number in range(12))
 QUESTION = f"The code word is {EXPECTED}. {_FILLER} What is the code word?"
-_SLOW_GFLOPS = 10.0  # mlx's reference BLAS reaches about 2, any optimised one more than 20
+# mlx's reference BLAS reaches about 2, any optimised one more than 20.
+_SLOW_GFLOPS = 10.0
 
 
 def diagnose(config: EngineConfig | None = None) -> Iterator[Finding]:
@@ -64,7 +65,8 @@ def measure_matmul() -> Finding:
 
     size = 4096 if machine.is_metal() else 1024
     a = mx.random.normal((size, size))
-    mx.eval(a, a @ a)  # the first one also compiles
+    # The first one also compiles.
+    mx.eval(a, a @ a)
     seconds = min(_timed_matmul(a) for _ in range(3))
     gflops = 2 * size**3 / seconds / 1e9
     grade = Grade.OK if gflops >= _SLOW_GFLOPS else Grade.SLOW
@@ -116,7 +118,8 @@ async def _ask(writer: Writer) -> tuple[str, int]:
 
 
 def _timed_matmul(a: mx.array) -> float:
-    import mlx.core as mx  # not before machine.prepare() has run
+    # Not before machine.prepare() has run.
+    import mlx.core as mx
 
     started = time.perf_counter()
     mx.eval(a @ a)

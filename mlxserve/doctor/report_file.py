@@ -84,6 +84,7 @@ def _anonymous_text(text: str) -> str:
             text = re.sub(rf"{re.escape(folder)}(?![\w.-])", "~", text)
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a number without a name
+    except (KeyError, OSError):
+        # A number without a name.
         return text
     return re.sub(rf"(?<=[/\\]){re.escape(user)}(?![\w.-])", "USER", text)

@@ -109,7 +109,8 @@ def _run(
             result = None
         channel.write(number, Kind.RESULT, result)
     except MemoryError:
-        os._exit(NO_MEMORY)  # there may be none for an answer either
+        # There may be none for an answer either.
+        os._exit(NO_MEMORY)
     except Exception as error:  # noqa: BLE001  (reported to the parent, which raises it)
         channel.write(number, Kind.ERROR, _described(error))
     _disarm()
@@ -136,7 +137,8 @@ class _Channel:
         while view:
             count = self._socket.recv_into(view)
             if not count:
-                os._exit(0)  # also where a thread of the worker computes
+                # This ends the process even if a thread of the worker computes.
+                os._exit(0)
             view = view[count:]
         return content
 

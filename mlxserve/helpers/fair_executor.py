@@ -43,10 +43,14 @@ SHORT_SECONDS, MEDIUM_SECONDS = 0.25, 1.0  # the longest jobs of these lanes
 # What may wait: jobs, and the seconds that they are expected to need.
 MAX_JOBS, MAX_SECONDS = 2048, 300.0
 MAX_CLIENT_JOBS, MAX_CLIENT_SECONDS = 1024, 60.0
-BODY_MEMORY = 256 << 20  # bytes of all bodies that are being read or waiting
-_PIXELS_PER_BODY = 6  # bytes of decoded images, for each of `body_memory`
-UNCOUNTED_BODY = 64 << 10  # bytes of each that are not counted, so that small ones always pass
-_MAX_DEBTORS = 4096  # clients whose use is known, before those that have no debt are forgotten
+# Bytes of all bodies that are being read or waiting.
+BODY_MEMORY = 256 << 20
+# Bytes of decoded images, for each of `body_memory`.
+_PIXELS_PER_BODY = 6
+# Bytes of each that are not counted, so that small ones always pass.
+UNCOUNTED_BODY = 64 << 10
+# Clients whose use is known, before those that have no debt are forgotten.
+_MAX_DEBTORS = 4096
 
 
 class RunFairly(Protocol):
@@ -84,7 +88,8 @@ class FairOrder(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._now = 0.0  # seconds that a client could have used since the beginning
+        # Seconds that a client could have used since the beginning.
+        self._now = 0.0
         self._used: dict[str, float] = {}  # when the last item of a client is due
         self._items: list[tuple[float, int, str, float, T]] = []  # a heap
         self._num_items: Counter[str] = Counter()  # of each client

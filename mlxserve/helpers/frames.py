@@ -18,7 +18,8 @@ from enum import IntEnum
 LENGTH = struct.Struct("<I")  # of a frame, before its content
 MAX_FRAME = 1 << 28
 NO_MEMORY = 77  # exit code of a child that got a MemoryError
-MARGIN = 1.0  # seconds after its deadline when a child that was not killed ends itself
+# Seconds after its deadline when a child that was not killed ends itself.
+MARGIN = 1.0
 # A job's seconds are seconds of a processor where it got one: on a busy machine a clock ends it after so
 # many times as long.
 MAX_TIMES = 5

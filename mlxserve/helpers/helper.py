@@ -60,11 +60,13 @@ class Helper:
         niceness: how far the child gives way to this process where processors are scarce
         """
         self.name = name
-        self.num_started = 0  # children; a new one has lost what the last one held
+        # Children; a new one has lost what the last one held.
+        self.num_started = 0
         self._setup = pickle.dumps((target, arguments, start_seconds, memory, niceness))
         self._memory = memory
         self._start_seconds = start_seconds
-        self._turn = threading.Lock()  # held while there is a job
+        # Held while there is a job.
+        self._turn = threading.Lock()
         self._starting = threading.Lock()
         self._num_jobs = 0
         self._is_closed = False
@@ -164,7 +166,8 @@ class Helper:
         child = self._child
         if child is not None:
             child.kill()
-            if self._turn.acquire(timeout=1):  # its caller notices at once
+            # Its caller notices at once.
+            if self._turn.acquire(timeout=1):
                 self._release()
 
     def _begin(self, method: str, arguments: tuple[Any, ...], seconds: float) -> Job:

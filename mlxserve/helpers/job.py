@@ -120,7 +120,8 @@ class Job:
             if code in (NO_MEMORY, -signal.SIGABRT):  # Rust's allocator aborts
                 self._kill(KillReason.MEMORY, child.needed_too_much)
             self._kill(KillReason.ENDED, f"ended its process ({exit_in_words(code)})")
-        if self._cpu_began is None:  # not earlier: it takes 20 us, and most jobs end before a look
+        # Not earlier: it takes 20 us, and most jobs end before a look.
+        if self._cpu_began is None:
             self._cpu_began = child.cpu_seconds()
         is_late = RUNNING.now() >= self._deadline
         child.look(again=is_late)

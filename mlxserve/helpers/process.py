@@ -36,7 +36,8 @@ class ChildProcess:
         """Start the process. Raises HelperKilled if the system refuses it or a socket."""
         self.start_seconds = start_seconds
         self.is_set_up = False
-        self.is_at_end = False  # the child's side of the socket is closed
+        # The child's side of the socket is closed.
+        self.is_at_end = False
         self.was_killed = False
         self.is_too_large = False
         self.was_stopped = False  # by a signal or a debugger, since the job began
@@ -133,11 +134,13 @@ class ChildProcess:
         if self._process.poll() is None:
             try:
                 os.killpg(self._process.pid, signal.SIGKILL)  # and what it has forked
-            except OSError:  # macOS refuses it for a group with a process that has just ended
+            except OSError:
+                # macOS refuses it for a group with a process that has just ended.
                 self._process.kill()
         try:
             return self._process.wait(seconds)
-        except subprocess.TimeoutExpired:  # the kernel frees much memory
+        except subprocess.TimeoutExpired:
+            # The kernel frees much memory.
             self._reap_later()
             return None
 

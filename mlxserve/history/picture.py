@@ -75,7 +75,8 @@ def _smaller(content: bytes, typed: str) -> bytes:
         image.draft(None, (MAX_SIDE, MAX_SIDE))
         image.thumbnail((MAX_SIDE, MAX_SIDE))
         whole = ImageOps.exif_transpose(image).convert("RGBA")
-    except Exception as error:  # decoders raise anything
+    except Exception as error:
+        # Decoders raise anything.
         raise AttachmentRefused(f"{typed} is damaged or no image ({error}).") from error
     white = Image.new("RGBA", whole.size, "white")
     white.alpha_composite(whole)

@@ -128,7 +128,8 @@ class MemoryFit:
 _UNFIT = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 _PAGE_SIZE = EngineConfig().page_size
 _STEP_TOKENS = 2048  # the default of `max_num_batched_tokens`
-_USUAL_CONTEXT = 8192  # tokens, for a model whose config does not say what it was trained for
+# Tokens, for a model whose config does not say what it was trained for.
+_USUAL_CONTEXT = 8192
 _NUM_SEQS = EngineConfig().scheduler.max_num_seqs
 
 
@@ -148,7 +149,8 @@ def memory_fit(
     in_8_bits: with keys and values in 8 bits (`kv_cache_dtype=q8`)
     num_seqs: requests that run beside each other
     """
-    bytes_per_value = 2 if is_metal else 4  # without Metal all computation is in float32
+    # Without Metal all computation is in float32.
+    bytes_per_value = 2 if is_metal else 4
     made_for = entry.context or context or _USUAL_CONTEXT
     is_promised = context is not None
     context = min(context or made_for, made_for)
@@ -166,7 +168,8 @@ def memory_fit(
             num_seqs=num_seqs,
             is_promised=is_promised,
         )
-    if per_token == 0:  # a sequence of any length keeps as much
+    # A sequence of any length keeps as much.
+    if per_token == 0:
         return MemoryFit(taken <= memory, context if taken <= memory else 0, taken, context)
     # A quarter of the cache is for recurrent states (model/sizing.py).
     of_cache = Fraction(3, 4) if entry.kv.has_states else Fraction(1)
@@ -332,7 +335,8 @@ def _inner(text: Mapping[str, Any], width: int) -> int:
     """Intermediate values per token; for experts, the active experts' inner values and outputs."""
     num_experts = int(text.get("num_experts_per_tok") or 0)
     inner = text.get("moe_intermediate_size") or text.get("intermediate_size") or 4 * width
-    inner = int(max(inner) if isinstance(inner, list) else inner)  # Gemma 3n has one for each layer
+    # Gemma 3n has one for each layer.
+    inner = int(max(inner) if isinstance(inner, list) else inner)
     return num_experts * (inner + width) if num_experts else inner
 
 

@@ -33,7 +33,8 @@ def fetch_weights(repository: str, patterns: Sequence[str] = _WEIGHTS) -> None:
     try:
         card: Any = HfApi().model_info(repository)
     except (HfHubHTTPError, HTTPError, OSError):
-        return  # offline, or no such model: the caller's next request reports which
+        # Offline, or no such model: the caller's next request reports which.
+        return
     folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
     for file in card.siblings or ():
         is_there = (folder / "snapshots" / card.sha / file.rfilename).exists()
@@ -52,7 +53,8 @@ def _fetch(repository: str, commit: str, name: str, blobs: Path) -> None:
     blobs.mkdir(parents=True, exist_ok=True)
     part = blobs / f"{metadata.etag}.part"
     with part.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # another process may be downloading the same file
+        # Another process may be downloading the same file.
+        fcntl.flock(file, fcntl.LOCK_EX)
         if (blobs / metadata.etag).exists():
             return
         _resume(url, file, metadata.size)

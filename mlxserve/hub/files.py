@@ -205,7 +205,8 @@ def existing_path(model: str) -> Path | None:
     try:
         path = Path(model).expanduser()
         return path if path.exists() else None
-    except (OSError, RuntimeError):  # too long for a path; the home of an unknown user
+    except (OSError, RuntimeError):
+        # Too long for a path; the home of an unknown user.
         return None
 
 

@@ -20,7 +20,8 @@ _LAYOUT = b"1"  # of what is hashed; another one makes every model another one
 _TOKENIZER = ("tokenizer*.json", "tokenizer.model", "vocab.*", "merges.txt", "*.tiktoken")
 _LENGTH_SIZE = 8  # bytes, before a safetensors header
 _MAX_HEADER = 100 << 20  # as safetensors itself allows
-_GGUF_HEADER = 1 << 16  # the rest of a GGUF header is in the configuration and the tokenizer
+# The rest of a GGUF header is in the configuration and the tokenizer.
+_GGUF_HEADER = 1 << 16
 _NUM_SAMPLES, _SAMPLE_SIZE = 16, 4096  # of each file of weights
 
 

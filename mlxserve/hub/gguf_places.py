@@ -48,7 +48,8 @@ def find_gguf(name: str) -> Path | None:
         repository, kind = reference
         studio = (root / repository for root in lm_studio_folders())
         for folder in (*snapshots(repository), *studio):
-            with suppress(ModelNotFound):  # another quantisation is here
+            # Another quantisation is here.
+            with suppress(ModelNotFound):
                 return folder / choose(_names_below(folder), kind, repository)
         return ollama_model(name)
     known = repository_of(name)
@@ -139,7 +140,8 @@ def hub_models() -> Iterator[tuple[str, Path]]:
     """Yield files in the Hugging Face cache as hf.co/org/repository:quantisation."""
     for repository in repositories():
         by_name: dict[str, Path] = {}
-        for folder in snapshots(repository):  # each has what was asked for when it was the newest
+        # Each has what was asked for when it was the newest.
+        for folder in snapshots(repository):
             for name in models_among(_names_below(folder)):
                 by_name.setdefault(quantisation(name) or "latest", folder / name)
         for kind, file in by_name.items():

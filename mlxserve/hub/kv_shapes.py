@@ -52,7 +52,8 @@ def kv_shape(text: Config) -> KVShape:
         return KVShape(0, has_states=True)
     kinds = _kinds(text, count)
     num_reused = int(text.get("num_kv_shared_layers") or text.get("num_kv_reuse_layers") or 0)
-    own = kinds[: count - num_reused]  # the last layers use the keys of others
+    # The last layers use the keys of others.
+    own = kinds[: count - num_reused]
     parts = [(_of_kind(text, kind), kind) for kind in own if kind in _ATTENTION]
     num_chosen, chosen_dim = _keys_for_choosing(text)
     num_values = sum(_values(part, kind) for part, kind in parts) + num_chosen * chosen_dim

@@ -21,7 +21,8 @@ from mlxserve.system.terminal_text import one_line
 BUNDLED = "mlxserve-mini"
 _PROGRAM = (sys.executable, "-m", "mlxserve")
 END_SECONDS = 5.0  # for a child that was told to end
-USEFUL_CONTEXT = 8192  # tokens; a model that leaves less room does not suit a machine
+# Tokens; a model that leaves less room does not suit a machine.
+USEFUL_CONTEXT = 8192
 # What a context of at least this many tokens is enough for.
 _GOOD_FOR = (
     (32_768, "long documents"),
@@ -191,7 +192,8 @@ class ModelCatalog:
                     return
                 if isinstance(done := said.get("done"), int):
                     total = total if isinstance(total := said.get("total"), int) else None
-                    if done or total:  # nothing is downloaded of what is here
+                    # Nothing is downloaded of what is here.
+                    if done or total:
                         yield Downloaded(done, total)
         raise ModelCommandFailed(f"The download of {one_line(name, 80)} stopped early. Try again.")
 

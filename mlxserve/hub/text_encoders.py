@@ -37,7 +37,8 @@ _JUDGE = (
 )
 _WITH_HEADS = "ForSequenceClassification"
 _MAX_PROMPTS, _MAX_MODULES = 1_000, 20
-_NO_LIMIT = 1_000_000  # tokenizers without a longest length write a number of thirty digits
+# Tokenizers without a longest length write a number of thirty digits.
+_NO_LIMIT = 1_000_000
 
 
 class TokenPooling(StrEnum):
@@ -155,7 +156,8 @@ def _is_encoder(
         )
         return not other
     if is_classifier:
-        return False  # refused by the sentence for classifiers
+        # Refused by the sentence for classifiers.
+        return False
     # Conversions of decoders for vectors often lack modules.json.
     is_bidirectional = files.config.get("use_bidirectional_attention") is True
     return is_listed or is_bidirectional or "embedding" in files.name.lower()

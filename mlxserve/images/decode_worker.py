@@ -31,7 +31,8 @@ class DecodeWorker:
     """Decodes images of `FORMATS`. Jobs raise ValueError with the end of a sentence about the image."""
 
     def __init__(self) -> None:
-        Image.MAX_IMAGE_PIXELS = None  # a limit of our own says what to do
+        # A limit of our own says what to do.
+        Image.MAX_IMAGE_PIXELS = None
 
     def decode(self, data: bytes, max_pixels: int) -> tuple[int, int, bytes | None]:
         """Return (width, height, RGB of each pixel) of the first frame, upright and on white.
@@ -57,7 +58,8 @@ class DecodeWorker:
             whole = _upright(_smaller(_in_colour(image)), image)
         except MemoryError:
             raise
-        except Exception as error:  # the decoders raise anything
+        except Exception as error:
+            # The decoders raise anything.
             raise _damaged(error) from error
         return whole.width, whole.height, whole.tobytes()
 
@@ -117,6 +119,7 @@ def _fitting(width: int, height: int) -> tuple[int, int]:
 def _upright(image: Any, source: Any) -> Any:
     """Rotate as the camera says that it was held."""
     turn = None
-    with suppress(Exception):  # what it says may be damaged as well
+    # What it says may be damaged as well.
+    with suppress(Exception):
         turn = _TURNS.get(source.getexif().get(_ORIENTATION))
     return image if turn is None else image.transpose(turn)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Self
 
-if TYPE_CHECKING:  # a tenth of a second, which a start without images need not wait for
+# A tenth of a second, which a start without images need not wait for.
+if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 KEY_SIZE = 32  # bytes
-MIN_ROWS = 4  # whose ids together have as many bits as a page's hash
+# Rows whose ids together have as many bits as a page's hash.
+MIN_ROWS = 4
 
 Grid: TypeAlias = tuple[int, int, int]
 Mark: TypeAlias = tuple[int, int, bytes]  # first position, the one after the last, key
@@ -181,7 +182,8 @@ def positions_of(pictures: Placed, start: int, end: int) -> npt.NDArray[np.int32
                 :, first - placed.start : last - placed.start
             ]
         shift += placed.picture.shift
-        if placed.end < end:  # until the next picture, whose own shift is added then
+        # Until the next picture, whose own shift is added then.
+        if placed.end < end:
             positions[:, max(0, placed.end - start) :] += placed.picture.shift
     return positions
 

@@ -34,7 +34,8 @@ class HalvesFilter:
     """Like `without_halves`, for JSON in pieces of bytes."""
 
     def __init__(self) -> None:
-        self._held = b""  # may be the beginning of an escape
+        # May be the beginning of an escape.
+        self._held = b""
 
     def push(self, part: bytes) -> bytes:
         data = self._held + part

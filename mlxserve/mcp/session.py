@@ -81,7 +81,8 @@ class ToolServer:
             await asyncio.wait({calling}, timeout=self.entry.call_seconds)
             is_late = not calling.done()
         finally:
-            calling.cancel()  # the server is told; nothing if it is done
+            # The server is told; nothing if it is done.
+            calling.cancel()
             await asyncio.wait({calling})
         if is_late:
             words = f"{self.entry.call_seconds:g} seconds"

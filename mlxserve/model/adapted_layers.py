@@ -152,7 +152,8 @@ class AdaptedEmbedding(nn.Module):  # type: ignore[misc]
             self.lora_a[number[:, None], in_rows] * scale, self.lora_b, rhs_indices=number
         )
         z = z.astype(y.dtype).reshape(y.shape)
-        return y + mx.where(ids[..., None] < 0, 0, z)  # rows of pictures are not of the embedding
+        # Rows of pictures are not of the embedding.
+        return y + mx.where(ids[..., None] < 0, 0, z)
 
     def as_linear(self, hidden: mx.array) -> mx.array:
         """Compute the logits of the selected rows."""

@@ -146,7 +146,8 @@ def _probed(loaded: LoadedModel, backends: Backends) -> tuple[float, Unsupported
     if loaded.group is None:
         return difference, reason
     if reason is not None and loaded.group.split is Split.LAYERS:
-        raise reason  # it may have left the others in the middle of a forward
+        # It may have left the others in the middle of a forward.
+        raise reason
     worst = loaded.group.all_max_float(difference)
     if reason is None and worst == math.inf:
         reason = UnsupportedModel(f"{loaded.name}: its attention is wrong on another rank.")

@@ -66,7 +66,8 @@ class Batch:
         has_pictures = False
         for chunk, table, start, end in zip(chunks, tables, starts, ends, strict=True):
             has_pictures = has_pictures or bool(chunk.request.asked.pictures)
-            if chunk.length == 1:  # numbers, because numpy's calls would take ten times as long
+            # Numbers, because numpy's calls would take ten times as long.
+            if chunk.length == 1:
                 page, offset = divmod(chunk.start, page_size)
                 positions[start] = chunk.start
                 slots[start] = chunk.page_table[page] * page_size + offset

@@ -49,7 +49,8 @@ class Commits:
     def __init__(self, max_under_way: int) -> None:
         """Bound the work under way to `most` rows times layers."""
         self._most = max_under_way
-        self._num_waiting = 0  # rows of layers since the last commit
+        # Rows of layers since the last commit.
+        self._num_waiting = 0
         self._num_under_way = 0
         self._under_way: deque[tuple[mx.array, int]] = deque()
 
@@ -61,7 +62,8 @@ class Commits:
         Arguments as in `rows_kept`.
         """
         kept = rows_kept(num_rows, num_decodes, positions, copied)
-        self._num_waiting = 0  # the end of a step is evaluated
+        # The end of a step is evaluated.
+        self._num_waiting = 0
         return partial(self._after_layer, kept) if kept else None
 
     def _after_layer(self, num_rows: int, keys: mx.array) -> None:

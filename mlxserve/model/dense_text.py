@@ -58,7 +58,8 @@ class DenseText(TextWork[Result]):
         end = min(self.num_done + num_tokens, len(self._token_ids))
         try:
             self._compute(self.num_done, end)
-        except (InvalidRequest, DeviceError):  # the first is a ValueError as well
+        except (InvalidRequest, DeviceError):
+            # The first is a ValueError as well.
             raise
         except _MODEL_ERRORS as error:
             raise InvalidRequest(f"input: the model failed on it: {error}") from error

@@ -95,7 +95,8 @@ class Rows:
     def logits(self, batch: Batch, tokens: mx.array, rows: list[int] | None) -> mx.array:
         pictures, positions = batch.pictures, batch.positions
         if pictures is not None and pictures.positions is not None:
-            positions = pictures.positions[0]  # what keys and queries are turned by
+            # Keys and queries are rotated by these.
+            positions = pictures.positions[0]
         groups: Sequence[Group] = ()
         if self._states.is_used:
             groups = self._states.groups(batch.plan, batch.num_decodes)
@@ -139,7 +140,8 @@ class Rows:
         with self._selector.choosing(wanted, len(tokens), int(layout.offset is not None)):
             logits = self._forward(groups, self._kv, layout, tokens)
         if logits.shape[0] != len(rows):
-            logits = logits[wanted]  # a head that is not wrapped computed every row
+            # A head that is not wrapped computed every row.
+            logits = logits[wanted]
         return logits
 
 
@@ -233,7 +235,8 @@ def _call(
             caches = loaded.caches.build(layer, states.__getitem__)
             logits: mx.array = loaded.model(tokens[None], cache=caches)
             states.commit()
-            return logits.squeeze(0)  # an index takes the host three times as long
+            # An index takes the host three times as long.
+            return logits.squeeze(0)
         adapters = None if loaded.adapters is None else loaded.adapters.rows
         recurrent = RecurrentRows(
             groups, layout.positions, len(tokens), num_arrays, state_class, adapters
@@ -280,7 +283,8 @@ class Sequences:
         if wanted is None:
             return logits
         if wanted and logits.shape[0] != len(wanted):
-            return logits[mx.array(wanted)]  # a head that is not wrapped computed every row
+            # A head that is not wrapped computed every row.
+            return logits[mx.array(wanted)]
         return logits[: len(wanted)]
 
     def _model_of(self, group: Group) -> Callable[..., mx.array]:

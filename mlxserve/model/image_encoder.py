@@ -29,7 +29,8 @@ from mlxserve.model.shown_pictures import Features
 # three images and not for four.
 MAX_TOGETHER = 4
 _TEXT = "language_model."
-_SOUND = ("audio_tower", "embed_audio")  # parts that no image goes through, and are not loaded
+# Parts that no image goes through, and are not loaded.
+_SOUND = ("audio_tower", "embed_audio")
 
 
 class _ZeroEmbedding(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
@@ -78,7 +79,8 @@ class Tower:
         self._whole = whole
         self._image_token = image_token
         self._row_nbytes = hidden * dtype.size
-        self.max_inputs = 0  # numbers of several images that may be computed at once
+        # Numbers of several images that may be computed at once.
+        self.max_inputs = 0
         self.axes: Mapping[str, int] | None = None  # on which inputs are joined; None: one by one
         whole.language_model = _NoText(hidden, dtype)
         self.pieces = TowerPieces(whole, max_work)

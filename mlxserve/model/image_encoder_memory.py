@@ -24,7 +24,8 @@ log = logging.getLogger("mlxserve.vision")
 
 _SMALL, _LARGER = 64, 224  # sides of the images that are computed
 _MEDIUM, _LARGE = 1024, 2048  # and of those that are read
-_GROWS = 1.5  # a processor makes larger images smaller where the larger one has no more than this
+# A processor makes larger images smaller where the larger one has no more than this.
+_GROWS = 1.5
 _SHARE = 8  # of the memory: one part for the tower's step
 _FEWEST_PIXELS = 1 << 20
 # Numbers of images that are computed at once: a larger one keeps the device busy by itself.

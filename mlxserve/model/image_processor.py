@@ -137,7 +137,8 @@ class ImageProcessor:
         the whole text.
         """
         is_written = self._writes_in_place([image])
-        with suppress(*_ERRORS):  # Step 3.7's processor refuses a second image in a text
+        # Step 3.7's processor refuses a second image in a text.
+        with suppress(*_ERRORS):
             is_written = is_written and self._writes_in_place([image, image])
         if not is_written:
             raise ValueError("it does not write an image in place of the placeholder alone")

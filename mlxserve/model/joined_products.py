@@ -118,11 +118,13 @@ class SharedLayer(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
             parts = mx.split(shared.product(x), shared.cuts, axis=-1)
             shared.parts = parts  # type: ignore[assignment]  # a list, which mlx does not say
             return parts[0]
-        if x is not shared.x:  # the first was called with something else
+        # The first was called with something else.
+        if x is not shared.x:
             return self.layer(x)  # type: ignore[no-any-return]
         part = shared.parts[number]
         if number == len(shared.cuts):
-            shared.x, shared.parts = None, ()  # a step's arrays are not kept
+            # A step's arrays are not kept.
+            shared.x, shared.parts = None, ()
         return part
 
 
@@ -184,7 +186,8 @@ def _shared_in(module: nn.Module, layers: Mapping[str, nn.Module], x: mx.array) 
 def _computes(module: nn.Module, x: mx.array, expected: mx.array) -> bool:
     try:
         return is_near(module(x), expected)
-    except MODEL_ERRORS:  # it looks into a layer, instead of calling it
+    except MODEL_ERRORS:
+        # It looks into a layer, instead of calling it.
         return False
 
 
@@ -199,7 +202,8 @@ def _observed(
         expected = module(x)
         mx.eval(expected)
     except MODEL_ERRORS:
-        return [], x  # it takes something else than its first layer
+        # It takes something else than its first layer.
+        return [], x
     finally:
         for name, layer in layers.items():
             module[name] = layer

@@ -175,7 +175,8 @@ def load(
 
     Raises UnsupportedModel, OutOfMemory.
     """
-    if group is None or files.gguf is not None:  # a GGUF file is read whole before it is divided
+    # A GGUF file is read whole before it is divided.
+    if group is None or files.gguf is not None:
         refuse_too_large(files.weight_size, files.name, memory_limit)
     model, config = read_model(files, is_metal=is_metal)
     if group is not None and isinstance(model, VlmLanguageModel):
@@ -206,7 +207,8 @@ def read_model(files: ModelFiles, *, is_metal: bool) -> tuple[nn.Module, Mapping
             model_config=dict(definition.changes),
             get_model_classes=lambda **_: (definition.model, definition.arguments),
         )
-    except (*READ_ERRORS, SystemExit) as error:  # mlx-lm's olmo exits where its package is missing
+    except (*READ_ERRORS, SystemExit) as error:
+        # mlx-lm's olmo exits where its package is missing.
         raise UnsupportedModel(why_not_loaded(files, error)) from error
     refuse_packed(model, files)
     return model, config
@@ -243,7 +245,8 @@ def keep_part(model: nn.Module, group: RankGroup, name: str, kind: str, memory_l
         drop_head(model)
     arrays = [array for _, array in tree_flatten(model.parameters())]
     refuse_too_large(sum(array.nbytes for array in arrays), name, memory_limit)
-    for array in arrays:  # one by one: a tensor is read whole, and cut
+    # One by one: a tensor is read whole, and cut.
+    for array in arrays:
         mx.eval(array)
         mx.clear_cache()
 
@@ -285,7 +288,8 @@ def in_float32(model: nn.Module, name: str, memory_limit: int) -> nn.Module:
     needed = _float32_bytes(model)
     if needed > memory_limit:
         if quantised:
-            return model  # slow, but it works; the doctor and the log show the device
+            # Slow, but it works; the doctor and the log show the device.
+            return model
         raise OutOfMemory(
             f"{name}: on a CPU the weights are converted to float32 and need {_gib(needed)}, but "
             f"only {_gib(memory_limit)} of memory may be used. Choose a smaller model."

@@ -38,7 +38,8 @@ from mlxserve.system.files import read_own_json, replace_file
 
 log = logging.getLogger("mlxserve.model.load_check")
 
-SECONDS = 1800.0  # a model of hundreds of gigabytes is read from an external disk
+# A model of hundreds of gigabytes is read from an external disk.
+SECONDS = 1800.0
 _COMMAND = (sys.executable, "-P", "-m", "mlxserve.model.load_check")
 _MAX_KEPT, _MAX_BYTES = 500, 1 << 20
 _FAULTS = (

@@ -61,14 +61,16 @@ _HIGHEST_TOLERANCE = 0.25
 # scale of a neighbouring slot or head, or none, makes 0.27 to 1.4 in all but one of them.
 _QUANTISED_TOLERANCE = 0.2
 _OTHER_CHUNKS = (3, 4, 1, 6, 2)  # lengths of the dense run that shows the noise
-_HALF_DECODES = 8  # single tokens of each sequence, so that most of them means something
+# Single tokens of each sequence, so that most of them means something.
+_HALF_DECODES = 8
 
 _SHARED = 16  # tokens that the third sequence has from the first
 _STATE_DECODES = 3
 _SNAPSHOT = 1  # its id
 
 Numbers = Sequence[int | None]  # of the adapter of each sequence
-Step = tuple[tuple[int, int, int], ...]  # (sequence, start, end) of its chunks, decodes first
+# (sequence, start, end) of its chunks, decodes first.
+Step = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,8 @@ def _compare(
     models = [_with_adapter(loaded, number) for number in numbers]
     dense = [_dense(model, ids) for model, ids in zip(models, sequences, strict=True)]
     kinds = _differences(loaded, backends, page_size, sequences, dense, numbers)
-    largest = float(np.max([rows.max() for rows in kinds]))  # NaN if any of them is NaN
+    # NaN if any of them is NaN.
+    largest = float(np.max([rows.max() for rows in kinds]))
     if largest <= tolerance:
         return Agreement(largest, tolerance, 1.0)
     if dtype == mx.float32:

@@ -23,7 +23,8 @@ class Split(StrEnum):
     LAYERS = "layers"  # pipeline parallel: each rank has some layers
 
 
-_joined: list[Split] = []  # mx.distributed has one group in the life of a process
+# mx.distributed has one group in the life of a process.
+_joined: list[Split] = []
 
 
 class RankGroup:
@@ -53,7 +54,8 @@ class RankGroup:
         self.size: int = self.mx_group.size()
         self.split = split
         self.num_on_this_machine = num_on_this_machine
-        if self.size != size:  # "any" may find a group of one
+        # "any" may find a group of one.
+        if self.size != size:
             raise EngineStopped(
                 f"mx.distributed found {self.size} ranks instead of {size}. Start all of them with "
                 "mlx.launch, or leave hostfile out to run all ranks on this machine."

@@ -90,7 +90,8 @@ def reason_of(error: BaseException) -> str:
         distribution = _DISTRIBUTIONS.get(package, package.replace("_", "-"))
         return f"the package {package} is missing (pip install {distribution}, and restart)"
     message = in_one_line(error)
-    if _TRUST in message:  # transformers advises to trust the folder
+    # transformers advises to trust the folder.
+    if _TRUST in message:
         return _CODE
     return message if isinstance(error, _WITH_SENTENCES) else f"{type(error).__name__}: {message}"
 

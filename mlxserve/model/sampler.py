@@ -32,9 +32,12 @@ from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.request import LiveRequest, Request, Sampled, TokenLogprob
 
 _MASK64 = (1 << 64) - 1
-_BEST = (64, 1024)  # how many of the best tokens are sorted: the smallest that covers the top-k
-_NEVER = -1e30  # a logit that loses against every other, and still leaves room for a temperature
-_COLDEST = 1e-6  # any lower temperature always draws the best token; float32 underflows at 1e-38
+# How many of the best tokens are sorted: the smallest that covers the top-k.
+_BEST = (64, 1024)
+# A logit that loses against every other, and still leaves room for a temperature.
+_NEVER = -1e30
+# Any lower temperature always draws the best token; float32 underflows at 1e-38.
+_COLDEST = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,8 @@ def _filtered(logits: mx.array, draws: Sequence[Draw], size: int) -> mx.array:
     kept = (before < _column([p.top_p for p in params])) & (
         probabilities >= probabilities[:, :1] * _column([p.min_p for p in params])
     )
-    kept = kept | (mx.arange(size)[None] == 0)  # rounding must never exclude every token
+    # Rounding must never exclude every token.
+    kept = kept | (mx.arange(size)[None] == 0)
     noise = mx.take_along_axis(_gumbel(draws, logits.shape[-1]), order, axis=-1)
     rank = mx.argmax(mx.where(kept, ranked, -mx.inf) + noise, axis=-1, keepdims=True)
     return mx.take_along_axis(order, rank, axis=-1)[:, 0]

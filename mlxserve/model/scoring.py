@@ -35,7 +35,8 @@ class Scoring(DenseText[list[TokenLogprob]]):
     def _compute(self, start: int, end: int) -> None:
         following = list(self._token_ids[start + 1 : end + 1])
         if not following:
-            return  # a text of one token, or a piece that is only its last
+            # A text of one token, or a piece that is only its last.
+            return
         logits = self._logits(start, end)[0, : len(following)].astype(mx.float32)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         chosen = mx.take_along_axis(logprobs, mx.array(following, mx.int32)[:, None], axis=-1)

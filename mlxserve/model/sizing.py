@@ -260,7 +260,8 @@ def fit_pages(
         page_bytes / (1 << 10),
     )
     num_pages = max(2, -(-max_tokens // page_size))
-    if page_bytes or left <= 0:  # a model of recurrent layers alone has nothing in its pages
+    # A model of recurrent layers alone has nothing in its pages.
+    if page_bytes or left <= 0:
         num_pages = min(left // max(1, page_bytes), num_pages)
     if num_pages < 2:
         raise OutOfMemory(

@@ -52,7 +52,8 @@ class RemoteLayer(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
 
     def __init__(self, layer: nn.Module, passage: Passage) -> None:
         super().__init__()
-        dict.__setitem__(self, "_layer", layer)  # hidden: its weights are not this rank's
+        # Hidden: its weights are not this rank's.
+        dict.__setitem__(self, "_layer", layer)
         self._passage = (passage,)
 
     def __call__(self, *args: Any, **options: Any) -> mx.array:

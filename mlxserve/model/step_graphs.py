@@ -37,7 +37,8 @@ log = logging.getLogger("mlxserve.model")
 
 # A recording costs as much as building four graphs; each use saves most of one.
 TIMES_BEFORE = 3  # that a step of these shapes is built before it is recorded
-MAX_GRAPHS = 64  # kept, the last used; of 36 layers one takes 0.9 MB
+# Kept, the last used; of 36 layers one takes 0.9 MB.
+MAX_GRAPHS = 64
 _MAX_COUNTED = 4096
 
 Forward: TypeAlias = Callable[[Sequence[Group], KVPool, StepLayout, mx.array], mx.array]
@@ -57,7 +58,8 @@ class StepGraphs:
         """`forward`: maps its arguments alone to the logits of all rows of (T,) tokens."""
         self._forward = forward
         self._kv = kv
-        self._backend = _recordable(kv) if is_recorded else None  # None if steps are not recorded
+        # None if steps are not recorded.
+        self._backend = _recordable(kv) if is_recorded else None
         self._makers: dict[Hashable, MakeArrays] = {}  # of what the layers upload
         self._num_built: Counter[Hashable] = Counter()
         self._recorded: dict[Hashable, Callable[..., Any]] = {}  # the last used is the last
@@ -66,7 +68,8 @@ class StepGraphs:
         """Return (T, vocabulary), not evaluated; the groups then hold the states after the step."""
         decodes, backend = layout.decodes, self._backend
         is_built = backend is None or decodes is None or layout.chunks is not None
-        is_built = is_built or layout.after_layer is not None  # evaluated as its layers are called
+        # Evaluated as its layers are called.
+        is_built = is_built or layout.after_layer is not None
         # One group, or none where there are no states: beside others are sequences that begin.
         if is_built or len(groups) > 1 or any(group.before is None for group in groups):
             return self._forward(groups, self._kv, layout, tokens)

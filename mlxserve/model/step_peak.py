@@ -87,7 +87,8 @@ def measure_step(
             _max_positions(loaded, memory_limit, group),
         )
         seen = copied_positions(loaded.layers, step[1], min(longest, _MAX_MEASURED_POSITIONS))
-        if loaded.group is not None:  # the same forwards on every rank
+        # The same forwards on every rank.
+        if loaded.group is not None:
             seen = [loaded.all_max(max(seen))]
         for positions in seen:
             start = (positions - step[1]) // config.page_size * config.page_size
@@ -103,7 +104,8 @@ def measure_step(
         # The measured chunk made one new state; each decode makes another.
         planned = measured * num_rows // rows
         planned += config.scheduler.max_num_seqs * loaded.state_nbytes
-    if loaded.vision is not None:  # the tower may begin while a step is under way
+    # The tower may begin while a step is under way.
+    if loaded.vision is not None:
         planned += loaded.vision.planned_nbytes
     log.info(
         "Step of %d tokens: %.2f GiB planned, %.2f GiB measured with %d tokens in %.2f s",

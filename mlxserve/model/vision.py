@@ -59,7 +59,8 @@ class ImageEncoding(TextWork[int]):
         self._seconds = seconds
         self._clock = clock
         self._pieces: Generator[bool] | None = None
-        self.pictures = tuple(pictures)  # none when its caller has left. From any thread
+        # None when its caller has left. From any thread.
+        self.pictures = tuple(pictures)
         vision.expect(self)
 
     @property
@@ -200,13 +201,15 @@ class Vision:
     def _compute(self, pictures: Sequence[Picture]) -> Generator[None]:
         results = yield from compute(self.tower, pictures)
         for picture, features in zip(reversed(pictures), reversed(results), strict=True):
-            self._keep(picture.key, features)  # the first one last: it is needed first
+            # The first one last: it is needed first.
+            self._keep(picture.key, features)
 
     def _keep(self, key: bytes, features: Features) -> None:
         stats = self._stats
         stats.num_computed += 1
         if key in self._features:
-            return  # a step needed them meanwhile
+            # A step needed them meanwhile.
+            return
         self._features[key] = features
         stats.num_bytes += features.nbytes
         while stats.num_bytes > self._max_bytes and len(self._features) > 1:

@@ -62,4 +62,5 @@ def ranks_on_this_machine(environment: Mapping[str, str] = os.environ) -> int:
         names = [(h if isinstance(h, str) else h[0]).rpartition(":")[0] for h in hosts]
         return names.count(names[rank])
     except (OSError, ValueError, LookupError, AttributeError, TypeError):
-        return 1  # mlx will say what is wrong with it
+        # mlx will say what is wrong with it.
+        return 1

@@ -33,7 +33,8 @@ class Follower:
         self._sending = threading.Lock()
         self._inbox: queue.SimpleQueue[RankFrame | None] = queue.SimpleQueue()
         self._ended = threading.Event()
-        self.reached = 0  # number of the last frame that was acted on
+        # Number of the last frame that was acted on.
+        self.reached = 0
 
     def join(self, group: RankGroup) -> None:
         """Prove to be a member of the group, and start the heartbeat.
@@ -72,7 +73,8 @@ class Follower:
             remove_hostfile()
             os._exit(LEAD_LOST)
         self._inbox.put(None)
-        if not self._ended.wait(_CLOSE_SECONDS):  # it waits for a step that rank 0 has given up
+        # It waits for a step that rank 0 has given up.
+        if not self._ended.wait(_CLOSE_SECONDS):
             os._exit(0)
 
     def _beat(self) -> None:
@@ -80,5 +82,6 @@ class Follower:
             while not self._ended.wait(BEAT_SECONDS):
                 memory = mx.get_active_memory(), mx.get_peak_memory()
                 self.send(FrameKind.BEAT, BEAT_BODY.pack(self.reached, *memory))
-        except OSError:  # the other thread sees it, too
+        except OSError:
+            # The other thread sees it, too.
             return

@@ -167,7 +167,8 @@ def _refuse(channel: Channel, objection: str) -> None:
     """Close a connection with a reason, which may quote what a stranger has sent."""
     objection = escaped(objection)
     log.warning("%s It is ignored.", objection)
-    with contextlib.suppress(OSError):  # it did not wait for an answer
+    # It did not wait for an answer.
+    with contextlib.suppress(OSError):
         channel.send(FrameKind.ERROR, objection.encode())
     channel.close()
 

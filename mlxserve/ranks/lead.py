@@ -49,7 +49,8 @@ class Lead:
         self._on_loss: Callable[[str], None] = _not_attached
         self._silence: Callable[[], float] = lambda: 0.0
         self._group: RankGroup | None = None
-        self._heard = dict.fromkeys(channels, time.monotonic())  # when a rank last said something
+        # Time of a rank's last frame.
+        self._heard = dict.fromkeys(channels, time.monotonic())
         self._lost = threading.Lock()  # taken once
         self._closing = threading.Event()
         self._encoder = PlanEncoder()

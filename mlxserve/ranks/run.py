@@ -75,7 +75,8 @@ def connect(config: EngineConfig, files: ModelFiles) -> Lead:
     EngineStopped.
     """
     layers = num_layers(text_config(files.config))
-    if layers is not None:  # before any of them waits for the others
+    # No rank waits for another before this.
+    if layers is not None:
         check_layers(layers, config.pipeline_parallel_size, files.name)
     local = None
     if own_rank() is None:
@@ -138,6 +139,7 @@ def run_worker(config: EngineConfig) -> NoReturn:
             text = f"{type(error).__name__}: {in_one_line(error)}"
         if follower is None or not follower.fail(text):
             print(f"error: rank {rank}: {escaped_lines(text)}", file=sys.stderr, flush=True)  # noqa: T201
-        remove_hostfile()  # rank 0 may be gone, though it could be told
+        # Rank 0 may be gone, though it could be told.
+        remove_hostfile()
         os._exit(WORKER_FAILED)
     os._exit(0)

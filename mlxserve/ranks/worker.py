@@ -72,7 +72,8 @@ class RankWorker:
             assert self._ids is not None, "a lazy token needs a step that sampled"
             where = mx.array([sources[chunk] for chunk in batch.lazy])
             tokens[mx.array(batch.lazy_rows)] = self._ids[where]
-        done = self._runner.logits(batch, tokens)[:, 0]  # after all collectives of the forward
+        # This comes after all collectives of the forward.
+        done = self._runner.logits(batch, tokens)[:, 0]
         if batch.sampling:
             # Not before `done`: what is sent first over a connection must be received first.
             nothing = mx.depends(mx.zeros(len(batch.sampling), mx.int32), done)

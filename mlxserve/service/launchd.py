@@ -21,7 +21,8 @@ from mlxserve.service.unit import ServiceUnit
 
 LABEL = "org.mlxserve.server"
 _FIELD = re.compile(r"^\t(state|pid|runs|last exit code) = (.*)$", re.MULTILINE)
-_BUSY = 5  # launchctl's "Input/output error": the old service has not gone yet
+# Launchctl's "Input/output error": the old service has not gone yet.
+_BUSY = 5
 _GONE_SECONDS = 30.0
 _TICK = 0.2
 

@@ -63,7 +63,8 @@ class Systemd:
         must(*_SYSTEMCTL, "disable", "--now", NAME)
         self.unit_file.unlink(missing_ok=True)
         must(*_SYSTEMCTL, "daemon-reload")
-        command(*_SYSTEMCTL, "reset-failed", NAME)  # fails if it has not failed
+        # Fails if it has not failed.
+        command(*_SYSTEMCTL, "reset-failed", NAME)
 
     def state(self) -> ServiceState:
         _require_session()

@@ -21,7 +21,8 @@ _CARRIED = (
     "XDG_CACHE_HOME",
     "XDG_CONFIG_HOME",
 )
-_STOP_MARGIN = 15.0  # seconds after the drain, when the server ends by itself
+# Seconds after the drain, when the server ends by itself.
+_STOP_MARGIN = 15.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,8 @@ def defer(name: str, members: Mapping[str, str | None] = _NO_NAMES) -> None:
         return
     spec = importlib.util.find_spec(name)
     if spec is None or spec.loader is None or spec.submodule_search_locations is None:
-        return  # the import says what is wrong
+        # The import says what is wrong.
+        return
     package = _DeferredPackage(name)
     package.__dict__.update(
         __file__=spec.origin,
@@ -81,7 +82,8 @@ class _DeferredPackage(ModuleType):
                 module = importlib.import_module(f"{self.__name__}.{source or attribute}")
                 return module if source is None else getattr(module, attribute)
             except (ModuleNotFoundError, AttributeError):
-                pass  # another version of the package, which defines it elsewhere
+                # Another version of the package, which defines it elsewhere.
+                pass
         return getattr(self._whole(), attribute)
 
     def __setattr__(self, attribute: str, value: object) -> None:

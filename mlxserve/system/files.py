@@ -20,7 +20,8 @@ from typing import Any, BinaryIO, Never
 
 _MAX_INT_DIGITS, _MAX_FLOAT = 18, 1e18  # of numbers in files of our own
 _TEXTS = (".json", ".jinja", ".txt", ".model", ".tiktoken")
-MAX_TEXT = 256 << 20  # bytes; the largest tokenizers have a seventh of that
+# Bytes; the largest tokenizers have a seventh of that.
+MAX_TEXT = 256 << 20
 _TEMPLATES = "additional_chat_templates"  # the one subfolder that loaders look into
 _numbers = itertools.count()
 
@@ -80,7 +81,8 @@ def make_own_folder(folder: Path) -> None:
     missing = (parent for parent in (folder, *folder.parents) if not parent.exists())
     for parent in reversed(tuple(missing)):
         parent.mkdir(mode=0o700, exist_ok=True)
-    folder.mkdir(exist_ok=True)  # raises where it is no folder
+    # Raises where it is no folder.
+    folder.mkdir(exist_ok=True)
 
 
 def write_new(file: Path, *pieces: bytes) -> None:
@@ -122,7 +124,8 @@ def check_model_files(folder: Path) -> None:
     for file in (*_entries(folder), *_entries(folder / _TEMPLATES)):
         try:
             state = file.stat()
-        except OSError:  # a link to nothing, which no loader can open
+        except OSError:
+            # A link to nothing, which no loader can open.
             continue
         if stat.S_ISDIR(state.st_mode):
             continue

@@ -230,7 +230,8 @@ def address_space() -> AddressSpace | None:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    except OSError:  # not Linux: macOS does not enforce this limit
+    except OSError:
+        # Not Linux: macOS does not enforce this limit.
         return None
     if limit == resource.RLIM_INFINITY:
         return None

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 
 TICK = 0.5  # seconds
-SHORTEST_PAUSE = 2.0  # seconds between two ticks; a busy machine delays a thread by less
+# Seconds between two ticks; a busy machine delays a thread by less.
+SHORTEST_PAUSE = 2.0
 
 
 class RunningClock:
@@ -25,7 +26,8 @@ class RunningClock:
         self._tick = tick
         self._ticked: float | None = None
         self._paused = 0.0  # seconds in all
-        self._pause_ended = -math.inf  # when the last one was noticed
+        # Time at which the last pause was noticed.
+        self._pause_ended = -math.inf
         self._lock = threading.Lock()
 
     def start(self) -> None:

@@ -51,7 +51,8 @@ def _escape(match: re.Match[str]) -> str:
 def _visible(match: re.Match[str]) -> str:
     code = ord(match.group())
     if code < 0x20:
-        return chr(0x2400 + code)  # the control pictures: ␛ for escape, ␇ for bell
+        # The control pictures: ␛ for escape, ␇ for bell.
+        return chr(0x2400 + code)
     if code == 0x7F:
         return "␡"
     if code < 0xA0 or 0xD800 <= code <= 0xDFFF:

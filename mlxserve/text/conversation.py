@@ -367,7 +367,8 @@ def _is_result_of(result: Message, call: Call) -> bool:
 def _refuse_media(messages: Sequence[Message]) -> None:
     since = list(takewhile(lambda message: message.role != ASSISTANT, reversed(messages)))
     if any(message.role == TOOL for message in since):
-        return  # what follows a tool's result may be the picture that it took
+        # What follows a tool's result may be the picture that it took.
+        return
     newest = next((message for message in since if message.role == USER), None)
     for left in newest.left_out if newest is not None else ():
         if left.is_media:

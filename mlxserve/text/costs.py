@@ -12,7 +12,8 @@ CHARACTERS_PER_SECOND = 1_000_000  # rendered, and made into tokens
 MESSAGES_PER_SECOND = 10_000
 _BYTES_PER_SECOND = 8_000_000  # of JSON
 _OBJECTS_PER_SECOND = 20_000  # of JSON, validated
-_COUNTED_BYTES = 1 << 20  # objects of a larger body are not counted: its size says enough
+# Objects of a larger body are not counted: its size says enough.
+_COUNTED_BYTES = 1 << 20
 
 
 def render_seconds(messages: Sequence[object], *others: object) -> float:

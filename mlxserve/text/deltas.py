@@ -186,7 +186,8 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         self.found: str | None = None
         self._stops = tuple(stops)
-        self._held = ""  # may be the beginning of a stop string
+        # May be the beginning of a stop string.
+        self._held = ""
 
     def filter(self, events: Sequence[Event], *, is_last: bool) -> list[Event]:
         """The events up to a stop string, which does not span events other than text."""

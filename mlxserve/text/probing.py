@@ -61,7 +61,8 @@ def abilities_of(wrapper: Any, renderer: TextRenderer) -> TemplateCaps:
     A template with a syntax error has all abilities; the first request reports the error.
     """
     template = template_of(wrapper, [_ANY_TOOL])
-    if template is None:  # a function, which may raise for any name that it does not know
+    # A function, which may raise for any name that it does not know.
+    if template is None:
         caps = find_abilities(lambda probes: _rendered_here(wrapper, probes), {EFFORT: ()})
         return replace(caps, variables=frozenset())
     try:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 _MAX_HELD = 16  # ids without text, before they are settled
 _MAX_BYTES = 4  # of a character
-_REPLACEMENT = "\ufffd"  # decoders emit this for bytes that do not (yet) form a character
+# Decoders emit this for bytes that do not (yet) form a character.
+_REPLACEMENT = "\ufffd"
 
 
 class StreamDecoder:
@@ -30,7 +31,8 @@ class StreamDecoder:
         self._ids: list[int] = []
         self._prefix = 0
         self._read = 0
-        self._shown = ""  # text of ids[_prefix:_read]
+        # Text of ids[_prefix:_read].
+        self._shown = ""
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that these ids complete; empty while a character is incomplete."""

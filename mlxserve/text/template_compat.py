@@ -30,7 +30,8 @@ from mlxserve.text.template_caps import Arguments, CallIds, TemplateCaps
 
 Messages: TypeAlias = tuple[Message, ...]
 WriteCalls: TypeAlias = Callable[[Sequence[Call]], str]
-_BRIDGE = "Understood."  # an answer between a tool's result and a user message
+# An answer between a tool's result and a user message.
+_BRIDGE = "Understood."
 _OPENING = "Continue."  # a user message before an assistant's
 
 
@@ -386,7 +387,8 @@ _STEPS: tuple[_Step, ...] = (
         "ids of calls have nine characters",
     ),
 )
-_CALLS_AT = 5  # calls become text before results without a call are looked for
+# Calls become text before results without a call are looked for.
+_CALLS_AT = 5
 
 
 _TYPES = ("array", "boolean", "integer", "number", "object", "string")

@@ -28,7 +28,8 @@ _ONLY_CODE = (
     "The tokenizer in {path} is code in the model's folder (auto_map in tokenizer_config.json), which is "
     "never run. Take a version of the model with a tokenizer.json, or put that of one into the folder."
 )
-_PLAIN = "TokenizersBackend"  # transformers' class of what tokenizer.json alone says
+# Transformers' class of what tokenizer.json alone says.
+_PLAIN = "TokenizersBackend"
 
 
 def load_tokenizer(path: Path, eos_token_ids: Sequence[int]) -> Any:

@@ -110,7 +110,8 @@ class Browsing:
         if not words:
             self._draft.begin(FIND)
         elif await self._find(words):
-            self._draft.begin(f"{FIND}{words}")  # Enter goes to the previous match
+            # Enter goes to the previous match.
+            self._draft.begin(f"{FIND}{words}")
         else:
             self._window.notify("No match in this chat.")
 
@@ -144,7 +145,8 @@ class Browsing:
         chat = self._open_chat.chat
         left = await self._open_chat.delete(chat_id)
         if chat is not None and chat.id == chat_id:
-            self._answering.run(partial(self._new, left))  # first, a running answer is stopped
+            # First, a running answer is stopped.
+            self._answering.run(partial(self._new, left))
         else:
             await self._answering.forget(left)
 

@@ -16,7 +16,8 @@ from tui.talk.errors import ChatError
 from tui.widgets.window import ChatWindow
 
 _WATCH_SECONDS = 0.5  # between looks at the server's process
-_RESTART_SECONDS = 60.0  # a server that exits again this soon is not restarted
+# A server that exits again this soon is not restarted.
+_RESTART_SECONDS = 60.0
 
 
 class ServerLink:
@@ -30,7 +31,8 @@ class ServerLink:
         self._window = window
         self._is_connecting = False
         self._has_failed = False
-        self._before = connector.instead  # also while another model is being started
+        # They stay while another model is being started.
+        self._before = connector.instead
         self.connection: ServerConnection | None = None
 
     @property
@@ -90,7 +92,8 @@ class ServerLink:
         self.say("Stopping the server")
         await self.close()
         await asyncio.to_thread(self._connector.stop_server)
-        self._connector.server = None  # the next options may be those of a server that was found
+        # The next options may be those of a server that was found.
+        self._connector.server = None
         self._connector.options = options
 
     async def close(self) -> None:
@@ -130,7 +133,8 @@ class ServerLink:
     async def _connect(self) -> None:
         window = self._window
         await self.close()
-        if self._has_failed:  # the notice of that failure is outdated
+        # The notice of that failure is outdated.
+        if self._has_failed:
             await window.transcript.clear_notices()
         self._has_failed = False
         try:

@@ -71,7 +71,8 @@ class ToolUse:
         Raises ChatError.
         """
         ask = partial(self._ask, connection, fields)
-        has_thinking = connection.is_ours  # others may refuse the field
+        # Others may refuse the field.
+        has_thinking = connection.is_ours
         return self._loop.answer(ask, messages, continues=continues, has_thinking=has_thinking)
 
     async def _ask(
@@ -97,7 +98,8 @@ class ToolUse:
             async with aclosing(stream(tools=tools)) as pieces:
                 async for piece in pieces:
                     yield piece
-        except ToolsRefused:  # before any piece
+        except ToolsRefused:
+            # No piece has arrived.
             if not tools:
                 raise
             self._say_without_tools(connection.model)
@@ -125,7 +127,8 @@ class ToolUse:
         try:
             decision = await decided
         finally:
-            if dialog.is_current:  # the answer was stopped meanwhile
+            # The answer was stopped meanwhile.
+            if dialog.is_current:
                 dialog.dismiss(None)
         if decision is None:
             raise asyncio.CancelledError

@@ -36,7 +36,8 @@ class Welcoming:
             try:
                 self._best = best_of(await self._models.find())
             except ModelCommandFailed:
-                return  # the list of models, on demand, says why
+                # The list of models, on demand, says why.
+                return
         self._window.transcript.welcome(replace(facts, recommended=self._best))
 
     async def _recent(self) -> list[ChatRecord]:

@@ -40,7 +40,8 @@ def completions(typed: str, folder: Path) -> list[str]:
                 for entry in entries
                 if _fits(entry.name, start)
             ]
-    except OSError:  # the folder does not exist (yet), or cannot be read
+    except OSError:
+        # The folder does not exist (yet), or cannot be read.
         return []
     if paths == [typed]:
         return []
@@ -64,7 +65,8 @@ def with_files(typed: str, folder: Path) -> NewQuestion:
             images.setdefault(name, read_picture(path, name))
         else:
             blocks.setdefault(name, as_markdown(path, name))
-        return name  # without the @, so that editing and resending does not attach it twice
+        # Without the @, so that editing and resending does not attach it twice.
+        return name
 
     text = _MENTION.sub(attach, typed)
     text = "\n\n".join([text, *blocks.values()]).rstrip() if blocks else text
@@ -112,5 +114,6 @@ def _fits(name: str, start: str) -> bool:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # too long for a path, or contains a null
+    except (OSError, ValueError):
+        # Too long for a path, or contains a null.
         return False

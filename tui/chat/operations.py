@@ -19,9 +19,11 @@ class Operations:
     """Runs operations in the order of `begin`."""
 
     def __init__(self, run: Callable[[Coroutine[None, None, None]], object]) -> None:
-        self._run = run  # starts a coroutine in the background
+        # Starts a coroutine in the background.
+        self._run = run
         self._lock = asyncio.Lock()
-        self._count = 0  # running, or waiting for the lock
+        # Running, or waiting for the lock.
+        self._count = 0
         self.answer: LiveAnswer | None = None  # the one that is being streamed
 
     @property

@@ -23,7 +23,8 @@ _POLL_SECONDS = 0.25
 async def watch_progress(engine: EngineClient, answer: LiveAnswer) -> None:
     """Update `answer.progress` until the first piece arrives, or until cancelled."""
     while answer.phase is AnswerPhase.WAITING:
-        await asyncio.sleep(_POLL_SECONDS)  # most prompts are computed by then
+        # Most prompts are computed by then.
+        await asyncio.sleep(_POLL_SECONDS)
         if answer.request_id is None:
             continue
         try:

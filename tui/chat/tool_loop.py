@@ -112,7 +112,8 @@ class ToolLoop:
                 async for changed in self._called(call):
                     calls[at] = changed
                     yield CallsPiece(tuple(calls))
-            if continues:  # its beginning is a part of the round
+            # Its beginning is a part of the round.
+            if continues:
                 del messages[-1]
                 continues = False
             done = ToolRound("".join(heard.text), "".join(heard.thinking), tuple(calls))

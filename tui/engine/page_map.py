@@ -19,7 +19,8 @@ from typing import Any
 
 from tui.talk.errors import ChatError
 
-STATES = "fdcasp"  # weakest to strongest: a cell of a folded map shows the strongest
+# Weakest to strongest: a cell of a folded map shows the strongest.
+STATES = "fdcasp"
 MAX_PAGES = 1 << 24
 _MAX_PAST = 64  # finished requests whose page tables are kept
 _RUNS = re.compile(r"([fascpd])([0-9]{1,9})")
@@ -35,7 +36,8 @@ class PageMapReplica:
 
     def __init__(self) -> None:
         self.page_size = 0
-        self.num_applied = 0  # events; the map is the same as long as this is
+        # Events; the map is the same as long as this is.
+        self.num_applied = 0
         self._num_drawn = 1
         self._states = bytearray()
         self._window_states = bytearray()  # of layers with a window, where they have their own

@@ -14,7 +14,8 @@ from tui.engine.page_map import PageMapReplica
 from tui.engine.panel_text import OwnerColours
 from tui.talk.errors import ChatError, NoEngine
 
-if TYPE_CHECKING:  # imports httpx, which takes longer than the first picture may
+# Imports httpx, which takes longer than the first picture may.
+if TYPE_CHECKING:
     from tui.talk.engine_client import EngineClient
 
 _POLL_SECONDS = 0.5  # while not connected

@@ -49,7 +49,8 @@ _RETRY_SECONDS = 2.0  # after a failure
 STRIP = "strip"  # class of a panel that has a few rows only
 HISTORY = 60  # polls that the sparklines show
 _MAX_REQUESTS = 5
-_NEEDED_HEIGHT = 26  # rows of the panel, beyond which requests are listed
+# Rows of the panel, beyond which requests are listed.
+_NEEDED_HEIGHT = 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +206,8 @@ class EnginePanel(Vertical):
             self._update(
                 "#requests", request_lines(live, own, width, max_requests, self._watch.colour_of)
             )
-            for shown in self.query("#requests"):  # none while the panel closes
+            # None while the panel closes.
+            for shown in self.query("#requests"):
                 shown.display = bool(live) and not self.has_class(STRIP)
             history.extend([stats] * await self._until_next_poll(is_quiet))
 
@@ -226,7 +228,8 @@ class EnginePanel(Vertical):
     @on(PageGrid.Resized)
     def _show_pages(self) -> None:
         if not (grids := self.query(PageGrid)):
-            return  # while the panel closes, its children are removed first
+            # While the panel closes, its children are removed first.
+            return
         pages, is_strip = self._watch.pages, self.has_class(STRIP)
         grid, of_windows = grids.first(), grids.last()
         request_id = self._panel_input().request_id

@@ -21,7 +21,8 @@ from textual.screen import Screen
 from tui.engine.page_watch import PageWatch
 from tui.engine.panel import STRIP, EnginePanel, PanelInput
 
-_STRIP_HEIGHT = 20  # rows of a window from which a strip leaves room for the chat
+# Rows of a window from which a strip leaves room for the chat.
+_STRIP_HEIGHT = 20
 
 
 class EngineScreen(Screen[None]):

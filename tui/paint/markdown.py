@@ -32,7 +32,8 @@ MAX_OPEN_LINES = 40
 MAX_OPEN_SIZE = 4_096
 # The parser silently drops what is nested more deeply; such a block is shown as plain text.
 _MAX_NESTING = 20
-FENCE_CONTEXT = 6  # lines of a long fence that stay open, as context for the highlighter
+# Lines of a long fence that stay open, as context for the highlighter.
+FENCE_CONTEXT = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,8 @@ class Continuation:
 
 
 def _commonmark() -> MarkdownIt:
-    from markdown_it import MarkdownIt  # imported late, for a fast start
+    # Imported late, for a fast start.
+    from markdown_it import MarkdownIt
 
     return MarkdownIt("commonmark", {"html": False, "maxNesting": _MAX_NESTING})
 
@@ -171,10 +173,13 @@ class MarkdownStream:
         self._painter = painter
         self._parser = Parser()
         self._text: list[str] = []
-        self._open = ""  # the text that is not frozen yet
-        self._held = ""  # a "\r" at the end, which may be half of "\r\n"
+        # The text that is not frozen yet.
+        self._open = ""
+        # A "\r" at the end, which may be half of "\r\n".
+        self._held = ""
         self._continuation: Continuation | None = None
-        self._next_try = 0  # the size of the open end at which to try freezing again
+        # The size of the open end at which to try freezing again.
+        self._next_try = 0
         self._frozen: list[PaintedBlock] = []
         self._frozen_lines: list[Strip] = []
         self._open_lines: list[Strip] = []

@@ -34,7 +34,8 @@ T = TypeVar("T")
 PLAIN_SIZE = 32_768
 # Highlighting costs about 10 ms per 100 lines; beyond this many characters code stays plain.
 HIGHLIGHT_SIZE = 50_000
-LINK = "link"  # the key of a link's URL in the meta data of a style
+# The key of a link's URL in the meta data of a style.
+LINK = "link"
 MIN_WIDTH = 8  # where nesting would leave fewer columns, text is not indented further
 BULLETS = ("•", "◦", "▪")
 TASKS = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}

@@ -27,7 +27,8 @@ from tui.talk.wire import check, error_code, events, explained, json_object, sai
 # the status line counts the seconds, and Esc stops it.
 _STREAM_TIMEOUT = httpx.Timeout(10.0, read=None)
 _NO_FIELDS: Mapping[str, float | int | str] = {}
-_STOPPED = "engine_stopped"  # the code of our server's error when its engine has died
+# The code of our server's error when its engine has died.
+_STOPPED = "engine_stopped"
 _REPETITION = "repetition"  # of our server's `stop_reason`
 _QUESTION_TIMEOUT = httpx.Timeout(10.0)
 

@@ -108,7 +108,8 @@ class Connector:
     def begin(self) -> None:
         """Start a server, if needed, before there is a screen."""
         if self.options.url is None:
-            with suppress(ChatError):  # `connect` tries again and reports the failure
+            # `connect` tries again and reports the failure.
+            with suppress(ChatError):
                 self._start_server()
 
     async def connect(self, report: Report) -> ServerConnection:
@@ -167,7 +168,8 @@ class Connector:
             raise ChatError(
                 f"Cannot write the server's log: {error}. Set MLXSERVE_HOME to a writable folder."
             ) from error
-        self.stop_server()  # the one before, whose pipe stays open although it has ended
+        # The one before, whose pipe stays open although it has ended.
+        self.stop_server()
         server.start()
         self.server = server
         return server
@@ -211,4 +213,5 @@ class Connector:
             raise ChatError(
                 f"The server at {url} has no model. Load one there, or choose one with --model."
             )
-        return models[0]  # a server started here may list its model under a shorter name
+        # A server started here may list its model under a shorter name.
+        return models[0]

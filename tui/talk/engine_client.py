@@ -36,7 +36,8 @@ class EngineClient:
     def __init__(self, http: httpx.AsyncClient, url: str) -> None:
         self._http = http
         self._url = url
-        self.model = ""  # whose engine; empty for the server's first
+        # The model whose engine is asked; empty for the server's first.
+        self.model = ""
 
     async def requests(self) -> list[Progress]:
         """List every live request. Raises ChatError."""

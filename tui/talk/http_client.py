@@ -27,7 +27,8 @@ class ClosingClient(httpx.AsyncClient):
             return await sending
         except asyncio.CancelledError:
             if sending.done() and not sending.cancelled() and sending.exception() is None:
-                await sending.result().aclose()  # it came just before its reader was cancelled
+                # It came just before its reader was cancelled.
+                await sending.result().aclose()
             reader = asyncio.current_task()
             if not self._is_closing or (reader is not None and reader.cancelling()):
                 raise

@@ -29,7 +29,8 @@ class EventReader:
     def __init__(self) -> None:
         self._rest = b""  # the unfinished line
         self._is_first_line = True
-        self._skip_line_feed = False  # the last line ended in "\r", which may be half of "\r\n"
+        # The last line ended in "\r", which may be half of "\r\n".
+        self._skip_line_feed = False
         self._name = ""
         self._data: list[str] = []
         self._data_size = 0

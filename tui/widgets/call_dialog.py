@@ -18,7 +18,8 @@ from mlxserve.system.terminal_text import clean, one_line
 from tui.chat.tool_loop import Decision
 from tui.widgets.dialog import Dialog
 
-_MAX_ARGUMENTS = 20_000  # characters that are shown; the number of others is said
+# Characters that are shown; the number of others is said.
+_MAX_ARGUMENTS = 20_000
 _CHOICES = (
     (Decision.ONCE, "Allow this call"),
     (Decision.ALWAYS, "Always allow this tool, as it is described now"),

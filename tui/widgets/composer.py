@@ -159,7 +159,8 @@ class Composer(TextArea):
         elif event.key == "enter":
             self._consume(event)
             self.send()
-        elif event.key == "tab":  # the last message: Textual would focus the first one
+        elif event.key == "tab":
+            # The last message: Textual would focus the first one.
             self._consume(event)
             await self.app.run_action("app.focus_message(-1)")
         elif event.key in NEW_LINE_KEYS:
@@ -167,7 +168,8 @@ class Composer(TextArea):
             self.insert("\n")
         elif event.key == "ctrl+u":
             self._consume(event)
-            self.clear()  # an edit: Ctrl+Z brings the text back
+            # An edit: Ctrl+Z brings the text back.
+            self.clear()
         elif event.key == "f6":
             self._consume(event)
             self._show_pastes()

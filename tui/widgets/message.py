@@ -130,7 +130,8 @@ class AnswerView(MessageView):
         self._foot: Sequence[Strip] = ()
         self._are_results_open = False
         self._num_rounds = 0  # of the running answer, as far as they are painted
-        self._unpainted = ""  # text that has arrived and is not painted yet
+        # Text that has arrived and is not painted yet.
+        self._unpainted = ""
         self._painting: Worker[None] | None = None
         self._frame = 0
         self._next_flush = 0.0

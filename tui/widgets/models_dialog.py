@@ -244,13 +244,15 @@ class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
             return
         self._rows = [other for other in self._rows if other is not row]
         self._show()
-        await self._find(models)  # a well-known one can be downloaded again
+        # A well-known one can be downloaded again.
+        await self._find(models)
         self.say(f"{one_line(row.name, 60)} was deleted.")
 
     async def on_unmount(self) -> None:
         if self._download is not None:
             self._download.cancel()
-            await asyncio.wait([self._download])  # it ends its process first
+            # It ends its process first.
+            await asyncio.wait([self._download])
 
     async def _get(self, models: ModelCatalog, row: Model) -> None:
         name, speed = one_line(row.name, 60), DownloadSpeed()

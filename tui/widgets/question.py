@@ -37,7 +37,8 @@ class QuestionView(MessageView):
         return self._lines[y]
 
     def mark(self, words: str) -> None:
-        if words and not self._is_open:  # the words may be in the lines that are folded
+        # The words may be in the lines that are folded.
+        if words and not self._is_open:
             self.action_unfold()
         super().mark(words)
 

@@ -66,10 +66,12 @@ class Transcript(VerticalScroll, can_focus=False):
         super().__init__(id="transcript")
         self._path: list[StoredMessage] = []
         self._places: list[Version] = []
-        self._start = 0  # index of the first message of the path with a view
+        # Index of the first message of the path with a view.
+        self._start = 0
         self._num_below = 0
         self._facts = WelcomeFacts()
-        self._num_left_out = 0  # messages at the start of the path that the model no longer gets
+        # Messages at the start of the path that the model no longer gets.
+        self._num_left_out = 0
 
     def compose(self) -> ComposeResult:
         yield EarlierMessages()

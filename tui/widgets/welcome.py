@@ -120,7 +120,8 @@ class Welcome(Vertical):
     def show(self, facts: WelcomeFacts) -> None:
         self._facts = facts
         if not (self.query("#ideas") and self.query("#about")):
-            return  # not composed yet, or on its way out
+            # The widget is not composed yet, or is being removed.
+            return
         about = self.query_one("#about", Static)
         about.display = facts.model == BUNDLED
         about.update(Content.styled(_DEMO, "$text-quiet"))
@@ -130,7 +131,8 @@ class Welcome(Vertical):
             (_line("Go on", one_line(chat.title, 60)), self.Opened(chat.id))
             for chat in facts.recent[:MAX_RECENT]
         ]
-        if facts.recommended is not None:  # last: it comes later, and moves no row then
+        # Last: it comes later, and moves no row then.
+        if facts.recommended is not None:
             options.append((_button(facts.recommended), self.Wanted(facts.recommended)))
         if options:
             first, event = options[0]

@@ -32,7 +32,8 @@ from tui.widgets.transcript import Transcript
 from tui.widgets.welcome import Ideas, Welcome
 
 _FAR = 3  # lines below the visible part
-_WIDE = 90  # columns from which the whole hint fits, and the header tells the address
+# Columns from which the whole hint fits, and the header tells the address.
+_WIDE = 90
 _HINT = "Enter sends · Shift+Enter or Ctrl+J new line · / commands · F1 keys"
 _SHORT_HINT = "Enter sends · / commands · F1 keys"
 
@@ -210,7 +211,8 @@ class ChatWindow(Vertical):
             case _:
                 suggestions.close()
                 self.composer.has_suggestions = False
-                if event.key == "enter":  # the list has emptied since the key was pressed
+                # The list has emptied since the key was pressed.
+                if event.key == "enter":
                     # By the composer itself: what it posts while this widget, a parent, handles an
                     # event would stop here.
                     self.composer.call_next(self.composer.send)

@@ -81,7 +81,8 @@ def _split(nibbles: Bytes, size: int, codes: Bytes) -> None:
     low |= low >> 4
     stored[:, 0] = low.astype(np.uint8).view(half).reshape(-1)
     pairs &= 0xF0F0
-    pairs *= 17  # the upper byte: the high halves of both
+    # The upper byte: the high halves of both.
+    pairs *= 17
     pairs >>= 8
     stored[:, 1] = pairs.astype(np.uint8).view(half).reshape(-1)
 

@@ -141,7 +141,8 @@ def end_tokens(header: Header) -> list[int]:
         token_id for token_id in (*named, *by_text) if isinstance(token_id, int)
     )
     texts = {number: tokens[number] for number in token_ids if 0 <= number < len(tokens)}
-    if {"<|return|>", "<|call|>"} <= set(texts.values()):  # gpt-oss, whose <|end|> ends a message
+    # Gpt-oss, whose <|end|> ends a message.
+    if {"<|return|>", "<|call|>"} <= set(texts.values()):
         texts = {number: text for number, text in texts.items() if text != "<|end|>"}
     return list(texts)
 

@@ -20,7 +20,8 @@ Numbers = npt.NDArray[np.uint16]
 _FIELDS = np.uint64(0x0001000100010001)  # four of 16 bits
 _HALF = 128  # what rounds to the nearest, in 1/256
 _STEPS = np.float32(253)  # two more may come from rounding
-_WHOLE = np.float32(3 << 22)  # added to a number, this leaves its nearest integer in the lower bits
+# Added to a number, this leaves its nearest integer in the lower bits.
+_WHOLE = np.float32(3 << 22)
 
 
 def q2_k(raw: Bytes, codes: Bytes) -> Floats:
@@ -32,7 +33,8 @@ def q2_k(raw: Bytes, codes: Bytes) -> Floats:
     unit = np.where(half == 0, np.float32(1), half)
     ratio = offset / unit
     below = small >> 4
-    flipped = (ratio < 0) * np.uint8(15)  # 15 - below is what is above the least value then
+    # 15 - below is what is above the least value then.
+    flipped = (ratio < 0) * np.uint8(15)
     below ^= flipped
     lowest = np.maximum(below[:, 0], below[:, 1])
     starts = (lowest[:, np.newaxis] - below) * np.abs(ratio)

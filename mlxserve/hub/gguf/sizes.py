@@ -7,7 +7,8 @@ from math import prod
 
 from mlxserve.hub.gguf.reader import Header
 
-_SCALES = 1.0  # bits for each value: a scale and a bias of 16 bits for each 32
+# Bits for each value: a scale and a bias of 16 bits for each 32.
+_SCALES = 1.0
 _BITS = {  # for each value
     **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K"), 4 + _SCALES),
     **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K"), 5 + _SCALES),

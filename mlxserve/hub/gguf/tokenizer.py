@@ -176,7 +176,8 @@ def _without_others(backend: Any, num_tokens: int) -> Any:
     content["added_tokens"] = [
         token for token in content["added_tokens"] if token["id"] < num_tokens
     ]
-    content["post_processor"] = None  # which may name one of them
+    # It may name one of them.
+    content["post_processor"] = None
     return Tokenizer.from_str(json.dumps(content))
 
 

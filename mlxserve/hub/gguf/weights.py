@@ -210,7 +210,8 @@ def _plain(tensor: TensorInfo, slot: _Slot, offset: float) -> mx.array:
     array = dense(tensor)
     if offset:
         array = array.astype(mx.float32) - offset
-    if array.size == np.prod(slot.shape):  # axes of one, which llama.cpp leaves out
+    # Axes of one, which llama.cpp leaves out.
+    if array.size == np.prod(slot.shape):
         array = array.reshape(slot.shape)
     return array
 

@@ -30,7 +30,8 @@ def call_grammar(
     """
     row = markup.format
     if row is None or (not is_whole and not markup.call_start):
-        return None  # no marker shows that a call starts: a text starts with the same token
+        # No marker shows that a call starts: a text starts with the same token.
+        return None
     rules = [_rule(markup, number, tool["function"]) for number, tool in enumerate(tools)]
     top = _top(markup, is_whole=is_whole, repeats=repeats)
     if otherwise:
@@ -52,7 +53,8 @@ def _top(markup: Markup, *, is_whole: bool, repeats: bool) -> str:
     start = lark_exactly(markup, row.start)
     if row.channels is not None and row.channels.calls is not None:
         start, end = f'({lark_marked(markup, "<|start|>")} "assistant")?', ""
-        repeats = False  # the token that ends a call ends the answer
+        # The token that ends a call ends the answer.
+        repeats = False
     more = ""
     if repeats and row.joint is not None:
         more = f"({lark_marked(markup, row.joint)} call)*" if row.joint else "call*"

@@ -115,7 +115,8 @@ class Grammars:
     async def _tried(self, structure: Structure, client: str) -> float:
         """Try the structure, and return the seconds that it takes. Raises what `compile` raises."""
         _refuse_schema(structure)
-        if not self._is_started:  # which is not for the short lane to wait for
+        # A job of the short lane must not wait for the start.
+        if not self._is_started:
             await self._executor.run(
                 client, MEDIUM_SECONDS, partial(self._start, structure, client)
             )
@@ -133,7 +134,8 @@ class Grammars:
 
         Raises InvalidParameter, at the last try also for the time.
         """
-        if self._known_seconds(structure) is not None:  # another request has asked for the same
+        # Another request has asked for the same.
+        if self._known_seconds(structure) is not None:
             return True
         lane = lane_of(seconds)
         try:

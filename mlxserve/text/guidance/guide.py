@@ -84,7 +84,8 @@ class AnswerGuide:
         self._unstepped: deque[int] = deque()  # read, but waiting for the matcher's answer
         self._num_thought = 0
         self._num_opened = 0  # tokens of `opening` seen
-        self._num_said = 0  # tokens since the last thinking or call, without white space
+        # Tokens since the last thinking or call, without white space.
+        self._num_said = 0
         self._begun: list[int] = []  # first tokens, while they may be the opening thinking marker
         longest = max(len(plan.think_start), len(plan.think_end), len(plan.call_start))
         self._tail: deque[int] = deque(maxlen=longest + 2)
@@ -185,7 +186,8 @@ class AnswerGuide:
             if matcher.outcome is not RowOutcome.MASK:
                 self._phase, self._matcher, self._num_said = _Phase.FREE, None, 0
         elif self._phase is _Phase.START and matcher.outcome is RowOutcome.REFUSED:
-            self._matcher = None  # only thinking can begin like this
+            # Only thinking can begin like this.
+            self._matcher = None
         else:
             self.error = matcher.error
 

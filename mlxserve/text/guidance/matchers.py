@@ -36,8 +36,10 @@ log = logging.getLogger("mlxserve.guidance")
 
 MASK_SECONDS = 2.0  # for one answer's mask
 COMPILE_SECONDS = 20.0  # to compile beside the masks what took at most 2 s alone
-MESSAGE_SECONDS = 0.05  # that a message may take, by the last masks of its rows, if it has several
-GRACE = 0.02  # seconds from a message until a step is planned without the masks that it asks for
+# Seconds of a message with several rows, by their last masks.
+MESSAGE_SECONDS = 0.05
+# Seconds from a message until a step is planned without the masks that it asks for.
+GRACE = 0.02
 _LATE_SECONDS = 1.0  # without such a wait, after a message that took longer
 _AGAIN_SECONDS = 0.002  # between two questions whether a grammar is compiled
 _MEMORY_SECONDS = 1.0  # between two looks at the process's size
@@ -67,11 +69,15 @@ class Matcher:
         self.outcome: RowOutcome | None = None
         self.mask = b""
         self.error: str | None = None  # of an outcome REFUSED or FAILED
-        self.is_lost = False  # the process was killed because of it, or cannot work
+        # The process was killed because of it, or cannot work.
+        self.is_lost = False
         self.number = grammar.matchers.new_number(self)
-        self.process = 0  # the number of the process that knows it; 0 for none
-        self.num_known = 0  # tokens that the process has seen
-        self.num_ends = 0  # processes that ended by themselves while at work on it
+        # The number of the process that knows it; 0 for none.
+        self.process = 0
+        # Tokens that the process has seen.
+        self.num_known = 0
+        # Processes that ended by themselves while at work on it.
+        self.num_ends = 0
         self.asked_at: float | None = None  # whether its grammar is compiled
         self.seconds = 0.0  # of a processor that its last mask took
         self._matchers = grammar.matchers
@@ -135,12 +141,14 @@ class Matchers:
         self._open: weakref.WeakValueDictionary[int, Matcher] = weakref.WeakValueDictionary()
         self._forgotten: deque[int] = deque()
         self._wanted: dict[Matcher, None] = {}  # whose tokens are to be sent
-        self._order = FairOrder[Matcher]()  # what the masks of each client have taken
+        # Orders clients by the time of their masks.
+        self._order = FairOrder[Matcher]()
         self._asked: dict[int, tuple[Matcher, int]] = {}  # in this job; with its number of tokens
         self._job: Job | None = None
         self._sent_at = 0.0
         self._late_until = 0.0
-        self._again_at = 0.0  # when to ask whether a grammar is compiled
+        # Time to ask again whether a grammar is compiled.
+        self._again_at = 0.0
         self._looked_at = 0.0
         self._restarted_at = -_BUSY_SECONDS
 
@@ -173,7 +181,8 @@ class Matchers:
         if self._job is not None:
             self._take(self._job, seconds)
         self.exchange()
-        if self._job is None and self._wanted:  # a grammar is being compiled
+        # A grammar is being compiled.
+        if self._job is None and self._wanted:
             time.sleep(min(seconds, max(0.0, self._again_at - RUNNING.now())))
 
     def grace(self) -> float:

@@ -122,7 +122,8 @@ class Planner:
         turn: AssistantTurn,
         markup: Markup,
     ) -> Plan:
-        await self._grammars.compile(structure, client)  # errors in it name its own field
+        # Errors in it name its own field.
+        await self._grammars.compile(structure, client)
         inner = inline(structure)
         if inner is None:
             raise InvalidParameter(structure.field, "cannot be combined with tools")
@@ -151,7 +152,8 @@ class Planner:
         try:
             grammar = await self._call_grammar(client, markup, turn, "tools", is_whole=False)
             if grammar is None:
-                return replace(plan, thinks_anywhere=True)  # nothing shows where a call ends
+                # Nothing shows where a call ends.
+                return replace(plan, thinks_anywhere=True)
             call = await self._grammars.compile(grammar, client, limit=MAX_GRAMMAR)
         except InvalidParameter as error:
             log.info("Tool calls are not constrained to their schemas: %s", error)

@@ -73,7 +73,8 @@ def narrowed(
 
 def _narrowed(schema: Any, dropped: set[str], *, is_lenient: bool) -> Any:
     if not isinstance(schema, Mapping):
-        return schema  # true, false, or what the compiler refuses
+        # True, false, or what the compiler refuses.
+        return schema
     kept: dict[str, Any] = {}
     for name, value in schema.items():
         if name in _SHAPING and not is_lenient:

@@ -63,7 +63,8 @@ class ElementSyntax(CallSyntax):
             text = yield from self._read_text()
             arguments[key] = value_json(text, kinds_of(part_of(schema, key)), is_text=is_text)
         if not arguments and not self._head.begun and name not in self._names:
-            raise Malformed  # a word between the markers
+            # A word between the markers.
+            raise Malformed
         yield from self.emit(name, object_json(arguments))
 
     def _is_closed(self) -> Reading[bool]:
@@ -221,7 +222,8 @@ class TagSyntax(CallSyntax):
     def _read_value(self, key: str, schema: Any) -> Reading[str]:
         cursor, kinds = self.cursor, kinds_of(schema)
         text, _ = yield from cursor.until(self.row.quote)
-        if text.endswith(f"</{key}>"):  # the marker before the end was forgotten
+        # The marker before the end was forgotten.
+        if text.endswith(f"</{key}>"):
             return value_json(text.removesuffix(f"</{key}>"), kinds)
         if (yield from cursor.accepts(f"</{key}>")):
             is_empty = not text.strip() and kinds and "string" not in kinds

@@ -61,7 +61,8 @@ class JsonSyntax(CallSyntax):
         yield from cursor.skip(BLANKS + ",")
         char = yield from cursor.char()
         if char == "<" and self._name and self._arguments is not None:
-            return None  # the closing brace is missing
+            # The closing brace is missing.
+            return None
         if (yield from cursor.accepts("}")):
             return None
         if char != '"':

@@ -37,8 +37,10 @@ class JsonText:
         self._is_in_string = False
         self._pieces: list[str] = []
         self._depth = 0
-        self._escape = ""  # that is being read, from its backslash on
-        self._half = ""  # the escape of a high surrogate, which needs that of a low one after it
+        # The escape that is being read, from its backslash on.
+        self._escape = ""
+        # The escape of a high surrogate, which needs that of a low one after it.
+        self._half = ""
         self._first = ""
 
     def push(self, char: str) -> bool:
@@ -94,7 +96,8 @@ class JsonText:
             if self._escape[1] == "u" and len(self._escape) < _LENGTH:
                 return
         self._end_escape()
-        if begun != "\\" and char not in _HEX:  # not the escape of a code after all
+        # This was not the escape of a code.
+        if begun != "\\" and char not in _HEX:
             self._push_in_string(char)
 
     def _end_escape(self) -> None:

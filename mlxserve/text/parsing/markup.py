@@ -93,7 +93,8 @@ class Markup:
         return text_of(tail).rstrip().endswith(self.thinking[0].strip())
 
 
-_MAX_BLANKS = 4  # most tokens of white space that a template writes after the opening marker
+# Most tokens of white space that a template writes after the opening marker.
+_MAX_BLANKS = 4
 _WRITTEN_BLANKS = " \t\r\n\u0120\u010a\u010d\u0109\u2581"  # also as vocabularies write them
 _QUOTES = ("`", "'", '"')
 _BLANK_BYTES = ("<0x09>", "<0x0A>", "<0x0D>")
@@ -159,7 +160,8 @@ def _thinking(template: str, vocabulary: Container[str]) -> tuple[str, str] | No
 def _with_harmony(markup: Markup, wrapper: Any) -> Markup:
     """Add the headers around thinking and text in gpt-oss's messages."""
     ids = markup.token_ids
-    again = f'(<[{ids["<|start|>"]}]> "assistant")?'  # said again after its thinking
+    # Said again after its thinking.
+    again = f'(<[{ids["<|start|>"]}]> "assistant")?'
     return replace(
         markup,
         think_start=_ids(wrapper, "<|channel|>analysis<|message|>"),

@@ -11,7 +11,8 @@ def overlap(text: str, markers: tuple[str, ...]) -> int:
         return 0
     longest, firsts = _outline(markers)
     tail = text[-longest:] if longest else ""
-    if firsts.isdisjoint(tail):  # the usual case; this runs once per token
+    # The usual case; this runs once per token.
+    if firsts.isdisjoint(tail):
         return 0
     for at, char in enumerate(tail):
         if char in firsts and any(_begins(marker, tail[at:]) for marker in markers):

@@ -51,11 +51,16 @@ class TurnParser:
         self._reader: SectionReader | None = None
         self._entry: Edge | None = None  # which opened the section of calls
         self._left: _Left | None = None
-        self._is_in_doubt = False  # a call began inside thinking
-        self._held = ""  # may be the beginning of a marker
-        self._tail = ""  # may be the end of a part: white space, and markers that end a text
-        self._is_fresh = self._part is Part.THINKING  # no text since this part was entered
-        self._is_quoted = False  # the line so far has a backtick that is not closed
+        # A call began inside thinking.
+        self._is_in_doubt = False
+        # May be the beginning of a marker.
+        self._held = ""
+        # May be the end of a part: white space, and markers that end a text.
+        self._tail = ""
+        # No text since this part was entered.
+        self._is_fresh = self._part is Part.THINKING
+        # The line so far has a backtick that is not closed.
+        self._is_quoted = False
         self._shown: set[Part] = set()
         self.is_over = False
 
@@ -121,7 +126,8 @@ class TurnParser:
                 return match
             self._place = MarkerPlace.INSIDE
         key = self._part, MarkerPlace.INSIDE
-        if self._firsts[key].isdisjoint(held):  # the usual case; this runs once per token
+        # The usual case; this runs once per token.
+        if self._firsts[key].isdisjoint(held):
             return len(held), None
         places = [(held.find(edge.marker), -len(edge.marker), edge) for edge in self._edges[key]]
         at, _, edge = min(((at, n, e) for at, n, e in places if at >= 0), default=(0, 0, None))
@@ -250,7 +256,8 @@ class TurnParser:
         return rest if has_called or entry is None or entry.is_kept else entry.marker + rest
 
     def _leave_calls(self) -> None:
-        self._tail = re.sub(r"\S+", "", self._tail)  # a marker did end the text
+        # A marker did end the text.
+        self._tail = re.sub(r"\S+", "", self._tail)
         self._place = MarkerPlace.AFTER_CALL
         if self._markup.first is Part.HEADER:
             self._part, self._left = Part.HEADER, None

@@ -48,7 +48,8 @@ class SectionReader:
         name: str | None = None,
     ) -> None:
         self.rest: str | None = None
-        self.first = numbers.count  # index of the section's first call
+        # Index of the section's first call.
+        self.first = numbers.count
         self._is_certain = is_certain
         self._row = row
         self._tools = tools
@@ -80,7 +81,8 @@ class SectionReader:
             while (yield from self._goes_on(syntax)):
                 yield from syntax.read_call()
         except (Malformed, Cut, RecursionError):
-            pass  # what was taken since the last mark is text
+            # What was taken since the last mark is text.
+            pass
 
     def _syntax(self) -> Reading[CallSyntax]:
         """Choose the reader of this section: models also write calls in other syntaxes."""

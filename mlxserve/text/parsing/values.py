@@ -161,7 +161,8 @@ def _parsed(text: str) -> tuple[str, Any] | None:
         return raw, json_value(raw)
     except ValueError:
         pass
-    try:  # models write raw line breaks in strings
+    # Models write raw line breaks in strings.
+    try:
         value = json_value(raw, is_strict=False)
     except ValueError:
         return None
