@@ -15,7 +15,7 @@ from typer.main import get_command
 from mlxserve.bench.cli import app as bench_app
 from mlxserve.cli.commands import app
 from tests.perf.cli import app as perf_app
-from tui.commands import COMMANDS, key_words
+from tui.commands import COMMANDS, key_label
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -112,7 +112,7 @@ def test_the_terminal_page_has_the_table_of_commands() -> None:
     text = (ROOT / "docs" / "terminal.md").read_text(encoding="utf-8").replace("\\|", "¦")
     rows = re.findall(r"^\| `(/[^|]+)` \| ([^|]*) \| ([^|]+) \|$", text, re.MULTILINE)
     assert [(usage.replace("¦", "|"), keys, words) for usage, keys, words in rows] == [
-        (command.usage, ", ".join(key_words(key) for key in command.keys), command.help)
+        (command.usage, ", ".join(key_label(key) for key in command.keys), command.help)
         for command in COMMANDS
     ]
 

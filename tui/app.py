@@ -188,7 +188,7 @@ class ChatApp(App[None]):
         screen: Screen[object],  # noqa: ARG002 (the palette passes it)
     ) -> Iterable[SystemCommand]:
         for command in COMMANDS:
-            title = f"/{command.name}  {command.key_words}".rstrip()
+            title = f"/{command.name}  {command.key_label}".rstrip()
             yield SystemCommand(title, command.help, partial(self._run, command))
 
     def _panel_input(self) -> PanelInput:

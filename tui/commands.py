@@ -27,9 +27,9 @@ class Command:
         return f"/{self.name} {self.argument}".rstrip()
 
     @property
-    def key_words(self) -> str:
+    def key_label(self) -> str:
         """The key as printed, such as `Ctrl+N`; empty for none."""
-        return " ".join(map(key_words, self.keys))
+        return " ".join(map(key_label, self.keys))
 
 
 # The sections of the help screen, in their order.
@@ -120,7 +120,7 @@ def looks_like_command(line: str) -> bool:
     return re.fullmatch(r"/[a-z]+( .*)?", line) is not None
 
 
-def key_words(key: str) -> str:
+def key_label(key: str) -> str:
     """Format a key as printed on a keyboard: `ctrl+n` becomes Ctrl+N."""
     names = {"escape": "Esc", "pageup": "PageUp", "pagedown": "PageDown"}
     return "+".join(names.get(part, part.capitalize()) for part in key.split("+"))

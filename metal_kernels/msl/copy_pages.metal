@@ -15,14 +15,14 @@ const int head = int(threadgroup_position_in_grid.y);
 const int move = int(threadgroup_position_in_grid.z);
 const int kv_heads = k_pool_shape[1];
 // 16-byte words of a tile: a multiple of 16 rows has a whole number of them, whatever a row has.
-const int key_words = k_pool_shape[2] * KEY_BYTES / 16;
+const int key_label = k_pool_shape[2] * KEY_BYTES / 16;
 const int value_words = k_pool_shape[2] * VALUE_BYTES / 16;
 
 const ulong source = ulong(moves[2 * move]) * kv_heads + head;
 const ulong target = ulong(moves[2 * move + 1]) * kv_heads + head;
-for (int i = thread_index; i < key_words; i += num_threads) {
-  ((device uint4*)k_pool)[target * key_words + i] =
-      ((const device uint4*)k_pool)[source * key_words + i];
+for (int i = thread_index; i < key_label; i += num_threads) {
+  ((device uint4*)k_pool)[target * key_label + i] =
+      ((const device uint4*)k_pool)[source * key_label + i];
 }
 for (int i = thread_index; i < value_words; i += num_threads) {
   ((device uint4*)v_pool)[target * value_words + i] =

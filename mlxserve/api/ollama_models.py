@@ -139,7 +139,7 @@ class OllamaModels:
             "format": facts.format if facts else "",
             "family": facts.architecture if facts else "",
             "families": [facts.architecture] if facts else [],
-            "parameter_size": facts.parameters_in_words if facts else "",
+            "parameter_size": facts.parameters_label if facts else "",
             "quantization_level": facts.quantisation if facts else "",
         }
 

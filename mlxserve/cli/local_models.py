@@ -72,21 +72,21 @@ def show(name: Name, json: Json = False) -> None:
     print_safe(f"  {'File  ' if place.is_file() else 'Folder'}        {place}")
     print_safe(f"  Architecture  {card['architecture']}, {card['layers']} layers")
     print_safe(
-        f"  Weights       {entry.weight_size / 1e9:.2f} GB, {_quantisation_in_words(quantised)}"
+        f"  Weights       {entry.weight_size / 1e9:.2f} GB, {_quantisation_label(quantised)}"
     )
     print_safe(f"  Context       {card['context'] or 'not said'} tokens")
     if entry.purpose:
         print_safe(f"  Made for      {_PURPOSES[entry.purpose]}")
         return
-    print_safe(f"  KV cache      {_kv_in_words(entry)}")
-    print_safe(f"  Template      {_template_in_words(card['chat_template'])}")
+    print_safe(f"  KV cache      {_kv_label(entry)}")
+    print_safe(f"  Template      {_describe_template(card['chat_template'])}")
     if entry.has_vision:
         print_safe(
             "  Images        seen with mlxserve[vision]; the log says so if its vision fails"
         )
 
 
-def _kv_in_words(entry: "Entry") -> str:
+def _kv_label(entry: "Entry") -> str:
     """Describe the bytes per token in 16 bits."""
     words = f"{entry.kv_size(2) / 1024:.1f} KiB per token"
     if entry.kv.window:
@@ -146,7 +146,7 @@ def _gguf_card(file: Path) -> tuple[Mapping[str, Any], dict[str, Any]]:
     return model_config(header), {"bits": None, "quantisation": tensors}
 
 
-def _quantisation_in_words(quantised: Mapping[str, Any]) -> str:
+def _quantisation_label(quantised: Mapping[str, Any]) -> str:
     if "quantisation" in quantised:
         return ", ".join(
             f"{kind} ({part['tensors']} tensor{'s' if part['tensors'] > 1 else ''}, "
@@ -169,18 +169,18 @@ def _abilities(place: Path) -> dict[str, Any] | None:
     return tokenizer.template.caps.card() if tokenizer.template.exists else None
 
 
-def _template_in_words(abilities: dict[str, Any] | None) -> str:
+def _describe_template(abilities: dict[str, Any] | None) -> str:
     if abilities is None:
         return "none: prompts are plain text"
     lacks = [name.replace("_", " ") for name, value in abilities.items() if value is False]
     ids, reasoning = abilities["call_ids"], abilities["reasoning"] or "none"
     reads = ", ".join(abilities["variables"]) or "nothing else"
     takes = f"does not take {', '.join(lacks)}" if lacks else "takes every conversation"
-    efforts = "".join(map(_efforts_in_words, abilities["controls"]["efforts"]))
+    efforts = "".join(map(_describe_efforts, abilities["controls"]["efforts"]))
     return f"{takes}; ids of calls: {ids}; earlier reasoning: {reasoning}; reads {reads}{efforts}"
 
 
-def _efforts_in_words(efforts: Mapping[str, Any]) -> str:
+def _describe_efforts(efforts: Mapping[str, Any]) -> str:
     words = [f"{v} (default)" if v == efforts["default"] else v for v in efforts["values"]]
     return f"; {efforts['variable']}: {', '.join(words) or 'none is taken'}"
 

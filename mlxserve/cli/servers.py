@@ -55,7 +55,7 @@ def ps(json: Json = False) -> None:
             f"{server.url:28} {server.model:40} pid {server.pid:<8} {age:>12}  {_words(activity)}"
         )
         for model in activity.get("models", ()):
-            print_safe(f"  {model['id']:46} {_model_in_words(model)}")
+            print_safe(f"  {model['id']:46} {_model_line(model)}")
 
 
 def stop(
@@ -141,7 +141,7 @@ def _with_several(model: str) -> RunningServer | None:
     return matches[0] if matches else None
 
 
-def _model_in_words(model: dict[str, Any]) -> str:
+def _model_line(model: dict[str, Any]) -> str:
     if model["state"] == "unloaded":
         return f"{'':>9}  not loaded"
     memory, num_requests = f"{model['memory'] / (1 << 30):6.2f} GiB", model["num_requests"]

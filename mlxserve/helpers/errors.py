@@ -54,7 +54,7 @@ class JobFailed(Exception):
         self.message = message
 
 
-def exit_in_words(code: int | None) -> str:
+def describe_exit(code: int | None) -> str:
     """Describe a process's exit code or signal; None if neither is known yet."""
     if code is None:
         return "why is not known yet"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason, exit_in_words
+from mlxserve.helpers.errors import HelperKilled, JobFailed, KillReason, describe_exit
 from mlxserve.helpers.frames import MAX_TIMES, NO_MEMORY, Kind
 from mlxserve.helpers.process import ChildProcess
 from mlxserve.helpers.waiting import current
@@ -119,7 +119,7 @@ class Job:
                 self._kill_late()
             if code in (NO_MEMORY, -signal.SIGABRT):  # Rust's allocator aborts
                 self._kill(KillReason.MEMORY, child.needed_too_much)
-            self._kill(KillReason.ENDED, f"ended its process ({exit_in_words(code)})")
+            self._kill(KillReason.ENDED, f"ended its process ({describe_exit(code)})")
         # Not earlier: it takes 20 us, and most jobs end before a look.
         if self._cpu_began is None:
             self._cpu_began = child.cpu_seconds()

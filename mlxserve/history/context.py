@@ -32,7 +32,7 @@ class ContextUse:
         return self.fraction >= NEARLY_FULL
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         """The use as `1.2k / 32k`; empty if unknown."""
         if self.limit is None:
             return _short(self.used) + " tokens" if self.used else ""

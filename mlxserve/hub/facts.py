@@ -46,7 +46,7 @@ class ModelFacts:
         )
 
     @property
-    def parameters_in_words(self) -> str:
+    def parameters_label(self) -> str:
         """The parameter count as people write it (1.72B); empty if unknown."""
         for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
             if self.num_parameters >= size:

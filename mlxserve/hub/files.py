@@ -25,7 +25,7 @@ from mlxserve.hub.gguf.sizes import size_in_memory
 from mlxserve.hub.gguf_places import choose, files_in, find_gguf, hub_reference, with_its_shards
 from mlxserve.hub.known_models import repository_of, suggestions
 from mlxserve.hub.model_config import check_model_config
-from mlxserve.hub.unsupported_formats import folder_in_words, kind_in_words, weights_in_words
+from mlxserve.hub.unsupported_formats import describe_folder, describe_kind, describe_weights
 from mlxserve.system.files import MAX_TEXT, check_model_files, read_json
 
 # The files downloaded from a repository: nothing executable.
@@ -143,10 +143,10 @@ def check_folder(path: Path, name: str) -> ModelFiles:
                 f"{', '.join(str(file) for file in gguf_files[:5])}."
             )
         return _gguf_model(gguf_files[0], name)
-    if not (path / "config.json").exists() and (what := folder_in_words(path)) is not None:
+    if not (path / "config.json").exists() and (what := describe_folder(path)) is not None:
         raise UnsupportedModel(f"{name} {what}")
     config = _read_json(path / "config.json", name)
-    what = kind_in_words(config)
+    what = describe_kind(config)
     if not isinstance(config.get("model_type"), str):
         why = f" is {what}." if what is not None else ": config.json has no model_type."
         raise UnsupportedModel(f"{name}{why}")
@@ -158,7 +158,7 @@ def check_folder(path: Path, name: str) -> ModelFiles:
         if what is not None:
             raise UnsupportedModel(f"{name} is {what}, and cannot be served.")
         raise UnsupportedModel(
-            f"{name}: there is no model*.safetensors in {path}. {weights_in_words(path)}Convert the "
+            f"{name}: there is no model*.safetensors in {path}. {describe_weights(path)}Convert the "
             "model with `mlx_lm.convert`, or download an MLX version."
         )
     if missing := _missing_weights(files):

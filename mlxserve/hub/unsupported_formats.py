@@ -15,7 +15,7 @@ _CONVERTED = ("mxfp4", "mxfp8", "bitnet")
 _ENCODER_HEADS = ("ForMaskedLM", "ForTokenClassification")
 
 
-def kind_in_words(config: Mapping[str, Any]) -> str | None:
+def describe_kind(config: Mapping[str, Any]) -> str | None:
     """Describe a model that does not write text, and its purpose; None if unrecognised."""
     kind = str(config.get("model_type")).lower()
     names = config.get("architectures")
@@ -42,7 +42,7 @@ def foreign_quantisation(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def quantisation_in_words(method: str) -> str:
+def explain_quantisation(method: str) -> str:
     """Explain why weights of another quantisation are not loaded, and the alternative."""
     names = {"fp8": "FP8 (8-bit floats)", "bitsandbytes": "bitsandbytes"}
     return (
@@ -52,7 +52,7 @@ def quantisation_in_words(method: str) -> str:
     )
 
 
-def folder_in_words(path: Path) -> str | None:
+def describe_folder(path: Path) -> str | None:
     """Describe a folder without a config.json; None if unrecognised."""
     if (path / "adapter_config.json").exists():
         return (
@@ -70,7 +70,7 @@ def folder_in_words(path: Path) -> str | None:
     return None
 
 
-def weights_in_words(path: Path) -> str:
+def describe_weights(path: Path) -> str:
     """Name the weight files of a folder that are not read."""
     endings = {".gguf": "GGUF", ".bin": "PyTorch", ".pt": "PyTorch", ".pth": "PyTorch"}
     endings |= {".npz": "old MLX", ".onnx": "ONNX", ".safetensors": "safetensors of another name"}

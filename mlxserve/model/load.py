@@ -28,7 +28,7 @@ from mlxserve.hub.context import CONTEXT_KEYS, Context, context_of
 from mlxserve.hub.files import ModelFiles, text_config
 from mlxserve.hub.gguf.weights import load_gguf
 from mlxserve.hub.headers import check_weights
-from mlxserve.hub.unsupported_formats import quantisation_in_words
+from mlxserve.hub.unsupported_formats import explain_quantisation
 from mlxserve.model.adapters import Adapters, attach
 from mlxserve.model.caches import CacheTree, look_at
 from mlxserve.model.definitions import VlmLanguageModel, definition_of
@@ -228,7 +228,7 @@ def refuse_packed(model: nn.Module, files: ModelFiles) -> None:
         ):
             raise UnsupportedModel(
                 f"{files.name}: {path}.weight is in {weight.dtype} and not quantised as MLX does it. "
-                f"The model {quantisation_in_words('fp8')}"
+                f"The model {explain_quantisation('fp8')}"
             )
 
 

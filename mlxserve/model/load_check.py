@@ -31,7 +31,7 @@ from mlxserve.core.config import EngineConfig, data_home
 from mlxserve.core.errors import MlxServeError, UnsupportedModel
 from mlxserve.core.version import __version__
 from mlxserve.helpers.environment import helper_environment
-from mlxserve.helpers.errors import exit_in_words
+from mlxserve.helpers.errors import describe_exit
 from mlxserve.hub.embedded import MODEL_NAME
 from mlxserve.hub.files import ModelFiles
 from mlxserve.system.files import read_own_json, replace_file
@@ -186,7 +186,7 @@ def _run(command: Sequence[str], job: Mapping[str, Any], seconds: float) -> str 
 def _words(code: int) -> str:
     if code == -signal.SIGKILL:
         return "SIGKILL, as where there is not enough memory"
-    return exit_in_words(code)
+    return describe_exit(code)
 
 
 def main() -> None:

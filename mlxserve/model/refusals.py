@@ -9,9 +9,9 @@ from importlib.metadata import version
 from mlxserve.core.errors import in_one_line
 from mlxserve.hub.files import ModelFiles
 from mlxserve.hub.unsupported_formats import (
+    describe_kind,
+    explain_quantisation,
     foreign_quantisation,
-    kind_in_words,
-    quantisation_in_words,
 )
 from mlxserve.model.definitions import NotText, is_installed
 
@@ -56,7 +56,7 @@ def _reason(files: ModelFiles, error: BaseException) -> str:
     if isinstance(cause, ImportError) and ("not supported" in reason or type(error) is SystemExit):
         return _no_definition(files, cause)
     if isinstance(error, NotText):
-        if (what := kind_in_words(files.config)) is not None:
+        if (what := describe_kind(files.config)) is not None:
             return f"is {what}, and cannot be served."
         return (
             f"is a {kind} model. mlx-vlm has a definition of it, but not one that writes a token after "
@@ -65,7 +65,7 @@ def _reason(files: ModelFiles, error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
         return _needs(error.name, "mlx-vlm", kind)
     if (method := foreign_quantisation(files.config)) is not None:
-        return f"{quantisation_in_words(method)} ({reason})"
+        return f"{explain_quantisation(method)} ({reason})"
     if not _MISFIT.search(str(error)):
         return f"cannot be loaded: {reason}"
     return _misfit(files, error)
@@ -75,7 +75,7 @@ def _misfit(files: ModelFiles, error: BaseException) -> str:
     """Explain weights that do not fit mlx-lm's definition of the model."""
     reason = in_one_line(error)
     kind = files.config.get("model_type")
-    if (what := kind_in_words(files.config)) is not None:
+    if (what := describe_kind(files.config)) is not None:
         return f"is {what}, and cannot be served."
     if part := _OTHER_PARTS.search(reason):
         return (
@@ -101,7 +101,7 @@ def _no_definition(files: ModelFiles, cause: ImportError) -> str:
     kind = files.config.get("model_type")
     if cause.name is not None and not cause.name.startswith("mlx_lm"):
         return _needs(cause.name, "mlx-lm", kind)
-    if (what := kind_in_words(files.config)) is not None:
+    if (what := describe_kind(files.config)) is not None:
         return f"is {what}, and cannot be served."
     own = " Code in the model's folder is never run." if _has_code(files) else ""
     lm = f"mlx-lm {version('mlx-lm')}"

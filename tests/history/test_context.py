@@ -39,7 +39,7 @@ def test_the_use_of_the_context_in_words() -> None:
         (0, None, "", False),
     ]:
         use = ContextUse(used, limit)
-        assert (use.words, use.is_nearly_full) == (words, is_nearly_full), used
+        assert (use.label, use.is_nearly_full) == (words, is_nearly_full), used
 
 
 def test_the_tokens_are_those_of_the_last_answer_that_the_server_counted() -> None:

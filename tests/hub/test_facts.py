@@ -86,4 +86,4 @@ def test_parameters_are_counted_in_words() -> None:
         (1_720_574_976, "1.721B"),
         (70_600, "70.6K"),
     ]:
-        assert ModelFacts(num_parameters=count).parameters_in_words == words, count
+        assert ModelFacts(num_parameters=count).parameters_label == words, count

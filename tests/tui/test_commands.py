@@ -3,7 +3,7 @@ from textual.binding import Binding
 
 from mlxserve.history.store import Store
 from tui.app import ChatApp
-from tui.commands import COMMANDS, key_words, looks_like_command, matching, parse
+from tui.commands import COMMANDS, key_label, looks_like_command, matching, parse
 from tui.home import Home
 from tui.talk.connection import ConnectOptions, Connector
 from tui.widgets.composer import Composer
@@ -96,7 +96,7 @@ def test_a_text_that_only_starts_with_a_slash_is_a_message() -> None:
 
 
 def test_keys_are_written_as_on_the_keyboard() -> None:
-    assert [key_words(key) for key in ("ctrl+n", "escape", "f1", "alt+left")] == [
+    assert [key_label(key) for key in ("ctrl+n", "escape", "f1", "alt+left")] == [
         *("Ctrl+N", "Esc", "F1", "Alt+Left")
     ]
 

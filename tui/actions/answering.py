@@ -49,7 +49,7 @@ class Answering:
         self._operations = Operations(partial(window.run_worker, group="operation"))
         self.queue = QuestionQueue(window)
         self.status = ChatStatus(
-            open_chat, link, window, lambda: [tools.words, self.sampling.words]
+            open_chat, link, window, lambda: [tools.label, self.sampling.label]
         )
         self._has_reported_unsaved = False
         self._shortening = Shortening(open_chat, link, window)

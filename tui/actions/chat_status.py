@@ -9,8 +9,8 @@ from mlxserve.history.messages import State, StoredMessage
 from tui.actions.server_link import ServerLink
 from tui.chat.live_answer import AnswerPhase, LiveAnswer
 from tui.chat.open_chat import OpenChat
-from tui.chat.progress import calling_words, stage_words
-from tui.chat.stats_text import seconds_words, stats_lines
+from tui.chat.progress import describe_calls, describe_stage
+from tui.chat.stats_text import format_seconds, stats_lines
 from tui.widgets.window import ChatWindow
 
 
@@ -37,10 +37,10 @@ class ChatStatus:
     def show_answer(self, answer: LiveAnswer) -> None:
         """Show what a running answer is doing, and its statistics."""
         words = {
-            AnswerPhase.WAITING: stage_words(answer.progress),
-            AnswerPhase.THINKING: f"Thinking, {seconds_words(answer.seconds)}",
+            AnswerPhase.WAITING: describe_stage(answer.progress),
+            AnswerPhase.THINKING: f"Thinking, {format_seconds(answer.seconds)}",
             AnswerPhase.WRITING: "Writing",
-            AnswerPhase.CALLING: calling_words(answer.rounds),
+            AnswerPhase.CALLING: describe_calls(answer.rounds),
         }.get(answer.phase, "Done")
         progress = answer.progress if answer.phase is AnswerPhase.WAITING else None
         fraction = None if progress is None else progress.fraction

@@ -107,7 +107,7 @@ class ModelSwitch:
                     if isinstance(step, Model):
                         self._use(step)
                         return
-                    self._say(f"Downloading {words} {speed.words(step)}", step.fraction)
+                    self._say(f"Downloading {words} {speed.describe(step)}", step.fraction)
         except ModelCommandFailed as error:
             self._keep(str(error))
 

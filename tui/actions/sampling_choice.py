@@ -33,7 +33,7 @@ class SamplingChoice:
         name, _, value = argument.partition(" ")
         sampling = self._answering.sampling
         if not name:
-            set_now = sampling.words or "nothing; the model's defaults apply"
+            set_now = sampling.label or "nothing; the model's defaults apply"
             self._window.notify(f"Set: {set_now}. Names: {', '.join(NAMES)}, {PRESET}.")
             return
         try:

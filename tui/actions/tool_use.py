@@ -48,7 +48,7 @@ class ToolUse:
         self._app.push_screen(ToolsDialog(self._toolbox))
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         """The number of tools, such as `3 tools`; empty for none."""
         count = len(self._toolbox.offered())
         return "" if not count else "1 tool" if count == 1 else f"{count} tools"

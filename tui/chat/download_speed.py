@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from mlxserve.hub.model_choices import Downloaded
-from tui.chat.stats_text import seconds_words
+from tui.chat.stats_text import format_seconds
 
 _MIN_MEASURED = 1.0  # seconds of a download before its speed is shown
 
@@ -19,7 +19,7 @@ class DownloadSpeed:
         self._started = clock()
         self._first: int | None = None
 
-    def words(self, step: Downloaded) -> str:
+    def describe(self, step: Downloaded) -> str:
         """Describe a step, such as `0.8 of 2.3 GB, 34 MB/s, 45 s left`, as far as known."""
         self._first = step.done if self._first is None else self._first
         seconds = self._clock() - self._started
@@ -30,6 +30,8 @@ class DownloadSpeed:
         if rate <= 0:
             return size
         left = (
-            "" if step.total is None else f", {seconds_words((step.total - step.done) / rate)} left"
+            ""
+            if step.total is None
+            else f", {format_seconds((step.total - step.done) / rate)} left"
         )
         return f"{size}, {rate / 1e6:.0f} MB/s{left}"

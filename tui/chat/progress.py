@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mlxserve.history.calls import CallState, ToolRound
 from mlxserve.system.terminal_text import one_line
 from tui.chat.live_answer import AnswerPhase, LiveAnswer
-from tui.chat.stats_text import seconds_words
+from tui.chat.stats_text import format_seconds
 from tui.talk.engine_state import Progress, RequestStage
 from tui.talk.errors import ChatError
 
@@ -43,14 +43,14 @@ _STAGES = {
 }
 
 
-def stage_words(progress: Progress | None) -> str:
+def describe_stage(progress: Progress | None) -> str:
     """Describe what an answer without text is waiting for."""
     return _STAGES[RequestStage.PREFILLING if progress is None else progress.stage]
 
 
-def waiting_words(progress: Progress | None, seconds: float) -> str:
+def describe_waiting(progress: Progress | None, seconds: float) -> str:
     """Describe it with its progress and the time waited."""
-    parts = [stage_words(progress)]
+    parts = [describe_stage(progress)]
     if (
         progress is not None
         and progress.stage is RequestStage.QUEUED
@@ -59,11 +59,11 @@ def waiting_words(progress: Progress | None, seconds: float) -> str:
         parts.append(f"position {progress.position}")
     if progress is not None and progress.stage is RequestStage.PREFILLING:
         parts.append(f"{progress.num_computed:,} of {progress.num_to_compute:,} tokens")
-    parts.append(seconds_words(seconds) if seconds >= 60 else f"{seconds:.0f} s")
+    parts.append(format_seconds(seconds) if seconds >= 60 else f"{seconds:.0f} s")
     return ", ".join(parts)
 
 
-def calling_words(rounds: Sequence[ToolRound]) -> str:
+def describe_calls(rounds: Sequence[ToolRound]) -> str:
     """Name the tool that is running, or waiting for confirmation."""
     calls = rounds[-1].calls if rounds else ()
     call = next((call for call in calls if call.is_open), None)

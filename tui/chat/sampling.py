@@ -63,7 +63,7 @@ class Sampling:
         return {("reasoning_effort" if k == "effort" else k): v for k, v in self.values.items()}
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         """The settings, such as `temperature 0.7, seed 3`; empty if nothing is set."""
         return ", ".join(f"{name} {value}" for name, value in self.values.items())
 

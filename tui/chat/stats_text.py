@@ -22,7 +22,7 @@ def stats_lines(stats: AnswerStats, *, is_live: bool = False) -> tuple[str, ...]
         # Until the answer ends, the tokens are estimated from the number of pieces.
         speed = f"{'about ' if is_live else ''}{stats.tokens_per_second:.1f} tok/s"
     if stats.first_token_seconds is not None:
-        first = f"first token {seconds_words(stats.first_token_seconds)}"
+        first = f"first token {format_seconds(stats.first_token_seconds)}"
     if stats.prompt_tokens is not None:
         prompt = short_prompt = f"{stats.prompt_tokens:,} prompt tokens"
         if stats.cached_tokens is not None:
@@ -53,7 +53,7 @@ def bar(fraction: float, width: int) -> str:
     return "━" * full + "┄" * (width - full)
 
 
-def seconds_words(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Format seconds: `0.21 s`, `4.2 s`, `2 min 05 s`."""
     if seconds < 1:
         return f"{seconds:.2f} s"

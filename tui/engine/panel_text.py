@@ -9,7 +9,7 @@ from textual.content import Content
 
 from mlxserve.history.messages import AnswerStats
 from mlxserve.system.terminal_text import one_line
-from tui.chat.stats_text import seconds_words
+from tui.chat.stats_text import format_seconds
 from tui.engine.page_map import FoldedMap, PageMapReplica
 from tui.talk.engine_state import EngineStats, Progress, RequestStage
 
@@ -55,7 +55,7 @@ def answer_lines(answer_stats: AnswerStats | None, width: int) -> Content:
     lines = [*_reuse_lines(answer_stats, width)]
     speeds = []
     if answer_stats.first_token_seconds is not None:
-        speeds.append(f"first token {seconds_words(answer_stats.first_token_seconds)}")
+        speeds.append(f"first token {format_seconds(answer_stats.first_token_seconds)}")
         computed = (answer_stats.prompt_tokens or 0) - (answer_stats.cached_tokens or 0)
         if computed > 0 and answer_stats.first_token_seconds > 0:
             speeds.append(f"prefill {computed / answer_stats.first_token_seconds:,.0f} tok/s")
@@ -120,10 +120,10 @@ def now_lines(stats: EngineStats, history: Sequence[EngineStats] = (), width: in
             _rate_line(decode, [stats_then.decode_rate for stats_then in past], width),
         ]
     )
-    memory = f"memory {size_words(stats.active_size)}, peak {size_words(stats.peak_size)}"
-    cache = f"KV cache {size_words(stats.kv_cache_size)} {one_line(stats.kv_cache_dtype, 20)}"
+    memory = f"memory {format_size(stats.active_size)}, peak {format_size(stats.peak_size)}"
+    cache = f"KV cache {format_size(stats.kv_cache_size)} {one_line(stats.kv_cache_dtype, 20)}"
     if stats.disk_limit:
-        cache += f" · on disk {size_words(stats.disk_size)} of {size_words(stats.disk_limit)}"
+        cache += f" · on disk {format_size(stats.disk_size)} of {format_size(stats.disk_limit)}"
         if stats.disk_state in _DISK_STATES:
             cache += f" ({_DISK_STATES[stats.disk_state]})"
     if stats.num_state_slots:
@@ -215,7 +215,7 @@ def _sign(state: str, count: int) -> Content:
     return Content.assemble((sign, colour), f" {name} {count:,}")
 
 
-def size_words(size: int) -> str:
+def format_size(size: int) -> str:
     """Format bytes: `812 MiB`, `3.4 GiB`."""
     gib = size / (1 << 30)
     return f"{gib:.1f} GiB" if gib >= 1 else f"{size / (1 << 20):.0f} MiB"

@@ -137,7 +137,7 @@ class HelpDialog(Dialog[None]):
 def _help() -> Iterator[tuple[str, Sequence[Row]]]:
     yield "Writing a message", [(keys, "", words) for keys, words in COMPOSER_KEYS]
     for title, commands in COMMAND_GROUPS.items():
-        rows = [(command.usage, command.key_words, command.help) for command in commands]
+        rows = [(command.usage, command.key_label, command.help) for command in commands]
         yield f"{title}: commands, also in the palette (Ctrl+P)", rows
     yield "On a message (press Tab)", [(keys, "", words) for keys, words in MESSAGE_KEYS]
 

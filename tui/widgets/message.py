@@ -29,8 +29,8 @@ from textual.worker import Worker
 from mlxserve.history.calls import ToolRound
 from mlxserve.history.messages import State, StoredMessage, Version
 from tui.chat.live_answer import AnswerPhase, LiveAnswer
-from tui.chat.progress import waiting_words
-from tui.chat.stats_text import ending_line, seconds_words
+from tui.chat.progress import describe_waiting
+from tui.chat.stats_text import ending_line, format_seconds
 from tui.paint.markdown import MarkdownStream
 from tui.paint.painter import LINK, Painter, quoted
 from tui.paint.theme import Palette
@@ -359,7 +359,7 @@ class AnswerView(MessageView):
         is_thinking = self._answer is not None and self._answer.phase is AnswerPhase.THINKING
         words = "Thinking" if is_thinking else "Thought"
         if self._thinking_seconds:
-            words += f" for {seconds_words(self._thinking_seconds)}"
+            words += f" for {format_seconds(self._thinking_seconds)}"
         sign = "▸" if self._thoughts is None else "▾"
         return self._painter.plain(f"{sign} {words}", self._palette.marker)
 
@@ -377,7 +377,7 @@ class AnswerView(MessageView):
         if answer.phase is not AnswerPhase.WAITING:
             return ()
         sign = SPINNER[self._frame // 2 % len(SPINNER)]
-        words = f"{sign} {waiting_words(answer.progress, answer.seconds)}"
+        words = f"{sign} {describe_waiting(answer.progress, answer.seconds)}"
         return self._painter.plain(words, self._palette.marker)
 
     @property

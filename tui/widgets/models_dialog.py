@@ -262,7 +262,7 @@ class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
                 async for step in steps:
                     if isinstance(step, Downloaded):
                         self._progress[row.name] = step
-                        self.say(f"Downloading {name}: {speed.words(step)}. Esc pauses.")
+                        self.say(f"Downloading {name}: {speed.describe(step)}. Esc pauses.")
                         self._show()
         except ModelCommandFailed as error:
             if self._progress[row.name].done == 0:

@@ -15,7 +15,7 @@ from textual.strip import Strip
 
 from mlxserve.history.calls import CallRecord, CallState, ToolRound
 from mlxserve.system.terminal_text import one_line
-from tui.chat.stats_text import seconds_words
+from tui.chat.stats_text import format_seconds
 from tui.paint.markdown import MarkdownStream
 from tui.paint.painter import Painter, quoted
 
@@ -83,6 +83,6 @@ def _lines(
 def _head(call: CallRecord, *, is_open: bool) -> str:
     sign = "✗" if call.state is CallState.FAILED else "▾" if is_open else "▸"
     call_words = f"{sign} {one_line(call.name, 70)} {one_line(call.arguments, _MAX_ARGUMENTS)}"
-    seconds = "" if call.seconds is None else seconds_words(call.seconds)
+    seconds = "" if call.seconds is None else format_seconds(call.seconds)
     parts = (call_words, _WORDS.get(call.state, ""), seconds)
     return " · ".join(part.strip() for part in parts if part)

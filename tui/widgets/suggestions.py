@@ -50,6 +50,6 @@ class Suggestions(OptionList, can_focus=False):
 def _line(command: Command) -> Content:
     return Content.assemble(
         (command.usage.ljust(22), "bold"),
-        (command.key_words.ljust(11), "$primary"),
+        (command.key_label.ljust(11), "$primary"),
         (command.help, "$text-quiet"),
     )

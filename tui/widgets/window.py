@@ -108,7 +108,7 @@ class ChatWindow(Vertical):
 
     def _show_header(self) -> None:
         model, use, address, settings = self._header
-        meter = "" if use is None else use.words
+        meter = "" if use is None else use.label
         is_wide = self.size.width >= _WIDE
         parts = [
             (one_line(model, 60), ""),

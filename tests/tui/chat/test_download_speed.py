@@ -19,25 +19,25 @@ class Clock:
 def test_the_speed_counts_only_what_this_run_downloaded() -> None:
     clock = Clock()
     speed = DownloadSpeed(clock)
-    assert speed.words(Downloaded(done=GB, total=3 * GB)) == "1.0 of 3.0 GB"
+    assert speed.describe(Downloaded(done=GB, total=3 * GB)) == "1.0 of 3.0 GB"
     clock.now += 0.5  # too short to be measured
-    assert speed.words(Downloaded(done=GB + GB // 10, total=3 * GB)) == "1.1 of 3.0 GB"
+    assert speed.describe(Downloaded(done=GB + GB // 10, total=3 * GB)) == "1.1 of 3.0 GB"
     clock.now += 9.5
-    words = speed.words(Downloaded(done=GB + GB // 2, total=3 * GB))
+    words = speed.describe(Downloaded(done=GB + GB // 2, total=3 * GB))
     assert words == "1.5 of 3.0 GB, 50 MB/s, 30.0 s left"
 
 
 def test_an_unknown_total_gives_no_time_left() -> None:
     clock = Clock()
     speed = DownloadSpeed(clock)
-    speed.words(Downloaded(done=0, total=None))
+    speed.describe(Downloaded(done=0, total=None))
     clock.now += 10
-    assert speed.words(Downloaded(done=GB, total=None)) == "1.0 GB, 100 MB/s"
+    assert speed.describe(Downloaded(done=GB, total=None)) == "1.0 GB, 100 MB/s"
 
 
 def test_a_download_that_stands_still_has_no_speed() -> None:
     clock = Clock()
     speed = DownloadSpeed(clock)
-    speed.words(Downloaded(done=GB, total=2 * GB))
+    speed.describe(Downloaded(done=GB, total=2 * GB))
     clock.now += 10
-    assert speed.words(Downloaded(done=GB, total=2 * GB)) == "1.0 of 2.0 GB"
+    assert speed.describe(Downloaded(done=GB, total=2 * GB)) == "1.0 of 2.0 GB"

@@ -1,6 +1,6 @@
 import pytest
 
-from tui.chat.progress import waiting_words
+from tui.chat.progress import describe_waiting
 from tui.talk.engine_state import Progress
 
 
@@ -27,7 +27,7 @@ def test_every_stage_has_a_text() -> None:
         ),
         (progress("decoding"), "Starting the answer, 3 s"),
     ]:
-        assert waiting_words(seen, 3.2).startswith(words), seen
+        assert describe_waiting(seen, 3.2).startswith(words), seen
 
 
 def test_only_a_prefill_has_a_fraction() -> None:

@@ -11,9 +11,9 @@ def test_what_is_set_becomes_fields_and_words() -> None:
     sampling = Sampling().changed("temperature", "0.7").changed("seed", "3")
     sampling = sampling.changed("effort", "low")
     assert sampling.fields == {"temperature": 0.7, "seed": 3, "reasoning_effort": "low"}
-    assert sampling.words == "temperature 0.7, seed 3, effort low"
-    assert sampling.changed("seed", "off").words == "temperature 0.7, effort low"
-    assert Sampling().words == ""
+    assert sampling.label == "temperature 0.7, seed 3, effort low"
+    assert sampling.changed("seed", "off").label == "temperature 0.7, effort low"
+    assert Sampling().label == ""
 
 
 def test_what_cannot_be_set_says_what_can() -> None:

@@ -1,5 +1,5 @@
 from mlxserve.history.messages import AnswerStats, Role, State, StoredMessage, Version
-from tui.chat.stats_text import ending_line, seconds_words, stats_lines
+from tui.chat.stats_text import ending_line, format_seconds, stats_lines
 
 
 def answer(state: State) -> StoredMessage:
@@ -38,7 +38,7 @@ def test_shorter_times_have_more_digits() -> None:
         (59.94, "59.9 s"),
         (125.0, "2 min 05 s"),
     ]:
-        assert seconds_words(seconds) == words, seconds
+        assert format_seconds(seconds) == words, seconds
 
 
 def test_only_an_unusual_ending_is_shown() -> None:

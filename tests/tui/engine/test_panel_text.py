@@ -9,10 +9,10 @@ from tui.engine.panel_text import (
     PAGE_STATES,
     OwnerColours,
     answer_lines,
+    format_size,
     legend,
     now_lines,
     request_lines,
-    size_words,
     sparkline,
     window_legend,
 )
@@ -163,4 +163,4 @@ def test_the_pages_of_windows_are_counted() -> None:
 
 
 def test_sizes_have_binary_units() -> None:
-    assert (size_words(812 << 20), size_words(7 << 29)) == ("812 MiB", "3.5 GiB")
+    assert (format_size(812 << 20), format_size(7 << 29)) == ("812 MiB", "3.5 GiB")
