@@ -30,7 +30,7 @@ REFUSALS = (RuntimeError, ValueError)
 _PAGE_SIZE = 32
 _KV_HEADS = 2
 _GROUP = 3
-_LARGE_GROUP = 8  # whose decodes are another kernel's
+_LARGE_GROUP = 8  # decodes of larger groups have a kernel of their own
 _LATENT_HEADS = 20
 # (tokens before the chunk, rows of the chunk)
 _DECODES = ((0, 1), (31, 1), (300, 1))

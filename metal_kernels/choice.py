@@ -24,7 +24,7 @@ from metal_kernels.selftest import QUICK_GROUP, QUICK_Q8, why_not_in_place
 
 log = logging.getLogger("metal_kernels")
 
-_ANY = LayerShape(128, 128, mx.float16)  # which every backend takes
+_ANY = LayerShape(128, 128, mx.float16)  # accepted by every backend
 
 
 def select_backend(name: str) -> Backend:

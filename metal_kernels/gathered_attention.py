@@ -40,7 +40,7 @@ class GatheredAttention:
         Returns the shape of queries: (rows, heads, head_dim) or (rows, heads, 1, head_dim).
         """
         gather = tables.plan(
-            ("gather", id(gathered)),  # which the plans keep as long
+            ("gather", id(gathered)),  # the plans keep `gathered` as long
             lambda: self._plan(k_pool, queries.dtype, gathered),
         )
         after = self._fences.before_read(k_pool)

@@ -20,7 +20,7 @@ Template: TypeAlias = Sequence[tuple[str, "int | mx.Dtype"]]
 Size: TypeAlias = tuple[int, int, int]
 
 _FOLDER = Path(__file__).parent / "msl"
-_COMMENT = re.compile(r"(?<![ \t])[ \t]*+//.*")  # with all the blanks before it
+_COMMENT = re.compile(r"(?<![ \t])[ \t]*+//.*")  # including the blanks before it
 
 FENCE = ((8,), mx.int32)  # shape and dtype
 # Elements; MLX passes smaller inputs in another address space.

@@ -17,7 +17,7 @@ from metal_kernels.tables import SequenceTables
 # MiniCPM 3 and Mistral 4 with 256.
 LATENT_DIMS = ((512, 64), (256, 64))
 
-_MAX_LINES = 32  # of a tile
+_MAX_LINES = 32  # lines of a tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class LatentPlan:
     """Tiles of lines, a line being one query head of one row, with the keys that they see."""
 
     tiles: mx.array  # (tiles, 8), as paged_latent.metal lists them
-    starts: mx.array | None  # of decodes: the first partition of each sequence, and after the last
+    starts: mx.array | None  # decodes: first partition of each sequence, and the end
 
     @classmethod
     def of_decodes(cls, tables: SequenceTables, heads: int, lines: int) -> LatentPlan:

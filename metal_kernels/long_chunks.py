@@ -136,7 +136,7 @@ class ChunkRun:
     tables: SequenceTables
     first_row: int
     end_row: int
-    gathered: Gathered | None  # of a long chunk
+    gathered: Gathered | None  # long chunks only
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def _run(tables: SequenceTables, first: int, end: int) -> ChunkRun:
     starts = tables.query_starts[first : end + 1]
     bounds = int(starts[0]), int(starts[-1])
     if (first, end) == (0, len(tables)):
-        return ChunkRun(tables, *bounds, None)  # with the plans that it has
+        return ChunkRun(tables, *bounds, None)  # keeps its cached plans
     some = SequenceTables(
         tables.page_tables[first:end],
         tables.context_lens[first:end],

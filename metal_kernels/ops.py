@@ -102,10 +102,8 @@ class Heads(NamedTuple):
     dim: int
     rotated: int  # the first dimensions of a head, which RoPE turns
     is_traditional: bool = False  # a pair is two neighbours; else the same place of the two halves
-    step: int = 0  # from one query to the next: `dim`, or more where something else lies between
-    epsilon: tuple[float, float] | None = (
-        None  # of the norms of queries and of keys, if there are any
-    )
+    step: int = 0  # distance between queries: `dim`, or more if something else lies between
+    epsilon: tuple[float, float] | None = None  # norms of queries and keys, if any
 
     @property
     def widths(self) -> tuple[int, int, int]:
@@ -117,7 +115,7 @@ class LayerShape(NamedTuple):
 
     key_dim: int
     value_dim: int
-    dtype: mx.Dtype  # that it computes in
+    dtype: mx.Dtype  # dtype of the computation
     is_latent: bool = False  # attends by paged_latent: key_dim is L, value_dim is R
     is_quantised: bool = False
 

@@ -213,7 +213,7 @@ def dim_split(head_dim: int) -> int:
 class HeadSplit:
     """The distribution of a group's query heads in paged_decode."""
 
-    heads: int  # of one simdgroup, kept in its registers
+    heads: int  # heads of one simdgroup, kept in its registers
     parts: int  # simdgroups side by side
     blocks: int  # threadgroups side by side, for groups beyond 16 (8 with 512 dimensions)
 

@@ -58,7 +58,8 @@ class Runs:
 
     def __init__(self, bounds: Sequence[tuple[int, int]]) -> None:
         self.bounds = tuple(bounds)
-        self._indices: dict[tuple[int, ...], mx.array] = {}  # for `take_rows`, by a pool's shape
+        # Indices for `take_rows`, by a pool's shape.
+        self._indices: dict[tuple[int, ...], mx.array] = {}
 
     def __len__(self) -> int:
         return len(self.bounds)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-DTYPE = mx.int8  # of a quantised pool
+DTYPE = mx.int8  # dtype of a quantised pool
 SCALE_SIZE = 4  # bytes at the end of a row
 _HIGHEST = 127
 # A row with nothing above it is zeros: its scale would be too small for float32, and a GPU takes such

@@ -28,7 +28,7 @@ class StepInputs:
     num_rows: int
     page_size: int
     moves: mx.array  # (num_rows, 2) int32: row, slot
-    uploads: dict[Hashable, Arrays]  # of the page tables
+    uploads: dict[Hashable, Arrays]  # arrays of the page tables
 
     @classmethod
     def of(

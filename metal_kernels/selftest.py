@@ -109,7 +109,7 @@ QUICK = FenceLoad(
 
 
 QUICK_Q8 = replace(QUICK, is_quantised=True)
-QUICK_GROUP = replace(QUICK, group=8)  # by another kernel
+QUICK_GROUP = replace(QUICK, group=8)  # runs on another kernel
 
 
 def thorough(dtype: mx.Dtype, *, is_quantised: bool = False) -> FenceLoad:

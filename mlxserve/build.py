@@ -59,7 +59,7 @@ from mlxserve.text.tokenizer import Tokenizer
 
 log = logging.getLogger("mlxserve.build")
 
-_INDEX_SECONDS = 1.0  # to list what is on disk; the rest is listed while the engine runs
+_INDEX_SECONDS = 1.0  # time to list the disk; the rest is listed while the engine runs
 
 # The methods that a trace shows, and their names in it. Sampling is part of the step's graph: it is
 # built in "launch" and computed with the rest during "wait for the device" (on a CPU, "start").

@@ -19,7 +19,7 @@ from mlxserve.images.picture import Placed
 # Begins the name of a client that is known by its connection only.
 ANONYMOUS = "@"
 BACKGROUND = 10  # the priority of work that no one waits for
-STATE_SLOTS = 2  # of a running request: its recurrent state, and its newest snapshot of it
+STATE_SLOTS = 2  # slots of a running request: its recurrent state, and its newest snapshot
 
 
 def check_num_pages(num_pages: object) -> None:
@@ -55,7 +55,7 @@ class RequestState(Enum):
 class CacheMiss(StrEnum):
     """The reason for which no more of a prompt was cached."""
 
-    NEW_TEXT = "new_text"  # from some token on, it was never computed before
+    NEW_TEXT = "new_text"  # never computed from some token on
     EVICTED = "evicted"  # it was cached, but its pages were needed
     OTHER_SALT = (
         "other_salt"  # this client computed it under another cache_salt, or with another adapter
@@ -72,10 +72,10 @@ class CacheReport:
     """The cache's contribution to a prompt."""
 
     num_pages: int  # reused
-    num_tokens: int  # in these pages, and in the copied part of one more
+    num_tokens: int  # tokens in these pages, and in the copied part of one more
     differs_at: int  # position of the first token that was not cached
     reason: CacheMiss
-    num_from_disk: int = 0  # of the tokens, those that were read from disk
+    num_from_disk: int = 0  # tokens that were read from disk
 
 
 class Guide(Protocol):
@@ -138,7 +138,7 @@ class Resized:
 class Forgotten:
     """Cached pages that were forgotten because their conversation is deleted."""
 
-    num_pages: int = 0  # in memory
+    num_pages: int = 0  # pages in memory
     num_on_disk: int = 0
 
     def __add__(self, other: Forgotten) -> Forgotten:
@@ -163,19 +163,19 @@ class Request:
     """A prompt, and the options of its answer. Identity is the object."""
 
     id: str
-    token_ids: Sequence[int]  # of the prompt; becomes TokenIds
+    token_ids: Sequence[int]  # the prompt; becomes TokenIds
     params: SamplingParams
     stop_ids: frozenset[int] = frozenset()  # end-of-sequence and stop tokens
     cache_salt: bytes = b""  # pages are shared only within one salt
-    client: str = ""  # whose request it is: clients share the engine fairly (see ANONYMOUS)
+    client: str = ""  # clients share the engine fairly (see ANONYMOUS)
     priority: int = 0  # lower goes first; see BACKGROUND
     skips_cache: bool = False  # it neither finds cached pages nor leaves any
     pins: bool = False  # the prompt is a named prefix: its pages stay after the request's end
     pin_share: float = 1.0  # most that its client may have of the pages of all named prefixes
     fork_of: str | None = None  # id of a request with the same prompt, which computes it for both
     guide: Guide | None = None  # limits which tokens may come next
-    page_hashes: Sequence[bytes] = ()  # of its first pages, where the caller knows them
-    pictures: Placed = ()  # whose rows are in the prompt, in their order
+    page_hashes: Sequence[bytes] = ()  # hashes of its first pages, if the caller knows them
+    pictures: Placed = ()  # pictures with rows in the prompt, in order
     adapter: int | None = None  # its number among the model's; its pages have a salt of their own
 
     def __post_init__(self) -> None:
@@ -206,7 +206,8 @@ class LiveRequest:
     arrived: float = 0.0  # when, in seconds of the engine's clock
     queued_at: int = 0  # the number of the step before which it arrived
     length_limit: int = 0  # known tokens with which it ends, by max_tokens or max_model_len
-    promised_length: int = 0  # of these, those that the cache had room for when it was queued
+    # Part of `length_limit` that the cache had room for when it was queued.
+    promised_length: int = 0
     leader: LiveRequest | None = None  # the request that computes its prompt while it waits
     id: str = field(init=False)
     num_prompt: int = field(init=False)
@@ -215,7 +216,7 @@ class LiveRequest:
     ends_on: frozenset[int] = field(init=False)  # tokens that end it
     num_computed: int = 0
     num_cached: int = 0  # tokens of the prompt found in the cache at first admission, or copied
-    cache: CacheReport | None = None  # of the first admission
+    cache: CacheReport | None = None  # report of the first admission
     num_in_flight: int = 0
     num_preemptions: int = 0
     spared_until: int = 0  # known tokens from which on it may make way for a higher class
@@ -224,17 +225,17 @@ class LiveRequest:
     num_lost: int = 0  # computed tokens that the last preemption gave up
     prefill_end: int = 0  # known tokens at the last admission; from there on it decodes
     page_table: PageTable = field(default_factory=as_page_table)
-    window_table: PageTable = field(default_factory=as_page_table)  # of layers with a window
+    window_table: PageTable = field(default_factory=as_page_table)  # pages of sliding-window layers
     window_first: int = 0  # its pages before this one are not the request's
     disk_first: int = 0  # its pages before this one were in memory when it began
     disk_end: int = 0  # its pages up to this one are read from disk where they are not computed
-    disk_resume: int = 0  # from this page on it is read again, after one that was lost
-    loading: PageRun | None = None  # those that are being read into its page table
+    disk_resume: int = 0  # page from which it is read again, after one that was lost
+    loading: PageRun | None = None  # pages that are being read into its table
     decodes_until: int = 0  # it decodes every position before this one, without another look
     commits_until: int = 0  # each position before this one yields a token, and nothing else
     is_drafting: bool = False  # an unread step verifies a draft: how far it gets is not known
     num_drafted: int = 0
-    num_accepted: int = 0  # of the drafted tokens
+    num_accepted: int = 0  # drafted tokens that were accepted
     has_resumed: bool = False  # it lost its pages once, and began again
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None

@@ -15,7 +15,7 @@ import select
 import time
 
 QUESTION = "\x1b]11;?\x1b\\\x1b[c"
-_SECONDS = 0.5  # for the answers, which local terminals give in milliseconds
+_SECONDS = 0.5  # timeout of the answers, which local terminals give in milliseconds
 _COLOUR = re.compile(
     rb"\x1b\]11;rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})"
     rb"[^\x07\x1b]*(?:\x07|\x1b\\)"

@@ -35,7 +35,7 @@ class FirstFrame:
         modes[6][termios.VSUSP] = modes[6][termios.VQUIT] = bytes([os.fpathconf(0, "PC_VDISABLE")])
         termios.tcsetattr(0, termios.TCSANOW, modes)
         width, height = os.get_terminal_size(2)
-        column = WIDE_COLUMN if width >= WIDE else COLUMN  # as app.tcss has it
+        column = WIDE_COLUMN if width >= WIDE else COLUMN  # the columns of app.tcss
         x, y = max(0, width - column - 1) // 2 + 3, max(1, height - 2)
         texts = ((1, f"\x1b[1m{TITLE}\x1b[0m"), (height, STARTING), (y, PLACEHOLDER), (y, ""))
         drawn = "".join(f"\x1b[{row};{x}H{text}" for row, text in texts)

@@ -26,7 +26,7 @@ _POLYNOMIAL = (
 # A float32 below 2^22 plus this has no bits left for a fraction: the sum's last bits are the rounded
 # integer. The low 9 bits of the constant itself are zero.
 _ROUNDING = 1.5 * 2**23
-_EXPONENT_BITS = 23  # where a float32's exponent begins
+_EXPONENT_BITS = 23  # first bit of a float32's exponent
 # The first gives a 0 for masked scores. 2^-126, the smallest normal number, would make most products
 # with values denormal, which x86 computes a hundred times slower: 16 decodes over a shared prefix took
 # 50 ms of a layer, and take 5.
@@ -37,7 +37,7 @@ _ZERO = mx.array(0.0)
 # E - u O to E + u O, which is e^(-2u), is below 4e-9 everywhere.
 _ODD = (0.9999999851480339, 0.11034106600171147, 0.001009338009760974)
 _EVEN = (1.0, 0.44367422050312405, 0.015568054800827935)
-_FURTHEST = 1.3  # of u
+_FURTHEST = 1.3  # bound of u
 # e^(-x) is e^(-2u) to the 8th power, with u = x / 16.
 _SQUARINGS = 3
 

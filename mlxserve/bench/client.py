@@ -25,7 +25,7 @@ class TimedRequest:
 
     label: str
     started: float
-    times: list[float] = field(default_factory=list)  # of each piece of text
+    times: list[float] = field(default_factory=list)  # time of each piece of text
     ended: float = 0.0
     text: str = ""
     num_prompt: int = 0

@@ -21,7 +21,7 @@ _SEED = 22
 _PAGE_SIZE = 32
 _VOCABULARY = 250  # token ids that every model has
 _RELOAD_SECONDS = 600.0
-_GIB = "8"  # of disk space: more than a prompt of any length needs
+_GIB = "8"  # GiB of disk space: more than a prompt of any length needs
 
 
 def bench_restart(

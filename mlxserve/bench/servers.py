@@ -47,8 +47,8 @@ class Contender:
     name: str
     url: str
     model: str
-    start_seconds: float = 0.0  # from the start of its process until it is ready
-    start_cpu_seconds: float = 0.0  # of its process and its children, until then
+    start_seconds: float = 0.0  # until the server is ready
+    start_cpu_seconds: float = 0.0  # CPU of its process and children, until then
     process_id: int | None = None  # if we started it
 
 

@@ -30,7 +30,7 @@ _COUNTERS = (
     "prefix_follow_waits",
     "overtakes",
 )
-MLX_LM = "mlx-lm"  # as an address: start mlx-lm's server on the same files
+MLX_LM = "mlx-lm"  # address that starts mlx-lm's server on the same files
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Workload:
 
 
 _ON, _OFF = Variant("mlxserve"), Variant("without cache", ("--no-enable-prefix-caching",))
-_FEW_PAGES = ("--num-pages", "40")  # of the 100 that the answers of `preempt` end with
+_FEW_PAGES = ("--num-pages", "40")  # the answers of `preempt` end with 100
 
 WORKLOADS = {
     workload.name: workload

@@ -45,7 +45,7 @@ _LLAMA_100M = {
     "vocab_size": 26000,
     "max_position_embeddings": 32768,
 }
-_COUNTING = "counting-"  # how the names of models that count begin
+_COUNTING = "counting-"  # prefix of models that count
 GEOMETRIES: dict[str, dict[str, Any]] = {
     "llama-100m": _LLAMA_100M,
     "counting-100m": {

@@ -38,7 +38,8 @@ _STARTED = (
 )
 # The loads of the table and their sizes at --size 1.
 _SIZES = {"beside": 1.0, "siblings": 2.5, "lengths": 1.0, "again": 1.0, "answers": 1.0}
-_WARM_UP = 0.1  # of a load's size: what a first request loads or compiles depends little on it
+# Share of a load's size: what a first request loads or compiles depends little on it.
+_WARM_UP = 0.1
 _FAILURES = (MlxServeError, httpx.HTTPError, LookupError, ValueError, OSError)
 
 
@@ -113,7 +114,7 @@ class Measurements:
     """The rounds that were played, or why there are none, by load and server."""
 
     rounds: dict[tuple[str, str], Sequence[PlayedRound]] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)  # of servers
+    failures: dict[str, str] = field(default_factory=dict)  # failures by server
 
     def cell(self, row: TableRow, who: str, size: float) -> tuple[float, ...] | str:
         """The figure in each round, or why there is none; empty if it is not to be measured."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mlxserve.bench.report import ratios
 
-BEST = "the best other"  # as a baseline: the server with the best median
+BEST = "the best other"  # baseline: the server with the best median
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,7 +261,7 @@ def _found(name: str) -> "tuple[Entry, Path]":
     from mlxserve.hub.known_models import repository_of
 
     wanted = {name, repository_of(name), str(Path(name).expanduser().resolve())}
-    with contextlib.suppress(ModelNotFound):  # of a quantisation that is not here, as said below
+    with contextlib.suppress(ModelNotFound):  # another quantisation is handled below
         if (file := find_gguf(name)) is not None:
             wanted.add(str(file))
     for candidate, source, folder in catalog.places():

@@ -34,7 +34,7 @@ ModelName = Annotated[
         autocompletion=models_here,
     ),
 ]
-_ALL = "mlxserve.help_all"  # of a context's `meta`
+_ALL = "mlxserve.help_all"  # key of a context's `meta`
 _BASIC = {option.name for s in SCHEMAS for option in options_of(s) if option.declared.is_basic}
 
 

@@ -191,7 +191,7 @@ def _is_model(word: str) -> bool:
         return True
     try:
         return find_gguf(word) is not None
-    except ModelNotFound:  # of a repository that is here in another quantisation
+    except ModelNotFound:  # another quantisation of the repository may be here
         return True
 
 

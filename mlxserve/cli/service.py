@@ -19,7 +19,7 @@ from mlxserve.service.unit import ServiceUnit, last_lines, log_file
 
 _PATH_UNITS = ("file", "folder")
 _NUM_LINES = 10
-_NOT_RUNNING = 3  # as of systemctl's and LSB's status
+_NOT_RUNNING = 3  # exit status, as systemctl's and LSB's
 
 app = typer.Typer(
     rich_markup_mode=None,

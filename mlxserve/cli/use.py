@@ -19,7 +19,7 @@ from mlxserve.system.files import make_own_folder, replace_file
 
 _VARIABLE = "MLXSERVE_MODEL"
 _LINE = re.compile(r"^[ \t]*model[ \t]*=.*$", re.MULTILINE)
-_TABLE = re.compile(r"^[ \t]*\[", re.MULTILINE)  # what follows belongs to a table
+_TABLE = re.compile(r"^[ \t]*\[", re.MULTILINE)  # start of a table
 
 
 def use(

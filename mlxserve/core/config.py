@@ -18,7 +18,7 @@ from metal_kernels.limits import BACKENDS, PAGE_SIZES
 from mlxserve.core.errors import InvalidConfig
 from mlxserve.core.option import Option, Options
 
-MIN_PAGES, MAX_PAGES = 2, 1 << 24  # of the cache, with any amount of memory
+MIN_PAGES, MAX_PAGES = 2, 1 << 24  # bounds of the cache, whatever the memory
 _STEP_BUDGET = 2048
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 

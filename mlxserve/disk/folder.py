@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 DEFAULT_BYTES = 8 << 30
-_LARGEST_SHARE = 0.1  # of what is free on the disk
+_LARGEST_SHARE = 0.1  # share of the free disk space
 
 
 def disk_folder(configured: str | None) -> Path:

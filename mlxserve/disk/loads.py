@@ -32,7 +32,7 @@ class DiskLoads:
 
     def __init__(self) -> None:
         self._answers: list[DiskAnswer] = []
-        self._tickets: set[int] = set()  # of loads that were not answered yet
+        self._tickets: set[int] = set()  # pending loads
         self._numbers = count()
 
     @property

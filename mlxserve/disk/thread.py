@@ -29,10 +29,10 @@ from mlxserve.disk.loads import DiskAnswer, DiskLoad
 log = logging.getLogger("mlxserve.disk")
 
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
-_DECAY = 0.95  # of what was read before in the rate, with every record
-_LISTED_FILES = 256  # in one operation
-_TOUCHED_FILES = 64  # in one operation
-_DELETED_FILES = 64  # in one operation
+_DECAY = 0.95  # weight of earlier reads in the rate, per record
+_LISTED_FILES = 256  # files per operation
+_TOUCHED_FILES = 64  # files per operation
+_DELETED_FILES = 64  # files per operation
 _MAX_FAULTS, _FAULT_SECONDS = 5, 60.0  # more of them within this time end the thread
 _LISTED_SECONDS = 60.0  # after which files are listed again before one is deleted for room
 
@@ -81,16 +81,16 @@ class DiskUse:
     """The disk's contents, and counters since the start. Sizes in bytes."""
 
     limit: int
-    num_pages: int = 0  # of this identity, as the next three
+    num_pages: int = 0  # this identity's, as the next three
     num_bytes: int = 0
     num_read: int = 0
     num_written: int = 0
     num_lost: int = 0  # asked for, and missing, cut off, damaged or foreign
-    num_deleted: int = 0  # for room, of any identity
-    total_bytes: int = 0  # of all identities, as of the last look
-    bytes_read: int = 0  # of records that came from files
+    num_deleted: int = 0  # for room, any identity's
+    total_bytes: int = 0  # all identities', as of the last look
+    bytes_read: int = 0  # payloads that came from files
     bytes_written: int = 0
-    written_today: int = 0  # by every process
+    written_today: int = 0  # by all processes
     read_rate: float = 0.0  # bytes per second of recent reads; 0 before the first
     state: int = 0  # a DiskState
 
@@ -99,11 +99,11 @@ class DiskUse:
 class DiskNews:
     """An event: an operation's changes, and the state after it."""
 
-    num_messages: int  # that were taken before
+    num_messages: int  # messages taken before
     is_idle: bool  # nothing is left to be done of these
     changes: Mapping[bytes, bool]  # own records that came (True) or went
     use: DiskUse
-    day: str  # of the last write
+    day: str  # day of the last write
     coldest: float | None  # when the record was used that goes first; None without any
     dropped: tuple[bytes, ...]  # they were to be written, and will not be
     error: OSError | None  # the reason; None where they were used too long ago
@@ -114,7 +114,7 @@ class _Listing:
     """Files that are being listed."""
 
     files: Iterator[FoundFile]
-    unseen: set[Path]  # in the index, and not found again yet
+    unseen: set[Path]  # records of the index that were not listed yet
     is_clearing: bool = False  # own records are deleted
 
 
@@ -133,7 +133,7 @@ class DiskThread:
         self._index = DiskIndex()
         self._num_messages = 0
         self._loads: deque[DiskLoad] = deque()
-        self._payloads: list[bytes] = []  # that were read for the first of these
+        self._payloads: list[bytes] = []  # payloads read for the first of these
         self._saves: dict[bytes, Record] = {}  # written in this order
         self._touches: dict[bytes, float] = {}
         self._deletes: dict[bytes, None] = {}
@@ -141,7 +141,7 @@ class DiskThread:
         self._listed_at = 0.0
         self._day = today()
         self._use = DiskUse(limit, written_today=files.written(self._day))
-        self._recent_bytes = self._recent_seconds = 0.0  # of reads
+        self._recent_bytes = self._recent_seconds = 0.0  # recent reads
         self._faults: list[float] = []  # when they happened
         # Bytes written today that no other process knows of.
         self._uncounted = 0

@@ -47,7 +47,7 @@ from mlxserve.system.suspend_clock import RUNNING
 
 log = logging.getLogger("mlxserve.disk")
 
-STALL_SECONDS = 10.0  # of one operation; then the disk is given up
+STALL_SECONDS = 10.0  # one operation; then the disk is given up
 
 
 class DiskState(IntEnum):
@@ -98,12 +98,12 @@ class DiskTier:
                 f"the disk cache cannot be in {base}: {error}. Choose another disk_cache_dir, or "
                 "disk_cache_size=0."
             ) from error
-        self.folder = files.folder  # of this identity
+        self.folder = files.folder  # folder of this identity
         self.limit = limit
         self._clock = clock
         self._loads = DiskLoads()
         self._writes = DiskWrites(limit=limit, daily_writes=daily_writes, clock=clock, today=today)
-        self._names: set[bytes] = set()  # of own records on disk
+        self._names: set[bytes] = set()  # own records on disk
         self._news: DiskNews  # the first one tells of the start
         self._num_messages = self._cleared_at = 0
         self._is_stalled = self._is_closed = self._has_ended = False

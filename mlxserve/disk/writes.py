@@ -35,7 +35,8 @@ class DiskWrites:
         self._staged_bytes = 0
         self._retry_at = 0.0
         self._warned: set[str] = set()
-        self._day, self._written_that_day = today(), 0  # of the last write, by all processes
+        # Day and total of the last write, by all processes.
+        self._day, self._written_that_day = today(), 0
         # The last one on which no more was allowed.
         self._full_day = ""
 

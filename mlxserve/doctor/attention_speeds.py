@@ -24,7 +24,7 @@ _PROMPTS = (512, 2048)
 _CHUNK = 512  # rows of a chunk behind a context
 _CONTEXTS = (8192, 32768)
 _GROUPS = (1, 4, 8, 16)
-_LATENT_HEADS = 16  # of GLM-4.7-Flash, 20; of DeepSeek V3, 128
+_LATENT_HEADS = 16  # GLM-4.7-Flash has 20, DeepSeek V3 128
 
 
 @dataclass(frozen=True, slots=True)

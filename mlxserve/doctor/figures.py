@@ -13,7 +13,7 @@ from mlxserve.system import machine
 
 log = logging.getLogger("mlxserve.doctor")
 
-BUFFER_SIZES = (50, 100, 400)  # of MLX_MAX_MB_PER_BUFFER
+BUFFER_SIZES = (50, 100, 400)  # values of MLX_MAX_MB_PER_BUFFER
 _NOT_METAL = "only Metal has command buffers"
 # The names of `model_speeds`: what a reader sees, and the unit.
 _OF_A_MODEL = {

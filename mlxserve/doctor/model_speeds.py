@@ -39,7 +39,7 @@ _PAGE_SIZE = 32
 _ROUNDS = 2  # after one that warms up; the best counts
 _BUILDS = 20
 _LOGGERS = ("mlxserve", "metal_kernels")
-_MAX_RECORDS = 10_000  # of the log, which has a few dozen
+_MAX_RECORDS = 10_000  # bound of log records; a log has a few dozen
 _LIMITS = ("MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER")
 
 Figures = dict[str, float]
@@ -147,9 +147,7 @@ def theirs(
     from mlx_lm.utils import dequantize_model
 
     dense, config = read_model(find_model(model), is_metal=machine.is_metal())
-    if (
-        not machine.is_metal()
-    ):  # in float32, as ours: a CPU's products of others are 70 times slower
+    if not machine.is_metal():  # float32, as ours: other dtypes are 70 times slower on a CPU
         dense = dequantize_model(dense)
         dense.set_dtype(mx.float32)
     longest = int(config.get("max_position_embeddings", max(prompts)))

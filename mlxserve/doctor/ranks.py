@@ -15,8 +15,8 @@ import mlx.core as mx
 from mlxserve.core.errors import MlxServeError
 from mlxserve.doctor.finding import Finding
 
-_HIDDEN = 4096  # of an 8B model: the numbers of one row that a sum is over
-_LAYERS = 36  # of the same
+_HIDDEN = 4096  # an 8B model's: the numbers of one row that a sum is over
+_LAYERS = 36  # the same model's
 _ROWS = (1, 512)  # a decode, and a chunk of a prompt
 _REPEATS, _CHAIN = 5, 2 * _LAYERS
 

@@ -13,7 +13,7 @@ class KillReason(StrEnum):
 
     TIME = "time"
     MEMORY = "memory"
-    ENDED = "ended"  # by itself, or by a signal of others
+    ENDED = "ended"  # ended by itself, or by another's signal
     CLOSED = "closed"  # the helper was closed
     LEFT = "left"  # its result was not wanted any more
     NOT_STARTED = "not_started"  # the system refused a process or a socket

@@ -92,7 +92,7 @@ class FairOrder(Generic[T]):
         self._now = 0.0
         self._used: dict[str, float] = {}  # when the last item of a client is due
         self._items: list[tuple[float, int, str, float, T]] = []  # a heap
-        self._num_items: Counter[str] = Counter()  # of each client
+        self._num_items: Counter[str] = Counter()  # items by client
         self._numbers = itertools.count()  # ties are broken by age
 
     def __len__(self) -> int:
@@ -288,7 +288,7 @@ class BodyMemory:
     def __init__(self, size: int) -> None:
         self._size = size
         self._lock = threading.Lock()
-        self._taken: Counter[str] = Counter()  # of each client
+        self._taken: Counter[str] = Counter()  # bytes by client
 
     @property
     def num_taken(self) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 from enum import IntEnum
 
-LENGTH = struct.Struct("<I")  # of a frame, before its content
+LENGTH = struct.Struct("<I")  # length of a frame, before its content
 MAX_FRAME = 1 << 28
 NO_MEMORY = 77  # exit code of a child that got a MemoryError
 # Seconds after its deadline when a child that was not killed ends itself.

@@ -35,7 +35,7 @@ from mlxserve.helpers.errors import HelperKilled, KillReason
 from mlxserve.helpers.job import Job
 from mlxserve.helpers.process import ChildProcess
 
-START_SECONDS = 60.0  # to import and make the target
+START_SECONDS = 60.0  # time to import and make the target
 # For work that only its own request waits for: a third of the engine's share of a processor.
 BEHIND_THE_ENGINE = 5
 

@@ -15,8 +15,8 @@ from mlxserve.system.suspend_clock import RUNNING
 
 # Of a job that is not wanted any more: a shorter one ends sooner than another process starts.
 KILLED_AFTER_SECONDS = 0.25
-_TICK_SECONDS = 0.02  # as exact as systems count processor time
-_EXIT_SECONDS = 5.0  # to wait for the end of a process that has closed its socket already
+_TICK_SECONDS = 0.02  # precision of the systems' processor times
+_EXIT_SECONDS = 5.0  # time to wait for a process that has closed its socket already
 
 
 class Job:
@@ -62,7 +62,7 @@ class Job:
         except (HelperKilled, JobFailed):
             self._end()
             raise
-        except BaseException as error:  # as of a system without memory
+        except BaseException as error:  # a system without memory, for example
             self.cancel()  # or the next job would get this one's answer
             if not isinstance(error, Exception):
                 raise

@@ -25,7 +25,7 @@ from mlxserve.helpers.frames import LENGTH, MAX_FRAME
 
 _LOOK_SECONDS = 0.05  # between two looks at the child
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-_END_SECONDS = 0.05  # to wait for the end of a killed process
+_END_SECONDS = 0.05  # time to wait for a killed process
 _PIECE, _MAX_PIECES = 64 << 10, 1024  # bytes read at once, and how often before a look
 
 
@@ -40,7 +40,7 @@ class ChildProcess:
         self.is_at_end = False
         self.was_killed = False
         self.is_too_large = False
-        self.was_stopped = False  # by a signal or a debugger, since the job began
+        self.was_stopped = False  # stopped by a signal or a debugger, since the job began
         self.needed_too_much = f"needed more than {memory >> 20} MB of memory"
         self._memory = memory
         self._looked_at = 0.0
@@ -133,7 +133,7 @@ class ChildProcess:
         self.was_killed = True
         if self._process.poll() is None:
             try:
-                os.killpg(self._process.pid, signal.SIGKILL)  # and what it has forked
+                os.killpg(self._process.pid, signal.SIGKILL)  # including its forks
             except OSError:
                 # macOS refuses it for a group with a process that has just ended.
                 self._process.kill()

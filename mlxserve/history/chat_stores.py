@@ -20,7 +20,7 @@ from mlxserve.history.store import Store
 
 T = TypeVar("T")
 
-MAX_KEY_BYTES = 256 << 20  # of the file of one API key
+MAX_KEY_BYTES = 256 << 20  # size of one API key's file
 _MAX_OPEN = 16  # files
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from mlxserve.history.messages import LeftOut, Role, StoredMessage, wire_messages
 
-NEARLY_FULL = 0.8  # of the context
+NEARLY_FULL = 0.8  # share of the context
 _SUMMARY = "Summary of the conversation so far:"
 
 

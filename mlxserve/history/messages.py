@@ -25,7 +25,7 @@ class State(StrEnum):
 
     WRITING = "writing"
     DONE = "done"
-    CUT = "cut"  # at the length limit
+    CUT = "cut"  # reached the length limit
     REPEATED = "repeated"  # itself, so that the server ended it
     STOPPED = "stopped"  # by the user; the text so far is kept
     FAILED = "failed"  # in the server or the connection; the text so far is kept
@@ -44,8 +44,8 @@ class AnswerStats:
     differs_at: int | None = None  # the first token of the prompt that was not cached
     miss: str = ""  # why no more of the prompt was cached; empty: not known
     completion_tokens: int | None = None
-    first_token_seconds: float | None = None  # from sending to the first text or thinking
-    decode_seconds: float | None = None  # from the first to the last piece
+    first_token_seconds: float | None = None  # time from sending to the first text or thinking
+    decode_seconds: float | None = None  # time from the first to the last piece
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -72,9 +72,9 @@ class StoredMessage:
     error: str = ""
     model: str = ""
     stats: AnswerStats = field(default_factory=AnswerStats)
-    rounds: tuple[ToolRound, ...] = ()  # in which the model called tools, before its text
+    rounds: tuple[ToolRound, ...] = ()  # rounds of tool calls, before its text
     created_at: float = 0.0  # seconds since the epoch
-    images: tuple[KeptImage, ...] = ()  # of a question
+    images: tuple[KeptImage, ...] = ()  # images of a question
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class LeftOut:
 
     last_id: int  # its last message
     newest_id: int  # the chat's newest message when it was left out
-    summary: str = ""  # what the model gets instead
+    summary: str = ""  # replaces them for the model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ _TYPES = {
 MAX_SIZE = 1 << 20  # bytes of what is kept
 MAX_SIDE = 2048  # pixels of what is kept, where it was made smaller
 _MAX_FILE = 64 << 20
-_QUALITIES = (90, 75, 50)  # of JPEG, until it fits
+_QUALITIES = (90, 75, 50)  # JPEG qualities, until it fits
 
 
 @dataclass(frozen=True, slots=True)

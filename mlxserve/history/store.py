@@ -37,11 +37,11 @@ _TITLE_SIZE = 60
 _UNTITLED = "New chat"
 # Signs of Markdown before and in a line: headings, quotes, lists, fences, code, bold.
 _MARKS = re.compile(r"^\s*(?:```.*|~~~.*|#{1,6}\s+|>\s?|[-*+]\s+)|`+|\*\*")
-REQUESTED = "requested:"  # of a setting, before a served model's name: what it was asked for by
+REQUESTED = "requested:"  # setting prefix, before a served model's name: the name that requested it
 # Columns whose values are those of the fields of the same name.
 _OF_CHAT = ("id", "title", "created_at", "updated_at", "leaf_id", "system")
 _OF_MESSAGE = ("id", "chat_id", "parent_id", "text", "thinking", "error", "model", "created_at")
-_STATS = [field.name for field in fields(AnswerStats)]  # of a message
+_STATS = [field.name for field in fields(AnswerStats)]  # columns of a message's statistics
 _DELETED = "This chat was deleted. Start a new one with Ctrl+N."
 # Shorter words contain no trigram and are searched without the index.
 _TRIGRAM_SIZE = 3

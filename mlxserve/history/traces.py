@@ -16,7 +16,7 @@ from mlxserve.history.context import sent_messages
 from mlxserve.history.messages import ChatRecord, Role, StoredMessage, wire_messages
 from mlxserve.history.store import Store
 
-MAX_CONVERSATIONS = 200  # of one chat, the newest ones
+MAX_CONVERSATIONS = 200  # newest conversations of one chat
 
 Wire = list[dict[str, Any]]
 

@@ -110,7 +110,7 @@ class Entry:
         compared on Metal.
         """
         values = 7 * self.width + (7 if has_scores else 2) * self.inner
-        scores = 10 * 64 * 4 * self.num_heads if has_scores else 0  # of a row in 256
+        scores = 10 * 64 * 4 * self.num_heads if has_scores else 0  # scores of one row in 256
         return _STEP_TOKENS * (values * bytes_per_value + scores)
 
 
@@ -122,7 +122,7 @@ class MemoryFit:
     num_tokens: int  # tokens of cache that fit next to the weights and a step
     needed: int  # bytes of weights, a step's peak and the requested context
     context: int  # tokens of that context
-    num_windows: int | None = None  # beside those tokens; None without layers with a window
+    num_windows: int | None = None  # besides those tokens; None without sliding-window layers
 
 
 _UNFIT = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)

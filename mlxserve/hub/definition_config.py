@@ -47,7 +47,7 @@ def _rope(part: Mapping[str, Any]) -> dict[str, Any]:
     written = part.get("rope_parameters")
     if not isinstance(written, Mapping):
         return {}
-    whole = rope_scaling({"rope_parameters": written})  # of layers that see all positions
+    whole = rope_scaling({"rope_parameters": written})  # scaling of the full-attention layers
     rope: dict[str, Any] = {"rope_theta": whole.get("rope_theta")}
     kind = whole.get("rope_type") or whole.get("type") or "default"
     if kind != "default":

@@ -16,13 +16,13 @@ from typing import Any
 
 from mlxserve.system.files import MAX_TEXT, open_regular, read_file
 
-_LAYOUT = b"1"  # of what is hashed; another one makes every model another one
+_LAYOUT = b"1"  # version of the hashed content; another one makes every model another one
 _TOKENIZER = ("tokenizer*.json", "tokenizer.model", "vocab.*", "merges.txt", "*.tiktoken")
 _LENGTH_SIZE = 8  # bytes, before a safetensors header
-_MAX_HEADER = 100 << 20  # as safetensors itself allows
+_MAX_HEADER = 100 << 20  # the bound of safetensors itself
 # The rest of a GGUF header is in the configuration and the tokenizer.
 _GGUF_HEADER = 1 << 16
-_NUM_SAMPLES, _SAMPLE_SIZE = 16, 4096  # of each file of weights
+_NUM_SAMPLES, _SAMPLE_SIZE = 16, 4096  # samples of each weight file
 
 
 def fingerprint(folder: Path, config: Mapping[str, Any], weights: Sequence[Path]) -> str:

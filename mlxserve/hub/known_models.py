@@ -246,7 +246,7 @@ _SIZE = re.compile(r"-(e?\d+(?:\.\d+)?b)(?:-|$)")  # -4b-, -0.6b- or -e2b-
 _VERSION = re.compile(
     r"^([a-z]+)-(?=\d+(?:\.\d+)?-)"
 )  # llama-3.2- is called llama3.2, gemma-3- gemma3
-_DISTILLED = re.compile(r"-distill-[a-z]+")  # from which model is no part of what people type
+_DISTILLED = re.compile(r"-distill-[a-z]+")  # people leave out the distilled model
 _SUGGESTIONS = 3
 
 

@@ -32,9 +32,9 @@ _EXPANDED = frozenset({"deepseek_v2", "minicpm3", "youtu_llm"})
 class KVShape:
     """Sizes of what a model keeps of a sequence."""
 
-    num_values: int  # of keys and values for each token, over all layers
+    num_values: int  # keys and values per token, over all layers
     has_states: bool  # recurrent ones as well
-    num_rows: int = 0  # what these values are in: a head's keys or values; 0 if they are latents
+    num_rows: int = 0  # rows of these values: a head's keys or values; 0 for latents
     # Layers with a window beside others that see everything, which have pages of their own
     # (`cache/groups.py`): positions that they see, and their part of the numbers above.
     window: int = 0

@@ -20,7 +20,7 @@ from mlxserve.system.terminal_text import one_line
 
 BUNDLED = "mlxserve-mini"
 _PROGRAM = (sys.executable, "-m", "mlxserve")
-END_SECONDS = 5.0  # for a child that was told to end
+END_SECONDS = 5.0  # time for a terminated child to end
 # Tokens; a model that leaves less room does not suit a machine.
 USEFUL_CONTEXT = 8192
 # What a context of at least this many tokens is enough for.
@@ -42,7 +42,7 @@ class ModelOrigin(StrEnum):
     BUNDLED = "bundled"
     DOWNLOADED = "downloaded"
     FOLDER = "folder"
-    ELSEWHERE = "elsewhere"  # on this machine, where another program keeps it
+    ELSEWHERE = "elsewhere"  # on this machine, kept by another program
     SUGGESTED = "suggested"  # not downloaded yet
 
     @classmethod
@@ -58,12 +58,12 @@ class Model:
     name: str
     source: ModelOrigin
     weight_size: int | None = None  # bytes
-    fits: bool | None = None  # whether memory holds the weights, one step and the requested context
-    num_tokens: int | None = None  # of context that fit into memory
+    fits: bool | None = None  # memory holds the weights, one step and the requested context
+    num_tokens: int | None = None  # context that fits into memory
     context: int | None = None  # tokens that are requested
     needed: int | None = None  # bytes of weights, a step and the requested context
     short_name: str = ""  # such as qwen3:4b; empty if it has none
-    downloads: int | None = None  # from the hub, of a model that a search found there
+    downloads: int | None = None  # downloads on the hub, for models of a search
     is_gguf: bool = False  # a repository of several GGUF files, of which a name chooses one
 
     def matches(self, words: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 _ENCODERS = ("bert", "electra", "mpnet", "clip", "siglip", "embedding")
 _AUDIO = frozenset({"whisper", "wav2vec", "parakeet", "kokoro", "moshi", "musicgen"})
 _AUDIO |= {"audio", "speech", "tts", "asr"}
-_AUDIO_KEYS = ("n_mels", "sample_rate")  # of conversions that name no `model_type`
+_AUDIO_KEYS = ("n_mels", "sample_rate")  # keys of conversions that name no `model_type`
 _CONVERTED = ("mxfp4", "mxfp8", "bitnet")
 _ENCODER_HEADS = ("ForMaskedLM", "ForTokenClassification")
 

@@ -37,7 +37,7 @@ TRIES = {
 }
 _MAX_KEPT = 128 << 20  # bytes of pixels
 _HASHED_PER_SECOND = 500_000_000  # bytes of files
-_BYTES_PER_SECOND = 10_000_000  # of files, decoded, on two cores of an x86 server
+_BYTES_PER_SECOND = 10_000_000  # speed of decoding files on two cores of an x86 server
 _SECONDS = {Lane.SHORT: 0.02, Lane.MEDIUM: 1.01 * SHORT_SECONDS, Lane.LONG: 1.01 * MEDIUM_SECONDS}
 
 
@@ -47,7 +47,7 @@ class ImageDecoder:
     def __init__(self, max_kept: int = _MAX_KEPT) -> None:
         """`max_kept`: bytes of the newest images' pixels."""
         self._helpers: dict[Lane, Helper] = {}
-        self._kept: OrderedDict[bytes, Image] = OrderedDict()  # by a hash of the file
+        self._kept: OrderedDict[bytes, Image] = OrderedDict()  # images by hash of the file
         self._max_kept = max_kept
         self._lock = threading.Lock()
 
@@ -128,7 +128,7 @@ def _key(data: bytes) -> bytes:
 def _image(width: int, height: int, pixels: bytes | None) -> Image | None:
     if pixels is None:
         return None
-    import numpy as np  # with the first image: a start need not wait for it
+    import numpy as np  # imported with the first image: a start need not wait for it
 
     return Image.of(np.frombuffer(pixels, np.uint8).reshape(height, width, 3))
 

@@ -13,8 +13,8 @@ from PIL import Image, UnidentifiedImageError
 from mlxserve.images.image import MAX_PIXELS
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-MAX_SOURCE_PIXELS = 64 << 20  # of what is decoded; four bytes each, and as many again to convert it
-_ORIENTATION = 0x0112  # of EXIF
+MAX_SOURCE_PIXELS = 64 << 20  # decoded pixels; four bytes each, and as many again to convert it
+_ORIENTATION = 0x0112  # EXIF tag
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -39,7 +39,7 @@ class DecodeWorker:
 
         The third is None, and nothing was decoded, for an image of more than `most` pixels.
         """
-        with warnings.catch_warnings():  # of damage that does not matter
+        with warnings.catch_warnings():  # warnings of damage that does not matter
             warnings.simplefilter("ignore")
             return self._decode(data, max_pixels)
 

@@ -18,7 +18,7 @@ from mlxserve.images.decode import image_decoder
 from mlxserve.images.image import Image
 
 _GIVEN = ("path", "bytes", "image")
-_FILE_SECONDS = 0.01  # to read one
+_FILE_SECONDS = 0.01  # time to read a file
 
 
 async def decoded(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 DIGEST_SIZE = 32  # bytes
-MAX_PIXELS = 4096 * 4096  # of what a model gets: more than any of them looks at
+MAX_PIXELS = 4096 * 4096  # pixels for a model: more than any of them looks at
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,10 +23,10 @@ from mlxserve.core.errors import InvalidRequest
 
 MAX_SIZE = 20 << 20  # bytes of a file
 MAX_REDIRECTS = 3
-SECONDS = 10.0  # for all of it
+SECONDS = 10.0  # total time
 MAX_AT_ONCE = 8
 _HEADERS = {"accept": "image/*", "accept-encoding": "identity", "user-agent": "mlxserve"}
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # which ends with an address of IPv4
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # addresses that end with one of IPv4
 _LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")
 
 # The addresses of a host and a port, as texts.

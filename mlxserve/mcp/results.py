@@ -10,7 +10,7 @@ from typing import Any
 from mlxserve.system.well_formed import well_formed
 
 MAX_RESULT = 20_000  # characters, some 5,000 tokens
-_HEAD = 15_000  # of a longer result; the rest is of its end
+_HEAD = 15_000  # start of a longer result; the rest is its end
 
 
 @dataclass(frozen=True, slots=True)

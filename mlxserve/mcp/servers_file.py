@@ -38,7 +38,7 @@ class ServerEntry:
     command: str = ""
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    folder: str | None = None  # in which the command runs
+    folder: str | None = None  # working folder of the command
     url: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     call_seconds: float = CALL_SECONDS

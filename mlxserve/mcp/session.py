@@ -22,10 +22,10 @@ from mlxserve.system.well_formed import well_formed
 if TYPE_CHECKING:
     from mcp import Client
 
-START_SECONDS = 30.0  # of a start, which may download the server's package
-MAX_TOOLS = 200  # of one server
+START_SECONDS = 30.0  # start, which may download the server's package
+MAX_TOOLS = 200  # tools of one server
 MAX_DESCRIPTION = 4_000  # characters
-_MAX_PAGES = 50  # of a list of tools
+_MAX_PAGES = 50  # pages of a list of tools
 _CONNECTION_CLOSED = -32_000  # the client's code for a server that went away
 
 

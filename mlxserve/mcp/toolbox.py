@@ -88,14 +88,14 @@ class Toolbox:
 
     def __init__(self, file: Path, settings: ToolChoices) -> None:
         self.file = file
-        self.problem = ""  # with the file
+        self.problem = ""  # problem of the file
         self._settings = settings
         self._servers: list[ToolServer] = []
         self._off: set[str] = set()
-        self._permissions: dict[str, Permission] = {}  # by the names of tools
+        self._permissions: dict[str, Permission] = {}  # permissions by tool name
         self._thread: _LoopThread | None = None
         self._starting: asyncio.Task[None] | None = None
-        self._version: tuple[int, ...] = ()  # of the file that was read
+        self._version: tuple[int, ...] = ()  # version of the file as read
 
     # Servers
 

@@ -28,7 +28,7 @@ class AttentionChoice(NamedTuple):
     """The chosen attention: how a model is run."""
 
     loaded: LoadedModel
-    backends: tuple[Backend, ...]  # of each layer
+    backends: tuple[Backend, ...]  # backend of each layer
     difference: float  # the probe's largest
 
 

@@ -43,7 +43,7 @@ log = logging.getLogger("mlxserve.caches")
 
 MODELS_PAGE = "docs/models.md"
 _KEYS_AND_VALUES = (KVCache, RotatingKVCache, ChunkedKVCache)
-MODEL_ERRORS = (  # what a definition raises on a config that it cannot compute
+MODEL_ERRORS = (  # errors of a definition for a config that it cannot compute
     OSError,
     ValueError,
     KeyError,

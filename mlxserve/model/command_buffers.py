@@ -81,6 +81,6 @@ class Commits:
             try:
                 evaluate(oldest)
             except Exception:
-                self._under_way.clear()  # of this step and the one before: they failed as well
+                self._under_way.clear()  # both steps under way failed as well
                 self._num_under_way = 0
                 raise

@@ -84,7 +84,7 @@ class Rows:
         call = _call if loaded.adapters is None else _call_with_adapters
         self._forward = partial(call, loaded, _activations_of(loaded, kv), windows)
         is_recorded = loaded.group is None and windows is None
-        self._takes_chunks = (  # as (1, T)
+        self._takes_chunks = (  # chunks as (1, T)
             is_recorded
             and states.is_used
             and loaded.adapters is None

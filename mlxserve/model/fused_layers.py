@@ -24,7 +24,7 @@ class FusedLayers:
 
     attention: list[nn.Module]
     sharing: list[Sharing]
-    modules: list[nn.Module]  # whose layers and arrays are attributes of the instance
+    modules: list[nn.Module]  # their layers and arrays are attributes of the instance
 
     @classmethod
     def of(cls, model: nn.Module, dtype: mx.Dtype, context: int) -> FusedLayers:
@@ -38,7 +38,7 @@ class FusedLayers:
             # nn.Module's `__getattr__` is entered only where the usual lookup has failed: it took 5,300
             # instructions instead of 100 with Python 3.11, as many as a call of an op.
             vars(module).update(module)
-        mx.clear_cache()  # of the weights as they were
+        mx.clear_cache()  # frees the weights as they were
         return cls(attention, sharing, modules)
 
     def __bool__(self) -> bool:

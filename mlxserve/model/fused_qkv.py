@@ -43,7 +43,7 @@ _NORMS = (
     ("query_layernorm", "key_layernorm"),
     ("q_layernorm", "k_layernorm"),
 )
-_POSITIONS = (0, 1, 2, 63, 1_000, 4_097, 20_000)  # and the context's last: of the rows of a trial
+_POSITIONS = (0, 1, 2, 63, 1_000, 4_097, 20_000)  # rows of a trial, beside the context's last
 _MARK = "_mlxserve_fused"
 
 
@@ -53,7 +53,7 @@ class Rope:
 
     module: Any
     rotated: int
-    basis: mx.array  # of each pair (1, 0), which becomes its cosine and its sine
+    basis: mx.array  # (1, 0) of each pair, rotated to its cosine and sine
 
     @classmethod
     def of(cls, module: Any, rotated: int, *, is_traditional: bool) -> Rope:
@@ -81,14 +81,14 @@ class FusedQKV:
     """Replaces an attention layer's call."""
 
     product: JoinedProduct | None  # None if the layer's own are called one by one
-    output_name: str  # of the last projection
+    output_name: str  # name of the last projection
     rope: Rope | NoRope
     heads: Heads
     norms: Norms
     scale: float
     softcap: float | None
     sinks: mx.array | None
-    is_gated: bool  # beside each query lies the gate of its answer
+    is_gated: bool  # the gate of its answer lies beside each query
 
     def __call__(self, layer: Any, x: mx.array, mask: object, cache: LayerKV) -> mx.array:
         """Return the shape of x: rows (T, 1, hidden), or a chunk (1, T, hidden)."""
@@ -111,7 +111,7 @@ class FusedQKV:
         rows = answer.reshape(batch, length, -1)
         if self.is_gated:
             both = projected[0]
-            if self.product is not None:  # by `split`, which takes the host half as long as a slice
+            if self.product is not None:  # `split` takes the host half as long as slices
                 both = mx.split(both, [self.heads.widths[0]], axis=-1)[0]
             gates = mx.split(both.reshape(batch, length, self.heads.num, -1), 2, axis=-1)[1]
             rows = rows * mx.sigmoid(gates.reshape(batch, length, -1))
@@ -278,7 +278,7 @@ def _norms_of(layer: Any) -> Iterator[tuple[Norms, tuple[float, float] | None]]:
         if all(isinstance(norm, nn.Module) for norm in pair):
             weights, epsilon = [norm["weight"] for norm in pair], (pair[0].eps, pair[1].eps)
             yield (weights[0], weights[1]), epsilon
-            yield (1.0 + weights[0], 1.0 + weights[1]), epsilon  # as Gemma's
+            yield (1.0 + weights[0], 1.0 + weights[1]), epsilon  # as in Gemma
             return
     yield None, None
 

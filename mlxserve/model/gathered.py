@@ -19,7 +19,7 @@ class GatheredKV:
     The whole sequence is present, so a window is a mask, and nothing is ever trimmed.
     """
 
-    start_position = 0  # of a chunked cache: the first position that it still has
+    start_position = 0  # first position that a chunked cache still has
 
     def __init__(self, pool: KVPool, index: int, step: StepLayout, offset: int) -> None:
         """`offset`: position of the step's first row."""

@@ -81,7 +81,8 @@ class Tower:
         self._row_nbytes = hidden * dtype.size
         # Numbers of several images that may be computed at once.
         self.max_inputs = 0
-        self.axes: Mapping[str, int] | None = None  # on which inputs are joined; None: one by one
+        # Axes on which inputs are joined; None: one by one.
+        self.axes: Mapping[str, int] | None = None
         whole.language_model = _NoText(hidden, dtype)
         self.pieces = TowerPieces(whole, max_work)
 
@@ -161,7 +162,7 @@ def load_whole(
     if hasattr(whole, "sanitize"):
         weights = whole.sanitize(weights)
     vision = getattr(module, "VisionModel", None)
-    if vision is not None and hasattr(vision, "sanitize"):  # in the order of mlx-vlm's `load_model`
+    if vision is not None and hasattr(vision, "sanitize"):  # the order of mlx-vlm's `load_model`
         weights = vision(built.vision_config).sanitize(weights)
     weights = {name: array for name, array in weights.items() if not name.startswith(_TEXT)}
     weights |= {_TEXT + name: array for name, array in text.items()}

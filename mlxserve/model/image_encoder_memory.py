@@ -23,14 +23,14 @@ from mlxserve.model.image_processor import ImageProcessor
 log = logging.getLogger("mlxserve.vision")
 
 _SMALL, _LARGER = 64, 224  # sides of the images that are computed
-_MEDIUM, _LARGE = 1024, 2048  # and of those that are read
+_MEDIUM, _LARGE = 1024, 2048  # pixels of the measured images, then of the read ones
 # A processor makes larger images smaller where the larger one has no more than this.
 _GROWS = 1.5
-_SHARE = 8  # of the memory: one part for the tower's step
+_SHARE = 8  # one part of the memory is for the encoder's step
 _FEWEST_PIXELS = 1 << 20
 # Numbers of images that are computed at once: a larger one keeps the device busy by itself.
 _MAX_INPUTS = 2 << 20
-_MARGIN = 1.25  # as of a step (`step_peak`)
+_MARGIN = 1.25  # as in `step_peak`
 
 
 @dataclass(frozen=True, slots=True)

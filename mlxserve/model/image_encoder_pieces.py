@@ -31,8 +31,9 @@ from mlxserve.model.shown_pictures import extend
 # Multiply-adds of a piece: 3 ms of a GPU of 10 TFLOPS; 5 ms of products of two CPU cores, and 30 ms of attention.
 METAL_WORK = 1 << 34
 CPU_WORK = 1 << 27
-_MAX_BLOCKS = 256  # of one call: building the graph of more would itself take longer than a piece
-_FEWEST_ROWS = 64  # of a product: fewer wait for its weights
+# Blocks of one call: building the graph of more would itself take longer than a piece.
+_MAX_BLOCKS = 256
+_FEWEST_ROWS = 64  # rows of a product: fewer wait for its weights
 _FEWEST_QUERIES = 16  # fewer wait for keys
 # The path of an element of a list, or of one of its own parts: a layer, its attention, its norms.
 _PIECE = re.compile(r"\D*\.\d+(\.\w+)?")
@@ -52,7 +53,7 @@ class TowerPieces:
         """
         self.max_work = max_work
         self._outputs: list[mx.array] = []
-        self._work = 0  # of the piece that has not ended
+        self._work = 0  # work of the current piece
         _cut_attention(whole)
         for path, module in whole.named_modules():
             if isinstance(module, _PRODUCTS) or _is_by_rows(path, module):

@@ -39,7 +39,7 @@ _PAGE_SIZE = 16
 _PIXELS = (160, 128)
 # In half precisions a row may be so many times as far from mlx-vlm's as rows of the text before are.
 _NOISE_FACTOR = 4
-_LEAST, _MOST = 0.02, 0.25  # and at least, and at most, so far: relative to the length of the row
+_LEAST, _MOST = 0.02, 0.25  # bounds of the tolerance, relative to the length of the row
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,8 @@ def dense_logits(whole: nn.Module, sample: Sample, image_token: int) -> np.ndarr
         if name != "inputs_embeds" and value is not None
     }
     cache = make_prompt_cache(whole.language_model)
-    kinds = (ids == image_token).astype(mx.int32)  # by which some models see both ways in an image
+    # Some models attend in both directions within an image.
+    kinds = (ids == image_token).astype(mx.int32)
     logits = whole.language_model(
         ids, inputs_embeds=merged.inputs_embeds, cache=cache, mm_token_type_ids=kinds, **others
     ).logits

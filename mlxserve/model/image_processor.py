@@ -41,7 +41,8 @@ class ImageProcessor:
         self._processor = processor
         self._image_token = image_token
         self._has_grid = has_grid
-        self.max_pixels: int | None = None  # of an image; larger ones are made smaller
+        # Bound of an image's pixels; larger ones are made smaller.
+        self.max_pixels: int | None = None
         self._settings: dict[str, Any] = dict(_NO_SPECIAL_TOKENS)
         self._mark = self._placeholder()
         self.placeholder = int(processor.tokenizer.convert_tokens_to_ids(self._mark))

@@ -97,7 +97,7 @@ class _Shared:
     """The product of some layers, and its parts from the first layer's call to the last."""
 
     product: JoinedProduct
-    cuts: list[int]  # where the outputs of all layers but the first begin
+    cuts: list[int]  # offsets of the outputs of all layers but the first
     x: mx.array | None = None
     parts: Sequence[mx.array] = ()
 
@@ -109,7 +109,7 @@ class SharedLayer(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
         super().__init__()
         self.layer = layer
         self._shared = shared
-        self._number = number  # in the order of their calls
+        self._number = number  # number in call order
 
     def __call__(self, x: mx.array) -> mx.array:
         shared, number = self._shared, self._number
@@ -221,7 +221,7 @@ class _Observed(nn.Module):  # type: ignore[misc]
     def __init__(self, name: str, layer: nn.Module, inputs: list[tuple[str, mx.array]]) -> None:
         super().__init__()
         self._name = name
-        self._layer = (layer,)  # in a tuple of no arrays: not one of the model's
+        self._layer = (layer,)  # a tuple hides the layer: it is not one of the model's
         self._note = inputs.append
 
     def __call__(self, x: mx.array) -> mx.array:

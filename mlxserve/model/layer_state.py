@@ -31,9 +31,9 @@ class RecurrentRows:
     groups: Sequence[Group]
     positions: mx.array  # (T,), as the attention layers of the step have them
     num_rows: int
-    num_arrays: Sequence[int]  # of each layer's state
+    num_arrays: Sequence[int]  # arrays of each layer's state
     state_class: type  # the model's own ArraysCache
-    adapters: AdapterRows | None = None  # those of the step's rows, where the model has some
+    adapters: AdapterRows | None = None  # adapters of the step's rows, if any
 
 
 class LayerState:
@@ -64,7 +64,7 @@ class LayerState:
         step, layer = self._step, self._layer
         num_groups, num_arrays = len(step.groups), step.num_arrays[layer]
         outputs = []
-        changed: dict[int, mx.array | None] = {}  # what this module did to the group before
+        changed: dict[int, mx.array | None] = {}  # results of this module for the previous group
         for group in step.groups:
             before = group.begin(layer, num_arrays)
             if group.previous is not None:

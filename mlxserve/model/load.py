@@ -48,7 +48,7 @@ READ_ERRORS = (
     RuntimeError,
     AttributeError,
     ImportError,
-    NameError,  # of mlx-lm's conversion of AWQ, where no layer is quantised
+    NameError,  # raised by mlx-lm's conversion of AWQ if no layer is quantised
     ArithmeticError,  # sizes that overflow an array's shape
     AssertionError,
 )

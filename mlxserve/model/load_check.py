@@ -154,7 +154,7 @@ class _Ended(Exception):
 
     def __init__(self, message: str, *, is_fault: bool) -> None:
         super().__init__(message)
-        self.is_fault = is_fault  # of what it computed, and not of who ended it
+        self.is_fault = is_fault  # caused by its computation, not by another program
 
 
 def _run(command: Sequence[str], job: Mapping[str, Any], seconds: float) -> str | None:

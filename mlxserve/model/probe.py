@@ -68,7 +68,7 @@ _SHARED = 16  # tokens that the third sequence has from the first
 _STATE_DECODES = 3
 _SNAPSHOT = 1  # its id
 
-Numbers = Sequence[int | None]  # of the adapter of each sequence
+Numbers = Sequence[int | None]  # the adapter of each sequence
 # (sequence, start, end) of its chunks, decodes first.
 Step = tuple[tuple[int, int, int], ...]
 

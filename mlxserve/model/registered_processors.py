@@ -34,7 +34,7 @@ _WITH_SENTENCES = (ValueError, RuntimeError, ImportError, OSError)
 _DISTRIBUTIONS = {
     "cv2": "opencv-python",
     "PIL": "pillow",
-}  # whose names are not those of their packages
+}  # modules named otherwise than their packages
 
 
 class Registration(NamedTuple):

@@ -48,7 +48,8 @@ class Pending:
     """
 
     chunks: tuple[Chunk, ...]
-    draws: tuple[Draw, ...]  # of the chunks that sample, in order; several of one with a draft
+    # Draws of the chunks that sample, in order; several of one with a draft.
+    draws: tuple[Draw, ...]
     sample: PendingSample | None  # None where no chunk samples
     done: mx.array  # small; computed when the step is
 
@@ -82,7 +83,7 @@ class ModelRunner:
         self._workers = workers
         self._states = StateStore(loaded.states, is_used=loaded.has_states)
         self._forward = forward_of(loaded, kv, self._states, windows)
-        self._pools = {FullPages.name: kv}  # by the kind whose units are their pages
+        self._pools = {FullPages.name: kv}  # pools by the kind of their units
         if windows is not None:
             self._pools[WindowPages.name] = windows.kv
         # What reads and writes the units of each kind.
@@ -214,7 +215,7 @@ class ModelRunner:
         """
         try:
             mx.synchronize()
-        except RuntimeError as error:  # of a step that is lost in any case
+        except RuntimeError as error:  # the step is lost in any case
             log.warning("The device reports: %s", error)
         self._states.clear()
         self._empty_windows()

@@ -42,9 +42,10 @@ class ShownPictures:
     def __init__(self) -> None:
         self.features: Features | None = None
         self.positions: mx.array | None = None  # (3, T)
-        self.is_told_positions = False  # of every step in which a request has pictures
-        self._numbers = mx.array(0)  # of the tokens that the embedding was called with
-        self._dtype = mx.float32  # of what it returned
+        # True if it needs positions in every step of a request with pictures.
+        self.is_told_positions = False
+        self._numbers = mx.array(0)  # tokens of the embedding's last call
+        self._dtype = mx.float32  # dtype of its last output
 
     @contextmanager
     def showing(self, features: Features | None, positions: mx.array | None) -> Iterator[None]:

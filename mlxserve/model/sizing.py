@@ -18,7 +18,7 @@ from mlxserve.request import STATE_SLOTS
 log = logging.getLogger("mlxserve.sizing")
 
 _DEFAULT_METAL_ROWS = 512
-_FEWEST_SLOTS, _MAX_SLOTS = 6, 1024  # of recurrent states
+_FEWEST_SLOTS, _MAX_SLOTS = 6, 1024  # bounds of the slots for recurrent states
 
 
 def default_step_budget(config: EngineConfig, *, is_metal: bool) -> EngineConfig:

@@ -23,7 +23,7 @@ _HEADS = {
     "num_k_heads": "heads of recurrent keys",
     "num_v_heads": "heads of recurrent values",
 }
-_GROUP = "sharding_group"  # with it a module of mlx-lm puts together what ranks have computed
+_GROUP = "sharding_group"  # attribute with which mlx-lm's modules gather the ranks' results
 
 
 def split_by_heads(model: nn.Module, group: RankGroup, name: str, kind: str) -> None:

@@ -51,7 +51,8 @@ class Group:
     before: Stack | None  # None: the beginning of a sequence, or what `previous` leaves
     previous: Group | None = None
     keeps: tuple[tuple[int, int], ...] = ()  # (row of the batch, id of the snapshot)
-    after: list[list[mx.array | None] | None] = field(default_factory=list)  # of each layer
+    # States after each layer.
+    after: list[list[mx.array | None] | None] = field(default_factory=list)
 
     @classmethod
     def of_decodes(cls, num_rows: int, before: Stack) -> Group:
@@ -243,7 +244,7 @@ class StateStore:
         """Return one stack of all rows, uncopied if they form one already; None at a start."""
         if held == [None]:
             return None
-        stacks: dict[int, tuple[int, Stack]] = {}  # by identity: (its first row in the sum, it)
+        stacks: dict[int, tuple[int, Stack]] = {}  # by identity: (first row in the sum, stack)
         rows, total = [], 0
         for state in held:
             assert state is not None, "a beginning is not in a batch"

@@ -36,7 +36,7 @@ from mlxserve.model.states import Group
 log = logging.getLogger("mlxserve.model")
 
 # A recording costs as much as building four graphs; each use saves most of one.
-TIMES_BEFORE = 3  # that a step of these shapes is built before it is recorded
+TIMES_BEFORE = 3  # builds of a step of these shapes before it is recorded
 # Kept, the last used; of 36 layers one takes 0.9 MB.
 MAX_GRAPHS = 64
 _MAX_COUNTED = 4096
@@ -60,7 +60,7 @@ class StepGraphs:
         self._kv = kv
         # None if steps are not recorded.
         self._backend = _recordable(kv) if is_recorded else None
-        self._makers: dict[Hashable, MakeArrays] = {}  # of what the layers upload
+        self._makers: dict[Hashable, MakeArrays] = {}  # makers of the layers' uploads
         self._num_built: Counter[Hashable] = Counter()
         self._recorded: dict[Hashable, Callable[..., Any]] = {}  # the last used is the last
 
@@ -87,7 +87,7 @@ class StepGraphs:
                 logits, fences, after = build(
                     tokens, layout.positions, step.arrays(), bound, waits, before, adapters
                 )
-            except Exception as error:  # of any kind: a model's code, run in an unusual way
+            except Exception as error:  # a model's code, run in an unusual way, raises anything
                 log.info("Steps are built anew each time: %s", in_one_line(error), exc_info=error)
                 self._backend = None
             else:

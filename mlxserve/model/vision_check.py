@@ -43,7 +43,7 @@ log = logging.getLogger("mlxserve.vision")
 _TEXT = "language_model."
 _HEAD = ".head."  # `SelectedRowsHead`
 _INSTALL = "install mlxserve[vision] (mlx-vlm and Pillow), and restart"
-_FEATURES_SHARE = 32  # of the memory: one part for features that are kept
+_FEATURES_SHARE = 32  # one part of the memory is for cached features
 
 
 class NoVision(Exception):

@@ -22,7 +22,7 @@ from mlxserve.ranks.wire import BEAT_BODY, Channel, FrameKind, RankFrame
 BEAT_SECONDS = 1.0
 WORKER_FAILED = 70  # exit codes of a worker
 LEAD_LOST = 71
-_CLOSE_SECONDS = 5.0  # in which a worker ends by itself once it is told to
+_CLOSE_SECONDS = 5.0  # time for a worker to end by itself
 
 
 class Follower:

@@ -31,7 +31,7 @@ from mlxserve.system.terminal_text import escaped
 
 log = logging.getLogger("mlxserve.ranks")
 
-_HELLO_SECONDS = 5.0  # for a HELLO, once its connection is accepted
+_HELLO_SECONDS = 5.0  # time for a HELLO after its connection is accepted
 _RETRY_SECONDS = 0.1  # until a worker tries again to connect
 _SECRET_SIZE = 32
 _MAX_BACKLOG = 64
@@ -42,9 +42,9 @@ class Hello:
     """A worker's description. All but its rank must equal rank 0's."""
 
     rank: int
-    versions: Mapping[str, str]  # of packages
+    versions: Mapping[str, str]  # versions of packages
     model: str  # fingerprint of the model's contents
-    options: Mapping[str, str]  # those of the engine that all ranks must share
+    options: Mapping[str, str]  # engine options that all ranks must share
 
     def encode(self) -> bytes:
         return json.dumps({"protocol": VERSION, **asdict(self)}).encode()

@@ -23,7 +23,7 @@ from mlxserve.ranks.local import LocalRanks
 from mlxserve.ranks.wire import BEAT_BODY, POOLED_KINDS, Channel, FrameKind, PlanEncoder, as_int32
 from mlxserve.request import Chunk
 
-_ERROR_SECONDS = 1.0  # in which rank 0 meets an error of all ranks itself
+_ERROR_SECONDS = 1.0  # time in which rank 0 detects an error of all ranks itself
 _TICK = 0.5  # seconds between two looks at the engine
 
 
@@ -203,7 +203,7 @@ class Lead:
         self._closing.set()
         if self._local is not None:
             self._local.kill()
-        for channel in self._channels.values():  # at which the others end
+        for channel in self._channels.values():  # the others end at a closed channel
             channel.close()
 
 

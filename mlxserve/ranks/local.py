@@ -22,7 +22,7 @@ from mlxserve.system.machine import free_ports
 log = logging.getLogger("mlxserve.ranks")
 
 _HOST = "127.0.0.1"
-_PREFIX = "mlxserve-hosts-"  # of the file with the ranks' addresses
+_PREFIX = "mlxserve-hosts-"  # prefix of the file with the ranks' addresses
 _END_SECONDS = 5.0  # for all of them together
 _COMMAND = (sys.executable, "-m", "mlxserve.ranks")
 

@@ -39,7 +39,7 @@ VERSION = 3
 MAX_BODY = 1 << 28  # bytes
 _HEADER = struct.Struct("<IBxxxI")
 _PIECE = 1 << 20  # bytes read at once
-_FIELDS, _COLUMNS = 6, 9  # of a plan's head, and of each chunk
+_FIELDS, _COLUMNS = 6, 9  # numbers of a plan's head, and of each chunk
 
 
 class FrameKind(IntEnum):
@@ -61,7 +61,7 @@ class FrameKind(IntEnum):
     ERROR = 14  # worker: UTF-8; it ends
 
 
-POOLED_KINDS = (FullPages.name, WindowPages.name)  # by their numbers in BACK
+POOLED_KINDS = (FullPages.name, WindowPages.name)  # numbered by their place, in BACK
 
 BEAT_BODY = struct.Struct("<IQQ")  # frame it has reached, bytes active, peak
 

@@ -45,7 +45,7 @@ class RankWorker:
         self._kv = kv
         self._runner = ModelRunner(loaded, kv, memory_limit=memory_limit, windows=windows)
         self._decoder = PlanDecoder(has_states=loaded.has_states)
-        self._ids: mx.array | None = None  # of the last step that sampled
+        self._ids: mx.array | None = None  # ids of the last step that sampled
         self._unread: list[mx.array] = []  # one small array of each step that may be under way
         self._texts: dict[int, list[Any]] = {}  # caches of texts that are being embedded
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, Never
 
-_MAX_INT_DIGITS, _MAX_FLOAT = 18, 1e18  # of numbers in files of our own
+_MAX_INT_DIGITS, _MAX_FLOAT = 18, 1e18  # bounds of numbers in files of our own
 _TEXTS = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 # Bytes; the largest tokenizers have a seventh of that.
 MAX_TEXT = 256 << 20

@@ -104,7 +104,7 @@ def import_mlx_lm() -> None:
     """
     prepare()
     allow_open_files()
-    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # as mlx-lm does in its __init__
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # mlx-lm's __init__ does so
     defer_packages()
     with _ignoring_limits():
         importlib.import_module("mlx_lm.utils")

@@ -44,7 +44,7 @@ _TEXT_PARTS = {
     "reasoning_text": "text",
     "summary_text": "text",
 }
-_IMAGE_PARTS = ("image_url", "input_image")  # of OpenAI's APIs
+_IMAGE_PARTS = ("image_url", "input_image")  # part types of OpenAI's APIs
 MAX_PARTS = 1_000
 _READS_TEXT = "this model reads text only"
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 CHARACTERS_PER_SECOND = 1_000_000  # rendered, and made into tokens
 MESSAGES_PER_SECOND = 10_000
-_BYTES_PER_SECOND = 8_000_000  # of JSON
-_OBJECTS_PER_SECOND = 20_000  # of JSON, validated
+_BYTES_PER_SECOND = 8_000_000  # speed of parsing JSON
+_OBJECTS_PER_SECOND = 20_000  # speed of parsing and validating JSON
 # Objects of a larger body are not counted: its size says enough.
 _COUNTED_BYTES = 1 << 20
 

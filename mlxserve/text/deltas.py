@@ -73,7 +73,7 @@ class Delta(NamedTuple):
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     stop: str | None = None  # the stop string that ended the answer
-    answer_index: int = 0  # which of the answers that were asked for together
+    answer_index: int = 0  # index among the answers to one request
 
 
 class DeltaDecoder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 _MAX_HELD = 16  # ids without text, before they are settled
-_MAX_BYTES = 4  # of a character
+_MAX_BYTES = 4  # bytes of a character
 # Decoders emit this for bytes that do not (yet) form a character.
 _REPLACEMENT = "\ufffd"
 

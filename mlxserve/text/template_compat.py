@@ -118,7 +118,7 @@ def join_first_systems(messages: Messages) -> Messages:
 
 def results_after_calls(messages: Messages) -> Messages:
     """Move each result directly after the last answer with its call."""
-    answers: dict[str | None, int] = {}  # by id of a call; None for a result without an id
+    answers: dict[str | None, int] = {}  # answers by id of a call; None for a result without an id
     results: dict[int, list[Message]] = {}
     others: list[tuple[int, Message]] = []
     for number, message in enumerate(messages):

@@ -31,7 +31,7 @@ class ModelSwitch:
     _answering: Answering
     _models: ModelCatalog
     _chat: OpenChat
-    _chosen: str = ""  # by the user, until it is remembered
+    _chosen: str = ""  # the user's choice, until it is remembered
 
     def choose(self, name: str = "") -> None:
         """Switch to the model with this name; without a name, show a list."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-SECONDS = 2.0  # within which a press is the second one
+SECONDS = 2.0  # time within which a press is the second one
 
 
 class SecondPress:

@@ -21,7 +21,7 @@ class Welcoming:
     _open_chat: OpenChat
     _models: ModelCatalog
     _window: ChatWindow
-    _best: Model | None = None  # that this machine runs, once it was looked for
+    _best: Model | None = None  # best model for this machine, once it was looked for
 
     def begin(self) -> None:
         """Fill the welcome in the background, replacing an earlier run."""

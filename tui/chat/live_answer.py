@@ -19,11 +19,11 @@ from tui.talk.engine_state import Progress
 from tui.talk.errors import ChatError
 from tui.talk.pieces import Began, Finish, Piece, TextPiece, ThinkingPiece, ToolPiece, UsagePiece
 
-_ENDS = {"length": State.CUT, "repetition": State.REPEATED}  # by the reason of `Finish`
+_ENDS = {"length": State.CUT, "repetition": State.REPEATED}  # states by the reason of `Finish`
 
 
 class AnswerPhase(Enum):
-    WAITING = auto()  # for the first piece
+    WAITING = auto()  # no piece has arrived
     THINKING = auto()
     WRITING = auto()
     CALLING = auto()  # a tool, or waiting for the user's word on it

@@ -19,7 +19,7 @@ MAX_COMPLETIONS = 50
 _MENTION = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')
 _FILE_NAME = re.compile(
     r"[\w./~-]*(/[\w.-]+|[\w-]\.[a-z0-9]{1,4})"
-)  # and no code, such as @app.get("/")
+)  # not code, such as @app.get("/")
 _TYPED = re.compile(r"(?:^|\s)@(\S*)$")
 
 

@@ -37,7 +37,7 @@ class OpenChat:
         self.chat: ChatRecord | None = None
         self.path: list[StoredMessage] = []
         self.versions: list[Version] = []
-        self._system = ""  # of a chat that is not written yet
+        self._system = ""  # prompt of a chat that is not written yet
 
     async def close(self) -> None:
         """Wait for pending writes, then close the store."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-MAX_LINES, MAX_CHARACTERS = 10, 1_000  # of a paste that is shown as it is
+MAX_LINES, MAX_CHARACTERS = 10, 1_000  # bounds of a paste that is shown as it is
 _KEPT = 20  # pastes, the newest
 
 
@@ -14,7 +14,7 @@ class Pastes:
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
-        self._numbers = Counter[str]()  # of marks, which are never used again
+        self._numbers = Counter[str]()  # numbers of marks, which are never used again
 
     def fold(self, text: str) -> str:
         """Return the mark of a pasted text; a short one is its own mark."""

@@ -20,12 +20,12 @@ from tui.talk.errors import ChatError
 from tui.talk.pieces import Finish, Piece, TextPiece, ThinkingPiece, ToolPiece
 
 MAX_ROUNDS = 25
-MAX_CALLS = 16  # in one round
+MAX_CALLS = 16  # calls in one round
 _COMPLETE = (
     "tool_calls",
     "stop",
     "function_call",
-)  # of `Finish`; a call that was cut off is not made
+)  # reasons of `Finish`; a call that was cut off is not made
 
 Messages = list[dict[str, Any]]
 Ask = Callable[[Messages, Sequence[dict[str, Any]]], AsyncGenerator[Piece, None]]

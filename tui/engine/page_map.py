@@ -40,8 +40,8 @@ class PageMapReplica:
         self.num_applied = 0
         self._num_drawn = 1
         self._states = bytearray()
-        self._window_states = bytearray()  # of layers with a window, where they have their own
-        self._tables: dict[str, list[int]] = {}  # of live requests
+        self._window_states = bytearray()  # states of sliding-window pages, if separate
+        self._tables: dict[str, list[int]] = {}  # page tables of live requests
         self._past: OrderedDict[str, dict[int, int]] = OrderedDict()  # page -> index in its table
 
     @property
@@ -133,7 +133,7 @@ class PageMapReplica:
         Only the used part of a large, almost empty pool is shown: a few pages would be one cell.
         """
         used = len(self._states.rstrip(b"f"))
-        while self._num_drawn < used:  # in doublings, so that the map seldom changes its scale
+        while self._num_drawn < used:  # doublings: the map seldom changes its scale
             self._num_drawn *= 2
         drawn = self._states[: max(num_cells, self._num_drawn)]
         per_cell, cells = _fold(drawn, num_cells)

@@ -58,8 +58,8 @@ class PanelInput:
     """The data of the panel at this moment."""
 
     engine: EngineClient | None  # None: not connected
-    answer_stats: AnswerStats | None  # of the last answer of the open chat
-    request_id: str | None  # of that answer
+    answer_stats: AnswerStats | None  # the last answer of the open chat
+    request_id: str | None  # id of that answer
 
 
 class PageGrid(Widget):

@@ -26,7 +26,7 @@ PAGE_STATES = {
 NUM_OWNERS = 4  # colours for requests
 _REMEMBERED = 256  # requests whose colours are kept
 _BARS = "▁▂▃▄▅▆▇█"
-_SCALE_WIDTH = 7  # of the speed beside the bars
+_SCALE_WIDTH = 7  # width of the speed beside the bars
 _DOING = {
     RequestStage.QUEUED: "waiting",
     RequestStage.LOADING: "loading",

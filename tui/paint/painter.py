@@ -36,7 +36,7 @@ PLAIN_SIZE = 32_768
 HIGHLIGHT_SIZE = 50_000
 # The key of a link's URL in the meta data of a style.
 LINK = "link"
-MIN_WIDTH = 8  # where nesting would leave fewer columns, text is not indented further
+MIN_WIDTH = 8  # columns below which text is not indented further
 BULLETS = ("•", "◦", "▪")
 TASKS = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 
@@ -52,7 +52,7 @@ class Frame:
     """The width and the list depth of an element."""
 
     width: int
-    depth: int = 0  # of nested lists
+    depth: int = 0  # depth of nested lists
 
     def inside(self, indent: int, *, deeper: bool = False) -> Frame:
         return Frame(self.width - indent, self.depth + deeper)

@@ -11,7 +11,7 @@ from rich.style import Style
 from textual.strip import Strip
 
 MAX_WIDTH, MAX_HEIGHT = 32, 10  # cells
-_MAX_PIXELS = 64 << 20  # of a picture that is decoded for it
+_MAX_PIXELS = 64 << 20  # pixels of a decoded picture
 _UPPER_HALF = "▀"
 
 

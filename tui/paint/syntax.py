@@ -22,7 +22,7 @@ from rich.style import Style
 from mlxserve.system.code_languages import lexer_name
 from tui.paint.theme import Palette
 
-MAX_SECONDS = 0.5  # of a processor, for one piece of code; 50,000 characters take 0.07
+MAX_SECONDS = 0.5  # processor time for one piece of code; 50,000 characters take 0.07
 slow_lexers: set[str] = set()  # lexers that took longer; they are not used again
 
 

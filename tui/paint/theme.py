@@ -26,10 +26,10 @@ _COLOURS: dict[str, tuple[str, str]] = {
     "border-blurred": ("#2C3140", "#D8D8D0"),
     "highlight": ("#28314A", "#DCE5F4"),  # the selected row of a list; quiet text is readable on it
     "code-background": ("#22252F", "#EFEFE9"),
-    "number": ("#F5A97F", "#9A4A00"),  # in code
+    "number": ("#F5A97F", "#9A4A00"),  # numbers in code
     "found": ("#16181F", "#22252E"),  # search results
     "found-background": ("#EED49F", "#FFDF8A"),
-    "owner-0": ("#A6DA95", "#2B6E36"),  # of requests and their pages
+    "owner-0": ("#A6DA95", "#2B6E36"),  # requests and their pages
     "owner-1": ("#F5A97F", "#9A4A00"),
     "owner-2": ("#7DC4E4", "#0B6E7F"),
     "owner-3": ("#F5BDE6", "#A3367A"),

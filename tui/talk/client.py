@@ -29,7 +29,7 @@ _STREAM_TIMEOUT = httpx.Timeout(10.0, read=None)
 _NO_FIELDS: Mapping[str, float | int | str] = {}
 # The code of our server's error when its engine has died.
 _STOPPED = "engine_stopped"
-_REPETITION = "repetition"  # of our server's `stop_reason`
+_REPETITION = "repetition"  # value of our server's `stop_reason`
 _QUESTION_TIMEOUT = httpx.Timeout(10.0)
 
 
@@ -38,7 +38,7 @@ class Health:
     """The server's readiness."""
 
     is_ready: bool
-    progress: float | None = None  # of loading the model, 0 to 1
+    progress: float | None = None  # progress of loading the model, 0 to 1
 
 
 class ChatClient:

@@ -30,7 +30,8 @@ _LOG_PREFIX = re.compile(r"^[\d-]+ [\d:,.]+ [A-Z]+ \S+: ")
 
 # Gets what `connect` is waiting for, and how far that is (0 to 1) if known.
 Report = Callable[[str, float | None], None]
-CreateServer = Callable[[str | None, Sequence[str], Home], ServerProcess]  # of a model, with flags
+# Starts a model with flags.
+CreateServer = Callable[[str | None, Sequence[str], Home], ServerProcess]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ class ConnectOptions:
     is_found: bool = False  # the address is that of a server of this user, not one that was given
     model: str | None = None
     server_args: Sequence[str] = ()
-    read_key: Callable[[str], str | None] = lambda _url: None  # for the server at this address
+    read_key: Callable[[str], str | None] = lambda _url: None  # key for the server at this address
 
     def with_model(self, model: str) -> ConnectOptions:
         """Return options for our own server with another model."""

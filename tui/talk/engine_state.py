@@ -60,7 +60,7 @@ class EngineStats:
     num_preemptions: int
     prefill_rate: float
     decode_rate: float
-    hit_rate: float  # of prompt tokens, since the server started
+    hit_rate: float  # share of prompt tokens, since the server started
     kv_cache_size: int
     kv_cache_dtype: str
     active_size: int

@@ -15,7 +15,8 @@ from tui.talk.errors import ChatError, ContextFull, ToolsRefused
 from tui.talk.sse import EventReader, EventTooLarge, ServerEvent
 
 _MAX_ERROR_SIZE = 64 * 1024
-_INVALID = (400, 422, 500, 501)  # by which servers refuse fields that they or the model cannot do
+# Statuses with which servers refuse fields that they or the model cannot do.
+_INVALID = (400, 422, 500, 501)
 
 
 @contextmanager

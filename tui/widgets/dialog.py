@@ -50,7 +50,7 @@ class ListDialog(Dialog[Result], Generic[Result, Row]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._shown: list[Row] = []  # what the options stand for
+        self._shown: list[Row] = []  # row of each option
         self._marked: object = None  # the row on which Ctrl+D was pressed once
 
     @property

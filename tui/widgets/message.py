@@ -129,7 +129,7 @@ class AnswerView(MessageView):
         self._head: Sequence[Strip] = ()
         self._foot: Sequence[Strip] = ()
         self._are_results_open = False
-        self._num_rounds = 0  # of the running answer, as far as they are painted
+        self._num_rounds = 0  # painted rounds of the running answer
         # Text that has arrived and is not painted yet.
         self._unpainted = ""
         self._painting: Worker[None] | None = None

@@ -56,7 +56,7 @@ class ModelsDialog(ListDialog[Model | str | None, Model | str | HubSearch]):
         self._current = current
         self._models = models
         self._searched: set[str] = set()  # words that the hub was asked for
-        self._progress: dict[str, Downloaded] = {}  # of running and paused downloads
+        self._progress: dict[str, Downloaded] = {}  # progress of running and paused downloads
         self._loading: str | None = None  # the name of the model being downloaded
         self._download: asyncio.Task[None] | None = None
 

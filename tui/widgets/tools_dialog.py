@@ -44,7 +44,7 @@ class ToolsDialog(Dialog[None]):
         self._toolbox = toolbox
         self._rows: list[ServerCard | Tool] = []
         self._shown: list[Content] = []
-        self._problem = ""  # with the last change
+        self._problem = ""  # problem of the last change
 
     def compose(self) -> ComposeResult:
         with self.box("Tools", "Enter switches · Esc closes"):

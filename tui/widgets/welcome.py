@@ -107,7 +107,7 @@ class Welcome(Vertical):
     def __init__(self, facts: WelcomeFacts) -> None:
         super().__init__()
         self._facts = facts
-        self._events: list[Event] = []  # of the options
+        self._events: list[Event] = []  # events of the options
 
     def compose(self) -> ComposeResult:
         yield Static(self.TEXT, id="greeting")

@@ -172,7 +172,7 @@ class ChatWindow(Vertical):
         at += step
         if at >= len(views):
             self.composer.focus()
-        elif at >= 0:  # of a long one that is in view already, the lines that are read stay
+        elif at >= 0:  # a long message that is in view already keeps the lines that are read
             views[at].focus(scroll_visible=not views[at].region.overlaps(self.transcript.region))
 
     @on(Transcript.Moved)

@@ -106,7 +106,7 @@ def _pack_5_bits(codes_of_8: Lanes, codes: Bytes) -> None:
     start = first >> np.uint64(21) | second << np.uint64(19)
     middle = second >> np.uint64(45) | third >> np.uint64(5) | fourth << np.uint64(35)
     end = (fourth >> np.uint64(29)).astype(np.uint32)
-    for group in range(len(codes_of_8)):  # as one array this takes three times as long
+    for group in range(len(codes_of_8)):  # one array for all takes three times as long
         row = codes[:, 20 * group : 20 * group + 20]
         row[:, :8].view(np.uint64)[:, 0] = start[group]
         row[:, 8:16].view(np.uint64)[:, 0] = middle[group]
@@ -150,7 +150,7 @@ def _q8_0(raw: Bytes, codes: Bytes) -> Halves:
 def _k_scales(raw: Bytes) -> Floats:
     """Scales and biases of the eight groups of Q4_K and Q5_K: 6 bits each, times a block scale."""
     low, middle, high = np.ascontiguousarray(raw[:, 4:16].view(np.uint32).T)
-    six = np.empty((2, len(raw), 2), np.uint32)  # in each four bytes
+    six = np.empty((2, len(raw), 2), np.uint32)  # two values in each four bytes
     six[:, :, 0] = low & _SIX, middle & _SIX
     six[:, :, 1] = (
         (high & _FOUR) | ((low >> 2) & _TWO),

@@ -16,7 +16,7 @@ from mlxserve.hub.gguf.reader import Header
 Config = dict[str, Any]
 # Metadata without the architecture's name before it.
 Given = Mapping[str, Any]
-_SIGMOID = 2  # of `expert_gating_func`
+_SIGMOID = 2  # value of `expert_gating_func`
 _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original": 8192}
 
 

@@ -19,7 +19,7 @@ from mlxserve.hub.gguf.config import architecture, generation_config, model_conf
 from mlxserve.hub.gguf.reader import Header
 from mlxserve.hub.gguf.tokenizer import build_tokenizer, tokenizer_config
 
-_LAYOUT = "3"  # of what is written; another one makes every folder anew
+_LAYOUT = "3"  # version of the written files; another one makes every folder anew
 
 
 def model_folder(header: Header) -> Path:

@@ -18,7 +18,7 @@ from mlxserve.hub.gguf.lanes import ONES, Bytes, Floats, Lanes, columns, fields,
 
 Numbers = npt.NDArray[np.uint16]
 _FIELDS = np.uint64(0x0001000100010001)  # four of 16 bits
-_HALF = 128  # what rounds to the nearest, in 1/256
+_HALF = 128  # rounds to the nearest, in 1/256
 _STEPS = np.float32(253)  # two more may come from rounding
 # Added to a number, this leaves its nearest integer in the lower bits.
 _WHOLE = np.float32(3 << 22)
@@ -51,7 +51,7 @@ def q2_k(raw: Bytes, codes: Bytes) -> Floats:
 def q3_k(raw: Bytes, codes: Bytes) -> Floats:
     three = fields(lanes(raw, 32, 96).reshape(2, 4, -1), 2).reshape(8, 4, -1)
     three |= fields(lanes(raw, 0, 32), 1, 2)
-    factors = fields(columns(raw, 96, 104), 4).reshape(16, -1)  # and 32 more than it is
+    factors = fields(columns(raw, 96, 104), 4).reshape(16, -1)  # offset by 32
     factors |= fields(columns(raw, 104, 108), 2, 4).reshape(16, -1)
     # 128 - factor * (code - 4), because a factor of -32 is common and one of 32 does not exist
     slopes = np.uint16(32) - factors

@@ -33,4 +33,4 @@ class _OnlyHeader(BytesIO):
     """An npy file with a header only: reading its data leaves the memory as it is."""
 
     def readinto(self, buffer: Any, /) -> int:
-        return super().readinto(buffer) or len(buffer)  # of bytes
+        return super().readinto(buffer) or len(buffer)  # number of bytes

@@ -29,7 +29,7 @@ _VERSIONS = (2, 3)
 _MAX_STRING = 1 << 24  # bytes
 _MAX_ITEMS = (
     1 << 22
-)  # of an array; the largest vocabularies have 262,144 tokens, and twice the merges
+)  # bound of an array; the largest vocabularies have 262,144 tokens, and twice the merges
 _MAX_TENSORS = 1 << 18
 _MAX_DIMENSIONS = 4
 _MAX_SHARDS = 1000

@@ -9,7 +9,7 @@ from mlxserve.hub.gguf.reader import Header
 
 # Bits for each value: a scale and a bias of 16 bits for each 32.
 _SCALES = 1.0
-_BITS = {  # for each value
+_BITS = {  # bits per value
     **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K"), 4 + _SCALES),
     **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K"), 5 + _SCALES),
     **dict.fromkeys(("Q8_0", "Q6_K", "Q3_K", "Q2_K", "IQ4_NL", "IQ4_XS"), 8 + _SCALES),

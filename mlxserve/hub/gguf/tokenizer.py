@@ -29,7 +29,7 @@ _KEYS = {
     "add_space_prefix": "add_prefix_space",
 }
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-_SPACE = "\u2581"  # of sentencepiece
+_SPACE = "\u2581"  # sentencepiece's space
 _GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"

@@ -34,9 +34,9 @@ from mlxserve.text.tokenizer import Tokenizer
 # in another lane of the executor. Usual schemas take 5 ms, 300 properties 25 ms.
 TRIES = (0.02, 0.3, 2.0)
 COMPILE_BYTES = 512 << 20
-MASK_BYTES = 1 << 30  # of all grammars and matchers in use
+MASK_BYTES = 1 << 30  # bytes of all grammars and matchers in use
 REFUSED_SECONDS = 60.0
-CHARGED_SECONDS = 30.0  # to the client of a source that was refused for its work
+CHARGED_SECONDS = 30.0  # charge for a source that was refused for its work
 IDLE_SECONDS = 60.0  # without a new source, until a process that tries them out is ended
 MAX_CHECKED = 4096  # sources whose result is known
 _HOST = "mlxserve.text.guidance.matcher_host:MatcherHost"
@@ -219,7 +219,8 @@ class Grammars:
                 raise EngineStopped("The engine was closed.")
             if self.matchers is None:
                 masks = Helper(_HOST, *arguments, name="masks", memory=MASK_BYTES)
-                masks.start()  # beside the other one; from now on for the engine's thread alone
+                # Starts beside the other one; from now on for the engine's thread alone.
+                masks.start()
                 self.matchers = Matchers(masks, self.vocab_size, self.refuse)
             if lane not in self._helpers:
                 self._helpers[lane] = Helper(

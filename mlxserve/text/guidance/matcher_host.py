@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MAX_KEPT = 64  # compiled grammars
 LOOK_JOBS = 16  # between two looks at the process's size, which take 40 us
-KEPT_BYTES = 256 << 20  # beyond what the process had at first; then the oldest grammars are dropped
+KEPT_BYTES = 256 << 20  # growth of the process, beyond which the oldest grammars are dropped
 # CPU seconds that one answer's masks may take: at first, and for each token. A usual mask takes
 # 0.01 to 1 ms.
 FIRST_SECONDS, TOKEN_SECONDS = 2.0, 0.02

@@ -34,8 +34,8 @@ from mlxserve.text.guidance.matcher_host import KEPT_BYTES, RowOutcome
 
 log = logging.getLogger("mlxserve.guidance")
 
-MASK_SECONDS = 2.0  # for one answer's mask
-COMPILE_SECONDS = 20.0  # to compile beside the masks what took at most 2 s alone
+MASK_SECONDS = 2.0  # time of one answer's mask
+COMPILE_SECONDS = 20.0  # time to compile beside the masks what took at most 2 s alone
 # Seconds of a message with several rows, by their last masks.
 MESSAGE_SECONDS = 0.05
 # Seconds from a message until a step is planned without the masks that it asks for.
@@ -53,7 +53,7 @@ class Grammar:
     structure: Structure
     matchers: Matchers
     client: str = ""
-    is_slow: bool = False  # to compile
+    is_slow: bool = False  # slow to compile
 
     def open(self, tokens: Iterable[int] = ()) -> Matcher:
         """Return a matcher at the structure's start, which then consumes the tokens."""
@@ -68,7 +68,7 @@ class Matcher:
         self.tokens = array("i", tokens)
         self.outcome: RowOutcome | None = None
         self.mask = b""
-        self.error: str | None = None  # of an outcome REFUSED or FAILED
+        self.error: str | None = None  # reason of an outcome REFUSED or FAILED
         # The process was killed because of it, or cannot work.
         self.is_lost = False
         self.number = grammar.matchers.new_number(self)
@@ -78,8 +78,8 @@ class Matcher:
         self.num_known = 0
         # Processes that ended by themselves while at work on it.
         self.num_ends = 0
-        self.asked_at: float | None = None  # whether its grammar is compiled
-        self.seconds = 0.0  # of a processor that its last mask took
+        self.asked_at: float | None = None  # time of the question whether its grammar is compiled
+        self.seconds = 0.0  # processor time of its last mask
         self._matchers = grammar.matchers
 
     @property
@@ -137,13 +137,14 @@ class Matchers:
         self._helper = helper
         self._mask_size = -(-vocab_size // 32) * 4
         self._refuse = refuse
-        self._numbers = itertools.count()  # of matchers, whichever process they are in
+        self._numbers = itertools.count()  # numbers of matchers, whichever process they are in
         self._open: weakref.WeakValueDictionary[int, Matcher] = weakref.WeakValueDictionary()
         self._forgotten: deque[int] = deque()
-        self._wanted: dict[Matcher, None] = {}  # whose tokens are to be sent
+        self._wanted: dict[Matcher, None] = {}  # matchers whose tokens are to be sent
         # Orders clients by the time of their masks.
         self._order = FairOrder[Matcher]()
-        self._asked: dict[int, tuple[Matcher, int]] = {}  # in this job; with its number of tokens
+        # Matchers of this job, each with its number of tokens.
+        self._asked: dict[int, tuple[Matcher, int]] = {}
         self._job: Job | None = None
         self._sent_at = 0.0
         self._late_until = 0.0

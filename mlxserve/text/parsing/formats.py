@@ -158,7 +158,7 @@ class CallFormat:
         return (*self.text_starts, *self.text_ends, *heads)
 
 
-NAME = r"[\w.:/-]+"  # of a tool, as the API accepts it
+NAME = r"[\w.:/-]+"  # a tool's name, as the API accepts it
 NAME_CHARS = frozenset(string.ascii_letters + string.digits + "_.:/-")
 # Longest first, so that a shorter marker does not hide a longer one.
 THINKING: tuple[tuple[str, str], ...] = (
@@ -285,7 +285,8 @@ FORMATS: tuple[CallFormat, ...] = (
         parameter="<parameter=$key>$value</parameter>\n", is_padded=True),
     CallFormat("qwen3_coder", Syntax.ELEMENTS, cues=(("<tool_call>", "<function=", "<parameter="),),
         ends=("</tool_call>",), call=_FUNCTION,
-        parameter="<parameter=$key>\n$value\n</parameter>\n"),  # and Qwen 3.5, Step 3.5, Nemotron 3
+        # Also Qwen 3.5, Step 3.5, Nemotron 3.
+        parameter="<parameter=$key>\n$value\n</parameter>\n"),
     CallFormat("kimi_k2", Syntax.HEADED, cues=(("<|tool_calls_section_begin|>",),),
         starts=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
         ends=("<|tool_calls_section_end|>",), joint="",
@@ -296,7 +297,7 @@ FORMATS: tuple[CallFormat, ...] = (
     CallFormat("deepseek_v3", Syntax.HEADED, cues=(("<｜tool▁sep｜>", "```json"),),
         starts=("<｜tool▁calls▁begin｜>",), ends=("<｜tool▁calls▁end｜>",), joint="\n",
         call="<｜tool▁call▁begin｜>function<｜tool▁sep｜>$name\n```json\n$arguments\n```"
-        "<｜tool▁call▁end｜>", header=_DEEPSEEK),  # and R1 and its distills
+        "<｜tool▁call▁end｜>", header=_DEEPSEEK),  # also R1 and its distills
     CallFormat("deepseek_v31", Syntax.HEADED, cues=(("<｜tool▁sep｜>",),),
         starts=("<｜tool▁calls▁begin｜>",), ends=("<｜tool▁calls▁end｜>",), joint="",
         call="<｜tool▁call▁begin｜>$name<｜tool▁sep｜>$arguments<｜tool▁call▁end｜>", header=_DEEPSEEK),

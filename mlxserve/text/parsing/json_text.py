@@ -13,7 +13,7 @@ import re
 from mlxserve.system.well_formed import well_formed
 from mlxserve.text.parsing.cursor import BLANKS, Malformed
 
-_LENGTH = len("\\u0000")  # of the escape of a code
+_LENGTH = len("\\u0000")  # length of a code's escape
 _HEX = frozenset("0123456789abcdefABCDEF")
 _REPLACED = "\\ufffd"
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")

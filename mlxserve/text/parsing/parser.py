@@ -49,7 +49,7 @@ class TurnParser:
         self._place = MarkerPlace.BEGIN
         self._numbers = CallNumbers()
         self._reader: SectionReader | None = None
-        self._entry: Edge | None = None  # which opened the section of calls
+        self._entry: Edge | None = None  # the edge that opened the section of calls
         self._left: _Left | None = None
         # A call began inside thinking.
         self._is_in_doubt = False

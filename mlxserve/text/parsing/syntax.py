@@ -51,7 +51,7 @@ class CallSyntax(ABC):
         self.row = row
         self.cursor = cursor
         self.tools = tools
-        self.closer = row.call.partition("$arguments")[2].strip()  # what ends a call
+        self.closer = row.call.partition("$arguments")[2].strip()  # end of a call
         self._numbers = numbers
         self._known = known
 
