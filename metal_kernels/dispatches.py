@@ -62,7 +62,8 @@ class Dispatches:
             spec, split = kernels.GROUPED_DECODE, GroupSplit.of(group, head_dim)
         window, size = attention.window, partition_size(kv_heads)
         partitions, starts = tables.upload(
-            ("partitions", window, size), lambda tables: DecodePlan.of(tables, window, size).arrays
+            ("partitions", window, size),
+            lambda tables: DecodePlan.from_tables(tables, window, size).arrays,
         )
         num_partitions = partitions.shape[0]
         numbers = self._numbers_of(attention, sinks is not None)

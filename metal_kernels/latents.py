@@ -30,7 +30,7 @@ class LatentPlan:
     @classmethod
     def of_decodes(cls, tables: SequenceTables, heads: int, lines: int) -> LatentPlan:
         """Plan a tile for each partition of a context and each `lines` heads."""
-        cut = Partitions.of(tables, None, partition_size(heads))
+        cut = Partitions.cut(tables, None, partition_size(heads))
         sequence, begin, end = cut.sequence, cut.begin, cut.end
         count = len(sequence)
         tiles = np.zeros((rounded(count), -(-heads // lines), 8), np.int32)

@@ -149,7 +149,7 @@ class Gathered:
     mask: mx.array | str  # (rows, positions seen) bool, or "causal"
 
     @classmethod
-    def of(cls, tables: SequenceTables, window: int | None) -> Gathered:
+    def from_tables(cls, tables: SequenceTables, window: int | None) -> Gathered:
         """Plan the copy; tables: of one sequence."""
         rows, context, size = tables.num_rows, int(tables.context_lens[0]), tables.page_size
         first = _first_position(rows, context, window)
@@ -180,7 +180,7 @@ def runs_of(
             if are_long:
                 for sequence in sequences:
                     run = _run(tables, sequence, sequence + 1)
-                    yield replace(run, gathered=Gathered.of(run.tables, window))
+                    yield replace(run, gathered=Gathered.from_tables(run.tables, window))
             else:
                 yield _run(tables, sequences[0], sequences[-1] + 1)
 

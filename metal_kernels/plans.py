@@ -115,7 +115,7 @@ class Partitions:
     starts: npt.NDArray[np.int64]  # (sequences + 1,): the first partition of each sequence
 
     @classmethod
-    def of(cls, tables: SequenceTables, window: int | None, size: int) -> Partitions:
+    def cut(cls, tables: SequenceTables, window: int | None, size: int) -> Partitions:
         """Cut each context into partitions of `size` keys."""
         lengths = tables.context_lens.astype(np.int64)
         first_keys = np.maximum(0, lengths - (window or NO_WINDOW))
@@ -138,9 +138,9 @@ class DecodePlan:
     starts: mx.array  # (sequences + 1,): the first partition of each sequence
 
     @classmethod
-    def of(cls, tables: SequenceTables, window: int | None, size: int) -> DecodePlan:
+    def from_tables(cls, tables: SequenceTables, window: int | None, size: int) -> DecodePlan:
         """Plan the partitions of `size` keys, padded to a rounded number."""
-        cut = Partitions.of(tables, window, size)
+        cut = Partitions.cut(tables, window, size)
         number = len(cut.sequence)
         columns = np.zeros((rounded(number), 4), np.int32)
         columns[:number, 0], columns[:number, 1], columns[:number, 2] = (

@@ -31,7 +31,7 @@ class StepInputs:
     uploads: dict[Hashable, Arrays]  # arrays of the page tables
 
     @classmethod
-    def of(
+    def collect(
         cls,
         slots: Slots,
         plans: Plans,

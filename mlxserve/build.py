@@ -127,7 +127,7 @@ def build_text_model(
         vocab_size=vocab_size,
         default_params=for_vocabulary(generation.default_params, vocab_size),
         salt=_salted_by(config, files),
-        facts=ModelFacts.of(files),
+        facts=ModelFacts.from_files(files),
         tool_keep_seconds=config.tool_keep_seconds,
         prefix_file=disk_folder / PREFIX_FILE if disk_folder else None,
         template_kwargs=_template_kwargs(config, tokenizer),
@@ -173,7 +173,7 @@ def _build_embedder(
         rules,
         view=View(files.name, files.fingerprint),
         vocab_size=dimensions[0],
-        facts=ModelFacts.of(files),
+        facts=ModelFacts.from_files(files),
         executor=executor or new_fair_executor(),
         owns_executor=executor is None,
     )

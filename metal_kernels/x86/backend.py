@@ -18,7 +18,7 @@ class X86Backend(PlainBackend):
     """
 
     def __init__(self, copied_per_product: int = COPIED_PER_PRODUCT) -> None:
-        """`copied_per_product`: as in `Decodes.of`."""
+        """`copied_per_product`: as in `Decodes.from_tables`."""
         self._copied_per_product = copied_per_product
 
     def paged_decode(
@@ -36,7 +36,7 @@ class X86Backend(PlainBackend):
         def plan() -> Decodes:
             check_decode(tables)
             check_attention(queries, k_pool, v_pool, tables, attention, sinks)
-            return Decodes.of(tables, attention.window, k_pool, self._copied_per_product)
+            return Decodes.from_tables(tables, attention.window, k_pool, self._copied_per_product)
 
         key = ("decodes", attention, shapes_of(queries, k_pool, v_pool, sinks))
         return tables.plan(key, plan).attend(queries, k_pool, v_pool, attention, sinks)

@@ -60,7 +60,7 @@ class DecodeGroup:
     unseen: mx.array | None = None
 
     @classmethod
-    def of(
+    def from_rows(
         cls,
         tables: SequenceTables,
         rows: Sequence[int],
@@ -179,7 +179,7 @@ class Decodes:
     order: mx.array | None
 
     @classmethod
-    def of(
+    def from_tables(
         cls,
         tables: SequenceTables,
         window: int | None,
@@ -197,7 +197,9 @@ class Decodes:
         num_products = sum(group.num_products for group in groups)
         if num_copied < copied_per_product * (num_products - 1):
             parts = _parts(range(len(tables)), _numbers(contexts - firsts, k_pool))
-            groups = [DecodeGroup.of(tables, rows, firsts[rows], None, k_pool) for rows in parts]
+            groups = [
+                DecodeGroup.from_rows(tables, rows, firsts[rows], None, k_pool) for rows in parts
+            ]
         rows = [row for group in groups for row in group.rows]
         is_sorted = rows == list(range(len(tables)))
         return cls(groups, None if is_sorted else mx.array(np.argsort(rows)))
@@ -232,7 +234,9 @@ def _joined(tables: SequenceTables, firsts: Integers, k_pool: mx.array) -> Itera
         if num_shared >= int(own.max()):
             shared = Runs(tables.runs(rows[0], 0, num_shared))
             for part in _parts(rows, _numbers(own, k_pool)):
-                yield DecodeGroup.of(tables, part, np.full(len(part), num_shared), shared, k_pool)
+                yield DecodeGroup.from_rows(
+                    tables, part, np.full(len(part), num_shared), shared, k_pool
+                )
             continue
         yield from (_alone(tables, row, firsts) for row in rows)
 

@@ -185,7 +185,7 @@ def _facts(files: ModelFiles) -> ModelFacts | None:
     from mlxserve.hub.facts import ModelFacts
 
     try:
-        return ModelFacts.of(files)
+        return ModelFacts.from_files(files)
     except UnsupportedModel:
         return None
 

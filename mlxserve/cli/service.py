@@ -40,7 +40,7 @@ def install(settings: Settings) -> None:
     settings.build(EngineConfig)
     # Without MLXSERVE_API_KEY, which the service does not have.
     read_access(server)
-    unit = ServiceUnit.of(_flags(settings), server.drain_seconds)
+    unit = ServiceUnit.from_flags(_flags(settings), server.drain_seconds)
     manager = service_manager()
     manager.install(unit)
     print_safe(f"mlxserve runs from now on, and starts at login: {manager.unit_file}")

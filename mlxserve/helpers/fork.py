@@ -19,7 +19,7 @@ import psutil
 from mlxserve.helpers.errors import KillReason
 from mlxserve.helpers.frames import MARGIN, NO_MEMORY
 
-_LOOK_SECONDS = 0.05  # between two looks at the memory, where the system sets no limit
+_LOOK_SECONDS = 0.05  # between two checks of the memory, if the system sets no limit
 _MAX_FILES = 256
 _WORDS = 10_000  # bytes of what the work returns
 

@@ -29,6 +29,6 @@ class Kind(IntEnum):
     """The kind of a child's message."""
 
     READY = 0  # it is set up
-    VALUE = 1  # a job yielded this, and goes on
+    VALUE = 1  # a job yielded this, and continues
     RESULT = 2  # the job ended
     ERROR = 3  # the job, or the setup, raised [name of the exception's type, message]

@@ -23,7 +23,7 @@ from mlxserve.helpers.environment import helper_environment
 from mlxserve.helpers.errors import HelperKilled, KillReason
 from mlxserve.helpers.frames import LENGTH, MAX_FRAME
 
-_LOOK_SECONDS = 0.05  # between two looks at the child
+_LOOK_SECONDS = 0.05  # between two checks of the child
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 _END_SECONDS = 0.05  # time to wait for a killed process
 _PIECE, _MAX_PIECES = 64 << 10, 1024  # bytes read at once, and how often before a look
@@ -168,7 +168,7 @@ class ChildProcess:
         except BlockingIOError:
             return
         except OSError:
-            # The child has ended, which reading shows as well, or ends for want of the rest.
+            # The child has ended, which reading shows as well, or ends because the rest is missing.
             self._out.clear()
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)

@@ -33,7 +33,7 @@ class ModelFacts:
     hidden_size: int = 0
 
     @classmethod
-    def of(cls, files: ModelFiles) -> ModelFacts:
+    def from_files(cls, files: ModelFiles) -> ModelFacts:
         """Read the headers of the weights. Raises UnsupportedModel."""
         config = text_config(files.config)
         return cls(

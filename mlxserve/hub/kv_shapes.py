@@ -22,7 +22,7 @@ _ATTENTION = frozenset({"attention", "full_attention", "sliding_attention", "chu
 _ATTENTION |= {"*", "hybrid", "global", "local", "sliding"}
 # Of these, what lists call one that sees the last positions only.
 _WINDOWED = frozenset({"sliding_attention", "sliding", "local"})
-# One layer in so many sees everything, where a config leaves it to its class.
+# N for every N-th layer being global, if a config leaves it to its class.
 _PATTERNS = {"cohere2": 4, "gemma3_text": 6, "gpt_oss": 2, "olmo3": 4}
 # Latent attention, of which mlx-lm keeps the expanded keys and values of all heads.
 _EXPANDED = frozenset({"deepseek_v2", "minicpm3", "youtu_llm"})

@@ -130,7 +130,7 @@ def _image(width: int, height: int, pixels: bytes | None) -> Image | None:
         return None
     import numpy as np  # imported with the first image: a start need not wait for it
 
-    return Image.of(np.frombuffer(pixels, np.uint8).reshape(height, width, 3))
+    return Image.from_pixels(np.frombuffer(pixels, np.uint8).reshape(height, width, 3))
 
 
 @cache

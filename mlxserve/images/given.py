@@ -70,6 +70,6 @@ async def _image(name: str, value: Any, run_fairly: RunFairly) -> Image:
 
     try:
         pixels = value.convert("RGB") if hasattr(value, "convert") else value
-        return Image.of(np.array(pixels))
+        return Image.from_pixels(np.array(pixels))
     except (ValueError, TypeError, AttributeError, OSError) as error:
         raise InvalidRequest(f"is neither Pillow's nor an array of pixels: {error}") from error

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 DIGEST_SIZE = 32  # bytes
-MAX_PIXELS = 4096 * 4096  # pixels for a model: more than any of them looks at
+MAX_PIXELS = 4096 * 4096  # pixels for a model: more than any model uses
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +27,7 @@ class Image:
     digest: bytes
 
     @classmethod
-    def of(cls, pixels: npt.NDArray[np.uint8]) -> Self:
+    def from_pixels(cls, pixels: npt.NDArray[np.uint8]) -> Self:
         """Wrap pixels. Raises ValueError for another shape or dtype, or no pixels."""
         if pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
             raise ValueError(f"pixels must be (height, width, 3), got {pixels.shape}")

@@ -51,7 +51,7 @@ class Picture:
     grid: Grid | None = None
 
     @classmethod
-    def of(
+    def from_prompt(
         cls,
         token_ids: Sequence[int],
         image_token: int,

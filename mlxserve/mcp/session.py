@@ -81,7 +81,7 @@ class ToolServer:
             await asyncio.wait({calling}, timeout=self.entry.call_seconds)
             is_late = not calling.done()
         finally:
-            # The server is told; nothing if it is done.
+            # This notifies the server; it does nothing if the call is done.
             calling.cancel()
             await asyncio.wait({calling})
         if is_late:

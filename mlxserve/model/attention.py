@@ -103,7 +103,7 @@ def choose_attention(name: str, loaded: LoadedModel, *, may_fuse: bool = True) -
     if name in ("auto", "cpu") and loaded.group is None:
         attempts.append((replace(loaded, by_sequence=True), plain))
     if may_fuse and can_fuse(loaded, backends):
-        fused = FusedLayers.of(loaded.model, loaded.dtype, loaded.context.longest)
+        fused = FusedLayers.fuse(loaded.model, loaded.dtype, loaded.context.longest)
         difference, reason = _probed_twice(loaded, backends)
         if reason is None:
             log.info("%s: %s", loaded.name, fused)

@@ -53,7 +53,7 @@ class Batch:
     pictures: PictureRows | None
 
     @classmethod
-    def of(cls, chunks: Sequence[Chunk], page_size: int) -> Batch:
+    def from_chunks(cls, chunks: Sequence[Chunk], page_size: int) -> Batch:
         """Build the batch of a step's chunks. Chunks of length 1 that sample must come first."""
         has_windows = chunks[0].window_table is not None
         ends = list(accumulate(chunk.length for chunk in chunks))
@@ -115,8 +115,8 @@ class Batch:
             lazy_rows=np.array([starts[i] for i in lazy], np.int32),
             lazy=tuple(chunks[i] for i in lazy),
             plan=tuple(chunks),
-            windows=cls.of(_in_windows(chunks), page_size) if has_windows else None,
-            pictures=PictureRows.of(chunks, tokens) if has_pictures else None,
+            windows=cls.from_chunks(_in_windows(chunks), page_size) if has_windows else None,
+            pictures=PictureRows.from_chunks(chunks, tokens) if has_pictures else None,
         )
 
 

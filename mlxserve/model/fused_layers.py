@@ -27,7 +27,7 @@ class FusedLayers:
     modules: list[nn.Module]  # their layers and arrays are attributes of the instance
 
     @classmethod
-    def of(cls, model: nn.Module, dtype: mx.Dtype, context: int) -> FusedLayers:
+    def fuse(cls, model: nn.Module, dtype: mx.Dtype, context: int) -> FusedLayers:
         """Fuse layers that provably compute the same. The weights take as much memory as before.
 
         dtype: of the rows; context: positions

@@ -56,7 +56,7 @@ class Rope:
     basis: mx.array  # (1, 0) of each pair, rotated to its cosine and sine
 
     @classmethod
-    def of(cls, module: Any, rotated: int, *, is_traditional: bool) -> Rope:
+    def from_module(cls, module: Any, rotated: int, *, is_traditional: bool) -> Rope:
         half = rotated // 2
         ones = [1.0, 0.0] * half if is_traditional else [1.0] * half + [0.0] * half
         return cls(module, rotated, mx.array(ones, mx.float32).reshape(1, 1, 1, rotated))
@@ -289,5 +289,5 @@ def _ropes_of(layer: Any, dim: int) -> Iterator[tuple[Rope | NoRope, bool]]:
         if module is not None:
             rotated = getattr(module, "dims", getattr(module, "dim", dim))
             is_traditional = bool(getattr(module, "traditional", False))
-            yield Rope.of(module, rotated, is_traditional=is_traditional), is_traditional
+            yield Rope.from_module(module, rotated, is_traditional=is_traditional), is_traditional
     yield NoRope(), False

@@ -104,7 +104,7 @@ class Tower:
         Nothing is evaluated.
         """
         with self.pieces.collecting() as outputs:
-            return self._features(PictureBatch.of(pictures, self.axes or {})), outputs
+            return self._features(PictureBatch.join(pictures, self.axes or {})), outputs
 
     def _features(self, batch: PictureBatch) -> list[Features]:
         ids = np.where(batch.ids < 0, self._image_token, batch.ids)

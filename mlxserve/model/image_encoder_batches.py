@@ -51,7 +51,7 @@ def probed_axes(tower: Tower, reader: ImageProcessor, dtype: mx.Dtype) -> Mappin
 
 def _image(seed: int) -> Image:
     pixels = np.random.RandomState(seed).randint(0, 256, (*_SIZE, 3))
-    return Image.of(pixels.astype(np.uint8))
+    return Image.from_pixels(pixels.astype(np.uint8))
 
 
 def _apart(actual: Features, expected: Features) -> float:

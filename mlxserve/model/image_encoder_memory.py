@@ -41,7 +41,7 @@ class TowerMemory:
     pair: float
 
     @classmethod
-    def of(cls, small: tuple[int, int], larger: tuple[int, int]) -> TowerMemory:
+    def fit(cls, small: tuple[int, int], larger: tuple[int, int]) -> TowerMemory:
         """Fit two measurements of (numbers, bytes)."""
         (few, few_bytes), (many, many_bytes) = small, larger
         if many <= few:
@@ -68,7 +68,7 @@ def plan_tower(tower: Tower, reader: ImageProcessor, memory_limit: int) -> int:
     encoder compute no more than that at once.
     """
     small, larger = (_measured(tower, reader.make(_blank(side))) for side in (_SMALL, _LARGER))
-    memory = TowerMemory.of(small, larger)
+    memory = TowerMemory.fit(small, larger)
     medium, large = (reader.make(_blank(side)).num_inputs for side in (_MEDIUM, _LARGE))
     max_inputs = large
     if large > _GROWS * medium:
@@ -90,7 +90,7 @@ def plan_tower(tower: Tower, reader: ImageProcessor, memory_limit: int) -> int:
 
 
 def _blank(side: int) -> Image:
-    return Image.of(np.zeros((side, side, 3), np.uint8))
+    return Image.from_pixels(np.zeros((side, side, 3), np.uint8))
 
 
 def _measured(tower: Tower, picture: Picture) -> tuple[int, int]:

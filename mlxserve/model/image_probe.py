@@ -37,7 +37,7 @@ _PAGE_SIZE = 16
 # Height and width: 6 x 5 rows for Qwen2.5-VL and GLM-4V. With 2 x 2 rows (48 x 64 pixels) rounding to 16 bits hides
 # rows that are rotated as text.
 _PIXELS = (160, 128)
-# In half precisions a row may be so many times as far from mlx-vlm's as rows of the text before are.
+# Tolerance factor in half precision over the error of the rows of text before the image.
 _NOISE_FACTOR = 4
 _LEAST, _MOST = 0.02, 0.25  # bounds of the tolerance, relative to the length of the row
 
@@ -51,7 +51,7 @@ class Sample:
     after: list[int]
 
     @classmethod
-    def of(cls, picture: Picture, vocab_size: int, image_token: int, config: Any) -> Sample:
+    def around(cls, picture: Picture, vocab_size: int, image_token: int, config: Any) -> Sample:
         """Place the picture between texts, with the tokens by which mlx-vlm finds it (`config`)."""
         own = {image_token, *picture.ids}
         drawn = np.random.RandomState(1).randint(1, min(vocab_size, 1 << 10), 128)
@@ -69,7 +69,7 @@ class Sample:
 
 def probe_image() -> Image:
     pixels = np.random.RandomState(0).randint(0, 256, (*_PIXELS, 3))
-    return Image.of(pixels.astype(np.uint8))
+    return Image.from_pixels(pixels.astype(np.uint8))
 
 
 def dense_logits(whole: nn.Module, sample: Sample, image_token: int) -> np.ndarray:
@@ -109,7 +109,7 @@ def paged_logits(loaded: LoadedModel, backends: Backends, sample: Sample) -> np.
     rows = []
     for first, end in pairwise(cuts):
         chunk = Chunk(request, first, end - first, table, samples=end == len(ids))
-        batch = Batch.of([chunk], _PAGE_SIZE)
+        batch = Batch.from_chunks([chunk], _PAGE_SIZE)
         logits = runner.logits(batch, mx.array(batch.tokens), all_rows=True)
         rows.append(read(logits.astype(mx.float32)))
     return np.concatenate(rows)

@@ -76,7 +76,7 @@ class ImageProcessor:
         for mark in candidates[:-1]:
             # Gemma 3 replaces what begins an image by the image; Gemma 4 only puts it there.
             with suppress(*_ERRORS):
-                made = self._made(mark, [Image.of(np.zeros((64, 64, 3), np.uint8))])
+                made = self._made(mark, [Image.from_pixels(np.zeros((64, 64, 3), np.uint8))])
                 if self._image_token in _as_numpy(made["input_ids"]):
                     return mark
         if not candidates:
@@ -121,7 +121,7 @@ class ImageProcessor:
         inputs = _inputs_of(made)
         token_ids = self._token_ids(made)
         grid = self._grid(inputs, token_ids.count(self._image_token)) if self._has_grid else None
-        return Picture.of(token_ids, self._image_token, inputs, grid)
+        return Picture.from_prompt(token_ids, self._image_token, inputs, grid)
 
     def inputs_of(self, images: Sequence[Image]) -> dict[str, Any]:
         """Return the encoder's arguments for several images at once.

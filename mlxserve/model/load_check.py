@@ -177,13 +177,14 @@ def _run(command: Sequence[str], job: Mapping[str, Any], seconds: float) -> str 
         said = done.stderr.strip().splitlines()
         why = f" ({said[-1][:200]})" if said else ""
         raise _Ended(
-            f"was ended by {_words(done.returncode)}{why}", is_fault=-done.returncode in _FAULTS
+            f"was ended by {_describe_exit(done.returncode)}{why}",
+            is_fault=-done.returncode in _FAULTS,
         )
     refusal = json.loads(done.stdout.splitlines()[-1])["refusal"]
     return refusal if isinstance(refusal, str) else None
 
 
-def _words(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code == -signal.SIGKILL:
         return "SIGKILL, as where there is not enough memory"
     return describe_exit(code)

@@ -26,7 +26,7 @@ class PictureBatch:
     sizes: tuple[int, ...]
 
     @classmethod
-    def of(cls, pictures: Sequence[Picture], axes: Mapping[str, int]) -> PictureBatch:
+    def join(cls, pictures: Sequence[Picture], axes: Mapping[str, int]) -> PictureBatch:
         """Join pictures.
 
         axes: on which the inputs of several pictures are joined; other inputs are those of the

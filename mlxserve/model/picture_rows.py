@@ -39,7 +39,7 @@ class PictureRows:
     positions: IntArray | None
 
     @classmethod
-    def of(cls, chunks: Sequence[Chunk], tokens: IntArray) -> PictureRows:
+    def from_chunks(cls, chunks: Sequence[Chunk], tokens: IntArray) -> PictureRows:
         """Locate the rows; replaces picture ids in the step's `tokens` by numbers of rows."""
         parts: list[PictureRun] = []
         positions = np.empty((3, len(tokens)), np.int32)

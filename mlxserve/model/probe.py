@@ -318,7 +318,7 @@ def _paged(
             )
             for s, start, end in step
         ]
-        batch = Batch.of(chunks, page_size)
+        batch = Batch.from_chunks(chunks, page_size)
         logits = runner.logits(batch, mx.array(batch.tokens), all_rows=True)
         rows = read(logits.astype(mx.float32))
         first = 0

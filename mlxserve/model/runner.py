@@ -104,7 +104,7 @@ class ModelRunner:
 
     def build(self, chunks: Sequence[Chunk], previous: Pending | None = None) -> Pending:
         """Build the step's graph without evaluating it."""
-        batch = Batch.of(chunks, self._kv.page_size)
+        batch = Batch.from_chunks(chunks, self._kv.page_size)
         lazy = self._lazy_rows(batch, previous)
         if self._workers is not None:
             self._workers.step(chunks, lazy)

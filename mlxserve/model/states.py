@@ -198,7 +198,7 @@ class StateStore:
                 self._snapshots[id_] = self._packing.pack(stack, row)
                 self._fresh += self._snapshots[id_]
             if group.is_within_chunk:
-                # The next group goes on from it.
+                # The next group continues from it.
                 continue
             self._fresh += [array for layer in stack for array in layer]
             for row, (chunk, start) in enumerate(zip(group.chunks, group.positions, strict=True)):

@@ -77,7 +77,7 @@ class StepGraphs:
         assert decodes is not None
         pools = self._kv.arrays()
         k_pools, bound = pools[: len(self._kv.specs)], first_pages(pools)
-        step = StepInputs.of(layout.slots, layout.plans, decodes, self._makers, k_pools[0])
+        step = StepInputs.collect(layout.slots, layout.plans, decodes, self._makers, k_pools[0])
         adapters = list(layout.adapters or ())
         build = self._build_of(backend, step, adapters)
         if build is not None:

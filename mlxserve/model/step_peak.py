@@ -211,7 +211,7 @@ def _run_sampling(
         seconds = time.perf_counter() - began
         peaks.append(max(0, mx.get_peak_memory() - before))
         del pending
-    # The first step that goes on from a state shows what is uploaded.
+    # The first step that continues from a state uploads more.
     num_steps = TIMES_BEFORE + 2 + int(loaded.has_states)
     request = _live(num_steps, params)
     for position in range(num_steps):
@@ -245,7 +245,7 @@ def _run_chunk(
     kv = KVPool(loaded.layers, len(pages), page_size, backends)
     runner = ModelRunner(loaded, kv)
     request = _live(rows, SamplingParams(temperature=0))
-    batch = Batch.of([Chunk(request, 0, rows, pages, samples=True)], page_size)
+    batch = Batch.from_chunks([Chunk(request, 0, rows, pages, samples=True)], page_size)
     before, began = _reset_peak(), time.perf_counter()
     mx.eval(runner.logits(batch, mx.array(batch.tokens)))
     seconds = time.perf_counter() - began

@@ -120,7 +120,7 @@ class Vision:
         self._shown = shown
         self._max_bytes = max_bytes
         self._step_nbytes = step_nbytes
-        self._under_way: set[bytes] = set()  # pictures that are looked at
+        self._under_way: set[bytes] = set()  # keys of pictures being computed
         self._expected: WeakKeyDictionary[ImageEncoding, None] = (
             WeakKeyDictionary()
         )  # in their order

@@ -109,7 +109,7 @@ def _vision_of(
         picture = reader.make(image)
     shown = ShownPictures()
     with _step("the probe of an image fails"):
-        sample = Sample.of(picture, loaded.vocab_size, image_token, whole.config)
+        sample = Sample.around(picture, loaded.vocab_size, image_token, whole.config)
         dense = dense_logits(whole, sample, image_token)
         max_work = METAL_WORK if is_metal else CPU_WORK
         tower = Tower(whole, image_token, _hidden_size(loaded), loaded.dtype, max_work)

@@ -24,7 +24,7 @@ from mlxserve.ranks.wire import BEAT_BODY, POOLED_KINDS, Channel, FrameKind, Pla
 from mlxserve.request import Chunk
 
 _ERROR_SECONDS = 1.0  # time in which rank 0 detects an error of all ranks itself
-_TICK = 0.5  # seconds between two looks at the engine
+_TICK = 0.5  # seconds between two checks of the engine
 
 
 class Lead:
@@ -97,7 +97,7 @@ class Lead:
     def stats(self) -> RankStats:
         return self._stats.copy()
 
-    # ---- what workers are told
+    # ---- frames to the workers
 
     def step(self, chunks: Sequence[Chunk], sources: Mapping[Chunk, int]) -> None:
         """`sources`: for each lazy chunk, the row of the previous step that samples its token."""

@@ -264,7 +264,7 @@ class _ToldTables:
 
 
 class PlanDecoder:
-    """Decodes a worker's chunks, as `Batch.of` takes them."""
+    """Decodes a worker's chunks, as `Batch.from_chunks` takes them."""
 
     def __init__(self, *, has_states: bool) -> None:
         """`has_states`: keep requests that are not in a step, with their states, until `forget`."""

@@ -66,7 +66,7 @@ class RankWorker:
 
     def _step(self, frame: RankFrame) -> None:
         chunks, sources = self._decoder.decode(frame.body)
-        batch = Batch.of(chunks, self._kv.page_size)
+        batch = Batch.from_chunks(chunks, self._kv.page_size)
         tokens = mx.array(batch.tokens)
         if batch.lazy:
             assert self._ids is not None, "a lazy token needs a step that sampled"

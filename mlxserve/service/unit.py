@@ -41,7 +41,7 @@ class ServiceUnit:
     stop_seconds: int
 
     @classmethod
-    def of(cls, flags: Sequence[str], drain_seconds: float) -> ServiceUnit:
+    def from_flags(cls, flags: Sequence[str], drain_seconds: float) -> ServiceUnit:
         """Unit of `mlxserve serve` with these flags.
 
         Raises InvalidConfig for control characters.

@@ -440,7 +440,7 @@ def test_a_cancelled_embedding_leaves_the_engine_consistent(chat: TextModel) -> 
 
 
 def test_a_model_that_reads_text_only_refuses_images(chat: TextModel) -> None:
-    image = Image.of(np.zeros((2, 2, 3), np.uint8))
+    image = Image.from_pixels(np.zeros((2, 2, 3), np.uint8))
     said = {"role": "user", "content": [{"type": "image", "image": image}]}
     assert not chat.supports_images
     with pytest.raises(InvalidParameter, match="this model reads text only"):

@@ -30,7 +30,7 @@ def write_weights(file: Path, **tensors: tuple[str, tuple[int, ...]]) -> None:
 
 def test_the_facts_of_the_included_model_are_those_of_its_files() -> None:
     files = find_model(None)
-    facts = ModelFacts.of(files)
+    facts = ModelFacts.from_files(files)
     assert files.name == MODEL_NAME
     assert facts.architecture == files.config["model_type"]
     assert facts.format == "safetensors"
@@ -57,7 +57,7 @@ def test_a_quantised_tensor_counts_as_what_it_was(tmp_path: Path, group_size: in
     )
     quantisation = {"group_size": group_size, "bits": 4, "b": {"group_size": 128, "bits": 8}}
     config = {"model_type": "llama", "hidden_size": 256, "quantization": quantisation}
-    facts = ModelFacts.of(ModelFiles("m", tmp_path, config))
+    facts = ModelFacts.from_files(ModelFiles("m", tmp_path, config))
     assert facts.num_parameters == 2 * 128 * 256 + 128 + 256
     assert facts.quantisation == "int4"
 
@@ -75,7 +75,7 @@ def test_weights_are_called_as_they_are_stored(
     tmp_path: Path, config: dict[str, Any], quantisation: str
 ) -> None:
     write_weights(tmp_path / "model.safetensors", **{"a.weight": ("BF16", (4, 8))})
-    assert ModelFacts.of(ModelFiles("m", tmp_path, config)).quantisation == quantisation
+    assert ModelFacts.from_files(ModelFiles("m", tmp_path, config)).quantisation == quantisation
 
 
 def test_parameters_are_counted_in_words() -> None:

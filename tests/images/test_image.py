@@ -11,7 +11,11 @@ def pixels(height: int = 2, width: int = 3, *, first: int = 0) -> np.ndarray:
 
 
 def test_images_are_equal_if_their_pixels_are() -> None:
-    one, same, other = Image.of(pixels()), Image.of(pixels()), Image.of(pixels(first=1))
+    one, same, other = (
+        Image.from_pixels(pixels()),
+        Image.from_pixels(pixels()),
+        Image.from_pixels(pixels(first=1)),
+    )
     assert one == same
     assert hash(one) == hash(same)
     assert one != other
@@ -19,7 +23,7 @@ def test_images_are_equal_if_their_pixels_are() -> None:
 
 
 def test_the_same_bytes_in_another_shape_are_another_image() -> None:
-    assert Image.of(pixels(2, 3)).digest != Image.of(pixels(3, 2)).digest
+    assert Image.from_pixels(pixels(2, 3)).digest != Image.from_pixels(pixels(3, 2)).digest
 
 
 @pytest.mark.parametrize(
@@ -34,4 +38,4 @@ def test_the_same_bytes_in_another_shape_are_another_image() -> None:
 )
 def test_only_rgb_pixels_are_an_image(wrong: np.ndarray) -> None:
     with pytest.raises(ValueError, match="pixels must be"):
-        Image.of(wrong)
+        Image.from_pixels(wrong)

@@ -26,7 +26,9 @@ ROW = 900  # the token of a row
 def picture(height: int, width: int, *, seed: int = 0, has_grid: bool = True) -> Picture:
     pixels = np.full((1, 4), seed, np.float32)
     ids = [ROW] * (height * width)
-    return Picture.of(ids, ROW, {"pixel_values": pixels}, (1, height, width) if has_grid else None)
+    return Picture.from_prompt(
+        ids, ROW, {"pixel_values": pixels}, (1, height, width) if has_grid else None
+    )
 
 
 def place(*parts: int | Picture) -> PicturePrompt:
@@ -60,7 +62,7 @@ def test_rows_have_ids_that_follow_from_what_the_tower_is_given() -> None:
 
 
 def test_text_within_a_picture_stays_text() -> None:
-    made = Picture.of([7, ROW, ROW, 8, ROW, 9], ROW, {}, None)
+    made = Picture.from_prompt([7, ROW, ROW, 8, ROW, 9], ROW, {}, None)
     assert [token if token > 0 else None for token in made.ids] == [7, None, None, 8, None, 9]
     assert made.num_rows == 3
     assert made.rows_before.tolist() == [0, 0, 1, 2, 2, 3, 3]

@@ -70,7 +70,7 @@ def test_a_plan_of_few_sizes_ends_with_partitions_without_keys_and_pages_that_ar
     None
 ):
     one = tables([(1100, 1)])
-    plan = DecodePlan.of(one, None, 256)
+    plan = DecodePlan.from_tables(one, None, 256)
     assert plan.partitions.tolist()[plan.num_partitions :] == [[0, 0, 0, 0]]
     assert plan.starts.tolist()[:2] == [0, plan.num_partitions]
     assert page_tables(one).shape == (1, 96)
@@ -80,7 +80,7 @@ def test_a_plan_of_few_sizes_ends_with_partitions_without_keys_and_pages_that_ar
 @pytest.mark.parametrize("window", [None, 1, 40, 300])
 def test_partitions_cover_every_key_that_a_decode_sees_once(window: int | None, size: int) -> None:
     contexts = [1, size - 1, size, size + 1, 2000]
-    plan = DecodePlan.of(tables([(context - 1, 1) for context in contexts]), window, size)
+    plan = DecodePlan.from_tables(tables([(context - 1, 1) for context in contexts]), window, size)
     partitions = np.array(plan.partitions)[: plan.num_partitions]
     starts = np.array(plan.starts)
     assert plan.num_partitions == starts[len(contexts)]
@@ -94,8 +94,8 @@ def test_partitions_cover_every_key_that_a_decode_sees_once(window: int | None, 
 
 
 def test_a_sequences_partitions_are_the_same_in_any_batch() -> None:
-    alone = DecodePlan.of(tables([(699, 1)]), 500, 64)
-    among = DecodePlan.of(tables([(3, 1), (699, 1), (5000, 1)]), 500, 64)
+    alone = DecodePlan.from_tables(tables([(699, 1)]), 500, 64)
+    among = DecodePlan.from_tables(tables([(3, 1), (699, 1), (5000, 1)]), 500, 64)
     first, end = np.array(among.starts)[1:3]
     mine = np.array(among.partitions)[first:end, 1:]
     assert np.array_equal(mine, np.array(alone.partitions)[: alone.num_partitions, 1:])

@@ -60,7 +60,7 @@ def _difference(loaded: LoadedModel, cuts: Sequence[int]) -> float:
             Chunk(request, start, end - start, table, samples=True)
             for request, table in zip(requests, tables, strict=True)
         ]
-        batch = Batch.of(chunks, PAGE)
+        batch = Batch.from_chunks(chunks, PAGE)
         rows = np.array(
             runner.logits(batch, mx.array(batch.tokens), all_rows=True).astype(mx.float32)
         )

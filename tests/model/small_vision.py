@@ -68,7 +68,7 @@ def read_whole(folder: Path) -> Any:
 
 def image(seed: int, height: int = 80, width: int = 110) -> Image:
     pixels = np.random.RandomState(seed).randint(0, 256, (height, width, 3))
-    return Image.of(pixels.astype(np.uint8))
+    return Image.from_pixels(pixels.astype(np.uint8))
 
 
 def _write_tokenizer(folder: Path, files: dict[str, Any]) -> dict[str, int]:

@@ -43,7 +43,7 @@ def logits(runner: ModelRunner) -> mx.array:
     prompt = [1 + number % 7 for number in range(4 * PAGE)]
     request = LiveRequest(Request("a", prompt, SamplingParams()))
     chunks = [Chunk(request, 0, len(prompt), as_page_table(range(4)), samples=True)]
-    batch = Batch.of(chunks, PAGE)
+    batch = Batch.from_chunks(chunks, PAGE)
     return runner.logits(batch, mx.array(batch.tokens))
 
 

@@ -39,14 +39,14 @@ def mixed() -> list[Chunk]:
 
 
 def test_rows_carry_their_tokens_positions_and_slots() -> None:
-    batch = Batch.of(mixed(), PAGE)
+    batch = Batch.from_chunks(mixed(), PAGE)
     assert batch.tokens.tolist() == [117, 0, 314, 315, 316, 317, 318, 431, 432]
     assert batch.positions.tolist() == [17, 16, 14, 15, 16, 17, 18, 31, 32]
     assert batch.slots.tolist() == [33, 48, 126, 127, 128, 129, 130, 15, 64]
 
 
 def test_the_rows_before_the_first_longer_chunk_are_decodes() -> None:
-    batch = Batch.of(mixed(), PAGE)
+    batch = Batch.from_chunks(mixed(), PAGE)
     assert batch.num_decodes == 2
     assert batch.decodes is not None
     assert batch.decodes.context_lens.tolist() == [18, 17]
@@ -59,23 +59,23 @@ def test_the_rows_before_the_first_longer_chunk_are_decodes() -> None:
 
 def test_the_last_row_of_each_sampling_chunk_is_sampled() -> None:
     chunks = mixed()
-    batch = Batch.of(chunks, PAGE)
+    batch = Batch.from_chunks(chunks, PAGE)
     assert batch.sample_rows.tolist() == [0, 1, 8]
     assert batch.sampling == (chunks[0], chunks[1], chunks[3])
 
 
 def test_a_lazy_row_is_listed_for_the_runner() -> None:
     chunks = mixed()
-    batch = Batch.of(chunks, PAGE)
+    batch = Batch.from_chunks(chunks, PAGE)
     assert batch.lazy_rows.tolist() == [1]
     assert batch.lazy == (chunks[1],)
 
 
 def test_a_step_of_one_kind_has_no_tables_of_the_other() -> None:
-    only_decodes = Batch.of(mixed()[:2], PAGE)
+    only_decodes = Batch.from_chunks(mixed()[:2], PAGE)
     assert only_decodes.chunks is None
     assert only_decodes.num_decodes == 2
-    only_chunks = Batch.of(mixed()[2:], PAGE)
+    only_chunks = Batch.from_chunks(mixed()[2:], PAGE)
     assert only_chunks.decodes is None
     assert only_chunks.num_decodes == 0
 
@@ -104,7 +104,7 @@ def test_every_row_has_the_slot_of_its_position(
         expected += [
             (tokens[p], p, table[p // size] * size + p % size) for p in range(start, start + length)
         ]
-    batch = Batch.of(chunks, size)
+    batch = Batch.from_chunks(chunks, size)
     rows = zip(batch.tokens.tolist(), batch.positions.tolist(), batch.slots.tolist(), strict=True)
     assert list(rows) == expected
     counts = [0 if t is None else t.num_rows for t in (batch.decodes, batch.chunks)]

@@ -123,7 +123,7 @@ def logits(loaded: LoadedModel, spans: list[tuple[int, int]]) -> np.ndarray:
         )
         for at, (start, rows) in enumerate(spans)
     ]
-    batch = Batch.of(chunks, PAGE)
+    batch = Batch.from_chunks(chunks, PAGE)
     return np.array(runner.logits(batch, mx.array(batch.tokens)))
 
 

@@ -66,7 +66,7 @@ def fused_model(
     build_model: BuildModel, kind: str, **changes: Any
 ) -> tuple[LoadedModel, FusedLayers]:
     loaded = prepare(*build_model(kind, head_dim=64, **changes), kind)
-    return loaded, FusedLayers.of(loaded.model, loaded.dtype, loaded.context.longest)
+    return loaded, FusedLayers.fuse(loaded.model, loaded.dtype, loaded.context.longest)
 
 
 @pytest.mark.parametrize("kind", each_of(FUSED))
@@ -87,7 +87,7 @@ def test_attention_is_fused_whatever_its_input_and_its_last_projection_are_calle
 ) -> None:
     config = coverage.rows("mlx-lm")[kind]["config"]
     loaded = prepare(*small_models.build(kind, config), kind)
-    fused = FusedLayers.of(loaded.model, loaded.dtype, loaded.context.longest)
+    fused = FusedLayers.fuse(loaded.model, loaded.dtype, loaded.context.longest)
     assert len(fused.attention) == len(loaded.layers)
     assert probe(loaded, ReferenceBackend()) < 1e-4
 
@@ -118,7 +118,7 @@ def test_half_precision_and_quantised_weights(build_model: BuildModel) -> None:
     nn.quantize(model, group_size=64, bits=4)
     loaded = prepare(model, config, "quantised")
     size, before = loaded.weight_size, dense(loaded)
-    fused = FusedLayers.of(loaded.model, loaded.dtype, loaded.context.longest)
+    fused = FusedLayers.fuse(loaded.model, loaded.dtype, loaded.context.longest)
     assert len(fused.attention) == len(fused.sharing) == len(loaded.layers)
     assert all(vars(layer)["_mlxserve_fused"].product for layer in fused.attention)
     assert loaded.weight_size == size
@@ -190,7 +190,7 @@ def test_weights_that_differ_in_kind_stay_separate_and_attention_is_fused(
         layer.self_attn.v_proj = layer.self_attn.v_proj.to_quantized(group_size=64, bits=8)
         layer.mlp.up_proj = layer.mlp.up_proj.to_quantized(group_size=64, bits=8)
     loaded = prepare(model, config, "mixed")
-    fused = FusedLayers.of(loaded.model, loaded.dtype, 512)
+    fused = FusedLayers.fuse(loaded.model, loaded.dtype, 512)
     products = [vars(layer)["_mlxserve_fused"].product for layer in fused.attention]
     assert products == [None] * len(loaded.layers)
     assert fused.sharing == []
@@ -320,7 +320,7 @@ def test_a_chunk_alone_is_called_as_mlx_lm_calls_it_where_attention_beside_state
 
     def logits_of(*cuts: tuple[LiveRequest, int, int], all_rows: bool = False) -> mx.array:
         chunks = [Chunk(r, begin, end - begin, pages[r], samples=True) for r, begin, end in cuts]
-        batch = Batch.of(chunks, 16)
+        batch = Batch.from_chunks(chunks, 16)
         return runner.logits(batch, mx.array(batch.tokens), all_rows=all_rows)
 
     # Alone, its last row and all rows; then beside a decode.

@@ -16,20 +16,20 @@ from tests.model.small_vision import image, write_vision_model
 
 
 def test_activations_grow_with_the_image_and_a_mask_with_its_square() -> None:
-    memory = TowerMemory.of((100, 100 * 7 + 100 * 100 * 2), (300, 300 * 7 + 300 * 300 * 2))
+    memory = TowerMemory.fit((100, 100 * 7 + 100 * 100 * 2), (300, 300 * 7 + 300 * 300 * 2))
     assert (memory.each, memory.pair) == (7, 2)
     assert memory.nbytes(1_000) == 1.25 * (7_000 + 2_000_000)
     assert memory.nbytes(memory.max_inputs(10_000_000)) == pytest.approx(10_000_000, rel=0.01)
 
 
 def test_what_does_not_grow_with_the_image_is_not_expected_to_shrink() -> None:
-    memory = TowerMemory.of((100, 1_000), (200, 1_400))
+    memory = TowerMemory.fit((100, 1_000), (200, 1_400))
     assert (memory.each, memory.pair) == (7, 0)
     assert memory.max_inputs(memory.nbytes(1_000)) == pytest.approx(1_000, abs=1)
 
 
 def test_images_of_one_size_need_what_was_measured() -> None:
-    memory = TowerMemory.of((100, 1_000), (100, 1_200))
+    memory = TowerMemory.fit((100, 1_000), (100, 1_200))
     assert memory.nbytes(100) == 1.25 * 1_200
 
 

@@ -22,7 +22,9 @@ def chunk(prompt: Sequence[int], start: int, end: int, first_page: int = 0) -> C
 def test_rows_of_all_chunks_are_numbered_in_their_order() -> None:
     one, other = picture(2, 3), picture(1, 4, seed=1)
     first, second = place(3, one, 2), place(1, other, 4)
-    batch = Batch.of([chunk([5, 6], 1, 2), chunk(first, 5, 11), chunk(second, 0, 5, 8)], PAGE_SIZE)
+    batch = Batch.from_chunks(
+        [chunk([5, 6], 1, 2), chunk(first, 5, 11), chunk(second, 0, 5, 8)], PAGE_SIZE
+    )
     assert batch.pictures is not None
     assert [(part.picture, part.first, part.end) for part in batch.pictures.parts] == [
         (one, 2, 6),
@@ -41,7 +43,7 @@ def test_rows_of_all_chunks_are_numbered_in_their_order() -> None:
 
 def test_an_answer_after_an_image_has_positions_and_no_rows() -> None:
     prompt = place(1, picture(2, 3), 2)
-    batch = Batch.of([chunk(prompt, 8, 9)], PAGE_SIZE)
+    batch = Batch.from_chunks([chunk(prompt, 8, 9)], PAGE_SIZE)
     assert batch.pictures is not None
     assert batch.pictures.parts == ()
     assert batch.pictures.positions is not None
@@ -49,4 +51,4 @@ def test_an_answer_after_an_image_has_positions_and_no_rows() -> None:
 
 
 def test_a_step_without_pictures_has_nothing_of_them() -> None:
-    assert Batch.of([chunk([5, 6, 7], 0, 3)], PAGE_SIZE).pictures is None
+    assert Batch.from_chunks([chunk([5, 6, 7], 0, 3)], PAGE_SIZE).pictures is None

@@ -227,7 +227,7 @@ def test_logprobs_are_returned_for_requests_that_ask_for_them(loaded: LoadedMode
 def test_logits_are_computed_for_sampling_rows_or_all_rows(loaded: LoadedModel) -> None:
     runner = runner_of(loaded)
     chunks = [chunk(request([5]), 0, 1, (1,)), chunk(request([7, 8, 9]), 0, 3, (0,))]
-    batch = Batch.of(chunks, PAGE)
+    batch = Batch.from_chunks(chunks, PAGE)
     every = np.array(runner.logits(batch, mx.array(batch.tokens), all_rows=True))
     wanted = np.array(runner.logits(batch, mx.array(batch.tokens)))
     assert every.shape == (4, loaded.vocab_size)
@@ -239,7 +239,7 @@ def test_a_head_that_cannot_be_wrapped_gives_the_same_rows(loaded: LoadedModel) 
     kv = KVPool(loaded.layers, 8, PAGE, select_backend("cpu"))
     runner = ModelRunner(replace(loaded, selector=RowSelector()), kv)  # which no head reads
     chunks = [chunk(request([5]), 0, 1, (1,)), chunk(request([7, 8, 9]), 0, 3, (0,))]
-    batch = Batch.of(chunks, PAGE)
+    batch = Batch.from_chunks(chunks, PAGE)
     found = np.array(runner.logits(batch, mx.array(batch.tokens)))
     other = np.array(runner_of(loaded).logits(batch, mx.array(batch.tokens)))
     assert np.allclose(found, other, atol=1e-5)
@@ -252,7 +252,7 @@ def test_a_failed_forward_leaves_no_rows_selected(loaded: LoadedModel) -> None:
             raise RuntimeError("out of order")
 
     kv = KVPool(loaded.layers, 8, PAGE, select_backend("cpu"))
-    batch = Batch.of([chunk(request([5, 6]), 0, 2, (1,))], PAGE)
+    batch = Batch.from_chunks([chunk(request([5, 6]), 0, 2, (1,))], PAGE)
     with pytest.raises(RuntimeError, match="out of order"):
         ModelRunner(replace(loaded, model=Failing()), kv).logits(batch, mx.array(batch.tokens))
     assert loaded.selector.rows is None

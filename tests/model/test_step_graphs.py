@@ -129,7 +129,7 @@ class Steps:
             Chunk(self._requests[at], start, end - start, _pages(at), samples=True)
             for at, start, end in step
         ]
-        batch = Batch.of(chunks, PAGE)
+        batch = Batch.from_chunks(chunks, PAGE)
         return read(self.runner.logits(batch, mx.array(batch.tokens)))
 
 
@@ -197,7 +197,7 @@ def test_a_recorded_step_of_fused_layers_equals_a_built_one(
 ) -> None:
     """Cosines and sines are those of the step's own positions, and not constants of a recording."""
     loaded = prepare(*build_model(kind, head_dim=64), "tiny")
-    fused = FusedLayers.of(loaded.model, loaded.dtype, loaded.context.longest)
+    fused = FusedLayers.fuse(loaded.model, loaded.dtype, loaded.context.longest)
     assert len(fused.attention) == len(loaded.layers)
     steps = from_the_beginning(20) if loaded.states else growing(56, 18)
     assert num_recorded(loaded, steps) >= 6

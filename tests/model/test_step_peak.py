@@ -156,7 +156,7 @@ def test_probe_and_measured_step_have_the_device_compile_every_kernel(
     loaded, backend = prepare(model, small, "half"), MetalBackend(factory)
     loaded = loaded.in_8_bits() if is_quantised else loaded
     if is_fused:
-        assert FusedLayers.of(loaded.model, loaded.dtype, 300)
+        assert FusedLayers.fuse(loaded.model, loaded.dtype, 300)
     assert probe(loaded, backend) < (0.2 if is_quantised else 3e-2)
     config = EngineConfig().with_options(
         page_size=16, max_num_batched_tokens=257, max_num_seqs=2, max_model_len=300

@@ -44,7 +44,7 @@ FOUND: dict[str, Bug] = {
     ),
     "number the rows of each image from the first": Bug(
         PictureRows,
-        "of",
+        "from_chunks",
         "num_rows += count",
         "num_rows = 0",
         test_picture_rows.test_rows_of_all_chunks_are_numbered_in_their_order,
@@ -122,7 +122,7 @@ FOUND: dict[str, Bug] = {
     ),
     "know an image by its shape": Bug(
         Picture,
-        "of",
+        "from_prompt",
         "_row_ids(key, num_rows)",
         '_row_ids(b"", num_rows)',
         test_picture.test_rows_have_ids_that_follow_from_what_the_tower_is_given,

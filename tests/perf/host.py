@@ -1,6 +1,6 @@
 """The host's part of a step on Metal: CPU time to build a step's graph, beside mlx-lm's own.
 
-    ours    Batch.of, the model over a MetalBackend, sampling          per step, nothing evaluated
+    ours    Batch.from_chunks, the model over a MetalBackend, sampling          per step, nothing evaluated
     mlx-lm  the same model over KVCache or BatchKVCache, sampling
 
 A GPU waits for this time wherever it exceeds the GPU's own, which it does with small models. Nothing
@@ -170,7 +170,7 @@ class Model:
 
         dense, paged = make(), prepare(make(), {"model_type": kind, **sizes}, "host")
         if is_fused:
-            FusedLayers.of(paged.model, mx.bfloat16, sizes["max_position_embeddings"])
+            FusedLayers.fuse(paged.model, mx.bfloat16, sizes["max_position_embeddings"])
         return cls(dense, paged)
 
     def decoding(self, num: int) -> Contenders:

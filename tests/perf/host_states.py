@@ -124,7 +124,7 @@ def _decoding(dense: nn.Module, loaded: LoadedModel, num: int) -> tuple[Steps, S
 
 def _fused_model(num_layers: int | None = None) -> LoadedModel:
     loaded = prepare(_model(num_layers), GEOMETRY, "host")
-    FusedLayers.of(loaded.model, loaded.dtype, CONTEXT)
+    FusedLayers.fuse(loaded.model, loaded.dtype, CONTEXT)
     return loaded
 
 

@@ -145,7 +145,7 @@ def predict(part: EnginePart, ids: list[int]) -> Predictions:
         chunk = Chunk(
             request, start, length, pages, samples=start + length == len(ids), state=state
         )
-        batch = Batch.of([chunk], _PAGE_SIZE)
+        batch = Batch.from_chunks([chunk], _PAGE_SIZE)
         logits = runner.logits(batch, mx.array(batch.tokens), all_rows=True).astype(mx.float32)
         following = ids[start + 1 : start + length + 1]
         logits = logits[: len(following)]  # nothing follows the last token

@@ -86,7 +86,7 @@ def test_any_sequence_of_plans_decodes_to_equal_batches(
         told, sources = decoder.decode(encoder.encode(chunks, {}))
         assert sources == {}
         assert [chunk.state for chunk in told] == [chunk.state for chunk in chunks]
-        assert_equal(Batch.of(told, PAGE_SIZE), Batch.of(chunks, PAGE_SIZE))
+        assert_equal(Batch.from_chunks(told, PAGE_SIZE), Batch.from_chunks(chunks, PAGE_SIZE))
 
 
 def assert_equal(found: Batch, wanted: Batch) -> None:

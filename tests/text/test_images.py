@@ -13,7 +13,7 @@ from mlxserve.text.template_caps import TemplateCaps, find_abilities
 from mlxserve.text.template_compat import Fitting
 from tests.text.rendering import renderer
 
-A, B = (Image.of(np.full((2, 2, 3), value, np.uint8)) for value in (1, 2))
+A, B = (Image.from_pixels(np.full((2, 2, 3), value, np.uint8)) for value in (1, 2))
 
 
 def shown(*texts_and_images: str | Image) -> list[dict[str, Any]]:

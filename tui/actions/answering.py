@@ -285,7 +285,7 @@ class Answering:
         try:
             await self._open_chat.save(message)
         except StoreError as error:
-            # The answer continues; the user is told once that it is not saved.
+            # The answer continues; one notice says that it is not saved.
             if not self._has_reported_unsaved:
                 self._has_reported_unsaved = True
                 self._window.notify(str(error), severity="error")

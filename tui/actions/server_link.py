@@ -15,7 +15,7 @@ from tui.talk.connection import ConnectOptions, Connector, ServerConnection
 from tui.talk.errors import ChatError
 from tui.widgets.window import ChatWindow
 
-_WATCH_SECONDS = 0.5  # between looks at the server's process
+_WATCH_SECONDS = 0.5  # between checks of the server's process
 # A server that exits again this soon is not restarted.
 _RESTART_SECONDS = 60.0
 

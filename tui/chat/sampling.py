@@ -74,12 +74,12 @@ class Sampling:
     def from_text(cls, text: str | None) -> Sampling:
         """Parse what `as_text` wrote; defaults for anything else."""
         try:
-            return cls.of(json.loads(text or "{}"))
+            return cls.from_values(json.loads(text or "{}"))
         except (ValueError, SamplingRefused):
             return cls()
 
     @classmethod
-    def of(cls, values: Any) -> Sampling:
+    def from_values(cls, values: Any) -> Sampling:
         """Validate names and values. Raises SamplingRefused."""
         made = cls()
         if not isinstance(values, Mapping):
@@ -101,7 +101,7 @@ def preset(file: Path, name: str) -> Sampling:
         known = f"It has: {', '.join(sections)}." if sections else "Write it in that file first."
         raise SamplingRefused(f"There is no preset [{one_line(name, 40)}] in {file}. {known}")
     try:
-        return Sampling.of(sections[name])
+        return Sampling.from_values(sections[name])
     except SamplingRefused as error:
         raise SamplingRefused(f"[{one_line(name, 40)}] in {file}: {error}") from error
 

@@ -42,12 +42,12 @@ class EngineClient:
     async def requests(self) -> list[Progress]:
         """List every live request. Raises ChatError."""
         content = await self._get("/api/v1/requests")
-        return self._read(lambda: [Progress.of(card) for card in content["data"]])
+        return self._read(lambda: [Progress.from_card(card) for card in content["data"]])
 
     async def stats(self) -> EngineStats:
         """Raises ChatError."""
         content = await self._get("/api/v1/kv/stats")
-        return self._read(lambda: EngineStats.of(content))
+        return self._read(lambda: EngineStats.from_content(content))
 
     async def page_events(self) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
         """Yield the page map's events as (kind, data) until closed. Raises ChatError."""

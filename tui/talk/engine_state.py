@@ -30,7 +30,7 @@ class Progress:
     num_pages: int = 0
 
     @classmethod
-    def of(cls, card: Mapping[str, Any]) -> Progress:
+    def from_card(cls, card: Mapping[str, Any]) -> Progress:
         """Parse a request's progress. Raises KeyError, TypeError or ValueError if malformed."""
         position = card["position"]
         return cls(
@@ -76,7 +76,7 @@ class EngineStats:
         return self.num_running > 0 or self.num_waiting > 0
 
     @classmethod
-    def of(cls, content: Mapping[str, Any]) -> EngineStats:
+    def from_content(cls, content: Mapping[str, Any]) -> EngineStats:
         """Parse the statistics. Raises KeyError, TypeError or ValueError if malformed."""
         rates, sizes = content["tokens_per_second"], content["bytes"]
         states, disk = content["recurrent_states"], content["disk_cache"]

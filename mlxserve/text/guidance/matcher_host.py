@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 MAX_KEPT = 64  # compiled grammars
-LOOK_JOBS = 16  # between two looks at the process's size, which take 40 us
+LOOK_JOBS = 16  # jobs between two checks of the process's size, which take 40 us
 KEPT_BYTES = 256 << 20  # growth of the process, beyond which the oldest grammars are dropped
 # CPU seconds that one answer's masks may take: at first, and for each token. A usual mask takes
 # 0.01 to 1 ms.

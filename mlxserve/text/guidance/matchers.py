@@ -42,7 +42,7 @@ MESSAGE_SECONDS = 0.05
 GRACE = 0.02
 _LATE_SECONDS = 1.0  # without such a wait, after a message that took longer
 _AGAIN_SECONDS = 0.002  # between two questions whether a grammar is compiled
-_MEMORY_SECONDS = 1.0  # between two looks at the process's size
+_MEMORY_SECONDS = 1.0  # between two checks of the process's size
 _BUSY_SECONDS = 60.0  # between two restarts for its size while answers are being followed
 
 

@@ -39,7 +39,7 @@ def grouped(
     copied_per_product: int = 0,
 ) -> list[list[int]]:
     """The rows of each group."""
-    found = Decodes.of(tables(sequences), window, POOL, copied_per_product)
+    found = Decodes.from_tables(tables(sequences), window, POOL, copied_per_product)
     return [group.rows for group in found.groups]
 
 
@@ -75,8 +75,11 @@ def test_short_sequences_are_gathered_and_long_ones_are_not() -> None:
 
 def test_a_sequence_in_many_short_runs_is_gathered() -> None:
     per_product = 64 * _HEADS * _DIM
-    assert Decodes.of(tables([(range(40), 640)]), None, POOL, per_product).groups[0].own is None
-    scattered = Decodes.of(tables([(range(0, 80, 2), 640)]), None, POOL, per_product)
+    assert (
+        Decodes.from_tables(tables([(range(40), 640)]), None, POOL, per_product).groups[0].own
+        is None
+    )
+    scattered = Decodes.from_tables(tables([(range(0, 80, 2), 640)]), None, POOL, per_product)
     assert scattered.groups[0].own is not None
 
 

@@ -5,7 +5,7 @@ from tui.talk.engine_state import Progress
 
 
 def progress(state: str, position: int | None = None, done: int = 0, of: int = 0) -> Progress:
-    return Progress.of(
+    return Progress.from_card(
         {
             "id": "x",
             "state": state,
