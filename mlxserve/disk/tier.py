@@ -51,7 +51,7 @@ STALL_SECONDS = 10.0  # one operation; then the disk is given up
 
 
 class DiskState(IntEnum):
-    """Whether the disk accepts requests now."""
+    """The disk's readiness for requests."""
 
     OFF = 0  # there is no disk cache
     WORKS = 1

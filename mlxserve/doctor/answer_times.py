@@ -42,7 +42,7 @@ def times(model: str, idle: float = _IDLE_SECONDS) -> Figures:
     engine, _ = build_engine(config, files)
     load = time.perf_counter() - began
     try:
-        figures = _of(engine, num_pages, idle)
+        figures = _measured(engine, num_pages, idle)
     finally:
         engine.close()
     began = time.perf_counter()
@@ -52,7 +52,7 @@ def times(model: str, idle: float = _IDLE_SECONDS) -> Figures:
     return {**figures, "load": 1e3 * load, "compile": 1e3 * max(0.0, load - again)}
 
 
-def _of(engine: Engine, num_pages: int, idle: float) -> Figures:
+def _measured(engine: Engine, num_pages: int, idle: float) -> Figures:
     first = _answer(engine)
     before = _answer(engine)
     time.sleep(idle)

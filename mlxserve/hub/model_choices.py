@@ -92,7 +92,7 @@ class Model:
 
     @property
     def good_for(self) -> str:
-        """What its context suffices for, or a hub model's popularity; empty if unknown."""
+        """The use that its context allows, or a hub model's popularity; empty if unknown."""
         if self.downloads is not None:
             return f"{'GGUF, ' * self.is_gguf}{self.downloads:,} downloads"
         tokens = self.usable_context

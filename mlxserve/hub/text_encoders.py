@@ -1,4 +1,4 @@
-"""Which models embed or rank texts instead of writing, and how, from their files.
+"""TextEncoder: how a model embeds or ranks texts instead of writing, from its files.
 
     modules.json                        sentence-transformers' list: Transformer, Pooling, Dense ..., Normalize
     1_Pooling/config.json               how the tokens' vectors become one

@@ -45,7 +45,7 @@ Activations: TypeAlias = Callable[[], AbstractContextManager[None]]  # entered f
 
 
 class Forward(Protocol):
-    """What a runner calls for each step. Lives on the engine's thread."""
+    """Computes the logits of a step's batch. Lives on the engine's thread."""
 
     def logits(self, batch: Batch, tokens: mx.array, rows: list[int] | None) -> mx.array:
         """Return (rows, vocabulary), not evaluated; `rows` None for all. `tokens`: (T,)."""

@@ -30,7 +30,7 @@ _MARK = "_mlxserve_paged"
 
 @dataclass(slots=True)
 class SeenAttention:
-    """What a dense forward of one token reveals about a model's attention."""
+    """The attention calls recorded in a dense forward of one token."""
 
     latent: set[int] = field(default_factory=set)  # ids of caches whose keys are the values, too
 

@@ -41,7 +41,7 @@ class Arguments(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateCaps:
-    """What a chat template accepts and shows.
+    """The capabilities of a chat template: the conversations that it accepts and shows.
 
     late_system: a system message after the first other one, left in its place
     user_after_result: a user message directly after a tool's result

@@ -15,7 +15,7 @@ from tui.widgets.window import ChatWindow
 
 
 class ChatStatus:
-    """What the window says about the chat. `settings` returns those to show in the header."""
+    """Shows the chat's state in the window. `settings` returns those to show in the header."""
 
     def __init__(
         self,

@@ -113,7 +113,7 @@ def check_schema(schema: object) -> None:
 
 
 def _walk(value: object) -> Iterator[tuple[dict[str, Any], int]]:
-    """Every object in the value, with its depth."""
+    """Yield every object in the value, with its depth."""
     waiting = [(value, 1)]
     while waiting:
         node, depth = waiting.pop()

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 
 class ToolChoice(StrEnum):
-    """Whether a turn may, must, or must not call a tool."""
+    """The choice of whether a turn may, must, or must not call a tool."""
 
     AUTO = "auto"  # the model decides
     NONE = "none"  # no calls; what looks like one is text
