@@ -107,7 +107,7 @@ def _names(incomplete: str, *, downloaded_only: bool) -> list[str]:
 
 
 def _offered(names: Iterable[str], incomplete: str) -> list[str]:
-    """Deduplicate names, and leave out those that a shell would execute."""
+    """Return the names that begin so, each once, without those that a shell would execute."""
     return [
         name
         for name in dict.fromkeys(names)

@@ -36,7 +36,10 @@ class ServerError(MlxServeError):
 
 
 def url_of(explicit: str | None, model: str | None = None) -> str:
-    """Return the given address, else that of the newest server that has the model."""
+    """Return the given address, else MLXSERVE_URL, else that of the newest running server.
+
+    A server that has the model goes first.
+    """
     url = explicit or os.environ.get("MLXSERVE_URL")
     if not url:
         server = newest_server(model) or newest_server()

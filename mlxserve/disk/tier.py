@@ -139,7 +139,7 @@ class DiskTier:
     ) -> int:
         """Queue (name, payload) records to be written; return how many leading ones were accepted.
 
-        Returns None while the disk accepts none. What is there already is accepted, and not written
+        Returns 0 while the disk accepts none. What is there already is accepted, and not written
         again. `used`: when each was used last, seconds since 1970; None for now. Those that are
         colder than all that is on a full disk are not written.
         """

@@ -115,7 +115,7 @@ class ChildProcess:
     def look(self, *, again: bool = False) -> None:
         """Check for a stopped or too large process.
 
-        again: only repeat a check that was due; each takes 30 us
+        again: even if the last check was a moment ago; each takes 30 us
         """
         now = time.monotonic()
         if now - self._looked_at < _LOOK_SECONDS and not again:

@@ -290,7 +290,7 @@ def _version(package: str) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Reserve ports of 127.0.0.1 for processes that listen once they have a model.
+    """Return free ports of 127.0.0.1, for processes that listen once they have a model.
 
     Until then no other process gets one of them, unless it asks for that very port. Raises OSError.
     """
