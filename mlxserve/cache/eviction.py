@@ -2,6 +2,7 @@
 
 Classes of cached pages, in the order of eviction, least recently used first within each:
 
+    lost    of no use as things are: evicted first of all
     normal
     hot     hit twice or more; at most half of the pool, so that new pages are not starved
     kept    protected until a given time, as for a conversation that will probably continue
@@ -12,7 +13,7 @@ A page is hit and kept only with the pages before it, so a prefix is never evict
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import chain, islice
 from math import inf
@@ -28,7 +29,13 @@ class EvictionOrder:
         """`hot_after`: number of hits after which a page is hot."""
         assert hot_after > 0
         self.hot_after = hot_after
-        self.classes: tuple[OrderedDict[int, None], ...] = tuple(OrderedDict() for _ in range(3))
+        # Pages with the time at which they were filed, as `clock` counts it.
+        self.lost: OrderedDict[int, int] = OrderedDict()
+        self.normal: OrderedDict[int, int] = OrderedDict()
+        self.hot: OrderedDict[int, int] = OrderedDict()
+        self.kept: OrderedDict[int, int] = OrderedDict()
+        self.classes = (self.lost, self.normal, self.hot, self.kept)
+        self.clock = 0  # counts the requests that have ended, for how long ago a page was used
         self._max_hot = num_pages // 2
         self._hits = [0] * num_pages  # of hashed pages; `_demote` lowers them
         self._kept_until: dict[int, float] = {}
@@ -38,11 +45,11 @@ class EvictionOrder:
     @property
     def num_kept(self) -> int:
         """Free pages that are protected for some time."""
-        return len(self.classes[2])
+        return len(self.kept)
 
     def is_kept_free(self, page: int) -> bool:
         """Whether it is one of `num_kept`."""
-        return page in self.classes[2]
+        return page in self.kept
 
     def is_kept(self, page: int | None) -> bool:
         """Whether it is protected for some time (`keep_until`), free or not."""
@@ -61,30 +68,35 @@ class EvictionOrder:
     def file(self, pages: Iterable[int]) -> None:
         """File free pages, in this order."""
         hits = self._hits
-        normal, hot, kept = self.classes
+        normal, hot, kept = self.normal, self.hot, self.kept
+        clock = self.clock
         for page in pages:
             if page in self._kept_until:
-                kept[page] = None
+                kept[page] = clock
             elif hits[page] < self.hot_after:
-                normal[page] = None
+                normal[page] = clock
             else:
-                hot[page] = None
+                hot[page] = clock
                 if len(hot) > self._max_hot:
                     self._demote()
 
     def _demote(self) -> None:
         """Make the least recently used hot page normal; one more hit makes it hot again."""
-        normal, hot, _ = self.classes
-        page, _ = hot.popitem(last=False)
+        page, clock = self.hot.popitem(last=False)
         self._hits[page] = self.hot_after - 1
-        normal[page] = None
+        self.normal[page] = clock
 
-    def move_to_front(self, pages: Sequence[int]) -> None:
+    def lose_unused(self, pages: Sequence[int]) -> None:
         """Evict those of these normal pages that were never hit before all others, the first one first."""
-        normal = self.classes[0]
+        self.lose([page for page in pages if page in self.normal and not self._hits[page]])
+
+    def lose(self, pages: Sequence[int]) -> None:
+        """Evict those of these pages that are here and not kept before all others, the first one first."""
         for page in reversed(pages):
-            if page in normal and not self._hits[page]:
-                normal.move_to_end(page, last=False)
+            for others in (self.normal, self.hot):
+                if page in others:
+                    self.lost[page] = others.pop(page)
+                    self.lost.move_to_end(page, last=False)
 
     def unfile(self, page: int) -> bool:
         """Remove a page, if it is here; whether it was."""
@@ -97,15 +109,14 @@ class EvictionOrder:
     def use(self, pages: Iterable[int], idle: Iterable[int]) -> None:
         """Count a hit of each page; the `idle` ones among them are here, and go."""
         # Prefixes have thousands of pages: a call for each of them would triple the time.
-        hits = self._hits
-        normal, hot, kept = self.classes
+        hits, classes = self._hits, self.classes[1:]
         for page in idle:
-            if page in kept:
-                del kept[page]
-            elif hits[page] < self.hot_after:
-                del normal[page]
+            for others in classes:
+                if page in others:
+                    del others[page]
+                    break
             else:
-                del hot[page]
+                del self.lost[page]
         for page in pages:
             hits[page] += 1
 
@@ -147,7 +158,7 @@ class EvictionOrder:
         """End the protection of those of these pages that have one."""
         for page in pages:
             self._kept_until.pop(page, None)
-        kept = self.classes[2]
+        kept = self.kept
         found = {page for page in pages if page in kept}
         # In their order in the class: scan it only if the pages are many enough to be worth it.
         for page in [page for page in kept if page in found] if found else ():
@@ -156,6 +167,20 @@ class EvictionOrder:
 
     # ---- the whole
 
+    def move(self, targets: Mapping[int, int]) -> None:
+        """These pages have other ids from now on."""
+        for pages in self.classes:
+            if not targets.keys().isdisjoint(pages):
+                moved = {targets.get(page, page): clock for page, clock in pages.items()}
+                pages.clear()
+                pages.update(moved)
+        for page, target in targets.items():
+            self._hits[target], self._hits[page] = self._hits[page], 0
+            if (until := self._kept_until.pop(page, None)) is not None:
+                self._kept_until[target] = until
+                if until < inf:
+                    heappush(self._expiries, (until, target))
+
     def grow(self, num_pages: int) -> None:
         """Have ids 0 .. `num_pages`-1 from now on, no fewer than before."""
         self._hits += [0] * (num_pages - len(self._hits))
@@ -163,7 +188,7 @@ class EvictionOrder:
 
     def check(self) -> None:
         """Audit. Raises AssertionError."""
-        normal, hot, kept = self.classes
+        normal, hot, kept = self.normal, self.hot, self.kept
         assert all(self._hits[page] < self.hot_after for page in normal), (
             "a hot page is filed as normal"
         )
@@ -172,7 +197,7 @@ class EvictionOrder:
         )
         assert len(hot) <= self._max_hot, "too many pages are hot"
         assert kept.keys() <= self._kept_until.keys(), "a kept page has no time"
-        assert not self._kept_until.keys() & (normal.keys() | hot.keys()), (
+        assert not self._kept_until.keys() & (self.lost.keys() | normal.keys() | hot.keys()), (
             "a page with a time is not filed as kept"
         )
         due = {(until, page) for page, until in self._kept_until.items() if until < inf}
@@ -185,7 +210,8 @@ class EvictionLog:
     def __init__(self, num_hashes: int, count: int = 0) -> None:
         """num_hashes: remembered at most"""
         self.num_hashes = num_hashes
-        self.count = count  # in total
+        self.count = count  # in total, those that were moved included
+        self.num_moved = 0
         self._pages: deque[int] = deque(maxlen=_MAX_REMEMBERED)
         self._hashes: OrderedDict[bytes, None] = OrderedDict()
 
@@ -195,6 +221,12 @@ class EvictionLog:
             self._hashes.popitem(last=False)
         self._pages.append(page)
         self.count += 1
+
+    def add_moved(self, page: int) -> None:
+        """What the page held is in another one: who remembers the page looks again."""
+        self._pages.append(page)
+        self.count += 1
+        self.num_moved += 1
 
     def discard(self, hash_: bytes) -> None:
         """The content is there again."""

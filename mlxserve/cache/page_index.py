@@ -118,6 +118,14 @@ class PageIndex:
                 following += filter(None, map(self.hash_of, self._children.children_of(hash_)))
         return list(seen)
 
+    def only_child_of(self, hash_: bytes) -> bool:
+        """Whether at most one page is known that follows the page with this hash."""
+        return len(list(islice(self._children.children_of(hash_), 2))) < 2
+
+    def parent_of(self, page: int) -> bytes:
+        """Hash of the page before a filed page."""
+        return self._parents[page]
+
     # ---- what is there
 
     def add(self, page: int, hash_: bytes, parent: bytes, token_ids: Sequence[int]) -> bool:
@@ -145,6 +153,17 @@ class PageIndex:
         self._hashes[page] = None
         self._parents[page] = self._tokens[page] = b""
         return hash_
+
+    def move(self, page: int, target: int) -> None:
+        """The content of a filed page is in `target` from now on, which has none."""
+        hash_, parent, tokens = self._hashes[page], self._parents[page], self._tokens[page]
+        self.remove(page)
+        assert hash_ is not None, f"page {page} has no hash"
+        self._page_of[hash_] = target
+        self._children.add(parent, target)
+        if len(tokens) < 4 * self._page_size:
+            self._tails.add(parent, target)
+        self._hashes[target], self._parents[target], self._tokens[target] = hash_, parent, tokens
 
     def grow(self, num_pages: int) -> None:
         """Have ids 0 .. `num_pages`-1 from now on, no fewer than before."""

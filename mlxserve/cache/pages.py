@@ -15,7 +15,7 @@ A page is written only by its single holder, before it is published, and only re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import IntEnum
 from itertools import chain
 
@@ -70,13 +70,13 @@ class PagePool:
     def num_free(self) -> int:
         """Pages that `allocate` can return: blank and cached ones."""
         blank = self.blank
-        num_blank = blank.opened.count + self.num_pages - blank.num_open
+        num_blank = blank.opened.count + blank.limit - blank.num_open
         return num_blank + sum(map(len, self.order.classes))
 
     @property
     def num_used(self) -> int:
         """Pages that are held or pinned."""
-        return self.num_pages - self.num_free
+        return self.blank.limit - self.num_free
 
     @property
     def num_pinned(self) -> int:
@@ -85,7 +85,7 @@ class PagePool:
     @property
     def num_hot(self) -> int:
         """Cached pages that are evicted after normal ones because they were hit often."""
-        return len(self.order.classes[1])
+        return len(self.order.hot)
 
     @property
     def num_cached(self) -> int:
@@ -95,7 +95,7 @@ class PagePool:
     @property
     def num_evicted(self) -> int:
         """Cached pages that were evicted, in total."""
-        return self.evictions.count
+        return self.evictions.count - self.evictions.num_moved
 
     def states(self) -> bytes:
         """The `PageState` of every page, a byte each.
@@ -211,7 +211,7 @@ class PagePool:
     def release_passed(self, pages: Sequence[int]) -> None:
         """As `release`; those that were never hit are evicted before all others, the first one first."""
         self.release(pages)
-        self.order.move_to_front(pages)
+        self.order.lose_unused(pages)
 
     # ---- pages that stay
 
@@ -257,10 +257,38 @@ class PagePool:
         num_first = self.blank.num_first
         num_open = num_first and min(num_first, num_pages)
         pool = PagePool(num_pages, self.page_size, self.order.hot_after, num_open)
-        pool.evictions.count = self.evictions.count
+        pool.evictions.count = self.num_evicted
         pool.num_published = self.num_published
         pool.num_duplicates = self.num_duplicates
         return pool
+
+    def lower(self, limit: int, fixed: Collection[int] = ()) -> dict[int, int]:
+        """Have only ids below `limit` from now on, evicting what is cached where that takes it.
+
+        Pages that stay move to other ids, which are returned by their old ones. `fixed` pages do not move: the
+        limit stays above them, and above the number of pages that are held or pinned.
+        """
+        blank = self.blank
+        limit = max(limit, self.num_used, 1 + max(fixed, default=-1))
+        if limit >= blank.num_open:
+            blank.lower(limit)
+            return {}
+        while blank.num_open - blank.opened.count > limit:
+            self._blank_out(self.order.pop())
+        blank_ids = blank.ids()
+        moved = [page for page in range(limit, blank.num_open) if page not in blank_ids]
+        blank.opened.cut_off(limit)
+        targets = dict(zip(moved, blank.opened.take(len(moved)), strict=True))
+        for page, target in targets.items():
+            self._ref_counts[target], self._ref_counts[page] = self._ref_counts[page], 0
+            if page in self._pin_counts:
+                self._pin_counts[target] = self._pin_counts.pop(page)
+            if self.index.hash_of(page) is not None:
+                self.index.move(page, target)
+            self.evictions.add_moved(page)
+        self.order.move(targets)
+        blank.lower(limit)
+        return targets
 
     def grow(self, num_pages: int) -> None:
         """Have `num_pages` pages, no fewer than before. Takes time in proportion to their number."""

@@ -54,6 +54,13 @@ class RunSet:
             length += self._remove(first)
         self._insert(first, length)
 
+    def cut_off(self, end: int) -> None:
+        """Remove all ids from `end` on."""
+        for first, length in [run for run in self._lengths.items() if sum(run) > end]:
+            self._remove(first)
+            if first < end:
+                self._insert(first, end - first)
+
     def runs(self) -> list[tuple[int, int]]:
         """(first id, length) of every run, in order."""
         return sorted(self._lengths.items())

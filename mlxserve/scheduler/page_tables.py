@@ -222,6 +222,7 @@ class PageTables:
         if (copy := self._copies.pop(request, None)) is not None:
             self.pool.release([copy.source])
         self.disk.use(request)
+        self.pool.order.clock += 1
         self.pool.release(request.page_table)
         request.page_table = as_page_table()
         for end in self.ends:

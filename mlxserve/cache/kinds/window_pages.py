@@ -6,7 +6,9 @@ whole window is there.
 
     passed     no later row of their request sees them: given back while it runs, evicted first of all
     expected   passed as well, but another prompt will probably continue there: where the prompt ended, or
-               a follower waits. Evicted as any other page
+               a follower waits
+    ends       the window where the prompt or the answer of a request ended, or such a place was passed. They
+               are given up whole, the one first that costs least (`Ends`)
     kept       the last window of a named prefix, or of a conversation that is about to continue: evicted
                after all others, but before a request goes without
 
@@ -18,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
+from mlxserve.cache.ends import Ends
 from mlxserve.cache.groups import Window
 from mlxserve.cache.kinds.kind import EndKind, Has, Start, Units, Uses
 from mlxserve.cache.kinds.turn_ends import ends_of
@@ -39,7 +42,10 @@ class WindowPages(EndKind):
         self.pool = pool
         self.window = window
         self.room = WindowRoom(pool, window)
-        self._ends: dict[LiveRequest, set[int]] = {}  # pages after which followers will continue
+        self.ends = Ends()
+        self.lost_ends: list[bytes] = []  # given up; full pages are of no use up to these
+        self._expected: dict[LiveRequest, set[int]] = {}  # pages after which followers continue
+        self._began: dict[LiveRequest, bytes] = {}  # the end that a request goes on from
         self._kept: dict[str, frozenset[bytes]] = {}  # the last windows of named prefixes
 
     def renewed(self, pool: PagePool) -> WindowPages:  # noqa: ARG002 (of full pages)
@@ -97,6 +103,9 @@ class WindowPages(EndKind):
         found = self.pool.index.match(hashes, request.token_ids, skip=first)
         assert len(found) == num_cached - first, f"{request.id}: a page of its window is lost"
         self.pool.retain(found)
+        if num_cached:
+            self.ends.use(hashes[-1], self.pool.order.clock)
+            self._began[request] = hashes[-1]
         request.window_first = first
         request.window_table = as_page_table([0] * first + found)
 
@@ -104,9 +113,54 @@ class WindowPages(EndKind):
         table = request.window_table
         is_first = len(table) == request.window_first
         missing = max(0, num_pages - len(table))
+        self._make_room(missing)
         pages = self.pool.allocate(missing, None if is_first else table[-1])
         assert pages is not None, "as many were free"
         request.window_table = table + as_page_table(pages)
+
+    def _make_room(self, missing: int) -> None:
+        """Give up ends until so many pages are blank or lost, as far as that goes."""
+        if missing <= self.num_spare:
+            return
+        while missing > self.num_spare:
+            cheapest = self.cheapest_end()
+            if cheapest is None:
+                # What is kept is evicted next, page by page.
+                self._evict(missing - self.num_spare)
+                return
+            self.give_up(cheapest[1])
+
+    @property
+    def num_spare(self) -> int:
+        """Pages that can be taken without giving up an end."""
+        return self.pool.blank.count + len(self.pool.order.lost)
+
+    def cheapest_end(self) -> tuple[float, bytes, int] | None:
+        """As `Ends.cheapest`."""
+        normal, hot, find = self.pool.order.normal, self.pool.order.hot, self.pool.index.find
+
+        def can_free(hash_: bytes) -> bool:
+            page = find(hash_)
+            return page in normal or page in hot
+
+        return self.ends.cheapest(self.pool.order.clock, can_free)
+
+    def give_up(self, end: bytes) -> None:
+        """Have the pages of an end evicted next, but for those that another end has."""
+        find = self.pool.index.find
+        pages = [page for page in map(find, self.ends.drop(end)) if page is not None]
+        self.pool.order.lose(pages)
+        self.lost_ends.append(end)
+
+    def _evict(self, count: int) -> None:
+        """Give up the ends of which the pages that are evicted next are a part."""
+        hash_of = self.pool.index.hash_of
+        doomed = {hash_of(page) for page in self.pool.order.first(count + len(self.pool.order.lost))}
+        self._give_up_broken(lambda hash_: hash_ in doomed)
+
+    def _give_up_broken(self, is_gone: Callable[[bytes], bool]) -> None:
+        for end in self.ends.with_any(is_gone):
+            self.give_up(end)
 
     def publish(self, request: LiveRequest, first: int, end: int, parent: bytes) -> None:
         """A duplicate stays without a hash: it is given back soon."""
@@ -123,18 +177,46 @@ class WindowPages(EndKind):
     def pass_by(self, request: LiveRequest, position: int) -> None:
         """What is needed to go on after the last full page stays: others find it there."""
         before, table = request.window_first, request.window_table
-        first = self.window.first_before(position // self.pool.page_size)
+        num_pages = position // self.pool.page_size
+        first = self.window.first_before(num_pages)
         if first <= before:
             return
         request.window_first = first
-        expected = {index for index in range(before, first) if self.is_expected(request, index)}
+        expected: set[int] = set()
+        for end in self._expected_ends(request):
+            seen = range(max(before, self.window.first_before(end)), min(first, end))
+            if seen and end <= num_pages:
+                self._add_end(request, end)
+            expected.update(seen)
         passed = [table[index] for index in range(before, first) if index not in expected]
         self.pool.release_passed(passed)
         self.pool.release([table[index] for index in sorted(expected)])
 
+    def _expected_ends(self, request: LiveRequest) -> set[int]:
+        """Numbers of its pages after which another prompt will probably continue."""
+        return ends_of(request, self.pool.page_size) | self._expected.get(request, set())
+
+    def _add_end(self, request: LiveRequest, num_pages: int) -> None:
+        """Note that others can go on after these pages of the request, if its window there is found."""
+        hashes = self.last(request.page_hashes, num_pages)
+        is_known = self.pool.index.is_known
+        if 0 < num_pages <= len(request.page_hashes) and all(map(is_known, hashes)):
+            self.ends.add(hashes, num_pages * self.pool.page_size, self.pool.order.clock)
+
     def release(self, request: LiveRequest) -> None:
-        self._ends.pop(request, None)
-        self.pool.release(held(request))
+        self._expected.pop(request, None)
+        began = self._began.pop(request, None)
+        self.pool.order.clock += 1
+        num_pages = min(request.num_computed // self.pool.page_size, len(request.page_hashes))
+        for end in {*self._expected_ends(request), num_pages}:
+            if request.window_first <= self.window.first_before(end) and end <= num_pages:
+                self._add_end(request, end)
+        if began is not None and num_pages and request.page_hashes[num_pages - 1] in self.ends:
+            self.ends.pass_by(began)
+        pages = held(request)
+        self.pool.release(pages)
+        # What no other prompt goes on from is evicted first.
+        self.pool.order.lose([page for page in pages if not self._is_of_end(page)])
         request.window_table, request.window_first = as_page_table(), 0
 
     # ---- steps
@@ -145,12 +227,11 @@ class WindowPages(EndKind):
     # ---- what is passed
 
     def expect(self, request: LiveRequest, num_pages: int) -> None:
-        self._ends.setdefault(request, set()).add(num_pages)
+        self._expected.setdefault(request, set()).add(num_pages)
 
-    def is_expected(self, request: LiveRequest, index: int) -> bool:
-        """Whether another prompt will probably need page `index` of the request."""
-        ends = ends_of(request, self.pool.page_size) | self._ends.get(request, set())
-        return any(self.window.first_before(end) <= index < end for end in ends)
+    def _is_of_end(self, page: int) -> bool:
+        hash_ = self.pool.index.hash_of(page)
+        return hash_ is not None and self.ends.has_unit(hash_)
 
     # ---- the disk
 
@@ -185,6 +266,7 @@ class WindowPages(EndKind):
         num_full = prefix.num_prompt // self.pool.page_size
         self._kept[prefix.id] = frozenset(self.last(prefix.page_hashes, num_full))
         self.pool.order.keep_until(self._known(self._kept[prefix.id]), inf)
+        self._add_end(prefix, num_full)
 
     def unpin(self, prefix_id: str) -> None:
         hashes = self._kept.pop(prefix_id, frozenset())
@@ -192,14 +274,18 @@ class WindowPages(EndKind):
 
     def keep(self, hashes: Sequence[bytes], until: float) -> None:
         """Protect the last window that is here of a prefix of cached pages with these hashes."""
-        last = self.last(hashes, self.num_usable(hashes, len(hashes)))
+        num_pages = self.num_usable(hashes, len(hashes))
+        last = self.last(hashes, num_pages)
         self.pool.order.keep_until(self._known(last), until)
+        if last:
+            self.ends.add(last, num_pages * self.pool.page_size, self.pool.order.clock)
 
     def expire(self, now: float) -> None:
         self.pool.order.expire(now)
 
     def forget(self, hashes: Iterable[bytes]) -> None:
         self.pool.forget(hashes)
+        self._give_up_broken(lambda hash_: not self.pool.index.is_known(hash_))
 
     def reset(self) -> None:
         """Forget every page but those of named prefixes. None may be held."""
@@ -208,6 +294,7 @@ class WindowPages(EndKind):
         is_done = self.pool.reset()
         assert is_done, "a page is held"
         self.pool.unpin(kept)
+        self._give_up_broken(lambda hash_: not self.pool.index.is_known(hash_))
 
     def _known(self, hashes: Iterable[bytes]) -> list[int]:
         """Pages, in an order that does not differ between two runs."""
@@ -219,7 +306,11 @@ class WindowPages(EndKind):
 
     def check(self, running: Sequence[LiveRequest], holders: Sequence[LiveRequest]) -> None:  # noqa: ARG002
         self.pool.check([held(request) for request in holders])
-        assert self._ends.keys() <= set(holders), "something is expected of no request"
+        assert self._expected.keys() <= set(holders), "something is expected of no request"
+        assert self._began.keys() <= set(holders), "an ended request goes on from an end"
+        self.ends.check()
+        broken = self.ends.with_any(lambda hash_: not self.pool.index.is_known(hash_))
+        assert not broken, "an end has lost a page of its window"
         for request in holders:
             name, table, first = request.id, request.window_table, request.window_first
             assert len(table) == max(len(request.page_table), request.disk_end), (

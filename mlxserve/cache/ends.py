@@ -1,0 +1,126 @@
+"""Ends: where conversations can be continued, and which of these places is given up first.
+
+An end is a full page after which the units of a kind are kept: the window before it, or the state after it. Full
+pages are of use only up to an end, so one end of a few units saves all the tokens before it. What an end costs is
+
+    tokens that would be computed again / units that are freed / how long ago it was used
+
+Time is counted in requests that have ended. The units of an end that another one has as well are not freed with
+it. An end within the window of a later one saves only the tokens between the two.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+# A conversation went on from it to a later end: only who edits an earlier message comes back.
+_PASSED = 0.1
+_SHARED = 2.0  # several requests have continued there
+
+
+@dataclass(slots=True)
+class End:
+    """hashes: of the pages of its window, its own last
+    num_tokens: before it
+    """
+
+    hashes: Sequence[bytes]
+    num_tokens: int
+    used: int
+    num_uses: int = 0
+    is_passed: bool = False
+
+    @property
+    def likelihood(self) -> float:
+        """How likely it is asked for, relative to another end that was used at the same time."""
+        if self.num_uses > 1:
+            return _SHARED
+        return _PASSED if self.is_passed else 1.0
+
+
+class Ends:
+    """Places by the hash of their last page."""
+
+    def __init__(self) -> None:
+        self._ends: dict[bytes, End] = {}
+        self._num_ends: Counter[bytes] = Counter()  # of each page in a window
+
+    def __contains__(self, hash_: bytes) -> bool:
+        return hash_ in self._ends
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._ends)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def add(self, hashes: Sequence[bytes], num_tokens: int, now: int) -> None:
+        """The units of these pages are there, after which a conversation of so many tokens goes on."""
+        if (end := self._ends.get(hashes[-1])) is not None:
+            end.used, end.is_passed = now, False
+            return
+        self._ends[hashes[-1]] = End(hashes, num_tokens, now)
+        self._num_ends.update(hashes)
+
+    def use(self, hash_: bytes, now: int) -> None:
+        """A request continues there; no-op if there is no such end."""
+        if (end := self._ends.get(hash_)) is not None:
+            end.used = now
+            end.num_uses += 1
+
+    def pass_by(self, hash_: bytes) -> None:
+        """The request that continued there has left a later end; no-op if there is no such end."""
+        if (end := self._ends.get(hash_)) is not None:
+            end.is_passed = True
+
+    def has_unit(self, hash_: bytes) -> bool:
+        """Whether the unit of this page belongs to an end."""
+        return hash_ in self._num_ends
+
+    def drop(self, hash_: bytes) -> list[bytes]:
+        """Give up an end: hashes of the pages that no other end has."""
+        end = self._ends.pop(hash_)
+        self._num_ends.subtract(end.hashes)
+        alone = [each for each in end.hashes if not self._num_ends[each]]
+        for each in alone:
+            del self._num_ends[each]
+        return alone
+
+    def with_any(self, is_meant: Callable[[bytes], bool]) -> list[bytes]:
+        """Ends with a page in their window that is meant."""
+        return [hash_ for hash_, end in self._ends.items() if any(map(is_meant, end.hashes))]
+
+    def cheapest(
+        self, now: int, can_free: Callable[[bytes], bool]
+    ) -> tuple[float, bytes, int] | None:
+        """(cost of a unit, end, units that are freed) of the end to give up first; None if none frees a unit.
+
+        can_free: whether the unit of a page can be freed now
+        """
+        best = None
+        for hash_, end in self._ends.items():
+            alone = [each for each in end.hashes if self._num_ends[each] == 1]
+            num_freed = sum(map(can_free, alone))
+            if num_freed:
+                cost = self._num_saved(end) * end.likelihood / num_freed / (1 + now - end.used)
+                if best is None or cost < best[0]:
+                    best = cost, hash_, num_freed
+        return best
+
+    def _num_saved(self, end: End) -> int:
+        """Tokens that would be computed again without it."""
+        for hash_ in reversed(end.hashes[:-1]):
+            if (earlier := self._ends.get(hash_)) is not None:
+                return end.num_tokens - earlier.num_tokens
+        return end.num_tokens
+
+    def clear(self) -> None:
+        self._ends.clear()
+        self._num_ends.clear()
+
+    def check(self) -> None:
+        """Audit. Raises AssertionError."""
+        counted = Counter(each for end in self._ends.values() for each in end.hashes)
+        assert counted == self._num_ends, "the pages of ends are miscounted"
