@@ -98,6 +98,13 @@ class EvictionOrder:
                     self.lost[page] = others.pop(page)
                     self.lost.move_to_end(page, last=False)
 
+    def regain(self, pages: Iterable[int]) -> None:
+        """Those of these pages that are lost are of use again."""
+        for page in pages:
+            if page in self.lost:
+                del self.lost[page]
+                self.file([page])
+
     def unfile(self, page: int) -> bool:
         """Remove a page, if it is here; whether it was."""
         for pages in self.classes:

@@ -56,7 +56,7 @@ class RunSet:
 
     def cut_off(self, end: int) -> None:
         """Remove all ids from `end` on."""
-        for first, length in [run for run in self._lengths.items() if sum(run) > end]:
+        for first in [first for first, length in self._lengths.items() if first + length > end]:
             self._remove(first)
             if first < end:
                 self._insert(first, end - first)

@@ -59,6 +59,7 @@ class Admission:
         self, config: SchedulerConfig, tables: PageTables, roster: Roster, stats: SchedulerStats
     ) -> None:
         self.max_running = config.max_num_seqs  # fewer where memory is short
+        self.starved: LiveRequest | None = None  # the first that lacked memory in the last plan
         self._config = config
         self._tables = tables
         self._pool = tables.pool
@@ -73,6 +74,7 @@ class Admission:
         What running requests have not computed of their prompts is reserved: merely checking lets
         two long prompts in together that then preempt each other (P2 in vllm#37307).
         """
+        self.starved = None
         if not self._has_place(step):
             return
         self._stats.pages_reserved = self.num_reserved()
@@ -99,6 +101,7 @@ class Admission:
                     self.count_overtaken(passed)
                 case Verdict.PASS:
                     passed.append(request)
+                    self.starved = passed[0]
                 case Verdict.DEFER:
                     self.count_deferral(request)
                 case Verdict.STOP:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlxserve.core.stats import SchedulerStats
+from mlxserve.scheduler.balance import Balance
 from mlxserve.scheduler.disk_pages import Load, Save
 from mlxserve.scheduler.page_tables import PageCopy, PageTables
 from mlxserve.scheduler.preemption import warn
@@ -25,6 +26,7 @@ class Moves:
         self.kinds = tables.kinds
         self.ends = tables.ends
         self.disk = tables.disk
+        self.balance: Balance | None = None  # where kinds share memory; has the arrays' new sizes
         self._tables = tables
         self._roster = roster
         self._stats = stats

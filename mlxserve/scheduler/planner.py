@@ -13,6 +13,7 @@ from mlxserve.core.forward_work import WorkBudget
 from mlxserve.core.stats import SchedulerStats
 from mlxserve.request import Chunk, LiveRequest, RequestState
 from mlxserve.scheduler.admission import Admission, Candidate
+from mlxserve.scheduler.balance import Balance
 from mlxserve.scheduler.drafts import MAX_DECODES, MAX_ROWS, Drafts
 from mlxserve.scheduler.limit import LimitContext, LimitReason, LimitRules, limit
 from mlxserve.scheduler.page_tables import PageTables
@@ -37,6 +38,7 @@ class StepPlanner:
         stats: SchedulerStats,
     ) -> None:
         self.admission = Admission(config, tables, roster, stats)
+        self.balance: Balance | None = None  # where kinds share memory
         self.urgency = Urgency(config, tables, roster, self.admission, preemption)
         self._rules = rules
         self._tables = tables
@@ -50,6 +52,8 @@ class StepPlanner:
         self, now: int, prefill_budget: int | None = None, work: WorkBudget | None = None
     ) -> list[Chunk]:
         """Step number `now`, as `Scheduler.schedule` says."""
+        if self.balance is not None and not self._tables.num_unread:
+            self.balance.run(now)
         first = None
         if self._roster.waiting.num_queued and not self._tables.num_unread:
             first = self.urgency.preempt_for(now)

@@ -24,6 +24,7 @@ from collections.abc import Container, Sequence
 
 from mlxserve.cache.kinds.kind import EndKind
 from mlxserve.cache.pages import PagePool
+from mlxserve.cache.shared_memory import SharedMemory
 from mlxserve.core.config import SchedulerConfig
 from mlxserve.core.errors import (
     InvalidParameter,
@@ -43,6 +44,7 @@ from mlxserve.request import (
     Resized,
     Sampled,
 )
+from mlxserve.scheduler.balance import Balance
 from mlxserve.scheduler.commit import Commit
 from mlxserve.scheduler.disk_pages import Disk
 from mlxserve.scheduler.drafts import Drafts
@@ -66,15 +68,18 @@ class Scheduler:
         disk: Disk | None = None,
         drafts: Drafts | None = None,
         ends: Sequence[EndKind] = (),
+        memory: SharedMemory | None = None,
     ) -> None:
         """
         disk: where pages are kept that leave memory; None to lose them
         drafts: what guesses tokens, by default for `speculative_tokens`. Not used where a kind does not go
             back to the last accepted token
         ends: what layers keep beside pages of `pool`
+        memory: that pages of all kinds share; None where each has its own
         """
         self.config = config
         self._disk = disk
+        self._memory = memory
         self.rules = LimitRules.of(config, pool.page_size)
         self._drafts: Drafts | None = None
         may_draft = all(end.allows_drafts for end in ends)
@@ -100,6 +105,10 @@ class Scheduler:
             config, self.rules, tables, roster, preemption, self._drafts, stats
         )
         self.planner.admission.max_running = self._max_running
+        if self._memory is not None:
+            admission = self.planner.admission
+            self.planner.balance = Balance(self._memory, tables, roster, admission)
+            self.moves.balance = self.planner.balance
         self._commit = Commit(tables, roster, self.planner.admission, self._drafts, stats)
 
     @property
@@ -197,6 +206,9 @@ class Scheduler:
     def must_read(self) -> bool:
         """Whether the unread step has to be read before the next plan."""
         if self.preemption.might_preempt():
+            return True
+        balance = self.planner.balance
+        if balance is not None and balance.is_wanted(self.num_steps + 1):
             return True
         if self.roster.waiting.num_queued and self.planner.urgency.wants_read(self.num_steps + 1):
             return True

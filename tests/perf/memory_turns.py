@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 from mlxserve.bench.report import Figure, Note, Report
-from mlxserve.cache.groups import Window, split
+from mlxserve.cache.groups import Window
+from mlxserve.cache.kinds.full_pages import FullPages
 from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.pages import PagePool
+from mlxserve.cache.shared_memory import SharedMemory, most_pages
 from mlxserve.core.config import SchedulerConfig
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.request import Request, RequestState, Sampled
@@ -31,6 +33,7 @@ WINDOW = Window(1024, PAGE_SIZE)
 # Gemma 4 26B in 16 bits: 5 layers that see everything (2 heads of 512), 25 with a window (8 heads of 256).
 TOKEN_BYTES, WINDOW_TOKEN_BYTES = 5 * 2 * 512 * 2 * 2, 25 * 8 * 256 * 2 * 2
 NEW_TEXT, ANSWER, ROUNDS = 300, 60, 5
+_NUM_OPEN = 64  # pages that have memory from the start
 _SIDE = 600  # tokens of a short prompt
 _LONG_ANSWER = 1000
 _STEPS = 100_000  # more than any run has
@@ -49,18 +52,22 @@ class Memory:
         if not self.has_windows:
             pool = PagePool(self.nbytes // (PAGE_SIZE * TOKEN_BYTES), PAGE_SIZE)
             return Scheduler(_config(pool), pool)
-        num_pages, num_window_pages = split(
+        page_bytes = {
+            FullPages.name: PAGE_SIZE * TOKEN_BYTES,
+            WindowPages.name: PAGE_SIZE * WINDOW_TOKEN_BYTES,
+        }
+        num_pages, num_window_pages = most_pages(
             self.nbytes,
-            PAGE_SIZE * TOKEN_BYTES,
-            PAGE_SIZE * WINDOW_TOKEN_BYTES,
+            page_bytes[FullPages.name],
+            page_bytes[WindowPages.name],
             WINDOW,
-            longest=LONGEST,
             num_seqs=options.max_num_seqs,
             step_tokens=options.step_budget,
         )
-        pool = PagePool(num_pages, PAGE_SIZE)
-        ends = [WindowPages(PagePool(num_window_pages, PAGE_SIZE), WINDOW)]
-        return Scheduler(_config(pool), pool, ends=ends)
+        pool = PagePool(num_pages, PAGE_SIZE, num_open=_NUM_OPEN)
+        windows = PagePool(num_window_pages, PAGE_SIZE, num_open=_NUM_OPEN)
+        ends, memory = [WindowPages(windows, WINDOW)], SharedMemory(self.nbytes, page_bytes)
+        return Scheduler(_config(pool), pool, ends=ends, memory=memory)
 
     @property
     def longest(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlxserve.cache.kinds.kind import Has, Units, Uses
+from mlxserve.cache.kinds.lending import FullLending, Lending
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import LiveRequest
 
@@ -19,6 +20,7 @@ class FullPages:
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
+        self.lending: Lending = FullLending(pool, self.name)
         self.has = pool.index.is_known
         self.unit_of = pool.index.page_of
 

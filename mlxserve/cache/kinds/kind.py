@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, Self, TypeVar
 
+from mlxserve.cache.kinds.lending import Lending
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import CacheMiss, Chunk, LiveRequest
 
@@ -63,6 +64,10 @@ class UnitKind(Protocol):
     @property
     def name(self) -> str:
         """Name of the kind, by which the runner and the disk know it."""
+
+    @property
+    def lending(self) -> Lending | None:
+        """What its pages are worth; None if its units are no pages."""
 
     def has(self, hash_: bytes, /) -> bool:
         """Whether the unit with this hash is in memory."""
@@ -133,6 +138,7 @@ class EndKind(ABC):
     allows_drafts = True  # rows of rejected tokens can be written again
     pool: PagePool | None = None  # pages of its own, if its units are pages
     room: Room = Room()
+    lending: Lending | None = None  # where its units are pages of memory that it may share
     names_units = False  # its units are named by `plan` and `load`, and dropped by these names
 
     @abstractmethod

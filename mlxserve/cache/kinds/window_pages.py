@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
-from mlxserve.cache.ends import Ends
 from mlxserve.cache.groups import Window
 from mlxserve.cache.kinds.kind import EndKind, Has, Start, Units, Uses
 from mlxserve.cache.kinds.turn_ends import ends_of
+from mlxserve.cache.kinds.window_ends import WindowEnds
 from mlxserve.cache.kinds.window_room import WindowRoom, held
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import CacheMiss, Chunk, LiveRequest, as_page_table
@@ -42,10 +42,8 @@ class WindowPages(EndKind):
         self.pool = pool
         self.window = window
         self.room = WindowRoom(pool, window)
-        self.ends = Ends()
-        self.lost_ends: list[bytes] = []  # given up; full pages are of no use up to these
+        self.lending = self.ends = WindowEnds(pool, window)
         self._expected: dict[LiveRequest, set[int]] = {}  # pages after which followers continue
-        self._began: dict[LiveRequest, bytes] = {}  # the end that a request goes on from
         self._kept: dict[str, frozenset[bytes]] = {}  # the last windows of named prefixes
 
     def renewed(self, pool: PagePool) -> WindowPages:  # noqa: ARG002 (of full pages)
@@ -104,8 +102,7 @@ class WindowPages(EndKind):
         assert len(found) == num_cached - first, f"{request.id}: a page of its window is lost"
         self.pool.retain(found)
         if num_cached:
-            self.ends.use(hashes[-1], self.pool.order.clock)
-            self._began[request] = hashes[-1]
+            self.ends.begin(request, hashes[-1])
         request.window_first = first
         request.window_table = as_page_table([0] * first + found)
 
@@ -113,54 +110,10 @@ class WindowPages(EndKind):
         table = request.window_table
         is_first = len(table) == request.window_first
         missing = max(0, num_pages - len(table))
-        self._make_room(missing)
+        self.ends.make_room(missing)
         pages = self.pool.allocate(missing, None if is_first else table[-1])
         assert pages is not None, "as many were free"
         request.window_table = table + as_page_table(pages)
-
-    def _make_room(self, missing: int) -> None:
-        """Give up ends until so many pages are blank or lost, as far as that goes."""
-        if missing <= self.num_spare:
-            return
-        while missing > self.num_spare:
-            cheapest = self.cheapest_end()
-            if cheapest is None:
-                # What is kept is evicted next, page by page.
-                self._evict(missing - self.num_spare)
-                return
-            self.give_up(cheapest[1])
-
-    @property
-    def num_spare(self) -> int:
-        """Pages that can be taken without giving up an end."""
-        return self.pool.blank.count + len(self.pool.order.lost)
-
-    def cheapest_end(self) -> tuple[float, bytes, int] | None:
-        """As `Ends.cheapest`."""
-        normal, hot, find = self.pool.order.normal, self.pool.order.hot, self.pool.index.find
-
-        def can_free(hash_: bytes) -> bool:
-            page = find(hash_)
-            return page in normal or page in hot
-
-        return self.ends.cheapest(self.pool.order.clock, can_free)
-
-    def give_up(self, end: bytes) -> None:
-        """Have the pages of an end evicted next, but for those that another end has."""
-        find = self.pool.index.find
-        pages = [page for page in map(find, self.ends.drop(end)) if page is not None]
-        self.pool.order.lose(pages)
-        self.lost_ends.append(end)
-
-    def _evict(self, count: int) -> None:
-        """Give up the ends of which the pages that are evicted next are a part."""
-        hash_of = self.pool.index.hash_of
-        doomed = {hash_of(page) for page in self.pool.order.first(count + len(self.pool.order.lost))}
-        self._give_up_broken(lambda hash_: hash_ in doomed)
-
-    def _give_up_broken(self, is_gone: Callable[[bytes], bool]) -> None:
-        for end in self.ends.with_any(is_gone):
-            self.give_up(end)
 
     def publish(self, request: LiveRequest, first: int, end: int, parent: bytes) -> None:
         """A duplicate stays without a hash: it is given back soon."""
@@ -186,7 +139,7 @@ class WindowPages(EndKind):
         for end in self._expected_ends(request):
             seen = range(max(before, self.window.first_before(end)), min(first, end))
             if seen and end <= num_pages:
-                self._add_end(request, end)
+                self.ends.add(request.page_hashes, end)
             expected.update(seen)
         passed = [table[index] for index in range(before, first) if index not in expected]
         self.pool.release_passed(passed)
@@ -196,27 +149,18 @@ class WindowPages(EndKind):
         """Numbers of its pages after which another prompt will probably continue."""
         return ends_of(request, self.pool.page_size) | self._expected.get(request, set())
 
-    def _add_end(self, request: LiveRequest, num_pages: int) -> None:
-        """Note that others can go on after these pages of the request, if its window there is found."""
-        hashes = self.last(request.page_hashes, num_pages)
-        is_known = self.pool.index.is_known
-        if 0 < num_pages <= len(request.page_hashes) and all(map(is_known, hashes)):
-            self.ends.add(hashes, num_pages * self.pool.page_size, self.pool.order.clock)
-
     def release(self, request: LiveRequest) -> None:
         self._expected.pop(request, None)
-        began = self._began.pop(request, None)
         self.pool.order.clock += 1
         num_pages = min(request.num_computed // self.pool.page_size, len(request.page_hashes))
         for end in {*self._expected_ends(request), num_pages}:
             if request.window_first <= self.window.first_before(end) and end <= num_pages:
-                self._add_end(request, end)
-        if began is not None and num_pages and request.page_hashes[num_pages - 1] in self.ends:
-            self.ends.pass_by(began)
+                self.ends.add(request.page_hashes, end)
+        self.ends.leave(request, num_pages)
         pages = held(request)
         self.pool.release(pages)
         # What no other prompt goes on from is evicted first.
-        self.pool.order.lose([page for page in pages if not self._is_of_end(page)])
+        self.pool.order.lose([page for page in pages if not self.ends.has_page(page)])
         request.window_table, request.window_first = as_page_table(), 0
 
     # ---- steps
@@ -228,10 +172,6 @@ class WindowPages(EndKind):
 
     def expect(self, request: LiveRequest, num_pages: int) -> None:
         self._expected.setdefault(request, set()).add(num_pages)
-
-    def _is_of_end(self, page: int) -> bool:
-        hash_ = self.pool.index.hash_of(page)
-        return hash_ is not None and self.ends.has_unit(hash_)
 
     # ---- the disk
 
@@ -266,7 +206,7 @@ class WindowPages(EndKind):
         num_full = prefix.num_prompt // self.pool.page_size
         self._kept[prefix.id] = frozenset(self.last(prefix.page_hashes, num_full))
         self.pool.order.keep_until(self._known(self._kept[prefix.id]), inf)
-        self._add_end(prefix, num_full)
+        self.ends.add(prefix.page_hashes, num_full)
 
     def unpin(self, prefix_id: str) -> None:
         hashes = self._kept.pop(prefix_id, frozenset())
@@ -277,15 +217,14 @@ class WindowPages(EndKind):
         num_pages = self.num_usable(hashes, len(hashes))
         last = self.last(hashes, num_pages)
         self.pool.order.keep_until(self._known(last), until)
-        if last:
-            self.ends.add(last, num_pages * self.pool.page_size, self.pool.order.clock)
+        self.ends.add(hashes, num_pages)
 
     def expire(self, now: float) -> None:
         self.pool.order.expire(now)
 
     def forget(self, hashes: Iterable[bytes]) -> None:
         self.pool.forget(hashes)
-        self._give_up_broken(lambda hash_: not self.pool.index.is_known(hash_))
+        self.ends.give_up_broken()
 
     def reset(self) -> None:
         """Forget every page but those of named prefixes. None may be held."""
@@ -294,7 +233,7 @@ class WindowPages(EndKind):
         is_done = self.pool.reset()
         assert is_done, "a page is held"
         self.pool.unpin(kept)
-        self._give_up_broken(lambda hash_: not self.pool.index.is_known(hash_))
+        self.ends.give_up_broken()
 
     def _known(self, hashes: Iterable[bytes]) -> list[int]:
         """Pages, in an order that does not differ between two runs."""
@@ -307,10 +246,7 @@ class WindowPages(EndKind):
     def check(self, running: Sequence[LiveRequest], holders: Sequence[LiveRequest]) -> None:  # noqa: ARG002
         self.pool.check([held(request) for request in holders])
         assert self._expected.keys() <= set(holders), "something is expected of no request"
-        assert self._began.keys() <= set(holders), "an ended request goes on from an end"
-        self.ends.check()
-        broken = self.ends.with_any(lambda hash_: not self.pool.index.is_known(hash_))
-        assert not broken, "an end has lost a page of its window"
+        self.ends.check(holders)
         for request in holders:
             name, table, first = request.id, request.window_table, request.window_first
             assert len(table) == max(len(request.page_table), request.disk_end), (

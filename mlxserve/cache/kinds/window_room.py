@@ -9,6 +9,10 @@ from mlxserve.cache.kinds.kind import Room
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import LiveRequest, PageTable
 
+# Beyond its window, pages for which a prompt in chunks gives up what others could go on from: chunks of fewer
+# rows take longer for a token.
+CHUNK_PAGES = 16
+
 
 def held(request: LiveRequest) -> PageTable:
     """Pages of its window that the request holds."""
@@ -32,12 +36,12 @@ class WindowRoom(Room):
         return num_pages - len(request.window_table) <= self._pool.num_free
 
     def max_pages(self, request: LiveRequest) -> int:
-        """A large chunk takes no pages that are kept."""
+        """A large chunk takes no pages that are kept, and few of those that others could go on from."""
         num_pages = len(request.window_table)
         num_held = num_pages - request.window_first
-        return num_pages + self._num_growable(
-            num_held, self._pool.num_free, self._pool.order.num_kept
-        )
+        num_spare = self._pool.blank.count + len(self._pool.order.lost)
+        num_kept = self._pool.order.num_kept
+        return num_pages + self._num_growable(num_held, self._pool.num_free, num_kept, num_spare)
 
     # ---- of a request that waits
 
@@ -52,7 +56,9 @@ class WindowRoom(Room):
         num_free = self._num_free_for(running)
         found = self._found(request, num_cached)
         num_kept = self._pool.order.num_kept - sum(map(self._pool.order.is_kept_free, found))
-        return self._num_growable(len(found), num_free - self._pool.num_idle(found), num_kept)
+        num_spare = self._pool.blank.count + len(self._pool.order.lost)
+        num_free -= self._pool.num_idle(found)
+        return self._num_growable(len(found), num_free, num_kept, num_spare)
 
     def can_read(self, running: Sequence[LiveRequest]) -> bool:
         return self._num_free_for(running) >= self._window.num_held
@@ -71,8 +77,10 @@ class WindowRoom(Room):
         found = self._found(request, num_cached)
         return min(num_missing, self._window.num_held - len(found)) + self._pool.num_idle(found)
 
-    def _num_growable(self, num_held: int, num_free: int, num_kept: int) -> int:
-        return min(num_free, max(self._window.num_held - num_held, num_free - num_kept))
+    def _num_growable(self, num_held: int, num_free: int, num_kept: int, num_spare: int) -> int:
+        needed = self._window.num_held - num_held
+        unkept = max(self._window.num_held - num_held, num_free - num_kept)
+        return min(num_free, unkept, max(needed + CHUNK_PAGES, num_spare))
 
     def _found(self, request: LiveRequest, num_cached: int) -> list[int]:
         """The pages that it would find if it began after `num_cached` pages."""

@@ -1,0 +1,130 @@
+"""WindowEnds: the windows that conversations can go on from, and which of them is given up first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+
+from mlxserve.cache.ends import Ends
+from mlxserve.cache.groups import Window
+from mlxserve.cache.kinds.lending import Lending
+from mlxserve.cache.kinds.window_room import CHUNK_PAGES, held
+from mlxserve.cache.pages import PagePool
+from mlxserve.request import LiveRequest, PageTable, as_page_table
+
+
+class WindowEnds(Lending):
+    """Over the pool of the windows. A window is given up whole, and its pages are evicted next."""
+
+    name = "windows"
+
+    def __init__(self, pool: PagePool, window: Window) -> None:
+        self.pool = pool
+        self.lost: list[bytes] = []  # ends that were given up: full pages are of no use up to these
+        self._window = window
+        self._ends = Ends()
+        self._began: dict[LiveRequest, bytes] = {}  # the end that a request goes on from
+        self.num_fewest = window.num_held
+        self.num_at_start = min(pool.num_pages, 2 * window.num_held)
+
+    def __contains__(self, hash_: bytes) -> bool:
+        return hash_ in self._ends
+
+    # ---- ends come
+
+    def begin(self, request: LiveRequest, hash_: bytes) -> None:
+        """The request goes on after the page of this hash."""
+        self._ends.use(hash_, self.pool.order.clock)
+        self._began[request] = hash_
+
+    def add(self, hashes: Sequence[bytes], num_pages: int) -> None:
+        """Others can go on after the first `num_pages` pages with these hashes, if their window is there."""
+        last = hashes[self._window.first_before(num_pages) : num_pages]
+        if 0 < num_pages <= len(hashes) and all(map(self.pool.index.is_known, last)):
+            self._ends.add(last, num_pages * self.pool.page_size, self.pool.order.clock)
+            self.pool.order.regain(map(self.pool.index.page_of, last))
+
+    def leave(self, request: LiveRequest, num_pages: int) -> None:
+        """The request has given its pages back, of which the first `num_pages` are computed."""
+        began = self._began.pop(request, None)
+        if began is not None and num_pages and request.page_hashes[num_pages - 1] in self._ends:
+            self._ends.pass_by(began)
+
+    def has_page(self, page: int) -> bool:
+        """Whether the page belongs to an end."""
+        hash_ = self.pool.index.hash_of(page)
+        return hash_ is not None and self._ends.has_unit(hash_)
+
+    # ---- ends go
+
+    def make_room(self, count: int) -> None:
+        while count > self.num_spare:
+            cheapest = self._cheapest()
+            if cheapest is None:
+                # What is kept is evicted next, page by page.
+                self._give_up_before(count - self.num_spare)
+                return
+            self._give_up(cheapest[1])
+
+    def next_cost(self) -> float:
+        if self.pool.order.lost:
+            return 0.0
+        cheapest = self._cheapest()
+        return inf if cheapest is None else cheapest[0]
+
+    def _cheapest(self) -> tuple[float, bytes, int] | None:
+        normal, hot, find = self.pool.order.normal, self.pool.order.hot, self.pool.index.find
+
+        def can_free(hash_: bytes) -> bool:
+            page = find(hash_)
+            return page in normal or page in hot
+
+        return self._ends.cheapest(self.pool.order.clock, can_free)
+
+    def _give_up(self, end: bytes) -> None:
+        """Have the pages of an end evicted next, but for those that another end has."""
+        find = self.pool.index.find
+        pages = [page for page in map(find, self._ends.drop(end)) if page is not None]
+        self.pool.order.lose(pages)
+        self.lost.append(end)
+
+    def _give_up_before(self, num_evicted: int) -> None:
+        """Give up the ends that have one of the pages that are evicted next."""
+        order, hash_of = self.pool.order, self.pool.index.hash_of
+        doomed = set(map(hash_of, order.first(num_evicted + len(order.lost))))
+        self._give_up_where(doomed.__contains__)
+
+    def give_up_broken(self) -> None:
+        """Give up the ends of which a page was forgotten."""
+        self._give_up_where(lambda hash_: not self.pool.index.is_known(hash_))
+
+    def _give_up_where(self, is_meant: Callable[[bytes], bool]) -> None:
+        for end in self._ends.with_any(is_meant):
+            self._give_up(end)
+
+    def check(self, holders: Sequence[LiveRequest]) -> None:
+        """Audit. Raises AssertionError."""
+        assert self._began.keys() <= set(holders), "an ended request goes on from an end"
+        self._ends.check()
+        broken = self._ends.with_any(lambda hash_: not self.pool.index.is_known(hash_))
+        assert not broken, "an end has lost a page of its window"
+
+    # ---- memory that is shared
+
+    def table(self, request: LiveRequest) -> PageTable:
+        return held(request)
+
+    def rename(self, request: LiveRequest, targets: Mapping[int, int]) -> None:
+        first = request.window_first
+        renamed = [targets.get(page, page) for page in held(request)]
+        request.window_table = request.window_table[:first] + as_page_table(renamed)
+
+    def num_left(self, request: LiveRequest) -> int:
+        left = -(-request.prefill_end // self.pool.page_size) - len(request.window_table)
+        most = self._window.num_held + CHUNK_PAGES - len(held(request))
+        return max(0, min(left, most))
+
+    def num_first(self, request: LiveRequest, num_cached: int) -> int:
+        missing = -(-len(request.token_ids) // self.pool.page_size) - num_cached
+        found = num_cached - self._window.first_before(num_cached)
+        return min(missing, self._window.num_held + CHUNK_PAGES - found)

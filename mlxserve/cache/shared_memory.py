@@ -1,0 +1,35 @@
+"""SharedMemory: the bytes that pages of several kinds share, and how many of each kind there can be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mlxserve.cache.groups import Window, num_in, wanted
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """nbytes: of the pages of all kinds together
+    page_bytes: of a page of each kind, by the kind's name
+    """
+
+    nbytes: int
+    page_bytes: Mapping[str, int]
+
+
+def most_pages(
+    nbytes: int,
+    page_bytes: int,
+    window_page_bytes: int,
+    window: Window,
+    *,
+    num_seqs: int,
+    step_tokens: int,
+) -> tuple[int, int]:
+    """(pages, window pages) that there can be at most in so many bytes, each with what one request needs of the
+    other kind. Either number may be too small to serve anything."""
+    num_pages = num_in(nbytes - window.num_held * window_page_bytes, page_bytes)
+    left = nbytes - window.num_held * page_bytes
+    most = wanted(window, num_seqs, step_tokens)
+    return max(0, num_pages), min(most, num_in(max(0, left), window_page_bytes))
