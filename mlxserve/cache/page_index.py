@@ -118,7 +118,7 @@ class PageIndex:
                 following += filter(None, map(self.hash_of, self._children.children_of(hash_)))
         return list(seen)
 
-    def only_child_of(self, hash_: bytes) -> bool:
+    def is_followed_by_one(self, hash_: bytes) -> bool:
         """Whether at most one page is known that follows the page with this hash."""
         return len(list(islice(self._children.children_of(hash_), 2))) < 2
 

@@ -54,26 +54,30 @@ class Balance:
     def __init__(
         self, memory: SharedMemory, tables: PageTables, roster: Roster, admission: Admission
     ) -> None:
-        self._memory = memory
+        self.memory = memory
         self._tables = tables
         self._roster = roster
         self._admission = admission
         self._kinds = [kind.lending for kind in tables.kinds if kind.lending is not None]
         self._resizes: list[Resize] = []
+        self.has_prompts = False  # whether the last plan had some, or left them for later
         full, *others = self._kinds
+        left = memory.nbytes - full.num_fewest * self._bytes(full)
         for kind in others:
-            kind.pool.blank.lower(kind.num_at_start)
-        full.pool.blank.limit = 0
-        full.pool.blank.limit = min(full.pool.num_pages, self._num_left // self._bytes(full))
-        assert full.pool.blank.num_open <= full.pool.blank.limit, "pages are open beyond the limit"
+            most = max(kind.num_fewest, left // self._bytes(kind))
+            kind.pool.lower(min(kind.num_at_start, most))
+            left -= kind.pool.blank.limit * self._bytes(kind)
+        left += full.num_fewest * self._bytes(full)
+        full.pool.lower(min(full.pool.num_pages, left // self._bytes(full)))
+        assert self._num_left >= 0, "not even one request would go on"
 
     def _bytes(self, kind: Lending) -> int:
-        return self._memory.page_bytes[kind.name]
+        return self.memory.page_bytes[kind.name]
 
     @property
     def _num_left(self) -> int:
         """Bytes that no kind has."""
-        return self._memory.nbytes - sum(
+        return self.memory.nbytes - sum(
             kind.pool.blank.limit * self._bytes(kind) for kind in self._kinds
         )
 
@@ -86,24 +90,33 @@ class Balance:
         """Whether memory moves before plan number `now`, if no step is unread then."""
         return self._next(now) is not None
 
-    def run(self, now: int) -> None:
-        """Move memory where plan number `now` wants it. No step may be unread."""
+    def run(self, now: int) -> bool:
+        """Move memory where plan number `now` wants it; whether any was. No step may be unread."""
         assert not self._tables.num_unread, "an unread step uses pages"
-        for _ in self._kinds:
-            transfer = self._next(now)
-            if transfer is None:
-                return
+        for kind in self._kinds:
+            for end in kind.pop_lost():
+                self._lose_around(end)
+        num_moved = 0
+        while num_moved < len(self._kinds) and (transfer := self._next(now)) is not None:
             self._tables.release_unused()
             self._move(transfer)
+            num_moved += 1
+        return num_moved > 0
 
     def check(self) -> None:
         """Audit. Raises AssertionError."""
         assert self._num_left >= 0, "the kinds have more memory than they share"
+        for kind in self._kinds:
+            assert kind.pool.blank.limit >= kind.num_fewest, (
+                f"not even one request goes on: {kind.name}"
+            )
 
     # ---- decides
 
     def _next(self, now: int) -> _Transfer | None:
         """The next transfer; None if the kinds have what they need, or cannot get it."""
+        if self._is_at_rest():
+            return None
         transfer = self._for_starved()
         for taker in self._kinds if transfer is None else ():
             num_wanted = self._num_wanted(taker, now)
@@ -122,6 +135,13 @@ class Balance:
                 if count > 0:
                     transfer = _Transfer(giver, taker, count)
         return transfer
+
+    def _is_at_rest(self) -> bool:
+        """Whether there are answers only, and pages for them that nobody misses."""
+        running = self._roster.running
+        if self.has_prompts or self._roster.waiting.num_queued:
+            return False
+        return all(kind.num_spare >= len(running) for kind in self._kinds)
 
     def _for_starved(self) -> _Transfer | None:
         """For the request that lacked memory in the last plan, if it begins with this."""
@@ -177,6 +197,30 @@ class Balance:
         most = max(0, min(most, giver.pool.blank.limit - giver.num_fewest))
         nbytes = most * self._bytes(giver) + self._num_left
         return max(0, min(count, nbytes // self._bytes(taker)))
+
+    def _lose_around(self, end: bytes) -> None:
+        """A place where a conversation went on is gone: evict the full pages that are of no use without it first,
+        those that follow it and those that lead to it alone."""
+        pool = self._kinds[0].pool
+        index, order = pool.index, pool.order
+        following = index.with_following([end])
+        if any(map(self._has_end, following)):
+            return
+        pages = [page for page in map(index.find, reversed(following)) if page is not None]
+        page = index.find(end)
+        while page is not None:
+            parent = index.parent_of(page)
+            page = index.find(parent)
+            is_free = page in order.normal or page in order.hot
+            if page is None or not is_free or self._has_end(parent):
+                break
+            if not index.is_followed_by_one(parent):
+                break
+            pages.append(page)
+        order.lose(pages)
+
+    def _has_end(self, hash_: bytes) -> bool:
+        return any(kind.has_end(hash_) for kind in self._kinds)
 
     # ---- moves
 

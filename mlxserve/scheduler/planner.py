@@ -64,13 +64,22 @@ class StepPlanner:
         self._stats.sched_budget_tokens = step.allowed
         for request in sorted(step.prompts, key=order):
             self._plan_prefill(request, step)
+        if self.balance is not None:
+            self.balance.has_prompts = bool(step.prompts)
         if not step.has_preempted:
             for look in self.admission.choose(step, now, first):
                 self._start(look, step)
+            if self.balance is not None and self._is_stuck(step) and self.balance.run(now):
+                for look in self.admission.choose(step, now, first):
+                    self._start(look, step)
         if self._drafts is not None:
             self._plan_drafts(step, self._drafts)
         assert step.budget >= 0, "the step is overdrawn"
         return self._launch(step)
+
+    def _is_stuck(self, step: Step) -> bool:
+        """Whether nothing is planned, because a request lacks pages of one kind."""
+        return self.admission.starved is not None and step.is_empty and step.may_preempt
 
     def _context(self) -> LimitContext:
         """Of the requests that might use the step: those that run, and those in the queue that find

@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Sequence
+from dataclasses import replace
 
+from mlxserve.cache.kinds.full_pages import FullPages
 from mlxserve.cache.kinds.kind import EndKind
 from mlxserve.cache.pages import PagePool
 from mlxserve.cache.shared_memory import SharedMemory
@@ -280,8 +282,13 @@ class Scheduler:
         pinned = [LiveRequest(asked) for name, asked in prefixes.items() if name not in ids]
         self.page_tables.capacity.refuse_resize(num_pages, self.roster.live, pinned)
         num_preempted = num_forgotten = 0
+        if self._memory is not None:
+            more = (num_pages - self.pool.num_pages) * self._memory.page_bytes[FullPages.name]
+            self._memory = replace(self._memory, nbytes=self._memory.nbytes + more)
         if num_pages >= self.pool.num_pages:
             self.page_tables.grow_pool(num_pages)
+            if self.planner.balance is not None and self._memory is not None:
+                self.planner.balance.memory = self._memory
         else:
             num_preempted = self.preemption.preempt_to(0)
             num_forgotten = self.pool.num_cached
@@ -361,6 +368,8 @@ class Scheduler:
         self.page_tables.check(list(self.roster.running.values()))
         self.page_tables.pins.check(live)
         self.roster.check()
+        if self.planner.balance is not None:
+            self.planner.balance.check()
         for request in live:
             has_room = len(request.token_ids) < self.page_tables.capacity.of(request)
             assert has_room, f"{request.id} has no room to grow"

@@ -19,10 +19,12 @@ import pytest
 
 from mlxserve.cache.groups import Window
 from mlxserve.cache.hashing import extend_hashes, page_hash
+from mlxserve.cache.kinds.full_pages import FullPages
 from mlxserve.cache.kinds.kind import EndKind, Uses
 from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.pages import PagePool
+from mlxserve.cache.shared_memory import SharedMemory
 from mlxserve.core.config import PageTail, SchedulerConfig
 from mlxserve.core.errors import MlxServeError
 from mlxserve.core.forward_work import WorkBudget
@@ -43,6 +45,7 @@ from mlxserve.request import (
     Sampled,
 )
 from mlxserve.scheduler.admission import MAX_CANDIDATES
+from mlxserve.scheduler.balance import Resize
 from mlxserve.scheduler.disk_pages import Load
 from mlxserve.scheduler.drafts import MAX_DECODES, Drafts
 from mlxserve.scheduler.page_tables import PageCopy
@@ -65,6 +68,17 @@ def advance(prefix: int, token_id: int) -> int:
 def next_token(prefix: int) -> int:
     """The fake model: greedy, and a function of the whole prefix."""
     return prefix // 7 % VOCAB
+
+
+def move_slots(slots: dict[int, tuple[bytes, int]], resize: Resize, page_size: int) -> None:
+    """Copy pages, and forget those that have no memory any more."""
+    for source, target in zip(resize.sources, resize.targets, strict=True):
+        for offset in range(page_size):
+            slots.pop(target * page_size + offset, None)
+            if (held := slots.get(source * page_size + offset)) is not None:
+                slots[target * page_size + offset] = held
+    for slot in [slot for slot in slots if slot >= resize.num_pages * page_size]:
+        del slots[slot]
 
 
 def name_of(token_ids: Sequence[int]) -> int:
@@ -174,6 +188,7 @@ class GhostEngine:
     promises: dict[LiveRequest, int] = field(default_factory=dict)  # tokens it may have in any case
     num_computed: int = 0
     num_copied: int = 0  # pages
+    num_resized: int = 0  # arrays that became smaller
     planned: bool = True  # whether the last plan had a chunk
     states: GhostStates = field(init=False)
     windows: GhostWindows = field(init=False)
@@ -498,6 +513,13 @@ class GhostEngine:
         return [leader, *others]
 
     def _copy_pages(self) -> None:
+        balance = self.scheduler.moves.balance
+        for resize in balance.pop_resizes() if balance is not None else ():
+            assert not self.unread, "pages move while a step is unread"
+            self.num_resized += 1
+            page_size = self.scheduler.pool.page_size
+            slots = self.slots if resize.kind == FullPages.name else self.windows.slots
+            move_slots(slots, resize, page_size)
         for copy in self.scheduler.moves.pop_copies():
             self._copy(copy)
 
@@ -945,8 +967,10 @@ def make_engine() -> Callable[..., GhostEngine]:
         disk: GhostDisk | None = None,
         window: int | None = None,
         num_window_pages: int = 0,
+        shared: int | None = None,
         **options: object,
     ) -> GhostEngine:
+        """`shared`: bytes of a window's page where one of the other layers has 1, and both share memory."""
         options = {
             "max_num_batched_tokens": 32,
             "max_num_seqs": 8,
@@ -958,15 +982,21 @@ def make_engine() -> Callable[..., GhostEngine]:
         pool = PagePool(num_pages, page_size, hot_after_hits, num_open)
         disk, config = disk or GhostDisk(), SchedulerConfig(**options)
         ends: list[EndKind] = []
+        memory: SharedMemory | None = None
         if window is not None:
             seen = Window(window, page_size)
             num_window_pages = max(seen.num_held, num_window_pages)
+            if shared is not None:
+                nbytes = num_pages + seen.num_held * shared
+                num_window_pages = max(seen.num_held, (nbytes - 2) // shared)
+                page_bytes = {FullPages.name: 1, WindowPages.name: shared}
+                memory = SharedMemory(nbytes, page_bytes)
             num_open_too = num_open and min(num_open, num_window_pages)
             window_pool = PagePool(num_window_pages, page_size, hot_after_hits, num_open_too)
             ends.append(WindowPages(window_pool, seen))
         if num_state_slots is not None:
             ends.append(StateSlots(num_state_slots, pool))
         drafts = GhostDrafts(config.speculative_tokens) if config.speculative_tokens else None
-        return GhostEngine(Scheduler(config, pool, disk, drafts, ends), disk)
+        return GhostEngine(Scheduler(config, pool, disk, drafts, ends, memory), disk)
 
     return make

@@ -108,6 +108,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_snapshots=st.sampled_from([None, None, 0, 1, 5]),
         window=st.sampled_from([None, None, 1, 4, 6, 13, 32]),
         num_window_pages=st.sampled_from([0, 1, 3, 12]),
+        shared=st.sampled_from([None, 1, 3, 10]),
     )
     def build(
         self,
@@ -118,12 +119,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_snapshots: int | None,
         window: int | None,
         num_window_pages: int,
+        shared: int | None,
     ) -> None:
         """`num_snapshots`: of recurrent states, beside those of running requests. `num_window_pages`:
-        beside those with which one request goes on, where layers with a window have their own pool."""
+        beside those with which one request goes on, where layers with a window have their own pool.
+        `shared`: bytes of a page of theirs, where they share memory with the other layers."""
         if window is not None:
             is_chunked = True
             options["window"] = window
+            options["shared"] = shared
             options["num_window_pages"] = Window(window, PAGE_SIZE).num_held + num_window_pages
         if num_snapshots is not None:
             options["num_state_slots"] = STATE_SLOTS * options["max_num_seqs"] + num_snapshots

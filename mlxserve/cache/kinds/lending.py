@@ -37,6 +37,14 @@ class Lending(ABC):
     def next_cost(self) -> float:
         """Tokens that would be computed again without the page that is evicted next, for how long ago it was used."""
 
+    def pop_lost(self) -> list[bytes]:
+        """Places that were given up since the last call, up to which full pages are of no use."""
+        return []
+
+    def has_end(self, hash_: bytes) -> bool:  # noqa: ARG002
+        """Whether a sequence can go on after the page of this hash, though not after those around it."""
+        return False
+
     @abstractmethod
     def make_room(self, count: int) -> None:
         """Have so many pages blank or evicted next, the ones first that cost least."""

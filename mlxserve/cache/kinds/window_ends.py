@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
@@ -12,6 +13,8 @@ from mlxserve.cache.kinds.window_room import CHUNK_PAGES, held
 from mlxserve.cache.pages import PagePool
 from mlxserve.request import LiveRequest, PageTable, as_page_table
 
+_MAX_LOST = 256  # ends that are remembered until the next plan, or for ever where nobody asks
+
 
 class WindowEnds(Lending):
     """Over the pool of the windows. A window is given up whole, and its pages are evicted next."""
@@ -20,15 +23,20 @@ class WindowEnds(Lending):
 
     def __init__(self, pool: PagePool, window: Window) -> None:
         self.pool = pool
-        self.lost: list[bytes] = []  # ends that were given up: full pages are of no use up to these
+        self._lost: deque[bytes] = deque(maxlen=_MAX_LOST)  # ends that were given up
         self._window = window
         self._ends = Ends()
         self._began: dict[LiveRequest, bytes] = {}  # the end that a request goes on from
         self.num_fewest = window.num_held
         self.num_at_start = min(pool.num_pages, 2 * window.num_held)
 
-    def __contains__(self, hash_: bytes) -> bool:
+    def has_end(self, hash_: bytes) -> bool:
         return hash_ in self._ends
+
+    def pop_lost(self) -> list[bytes]:
+        lost = list(self._lost)
+        self._lost.clear()
+        return lost
 
     # ---- ends come
 
@@ -40,7 +48,7 @@ class WindowEnds(Lending):
     def add(self, hashes: Sequence[bytes], num_pages: int) -> None:
         """Others can go on after the first `num_pages` pages with these hashes, if their window is there."""
         last = hashes[self._window.first_before(num_pages) : num_pages]
-        if 0 < num_pages <= len(hashes) and all(map(self.pool.index.is_known, last)):
+        if last and num_pages <= len(hashes) and all(map(self.pool.index.is_known, last)):
             self._ends.add(last, num_pages * self.pool.page_size, self.pool.order.clock)
             self.pool.order.regain(map(self.pool.index.page_of, last))
 
@@ -86,7 +94,7 @@ class WindowEnds(Lending):
         find = self.pool.index.find
         pages = [page for page in map(find, self._ends.drop(end)) if page is not None]
         self.pool.order.lose(pages)
-        self.lost.append(end)
+        self._lost.append(end)
 
     def _give_up_before(self, num_evicted: int) -> None:
         """Give up the ends that have one of the pages that are evicted next."""
