@@ -14,6 +14,7 @@ from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
+from mlxserve.cache.shared_memory import SharedMemory
 from mlxserve.cache.window_kv import WindowKV, pools_of
 from mlxserve.chat.embedding.build import build_encoder_engine, refuse_options
 from mlxserve.chat.embedding.embedding_model import embedding_model
@@ -46,7 +47,7 @@ from mlxserve.model.load import LoadedModel
 from mlxserve.model.load_check import try_first
 from mlxserve.model.rank_group import RankGroup
 from mlxserve.model.runner import ModelRunner
-from mlxserve.model.sizing import default_step_budget, first_pages, with_sizes
+from mlxserve.model.sizing import default_step_budget, first_pages, shared_memory, with_sizes
 from mlxserve.model.step_peak import StepPeak, measure_step
 from mlxserve.model.window_group import WindowGroup, window_group
 from mlxserve.model.work import forward_work
@@ -220,7 +221,7 @@ def build_engine(
             "speculative_tokens has no effect: this model keeps a recurrent state, which does not go "
             "back to the last accepted token."
         )
-    scheduler = Scheduler(config.scheduler, pool, disk, ends=ends)
+    scheduler = Scheduler(config.scheduler, pool, disk, ends=ends, memory=part.shared)
     log.info(
         "%s is loaded: KV cache %d tokens in %d pages of %d (%.1f MiB, now %.1f), context %d, "
         "%sattention by %s, probe difference %.1e",
@@ -292,6 +293,7 @@ class EnginePart:
     device_memory  bytes that a growing pool may use
     windows        sliding-window layers in a pool of their own beside `kv`; None if there are none
     group          of these layers
+    shared         memory that pages of all kinds share; None if each kind has its own
     planned        bytes of weights, a step, a page, and as its pool recurrent states and the windows'
                    pages
     """
@@ -306,6 +308,7 @@ class EnginePart:
     planned: PlannedMemory
     windows: WindowKV | None = None
     group: WindowGroup | None = None
+    shared: SharedMemory | None = None
 
 
 def build_part(
@@ -344,6 +347,7 @@ def build_part(
         )
     config = with_sizes(config, loaded, step, memory_limit, device_memory=most, group=own)
     assert config.num_pages is not None
+    shared = shared_memory(config, loaded, step, memory_limit, own)
     planned_step = 0 if step is None else step.planned
     step = step if is_metal else None
     share = _share_memory(config, loaded, step)
@@ -352,6 +356,8 @@ def build_part(
     if own is not None and config.num_window_pages:
         numbers = config.num_pages, config.num_window_pages
         backed = first_pages(config, config.num_window_pages, is_metal=is_metal)
+        if shared is not None:
+            backed = min(backed, own.window.num_held)
         kv, windows = pools_of(loaded.layers, backends, config.page_size, numbers, (first, backed))
     else:
         kv = KVPool(loaded.layers, config.num_pages, config.page_size, backends, first)
@@ -361,7 +367,7 @@ def build_part(
         weights=loaded.weight_size,
         step=planned_step,
         pool=(config.num_state_slots or 0) * loaded.state_nbytes
-        + (windows.kv.nbytes_of(windows.kv.num_pages) if windows is not None else 0),
+        + _window_bytes(windows, shared, kv.nbytes_of(config.num_pages)),
         page=kv.nbytes_of(1),
     )
     if group is not None:
@@ -377,7 +383,17 @@ def build_part(
         planned,
         windows,
         own if windows else None,
+        shared if windows else None,
     )
+
+
+def _window_bytes(windows: WindowKV | None, shared: SharedMemory | None, other_bytes: int) -> int:
+    """Bytes planned for pages of windows beside those of the other layers' pages."""
+    if windows is None:
+        return 0
+    if shared is not None:
+        return max(0, shared.nbytes - other_bytes)
+    return windows.kv.nbytes_of(windows.kv.num_pages)
 
 
 def _share_memory(

@@ -254,6 +254,21 @@ class KVPool:
         )
         return keys, values
 
+    def shrink(self, num_pages: int) -> None:
+        """Have memory for the first `num_pages` pages at most, which keep what they hold; the others can get
+        memory again (`back`).
+
+        Frees memory between the launches of two steps. Raises OutOfMemory as `back` does.
+        """
+        self.num_backed = min(self.num_backed, num_pages)
+        for layer in range(len(self.specs)):
+            if max(self._pages_of(layer)) <= num_pages:
+                continue
+            try:
+                self._grow_layer(layer, self.num_backed)
+            except _REFUSALS as error:
+                raise refused_memory(num_pages, self.nbytes_of(num_pages), error) from error
+
     def resize(self, num_pages: int) -> None:
         """Have `num_pages` pages. A larger pool keeps what it has; a smaller one begins empty.
 

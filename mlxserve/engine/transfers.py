@@ -2,7 +2,7 @@
 
     before_plan     pages about to be evicted that are not on disk, pages that were read from disk,
                     copies made by the last update, memory of one layer for pages that are used soon
-    before_launch   copies, saves and loads that the plan asks for
+    before_launch   memory that kinds give each other, copies, saves and loads that the plan asks for
     after_read      recurrent states that are not kept any more
     write_idle      other cached units that are not on disk yet, while nothing runs and at the end
 
@@ -177,6 +177,9 @@ class Transfers:
             self._disk.tier.close(max(0.1, end - self._clock()))
 
     def _copy(self) -> None:
+        if self._moves.balance is not None:
+            for resize in self._moves.balance.pop_resizes():
+                self._runner.shrink(resize.kind, resize.sources, resize.targets, resize.num_pages)
         # Memory of pages that were allocated for the first time.
         self._runner.back(self._moves.kinds[0].name, self._moves.pool.blank.num_open)
         for end in self._moves.ends:

@@ -202,6 +202,16 @@ class ModelRunner:
                 self._workers.back(kind, num_pages)
             pool.back(num_pages)
 
+    def shrink(
+        self, kind: str, sources: Sequence[int], targets: Sequence[int], num_pages: int
+    ) -> None:
+        """Copy pages of a kind, and then `KVPool.shrink`: what other kinds back has its memory."""
+        assert self._workers is None, "ranks have pools of fixed sizes"
+        pool = self._pools[kind]
+        if sources:
+            pool.copy_pages(sources, targets)
+        pool.shrink(num_pages)
+
     def back_ahead(self, kind: str, num_pages: int) -> None:
         """Call `KVPool.back_ahead`; each rank does for one of its own layers."""
         if self._workers is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from mlxserve.cache.shared_memory import SharedMemory
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidConfig, OutOfMemory
 from mlxserve.model.load import LoadedModel
@@ -78,6 +79,23 @@ def with_sizes(
         num_state_slots=sizes.num_slots,
         max_num_seqs=_limit_by_states(options.max_num_seqs, sizes.num_slots),
     )
+
+
+def shared_memory(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    step: StepPeak | None,
+    memory_limit: int,
+    group: WindowGroup | None,
+) -> SharedMemory | None:
+    """What pages of several kinds share, None where they share nothing. `config`: as of `with_sizes`, whose other
+    arguments these are."""
+    if group is None or step is None:
+        return None
+    assert config.num_pages is not None
+    states = (config.num_state_slots or 0) * loaded.state_nbytes
+    left = memory_limit - loaded.weight_size - step.planned - states
+    return group.shared(left, config.num_pages, config.num_window_pages or 0)
 
 
 @dataclass(frozen=True, slots=True)

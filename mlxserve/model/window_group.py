@@ -6,6 +6,9 @@ import logging
 from dataclasses import dataclass
 
 from mlxserve.cache.groups import Window, num_in, split, wanted, window_of
+from mlxserve.cache.kinds.full_pages import FullPages
+from mlxserve.cache.kinds.window_pages import WindowPages
+from mlxserve.cache.shared_memory import SharedMemory, most_pages
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidConfig
 from mlxserve.model.load import LoadedModel
@@ -19,11 +22,14 @@ class WindowGroup:
     """The sliding-window layers of a model, in bytes per page.
 
     Bytes of one of their pages and of one of the other layers': 0 if this rank has none of them.
+
+    is_shared: pages of both share memory; otherwise it is divided once
     """
 
     window: Window
     page_bytes: int
     other_page_bytes: int
+    is_shared: bool = False
 
     @property
     def page_size(self) -> int:
@@ -45,11 +51,22 @@ class WindowGroup:
     def fitted(self, config: EngineConfig, nbytes: int, longest: int) -> tuple[int, int]:
         """Divide `nbytes` into (pages of the other layers, pages for windows).
 
+        Of shared memory these are maxima.
+
         Window pages are 0 if not even one request could run.
 
         longest: tokens of a context. Raises InvalidConfig.
         """
         options = config.scheduler
+        if self.is_shared:
+            return most_pages(
+                nbytes,
+                self.other_page_bytes,
+                self.page_bytes,
+                self.window,
+                num_seqs=options.max_num_seqs,
+                step_tokens=options.step_budget,
+            )
         if config.num_window_pages is not None:
             self._refuse_too_few(config.num_window_pages)
             left = nbytes - config.num_window_pages * self.page_bytes
@@ -67,12 +84,30 @@ class WindowGroup:
         )
         return max(0, num_pages), num_window_pages
 
+    def shared(self, nbytes: int, num_pages: int, num_window_pages: int) -> SharedMemory | None:
+        """What pages share of so many bytes, of which there are these numbers at most; None where they do not."""
+        if not self.is_shared or not num_window_pages:
+            return None
+        page_bytes = {FullPages.name: self.other_page_bytes, WindowPages.name: self.page_bytes}
+        most = num_pages * self.other_page_bytes + num_window_pages * self.page_bytes
+        return SharedMemory(min(nbytes, most), page_bytes)
+
     def log_division(self, num_pages: int, num_window_pages: int, max_num_seqs: int) -> None:
         """Log the tokens and the windows that share the cache.
 
         Warns if there are fewer windows than requests that may run.
         """
         num_windows = self.window.num_windows(num_window_pages)
+        if self.is_shared:
+            log.info(
+                "The cache is shared by up to %d tokens in layers that keep all positions and up to %.1f windows of "
+                "the last %d tokens in the others: each running request needs one, and each conversation to be "
+                "continued",
+                num_pages * self.page_size,
+                num_windows,
+                self.window.size,
+            )
+            return
         log.info(
             "The cache is divided into %d tokens in layers that keep all positions and %.1f windows of the last %d "
             "tokens in the others: one for each running request, or each conversation to be continued",
@@ -114,7 +149,10 @@ def window_group(config: EngineConfig, loaded: LoadedModel) -> WindowGroup | Non
     sizes = {True: 0, False: 0}
     for spec in loaded.layers:
         sizes[spec.window is not None] += config.page_size * spec.bytes_per_token()
-    return WindowGroup(Window(size, config.page_size), sizes[True], sizes[False])
+    # What ranks can have depends on each one's layers: they divide it once.
+    is_asked = config.num_pages is not None or config.num_window_pages is not None
+    is_shared = not is_asked and loaded.group is None and all(sizes.values())
+    return WindowGroup(Window(size, config.page_size), sizes[True], sizes[False], is_shared)
 
 
 def _window_of(loaded: LoadedModel) -> int | None:

@@ -65,10 +65,10 @@ class Balance:
         left = memory.nbytes - full.num_fewest * self._bytes(full)
         for kind in others:
             most = max(kind.num_fewest, left // self._bytes(kind))
-            kind.pool.lower(min(kind.num_at_start, most))
+            self._lower(kind, min(kind.num_at_start, most))
             left -= kind.pool.blank.limit * self._bytes(kind)
         left += full.num_fewest * self._bytes(full)
-        full.pool.lower(min(full.pool.num_pages, left // self._bytes(full)))
+        self._lower(full, min(full.pool.num_pages, left // self._bytes(full)))
         assert self._num_left >= 0, "not even one request would go on"
 
     def _bytes(self, kind: Lending) -> int:
@@ -240,10 +240,13 @@ class Balance:
             count = max(count, min(num_useless // 2, blank.limit // _AT_ONCE))
         limit = max(giver.num_fewest, blank.limit - count)
         giver.make_room(blank.limit - limit)
+        self._lower(giver, limit)
+
+    def _lower(self, giver: Lending, limit: int) -> None:
         running = self._roster.running.values()
         fixed = {page for one in running if one.loading for page in giver.table(one)}
         targets = giver.pool.lower(limit, fixed)
         for request in running if targets else ():
             giver.rename(request, targets)
         moved = list(targets), list(targets.values())
-        self._resizes.append(Resize(giver.name, *moved, blank.limit))
+        self._resizes.append(Resize(giver.name, *moved, giver.pool.blank.limit))
