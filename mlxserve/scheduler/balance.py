@@ -246,7 +246,8 @@ class Balance:
         running = self._roster.running.values()
         fixed = {page for one in running if one.loading for page in giver.table(one)}
         targets = giver.pool.lower(limit, fixed)
-        for request in running if targets else ():
-            giver.rename(request, targets)
+        for request in running:
+            if max(giver.named(request), default=-1) >= giver.pool.blank.limit:
+                giver.rename(request, targets)
         moved = list(targets), list(targets.values())
         self._resizes.append(Resize(giver.name, *moved, giver.pool.blank.limit))

@@ -54,8 +54,12 @@ class Lending(ABC):
         """Pages that the request holds."""
 
     @abstractmethod
+    def named(self, request: LiveRequest) -> PageTable:
+        """Pages that the request's table names, whether it holds them or not."""
+
+    @abstractmethod
     def rename(self, request: LiveRequest, targets: Mapping[int, int]) -> None:
-        """Pages that the request holds have other ids."""
+        """Pages that the request holds have other ids, and its table names no others."""
 
     @abstractmethod
     def num_left(self, request: LiveRequest) -> int:
@@ -87,6 +91,9 @@ class FullLending(Lending):
         """They are evicted in that order in any case."""
 
     def table(self, request: LiveRequest) -> PageTable:
+        return request.page_table
+
+    def named(self, request: LiveRequest) -> PageTable:
         return request.page_table
 
     def rename(self, request: LiveRequest, targets: Mapping[int, int]) -> None:

@@ -122,10 +122,14 @@ class WindowEnds(Lending):
     def table(self, request: LiveRequest) -> PageTable:
         return held(request)
 
+    def named(self, request: LiveRequest) -> PageTable:
+        return request.window_table
+
     def rename(self, request: LiveRequest, targets: Mapping[int, int]) -> None:
-        first = request.window_first
+        # Those before its window are not read, but must be pages of the pool.
+        passed = [0] * request.window_first
         renamed = [targets.get(page, page) for page in held(request)]
-        request.window_table = request.window_table[:first] + as_page_table(renamed)
+        request.window_table = as_page_table(passed + renamed)
 
     def num_left(self, request: LiveRequest) -> int:
         left = -(-request.prefill_end // self.pool.page_size) - len(request.window_table)

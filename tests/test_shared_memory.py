@@ -1,0 +1,132 @@
+"""Full pages and windows that share memory: it moves between them while requests run, and no token changes.
+
+The oracle is mlx-lm's dense path, greedy, in float32, as in `tests/test_equality.py`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mlxserve.build
+from mlxserve import LLM
+from mlxserve.cache.kinds.full_pages import FullPages
+from mlxserve.cache.kinds.window_pages import WindowPages
+from mlxserve.cache.kv import KVPool
+from mlxserve.cache.shared_memory import SharedMemory
+from tests.test_equality import GREEDY, dense_tokens, tokens
+from tests.together import begun_together
+
+PAGE, WINDOW = 16, 32
+NUM_PAGES, NUM_WINDOW_PAGES = 60, 24
+# Of a page in bytes: one of the windows is three of the others, whatever the arrays have.
+PAGE_BYTES = {FullPages.name: 1, WindowPages.name: 3}
+NBYTES = NUM_PAGES + 5 * PAGE_BYTES[WindowPages.name]
+OPTIONS: dict[str, Any] = {
+    "page_size": PAGE,
+    "num_pages": NUM_PAGES,
+    "num_window_pages": NUM_WINDOW_PAGES,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 64,
+    "disable_log_stats": True,
+}
+
+
+@pytest.fixture(autouse=True)
+def shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = SharedMemory(NBYTES, PAGE_BYTES)
+    monkeypatch.setattr(mlxserve.build, "shared_memory", lambda *_: memory)
+
+
+@pytest.fixture
+def num_shrunk(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Pages that pools were told to have memory for at most."""
+    shrink, found = KVPool.shrink, []
+
+    def counted(self: KVPool, num_pages: int) -> None:
+        shrink(self, num_pages)
+        assert self.num_backed <= num_pages
+        found.append(num_pages)
+
+    monkeypatch.setattr(KVPool, "shrink", counted)
+    return found
+
+
+def prompts_of(count: int, length: int, seed: int = 7) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [[draw.randrange(100) for _ in range(length + draw.randrange(20))] for _ in range(count)]
+
+
+@contextmanager
+def llm_of(folder: Path, **options: Any) -> Iterator[LLM]:
+    with LLM(str(folder), **{**OPTIONS, **options}) as llm:
+        yield llm
+        llm.check()
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "gpt_oss", "gear"])
+def test_greedy_tokens_are_the_dense_ones(
+    kind: str, write_model: Callable[..., Path], tmp_path: Path, num_shrunk: list[int]
+) -> None:
+    folder = write_model(tmp_path, kind, sliding_window=WINDOW, max_position_embeddings=1024)
+    short, long = prompts_of(8, 60), prompts_of(2, 500)
+    expected = dense_tokens(folder, [*short, *long])
+    options = {"num_state_slots": 16} if kind == "gear" else {}
+    with llm_of(folder, **options) as llm:
+        assert tokens(llm, short) == expected[:8], "windows take memory"
+        assert tokens(llm, long) == expected[8:], "long contexts take it back"
+        assert tokens(llm, short) == expected[:8], "and give it again"
+        for prompt, answer in zip([*short, *long], expected, strict=True):
+            assert tokens(llm, [prompt]) == [answer], "in turns"
+    assert len(set(num_shrunk)) > 2, "memory has moved"
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_preempted_answers_are_the_same(
+    mode: str, write_model: Callable[..., Path], tmp_path: Path, num_shrunk: list[int]
+) -> None:
+    folder = write_model(tmp_path, "gemma3_text", sliding_window=WINDOW)
+    params, prompts = replace(GREEDY, max_tokens=200), prompts_of(4, 150)
+    with LLM(str(folder), **{**OPTIONS, "num_pages": 400, "num_window_pages": 0}) as llm:
+        expected = [one.token_ids for one in llm.generate(prompts, params, use_tqdm=False)]
+    swap = {"disk_cache_dir": str(tmp_path / "disk"), "disk_cache_size": 0.01}
+    options = {"preemption_mode": mode, "growth_pages": 0, **(swap if mode == "swap" else {})}
+    with llm_of(folder, **options) as llm:
+        with begun_together(len(prompts)):
+            found = [one.token_ids for one in llm.generate(prompts, params, use_tqdm=False)]
+        assert found == expected
+        assert llm.stats().scheduler.num_preemptions > 0
+    assert num_shrunk
+
+
+def test_a_cache_of_another_size_shares_as_much(
+    write_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path, "gemma3_text", sliding_window=WINDOW)
+    prompts = prompts_of(6, 100)
+    expected = dense_tokens(folder, prompts)
+    with llm_of(folder) as llm:
+        for num_pages in (30, 80, 40):
+            llm.resize_cache(num_pages)
+            assert tokens(llm, prompts) == expected, num_pages
+            assert llm.stats().pool.num_pages == num_pages
+            llm.check()
+
+
+def test_what_moved_is_read_from_disk_after_a_restart(
+    write_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path, "gemma3_text", sliding_window=WINDOW)
+    prompts = prompts_of(6, 100)
+    expected = dense_tokens(folder, prompts)
+    disk = {"disk_cache_dir": str(tmp_path / "disk"), "disk_cache_size": 0.1}
+    for run in range(2):
+        with llm_of(folder, **disk) as llm:
+            assert tokens(llm, prompts) == expected, run
+            assert (llm.stats().scheduler.restored_tokens > 0) == (run > 0)
