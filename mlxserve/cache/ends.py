@@ -3,10 +3,10 @@
 An end is a full page after which the units of a kind are kept: the window before it, or the state after it. Full
 pages are of use only up to an end, so one end of a few units saves all the tokens before it. What an end costs is
 
-    tokens that would be computed again / units that are freed / how long ago it was used
+    tokens that would be computed again / memory that is freed / how long ago it was used
 
-Time is counted in requests that have ended. The units of an end that another one has as well are not freed with
-it. An end within the window of a later one saves only the tokens between the two.
+Time is counted in requests that have ended. With an end go the units that no other end has, and the full pages
+that lead to it alone. An end within the window of a later one saves only the tokens between the two.
 """
 
 from __future__ import annotations
@@ -97,23 +97,27 @@ class Ends:
         return [hash_ for hash_, end in self._ends.items() if any(map(is_meant, end.hashes))]
 
     def cheapest(
-        self, now: int, can_free: Callable[[bytes], bool]
-    ) -> tuple[float, bytes, int] | None:
-        """(cost of a unit, end, units that are freed) of the end to give up first; None if none frees a unit.
+        self, now: int, num_freed: Callable[[bytes, End, bool], float]
+    ) -> tuple[float, bytes] | None:
+        """(cost, end) of the end to give up first; None if none frees anything.
 
-        can_free: whether the unit of a page can be freed now
+        num_freed: what is freed with an end by its hash, and whether no later end is known in whose window it is;
+        0 where it is to stay
         """
         best = None
         for hash_, end in self._ends.items():
-            alone = [each for each in end.hashes if self._num_ends[each] == 1]
-            num_freed = sum(map(can_free, alone))
-            if num_freed:
-                cost = self._num_saved(end) * end.likelihood / num_freed / (1 + now - end.used)
+            if count := num_freed(hash_, end, self._num_ends[hash_] == 1):
+                age = 1 + now - end.used
+                cost = self.num_saved(end) * end.likelihood / count / age
                 if best is None or cost < best[0]:
-                    best = cost, hash_, num_freed
+                    best = cost, hash_
         return best
 
-    def _num_saved(self, end: End) -> int:
+    def alone(self, end: End) -> list[bytes]:
+        """Hashes of the pages in the window of an end that no other end has."""
+        return [each for each in end.hashes if self._num_ends[each] == 1]
+
+    def num_saved(self, end: End) -> int:
         """Tokens that would be computed again without it."""
         for hash_ in reversed(end.hashes[:-1]):
             if (earlier := self._ends.get(hash_)) is not None:

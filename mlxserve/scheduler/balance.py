@@ -62,6 +62,8 @@ class Balance:
         self._resizes: list[Resize] = []
         self.has_prompts = False  # whether the last plan had some, or left them for later
         full, *others = self._kinds
+        for kind in others:
+            kind.weight = self._bytes(kind) / self._bytes(full)
         left = memory.nbytes - full.num_fewest * self._bytes(full)
         for kind in others:
             most = max(kind.num_fewest, left // self._bytes(kind))
@@ -94,8 +96,7 @@ class Balance:
         """Move memory where plan number `now` wants it; whether any was. No step may be unread."""
         assert not self._tables.num_unread, "an unread step uses pages"
         for kind in self._kinds:
-            for end in kind.pop_lost():
-                self._lose_around(end)
+            kind.settle()
         num_moved = 0
         while num_moved < len(self._kinds) and (transfer := self._next(now)) is not None:
             self._tables.release_unused()
@@ -187,8 +188,7 @@ class Balance:
 
     def _num_cheaper(self, giver: Lending, taker: Lending) -> int:
         """Pages of the giver that cost less than those that the taker would evict."""
-        costs = [kind.next_cost() / self._bytes(kind) for kind in (giver, taker)]
-        is_cheaper = costs[0] * _MARGIN < costs[1]
+        is_cheaper = giver.next_cost() * _MARGIN < taker.next_cost()
         return giver.pool.num_free if is_cheaper else giver.num_spare
 
     def _count(self, giver: Lending, taker: Lending, count: int, most: int) -> int:
@@ -197,30 +197,6 @@ class Balance:
         most = max(0, min(most, giver.pool.blank.limit - giver.num_fewest))
         nbytes = most * self._bytes(giver) + self._num_left
         return max(0, min(count, nbytes // self._bytes(taker)))
-
-    def _lose_around(self, end: bytes) -> None:
-        """A place where a conversation went on is gone: evict the full pages that are of no use without it first,
-        those that follow it and those that lead to it alone."""
-        pool = self._kinds[0].pool
-        index, order = pool.index, pool.order
-        following = index.with_following([end])
-        if any(map(self._has_end, following)):
-            return
-        pages = [page for page in map(index.find, reversed(following)) if page is not None]
-        page = index.find(end)
-        while page is not None:
-            parent = index.parent_of(page)
-            page = index.find(parent)
-            is_free = page in order.normal or page in order.hot
-            if page is None or not is_free or self._has_end(parent):
-                break
-            if not index.is_followed_by_one(parent):
-                break
-            pages.append(page)
-        order.lose(pages)
-
-    def _has_end(self, hash_: bytes) -> bool:
-        return any(kind.has_end(hash_) for kind in self._kinds)
 
     # ---- moves
 

@@ -520,6 +520,10 @@ class GhostEngine:
             page_size = self.scheduler.pool.page_size
             slots = self.slots if resize.kind == FullPages.name else self.windows.slots
             move_slots(slots, resize, page_size)
+            if resize.kind == FullPages.name:
+                targets = dict(zip(resize.sources, resize.targets, strict=True))
+                for request, table in self.tables.items():
+                    self.tables[request] = tuple(targets.get(page, page) for page in table)
         for copy in self.scheduler.moves.pop_copies():
             self._copy(copy)
 

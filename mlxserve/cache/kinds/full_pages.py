@@ -5,7 +5,7 @@ The page tables own the pool; here is what the disk needs to know of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from mlxserve.cache.kinds.kind import Has, Units, Uses
 from mlxserve.cache.kinds.lending import FullLending, Lending
@@ -18,9 +18,10 @@ class FullPages:
 
     name = "pages"
 
-    def __init__(self, pool: PagePool) -> None:
+    def __init__(self, pool: PagePool, others: Sequence[Lending] = ()) -> None:
+        """others: kinds that limit of what use the pages are, as far as they have pages of their own"""
         self._pool = pool
-        self.lending: Lending = FullLending(pool, self.name)
+        self.lending: Lending = FullLending(pool, self.name, others)
         self.has = pool.index.is_known
         self.unit_of = pool.index.page_of
 

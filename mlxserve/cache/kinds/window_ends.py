@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
-from mlxserve.cache.ends import Ends
+from mlxserve.cache.ends import End, Ends
 from mlxserve.cache.groups import Window
 from mlxserve.cache.kinds.lending import Lending
 from mlxserve.cache.kinds.window_room import CHUNK_PAGES, held
@@ -24,6 +24,8 @@ class WindowEnds(Lending):
     def __init__(self, pool: PagePool, window: Window) -> None:
         self.pool = pool
         self._lost: deque[bytes] = deque(maxlen=_MAX_LOST)  # ends that were given up
+        self._version = 0  # of the ends
+        self._memo: tuple[tuple[int, int, int], tuple[float, bytes] | None] | None = None
         self._window = window
         self._ends = Ends()
         self._began: dict[LiveRequest, bytes] = {}  # the end that a request goes on from
@@ -49,6 +51,7 @@ class WindowEnds(Lending):
         """Others can go on after the first `num_pages` pages with these hashes, if their window is there."""
         last = hashes[self._window.first_before(num_pages) : num_pages]
         if last and num_pages <= len(hashes) and all(map(self.pool.index.is_known, last)):
+            self._version += 1
             self._ends.add(last, num_pages * self.pool.page_size, self.pool.order.clock)
             self.pool.order.regain(map(self.pool.index.page_of, last))
 
@@ -72,7 +75,7 @@ class WindowEnds(Lending):
                 # What is kept is evicted next, page by page.
                 self._give_up_before(count - self.num_spare)
                 return
-            self._give_up(cheapest[1])
+            self.give_up(cheapest[1])
 
     def next_cost(self) -> float:
         if self.pool.order.lost:
@@ -80,21 +83,41 @@ class WindowEnds(Lending):
         cheapest = self._cheapest()
         return inf if cheapest is None else cheapest[0]
 
-    def _cheapest(self) -> tuple[float, bytes, int] | None:
-        normal, hot, find = self.pool.order.normal, self.pool.order.hot, self.pool.index.find
+    def _cheapest(self) -> tuple[float, bytes] | None:
+        key = self._version, self.pool.order.clock, self.pool.num_free
+        if self._memo is None or self._memo[0] != key:
+            self._memo = key, self._ends.cheapest(self.pool.order.clock, self._num_freed)
+        return self._memo[1]
 
-        def can_free(hash_: bytes) -> bool:
-            page = find(hash_)
-            return page in normal or page in hot
+    def _num_freed(self, _: bytes, end: End, is_leaf: bool) -> float:
+        """What is freed with an end, in full pages: none if no window's page is."""
+        num_freed = sum(map(self._is_free, self._ends.alone(end)))
+        return num_freed and num_freed * self.weight + is_leaf * self._num_leading(end)
 
-        return self._ends.cheapest(self.pool.order.clock, can_free)
+    def cheapest_leaf(self, is_free: Callable[[bytes], bool]) -> tuple[float, bytes] | None:
+        def num_freed(hash_: bytes, end: End, is_leaf: bool) -> float:
+            if not is_leaf or not is_free(hash_):
+                return 0
+            num_own = sum(map(self._is_free, self._ends.alone(end)))
+            return num_own * self.weight + self._num_leading(end)
 
-    def _give_up(self, end: bytes) -> None:
+        return self._ends.cheapest(self.pool.order.clock, num_freed)
+
+    def _num_leading(self, end: End) -> float:
+        """Full pages that lead to this end, but to none before it."""
+        return self._ends.num_saved(end) / self.pool.page_size
+
+    def _is_free(self, hash_: bytes) -> bool:
+        page = self.pool.index.find(hash_)
+        return page in self.pool.order.normal or page in self.pool.order.hot
+
+    def give_up(self, end: bytes) -> None:
         """Have the pages of an end evicted next, but for those that another end has."""
         find = self.pool.index.find
         pages = [page for page in map(find, self._ends.drop(end)) if page is not None]
         self.pool.order.lose(pages)
         self._lost.append(end)
+        self._version += 1
 
     def _give_up_before(self, num_evicted: int) -> None:
         """Give up the ends that have one of the pages that are evicted next."""
@@ -108,7 +131,7 @@ class WindowEnds(Lending):
 
     def _give_up_where(self, is_meant: Callable[[bytes], bool]) -> None:
         for end in self._ends.with_any(is_meant):
-            self._give_up(end)
+            self.give_up(end)
 
     def check(self, holders: Sequence[LiveRequest]) -> None:
         """Audit. Raises AssertionError."""

@@ -137,10 +137,10 @@ class WindowPages(EndKind):
         request.window_first = first
         expected: set[int] = set()
         for end in self._expected_ends(request):
-            seen = range(max(before, self.window.first_before(end)), min(first, end))
-            if seen and end <= num_pages:
+            beginning = self.window.first_before(end)
+            if before <= beginning < first and end <= num_pages:
                 self.ends.add(request.page_hashes, end)
-            expected.update(seen)
+            expected.update(range(max(before, beginning), min(first, end)))
         passed = [table[index] for index in range(before, first) if index not in expected]
         self.pool.release_passed(passed)
         self.pool.release([table[index] for index in sorted(expected)])
@@ -166,7 +166,8 @@ class WindowPages(EndKind):
     # ---- steps
 
     def plan(self, chunks: list[Chunk]) -> list[Chunk]:
-        return [chunk._replace(window_table=chunk.request.window_table) for chunk in chunks]
+        # The table is the last field: `_replace` takes three times as long, of which a step of 256 feels 0.3 ms.
+        return [Chunk(*chunk[:-1], chunk.request.window_table) for chunk in chunks]
 
     # ---- what is passed
 
