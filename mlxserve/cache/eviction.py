@@ -87,16 +87,16 @@ class EvictionOrder:
         self.normal[page] = clock
 
     def lose_unused(self, pages: Sequence[int]) -> None:
-        """Evict those of these normal pages that were never hit before all others, the first one first."""
+        """As `lose`, of the normal pages that were never hit."""
         self.lose([page for page in pages if page in self.normal and not self._hits[page]])
 
     def lose(self, pages: Sequence[int]) -> None:
-        """Evict those of these pages that are here and not kept before all others, the first one first."""
-        for page in reversed(pages):
+        """Evict those of these pages that are here and not kept before all others but lost ones, the first one
+        first."""
+        for page in pages:
             for others in (self.normal, self.hot):
                 if page in others:
                     self.lost[page] = others.pop(page)
-                    self.lost.move_to_end(page, last=False)
 
     def regain(self, pages: Iterable[int]) -> None:
         """Those of these pages that are lost are of use again."""

@@ -76,7 +76,7 @@ def test_a_long_conversations_window_outlives_short_requests(
     engine = shared(200)
     chat = numbered(1, 300)
     turn(engine, chat)
-    for number in range(12):
+    for number in range(8):
         turn(engine, numbered(10 + number, 30))
     chat += numbered(2, 8)
     assert turn(engine, chat) <= 2 * 8 + PAGE
