@@ -14,7 +14,7 @@ from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pages import PagePool
-from mlxserve.cache.shared_memory import SharedMemory
+from mlxserve.cache.pool_memory import PoolMemory
 from mlxserve.cache.window_kv import WindowKV, pools_of
 from mlxserve.chat.embedding.build import build_encoder_engine, refuse_options
 from mlxserve.chat.embedding.embedding_model import embedding_model
@@ -47,7 +47,7 @@ from mlxserve.model.load import LoadedModel
 from mlxserve.model.load_check import try_first
 from mlxserve.model.rank_group import RankGroup
 from mlxserve.model.runner import ModelRunner
-from mlxserve.model.sizing import default_step_budget, first_pages, shared_memory, with_sizes
+from mlxserve.model.sizing import default_step_budget, first_pages, pool_memory, with_sizes
 from mlxserve.model.step_peak import StepPeak, measure_step
 from mlxserve.model.window_group import WindowGroup, window_group
 from mlxserve.model.work import forward_work
@@ -308,7 +308,7 @@ class EnginePart:
     planned: PlannedMemory
     windows: WindowKV | None = None
     group: WindowGroup | None = None
-    shared: SharedMemory | None = None
+    shared: PoolMemory | None = None
 
 
 def build_part(
@@ -347,7 +347,7 @@ def build_part(
         )
     config = with_sizes(config, loaded, step, memory_limit, device_memory=most, group=own)
     assert config.num_pages is not None
-    shared = shared_memory(config, loaded, step, memory_limit, own)
+    shared = pool_memory(config, loaded, step, memory_limit, own)
     planned_step = 0 if step is None else step.planned
     step = step if is_metal else None
     share = _share_memory(config, loaded, step)
@@ -387,7 +387,7 @@ def build_part(
     )
 
 
-def _window_bytes(windows: WindowKV | None, shared: SharedMemory | None, other_bytes: int) -> int:
+def _window_bytes(windows: WindowKV | None, shared: PoolMemory | None, other_bytes: int) -> int:
     """Bytes planned for pages of windows beside those of the other layers' pages."""
     if windows is None:
         return 0

@@ -19,7 +19,7 @@ from mlxserve import LLM
 from mlxserve.cache.kinds.full_pages import FullPages
 from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.kv import KVPool
-from mlxserve.cache.shared_memory import SharedMemory
+from mlxserve.cache.pool_memory import PoolMemory
 from tests.test_equality import GREEDY, dense_tokens, tokens
 from tests.together import begun_together
 
@@ -40,8 +40,8 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = SharedMemory(NBYTES, PAGE_BYTES)
-    monkeypatch.setattr(mlxserve.build, "shared_memory", lambda *_: memory)
+    memory = PoolMemory(NBYTES, PAGE_BYTES)
+    monkeypatch.setattr(mlxserve.build, "pool_memory", lambda *_: memory)
 
 
 @pytest.fixture

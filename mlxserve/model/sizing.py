@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from mlxserve.cache.shared_memory import SharedMemory
+from mlxserve.cache.pool_memory import PoolMemory
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidConfig, OutOfMemory
 from mlxserve.model.load import LoadedModel
@@ -81,13 +81,13 @@ def with_sizes(
     )
 
 
-def shared_memory(
+def pool_memory(
     config: EngineConfig,
     loaded: LoadedModel,
     step: StepPeak | None,
     memory_limit: int,
     group: WindowGroup | None,
-) -> SharedMemory | None:
+) -> PoolMemory | None:
     """What pages of several kinds share, None where they share nothing. `config`: as of `with_sizes`, whose other
     arguments these are."""
     if group is None or step is None:

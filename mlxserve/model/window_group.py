@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mlxserve.cache.groups import Window, num_in, split, wanted, window_of
 from mlxserve.cache.kinds.full_pages import FullPages
 from mlxserve.cache.kinds.window_pages import WindowPages
-from mlxserve.cache.shared_memory import SharedMemory, most_pages
+from mlxserve.cache.pool_memory import PoolMemory, most_pages
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidConfig
 from mlxserve.model.load import LoadedModel
@@ -84,13 +84,13 @@ class WindowGroup:
         )
         return max(0, num_pages), num_window_pages
 
-    def shared(self, nbytes: int, num_pages: int, num_window_pages: int) -> SharedMemory | None:
+    def shared(self, nbytes: int, num_pages: int, num_window_pages: int) -> PoolMemory | None:
         """What pages share of so many bytes, of which there are these numbers at most; None where they do not."""
         if not self.is_shared or not num_window_pages:
             return None
         page_bytes = {FullPages.name: self.other_page_bytes, WindowPages.name: self.page_bytes}
         most = num_pages * self.other_page_bytes + num_window_pages * self.page_bytes
-        return SharedMemory(min(nbytes, most), page_bytes)
+        return PoolMemory(min(nbytes, most), page_bytes)
 
     def log_division(self, num_pages: int, num_window_pages: int, max_num_seqs: int) -> None:
         """Log the tokens and the windows that share the cache.

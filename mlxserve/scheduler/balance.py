@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mlxserve.cache.kinds.lending import Lending
-from mlxserve.cache.shared_memory import SharedMemory
+from mlxserve.cache.pool_memory import PoolMemory
 from mlxserve.request import RequestState
 from mlxserve.scheduler.admission import Admission
 from mlxserve.scheduler.page_tables import PageTables
@@ -52,7 +52,7 @@ class Balance:
     """Over the kinds of one scheduler whose units are pages."""
 
     def __init__(
-        self, memory: SharedMemory, tables: PageTables, roster: Roster, admission: Admission
+        self, memory: PoolMemory, tables: PageTables, roster: Roster, admission: Admission
     ) -> None:
         self.memory = memory
         self._tables = tables

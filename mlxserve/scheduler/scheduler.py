@@ -26,7 +26,7 @@ from dataclasses import replace
 from mlxserve.cache.kinds.full_pages import FullPages
 from mlxserve.cache.kinds.kind import EndKind
 from mlxserve.cache.pages import PagePool
-from mlxserve.cache.shared_memory import SharedMemory
+from mlxserve.cache.pool_memory import PoolMemory
 from mlxserve.core.config import SchedulerConfig
 from mlxserve.core.errors import (
     InvalidParameter,
@@ -70,7 +70,7 @@ class Scheduler:
         disk: Disk | None = None,
         drafts: Drafts | None = None,
         ends: Sequence[EndKind] = (),
-        memory: SharedMemory | None = None,
+        memory: PoolMemory | None = None,
     ) -> None:
         """
         disk: where pages are kept that leave memory; None to lose them

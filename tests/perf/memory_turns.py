@@ -21,7 +21,7 @@ from mlxserve.cache.groups import Window
 from mlxserve.cache.kinds.full_pages import FullPages
 from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.pages import PagePool
-from mlxserve.cache.shared_memory import SharedMemory, most_pages
+from mlxserve.cache.pool_memory import PoolMemory, most_pages
 from mlxserve.core.config import SchedulerConfig
 from mlxserve.core.sampling_params import SamplingParams
 from mlxserve.request import Request, RequestState, Sampled
@@ -66,7 +66,7 @@ class Memory:
         )
         pool = PagePool(num_pages, PAGE_SIZE, num_open=_NUM_OPEN)
         windows = PagePool(num_window_pages, PAGE_SIZE, num_open=_NUM_OPEN)
-        ends, memory = [WindowPages(windows, WINDOW)], SharedMemory(self.nbytes, page_bytes)
+        ends, memory = [WindowPages(windows, WINDOW)], PoolMemory(self.nbytes, page_bytes)
         return Scheduler(_config(pool), pool, ends=ends, memory=memory)
 
     @property

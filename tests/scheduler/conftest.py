@@ -24,7 +24,7 @@ from mlxserve.cache.kinds.kind import EndKind, Uses
 from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.pages import PagePool
-from mlxserve.cache.shared_memory import SharedMemory
+from mlxserve.cache.pool_memory import PoolMemory
 from mlxserve.core.config import PageTail, SchedulerConfig
 from mlxserve.core.errors import MlxServeError
 from mlxserve.core.forward_work import WorkBudget
@@ -986,7 +986,7 @@ def make_engine() -> Callable[..., GhostEngine]:
         pool = PagePool(num_pages, page_size, hot_after_hits, num_open)
         disk, config = disk or GhostDisk(), SchedulerConfig(**options)
         ends: list[EndKind] = []
-        memory: SharedMemory | None = None
+        memory: PoolMemory | None = None
         if window is not None:
             seen = Window(window, page_size)
             num_window_pages = max(seen.num_held, num_window_pages)
@@ -994,7 +994,7 @@ def make_engine() -> Callable[..., GhostEngine]:
                 nbytes = num_pages + seen.num_held * shared
                 num_window_pages = max(seen.num_held, (nbytes - 2) // shared)
                 page_bytes = {FullPages.name: 1, WindowPages.name: shared}
-                memory = SharedMemory(nbytes, page_bytes)
+                memory = PoolMemory(nbytes, page_bytes)
             num_open_too = num_open and min(num_open, num_window_pages)
             window_pool = PagePool(num_window_pages, page_size, hot_after_hits, num_open_too)
             ends.append(WindowPages(window_pool, seen))

@@ -103,9 +103,11 @@ def test_only_its_owner_changes_a_pool() -> None:
         and is_of_pool(node.func.value)
     }
     assert callers == {
-        (path, place)
-        for path in (OWNER, f"{KINDS}window_pages.py")
-        for place in ("self.pool", "self.pool.order")
+        *((OWNER, place) for place in ("self.pool", "self.pool.order")),
+        *((f"{KINDS}window_pages.py", place) for place in ("self.pool", "self.pool.order")),
+        # Which cached pages are evicted first, and how many pages there may be.
+        *((f"{KINDS}{name}.py", "self.pool.order") for name in ("lending", "window_ends")),
+        ("mlxserve/scheduler/balance.py", "giver.pool"),
     }
 
 

@@ -1,4 +1,4 @@
-"""SharedMemory: the bytes that pages of several kinds share, and how many of each kind there can be."""
+"""PoolMemory: the bytes that pages of several kinds share, and how many of each kind there can be."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mlxserve.cache.groups import Window, num_in, wanted
 
 
 @dataclass(frozen=True, slots=True)
-class SharedMemory:
+class PoolMemory:
     """nbytes: of the pages of all kinds together
     page_bytes: of a page of each kind, by the kind's name
     """
