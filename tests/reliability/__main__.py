@@ -74,6 +74,22 @@ def side_by_side(minutes: Annotated[float, typer.Option(min=0.5)] = 60) -> None:
 
 
 @app.command()
+def engine(
+    steps: Annotated[int, typer.Option(min=1)] = 300_000,
+    file: Annotated[Path, typer.Option(help="Where a run that was stopped goes on.")] = Path(
+        "engine-fuzz.json"
+    ),
+) -> None:
+    """Whole engines under random orders of events and faults, in processes of one after another."""
+    machine.prepare()  # before the models are written with mlx
+    with _own_folder():
+        from tests.reliability.engine_machine import fuzz
+
+        is_good = fuzz(file, steps, _say)
+    sys.exit(not is_good)
+
+
+@app.command()
 def models(minutes: Annotated[float, typer.Option(min=0.2)] = 30) -> None:
     """Four models take turns in memory for two, and eight clients ask them."""
     machine.prepare()  # before the models are written with mlx
