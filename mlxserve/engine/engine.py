@@ -165,7 +165,7 @@ class Engine:
         chunks = self._scheduler.schedule(self._budget(), self._pace.work_budget())
         self._transfers.before_launch()
         launched = self._runner.launch(chunks, self._unread) if chunks else None
-        self._early += self._read(launched)  # kept there until they leave, in case the rest fails
+        self._keep(self._read(launched))
         self._transfers.after_read()
         if not chunks and not self._early:
             self._wait()
@@ -238,10 +238,15 @@ class Engine:
     def _read_early(self) -> None:
         """Read the unread step before the next one is planned; its outputs leave with the next."""
         if self._unread is not None:
-            self._early += self._read(None)
+            self._keep(self._read(None))
+
+    def _keep(self, outputs: list[Output]) -> None:
+        """Until they leave. If the rest fails, that is after the restart."""
+        self._early += outputs
+        # Not when they leave: a named prefix that ends here may live again by then, in an empty cache.
+        self._timeline.got(outputs)
 
     def _pop_early(self) -> list[Output]:
-        self._timeline.got(self._early)  # first: if it fails, they leave after the restart
         outputs, self._early = self._early, []
         return outputs
 

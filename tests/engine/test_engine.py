@@ -72,6 +72,9 @@ class Recorder:
         self.now += 0.01 + 0.001 * sum(chunk.length for chunk in step.chunks)
         return [Sampled(7) if chunk.samples else None for chunk in step.chunks]
 
+    def restart(self, num_pages: int) -> None:
+        self.calls.append(f"restart {num_pages}")
+
     def resize(self, num_pages: int) -> None:
         if num_pages > 99:
             raise OutOfMemory("so much there is not")
@@ -414,3 +417,25 @@ def test_a_snapshot_of_a_shared_prefix_shows_its_pages_as_shared() -> None:
     pages = engine.monitor.snapshot().pages
     assert {page for page in range(64) if pages[page] == PageState.SHARED} == shared
     drain(engine)
+
+
+@pytest.mark.parametrize("is_failure", [False, True])
+def test_a_named_prefix_that_ends_in_the_step_read_before_a_restart_has_an_age_again(
+    is_failure: bool,
+) -> None:
+    """Its end is not delivered yet when it is queued anew in the empty cache."""
+    engine, _ = build(num_pages=32)
+    engine.add(replace(request("prefix", 40, max_tokens=1), pins=True))
+    engine.step()
+    assert engine.has_work, "its only token is not read yet"
+    if is_failure:
+        engine.reset_prefix_cache(force=True)  # reads it
+        outputs = engine.restart()
+    else:
+        engine.resize_cache(16)
+        outputs = engine.step()
+    assert [output.finish_reason for output in outputs] == [FinishReason.LENGTH]
+    assert [one.id for one in engine.snapshot().requests] == ["prefix"]
+    drain(engine)
+    assert engine.stats().engine.request_success[FinishReason.LENGTH] == 2
+    assert engine.stats().pool.num_pinned == 3
