@@ -126,7 +126,11 @@ class Engine:
     def add(self, request: Request) -> LiveRequest:
         """Queue a request; its progress, to be read only. Raises what `Scheduler.add` does."""
         live = self._scheduler.add(request, self._clock())
-        self._timeline.arrived(request.id)
+        try:
+            self._timeline.arrived(request.id)
+        except Exception:
+            self._scheduler.abort(request.id)  # nobody would wait for its answer
+            raise
         return live
 
     def add_all(self, requests: Sequence[Request]) -> list[LiveRequest]:

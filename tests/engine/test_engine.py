@@ -22,6 +22,7 @@ from mlxserve.engine.disk_cache import DiskCache, page_records
 from mlxserve.engine.engine import Engine
 from mlxserve.engine.snapshot import PageState, Phase
 from mlxserve.engine.step_time_model import StepTimeModel
+from mlxserve.engine.timeline import Timeline
 from mlxserve.request import Chunk, FinishReason, Request, Sampled
 from mlxserve.scheduler.scheduler import Scheduler
 
@@ -170,6 +171,21 @@ def test_a_request_and_its_forks_are_queued_all_or_none() -> None:
         engine.add_all([leader, *forks])
     assert not engine.has_work
     assert engine.monitor.stats().engine.request_success == {}
+
+
+def test_a_request_that_is_queued_and_cannot_be_timed_is_not_queued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, _ = build()
+
+    def failing(self: Timeline, request_id: str) -> None:
+        raise RuntimeError(f"no time for {request_id}")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(Timeline, "arrived", failing)
+        engine.add_all([request("a", 10, max_tokens=3)])
+    assert not engine.live_ids
+    engine.snapshot()
 
 
 def test_memory_that_could_run_out_makes_it_read_before_it_plans() -> None:

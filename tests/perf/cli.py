@@ -253,6 +253,17 @@ def sched(
 
 
 @app.command()
+def plan_costs(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of 64 steps.")] = 7,
+    json: JsonOption = None,
+) -> None:
+    """Microseconds of a step beside kept pages, named prefixes and waiting clients, and with windows."""
+    from tests.perf.plan_costs import bench_plan_costs
+
+    _finish(bench_plan_costs(rounds=rounds), json)
+
+
+@app.command()
 def calls(
     functions: Annotated[bool, typer.Option(help="By function instead of by file.")] = False,
     json: JsonOption = None,

@@ -1,31 +1,24 @@
 """The engine under every order of events: a state machine over whole engines, judged by `EngineUnderTest`.
 
-`python -m tests.reliability engine --steps 300000` runs it at length, and goes on where it was stopped.
+An episode is one engine and some hundred events, drawn by its seed: requests with forks, priorities, salts and named
+prefixes, of several keys; cancellations; prefixes with shares; resizes of the cache, and restarts with other windows,
+states and budgets; short memory; the disk; and exceptions in place of any call of the engine's parts.
+
+`python -m tests.reliability engine --steps 300000` runs it at length, and goes on where it was stopped. What the
+threads of the disk do in between is not drawn, so a seed is not always the same episode.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import hypothesis
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis import strategies as st
-from hypothesis.internal.conjecture.providers import HypothesisProvider
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
 
 from mlxserve import SamplingParams
 from mlxserve.cache.groups import Window
@@ -94,9 +87,9 @@ POINTS: list[Point] = [
 # Other events between two of these: a restart takes as long as 20 steps, and a fault needs some to happen.
 RARE = {"restart": 80, "plant": 8, "drain": 30}
 ERRORS = (RuntimeError, MemoryError, OSError)
-CLIENTS = st.sampled_from(["", "a", "a", "b"])
-SALTS = st.sampled_from([None, None, None, "salt"])
-NAMES = st.sampled_from(["p", "q", "r", "s"])
+LENGTHS = (1, 7, 15, 16, 17, 31, 32, 33, 40, 48, 49, 64, 65, 80, LONGEST)  # of prompts
+CLIENTS, SALTS, NAMES = ("", "a", "a", "b"), (None, None, None, "salt"), ("p", "q", "r", "s")
+NUM_EVENTS = 300  # of an episode
 
 
 def prompt_of(branch: int, num_tokens: int) -> Tokens:
@@ -104,37 +97,6 @@ def prompt_of(branch: int, num_tokens: int) -> Tokens:
     ids = [5 + place % 7 for place in range(PAGE_SIZE)]
     ids += [20 + (3 * place + 11 * branch) % 40 for place in range(num_tokens)]
     return tuple(ids[:num_tokens])
-
-
-prompts = st.builds(
-    prompt_of,
-    st.integers(0, 3),
-    st.sampled_from([1, 7, 15, 16, 17, 31, 32, 33, 40, 48, 49, 64, 65, 80, LONGEST]),
-)
-suffixes = st.builds(prompt_of, st.integers(0, 1), st.sampled_from([1, 16, 23]))
-sizes = st.fixed_dictionaries(
-    {
-        "num_pages": st.integers(10, 40),
-        "num_spare_windows": st.integers(0, 12),
-        "num_spare_slots": st.integers(0, 8),
-        "max_num_seqs": st.integers(1, 5),
-        "max_num_batched_tokens": st.sampled_from([16, 32, 40, 96, 256]),
-    }
-)
-configurations = st.fixed_dictionaries(
-    {
-        "max_pinned_fraction": st.sampled_from([0.25, 0.5, 1.0]),
-        "preemption_mode": st.sampled_from(["recompute", "swap"]),
-        "page_tail": st.sampled_from(["copy", "recompute"]),
-        "speculative_tokens": st.sampled_from([0, 0, 5]),
-        "growth_pages": st.sampled_from([0, 2]),
-        "hot_after_hits": st.sampled_from([1, 2]),
-        "preempt_for_priority_ms": st.sampled_from([0, 5, 1000]),
-        "ageing_steps": st.sampled_from([5, 1000]),
-        "max_num_waiting": st.sampled_from([4, 1000]),
-        "prefix_follow_pages": st.sampled_from([1, 4]),
-    }
-)
 
 
 class TinyModels:
@@ -157,7 +119,7 @@ class TinyModels:
 class FuzzReport:
     """What a run has done so far; a file of it is where the next one goes on."""
 
-    seed: int = 0  # of the next round
+    seed: int = 0  # of the next episode
     num_steps: int = 0
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -193,251 +155,225 @@ class FuzzReport:
         return cls(fields["seed"], fields["num_steps"], Counter(fields["counts"]))
 
 
-class EngineMachine(RuleBasedStateMachine):
-    """Every rule ends between two steps."""
+class EngineMachine:
+    """One episode. Every event ends between two steps."""
 
-    def __init__(self, models: TinyModels, report: FuzzReport, names: tuple[str, ...]) -> None:
-        super().__init__()
-        self.models, self.report, self.names = models, report, names
+    def __init__(self, models: TinyModels, seed: int, names: Sequence[str] = tuple(MODELS)) -> None:
+        """names: of `MODELS`, one of which is drawn"""
+        self.draw = draw = random.Random(seed)
         self.events: list[str] = []
-        self.due = dict(RARE)
-        self.folder = tempfile.TemporaryDirectory()
+        self._due = dict(RARE)
+        self._folder = tempfile.TemporaryDirectory()
+        self._model = draw.choice(names)
+        self._has_disk = draw.random() < 0.6
+        self._configuration = self._draw_configuration()
+        folder, reference = models.get(self._model)
+        options = self._options(self._draw_sizes())
+        self.events.append(f"seed {seed}: {self._model}, {options}")
+        self.engine = EngineUnderTest(folder, reference, MAX_MODEL_LEN, options)
 
-    @initialize(data=st.data(), options=configurations, numbers=sizes, has_disk=st.booleans())
-    def build(
-        self, data: st.DataObject, options: dict, numbers: dict, has_disk: bool
-    ) -> None:
-        self.model = data.draw(st.sampled_from(self.names))
-        self.configuration = options | {"preemption_mode": "recompute"} if not has_disk else options
-        self.has_disk = has_disk
-        self.disk_size = data.draw(st.sampled_from([0.00005, 0.01])) if has_disk else 0
-        folder, reference = self.models.get(self.model)
-        self.events.append(f"build {self.model} {self.options(numbers)}")
-        self.engine = EngineUnderTest(folder, reference, MAX_MODEL_LEN, self.options(numbers))
-
-    def options(self, numbers: dict) -> dict[str, Any]:
-        num_spare_windows, num_spare_slots = (
-            numbers["num_spare_windows"],
-            numbers["num_spare_slots"],
-        )
-        sizes = {k: v for k, v in numbers.items() if not k.startswith("num_spare")}
-        seats = sizes["max_num_seqs"]
-        sizes["max_num_batched_tokens"] = max(seats, sizes["max_num_batched_tokens"])
-        if "windows" in self.model:
-            sizes["num_window_pages"] = Window(WINDOW, PAGE_SIZE).num_held + num_spare_windows
-        if "states" in self.model:
-            sizes["num_state_slots"] = STATE_SLOTS * seats + num_spare_slots
-        disk = {"disk_cache_dir": self.folder.name} if self.has_disk else {}
+    def _draw_configuration(self) -> dict[str, Any]:
+        """What stays over restarts."""
+        choice = self.draw.choice
+        disk = {"disk_cache_dir": self._folder.name} if self._has_disk else {}
         return {
-            **self.configuration,
-            **sizes,
             **disk,
-            "disk_cache_size": self.disk_size,
+            "disk_cache_size": choice([0.00005, 0.01]) if self._has_disk else 0,
+            "preemption_mode": choice(["recompute", "swap"]) if self._has_disk else "recompute",
             "page_size": PAGE_SIZE,
+            "itl_target_ms": 0,  # no clock decides
+            "max_pinned_fraction": choice([0.25, 0.5, 1.0]),
+            "page_tail": choice(["copy", "recompute"]),
+            "speculative_tokens": choice([0, 0, 5]),
+            "growth_pages": choice([0, 2]),
+            "hot_after_hits": choice([1, 2]),
+            "preempt_for_priority_ms": choice([0, 5, 1000]),
+            "ageing_steps": choice([5, 1000]),
+            "max_num_waiting": choice([4, 1000]),
+            "prefix_follow_pages": choice([1, 4]),
         }
 
-    def do(self, event: str, work: Any) -> None:
-        """Run a rule; if it fails, say what led to it."""
-        self.events.append(event)
+    def _draw_sizes(self) -> dict[str, int]:
+        """Of the cache, of windows and states, and of a step."""
+        draw, seats = self.draw, self.draw.randint(1, 5)
+        sizes = {
+            "num_pages": draw.randint(10, 40),
+            "max_num_seqs": seats,
+            "max_num_batched_tokens": max(seats, draw.choice([16, 32, 40, 96, 256])),
+        }
+        if "windows" in self._model:
+            sizes["num_window_pages"] = Window(WINDOW, PAGE_SIZE).num_held + draw.randint(0, 12)
+        if "states" in self._model:
+            sizes["num_state_slots"] = STATE_SLOTS * seats + draw.randint(0, 8)
+        return sizes
+
+    def _options(self, sizes: dict[str, int]) -> dict[str, Any]:
+        return {**self._configuration, **sizes}
+
+    # ---- an episode
+
+    def run(self, num_events: int) -> None:
+        """Make so many events, and then steps until nothing is under way. Whatever is wrong is raised with the
+        events that led to it."""
+        events = [getattr(self, name) for name in WEIGHTS]
         try:
-            self.engine.run(work)
+            for event in self.draw.choices(events, list(WEIGHTS.values()), k=num_events):
+                event()
+            self._do("drain at the end", self.engine.drain())
         except BaseException as error:
-            error.add_note("\n".join(["events:", *self.events]))
+            error.add_note("\n".join(self.events))
             raise
 
-    def is_due(self, event: str) -> bool:
+    def close(self) -> None:
+        self.engine.close()
+        self._folder.cleanup()
+
+    def _do(self, event: str, work: Coroutine[Any, Any, None]) -> None:
+        self.events.append(event)
+        self.engine.run(work)
+
+    def _is_due(self, event: str) -> bool:
         """Whether a rare event may happen again."""
-        return len(self.events) >= self.due[event]
+        is_due = len(self.events) >= self._due[event]
+        if is_due:
+            self._due[event] = len(self.events) + RARE[event]
+        return is_due
 
-    def has_been(self, event: str) -> None:
-        self.due[event] = len(self.events) + RARE[event]
+    def _prompt(self) -> Tokens:
+        return prompt_of(self.draw.randint(0, 3), self.draw.choice(LENGTHS))
 
-    @rule(
-        prompt=prompts,
-        max_tokens=st.integers(1, MAX_TOKENS),
-        n=st.sampled_from([1, 1, 1, 2, 3]),
-        client=CLIENTS,
-        salt=SALTS,
-        priority=st.sampled_from([0, 0, 0, 1, -1]),
-        skips=st.sampled_from([False, False, False, True]),
-    )
-    def ask(
-        self,
-        prompt: Tokens,
-        max_tokens: int,
-        n: int,
-        client: str,
-        salt: str | None,
-        priority: int,
-        skips: bool,
-    ) -> None:
-        options = RequestOptions(
-            client=client, cache_salt=salt, priority=priority, skip_prefix_cache=skips
-        )
-        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, n=n)
-        self.do(
-            f"ask {len(prompt)} {prompt[-1]} max {max_tokens} n {n} {options}",
-            self.engine.ask(prompt, params, options),
-        )
+    def _suffix(self) -> Tokens:
+        return prompt_of(self.draw.randint(0, 1), self.draw.choice([1, 16, 23]))
 
-    @precondition(lambda self: self.engine.prefixes)
-    @rule(data=st.data(), suffix=suffixes, max_tokens=st.integers(1, MAX_TOKENS), client=CLIENTS)
-    def ask_with_prefix(
-        self, data: st.DataObject, suffix: Tokens, max_tokens: int, client: str
-    ) -> None:
-        name = data.draw(st.sampled_from(sorted(self.engine.prefixes)))
-        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
-        options = RequestOptions(client=client, prefix_name=name)
-        self.do(
-            f"ask {suffix} max {max_tokens} with prefix {name}",
-            self.engine.ask(suffix, params, options),
+    def _params(self, n: int = 1) -> SamplingParams:
+        max_tokens = self.draw.randint(1, MAX_TOKENS)
+        return SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, n=n)
+
+    def _ask(self, prompt: Tokens, params: SamplingParams, **options: Any) -> None:
+        said = f"ask {len(prompt)} {prompt[-1]} max {params.max_tokens} n {params.n} {options}"
+        self._do(said, self.engine.ask(prompt, params, RequestOptions(**options)))
+
+    # ---- events
+
+    def ask(self) -> None:
+        choice = self.draw.choice
+        self._ask(
+            self._prompt(),
+            self._params(n=choice([1, 1, 1, 2, 3])),
+            client=choice(CLIENTS),
+            cache_salt=choice(SALTS),
+            priority=choice([0, 0, 0, 1, -1]),
+            skip_prefix_cache=choice([False, False, False, True]),
         )
 
-    @precondition(lambda self: self.engine.ended)
-    @rule(data=st.data(), suffix=suffixes, max_tokens=st.integers(1, MAX_TOKENS))
-    def continue_chat(self, data: st.DataObject, suffix: Tokens, max_tokens: int) -> None:
-        prompt, answer = data.draw(st.sampled_from(self.engine.ended))
-        prompt = prompt + answer + suffix
-        if len(prompt) > 2 * LONGEST:
-            return
-        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
-        self.do(
-            f"continue {len(prompt)} max {max_tokens}",
-            self.engine.ask(prompt, params, RequestOptions()),
-        )
+    def ask_with_prefix(self) -> None:
+        if self.engine.prefixes:
+            name = self.draw.choice(sorted(self.engine.prefixes))
+            client = self.draw.choice(CLIENTS)
+            self._ask(self._suffix(), self._params(), client=client, prefix_name=name)
 
-    @precondition(lambda self: self.engine.pending)
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        number = data.draw(st.integers(0, len(self.engine.pending) - 1))
-        self.do(f"cancel {number}", self.engine.cancel(self.engine.pending[number]))
+    def continue_chat(self) -> None:
+        if self.engine.ended:
+            prompt, answer = self.draw.choice(self.engine.ended)
+            prompt = prompt + answer + self._suffix()
+            if len(prompt) <= 2 * LONGEST:
+                self._ask(prompt, self._params(), client=self.draw.choice(CLIENTS))
 
-    @rule(steps=st.sampled_from([1, 2, 5, 12, 40]))
-    def turn(self, steps: int) -> None:
-        self.do(f"turn {steps}", self.engine.turn(steps))
+    def cancel(self) -> None:
+        if pending := self.engine.pending:
+            number = self.draw.randrange(len(pending))
+            self._do(f"cancel {number}", self.engine.cancel(pending[number]))
 
-    @rule(
-        name=NAMES,
-        prompt=prompts,
-        client=CLIENTS,
-        salt=SALTS,
-        share=st.sampled_from([0.25, 0.5, 0.5, 1.0]),
-    )
-    def add_prefix(
-        self, name: str, prompt: Tokens, client: str, salt: str | None, share: float
-    ) -> None:
-        if name in self.engine.adding or "every name" in self.engine.adding:
-            return
-        self.do(
-            f"add prefix {name} {len(prompt)} {prompt[-1]} of {client!r} salt {salt} share {share}",
-            self.engine.add_prefix(name, AskedPrefix(prompt, salt), client, share),
-        )
+    def turn(self) -> None:
+        num_steps = self.draw.choice([1, 2, 5, 12, 40])
+        self._do(f"turn {num_steps}", self.engine.turn(num_steps))
 
-    @precondition(lambda self: self.engine.prefixes)
-    @rule(data=st.data())
-    def remove_prefix(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.engine.prefixes)))
-        if "every name" not in self.engine.adding:
-            self.do(f"remove prefix {name}", self.engine.remove_prefix(name))
+    def add_prefix(self) -> None:
+        choice = self.draw.choice
+        name, prompt = choice(NAMES), self._prompt()
+        salt, client, share = choice(SALTS), choice(CLIENTS), choice([0.25, 0.5, 0.5, 1.0])
+        if not self.engine.adding & {name, "every name"}:
+            self._do(
+                f"add prefix {name} {len(prompt)} {prompt[-1]}, {salt=} {client=} {share=}",
+                self.engine.add_prefix(name, AskedPrefix(prompt, salt), client, share),
+            )
 
-    @rule(num_pages=st.integers(2, 40))
-    def resize(self, num_pages: int) -> None:
-        self.do(f"resize {num_pages}", self.engine.resize(num_pages))
+    def remove_prefix(self) -> None:
+        if self.engine.prefixes and "every name" not in self.engine.adding:
+            name = self.draw.choice(sorted(self.engine.prefixes))
+            self._do(f"remove prefix {name}", self.engine.remove_prefix(name))
 
-    @rule(num_fewer=st.integers(-3, 6))
-    def resize_a_little(self, num_fewer: int) -> None:
-        num_pages = max(2, self.engine.num_pages - num_fewer)
-        self.do(f"resize {num_pages}", self.engine.resize(num_pages))
+    def resize(self) -> None:
+        num_pages = max(2, self.engine.num_pages + self.draw.randint(-6, 3))
+        if self.draw.random() < 0.3:
+            num_pages = self.draw.randint(2, 40)
+        self._do(f"resize {num_pages}", self.engine.resize(num_pages))
 
-    @rule(force=st.booleans(), disk=st.booleans())
-    def reset(self, force: bool, disk: bool) -> None:
-        self.do(f"reset force {force} disk {disk}", self.engine.reset(force=force, disk=disk))
+    def reset(self) -> None:
+        force, disk = self.draw.random() < 0.5, self.draw.random() < 0.5
+        self._do(f"reset {force=} {disk=}", self.engine.reset(force=force, disk=disk))
 
-    @rule(prompt=prompts)
-    def forget(self, prompt: Tokens) -> None:
-        self.do(f"forget {len(prompt)} {prompt[-1]}", self.engine.forget([prompt]))
+    def forget(self) -> None:
+        prompt = self._prompt()
+        self._do(f"forget {len(prompt)} {prompt[-1]}", self.engine.forget([prompt]))
 
-    @rule(share=st.sampled_from([0.1, 0.1, 0.94, 0.99]))
-    def press_memory(self, share: float) -> None:
-        self.do(f"memory {share}", self.engine.press_memory(share))
+    def embed(self) -> None:
+        prompt = self._prompt()
+        self._do(f"embed {len(prompt)}", self.engine.embed(prompt))
 
-    @precondition(lambda self: self.is_due("plant"))
-    @rule(
-        point=st.sampled_from(POINTS),
-        at=st.sampled_from([0, 0, 0, 1, 3, 8]),
-        error=st.sampled_from(ERRORS),
-    )
-    def plant(self, point: Point, at: int, error: type[Exception]) -> None:
-        self.has_been("plant")
-        fault = Fault(point, lambda: error("planted"), at)
-        self.events.append(f"plant {fault}")
-        self.engine.plant(fault)
+    def press_memory(self) -> None:
+        share = self.draw.choice([0.1, 0.1, 0.94, 0.99])
+        self._do(f"memory {share}", self.engine.press_memory(share))
 
-    @precondition(lambda self: self.has_disk and self.is_due("restart"))
-    @rule(numbers=sizes)
-    def restart(self, numbers: dict) -> None:
-        self.has_been("restart")
-        self.do(f"restart {numbers}", self.engine.restart(self.options(numbers)))
+    def plant(self) -> None:
+        if self._is_due("plant"):
+            point, error = self.draw.choice(POINTS), self.draw.choice(ERRORS)
+            fault = Fault(point, lambda: error("planted"), self.draw.choice([0, 0, 0, 1, 3, 8]))
+            self.events.append(f"plant {fault}")
+            self.engine.plant(fault)
 
-    @precondition(lambda self: self.is_due("drain"))
+    def restart(self) -> None:
+        if self._has_disk and self._is_due("restart"):
+            sizes = self._draw_sizes()
+            self._do(f"restart {sizes}", self.engine.restart(self._options(sizes)))
 
-    @rule()
     def drain(self) -> None:
-        self.has_been("drain")
-        self.do("drain", self.engine.drain())
-
-    def teardown(self) -> None:
-        engine = getattr(self, "engine", None)
-        if engine is None:
-            return
-        try:
-            self.do("drain at the end", engine.drain())
-            self.report.add(engine)
-        finally:
-            engine.close()
-            self.folder.cleanup()
+        if self._is_due("drain"):
+            self._do("drain", self.engine.drain())
 
 
-@contextmanager
-def _no_constants() -> Iterator[None]:
-    """Hypothesis also draws numbers that it finds in the project's loaded modules: with it, what is searched
-    would depend on which other tests were imported before."""
-    draw = HypothesisProvider._maybe_draw_constant
-    HypothesisProvider._maybe_draw_constant = lambda *_, **__: None  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        HypothesisProvider._maybe_draw_constant = draw  # type: ignore[method-assign]
+WEIGHTS = {
+    "ask": 20,
+    "ask_with_prefix": 6,
+    "continue_chat": 8,
+    "cancel": 4,
+    "turn": 30,
+    "add_prefix": 6,
+    "remove_prefix": 3,
+    "resize": 8,
+    "reset": 2,
+    "forget": 2,
+    "embed": 1,
+    "press_memory": 3,
+    "plant": 8,
+    "restart": 3,
+    "drain": 4,
+}
 
 
-def run_round(
+def run_episode(
     models: TinyModels,
     report: FuzzReport,
-    *,
-    examples: int,
-    rules: int,
-    names: tuple[str, ...] = tuple(MODELS),
+    num_events: int = NUM_EVENTS,
+    names: Sequence[str] = tuple(MODELS),
 ) -> None:
-    """Run `examples` engines under up to `rules` events each, which follow from the report's seed."""
-
-    @hypothesis.seed(report.seed)
-    def machine() -> EngineMachine:
-        return EngineMachine(models, report, names)
-
-    with _no_constants():
-        run_state_machine_as_test(
-            machine,
-            settings=settings(
-                max_examples=examples,
-                stateful_step_count=rules,
-                deadline=None,
-                database=None,
-                derandomize=False,
-                phases=[Phase.generate],  # each takes long, and an engine's threads have their own order
-                report_multiple_bugs=False,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+    """The one of the report's seed, which is counted there."""
+    machine = EngineMachine(models, report.seed, names)
+    try:
+        machine.run(num_events)
+        report.add(machine.engine)
+    finally:
+        machine.close()
     report.seed += 1
 
 
@@ -448,10 +384,11 @@ def fuzz(file: Path, num_steps: int, say: Callable[[str], None]) -> bool:
         models = TinyModels(Path(folder))
         while report.num_steps < num_steps:
             try:
-                run_round(models, report, examples=6, rules=400)
-            except Exception:
-                say(f"round {report.seed}\n{traceback.format_exc()}")
+                run_episode(models, report)
+            except Exception:  # noqa: BLE001  (whatever is wrong is said)
+                say(f"{report}\n{traceback.format_exc()}")
                 return False
             report.write(file)
-            say(f"round {report.seed}: {report}")
+            if not report.seed % 10:
+                say(f"seed {report.seed}: {report}")
     return True

@@ -201,9 +201,7 @@ class EngineUnderTest:
             await asked.task
         await self.settle()
 
-    async def add_prefix(
-        self, name: str, prefix: AskedPrefix, client: str, share: float
-    ) -> None:
+    async def add_prefix(self, name: str, prefix: AskedPrefix, client: str, share: float) -> None:
         """Begin to compute a named prefix; no other one of this name may be under way."""
         work = self.chat.prefixes.add(
             name, prefix.token_ids, cache_salt=prefix.salt, client=client, max_share=share
@@ -391,7 +389,9 @@ class EngineUnderTest:
     async def _judge_prefixes(self) -> None:
         """`drain` has computed those that were lost with a smaller cache."""
         assert set(self.chat.prefixes.sizes()) == set(self.prefixes)
-        assert not self._log.num_lost_prefixes or self.num_faults, "a prefix is lost without a fault"
+        assert not self._log.num_lost_prefixes or self.num_faults, (
+            "a prefix is lost without a fault"
+        )
         if self._log.num_lost_prefixes or self._log.num_lost_calls or not self._are_pins_known:
             return
         pool = (await self.snapshot()).stats.pool
