@@ -67,7 +67,7 @@ def _copy_of(error: AssertionError) -> AssertionError:
     return copy
 
 
-def audit(engine: Engine, error: Exception, awaited: Collection[str] = ()) -> None:
+def audit(engine: Engine, error: Exception, awaited: Collection[str] | None = None) -> None:
     """After a call that failed, perhaps half done. Raises what is wrong with the engine since.
 
     awaited: as in `Engine.check`

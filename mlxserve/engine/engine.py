@@ -341,12 +341,16 @@ class Engine:
         requests = len(roster.live), len(roster.running), len(roster.prefixes), pins.num_pages
         return *requests, pool.num_pages, pool.num_free, pool.num_cached, pool.num_pinned
 
-    def check(self, awaited: Collection[str] = ()) -> None:
+    def check(self, awaited: Collection[str] | None = None) -> None:
         """Audit requests, pages and arrays. Raises AssertionError.
 
-        awaited: ids of requests that callers wait for: each lives, or its last output is to be delivered
+        awaited: ids of requests that callers wait for: each lives, or its last output is to be delivered,
+            and no other one lives but named prefixes that are computed again; None if they are not known
         """
-        lost = set(awaited) - self.live_ids - {output.request_id for output in self._early}
-        assert not lost, f"nothing computes the answers of {', '.join(sorted(lost))}"
+        if awaited is not None:
+            lost = set(awaited) - self.live_ids - {output.request_id for output in self._early}
+            assert not lost, f"nothing computes the answers of {', '.join(sorted(lost))}"
+            idle = self.live_ids.difference(awaited, self._scheduler.roster.prefixes)
+            assert not idle, f"nobody waits for the answers of {', '.join(sorted(idle))}"
         self._scheduler.check()
         self._runner.check(self._scheduler.pool.num_pages, self._scheduler.moves.unit_names())
