@@ -52,6 +52,18 @@ class Candidate:
     awaited: bytes | None = None  # hash of the last page that others are computing
 
 
+@dataclass(slots=True)
+class Supply:
+    """What waiting requests may have in a step.
+
+    num_pages: that are free and not reserved
+    num_reserved: units of each other kind that are, whether they are free or not
+    """
+
+    num_pages: int
+    num_reserved: dict[EndKind, int]
+
+
 class Admission:
     """Looks at the waiting requests in order."""
 
@@ -77,8 +89,8 @@ class Admission:
         self.starved = None
         if not self._has_place(step):
             return
-        self._stats.pages_reserved = self.num_reserved()
-        available = self._pool.num_free - self._stats.pages_reserved
+        supply = self._supply()
+        self._stats.pages_reserved = self._pool.num_free - supply.num_pages
         passed: list[LiveRequest] = []
         num_looks = num_parked_tokens = 0
         for request in self._in_order(now, first):
@@ -86,7 +98,7 @@ class Admission:
                 return
             if passed and not self._may_overtake(request, passed):
                 return
-            look = self._look(request, step, available, is_overtaking=bool(passed))
+            look = self._look(request, step, supply, is_overtaking=bool(passed))
             if look.awaited is not None:
                 self._park(request, look.awaited)
                 num_parked_tokens += len(request.token_ids)
@@ -96,8 +108,10 @@ class Admission:
             self._roster.followers.stay(request)
             match look.verdict:
                 case Verdict.START:
-                    available -= self._num_taken(look)
+                    supply.num_pages -= self._num_taken(look)
                     yield look
+                    for end in self._tables.ends:
+                        supply.num_reserved[end] += end.room.num_reserved([request])
                     self.count_overtaken(passed)
                 case Verdict.PASS:
                     passed.append(request)
@@ -108,6 +122,14 @@ class Admission:
                     return
             if request is first and look.verdict is not Verdict.START:
                 return
+
+    def _supply(self) -> Supply:
+        """As of now: it takes time by the number of running requests, so once a plan."""
+        running = self._roster.running.values()
+        return Supply(
+            self._pool.num_free - self.num_reserved(),
+            {end: end.room.num_reserved(running) for end in self._tables.ends},
+        )
 
     def num_found(self, asked: Request) -> int:
         """Tokens of a prompt's full pages that are in memory or on disk now, from the first one on."""
@@ -124,7 +146,7 @@ class Admission:
         yield from (one for one in self._roster.waiting.in_order(now) if one is not first)
 
     def _look(
-        self, request: LiveRequest, step: Step, available: int, *, is_overtaking: bool
+        self, request: LiveRequest, step: Step, supply: Supply, *, is_overtaking: bool
     ) -> Candidate:
         cache = self._tables.cache
         cached = cache.match(request)
@@ -134,14 +156,14 @@ class Admission:
             return Candidate(request, Verdict.FOLLOW, awaited=awaited)
         if is_overtaking and not self._is_short(request, len(cached)):
             return Candidate(request, Verdict.STOP)
-        if self._lacks_memory(request, cached, available):
+        if self._lacks_memory(request, cached, supply):
             return Candidate(request, Verdict.PASS)
         num_on_disk = self._tables.num_on_disk(request, len(cached))
-        if num_on_disk and self._can_read():
+        if num_on_disk and self._can_read(supply):
             return Candidate(request, Verdict.START, cached, num_on_disk)
-        tail = self._tail(request, cached, available)
+        tail = self._tail(request, cached, supply.num_pages)
         start = len(cached) * self._pool.page_size + (tail.num_tokens if tail else 0)
-        share = self._first_share(request, start, step)
+        share = self._first_share(request, start, step, supply)
         verdict = self._verdict(request, start, share)
         return Candidate(request, verdict, cached, 0, tail, share)
 
@@ -185,13 +207,15 @@ class Admission:
         A fork needs no look, but as any other request it takes no page that is reserved, and
         overtakes only where they may be overtaken.
         """
-        available = self._pool.num_free - self.num_reserved()
-        if available <= 0 or len(self._roster.running) >= self.max_running:
+        if len(self._roster.running) >= self.max_running:
+            return None
+        supply = self._supply()
+        if supply.num_pages <= 0:
             return None
         passed = [
             other
             for other in islice(self._roster.waiting.before(fork, now), MAX_PASSED + 1)
-            if self._lacks_memory(other, self._tables.cache.match(other), available)
+            if self._lacks_memory(other, self._tables.cache.match(other), supply)
         ]
         return passed if not passed or self._may_overtake(fork, passed) else None
 
@@ -234,33 +258,28 @@ class Admission:
         """Pages that the request needs beyond those that it may have; 0 or less if it has enough."""
         return self._num_needed(request, cached) - (self._pool.num_free - self.num_reserved())
 
-    def _lacks_memory(self, request: LiveRequest, cached: Sequence[int], available: int) -> bool:
+    def _lacks_memory(self, request: LiveRequest, cached: Sequence[int], supply: Supply) -> bool:
         # Most would fit even with nothing cached, and most are deferred: counting comes last.
-        if self._num_pages(request) > available < self._num_needed(request, cached):
+        if self._num_pages(request) > supply.num_pages < self._num_needed(request, cached):
             return True
-        if not self._tables.ends:
-            return False
-        return max(self.lacking(request, cached).values()) > 0
+        num_cached = len(cached)
+        for end, num_reserved in supply.num_reserved.items():
+            if end.room.num_lacking(request, num_cached, num_reserved) > 0:
+                return True
+        return False
 
-    def _can_read(self) -> bool:
+    @staticmethod
+    def _can_read(supply: Supply) -> bool:
         """Whether there is room for what other kinds need after pages that are read."""
-        if not self._tables.ends:
-            return True
-        running = self._running
-        return all(end.room.can_read(running) for end in self._tables.ends)
+        return all(end.room.can_read(number) for end, number in supply.num_reserved.items())
 
     def lacking(self, request: LiveRequest, cached: Sequence[int]) -> dict[EndKind, int]:
         """As `num_lacking`, of units of the other kinds."""
-        if not self._tables.ends:
-            return {}
-        running, num_cached = self._running, len(cached)
+        running, num_cached = self._roster.running.values(), len(cached)
         return {
-            end: end.room.num_lacking(request, num_cached, running) for end in self._tables.ends
+            end: end.room.num_lacking(request, num_cached, end.room.num_reserved(running))
+            for end in self._tables.ends
         }
-
-    @property
-    def _running(self) -> list[LiveRequest]:
-        return list(self._roster.running.values())
 
     def _num_pages(self, request: LiveRequest) -> int:
         return -(-len(request.token_ids) // self._pool.page_size)
@@ -279,11 +298,9 @@ class Admission:
         spare = available - self._num_needed(request, cached)
         return tail if self._pool.num_idle([tail.page]) <= spare else None
 
-    def _first_share(self, request: LiveRequest, start: int, step: Step) -> Limit:
-        end, budget = len(request.token_ids), step.budget_at(start)
-        if self._tables.ends:  # its whole prompt need not have units there
-            page_size, running = self._pool.page_size, self._running
-            for kind in self._tables.ends:
-                num_pages = kind.room.num_growable_from(request, start // page_size, running)
-                budget = min(budget, num_pages * page_size)
+    def _first_share(self, request: LiveRequest, start: int, step: Step, supply: Supply) -> Limit:
+        end, budget, page_size = len(request.token_ids), step.budget_at(start), self._pool.page_size
+        for kind, number in supply.num_reserved.items():  # its whole prompt need not have units
+            num_pages = kind.room.num_growable_from(request, start // page_size, number)
+            budget = min(budget, num_pages * page_size)
         return limit(start, end, end, budget, step.ctx)

@@ -47,6 +47,7 @@ class StepPlanner:
         self._preemption = preemption
         self._drafts = drafts
         self._stats = stats
+        self._has_windows = any(end.has_table for end in tables.ends)
 
     def plan(
         self, now: int, prefill_budget: int | None = None, work: WorkBudget | None = None
@@ -263,14 +264,22 @@ class StepPlanner:
     def _launch(self, step: Step) -> list[Chunk]:
         """The chunks of a plan, from now on counted as computed: decodes, drafts, prompts."""
         drafts, decodes = step.drafts, step.decodes
-        chunks = _decoded([one for one in decodes if one not in drafts] if drafts else decodes)
-        chunks += [_drafted(request, draft) for request, draft in drafts.items()]
+        others = [one for one in decodes if one not in drafts] if drafts else decodes
+        chunks = _decoded(others, has_windows=self._has_windows)
+        for request, draft in drafts.items():
+            chunks.append(self._of_windows(_drafted(request, draft)))
         for request, share in step.plan.items():
-            chunks.append(_prefilled(request, share.num_tokens))
+            chunks.append(self._of_windows(_prefilled(request, share.num_tokens)))
         for end in self._tables.ends:
             chunks = end.plan(chunks)
         self._tables.num_unread += bool(chunks)
         return chunks
+
+    def _of_windows(self, chunk: Chunk) -> Chunk:
+        """The chunk with its request's table of windows, if the model has one."""
+        return (
+            chunk._replace(window_table=chunk.request.window_table) if self._has_windows else chunk
+        )
 
 
 def _prefilled(request: LiveRequest, num_tokens: int) -> Chunk:
@@ -283,15 +292,18 @@ def _prefilled(request: LiveRequest, num_tokens: int) -> Chunk:
     return Chunk(request, start, num_tokens, request.page_table, samples)
 
 
-def _decoded(requests: list[LiveRequest]) -> list[Chunk]:
+def _decoded(requests: list[LiveRequest], *, has_windows: bool) -> list[Chunk]:
     """A chunk of one token for each of them."""
-    chunks = []
+    chunks, make = [], Chunk._make  # 0.2 us instead of the constructor's 0.3, or 1 with `_replace`
     for request in requests:
         start = request.num_computed
         request.num_computed = start + 1
         request.num_in_flight += 1
         is_lazy = start == len(request.token_ids)
-        chunks.append(Chunk(request, start, 1, request.page_table, True, is_lazy))
+        windows = request.window_table if has_windows else None
+        chunks.append(
+            make((request, start, 1, request.page_table, True, is_lazy, None, (), windows))
+        )
     return chunks
 
 

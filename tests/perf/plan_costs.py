@@ -231,7 +231,9 @@ class Steps:
 
     def keep(self, chat: int, num_pages: int, until: float) -> None:
         """Have a conversation of so many pages, which was just computed, protected until then."""
-        request = Request(f"chat {chat}", [2_000_000 + chat] * (num_pages * PAGE_SIZE + 1), _params(1))
+        request = Request(
+            f"chat {chat}", [2_000_000 + chat] * (num_pages * PAGE_SIZE + 1), _params(1)
+        )
         self._add(request)
         self._step()
         self._scheduler.keep_pages(request, until)

@@ -88,7 +88,7 @@ class UnitKind(Protocol):
 class Room:
     """How many requests a kind has units for, and how far they may run. Unbounded where nothing is overridden.
 
-    running: the requests that run now, for which units are reserved
+    num_reserved: free units that no request which waits may have
     """
 
     def num_free(self) -> int:
@@ -109,19 +109,19 @@ class Room:
 
     # ---- of a request that waits
 
-    def num_lacking(
-        self, request: LiveRequest, num_cached: int, running: Sequence[LiveRequest]
-    ) -> int:
+    def num_reserved(self, running: Iterable[LiveRequest]) -> int:
+        """Free units that the prompts of these running requests still need."""
+        return 0
+
+    def num_lacking(self, request: LiveRequest, num_cached: int, num_reserved: int) -> int:
         """Units that it needs beyond those that it may have; 0 or less if it has enough."""
         return 0
 
-    def num_growable_from(
-        self, request: LiveRequest, num_cached: int, running: Sequence[LiveRequest]
-    ) -> int:
+    def num_growable_from(self, request: LiveRequest, num_cached: int, num_reserved: int) -> int:
         """Pages that it may grow by if it begins after `num_cached` pages."""
         return UNBOUNDED
 
-    def can_read(self, running: Sequence[LiveRequest]) -> bool:
+    def can_read(self, num_reserved: int) -> bool:
         """Whether there is room for what is read from disk at the end of a prefix."""
         return True
 
@@ -140,6 +140,7 @@ class EndKind(ABC):
     room: Room = Room()
     lending: Lending | None = None  # where its units are pages of memory that it may share
     names_units = False  # its units are named by `plan` and `load`, and dropped by these names
+    has_table = False  # chunks have the request's `window_table`
 
     @abstractmethod
     def renewed(self, pool: PagePool) -> Self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from mlxserve.cache.groups import Window
 from mlxserve.cache.kinds.kind import Room
@@ -25,6 +25,7 @@ class WindowRoom(Room):
     def __init__(self, pool: PagePool, window: Window) -> None:
         self._pool = pool
         self._window = window
+        self._num_held = window.num_held
 
     def num_free(self) -> int:
         return self._pool.num_free
@@ -45,41 +46,38 @@ class WindowRoom(Room):
 
     # ---- of a request that waits
 
-    def num_lacking(
-        self, request: LiveRequest, num_cached: int, running: Sequence[LiveRequest]
-    ) -> int:
-        return self._num_needed(request, num_cached) - self._num_free_for(running)
+    def num_reserved(self, running: Iterable[LiveRequest]) -> int:
+        page_size, num_held, reserved = self._pool.page_size, self._num_held, 0
+        for request in running:
+            missing = min(-(-request.prefill_end // page_size), num_held)
+            missing -= len(request.window_table) - request.window_first
+            if missing > 0:
+                reserved += missing
+        return reserved
 
-    def num_growable_from(
-        self, request: LiveRequest, num_cached: int, running: Sequence[LiveRequest]
-    ) -> int:
-        num_free = self._num_free_for(running)
+    def num_lacking(self, request: LiveRequest, num_cached: int, num_reserved: int) -> int:
+        return self._num_needed(request, num_cached) - (self._pool.num_free - num_reserved)
+
+    def num_growable_from(self, request: LiveRequest, num_cached: int, num_reserved: int) -> int:
+        num_free = self._pool.num_free - num_reserved
         found = self._found(request, num_cached)
         num_kept = self._pool.order.num_kept - sum(map(self._pool.order.is_kept_free, found))
         num_spare = self._pool.blank.count + len(self._pool.order.lost)
         num_free -= self._pool.num_idle(found)
         return self._num_growable(len(found), num_free, num_kept, num_spare)
 
-    def can_read(self, running: Sequence[LiveRequest]) -> bool:
-        return self._num_free_for(running) >= self._window.num_held
-
-    def _num_free_for(self, running: Sequence[LiveRequest]) -> int:
-        """Free pages that are not reserved for what running prompts still need."""
-        reserved = 0
-        for request in running:
-            num_pages = min(-(-request.prefill_end // self._pool.page_size), self._window.num_held)
-            reserved += max(0, num_pages - len(request.window_table) + request.window_first)
-        return self._pool.num_free - reserved
+    def can_read(self, num_reserved: int) -> bool:
+        return self._pool.num_free - num_reserved >= self._num_held
 
     def _num_needed(self, request: LiveRequest, num_cached: int) -> int:
         """Free pages that a waiting request takes before it gives any back, those it finds included."""
         num_missing = -(-len(request.token_ids) // self._pool.page_size) - num_cached
         found = self._found(request, num_cached)
-        return min(num_missing, self._window.num_held - len(found)) + self._pool.num_idle(found)
+        return min(num_missing, self._num_held - len(found)) + self._pool.num_idle(found)
 
     def _num_growable(self, num_held: int, num_free: int, num_kept: int, num_spare: int) -> int:
-        needed = self._window.num_held - num_held
-        unkept = max(self._window.num_held - num_held, num_free - num_kept)
+        needed = self._num_held - num_held
+        unkept = max(self._num_held - num_held, num_free - num_kept)
         return min(num_free, unkept, max(needed + CHUNK_PAGES, num_spare))
 
     def _found(self, request: LiveRequest, num_cached: int) -> list[int]:
