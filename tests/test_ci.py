@@ -73,8 +73,8 @@ def check(line: str) -> None:
         return
     typed = shlex.join(words)
     command = max((c for c in commands() if f"{typed} ".startswith(f"{c} ")), key=len)
-    assert command not in ("mlxserve", "mlxserve bench"), line
-    assert set(flags_of(words)) <= commands()[command], line
+    assert command not in ("mlxserve", "mlxserve bench", "python -m tests.reliability"), line
+    assert set(flags_of(words[len(command.split()) :])) <= commands()[command], line
 
 
 def test_a_command_that_does_not_exist_is_found() -> None:
@@ -82,6 +82,8 @@ def test_a_command_that_does_not_exist_is_found() -> None:
         "uv run mlxserve diagnose",
         "uv run mlxserve doctor --file x.json",
         "uv run mlxserve bench everything",
+        "uv run python -m tests.reliability engine --minutes 5",
+        "uv run python -m tests.reliability everything",
         "uv run pytest -m gpu",
         "uv run pytest -p tests.no_gpu -m metal",
         "uv run pytest -p tests.emulated_gpu -m gpu",

@@ -15,6 +15,7 @@ from typer.main import get_command
 from mlxserve.bench.cli import app as bench_app
 from mlxserve.cli.commands import app
 from tests.perf.cli import app as perf_app
+from tests.reliability.__main__ import app as reliability_app
 from tui.commands import COMMANDS, key_label
 
 ROOT = Path(__file__).parent.parent
@@ -48,6 +49,7 @@ def commands() -> dict[str, frozenset[str]]:
     walk(get_command(app), "mlxserve")
     walk(get_command(bench_app), "mlxserve bench")
     walk(get_command(perf_app), "python -m tests.perf")
+    walk(get_command(reliability_app), "python -m tests.reliability")
     return found
 
 

@@ -181,8 +181,8 @@ def test_a_request_that_is_queued_and_cannot_be_timed_is_not_queued(
     def failing(self: Timeline, request_id: str) -> None:
         raise RuntimeError(f"no time for {request_id}")
 
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
-        patch.setattr(Timeline, "arrived", failing)
+    monkeypatch.setattr(Timeline, "arrived", failing)
+    with pytest.raises(RuntimeError):
         engine.add_all([request("a", 10, max_tokens=3)])
     assert not engine.live_ids
     engine.snapshot()

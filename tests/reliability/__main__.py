@@ -75,17 +75,20 @@ def side_by_side(minutes: Annotated[float, typer.Option(min=0.5)] = 60) -> None:
 
 @app.command()
 def engine(
-    steps: Annotated[int, typer.Option(min=1)] = 300_000,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Of all runs with this file together.")
+    ] = 300_000,
+    seed: Annotated[int, typer.Option(help="Of the first episode.")] = 1,
     file: Annotated[Path, typer.Option(help="Where a run that was stopped goes on.")] = Path(
         "engine-fuzz.json"
     ),
 ) -> None:
-    """Whole engines under random orders of events and faults, in processes of one after another."""
+    """Whole engines of tiny models under random events and faults, one after another."""
     machine.prepare()  # before the models are written with mlx
     with _own_folder():
         from tests.reliability.engine_machine import fuzz
 
-        is_good = fuzz(file, steps, _say)
+        is_good = fuzz(file, seed, steps, _say)
     sys.exit(not is_good)
 
 

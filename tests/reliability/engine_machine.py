@@ -117,7 +117,7 @@ class TinyModels:
 
 @dataclass
 class FuzzReport:
-    """What a run has done so far; a file of it is where the next one goes on."""
+    """What a run has done so far. The next one goes on from a file of it."""
 
     seed: int = 0  # of the next episode
     num_steps: int = 0
@@ -148,9 +148,9 @@ class FuzzReport:
         file.write_text(json.dumps(vars(self)))
 
     @classmethod
-    def read(cls, file: Path) -> FuzzReport:
+    def read(cls, file: Path, seed: int) -> FuzzReport:
         if not file.exists():
-            return cls()
+            return cls(seed)
         fields = json.loads(file.read_text())
         return cls(fields["seed"], fields["num_steps"], Counter(fields["counts"]))
 
@@ -377,9 +377,12 @@ def run_episode(
     report.seed += 1
 
 
-def fuzz(file: Path, num_steps: int, say: Callable[[str], None]) -> bool:
-    """Go on with the run of this file until it has made `num_steps` steps. Whether nothing was wrong."""
-    report = FuzzReport.read(file)
+def fuzz(file: Path, seed: int, num_steps: int, say: Callable[[str], None]) -> bool:
+    """Go on with the run of this file until it has made `num_steps` steps. Whether nothing was wrong.
+
+    seed: of its first episode
+    """
+    report = FuzzReport.read(file, seed)
     with tempfile.TemporaryDirectory() as folder:
         models = TinyModels(Path(folder))
         while report.num_steps < num_steps:

@@ -35,7 +35,7 @@ from tests.reliability.greedy_reference import GreedyReference
 from tests.reliability.step_gate import StepGate
 
 MAX_STEPS = 20_000  # without work left to do, every answer ends long before
-_POLL_SECONDS = 0.0002
+_LOOK_SECONDS = 0.05  # until it is looked at whether the engine has run out of work
 _LOST_PREFIXES = "named prefixes are not kept"
 _LOST_CALL = "that has no caller failed"
 
@@ -122,7 +122,8 @@ class EngineUnderTest:
     ) -> None:
         """max_length: of the model's context"""
         self.loop = asyncio.new_event_loop()
-        self.gate = StepGate()
+        self._made = asyncio.Event()
+        self.gate = StepGate(lambda: self.loop.call_soon_threadsafe(self._made.set))
         self.asked: list[AskedAnswer] = []
         self.ended: list[tuple[Tokens, Tokens]] = []  # prompts with their answers, the last ones
         self.prefixes: dict[str, AskedPrefix] = {}
@@ -302,13 +303,11 @@ class EngineUnderTest:
 
     async def turn(self, num_steps: int) -> None:
         """As many steps, or fewer if the engine runs out of work."""
+        self._made.clear()
         self.gate.allow(num_steps)
-        while not self.gate.is_idle and self.engine.is_alive():
-            if not self._engine.has_work:
-                await self.settle()
-                if not self._engine.has_work:
-                    break
-            await asyncio.sleep(_POLL_SECONDS)
+        while not self.gate.is_idle and self._engine.has_work and self.engine.is_alive():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._made.wait(), _LOOK_SECONDS)
         self.gate.close()
         await self.settle()
 

@@ -7,6 +7,7 @@ the threads are scheduled.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from mlxserve.engine.engine import Engine
 from mlxserve.request import Output
@@ -17,7 +18,9 @@ _WAIT_SECONDS = 0.0005  # until the engine looks at its inbox again
 class StepGate:
     """Of one engine at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, when_made: Callable[[], None] = lambda: None) -> None:
+        """when_made: called on the engine's thread when the last step that was allowed has been made"""
+        self._when_made = when_made
         self.num_steps = 0  # made, over all engines
         self._condition = threading.Condition()
         self._num_allowed = 0
@@ -60,3 +63,5 @@ class StepGate:
             return Engine.step(engine)
         finally:
             self._is_stepping = False
+            if not self._num_allowed:
+                self._when_made()
