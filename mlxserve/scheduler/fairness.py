@@ -8,6 +8,7 @@ requests: it is not owed anything for the time it was away.
 from __future__ import annotations
 
 from collections import Counter
+from heapq import heappop, heappush, heapreplace
 
 PREFILL_WEIGHT = 1
 DECODE_WEIGHT = 2  # the paper's
@@ -19,6 +20,9 @@ class FairShare:
     def __init__(self) -> None:
         self._tokens: dict[str, int] = {}
         self._num_live: Counter[str] = Counter()
+        # Of live clients, and of some that left. Counters only grow, so what is here is at most too low.
+        self._lowest: list[tuple[int, str]] = []
+        self._in_heap: set[str] = set()
 
     def tokens_of(self, client: str) -> int:
         """Weighted tokens; only differences between clients mean anything."""
@@ -26,11 +30,11 @@ class FairShare:
 
     def arrive(self, client: str) -> None:
         """The client has one more live request."""
-        if not self._num_live[client]:
-            least = min(
-                (self._tokens[other] for other in self._num_live if other != client), default=0
-            )
-            self._tokens[client] = max(self._tokens.get(client, 0), least)
+        if client not in self._num_live:
+            self._tokens[client] = max(self._tokens.get(client, 0), self._least())
+            if client not in self._in_heap:
+                self._in_heap.add(client)
+                heappush(self._lowest, (self._tokens[client], client))
         self._num_live[client] += 1
 
     def leave(self, client: str) -> None:
@@ -41,10 +45,24 @@ class FairShare:
         del self._num_live[client]
         if not self._num_live:
             self._tokens.clear()  # no client waits, so none is owed anything
+            self._lowest.clear()
+            self._in_heap.clear()
             return
-        least = min(self._tokens[other] for other in self._num_live)
-        if self._tokens[client] <= least:
+        if self._tokens[client] <= self._least():
             del self._tokens[client]  # it would be lifted to that anyway
+
+    def _least(self) -> int:
+        """The lowest counter of a live client; 0 without any."""
+        while self._lowest:
+            tokens, client = self._lowest[0]
+            if client not in self._num_live:
+                heappop(self._lowest)
+                self._in_heap.remove(client)
+            elif tokens != self._tokens[client]:
+                heapreplace(self._lowest, (self._tokens[client], client))
+            else:
+                return tokens
+        return 0
 
     def charge(self, client: str, *, prefill: int = 0, decode: int = 0) -> None:
         self._tokens[client] += PREFILL_WEIGHT * prefill + DECODE_WEIGHT * decode
@@ -54,3 +72,5 @@ class FairShare:
         assert self._num_live == clients, "a client's requests are miscounted"
         assert self._num_live.keys() <= self._tokens.keys(), "a client has no counter"
         assert clients or not self._tokens, "a counter is left over"
+        least = min((self._tokens[client] for client in clients), default=0)
+        assert self._least() == least, "the lowest counter is not found"

@@ -120,3 +120,17 @@ def test_an_urgent_class_does_not_starve_the_other(make_engine: Callable) -> Non
         engine.step()
     assert patient.is_finished
     engine.drain()
+
+
+def test_counters_begin_anew_once_nobody_is_there() -> None:
+    fair_share = FairShare()
+    for client in "ab":
+        fair_share.arrive(client)
+        fair_share.charge(client, decode=50)
+    for client in "ab":
+        fair_share.leave(client)
+    for client in "bca":
+        fair_share.arrive(client)
+        fair_share.charge(client, decode=1)
+        fair_share.check(Counter("bca"[: "bca".index(client) + 1]))
+    assert fair_share.tokens_of("a") == 4, "lifted to the lowest counter of those that are there"

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from collections import Counter
+from itertools import islice
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,3 +97,66 @@ def test_removing_a_request_keeps_the_order_of_the_others(
     queue.remove(gone)
     assert arrivals(queue) == [n for n in before if n != gone.arrival]
     assert len(queue) == len(list(queue)) == len(requests) - 1
+
+
+@given(st.data())
+def test_any_order_of_events_leaves_the_order_of_a_queue_that_is_sorted_anew(
+    data: st.DataObject,
+) -> None:
+    """Requests come, start, are preempted and leave, clients are charged, and time passes."""
+    fair_share = FairShare()
+    ageing_steps, now = data.draw(st.sampled_from([1, 3, 1000])), 0
+    queue = WaitingQueue(fair_share, ageing_steps)
+    waiting: list[LiveRequest] = []
+    running: list[LiveRequest] = []
+
+    def key(one: LiveRequest) -> tuple[int, bool, int, int]:
+        best = min(other.asked.priority for other in waiting)
+        risen = one.asked.priority - (now - one.queued_at) // ageing_steps
+        tokens = fair_share.tokens_of(one.asked.client)
+        return max(best, risen), not one.has_run, tokens, one.arrival
+
+    for arrival in range(data.draw(st.integers(1, 30))):
+        priority, client = data.draw(st.integers(-1, 2)), data.draw(st.sampled_from("abcd"))
+        new = request(arrival, priority, client)
+        new.queued_at = now
+        fair_share.arrive(client)
+        queue.add(new)
+        waiting.append(new)
+        now += data.draw(st.integers(0, 2))
+        assert list(queue.in_order(now)) == sorted(waiting, key=key)
+        match data.draw(st.sampled_from(["nothing", "start", "preempt", "leave", "charge"])):
+            case "start":
+                first = next(queue.in_order(now))
+                queue.remove(first)
+                waiting.remove(first)
+                running.append(first)
+                first.prefill_end = 1
+            case "preempt" if running:
+                back = running.pop(data.draw(st.integers(0, len(running) - 1)))
+                queue.add(back)
+                waiting.append(back)
+            case "leave":
+                gone = data.draw(st.sampled_from(waiting))
+                fair_share.leave(gone.asked.client)
+                queue.remove(gone)
+                waiting.remove(gone)
+            case "charge":
+                live = [one.asked.client for one in (*waiting, *running)]
+                fair_share.charge(data.draw(st.sampled_from(live)), decode=arrival)
+        fair_share.check(Counter(one.asked.client for one in (*waiting, *running)))
+        assert list(queue.in_order(now)) == sorted(waiting, key=key)
+
+
+def test_a_look_at_the_first_of_many_clients_asks_for_few_of_their_counters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue, fair_share = queue_of(*(request(n, client=str(n)) for n in range(1_000)))
+    asked: list[str] = []
+    tokens_of = fair_share.tokens_of
+    monkeypatch.setattr(
+        fair_share, "tokens_of", lambda client: asked.append(client) or tokens_of(client)
+    )
+    fair_share.charge("0", prefill=10)
+    assert [one.arrival for one in islice(queue.in_order(20), 4)] == [1, 2, 3, 4]
+    assert len(asked) < 40
