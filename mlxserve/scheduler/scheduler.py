@@ -20,7 +20,7 @@ when their holder has no unread step left, and only a plan made with no step unr
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
 from mlxserve.cache.kinds.full_pages import FullPages
@@ -59,6 +59,8 @@ from mlxserve.scheduler.roster import Roster
 
 logger = logging.getLogger("mlxserve.scheduler")
 
+_NO_PREFIXES: Mapping[str, Request] = {}
+
 
 class Scheduler:
     """add, then schedule and update in turns; abort at any time between these calls."""
@@ -93,14 +95,21 @@ class Scheduler:
         self._max_running = config.max_num_seqs  # fewer where memory is short
         self._begin(pool, ends)
 
-    def _begin(self, pool: PagePool, ends: Sequence[EndKind]) -> None:
-        """Without requests, and with empty pools."""
+    def _begin(
+        self,
+        pool: PagePool,
+        ends: Sequence[EndKind],
+        prefixes: Mapping[str, Request] = _NO_PREFIXES,
+    ) -> None:
+        """Without requests, and with empty pools. `prefixes`: named ones, to be computed again."""
         config, stats = self.config, self._stats
         if self._drafts is not None:
             self._drafts.clear()
         self.pool = pool  # to read; only the page tables change it
         self.page_tables = tables = PageTables(config, pool, stats, self._disk, ends)
-        self.roster = roster = Roster(config, stats)
+        roster = Roster(config, stats)
+        roster.prefixes.update(prefixes)  # at once: what fails from now on is followed by `restart`
+        self.roster = roster
         self.moves = Moves(tables, roster, stats)
         self.preemption = preemption = Preemption(config, tables, roster, stats)
         self.planner = StepPlanner(
@@ -321,7 +330,7 @@ class Scheduler:
             if request.state is RequestState.WAITING and request.id not in lost
         ]
         prefixes, lives = self.roster.prefixes, self.roster.ids
-        self._begin(pool, [end.renewed(pool) for end in self.page_tables.ends])
+        self._begin(pool, [end.renewed(pool) for end in self.page_tables.ends], prefixes)
         for request in waiting:
             self._wait_again(request)
         for name, asked in prefixes.items():
@@ -329,8 +338,8 @@ class Scheduler:
                 self._wait_again(self._request(asked))
                 if self.page_tables.capacity.is_cut(self.roster.live):
                     self.abort(name)
-            if self.roster.find(name) is not None:
-                self.roster.prefixes[name] = asked
+            if self.roster.find(name) is None:
+                del self.roster.prefixes[name]
         if len(self.roster.prefixes) < len(prefixes):
             logger.error(
                 "%d named prefixes are not kept in the cache any more: requests that use them "

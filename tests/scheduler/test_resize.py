@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import count
 from typing import Any
 
 import pytest
 
 from mlxserve.core.config import PreemptionMode
 from mlxserve.core.errors import InvalidParameter, PagesPromised, PrefixQuotaExceeded
-from mlxserve.request import LiveRequest, RequestState
+from mlxserve.request import LiveRequest, RequestState, Sampled
+from mlxserve.scheduler.roster import Roster
 
 PREFIX = list(range(100, 118))  # 4 full pages, and 2 tokens
 
@@ -342,6 +344,36 @@ def test_the_same_size_asks_for_no_room_to_compute_prefixes_again(
     assert "1 named prefixes are not kept" in caplog.text
     engine.drain()
     assert engine.scheduler.pool.num_pinned == 2
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_resize_that_fails_on_its_way_loses_no_named_prefix(
+    make_engine: Callable, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """The engine begins again after it, and computes them all."""
+    engine = make_engine(num_pages=60, max_pinned_fraction=0.5)
+    for number, client in enumerate("abc"):
+        engine.add([number] * 20, **{**KEY, "client": client})
+    engine.drain()
+    engine.add([7] * 20, 30)
+    scheduler, arrive, calls = engine.scheduler, Roster.arrive, count()
+
+    def failing(roster: Roster, request: LiveRequest) -> None:
+        arrive(roster, request)
+        if next(calls) == at:
+            raise OSError("planted")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="planted"):
+        patch.setattr(Roster, "arrive", failing)
+        scheduler.resize(40)
+    scheduler.restart()
+    assert len(scheduler.roster.prefixes) == 3
+    assert {one.id for one in engine.pinned} <= scheduler.roster.ids
+    while scheduler.has_work:
+        chunks = scheduler.schedule()
+        scheduler.update(chunks, [Sampled(0) if chunk.samples else None for chunk in chunks])
+    scheduler.check()
+    assert scheduler.pool.num_pinned == 3 * 5
 
 
 def test_what_limits_the_running_requests_still_does(make_engine: Callable) -> None:
