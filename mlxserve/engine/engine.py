@@ -352,5 +352,9 @@ class Engine:
             assert not lost, f"nothing computes the answers of {', '.join(sorted(lost))}"
             idle = self.live_ids.difference(awaited, self._scheduler.roster.prefixes)
             assert not idle, f"nobody waits for the answers of {', '.join(sorted(idle))}"
+        num_unread = self._scheduler.page_tables.num_unread
+        assert num_unread == (self._unread is not None), (
+            "a planned step was lost before it was read"
+        )
         self._scheduler.check()
         self._runner.check(self._scheduler.pool.num_pages, self._scheduler.moves.unit_names())

@@ -455,3 +455,26 @@ def test_a_named_prefix_that_ends_in_the_step_read_before_a_restart_has_an_age_a
     drain(engine)
     assert engine.stats().engine.request_success[FinishReason.LENGTH] == 2
     assert engine.stats().pool.num_pinned == 3
+
+
+def test_the_audit_finds_a_step_whose_results_were_lost_on_the_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its requests would wait for ever: the engine begins again."""
+    engine, runner = build()
+    engine.add(request("a", 10, max_tokens=8))
+    engine.step()
+    engine.step()
+    engine.check()
+    runner.now += 1
+
+    def failing(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(StepTimeModel, "observe", failing)
+    with pytest.raises(RuntimeError):
+        engine.reset_prefix_cache(force=True)
+    with pytest.raises(AssertionError, match="lost before it was read"):
+        engine.check()
+    engine.restart()
+    engine.check()

@@ -394,7 +394,8 @@ class EngineUnderTest:
         if self._log.num_lost_prefixes or self._log.num_lost_calls or not self._are_pins_known:
             return
         pool = (await self.snapshot()).stats.pool
-        assert pool.num_pinned == len(self._pages_of_prefixes()), "a page of a prefix is not pinned"
+        num_pages = len(self._pages_of_prefixes())
+        assert pool.num_pinned == num_pages, f"{pool.num_pinned} of {num_pages} pages are pinned"
         assert pool.num_used == pool.num_pinned, "a page is held by nobody"
 
     def _pages_of_prefixes(self) -> set[tuple[str | None, Tokens]]:
