@@ -114,7 +114,7 @@ class PlanCosts:
 
     def _beside_prefixes(self, number: int, *, has_windows: bool) -> Steps:
         num_pages = 3 * number
-        spare_windows = num_pages if has_windows else None
+        spare_windows = num_pages + 1 if has_windows else None
         steps = self._steps(64, spare_pages=num_pages, spare_windows=spare_windows)
         for index in range(number):
             steps.add_prefix(index)
@@ -132,7 +132,8 @@ class PlanCosts:
         self, number: int, num_waiting: int, *, has_windows: bool
     ) -> Callable[[], float]:
         """For full pages, or for windows, of which only those that run have one."""
-        steps = self._steps(number, spare_windows=0 if has_windows else None).begin()
+        spare_windows = int(not num_waiting) if has_windows else None
+        steps = self._steps(number, spare_windows=spare_windows).begin()
         num_pages = 2 * WINDOW // PAGE_SIZE if has_windows else steps.num_free + 1
         steps.queue(num_waiting, num_pages * PAGE_SIZE)
         return steps.run
@@ -166,7 +167,9 @@ class PlanCosts:
 class Steps:
     """A scheduler in which `number` requests decode once they have begun, with pages for `max_tokens` of each.
 
-    spare_pages: for others than these; so `spare_windows`, None for a model without windows
+    spare_pages: for others than these
+    spare_windows: the same of windows, with which no page of those that run has to be evicted; 0 for what they
+        hold and no more; None for a model without windows
     seats: for requests that run; None for any number
     """
 
@@ -193,7 +196,8 @@ class Steps:
         ends: list[EndKind] = []
         if spare_windows is not None:
             window = Window(WINDOW, PAGE_SIZE)
-            num_window_pages = max(1, number) * window.num_held + spare_windows
+            num_growing = number * -(-self._max_tokens // PAGE_SIZE) if spare_windows else 0
+            num_window_pages = max(1, number) * window.num_held + num_growing + spare_windows
             ends.append(WindowPages(PagePool(num_window_pages, PAGE_SIZE), window))
         self._scheduler = Scheduler(config, PagePool(num_pages, PAGE_SIZE), ends=ends)
 

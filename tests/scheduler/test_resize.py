@@ -363,8 +363,8 @@ def test_a_resize_that_fails_on_its_way_loses_no_named_prefix(
         if next(calls) == at:
             raise OSError("planted")
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="planted"):
-        patch.setattr(Roster, "arrive", failing)
+    monkeypatch.setattr(Roster, "arrive", failing)
+    with pytest.raises(OSError, match="planted"):
         scheduler.resize(40)
     scheduler.restart()
     assert len(scheduler.roster.prefixes) == 3
