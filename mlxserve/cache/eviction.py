@@ -39,8 +39,9 @@ class EvictionOrder:
         self._max_hot = num_pages // 2
         self._hits = [0] * num_pages  # of hashed pages; `_demote` lowers them
         self._kept_until: dict[int, float] = {}
-        # (time, page), the earliest first; entries of pages that are kept longer or no more are stale.
-        self._expiries: list[tuple[float, int]] = []
+        # (time, number, page), the earliest first; entries of pages that are kept longer or no more are stale.
+        self._expiries: list[tuple[float, int, int]] = []
+        self._num_expiries = 0  # so far
 
     @property
     def num_kept(self) -> int:
@@ -145,32 +146,35 @@ class EvictionOrder:
             before = self._kept_until.get(page)
             if before is None or before < until:
                 self._kept_until[page] = until
-                if until < inf:
-                    heappush(self._expiries, (until, page))
+                self._expire_at(until, page)
             if self.unfile(page):
                 self.file([page])
+
+    def _expire_at(self, until: float, page: int) -> None:
+        if until < inf:
+            self._num_expiries += 1
+            heappush(self._expiries, (until, self._num_expiries, page))
 
     def expire(self, now: float) -> None:
         """End the protection of pages that were kept until `now` or earlier."""
         if not self._expiries or self._expiries[0][0] > now:
             return
-        expired = set()
+        expired = []
         while self._expiries and self._expiries[0][0] <= now:
-            until, page = heappop(self._expiries)
+            until, _, page = heappop(self._expiries)
             if self._kept_until.get(page) == until:
-                expired.add(page)
+                expired.append(page)
         self.stop_keeping(expired)
 
-    def stop_keeping(self, pages: Collection[int]) -> None:
-        """End the protection of those of these pages that have one."""
+    def stop_keeping(self, pages: Iterable[int]) -> None:
+        """End the protection of those of these pages that have one, the first one first.
+
+        In the order in which it began: the page after another one before that.
+        """
         for page in pages:
-            self._kept_until.pop(page, None)
-        kept = self.kept
-        found = {page for page in pages if page in kept}
-        # In their order in the class: scan it only if the pages are many enough to be worth it.
-        for page in [page for page in kept if page in found] if found else ():
-            del kept[page]
-            self.file([page])
+            if self._kept_until.pop(page, None) is not None and page in self.kept:
+                del self.kept[page]
+                self.file([page])
 
     # ---- the whole
 
@@ -185,8 +189,7 @@ class EvictionOrder:
             self._hits[target], self._hits[page] = self._hits[page], 0
             if (until := self._kept_until.pop(page, None)) is not None:
                 self._kept_until[target] = until
-                if until < inf:
-                    heappush(self._expiries, (until, target))
+                self._expire_at(until, target)
 
     def grow(self, num_pages: int) -> None:
         """Have ids 0 .. `num_pages`-1 from now on, no fewer than before."""
@@ -208,7 +211,9 @@ class EvictionOrder:
             "a page with a time is not filed as kept"
         )
         due = {(until, page) for page, until in self._kept_until.items() if until < inf}
-        assert due <= set(self._expiries), "a kept page does not expire"
+        assert due <= {(until, page) for until, _, page in self._expiries}, (
+            "a kept page does not expire"
+        )
 
 
 class EvictionLog:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -639,3 +640,42 @@ def test_pages_that_are_held_or_pinned_are_not_forgotten() -> None:
     assert pool.forget(hashes) == hashes[1:2]
     assert pool.num_pinned == pool.num_cached == 1
     pool.check([])
+
+
+def test_pages_whose_time_is_over_are_evicted_before_those_that_they_follow() -> None:
+    """Pages 0, 1, 2 and 0, 1, 3 are two conversations with a common beginning."""
+    pool = PagePool(8, PAGE_SIZE)
+    held = pool.allocate(4)
+    assert held == [0, 1, 2, 3]
+    publish(pool, [0, 1, 2], 1, 2, 3)
+    publish(pool, [0, 1, 3], 1, 2, 4)
+    pool.release(held)
+    pool.order.keep_until([0, 1, 2], 10.0)
+    pool.order.keep_until([0, 1, 3], 20.0)
+    pool.order.expire(10.0)
+    assert (pool.order.first(), pool.order.num_kept) == ([2, 3, 1, 0], 3)
+    pool.order.keep_until([0, 1, 2], 30.0)
+    pool.order.expire(40.0)
+    assert (pool.order.first(), pool.order.num_kept) == ([3, 2, 1, 0], 0)
+    pool.check()
+
+
+class Unwalked(OrderedDict[int, int]):
+    """Pages that can be found, and not walked."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("all kept pages are walked")
+
+
+def test_the_end_of_a_time_walks_no_pages_that_are_kept_longer() -> None:
+    pool = PagePool(100, PAGE_SIZE)
+    pages = pool.allocate(100)
+    assert pages is not None
+    publish(pool, pages, *range(100))
+    pool.release(pages)
+    pool.order.keep_until(pages, 100.0)
+    pool.order.keep_until(pages[:4], 200.0)
+    pool.order.kept = Unwalked(pool.order.kept)
+    pool.order.expire(50.0)
+    pool.order.expire(100.0)
+    assert pool.order.num_kept == 4
