@@ -45,7 +45,8 @@ def bench_plan_costs(*, rounds: int) -> Report:
             WITHOUT_MEMORY,
             costs.beside_clients_without_memory,
         ),
-        *costs.windows_beside_full_pages(num_waiting=0),
+        *costs.windows_beside_full_pages(),
+        *costs.windows_beside_full_pages(is_full=True),
         *costs.windows_beside_full_pages(num_waiting=16),
         *costs.by_size("add a named prefix after {}", PREFIXES, costs.adding_a_prefix),
     ]
@@ -69,13 +70,20 @@ class PlanCosts:
             for size, values in zip(sizes, runs, strict=True)
         ]
 
-    def windows_beside_full_pages(self, *, num_waiting: int) -> list[Figure]:
+    def windows_beside_full_pages(
+        self, *, num_waiting: int = 0, is_full: bool = False
+    ) -> list[Figure]:
+        """is_full: no page is blank, and one has to be evicted for each that is opened"""
         figures: list[Figure] = []
         for number in RUNNING:
-            full = self._waiting_for_memory(number, num_waiting, has_windows=False)
-            windows = self._waiting_for_memory(number, num_waiting, has_windows=True)
+            full = self._waiting_for_memory(number, num_waiting, has_windows=False, is_full=is_full)
+            windows = self._waiting_for_memory(
+                number, num_waiting, has_windows=True, is_full=is_full
+            )
             pairs = [(1e6 * full(), 1e6 * windows()) for _ in range(self._rounds + 1)][1:]
-            name = f"step of {number}" + (f", {num_waiting} wait for memory" if num_waiting else "")
+            name = f"step of {number}"
+            name += f", {num_waiting} wait for memory" if num_waiting else ""
+            name += ", full cache" if is_full else ""
             figures += [
                 Figure(f"{name}: full pages", "us", tuple(one for one, _ in pairs)),
                 Figure(f"{name}: windows", "us", tuple(other for _, other in pairs)),
@@ -129,11 +137,12 @@ class PlanCosts:
         return self._waiting_for_memory(16, number, has_windows=False)
 
     def _waiting_for_memory(
-        self, number: int, num_waiting: int, *, has_windows: bool
+        self, number: int, num_waiting: int, *, has_windows: bool, is_full: bool = False
     ) -> Callable[[], float]:
         """For full pages, or for windows, of which only those that run have one."""
         spare_windows = int(not num_waiting) if has_windows else None
-        steps = self._steps(number, spare_windows=spare_windows).begin()
+        steps = self._steps(number, spare_windows=spare_windows)
+        steps = (steps.fill() if is_full else steps).begin()
         num_pages = 2 * WINDOW // PAGE_SIZE if has_windows else steps.num_free + 1
         steps.queue(num_waiting, num_pages * PAGE_SIZE)
         return steps.run
@@ -201,6 +210,14 @@ class Steps:
             ends.append(WindowPages(PagePool(num_window_pages, PAGE_SIZE), window))
         self._scheduler = Scheduler(config, PagePool(num_pages, PAGE_SIZE), ends=ends)
 
+    def fill(self) -> Steps:
+        """Cache conversations until no page is blank, as it is in a server that has run for a while."""
+        num_pages = min(_CHAT_PAGES, self._scheduler.pool.num_pages // 4)
+        for chat in range(-(-self._scheduler.pool.num_pages // num_pages)):
+            self._add(_chat(chat, num_pages))
+            self._step()
+        return self
+
     def begin(self) -> Steps:
         """Start the requests that decode."""
         for index in range(self._number):
@@ -235,9 +252,7 @@ class Steps:
 
     def keep(self, chat: int, num_pages: int, until: float) -> None:
         """Have a conversation of so many pages, which was just computed, protected until then."""
-        request = Request(
-            f"chat {chat}", [2_000_000 + chat] * (num_pages * PAGE_SIZE + 1), _params(1)
-        )
+        request = _chat(chat, num_pages)
         self._add(request)
         self._step()
         self._scheduler.keep_pages(request, until)
@@ -254,6 +269,11 @@ class Steps:
         for index in range(number):
             prompt = [1_000_000 + index] * num_tokens
             self._add(Request(f"waiting {index}", prompt, _params(8), client=f"client {index}"))
+
+
+def _chat(number: int, num_pages: int) -> Request:
+    prompt = [2_000_000 + number] * (num_pages * PAGE_SIZE + 1)
+    return Request(f"chat {number}", prompt, _params(1))
 
 
 def _params(max_tokens: int) -> SamplingParams:

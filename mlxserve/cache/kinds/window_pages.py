@@ -139,6 +139,9 @@ class WindowPages(EndKind):
         if first <= before:
             return
         request.window_first = first
+        if before >= request.prefill_end // self.pool.page_size and request not in self._expected:
+            self.pool.release_passed(table[before:first])  # the usual case: all ends are behind it
+            return
         expected: set[int] = set()
         for end in self._expected_ends(request):
             beginning = self.window.first_before(end)
