@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import Phase
 
-from mlxserve.cache.eviction import EvictionLog
+from mlxserve.cache.eviction import EvictionLog, EvictionOrder
 from mlxserve.cache.groups import Window
 from mlxserve.cache.kinds.full_pages import FullPages
 from mlxserve.cache.kinds.snapshots import Snapshots
@@ -29,6 +29,7 @@ from mlxserve.scheduler.admission import Admission
 from mlxserve.scheduler.capacity import Capacity
 from mlxserve.scheduler.commit import Commit
 from mlxserve.scheduler.disk_pages import DiskPages
+from mlxserve.scheduler.fairness import FairShare
 from mlxserve.scheduler.moves import Moves
 from mlxserve.scheduler.page_tables import PageTables
 from mlxserve.scheduler.pins import Pins
@@ -38,6 +39,8 @@ from mlxserve.scheduler.prefix_cache import PrefixCache
 from mlxserve.scheduler.prefix_followers import PrefixFollowers
 from mlxserve.scheduler.roster import Roster
 from mlxserve.scheduler.scheduler import Scheduler
+from mlxserve.scheduler.urgency import Urgency
+from mlxserve.scheduler.waiting import WaitingQueue
 from tests.cache import test_pages
 from tests.mutation.bug import Bug
 from tests.scheduler import (
@@ -45,6 +48,7 @@ from tests.scheduler import (
     test_differential,
     test_disk_pages,
     test_drafts,
+    test_fairness,
     test_forks,
     test_pins,
     test_pitfalls,
@@ -54,6 +58,7 @@ from tests.scheduler import (
     test_scheduler,
     test_state_snapshots,
     test_urgency,
+    test_waiting,
     test_windows,
 )
 from tests.scheduler.conftest import make_engine as make_engine
@@ -386,14 +391,14 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "evict the window of a named prefix": Bug(
         WindowPages,
         "pin",
-        "self.pool.order.keep_until(self._known(self._kept[prefix.id]), inf)",
+        "self.pool.order.keep_until(self._known(hashes), inf)",
         "pass",
         test_windows.test_the_window_of_a_named_prefix_is_found_until_it_is_dropped,
     ),
     "a large chunk takes the window of a named prefix": Bug(
         WindowRoom,
         "_num_growable",
-        "max(self._window.num_held - num_held, num_free - num_kept)",
+        "max(self._num_held - num_held, num_free - num_kept)",
         "num_free",
         test_windows.test_the_window_of_a_named_prefix_is_found_until_it_is_dropped,
     ),
@@ -407,8 +412,8 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "drop the window of another prefix": Bug(
         WindowPages,
         "unpin",
-        "hashes.difference(*self._kept.values())",
-        "hashes",
+        "if not self._num_keepers[hash_]",
+        "",
         test_windows.test_two_named_prefixes_share_a_window,
     ),
     "keep the window of a named prefix once": Bug(
@@ -427,9 +432,9 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     ),
     "expect nothing after a prompt": Bug(
         WindowPages,
-        "is_expected",
-        "ends_of(request, self.pool.page_size) | self._ends.get(request, set())",
-        "self._ends.get(request, set())",
+        "_expected_ends",
+        "ends_of(request, self.pool.page_size) | ",
+        "",
         test_windows.test_the_window_at_the_end_of_a_prompt_outlives_a_long_answer,
     ),
     "read pages without their window": Bug(
@@ -462,10 +467,88 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     ),
     "reserve no windows": Bug(
         WindowRoom,
-        "_num_free_for",
-        "reserved += max(",
-        "reserved += 0 * max(",
+        "num_reserved",
+        "reserved += missing",
+        "pass",
         test_windows.test_prompts_that_only_fit_one_after_the_other_do_not_thrash,
+    ),
+    "count found pages of windows as free": Bug(
+        WindowRoom,
+        "_num_needed",
+        " + self._pool.num_idle(found)",
+        "",
+        test_windows.test_a_window_that_is_found_is_counted_as_taken,
+    ),
+    "begin to read without room for the window": Bug(
+        Admission,
+        "_can_read",
+        "all(end.room.can_read(number) for end, number in supply.num_reserved.items())",
+        "True",
+        test_windows.test_nothing_is_read_before_there_is_room_for_its_window,
+    ),
+    "write no window at the end of an answer": Bug(
+        WindowPages,
+        "used_by",
+        " | {num_pages}",
+        "",
+        test_windows.test_the_next_turn_reads_the_window_at_the_end_of_the_answer,
+    ),
+    "overlook the windows that answers would free": Bug(
+        Urgency,
+        "_in_its_way",
+        "count - end.room.num_own(answer)",
+        "count",
+        test_windows.test_an_answer_makes_way_for_its_window,
+    ),
+    # Of what a plan costs, and of the queue.
+    "walk all kept pages": Bug(
+        EvictionOrder,
+        "stop_keeping",
+        "for page in pages:",
+        "for page in [one for one in self.kept if one in set(pages)]:",
+        lambda _: test_pages.test_the_end_of_a_time_walks_no_pages_that_are_kept_longer(),
+    ),
+    "end the time of a beginning first": Bug(
+        EvictionOrder,
+        "keep_until",
+        "in reversed(pages)",
+        "in pages",
+        lambda _: (
+            test_pages.test_pages_whose_time_is_over_are_evicted_before_those_that_they_follow()
+        ),
+    ),
+    "leave a client where it was filed": Bug(
+        WaitingQueue,
+        "_heads_of",
+        "head[1] != self._fair_share.tokens_of(place[-1])",
+        "False",
+        lambda _: (
+            test_waiting.test_any_order_of_events_leaves_the_order_of_a_queue_that_is_sorted_anew()
+        ),
+    ),
+    "never rise": Bug(
+        WaitingQueue,
+        "_rise",
+        "self._rises[0][0] <= self._now",
+        "False",
+        lambda _: (
+            test_waiting.test_any_order_of_events_leaves_the_order_of_a_queue_that_is_sorted_anew()
+        ),
+    ),
+    "remember counters of nobody": Bug(
+        FairShare,
+        "leave",
+        "self._in_heap.clear()",
+        "pass",
+        lambda _: test_fairness.test_counters_begin_anew_once_nobody_is_there(),
+    ),
+    "lose named prefixes on the way to another pool": Bug(
+        Scheduler,
+        "_begin",
+        "roster.prefixes.update(prefixes)",
+        "pass",
+        test_resize.test_a_resize_that_fails_on_its_way_loses_no_named_prefix,
+        {"at": 0},
     ),
     # Of --preempt-for-priority-ms.
     "preempt answers of the same class": Bug(
@@ -658,7 +741,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     ),
     "a fork takes a reserved page": Bug(
         Admission,
-        "passed_by_fork",
+        "_supply",
         "self._pool.num_free - self.num_reserved()",
         "self._pool.num_free",
         test_forks.test_a_fork_takes_no_page_that_a_prompt_still_needs,
@@ -873,7 +956,7 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "another plan: admit all into the same pages": Bug(
         Admission,
         "choose",
-        "available -= self._num_taken(look)",
+        "supply.num_pages -= self._num_taken(look)",
         "pass",
         test_differential.test_d4_the_plan_is_that_of_a_scheduler_that_looks_at_everything,
     ),

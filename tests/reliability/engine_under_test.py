@@ -245,10 +245,9 @@ class EngineUnderTest:
             self.num_pages = self._engine.stats().pool.num_pages
 
     async def _state(self) -> tuple[object, ...]:
-        """What no refused call changes; a step that is read meanwhile does not either."""
+        """What no refused call changes; the step that is read meanwhile goes on with requests."""
         pool = (await self.snapshot()).stats.pool
-        waiting = {one.id for one in (await self.snapshot()).requests if one.position is not None}
-        return pool.num_pages, self.engine.max_model_len, waiting, self.chat.prefixes.sizes()
+        return pool.num_pages, self.engine.max_model_len, self.chat.prefixes.sizes()
 
     async def reset(self, *, force: bool, disk: bool) -> None:
         await self._refusable(self.engine.reset_prefix_cache(force=force, disk=disk))

@@ -4,7 +4,7 @@ from collections import Counter
 from itertools import islice
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxserve.core.sampling_params import SamplingParams
@@ -99,6 +99,7 @@ def test_removing_a_request_keeps_the_order_of_the_others(
     assert len(queue) == len(list(queue)) == len(requests) - 1
 
 
+@settings(report_multiple_bugs=False)
 @given(st.data())
 def test_any_order_of_events_leaves_the_order_of_a_queue_that_is_sorted_anew(
     data: st.DataObject,

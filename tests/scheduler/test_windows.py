@@ -12,7 +12,8 @@ from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.kinds.window_room import held
 from mlxserve.cache.pages import PagePool
 from mlxserve.core.config import PreemptionMode
-from mlxserve.request import CacheMiss, LiveRequest
+from mlxserve.core.sampling_params import SamplingParams
+from mlxserve.request import CacheMiss, LiveRequest, Request
 from tests.scheduler.conftest import GhostEngine
 
 MakeEngine = Callable[..., GhostEngine]
@@ -255,3 +256,66 @@ def test_a_preempted_request_is_read_with_its_window(make_engine: MakeEngine) ->
     assert stats.num_preemptions > 0
     assert stats.swapped_tokens > 0
     assert stats.restored_tokens > 0
+
+
+# ---- what is counted when requests wait for windows
+
+
+def waiting(prompt: list[int]) -> LiveRequest:
+    return LiveRequest(Request("waits", prompt, SamplingParams(max_tokens=1)))
+
+
+def test_a_window_that_is_found_is_counted_as_taken(make_engine: MakeEngine) -> None:
+    """Its pages are free until the request starts, and then they are not."""
+    engine = make_engine(window=WINDOW, num_window_pages=12)
+    prompt = numbered(1, 41)
+    answered(engine, prompt)
+    tables, room = engine.scheduler.page_tables, windows_of(engine).room
+    request = waiting([*prompt, *numbered(500, 20)])
+    tables.cache.share_hashes(request)
+    cached = tables.cache.match(request)
+    assert len(cached) == 10
+    assert room.num_lacking(request, len(cached), 0) == HELD - 12
+    assert room.num_lacking(request, len(cached), 9) == HELD - 12 + 9
+
+
+def test_nothing_is_read_before_there_is_room_for_its_window(make_engine: MakeEngine) -> None:
+    """It is computed beside the others, in smaller chunks."""
+    engine = make_engine(window=WINDOW, num_window_pages=2 * HELD - 2, num_pages=64)
+    prompt = numbered(1, 9)
+    on_disk(engine, prompt)
+    engine.add(numbered(500, 30), max_tokens=20)
+    for _ in range(4):
+        engine.step()
+    again = engine.add([*prompt, 1], max_tokens=1)
+    engine.drain()
+    assert again.is_finished
+    assert again.num_cached in (0, 8)
+
+
+def test_the_next_turn_reads_the_window_at_the_end_of_the_answer(make_engine: MakeEngine) -> None:
+    engine = make_engine(window=WINDOW, num_window_pages=12)
+    first = engine.add(numbered(1, 21), max_tokens=30)
+    engine.drain()
+    conversation = list(first.token_ids)
+    engine.clean(1000)
+    assert engine.reset()
+    again = answered(engine, [*conversation, 1, 2])
+    assert again.num_cached == 48, "all full pages but the last token's"
+
+
+def test_an_answer_makes_way_for_its_window(make_engine: MakeEngine) -> None:
+    engine = make_engine(
+        window=WINDOW, num_window_pages=2 * HELD + 1, num_pages=200, max_num_seqs=8, growth_pages=0
+    )
+    for number in range(2):
+        engine.add(numbered(100 * number, 20), max_tokens=80, priority=3)
+    for _ in range(6):
+        engine.step()
+    urgent = engine.add(numbered(900, 20), max_tokens=2)
+    engine.scheduler.page_tables.expire(1.0)
+    for _ in range(6):
+        engine.step()
+    assert urgent.is_finished
+    assert engine.scheduler.stats().priority_preemptions > 0
+    engine.drain()
