@@ -24,6 +24,7 @@ from mlxserve.cache.page_index import PageIndex
 from mlxserve.cache.pages import PagePool
 from mlxserve.cache.runs import RunSet
 from mlxserve.core.config import PageTail, PreemptionMode
+from mlxserve.engine.engine import Engine
 from mlxserve.scheduler import limit, planner, preemption, urgency
 from mlxserve.scheduler.admission import Admission
 from mlxserve.scheduler.capacity import Capacity
@@ -42,6 +43,7 @@ from mlxserve.scheduler.scheduler import Scheduler
 from mlxserve.scheduler.urgency import Urgency
 from mlxserve.scheduler.waiting import WaitingQueue
 from tests.cache import test_pages
+from tests.engine import test_engine
 from tests.mutation.bug import Bug
 from tests.scheduler import (
     test_admission,
@@ -549,6 +551,24 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "pass",
         test_resize.test_a_resize_that_fails_on_its_way_loses_no_named_prefix,
         {"at": 0},
+    ),
+    "overlook a step that was lost": Bug(
+        Engine,
+        "check",
+        "num_unread == (self._unread is not None)",
+        "True",
+        lambda _, monkeypatch: (
+            test_engine.test_the_audit_finds_a_step_whose_results_were_lost_on_the_way(monkeypatch)
+        ),
+    ),
+    "queue what cannot be timed": Bug(
+        Engine,
+        "add",
+        "self._scheduler.abort(request.id)",
+        "pass",
+        lambda _, monkeypatch: (
+            test_engine.test_a_request_that_is_queued_and_cannot_be_timed_is_not_queued(monkeypatch)
+        ),
     ),
     # Of --preempt-for-priority-ms.
     "preempt answers of the same class": Bug(
