@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from mlxserve.cache.pages import PagePool
 from mlxserve.core.errors import PrefixQuotaExceeded
@@ -32,6 +32,7 @@ class Pins:
         self._promised: dict[str, tuple[bytes, ...]] = {}  # hashes of the prefix's pages
         self._pinned: dict[str, tuple[bytes, ...]] = {}
         self._requests: dict[str, Request] = {}  # by which a prefix is or was computed
+        self._own: dict[str, Counter[bytes]] = {}  # claims of each client
 
     @property
     def num_pages(self) -> int:
@@ -112,6 +113,7 @@ class Pins:
         self._requests[request.id] = request.asked
         self._promised[request.id] = chain
         self._claims.update(chain)
+        self._own.setdefault(request.asked.client, Counter()).update(chain)
 
     def fulfil(self, request: LiveRequest) -> list[int]:
         """The pages to pin, now that the prompt has been computed and published."""
@@ -146,6 +148,14 @@ class Pins:
         assert all(map(self._pool.is_pinned, pinned)), "a page of a prefix is not pinned"
         claims = Counter(h for c in (*self._promised.values(), *self._pinned.values()) for h in c)
         assert claims == self._claims, "a claim is miscounted"
+        own = {
+            client: Counter[bytes]() for client in {one.client for one in self._requests.values()}
+        }
+        for name, chain in (*self._promised.items(), *self._pinned.items()):
+            own[self._requests[name].client].update(chain)
+        own = {client: claims for client, claims in own.items() if claims}
+        mine = {client: claims for client, claims in self._own.items() if claims}
+        assert own == mine, "a claim of a client is miscounted"
         known = self._promised.keys() | self._pinned.keys()
         assert self._requests.keys() == known, "a prefix has no client, or a client no prefix"
 
@@ -155,7 +165,7 @@ class Pins:
         if share >= 1:
             return
         own = self._pages_of(request.asked.client)
-        num_new, most = len(set(chain) - own), int(share * quota)
+        num_new, most = sum(hash_ not in own for hash_ in set(chain)), int(share * quota)
         if len(own) + num_new > most:
             raise PrefixQuotaExceeded(
                 f"the prefix needs {num_new} more pages of {self._pool.page_size} tokens, but one "
@@ -178,16 +188,16 @@ class Pins:
                 return num_own, most
         return None
 
-    def _pages_of(self, client: str) -> set[bytes]:
+    def _pages_of(self, client: str) -> Collection[bytes]:
         """Hashes of the pages that the client claims."""
-        chains = (*self._promised.items(), *self._pinned.items())
-        return {
-            hash_ for id_, each in chains if self._requests[id_].client == client for hash_ in each
-        }
+        return self._own.get(client, Counter()).keys()
 
     def _give_up(self, request_id: str, chain: Sequence[bytes]) -> None:
-        del self._requests[request_id]
-        self._claims.subtract(chain)
-        for hash_ in chain:
-            if not self._claims[hash_]:
-                del self._claims[hash_]
+        client = self._requests.pop(request_id).client
+        for claims in (self._claims, self._own[client]):
+            claims.subtract(chain)
+            for hash_ in chain:
+                if not claims[hash_]:
+                    del claims[hash_]
+        if not self._own[client]:
+            del self._own[client]

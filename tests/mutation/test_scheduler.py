@@ -179,7 +179,7 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
         "self.pool.release(self.pool.allocate(min(2, self.pool.num_free))); "
         "self.pool.retain(cached)",
     ),
-    "keep a claim that was dropped": Bug(Pins, "_give_up", "del self._claims[hash_]", "pass"),
+    "keep a claim that was dropped": Bug(Pins, "_give_up", "del claims[hash_]", "pass"),
     "forget to copy a fork's tail": Bug(
         PageTables,
         "fork",
@@ -480,13 +480,6 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         " + self._pool.num_idle(found)",
         "",
         test_windows.test_a_window_that_is_found_is_counted_as_taken,
-    ),
-    "begin to read without room for the window": Bug(
-        Admission,
-        "_can_read",
-        "all(end.room.can_read(number) for end, number in supply.num_reserved.items())",
-        "True",
-        test_windows.test_nothing_is_read_before_there_is_room_for_its_window,
     ),
     "write no window at the end of an answer": Bug(
         WindowPages,

@@ -279,20 +279,6 @@ def test_a_window_that_is_found_is_counted_as_taken(make_engine: MakeEngine) -> 
     assert room.num_lacking(request, len(cached), 9) == HELD - 12 + 9
 
 
-def test_nothing_is_read_before_there_is_room_for_its_window(make_engine: MakeEngine) -> None:
-    """It is computed beside the others, in smaller chunks."""
-    engine = make_engine(window=WINDOW, num_window_pages=2 * HELD - 2, num_pages=64)
-    prompt = numbered(1, 9)
-    on_disk(engine, prompt)
-    engine.add(numbered(500, 30), max_tokens=20)
-    for _ in range(4):
-        engine.step()
-    again = engine.add([*prompt, 1], max_tokens=1)
-    engine.drain()
-    assert again.is_finished
-    assert again.num_cached in (0, 8)
-
-
 def test_the_next_turn_reads_the_window_at_the_end_of_the_answer(make_engine: MakeEngine) -> None:
     engine = make_engine(window=WINDOW, num_window_pages=12)
     first = engine.add(numbered(1, 21), max_tokens=30)
