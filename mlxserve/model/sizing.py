@@ -88,8 +88,10 @@ def pool_memory(
     memory_limit: int,
     group: WindowGroup | None,
 ) -> PoolMemory | None:
-    """What pages of several kinds share, None where they share nothing. `config`: as of `with_sizes`, whose other
-    arguments these are."""
+    """Return the memory that pages of several kinds share, or None if they share nothing.
+
+    The arguments are those of `with_sizes`; `config` has the sizes that it found.
+    """
     if group is None or step is None:
         return None
     assert config.num_pages is not None
