@@ -124,7 +124,7 @@ class FuzzReport:
     counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, engine: EngineUnderTest) -> None:
-        stats = engine.chat.engine.stats()
+        stats = engine.model.engine.stats()
         self.num_steps += engine.gate.num_steps
         self.counts += Counter(
             engines=1,

@@ -156,8 +156,8 @@ class EngineUnderTest:
             return engine, vocab_size
 
         with patch("mlxserve.build.build_engine", build_with_gate):
-            self.chat = mlxserve.build.build_chat(EngineConfig().with_options(**self.options))
-        self.num_pages = self._engine.stats().pool.num_pages
+            self.model = mlxserve.build.build_text_model(EngineConfig().with_options(**self.options))
+        self.num_pages = self._engine.monitor.stats().pool.num_pages
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """What every rule of the machine is run by."""
@@ -165,7 +165,7 @@ class EngineUnderTest:
 
     @property
     def engine(self) -> AsyncEngine:
-        return self.chat.engine
+        return self.model.engine
 
     @property
     def pending(self) -> list[AskedAnswer]:
@@ -180,7 +180,7 @@ class EngineUnderTest:
         pinned = int(float(self.options["max_pinned_fraction"]) * self.num_pages)
         room = (self.num_pages - pinned) * int(self.options["page_size"])
         num_faults = self.num_faults
-        stream = await self._refusable(self.chat.submit_all([prompt], params, options))
+        stream = await self._refusable(self.model.require_writer().submit_all([prompt], params, options))
         if stream is None:
             return
 
@@ -204,7 +204,7 @@ class EngineUnderTest:
 
     async def add_prefix(self, name: str, prefix: AskedPrefix, client: str, share: float) -> None:
         """Begin to compute a named prefix; no other one of this name may be under way."""
-        work = self.chat.prefixes.add(
+        work = self.model.require_writer().prefixes.add(
             name, prefix.token_ids, cache_salt=prefix.salt, client=client, max_share=share
         )
 
@@ -227,7 +227,7 @@ class EngineUnderTest:
         return set(self._adding)
 
     async def remove_prefix(self, name: str) -> None:
-        self.chat.prefixes.remove(name)
+        self.model.require_writer().prefixes.remove(name)
         del self.prefixes[name]
         await self.settle()
 
@@ -242,21 +242,21 @@ class EngineUnderTest:
         if self._count_faults() == num_faults:
             assert await self._state() == before, "a refused resize has changed something"
         else:
-            self.num_pages = self._engine.stats().pool.num_pages
+            self.num_pages = self._engine.monitor.stats().pool.num_pages
 
     async def _state(self) -> tuple[object, ...]:
         """What no refused call changes; the step that is read meanwhile goes on with requests."""
         pool = (await self.snapshot()).stats.pool
-        return pool.num_pages, self.engine.max_model_len, self.chat.prefixes.sizes()
+        return pool.num_pages, self.engine.max_model_len, self.model.require_writer().prefixes.sizes()
 
     async def reset(self, *, force: bool, disk: bool) -> None:
         await self._refusable(self.engine.reset_prefix_cache(force=force, disk=disk))
 
     async def forget(self, prompts: Sequence[Tokens]) -> None:
-        await self._refusable(self.chat.forget(prompts))
+        await self._refusable(self.model.forget(prompts))
 
     async def embed(self, token_ids: Tokens) -> None:
-        await self._refusable(self.chat.embed(token_ids))
+        await self._refusable(self.model.require_vectors().embed([token_ids]))
 
     async def press_memory(self, share: float) -> None:
         self._memory.share = share
@@ -386,7 +386,7 @@ class EngineUnderTest:
 
     async def _judge_prefixes(self) -> None:
         """`drain` has computed those that were lost with a smaller cache."""
-        assert set(self.chat.prefixes.sizes()) == set(self.prefixes)
+        assert set(self.model.require_writer().prefixes.sizes()) == set(self.prefixes)
         assert not self._log.num_lost_prefixes or self.num_faults, (
             "a prefix is lost without a fault"
         )
@@ -411,7 +411,7 @@ class EngineUnderTest:
 
     @property
     def _has_ends(self) -> bool:
-        stats = self._engine.stats()
+        stats = self._engine.monitor.stats()
         return bool(stats.windows.num_pages or stats.states.num_slots)
 
     # ---- begins and ends
@@ -425,15 +425,15 @@ class EngineUnderTest:
         self._memory.share = 0.1
         self._build(options)
         self._log.num_lost_prefixes = self._log.num_lost_calls = 0
-        assert set(self.chat.prefixes.sizes()) == set(self.prefixes)
+        assert set(self.model.require_writer().prefixes.sizes()) == set(self.prefixes)
         # Their pages are not pinned until they are computed, for which a smaller cache may have no room.
         self._are_pins_known = not self.prefixes
-        self._adding["every name"] = self.loop.create_task(self.chat.prefixes.restore())
+        self._adding["every name"] = self.loop.create_task(self.model.require_writer().prefixes.restore())
         await self.settle()
 
     async def _close(self) -> None:
         self._is_closing = True
-        await self.loop.run_in_executor(None, self.chat.close)
+        await self.loop.run_in_executor(None, self.model.close)
         for task in [*(one.task for one in self.asked), *self._adding.values()]:
             with suppress(asyncio.CancelledError, EngineFailed, EngineStopped):
                 await task
