@@ -51,7 +51,7 @@ def models(settings: Settings, json: Json = False) -> None:
     if any(fit.num_windows for _, fit in rows):
         print_safe(
             "A window is what some layers keep of one running request, or of a conversation to be continued: the last "
-            "tokens only. Memory is divided between windows and tokens of context (docs/tuning.md)."
+            "tokens only. Windows and tokens of context share memory, which moves between them (docs/tuning.md)."
         )
     if best is not None:
         print_safe("★ is the largest that this machine runs with a useful context.")
@@ -130,7 +130,7 @@ def fit_text(fit: "MemoryFit") -> str:
     text = "fits" if fit.fits else f"{fit.num_tokens:,} of {fit.context:,} tokens"
     if fit.num_windows is None:
         return text
-    return f"{text}, {fit.num_windows} window{'s' if fit.num_windows > 1 else ''}"
+    return f"{text}, {'1 window' if fit.num_windows == 1 else f'up to {fit.num_windows} windows'}"
 
 
 def _short_of(entry: "Entry") -> str | None:

@@ -14,7 +14,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from mlxserve.cache.groups import Window, bytes_for, split
+from mlxserve.cache.groups import Window
+from mlxserve.cache.pool_memory import most_pages
 from mlxserve.core.config import EngineConfig, data_home
 from mlxserve.core.errors import UnsupportedModel
 from mlxserve.hub.class_defaults import with_class_defaults
@@ -122,7 +123,8 @@ class MemoryFit:
     num_tokens: int  # tokens of cache that fit next to the weights and a step
     needed: int  # bytes of weights, a step's peak and the requested context
     context: int  # tokens of that context
-    num_windows: int | None = None  # besides those tokens; None without sliding-window layers
+    # At most, as they share memory with the tokens; None without layers with a window.
+    num_windows: int | None = None
 
 
 _UNFIT = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
@@ -144,15 +146,13 @@ def memory_fit(
 ) -> MemoryFit:
     """Check that `context` tokens fit next to the weights and a step.
 
-    context: capped at the length that the model was trained for; None is that length, part of which
-        sliding-window layers may take for other requests
+    context: capped at the length that the model was trained for; None is that length
     in_8_bits: with keys and values in 8 bits (`kv_cache_dtype=q8`)
     num_seqs: requests that run beside each other
     """
     # Without Metal all computation is in float32.
     bytes_per_value = 2 if is_metal else 4
     made_for = entry.context or context or _USUAL_CONTEXT
-    is_promised = context is not None
     context = min(context or made_for, made_for)
     per_token = entry.kv_size(bytes_per_value, in_8_bits=in_8_bits)
     taken = entry.weight_size + entry.step_size(bytes_per_value, has_scores=not is_metal)
@@ -166,7 +166,6 @@ def memory_fit(
             taken=taken,
             longest=context,
             num_seqs=num_seqs,
-            is_promised=is_promised,
         )
     # A sequence of any length keeps as much.
     if per_token == 0:
@@ -187,19 +186,19 @@ def _fit_with_windows(
     taken: int,
     longest: int,
     num_seqs: int,
-    is_promised: bool,
 ) -> MemoryFit:
-    """Divide the remaining memory between full and sliding-window pages, as a server does."""
-    options: dict[str, Any] = {
-        "longest": longest,
-        "num_seqs": num_seqs,
-        "step_tokens": _STEP_TOKENS,
-        "is_promised": is_promised,
-    }
-    sizes = page_bytes, window_page_bytes, window
-    num_pages, num_window_pages = split(memory - taken, *sizes, **options)
-    needed = taken + bytes_for(*sizes, **options)
-    num_tokens = max(0, num_pages) * window.page_size
+    """Count what tokens and windows share in the remaining memory, as a server does."""
+    num_pages, num_window_pages = most_pages(
+        max(0, memory - taken),
+        page_bytes,
+        window_page_bytes,
+        window,
+        num_seqs=num_seqs,
+        step_tokens=_STEP_TOKENS,
+    )
+    needed = taken + -(-longest // window.page_size) * page_bytes
+    needed += window.num_held * window_page_bytes
+    num_tokens = num_pages * window.page_size
     num_windows = int(window.num_windows(num_window_pages))
     return MemoryFit(needed <= memory, num_tokens, needed, longest, num_windows)
 

@@ -30,7 +30,7 @@ def test_the_list_has_a_heading_and_stars_the_largest_that_is_of_use(offline: Ru
     assert listed[1].split() == ["Model", "Short", "name", "From", "Kind", "Size", "Context"]
     starred = [line for line in listed if line.startswith("★")]
     assert len(starred) == 2, "a model, and what the sign means"
-    assert re.search(r"fits(, \d+ windows?)?$", starred[0])
+    assert re.search(r"fits(, (1 window|up to \d+ windows))?$", starred[0])
 
 
 def entry(name: str, size: int, *, purpose: str = "", source: Origin = Origin.SUGGESTED) -> Entry:
@@ -56,7 +56,9 @@ def test_the_star_is_for_models_that_write_and_have_room_for_a_chat() -> None:
 
 def test_a_model_with_windows_says_how_many_fit_beside_its_context(offline: Run) -> None:
     assert fit_text(MemoryFit(True, 200, 5, 100, 1)) == "fits, 1 window"
-    assert fit_text(MemoryFit(False, 1_200, 5, 4_096, 7)) == "1,200 of 4,096 tokens, 7 windows"
+    assert (
+        fit_text(MemoryFit(False, 1_200, 5, 4_096, 7)) == "1,200 of 4,096 tokens, up to 7 windows"
+    )
     assert fit_text(MemoryFit(False, 0, 5, 100, 4)) == "too large"
     listed = json.loads(offline("models", "--json").out)["models"]
     windows = {model["name"]: model["num_windows"] for model in listed}

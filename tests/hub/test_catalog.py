@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve.cache.groups import Window, split
+from mlxserve.cache.groups import Window
+from mlxserve.cache.pool_memory import most_pages
 from mlxserve.core.config import EngineConfig
 from mlxserve.hub.catalog import Entry, Origin, entries, memory_fit
 from mlxserve.hub.embedded import MODEL_NAME
@@ -178,23 +179,25 @@ def check_windows(entry: Entry, memory: int, in_8_bits: bool) -> None:
     if left < 0:
         assert not fit.fits
         return
-    num_pages, num_windows = split(
-        left, of_others, of_window, window, longest=entry.context, num_seqs=64, step_tokens=2048
+    num_pages, num_windows = most_pages(
+        left, of_others, of_window, window, num_seqs=64, step_tokens=2048
     )
     assert (fit.num_tokens, fit.num_windows) == (num_pages * page, num_windows // window.num_held)
     assert fit.fits == (fit.num_tokens >= entry.context)
 
 
-def test_a_context_that_is_asked_for_leaves_fewer_windows() -> None:
+def test_a_context_has_the_same_room_however_many_requests_run() -> None:
     [entry] = (one for one in entries() if one.name == "mlx-community/gemma-3-27b-it-4bit")
     memory = int(21.5e9)
     whole = memory_fit(entry, context=None, memory=memory, is_metal=True)
-    assert (whole.fits, whole.num_windows) == (False, 4)
-    asked = memory_fit(entry, context=whole.num_tokens + 8000, memory=memory, is_metal=True)
-    assert asked.fits
-    assert asked.num_windows in (1, 2, 3)
+    assert not whole.fits
+    assert whole.num_windows is not None
+    assert whole.num_windows > 4
+    most = whole.num_tokens
+    assert memory_fit(entry, context=most, memory=memory, is_metal=True).fits
+    assert not memory_fit(entry, context=most + 32, memory=memory, is_metal=True).fits
     one_seat = memory_fit(entry, context=None, memory=memory, is_metal=True, num_seqs=1)
-    assert one_seat.num_tokens > asked.num_tokens
+    assert one_seat.num_tokens == most
 
 
 def test_a_model_without_attention_takes_any_context() -> None:

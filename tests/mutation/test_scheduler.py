@@ -13,11 +13,14 @@ from collections.abc import Callable
 import pytest
 from hypothesis import Phase
 
+from mlxserve.cache.ends import Ends
 from mlxserve.cache.eviction import EvictionLog, EvictionOrder
 from mlxserve.cache.groups import Window
 from mlxserve.cache.kinds.full_pages import FullPages
+from mlxserve.cache.kinds.lending import FullLending
 from mlxserve.cache.kinds.snapshots import Snapshots
 from mlxserve.cache.kinds.state_slots import StateSlots
+from mlxserve.cache.kinds.window_ends import WindowEnds
 from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.kinds.window_room import WindowRoom
 from mlxserve.cache.page_index import PageIndex
@@ -27,6 +30,7 @@ from mlxserve.core.config import PageTail, PreemptionMode
 from mlxserve.engine.engine import Engine
 from mlxserve.scheduler import limit, planner, preemption, urgency
 from mlxserve.scheduler.admission import Admission
+from mlxserve.scheduler.balance import Balance
 from mlxserve.scheduler.capacity import Capacity
 from mlxserve.scheduler.commit import Commit
 from mlxserve.scheduler.disk_pages import DiskPages
@@ -47,6 +51,7 @@ from tests.engine import test_engine
 from tests.mutation.bug import Bug
 from tests.scheduler import (
     test_admission,
+    test_balance,
     test_differential,
     test_disk_pages,
     test_drafts,
@@ -122,6 +127,13 @@ FOUND_BY_MACHINE: dict[str, Bug] = {
     ),
     "overlook that windows are short": Bug(
         Preemption, "might_preempt", "self._tables.num_free", "self._pool.num_free"
+    ),
+    "move a page and not its tables": Bug(
+        Balance, "_lower", "giver.rename(request, targets)", "pass"
+    ),
+    "move a page that is being read": Bug(Balance, "_lower", "if one.loading", "if False"),
+    "close a page that is held": Bug(
+        PagePool, "lower", "self.index.move(page, target)", "self.index.remove(page)"
     ),
     "publish a window that is not read yet": Bug(
         PageTables,
@@ -432,11 +444,53 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "self.pool.release(passed)",
         test_windows.test_passed_pages_are_evicted_before_all_others,
     ),
+    "keep the place that costs least": Bug(
+        Ends,
+        "cheapest",
+        "cost < best[0]",
+        "cost > best[0]",
+        test_balance.test_conversations_that_fit_keep_their_windows,
+    ),
+    "count the places behind a conversation as its last": Bug(
+        WindowEnds,
+        "leave",
+        "self._ends.pass_by(began)",
+        "pass",
+        test_balance.test_conversations_that_fit_keep_their_windows,
+    ),
+    "keep what leads to a lost place": Bug(
+        FullLending,
+        "settle",
+        "self._lose_around(end)",
+        "pass",
+        test_balance.test_pages_that_lead_to_a_lost_place_are_evicted_first,
+    ),
+    "give no memory to a request that lacks it": Bug(
+        Balance,
+        "_for_starved",
+        "if most > 0 and",
+        "if False and",
+        test_balance.test_a_request_can_have_all_but_its_own_window,
+    ),
+    "move memory for a request that cannot begin": Bug(
+        Balance,
+        "_for_starved",
+        "self._count(giver, taker, wanted, most) == wanted",
+        "self._count(giver, taker, wanted, most) > 0",
+        test_balance.test_nothing_moves_for_a_request_that_could_not_begin,
+    ),
+    "read steps early for memory that nobody needs": Bug(
+        Balance,
+        "_is_at_rest",
+        "kind.num_spare >= len(running)",
+        "kind.num_spare > kind.pool.num_pages",
+        test_balance.test_answers_that_need_no_memory_are_not_read_early,
+    ),
     "expect nothing after a prompt": Bug(
         WindowPages,
         "_expected_ends",
-        "ends_of(request, self.pool.page_size) | ",
-        "",
+        "ends_of(request, self.pool.page_size) | self._expected.get(request, set())",
+        "self._expected.get(request, set())",
         test_windows.test_the_window_at_the_end_of_a_prompt_outlives_a_long_answer,
     ),
     "read pages without their window": Bug(

@@ -716,7 +716,10 @@ class GhostEngine:
             before = self.tables.get(request, ())
             self.tables[request] = request.page_table
             if before and not request.page_table:
-                ranks = [rank[page] for page in before if page in rank]
+                # Others may have been moved to what is blank since then.
+                hash_of = self.scheduler.pool.index.hash_of
+                own = zip(before, request.page_hashes, strict=False)
+                ranks = [rank[page] for page, h in own if page in rank and hash_of(page) == h]
                 assert ranks == sorted(ranks, reverse=True), "a prefix is evicted before its end"
 
     def _judge_reports(self) -> None:

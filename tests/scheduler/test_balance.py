@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil
 
-import pytest
-
 from mlxserve.cache.groups import Window
 from mlxserve.cache.kinds.kind import find
 from mlxserve.cache.kinds.window_pages import WindowPages
@@ -36,18 +34,14 @@ def turn(engine: GhostEngine, prompt: list[int]) -> int:
     return engine.num_computed - before
 
 
-@pytest.fixture
-def shared(make_engine: MakeEngine) -> Callable[..., GhostEngine]:
-    def make(num_pages: int, **options: object) -> GhostEngine:
-        return make_engine(
-            num_pages=num_pages, window=WINDOW, shared=COST, max_model_len=4096, **options
-        )
-
-    return make
+def shared(make_engine: MakeEngine, num_pages: int, **options: object) -> GhostEngine:
+    return make_engine(
+        num_pages=num_pages, window=WINDOW, shared=COST, max_model_len=4096, **options
+    )
 
 
-def test_a_request_can_have_all_but_its_own_window(shared: Callable[..., GhostEngine]) -> None:
-    engine = shared(60)
+def test_a_request_can_have_all_but_its_own_window(make_engine: MakeEngine) -> None:
+    engine = shared(make_engine, 60)
     for number in range(8):
         turn(engine, numbered(number, 40))
     assert windows_of(engine).blank.limit > 2 * HELD, "the windows of these took memory"
@@ -57,9 +51,9 @@ def test_a_request_can_have_all_but_its_own_window(shared: Callable[..., GhostEn
     assert engine.scheduler.pool.blank.limit == 60
 
 
-def test_conversations_that_fit_keep_their_windows(shared: Callable[..., GhostEngine]) -> None:
+def test_conversations_that_fit_keep_their_windows(make_engine: MakeEngine) -> None:
     count, length = 6, 60
-    engine = shared(count * (ceil((length + 40) / PAGE) + HELD * COST) + 40)
+    engine = shared(make_engine, count * (ceil((length + 40) / PAGE) + HELD * COST) + 40)
     prompts = [numbered(number, length) for number in range(count)]
     for prompt in prompts:
         turn(engine, prompt)
@@ -70,10 +64,8 @@ def test_conversations_that_fit_keep_their_windows(shared: Callable[..., GhostEn
     assert engine.num_resized > 0
 
 
-def test_a_long_conversations_window_outlives_short_requests(
-    shared: Callable[..., GhostEngine],
-) -> None:
-    engine = shared(200)
+def test_a_long_conversations_window_outlives_short_requests(make_engine: MakeEngine) -> None:
+    engine = shared(make_engine, 200)
     chat = numbered(1, 300)
     turn(engine, chat)
     for number in range(8):
@@ -82,10 +74,8 @@ def test_a_long_conversations_window_outlives_short_requests(
     assert turn(engine, chat) <= 2 * 8 + PAGE
 
 
-def test_pages_that_lead_to_a_lost_place_are_evicted_first(
-    shared: Callable[..., GhostEngine],
-) -> None:
-    engine = shared(100)
+def test_pages_that_lead_to_a_lost_place_are_evicted_first(make_engine: MakeEngine) -> None:
+    engine = shared(make_engine, 100)
     turn(engine, numbered(2, 120))
     windows = find(engine.scheduler.page_tables.ends, WindowPages)
     assert windows is not None
@@ -97,10 +87,8 @@ def test_pages_that_lead_to_a_lost_place_are_evicted_first(
     assert set(hashes) <= set(first)
 
 
-def test_nothing_moves_for_a_request_that_could_not_begin(
-    shared: Callable[..., GhostEngine],
-) -> None:
-    engine = shared(40, max_num_seqs=4)
+def test_nothing_moves_for_a_request_that_could_not_begin(make_engine: MakeEngine) -> None:
+    engine = shared(make_engine, 40, max_num_seqs=4)
     engine.add(numbered(1, 100), 40)
     for _ in range(30):
         engine.step()
@@ -113,10 +101,8 @@ def test_nothing_moves_for_a_request_that_could_not_begin(
     engine.drain()
 
 
-def test_answers_that_need_no_memory_are_not_read_early(
-    shared: Callable[..., GhostEngine],
-) -> None:
-    engine = shared(100)
+def test_answers_that_need_no_memory_are_not_read_early(make_engine: MakeEngine) -> None:
+    engine = shared(make_engine, 100)
     engine.add(numbered(1, 20), 60)
     while engine.scheduler.has_work:
         engine.step()
