@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 # A conversation went on from it to a later end: only who edits one of the earlier messages comes back. With 0.1,
 # which is divided among few pages, two chats in turns computed 1.7 times their new tokens instead of 1.04.
@@ -79,6 +80,10 @@ class Ends:
                 if (earlier := self._ends.get(each)) is not None:
                     earlier.is_passed = True
 
+    def hashes_of(self, hash_: bytes) -> Sequence[bytes]:
+        """Of the pages in the window of an end."""
+        return self._ends[hash_].hashes
+
     def has_unit(self, hash_: bytes) -> bool:
         """Whether the unit of this page belongs to an end."""
         return hash_ in self._num_ends
@@ -104,14 +109,20 @@ class Ends:
         num_freed: what is freed with an end by its hash, and whether no later end is known in whose window it is;
         0 where it is to stay
         """
-        best = None
+        return min(self._costs(now, num_freed), default=None, key=itemgetter(0))
+
+    def by_cost(self, now: int, num_freed: Callable[[bytes, End, bool], float]) -> list[bytes]:
+        """Ends in the order in which they are given up, as far as that can be said before."""
+        costs = sorted(self._costs(now, num_freed), key=itemgetter(0))
+        return [hash_ for _, hash_ in costs]
+
+    def _costs(
+        self, now: int, num_freed: Callable[[bytes, End, bool], float]
+    ) -> Iterator[tuple[float, bytes]]:
         for hash_, end in self._ends.items():
             if count := num_freed(hash_, end, self._num_ends[hash_] == 1):
                 age = 1 + now - end.used
-                cost = self.num_saved(end) * end.likelihood / count / age
-                if best is None or cost < best[0]:
-                    best = cost, hash_
-        return best
+                yield self.num_saved(end) * end.likelihood / count / age, hash_
 
     def alone(self, end: End) -> list[bytes]:
         """Hashes of the pages in the window of an end that no other end has."""

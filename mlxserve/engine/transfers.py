@@ -1,6 +1,6 @@
 """Transfers: moves what pages hold: within the pool, to disk and back.
 
-    before_plan     pages about to be evicted that are not on disk, pages that were read from disk,
+    before_plan     pages and windows about to be evicted that are not on disk, pages that were read from disk,
                     copies made by the last update, memory of one layer for pages that are used soon
     before_launch   memory that kinds give each other, copies, saves and loads that the plan asks for
     after_read      recurrent states that are not kept any more
@@ -56,7 +56,8 @@ class Transfers:
         self._disk = disk
         self._clock = clock
         self._asked: dict[int, _Asked] = {}  # by the disk's ticket
-        self._endangered: list[tuple[bytes, int]] = []  # (hash, page) to write before the plan
+        # By kind, (hash, unit) of what is to be written before the plan.
+        self._endangered: dict[str, list[tuple[bytes, int]]] = {}
         self._write_after = 0.0  # the disk has refused pages, and is left alone until then
         self._written: set[str] = (
             set()
@@ -69,19 +70,24 @@ class Transfers:
 
     def must_collect(self) -> bool:
         """Whether the unread step has to be collected for what happens before the next plan."""
-        self._endangered = []
+        self._endangered.clear()
         if self._disk is None:
             return False
         if not self._is_left_alone():
-            most = self._max_units(self._disk, self._moves.kinds[0].name)
-            self._endangered = self._moves.disk.endangered(most)
+            pages, *ends = self._moves.kinds
+            if found := self._moves.disk.endangered(self._max_units(self._disk, pages.name)):
+                self._endangered[pages.name] = found
+            for kind in ends:
+                most = self._max_units(self._disk, kind.name)
+                if found := self._moves.disk.endangered_at_end(kind, most):
+                    self._endangered[kind.name] = found
         return bool(self._endangered) or self.is_reading
 
     def before_plan(self) -> None:
         """Every step must have been collected where `must_collect` says so."""
         if self._disk is not None:
-            if self._endangered:
-                self._write(self._disk, self._moves.kinds[0].name, self._endangered)
+            for kind, units in self._endangered.items():
+                self._write(self._disk, kind, units)
             self._finish_loads(self._disk)
         self._copy()
         if (soon := self._moves.pool.blank.open_soon) is not None:

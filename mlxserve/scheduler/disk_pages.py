@@ -190,6 +190,14 @@ class DiskPages:
         )
         return list(islice(missing, limit))
 
+    def endangered_at_end(self, kind: UnitKind, limit: int) -> list[tuple[bytes, int]]:
+        """(hash, unit) of units as in `unwritten` of places that are given up soon; up to `limit`."""
+        if self._disk is None or kind.lending is None:
+            return []
+        is_unwritten = partial(self._disk.is_unwritten, kind.name)
+        found = ((hash_, page) for hash_, page in kind.lending.next_lost() if is_unwritten(hash_))
+        return list(islice(found, limit))
+
     def num_left(self, request: LiveRequest) -> int:
         """Tokens that the request goes on to read, from the one after its last computed one."""
         page_size = self._pool.page_size

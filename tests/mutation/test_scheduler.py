@@ -447,8 +447,8 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     "keep the place that costs least": Bug(
         Ends,
         "cheapest",
-        "cost < best[0]",
-        "cost > best[0]",
+        "min(",
+        "max(",
         test_balance.test_conversations_that_fit_keep_their_windows,
     ),
     "count the places behind a conversation as its last": Bug(

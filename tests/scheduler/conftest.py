@@ -576,6 +576,9 @@ class GhostEngine:
         moves = self.scheduler.moves
         if not is_idle:
             self._write_to_disk("pages", dict(moves.disk.endangered(count)))
+            for kind in moves.ends:
+                units = moves.disk.endangered_at_end(kind, count)
+                self._write_to_disk(kind.name, dict(units))
         for kind in moves.kinds if is_idle else ():
             self._write_to_disk(kind.name, dict(moves.disk.unwritten(kind, count)))
         self.audit()

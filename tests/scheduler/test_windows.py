@@ -258,6 +258,26 @@ def test_a_preempted_request_is_read_with_its_window(make_engine: MakeEngine) ->
     assert stats.restored_tokens > 0
 
 
+def test_a_window_is_written_before_it_is_given_up(make_engine: MakeEngine) -> None:
+    engine = make_engine(window=WINDOW, num_window_pages=HELD + 3, num_pages=48)
+    prompt = answered(engine, numbered(1, 41), max_tokens=1)
+    for number in range(100, 800, 100):
+        engine.clean(1000, is_idle=False)
+        answered(engine, numbered(number, 50))
+    last = Window(WINDOW, PAGE).first_before(10)
+    assert set(prompt.page_hashes[last:10]) <= set(engine.disk.windows)
+    again = answered(engine, [*prompt.asked.token_ids, 1, 2, 3])
+    assert again.cache is not None
+    assert again.cache.num_from_disk == 40
+
+
+def test_no_window_is_written_while_there_is_room_for_another(make_engine: MakeEngine) -> None:
+    engine = make_engine(window=WINDOW, num_window_pages=60, num_pages=200)
+    answered(engine, numbered(1, 41))
+    engine.clean(1000, is_idle=False)
+    assert not engine.disk.windows
+
+
 # ---- what is counted when requests wait for windows
 
 

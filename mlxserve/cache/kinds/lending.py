@@ -63,6 +63,10 @@ class Lending(ABC):
         """Give up a place."""
         raise KeyError(end)
 
+    def next_lost(self) -> list[tuple[bytes, int]]:
+        """(hash, page) of the pages of places that are given up next, if that is soon."""
+        return []
+
     @abstractmethod
     def make_room(self, count: int) -> None:
         """Have so many pages blank or evicted next, the ones first that cost least."""

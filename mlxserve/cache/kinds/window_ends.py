@@ -119,6 +119,19 @@ class WindowEnds(Lending):
         self._lost.append(end)
         self._version += 1
 
+    def next_lost(self) -> list[tuple[bytes, int]]:
+        """Those that would make room for another window, and a chunk of its prompt."""
+        missing = self._window.num_held + CHUNK_PAGES - self.num_spare
+        if missing <= 0:
+            return []
+        found: dict[bytes, int] = {}
+        for end in self._ends.by_cost(self.pool.order.clock, self._num_freed):
+            if len(found) >= missing:
+                break
+            for hash_ in reversed(self._ends.hashes_of(end)):
+                found[hash_] = self.pool.index.page_of(hash_)
+        return list(found.items())
+
     def _give_up_before(self, num_evicted: int) -> None:
         """Give up the ends that have one of the pages that are evicted next."""
         order, hash_of = self.pool.order, self.pool.index.hash_of
