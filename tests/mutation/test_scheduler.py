@@ -460,9 +460,9 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
     ),
     "keep what leads to a lost place": Bug(
         FullLending,
-        "settle",
-        "self._lose_around(end)",
-        "pass",
+        "_lose_around",
+        "pages.append(page)",
+        "break",
         test_balance.test_pages_that_lead_to_a_lost_place_are_evicted_first,
     ),
     "give no memory to a request that lacks it": Bug(
@@ -478,13 +478,6 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "self._count(giver, taker, wanted, most) == wanted",
         "self._count(giver, taker, wanted, most) > 0",
         test_balance.test_nothing_moves_for_a_request_that_could_not_begin,
-    ),
-    "read steps early for memory that nobody needs": Bug(
-        Balance,
-        "_is_at_rest",
-        "kind.num_spare >= len(running)",
-        "kind.num_spare > kind.pool.num_pages",
-        test_balance.test_answers_that_need_no_memory_are_not_read_early,
     ),
     "expect nothing after a prompt": Bug(
         WindowPages,

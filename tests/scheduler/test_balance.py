@@ -88,11 +88,11 @@ def test_pages_that_lead_to_a_lost_place_are_evicted_first(make_engine: MakeEngi
 
 
 def test_nothing_moves_for_a_request_that_could_not_begin(make_engine: MakeEngine) -> None:
-    engine = shared(make_engine, 40, max_num_seqs=4)
-    engine.add(numbered(1, 100), 40)
-    for _ in range(30):
+    engine = shared(make_engine, 60, max_num_seqs=4)
+    engine.add(numbered(1, 60), 100)
+    while not engine.requests["r0"].num_outputs:
         engine.step()
-    engine.add(numbered(2, 120), 1)  # beside the first it has no room
+    engine.add(numbered(2, 220), 1)  # beside the first it has no room
     engine.step()
     limits = engine.scheduler.pool.blank.limit, windows_of(engine).blank.limit
     for _ in range(4):
