@@ -6,7 +6,7 @@ The oracle is mlx-lm's dense path, greedy, in float32, as in `tests/test_equalit
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +15,15 @@ from typing import Any
 import pytest
 
 import mlxserve.build
+from metal_kernels.ops import Backend, LayerShape
+from metal_kernels.reference import ReferenceBackend
 from mlxserve import LLM
 from mlxserve.cache.kinds.full_pages import FullPages
 from mlxserve.cache.kinds.window_pages import WindowPages
 from mlxserve.cache.kv import KVPool
 from mlxserve.cache.pool_memory import PoolMemory
+from mlxserve.model import attention
+from tests.emulated import emulated_backend
 from tests.test_equality import GREEDY, dense_tokens, tokens
 from tests.together import begun_together
 
@@ -130,3 +134,36 @@ def test_what_moved_is_read_from_disk_after_a_restart(
         with llm_of(folder, **disk) as llm:
             assert tokens(llm, prompts) == expected, run
             assert (llm.stats().scheduler.restored_tokens > 0) == (run > 0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("emulated kernels", marks=pytest.mark.slow),
+        pytest.param("reference", marks=pytest.mark.long),
+    ],
+)
+def test_every_backend_moves_pages_after_all_writes(
+    name: str,
+    write_model: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_shrunk: list[int],
+) -> None:
+    folder = write_model(tmp_path, "gpt_oss", sliding_window=WINDOW, max_position_embeddings=1024)
+    prompts = [*prompts_of(5, 50), *prompts_of(1, 200)]
+
+    def select(_name: str, layers: Sequence[LayerShape]) -> list[Backend]:
+        return [ReferenceBackend() if name == "reference" else backend] * len(layers)
+
+    backend = emulated_backend()
+    monkeypatch.setattr(attention, "select_backends", select)
+    memory = PoolMemory(20 + NBYTES - NUM_PAGES, PAGE_BYTES)
+    monkeypatch.setattr(mlxserve.build, "pool_memory", lambda *_: memory)
+    small = {"num_pages": 20, "max_num_batched_tokens": 32}
+    with LLM(str(folder), **{**OPTIONS, "num_pages": 60, "num_window_pages": 0}) as llm:
+        expected = tokens(llm, prompts)
+    with llm_of(folder, **small) as llm:
+        for _ in range(2):
+            assert [tokens(llm, [prompt])[0] for prompt in prompts] == expected
+    assert len(set(num_shrunk)) > 2, "memory has moved"

@@ -176,8 +176,7 @@ class Balance:
         num_wanted = self._num_own(kind)
         if waiting.num_queued and len(running) < self._admission.max_running:
             request = next(iter(waiting.in_order(now)))
-            num_cached = len(self._tables.cache.match(request))
-            num_wanted += max(0, kind.num_first(request, num_cached))
+            num_wanted += max(0, kind.num_first(request, self._tables.cache.match(request)))
         return num_wanted
 
     def _num_own(self, kind: Lending) -> int:

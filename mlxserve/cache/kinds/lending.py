@@ -88,8 +88,8 @@ class Lending(ABC):
         """Pages that a running prompt still takes before it gives any back."""
 
     @abstractmethod
-    def num_first(self, request: LiveRequest, num_cached: int) -> int:
-        """Pages that a waiting request takes if it begins after `num_cached` pages."""
+    def num_first(self, request: LiveRequest, cached: Sequence[int]) -> int:
+        """Free pages that a waiting request takes if it begins after these full pages, those it finds included."""
 
 
 class FullLending(Lending):
@@ -170,5 +170,6 @@ class FullLending(Lending):
     def num_left(self, request: LiveRequest) -> int:
         return max(0, -(-request.prefill_end // self.pool.page_size) - len(request.page_table))
 
-    def num_first(self, request: LiveRequest, num_cached: int) -> int:
-        return -(-len(request.token_ids) // self.pool.page_size) - num_cached
+    def num_first(self, request: LiveRequest, cached: Sequence[int]) -> int:
+        missing = -(-len(request.token_ids) // self.pool.page_size) - len(cached)
+        return missing + self.pool.num_idle(cached)

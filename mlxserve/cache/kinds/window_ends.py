@@ -172,7 +172,9 @@ class WindowEnds(Lending):
         most = self._window.num_held + CHUNK_PAGES - len(held(request))
         return max(0, min(left, most))
 
-    def num_first(self, request: LiveRequest, num_cached: int) -> int:
-        missing = -(-len(request.token_ids) // self.pool.page_size) - num_cached
-        found = num_cached - self._window.first_before(num_cached)
-        return min(missing, self._window.num_held + CHUNK_PAGES - found)
+    def num_first(self, request: LiveRequest, cached: Sequence[int]) -> int:
+        missing = -(-len(request.token_ids) // self.pool.page_size) - len(cached)
+        hashes = request.page_hashes[self._window.first_before(len(cached)) : len(cached)]
+        found = list(map(self.pool.index.page_of, hashes))
+        most = self._window.num_held + CHUNK_PAGES - len(found)
+        return min(missing, most) + self.pool.num_idle(found)
