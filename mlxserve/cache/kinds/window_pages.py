@@ -148,9 +148,14 @@ class WindowPages(EndKind):
             if before <= beginning < first and end <= num_pages:
                 self.ends.add(request.page_hashes, end)
             expected.update(range(max(before, beginning), min(first, end)))
-        passed = [table[index] for index in range(before, first) if index not in expected]
+        passed: list[int] = []
+        needed: list[int] = []
+        for index, page in enumerate(table[before:first], before):
+            # Of an end that the request does not expect, as where a tool's answer is awaited.
+            is_needed = index in expected or self.ends.has_page(page)
+            (needed if is_needed else passed).append(page)
         self.pool.release_passed(passed)
-        self.pool.release([table[index] for index in sorted(expected)])
+        self.pool.release(needed)
 
     def _expected_ends(self, request: LiveRequest) -> set[int]:
         """Numbers of its pages after which another prompt will probably continue."""
