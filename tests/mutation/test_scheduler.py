@@ -479,6 +479,20 @@ FOUND_BY_CLAIM: dict[str, Bug] = {
         "self._count(giver, taker, wanted, most) > 0",
         test_balance.test_nothing_moves_for_a_request_that_could_not_begin,
     ),
+    "pass pages of a place that others may go on from": Bug(
+        WindowPages,
+        "pass_by",
+        "index in expected or self.ends.has_page(page)",
+        "index in expected",
+        test_windows.test_the_end_of_a_protection_loses_no_page_of_a_window,
+    ),
+    "write no window before it is given up": Bug(
+        DiskPages,
+        "endangered_at_end",
+        "kind.lending is None",
+        "True",
+        test_windows.test_a_window_is_written_before_it_is_given_up,
+    ),
     "expect nothing after a prompt": Bug(
         WindowPages,
         "_expected_ends",

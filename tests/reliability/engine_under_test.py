@@ -156,7 +156,9 @@ class EngineUnderTest:
             return engine, vocab_size
 
         with patch("mlxserve.build.build_engine", build_with_gate):
-            self.model = mlxserve.build.build_text_model(EngineConfig().with_options(**self.options))
+            self.model = mlxserve.build.build_text_model(
+                EngineConfig().with_options(**self.options)
+            )
         self.num_pages = self._engine.monitor.stats().pool.num_pages
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -180,7 +182,9 @@ class EngineUnderTest:
         pinned = int(float(self.options["max_pinned_fraction"]) * self.num_pages)
         room = (self.num_pages - pinned) * int(self.options["page_size"])
         num_faults = self.num_faults
-        stream = await self._refusable(self.model.require_writer().submit_all([prompt], params, options))
+        stream = await self._refusable(
+            self.model.require_writer().submit_all([prompt], params, options)
+        )
         if stream is None:
             return
 
@@ -247,7 +251,11 @@ class EngineUnderTest:
     async def _state(self) -> tuple[object, ...]:
         """What no refused call changes; the step that is read meanwhile goes on with requests."""
         pool = (await self.snapshot()).stats.pool
-        return pool.num_pages, self.engine.max_model_len, self.model.require_writer().prefixes.sizes()
+        return (
+            pool.num_pages,
+            self.engine.max_model_len,
+            self.model.require_writer().prefixes.sizes(),
+        )
 
     async def reset(self, *, force: bool, disk: bool) -> None:
         await self._refusable(self.engine.reset_prefix_cache(force=force, disk=disk))
@@ -428,7 +436,9 @@ class EngineUnderTest:
         assert set(self.model.require_writer().prefixes.sizes()) == set(self.prefixes)
         # Their pages are not pinned until they are computed, for which a smaller cache may have no room.
         self._are_pins_known = not self.prefixes
-        self._adding["every name"] = self.loop.create_task(self.model.require_writer().prefixes.restore())
+        self._adding["every name"] = self.loop.create_task(
+            self.model.require_writer().prefixes.restore()
+        )
         await self.settle()
 
     async def _close(self) -> None:

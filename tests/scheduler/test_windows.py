@@ -278,6 +278,17 @@ def test_no_window_is_written_while_there_is_room_for_another(make_engine: MakeE
     assert not engine.disk.windows
 
 
+def test_the_end_of_a_protection_loses_no_page_of_a_window(make_engine: MakeEngine) -> None:
+    engine = make_engine(window=WINDOW, num_window_pages=HELD + 6, num_pages=64)
+    request = engine.add(numbered(1, 41), max_tokens=80)
+    while request.num_outputs < 14:
+        engine.step()
+    engine.scheduler.keep_pages(request.asked, until=5)
+    engine.scheduler.page_tables.expire(6)
+    while engine.scheduler.has_work:  # each step is audited: a place that is known has its window
+        engine.step()
+
+
 # ---- what is counted when requests wait for windows
 
 
