@@ -55,6 +55,9 @@ class _LoadedModel:
 
     _model: TextModel
 
+    def _share_model_of(self, other: _LoadedModel) -> None:
+        self._model = other._model
+
     @property
     def model_name(self) -> str:
         """The model's name in the API."""
@@ -285,7 +288,7 @@ class AsyncLLM(_LoadedModel):
     async def _prepared(
         self, prompt: Prompt, turn: AssistantTurn | None, options: Mapping[str, Any]
     ) -> tuple[list[int], RequestOptions]:
-        """Return the token ids and options for `Chat`. Only the answer to a conversation has a turn."""
+        """Return the token ids and options for `Writer`. Only answers to conversations have a turn."""
         is_conversation = not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping)
         turn = (turn or AssistantTurn()) if is_conversation else None
         request_options = RequestOptions(turn=turn, **options)
@@ -356,7 +359,7 @@ class LLM(_LoadedModel):
         `adapters`, `options` and errors are those of AsyncLLM.
         """
         self._llm = AsyncLLM(model, config=config, adapters=adapters, **options)
-        self._model = self._llm._model
+        self._share_model_of(self._llm)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="mlxserve-llm", daemon=True

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Answers:
-    """Those of one request, by index: `num_choices` in a row for each prompt."""
+    """The answers to one request, by index: `num_choices` in a row for each prompt."""
 
     _stream: AnswerStream
 
@@ -35,27 +35,27 @@ class Answers:
     @classmethod
     async def submit(
         cls,
-        chat: TextModel,
+        model: TextModel,
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         options: RequestOptions,
         metrics: Metrics,
     ) -> Answers:
-        """Raises what `Writer.submit_all` raises."""
+        """Queue the prompts, and time their answers. Raises the errors of `Writer.submit_all`."""
         answers = cls(metrics, len(prompts), params.n)
-        answers._stream = await chat.require_writer().submit_all(
+        answers._stream = await model.require_writer().submit_all(
             prompts, params, options, observe=answers._observe
         )
         return answers
 
     @property
     def tokens(self) -> Tokens:
-        """Counts of the answers that have begun; a prompt counts once for all its choices."""
+        """Token counts of the answers that have begun; a prompt counts once for all its choices."""
         return Tokens.of(self._usages, self._num_choices)
 
     @property
     def timing(self) -> AnswerTimer:
-        """Of the first answer."""
+        """The timer of the first answer."""
         return self._timers[0]
 
     def __aiter__(self) -> AsyncIterator[Delta]:
@@ -63,7 +63,7 @@ class Answers:
         return aiter(self._stream)
 
     async def whole(self) -> list[RequestOutput]:
-        """Every answer, in order. Raises what iterating raises."""
+        """Return every answer, in order. Raises the errors of iterating."""
         return await self._stream.whole()
 
     async def aclose(self) -> None:

@@ -60,7 +60,7 @@ KEYS_INTERVAL = 0.25  # seconds between looks at the key file
 
 
 def create_app(
-    chat: TextModel,
+    model: TextModel,
     *,
     aliases: Sequence[str] = (),
     unlisted_names: Sequence[str] = (),
@@ -69,10 +69,14 @@ def create_app(
     drain: Drain | None = None,
     open_requests: InFlight | None = None,
 ) -> Starlette:
-    """The API over one model, which is also known as `aliases`, and by names that are not listed."""
+    """Build the API over one model.
+
+    aliases: other names of the model
+    unlisted_names: names that are accepted but not listed
+    """
     return create_server_app(
-        ModelRegistry.of(chat, aliases, unlisted_names),
-        chat.executor,
+        ModelRegistry.of(model, aliases, unlisted_names),
+        model.executor,
         strict_model_names=strict_model_names,
         access=access,
         drain=drain,
@@ -90,12 +94,13 @@ def create_server_app(
     open_requests: InFlight | None = None,
     register: Register | None = None,
 ) -> Starlette:
-    """The API over the models of a registry, of which the first is loaded.
+    """Build the API over the models of a registry, whose first model is loaded.
 
-    executor: of all work on prompts and bodies
-    register: makes what the registry needs of a model that is downloaded; None where none can be added
-    With `strict_model_names` a request for a model that is not in the registry is refused.
-    `drain` and `open_requests` are shared with the server."""
+    executor: runs all work on prompts and bodies
+    strict_model_names: refuse a request for a model that is not in the registry
+    drain, open_requests: shared with the server
+    register: makes a registry entry for a downloaded model; None if none can be added
+    """
     access = access or AccessPolicy()
     drain = drain or Drain()
     open_requests = open_requests or InFlight()
@@ -164,7 +169,9 @@ def create_server_app(
 
 def _usable(dispatch: ModelDispatch, request: Request) -> list[ModelRoutes]:
     """The loaded models that the request's key may use."""
-    return [one for one in dispatch.loaded() if dispatch.may_use(request, one.chat.model_name)]
+    return [
+        one for one in dispatch.loaded() if dispatch.may_use(request, one.text_model.model_name)
+    ]
 
 
 @contextlib.asynccontextmanager
@@ -176,7 +183,7 @@ async def _beside(
     beside: Sequence[ToolRoutes | Downloads],
     _app: Starlette,
 ) -> AsyncIterator[None]:
-    """What is done beside the requests."""
+    """Run the background tasks of the server while it accepts requests."""
     dispatch.start()
     tasks = [asyncio.ensure_future(work) for work in (_follow(keyring), registry.run())]
     try:
@@ -192,7 +199,7 @@ async def _beside(
 
 
 async def _follow(keyring: Keyring) -> None:
-    """Look at the key file all the time, so that a revoked key loses what it has without a request."""
+    """Reload the key file periodically, so that a revoked key loses its access without a request."""
     while True:
         await asyncio.sleep(KEYS_INTERVAL)
         try:
@@ -216,13 +223,13 @@ async def _api_error(_request: Request, error: Exception) -> Response:
 
 
 async def _engine_error(_request: Request, error: Exception) -> Response:
-    """Of a route without a body: a `BodyRoute` names the field of the body that is wrong."""
+    """Reply to an error of a route without a body: a `BodyRoute` names the invalid field itself."""
     assert isinstance(error, MlxServeError)
     return error_response(from_engine(error))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Starlette's own errors: an unknown route, or a method that the route does not have."""
+    """Reply to Starlette's own errors: an unknown route, or a method that the route does not have."""
     assert isinstance(error, HTTPException)
     where = ascii(f"{request.method} {request.url.path}")[1:-1][:200]
     place = _with_prefix(request)
@@ -235,7 +242,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _with_prefix(request: Request) -> str | None:
-    """The route that a client's base URL misses: without /v1, with two of them, or with two slashes."""
+    """Return the route that a wrong base URL misses, or None.
+
+    Such a URL has no /v1, two of them, or two slashes.
+    """
     meant = "/v1" + re.sub("/+", "/", request.url.path.replace("/v1", "")).rstrip("/")
     return meant if any(route.path == meant for route in request.app.routes) else None
 
@@ -245,7 +255,7 @@ async def _client_left(_request: Request, _error: Exception) -> Response:
 
 
 async def _bug(request: Request, _error: Exception) -> Response:
-    """The traceback goes to the log (Starlette raises the error again), not to the client."""
+    """Reply to an unexpected error. Starlette raises it again, so the traceback goes to the log only."""
     return error_response(
         ApiError(
             500,

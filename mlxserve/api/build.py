@@ -39,10 +39,11 @@ class ModelServer:
         on_ready: Callable[[], None],
         register: Register | None = None,
     ) -> None:
-        """
-        registry: whose first model is loaded
-        executor: of all work on prompts and bodies
-        register: makes what the registry needs of another model; None where none can be added
+        """Wire the server.
+
+        registry: its first model is loaded
+        executor: runs all work on prompts and bodies
+        register: makes a registry entry for another model; None if none can be added
         on_ready: called once connections are accepted
         """
         drain, open_requests = Drain(), InFlight()
@@ -70,8 +71,10 @@ class ModelServer:
         )
 
     def run(self, listener: socket.socket) -> int:
-        """Serve until told to stop, then close the models. Returns the exit code: not 0 if the engine has
-        failed. Raises AddressInUse."""
+        """Serve until asked to stop, then close the models, and return the exit code.
+
+        The code is not 0 if the engine has failed. Raises AddressInUse.
+        """
         self._watchdog.start()
         try:
             serve(self._http, listener)

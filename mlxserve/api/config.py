@@ -196,7 +196,7 @@ class ServerConfig(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions(Options):
-    """What a table of the configuration file says of its model beside the engine's options.
+    """A model's table of the configuration file, besides the engine's options.
 
     Raises InvalidConfig.
     """

@@ -1,4 +1,4 @@
-"""ModelDispatch: each request to the routes of the model that it names.
+"""ModelDispatch: sends each request to the routes of the model that it names.
 
     request ──▶ ModelDispatch ──▶ registry.use(name) ──▶ ModelRoutes over the TextModel
                     reads `model` in the body, or ?model= where there is none
@@ -44,11 +44,14 @@ _EVENTS = "/v1/"  # the beginning of the paths whose streams are server-sent eve
 
 @dataclass(frozen=True, slots=True)
 class OfferedModel:
-    """A model that can be asked for, or it with an adapter; `chat` is None unless it is loaded."""
+    """A model that requests may name, or one of its adapters.
+
+    text_model: None unless the model is loaded
+    """
 
     model: RegisteredModel
     names: ModelNames
-    chat: TextModel | None
+    text_model: TextModel | None
     adapter: RegisteredAdapter | None = None
 
     @property
@@ -57,15 +60,15 @@ class OfferedModel:
 
     @property
     def size(self) -> int:
-        """Bytes of what it does not share with others."""
+        """Bytes of weights that it shares with no other entry."""
         return self.model.weight_size if self.adapter is None else self.adapter.size
 
 
 class ModelDispatch:
-    """Over a registry whose first model is loaded. Used in the event loop."""
+    """Dispatches over a registry whose first model is loaded. Used in the event loop."""
 
     def __init__(self, registry: ModelRegistry, shared: SharedState, *, is_strict: bool) -> None:
-        """is_strict: a name that no model has is refused; otherwise the first model answers"""
+        """is_strict: refuse names that no model has; otherwise the first model answers them."""
         self._registry = registry
         self._shared = shared
         self._is_strict = is_strict
@@ -101,25 +104,25 @@ class ModelDispatch:
 
     @property
     def names(self) -> list[str]:
-        """Of all models, and those of their adapters."""
+        """Names of all models and of their adapters."""
         return list(self._names)
 
     # ---- the routes
 
     def own_routes(self) -> list[Route]:
-        """Those of any model, with their documentation, bound to none."""
+        """The routes of a model with their documentation, bound to no model."""
         first = self._registry.loaded(self._first)
         assert first is not None, "the first model is loaded before the server starts"
         return [_unbound(route) for route in self._of(first).routes]
 
     def routes(self, own: Sequence[Route]) -> Sequence[Route]:
-        """The same as routes of the server: they pass requests on to those of a model."""
+        """Turn a model's routes into the server's, which pass requests on to the named model."""
         for route in own:
             route.app = self._by_body if isinstance(route, BodyRoute) else self._by_query
         return own
 
     async def _by_body(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """What gives a model work: it is loaded if it is not."""
+        """Pass on a request that gives a model work, loading the model first if necessary."""
         request = Request(scope, receive)
         name, has_stream = self._first, False
         is_loaded = self._registry.loaded(name) is not None
@@ -138,34 +141,34 @@ class ModelDispatch:
                 if has_stream and scope["path"].startswith(_EVENTS):
                     send, entering = early.send, early.during(entering)
             try:
-                chat = await entering
+                text_model = await entering
             except (MlxServeError, ApiError) as error:
                 told = error if isinstance(error, ApiError) else not_loaded(error)
                 await error_response(told)(scope, receive, send)
                 return
-            routes = self._of(chat, adapter)
+            routes = self._of(text_model, adapter)
             scope[MODEL_NAMES] = routes.names
             scope[STARTED], scope[WAITED] = began, perf_counter() - began
             scope[KEEP_ALIVE] = partial(self._keep, request, model.name)
             await routes.router(scope, receive, send)
 
     async def _by_query(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """What looks at a model, or changes what is loaded of it."""
+        """Pass on a request that inspects a loaded model or changes its cache."""
         request = Request(scope)
         asked, name = request.query_params.get("model"), self._first
         if asked is not None and len(self._names) > 1:
             name = self._known(asked)
         self._refuse_others(request, name)
         model, adapter = self._offered[name]
-        chat = self._registry.loaded(model.name)
-        if chat is None:
+        text_model = self._registry.loaded(model.name)
+        if text_model is None:
             raise ApiError(
                 409, f"The model {name!r} is not loaded.", param="model", code="model_not_loaded"
             )
-        await self._of(chat, adapter).router(scope, receive, send)
+        await self._of(text_model, adapter).router(scope, receive, send)
 
     def _keep(self, request: Request, name: str, seconds: float) -> bool:
-        """Models that stay loaded by the server's options do so whatever a request says."""
+        """Change a model's time to stay loaded; False if the options keep it loaded for ever."""
         place = next(model for model in self._registry.models if model.name == name)
         if math.isinf(place.keep_alive) or not is_admin(request):
             return False
@@ -173,18 +176,18 @@ class ModelDispatch:
         return True
 
     def seconds_left(self, name: str) -> float | None:
-        """Until a loaded model is unloaded, if nobody uses it meanwhile; None for no time."""
+        """Seconds until a loaded model is unloaded if it stays unused; None for never."""
         return self._registry.state(name).seconds_left
 
     # ---- the models
 
     def may_use(self, request: Request, name: str) -> bool:
-        """Whether the request's key is for this model."""
+        """True if the request's key may use this model."""
         names = models_of_key(request)
         return not names or any(self._found(one) == name for one in names)
 
     def _refuse_others(self, request: Request, name: str) -> None:
-        """Raises ApiError 403."""
+        """Raises ApiError 403 if the request's key may not use this model."""
         if not self.may_use(request, name):
             allowed = ", ".join(models_of_key(request))
             raise ApiError(
@@ -195,12 +198,14 @@ class ModelDispatch:
             )
 
     def named(self, name: str) -> str:
-        """The model that has this name, or one that differs in case, `:latest` and the organisation;
-        else the first one, whose routes refuse the name or warn of it."""
+        """Resolve a name, ignoring case, `:latest` and the organisation.
+
+        Falls back to the first model, whose routes refuse the name or warn of it.
+        """
         return self._found(name) or self._base_of(name) or self._first
 
     def _base_of(self, name: str) -> str | None:
-        """The model whose adapter it would be, if it had one of this name; its routes refuse it."""
+        """The model of which the name may be an adapter; its routes refuse the name."""
         means = (own for own, names in self._names.items() if names.may_mean_adapter(name))
         return next(means, None)
 
@@ -212,47 +217,49 @@ class ModelDispatch:
         return None
 
     def _known(self, name: str) -> str:
-        """Raises ApiError 404."""
+        """Resolve a name. Raises ApiError 404 if no model has it."""
         if (found := self._found(name)) is None:
             raise self._names[self._first].unknown(name)
         return found
 
     def models(self) -> list[OfferedModel]:
-        """All of them, in their order, each before its adapters."""
+        """All models in their order, each before its adapters."""
         return [self._model(name) for name in self._offered]
 
     def model(self, name: str, *, is_anthropic: bool = False) -> OfferedModel:
-        """The one of this name. Raises ApiError 404."""
+        """The model of this name. Raises ApiError 404."""
         own = self.named(name)
         self._names[own].require(name, is_anthropic=is_anthropic)
         return self._model(own)
 
     def _model(self, name: str) -> OfferedModel:
         model, adapter = self._offered[name]
-        chat = self._registry.loaded(model.name)
-        adapted = None if chat is None else _adapted(chat, adapter)
+        text_model = self._registry.loaded(model.name)
+        adapted = None if text_model is None else _adapted(text_model, adapter)
         return OfferedModel(model, self._names[name], adapted, adapter)
 
     def loaded(self) -> list[ModelRoutes]:
-        """The routes of the models that are loaded, which their adapters belong to."""
+        """The routes of the loaded models, without those of their adapters."""
         chats = [self._registry.loaded(model.name) for model in self._registry.models]
-        return [self._of(chat) for chat in chats if chat is not None]
+        return [self._of(text_model) for text_model in chats if text_model is not None]
 
-    def _of(self, chat: TextModel, adapter: RegisteredAdapter | None = None) -> ModelRoutes:
-        """Over a TextModel; those of its adapters are made with its own, and count in its metrics."""
-        name, metrics = chat.model_name, None
-        if name not in self._served or self._served[name].chat is not chat:
+    def _of(self, text_model: TextModel, adapter: RegisteredAdapter | None = None) -> ModelRoutes:
+        """The routes of a model or of its adapter. All are made together, and share their metrics."""
+        name, metrics = text_model.model_name, None
+        if name not in self._served or self._served[name].text_model is not text_model:
             self._forget(name)
             for each in (None, *self._offered[name][0].adapters):
                 own = _named(name, each)
-                routes = ModelRoutes(_adapted(chat, each), self._names[own], self._shared, metrics)
+                routes = ModelRoutes(
+                    _adapted(text_model, each), self._names[own], self._shared, metrics
+                )
                 self._served[own], metrics = routes, routes.metrics
                 if self._is_running:
                     self._restore(own)
         return self._served[_named(name, adapter)]
 
     def _forget(self, name: str) -> None:
-        """It was unloaded, and its adapters with it."""
+        """Drop the routes of an unloaded model and of its adapters."""
         for adapter in (None, *self._offered[name][0].adapters):
             own = _named(name, adapter)
             self._served.pop(own, None)
@@ -263,7 +270,7 @@ class ModelDispatch:
         self._restoring[name] = asyncio.ensure_future(self._served[name].restore())
 
     def start(self) -> None:
-        """In the server's event loop: have the named prefixes of loaded models ready."""
+        """Start to restore the named prefixes of loaded models. Called in the server's event loop."""
         self._is_running = True
         self.loaded()
         for name in self._served:
@@ -276,28 +283,28 @@ class ModelDispatch:
         await asyncio.gather(*self._restoring.values(), return_exceptions=True)
 
     def drop_prefixes(self, key: Key) -> None:
-        """Those of a key that was revoked; of a model that is not loaded they are not restored."""
+        """Remove the prefixes of a revoked key. Models that are not loaded will not restore theirs."""
         for one in self._served.values():
             one.prefix_names.drop(key)
 
 
 def _named(name: str, adapter: RegisteredAdapter | None) -> str:
-    """The name of a model with an adapter."""
+    """The API's name of a model with an adapter."""
     return name if adapter is None else f"{name}:{adapter.name}"
 
 
-def _adapted(chat: TextModel, adapter: RegisteredAdapter | None) -> TextModel:
-    return chat if adapter is None else chat.with_adapter(adapter.name)
+def _adapted(text_model: TextModel, adapter: RegisteredAdapter | None) -> TextModel:
+    return text_model if adapter is None else text_model.with_adapter(adapter.name)
 
 
 def _named_in(body: Mapping[str, Any]) -> tuple[str | None, bool]:
-    """(the model's name, whether a stream is wanted); the route refuses values of other types."""
+    """Return (model, whether it streams) of a body; the route refuses values of other types."""
     name = body.get("model")
     return name if isinstance(name, str) else None, body.get("stream") is True
 
 
 def _unbound(route: Route) -> Route:
-    """The same without the object that its handler belongs to, which holds a TextModel."""
+    """Copy a route without the object that its handler belongs to, which holds a TextModel."""
     if isinstance(route, BodyRoute):
         return route.unbound()
     assert isinstance(route.endpoint, MethodType)
@@ -305,6 +312,6 @@ def _unbound(route: Route) -> Route:
 
 
 def not_loaded(error: MlxServeError) -> ApiError:
-    """The reply for a model that cannot be loaded."""
+    """The reply for a model that could not be loaded."""
     found = from_engine(error)
     return ApiError(503, str(error), code="model_not_loaded") if found.status == 500 else found

@@ -1,12 +1,12 @@
-"""`/api/v1/downloads`: a model for this machine, downloaded while the others answer, and then served beside them.
+"""`/api/v1/downloads`: downloads a model while the others answer, and then serves it as well.
 
-    offered ──▶ running ──▶ done: in the registry, and what commands use from now on
+    offered ──▶ running ──▶ done: in the registry, and the default of later commands
                  │  ▲
                  ▼  │
-                paused, failed: what was fetched stays, and is not fetched again
+                paused, failed: fetched parts stay, and are not fetched again
 
-They are for those who may run programs as the server's user. The commands `mlxserve models`, `pull` and `use` do
-the work, in processes of their own.
+Only clients that may run programs as the server's user are served. The commands `mlxserve models`,
+`pull` and `use` do the work, in processes of their own.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ class NamedModelRequest(RequestBody):
 
 @dataclass(slots=True)
 class Download:
-    """state: "running", "paused", "failed" or "done"; sizes in bytes"""
+    """The progress of one download.
+
+    state: "running", "paused", "failed" or "done"
+    done, total: bytes; `total` is None until it is known
+    """
 
     model: str
     state: str = "running"
@@ -76,7 +80,7 @@ class Downloads:
         register: Register | None,
         catalog: ModelCatalog | None = None,
     ) -> None:
-        """register: None for a server whose models cannot be added to; it offers nothing"""
+        """register: None for a server that cannot add models; it then offers none."""
         self._dispatch = dispatch
         self._register = register
         self._catalog = catalog or ModelCatalog()
@@ -94,7 +98,7 @@ class Downloads:
         ]
 
     async def close(self) -> None:
-        """Pause what is under way."""
+        """Pause the running download."""
         tasks = [self._looking, *(one.task for one in self._found.values())]
         for task in filter(None, tasks):
             task.cancel()
@@ -149,7 +153,7 @@ class Downloads:
         return json_response({"object": "model", "model": name})
 
     async def _suited(self) -> Model | None:
-        """Looked for once, which takes seconds."""
+        """Find the recommended model once, which takes seconds."""
         if self._looking is None or (self._looking.done() and self._looking.exception()):
             self._looking = asyncio.create_task(self._look())
         try:
@@ -177,7 +181,7 @@ class Downloads:
             download.state = "done"
 
     async def _fetch(self, download: Download) -> Model:
-        """Raises ModelCommandFailed."""
+        """Download a model, updating the progress. Raises ModelCommandFailed."""
         async with aclosing(self._catalog.download(download.model)) as steps:
             async for step in steps:
                 if isinstance(step, Downloaded):
@@ -199,7 +203,7 @@ def _offer(model: Model) -> dict[str, Any]:
 
 
 async def _require_owner(request: Request) -> None:
-    """Raises ApiError 403. A download fills the disk of the server's user."""
+    """Raises ApiError 403 for other users: a download fills the disk of the server's user."""
     if not await may_run_programs(request):
         raise ApiError(
             403,

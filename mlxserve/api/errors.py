@@ -46,12 +46,12 @@ DO_NOT_RETRY = {"x-should-retry": "false"}  # obeyed by the official clients
 
 
 class ApiError(Exception):
-    """A reply that is an error.
+    """An error reply.
 
     status: the HTTP status
     param: the invalid request field, as a path such as `messages[0].content`
     code: the error's name for programs
-    anthropic_message, ollama_message: where their clients recognise other words
+    anthropic_message, ollama_message: other wording, if these APIs' clients match on it
     """
 
     def __init__(
@@ -106,12 +106,21 @@ class ApiError(Exception):
 
 
 def invalid_value(param: str, reason: str) -> ApiError:
-    """A 400 for the value of a field, which `reason` continues."""
+    """Build a 400 for the value of a field. `reason` continues a sentence that begins with the field."""
     return ApiError(400, f"{param}: {reason}.", param=param, code="invalid_value")
 
 
 def from_engine(error: MlxServeError, *, prompt_param: str = "prompt") -> ApiError:
-    """The reply for an error of the engine; `prompt_param` is the name of the prompt's field."""
+    """Build the reply to an error of the engine. `prompt_param` is the name of the prompt's field."""
+    return (
+        _refusal(error, prompt_param)
+        or _unavailable(error)
+        or ApiError(500, str(error), code="engine_error")
+    )
+
+
+def _refusal(error: MlxServeError, prompt_param: str) -> ApiError | None:
+    """Return the reply to an invalid request; None for other errors."""
     message = str(error)
     match error:
         case PromptTooLong():
@@ -126,6 +135,13 @@ def from_engine(error: MlxServeError, *, prompt_param: str = "prompt") -> ApiErr
             return ApiError(400, message, param=prompt_param)
         case GrammarFailed():
             return ApiError(400, message, code="grammar_failed")
+    return None
+
+
+def _unavailable(error: MlxServeError) -> ApiError | None:
+    """Return the reply to a request that cannot be served now; None for other errors."""
+    message = str(error)
+    match error:
         case PagesPromised():
             return ApiError(409, message, code="busy")
         case QueueFull():
@@ -136,11 +152,11 @@ def from_engine(error: MlxServeError, *, prompt_param: str = "prompt") -> ApiErr
             return ApiError(503, message, code="engine_stopped", headers=DO_NOT_RETRY)
         case OutOfMemory():
             return ApiError(503, message, code="out_of_memory", headers=DO_NOT_RETRY)
-    return ApiError(500, message, code="engine_error")
+    return None
 
 
 def _too_long(error: PromptTooLong, param: str) -> ApiError:
-    """In the words by which clients recognise that they have to shorten the conversation."""
+    """Build a 400 in the wording by which clients recognise that they must shorten the conversation."""
     length, num_tokens = error.max_model_len, error.num_tokens
     return ApiError(
         400,
@@ -154,16 +170,16 @@ def _too_long(error: PromptTooLong, param: str) -> ApiError:
 
 
 def internal_error() -> ApiError:
-    """The reply for an error of ours. The log says what it was."""
+    """The reply to a bug, which hides the cause. The log has it."""
     return ApiError(500, "Internal server error. See the server's log.", code="internal_error")
 
 
 def encode_json(value: object) -> bytes:
-    """Compact JSON in UTF-8, without U+2028, U+2029 and U+0085.
+    """Encode compact JSON in UTF-8, escaping U+2028, U+2029 and U+0085.
 
     They are legal inside a JSON string, but several clients split a stream of events with
-    `str.splitlines`, which breaks lines at them. Their escapes mean the same. A lone surrogate, which
-    UTF-8 cannot encode, becomes U+FFFD: no text of a model or client makes a reply fail.
+    `str.splitlines`, which breaks lines at them. Their escapes mean the same. A lone surrogate,
+    which UTF-8 cannot encode, becomes U+FFFD: no text of a model or client makes a reply fail.
     """
     text = _encoder.encode(value)
     if text.isascii():
@@ -210,7 +226,7 @@ def _for_anthropic(error: ApiError, request_id: str | None) -> Response:
 
 
 def speaks_anthropic(scope: Scope) -> bool:
-    """Whether the request is in Anthropic's dialect: by its route, or the header its clients send."""
+    """True for Anthropic's dialect: by the route, or by the header that its clients send."""
     path = scope["path"]
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return True
@@ -218,5 +234,5 @@ def speaks_anthropic(scope: Scope) -> bool:
 
 
 def speaks_ollama(path: str) -> bool:
-    """Whether a route is one of Ollama's, which has ours below `/api/v1/`."""
+    """True for Ollama's routes. Ours are below `/api/v1/`."""
     return path.startswith("/api/") and not path.startswith("/api/v1/")

@@ -1,4 +1,4 @@
-"""A request at the executor: its work before the engine, in its client's turn, until the client leaves.
+"""Runs a request's work before the engine on the executor, in its client's turn, until it leaves.
 
 parse ──▶ conversation ──▶ render      one job, as long as all of it is as short as its first part;
   │            │                       what takes longer becomes a job of its own, in its own lane
@@ -46,9 +46,9 @@ _GONE = "mlxserve.gone"  # in the scope of a request: done once its client has d
 
 @dataclass(frozen=True, slots=True)
 class MoreWork(Generic[ResultT]):
-    """What a job returns to continue: work that is expected to take `seconds`.
+    """The continuation that a job returns: work that is expected to take `seconds`.
 
-    makes: what is then made of its result, in this order
+    makes: functions to apply to its result, in this order
     """
 
     seconds: float
@@ -56,7 +56,7 @@ class MoreWork(Generic[ResultT]):
     makes: tuple[Callable[[Any], Any], ...] = ()
 
     def then(self, make: Callable[[ResultT], MadeT]) -> MoreWork[MadeT]:
-        """The same work, whose result `make` turns into another one."""
+        """Append `make`, which is applied to the result."""
         return MoreWork(self.seconds, self.work, (*self.makes, make))
 
 
@@ -64,13 +64,13 @@ Work: TypeAlias = T | MoreWork[T]  # a result, or what is left to do for it
 
 
 def enter(scope: Scope, executor: FairExecutor) -> None:
-    """Give a request the executor. `leave` must follow."""
+    """Attach the executor to a request. `leave` must follow."""
     scope[_EXECUTOR] = executor
     scope[_HOLDS] = []
 
 
 def leave(scope: Scope) -> None:
-    """Give the memory of a request's body and images back, and stop watching for its client."""
+    """Release the memory of a request's body and images, and stop watching for its client."""
     _close_holds(scope)
     gone: asyncio.Future[None] | None = scope.get(_GONE)
     if gone is not None:
@@ -78,11 +78,11 @@ def leave(scope: Scope) -> None:
 
 
 async def run_fairly(request: Request, seconds: float, work: Callable[[], Work[T]]) -> T:
-    """The result of work that is expected to take these seconds. The body must have been read.
+    """Run work of this expected duration in the client's turn. The body must have been read.
 
-    Work that is left (`MoreWork`) is done in the same job if the job is still short enough for its
-    lane with it, and otherwise waits for a turn of its own. Raises ApiError 429 and 503,
-    ClientDisconnect, and what `work` raises.
+    A continuation (`MoreWork`) runs in the same job if the job stays short enough for its lane, and
+    otherwise waits for a turn of its own. Raises ApiError 429 and 503, ClientDisconnect, and the
+    errors of `work`.
     """
     executor: FairExecutor = request.scope[_EXECUTOR]
     client = client_name(request)
@@ -97,7 +97,7 @@ async def run_fairly(request: Request, seconds: float, work: Callable[[], Work[T
 
 
 def _within_lane(work: MoreWork[T]) -> Work[T]:
-    """On a thread of the executor: all that the job's lane has room for."""
+    """Run work and continuations on a thread of the executor, as long as the lane allows."""
     most, seconds, makes = LONGEST_SECONDS[lane_of(work.seconds)], work.seconds, work.makes
     result = work.work()
     while isinstance(result, MoreWork):
@@ -113,12 +113,12 @@ def _within_lane(work: MoreWork[T]) -> Work[T]:
 
 
 def body_hold(request: Request) -> BodyHold:
-    """The memory of its body: held until `forget_body`, or until the reply has been sent."""
+    """The memory of the request's body, held until `forget_body` or the end of the reply."""
     return _hold(request, request.scope[_EXECUTOR].bodies)
 
 
 def pixel_hold(request: Request) -> BodyHold:
-    """The memory of its decoded images: as that of its body."""
+    """The memory of the request's decoded images, held as long as that of its body."""
     return _hold(request, request.scope[_EXECUTOR].pixels)
 
 
@@ -129,7 +129,7 @@ def _hold(request: Request, memory: BodyMemory) -> BodyHold:
 
 
 def forget_body(request: Request) -> None:
-    """Its text has become tokens, which are few, and its images are the engine's."""
+    """Release the memory of a body that has become tokens, which are few, and of its images."""
     _close_holds(request.scope)
 
 
@@ -139,7 +139,7 @@ def _close_holds(scope: Scope) -> None:
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The work's result. Raises ClientDisconnect, and cancels the work, when the client leaves."""
+    """Await work, cancelling it when the client leaves. Raises ClientDisconnect."""
     task, gone = asyncio.ensure_future(work), _gone(request)
     awaited: set[asyncio.Future[Any]] = {task, gone}
     try:
@@ -154,7 +154,7 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -
 
 
 def _gone(request: Request) -> asyncio.Future[None]:
-    """Done when the client has disconnected. One task watches for all of a request's work."""
+    """A future that is done when the client has disconnected. One task watches per request."""
     gone: asyncio.Future[None] | None = request.scope.get(_GONE)
     if gone is None:
         gone = request.scope[_GONE] = asyncio.ensure_future(until_disconnect(request.receive))
@@ -162,7 +162,7 @@ def _gone(request: Request) -> asyncio.Future[None]:
 
 
 def refusal(error: QueueFull) -> ApiError:
-    """Of work that the executor has no room for."""
+    """Build the reply for work that the executor has no room for."""
     seconds = min(max(error.seconds or 0.0, MIN_SECONDS), MAX_SECONDS)
     headers = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": f"{seconds * 1e3:.0f}"}
     if isinstance(error, ClientQueueFull):

@@ -1,4 +1,4 @@
-"""What is loaded, and loading and unloading by hand. All need the scope admin.
+"""Lists the loaded models, and loads and unloads them. All routes need the scope admin.
 
 GET  /api/v1/models          each model with its memory, its requests and the time it has left
 POST /api/v1/models/load     {"model": NAME, "keep_alive": "5m"}: load it now; replies when it is loaded

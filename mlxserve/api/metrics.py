@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Latencies(StatsGroup):
-    """Seconds, measured in the event loop."""
+    """Latencies in seconds, measured in the event loop."""
 
     time_to_first_token_seconds: Annotated[
         Histogram, histogram("From the request's admission to its first token.")
@@ -54,7 +54,7 @@ class Latencies(StatsGroup):
 
 
 class Metrics:
-    """Of one model. Its histograms are filled in the event loop: they have no locks."""
+    """The metrics of one model. Its histograms are filled in the event loop, without locks."""
 
     def __init__(self, model_name: str, stats: Callable[[], Stats]) -> None:
         self.model_name = model_name
@@ -67,7 +67,7 @@ class Metrics:
 
 
 def metrics_page(models: Sequence[Metrics]) -> Response:
-    """The page of all models, each under its label. Call it beside the event loop."""
+    """Render the metrics of all models, each under its label. Call it beside the event loop."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(models))
     text = generate_latest(registry)
@@ -75,7 +75,7 @@ def metrics_page(models: Sequence[Metrics]) -> Response:
 
 
 class AnswerTimer:
-    """Measures when the tokens of one answer come. Made just before its request is submitted."""
+    """Measures when the tokens of one answer arrive. Create it just before submitting the request."""
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
         self._metrics = metrics
@@ -86,12 +86,12 @@ class AnswerTimer:
 
     @property
     def to_first_token(self) -> float:
-        """Seconds; until now if there is none yet."""
+        """Seconds from submission to the first token, or until now if there is none yet."""
         return (self._clock() if self._first is None else self._first) - self._submitted
 
     @property
     def since_first_token(self) -> float:
-        """Seconds until now; 0 if there is none yet."""
+        """Seconds from the first token until now; 0 if there is none yet."""
         return 0.0 if self._first is None else self._clock() - self._first
 
     def observe(self, delta: Delta) -> None:
@@ -116,7 +116,7 @@ class AnswerTimer:
 
 
 class _Collector(Collector):
-    """Every group of numbers as metric families."""
+    """Collects every group of numbers as metric families."""
 
     def __init__(self, models: Sequence[Metrics]) -> None:
         self._models = models
@@ -156,7 +156,7 @@ def _fill(
     value: float | Histogram | Mapping[str, int],
     model_name: str,
 ) -> None:
-    """Add one field's value: a mapping has one for each key, under the field's label."""
+    """Add a field's value. A mapping adds one sample per key, under the field's label."""
     if isinstance(family, HistogramMetricFamily):
         assert isinstance(value, Histogram)
         bounds = [*(str(float(bound)) for bound in value.bounds), "+Inf"]

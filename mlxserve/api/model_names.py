@@ -1,4 +1,4 @@
-"""The names of the served model, and what a request that asks for another one is told."""
+"""The names of the served model, and the replies to requests for other models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ _LATEST = ":latest"
 
 @dataclass(frozen=True, slots=True)
 class ModelNames:
-    """A requested name is only compared with these; it is never used as a path or a repository."""
+    """The names of a model. Requested names are only compared with them, never used as a path.
+
+    unlisted: names that are accepted but not listed, such as a path on this machine
+    is_strict: refuse any other name
+    others: the other models of the server
+    has_adapters: refuse MODEL:NAME for adapters that the model does not have
+    """
 
     own: str
     aliases: Sequence[str] = ()
@@ -24,11 +30,11 @@ class ModelNames:
     has_adapters: bool = False  # those of others, MODEL:NAME, are refused
 
     def check(self, name: str | None, *, is_anthropic: bool = False) -> str | None:
-        """A warning for a name that is not the model's. Raises ApiError 404 if names are strict, and
-        for an adapter that the model does not have.
+        """Return a warning for a name that is not the model's, or None.
 
-        Case, `:latest` and the organisation do not matter. Anthropic's clients only know the names of
-        Anthropic's models: any of them means this one.
+        Ignores case, `:latest` and the organisation. Anthropic's clients only know the names of
+        Anthropic's models: any of them means this one. Raises ApiError 404 if names are strict, and
+        for an adapter that the model does not have.
         """
         if name is None or self.has(name):
             return None
@@ -46,11 +52,11 @@ class ModelNames:
         return name in (self.own, *self.aliases, *self.unlisted)
 
     def has_nearly(self, name: str) -> bool:
-        """Without its case, `:latest` and the organisation."""
+        """True if the model has this name but for case, `:latest` and the organisation."""
         return _bare(name) in map(_bare, (self.own, *self.aliases))
 
     def may_mean_adapter(self, name: str) -> bool:
-        """Whether it looks like the name of one of this model's adapters."""
+        """True if the name has the form of an adapter of this model."""
         base, colon, _ = name.rpartition(":")
         return bool(self.has_adapters and colon) and (self.has(base) or self.has_nearly(base))
 

@@ -1,4 +1,4 @@
-"""ModelRoutes: what is served over one TextModel. Nothing behind it knows that there may be several."""
+"""ModelRoutes: the routes over one TextModel. They do not know that there may be several."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedState:
-    """What all models of a server have in common."""
+    """State that all models of a server share."""
 
     keyring: Keyring
     max_prefix_share: float
@@ -51,18 +51,18 @@ class ModelRoutes:
 
     def __init__(
         self,
-        chat: TextModel,
+        model: TextModel,
         names: ModelNames,
         shared: SharedState,
         metrics: Metrics | None = None,
     ) -> None:
-        """metrics: of the engine, where other routes over it have some"""
-        self.chat = chat
-        self.metrics = metrics or Metrics(chat.model_name, chat.engine.stats)
-        self.prefix_names = PrefixNames(chat, shared.keyring, shared.max_prefix_share)
+        """metrics: those of the model's other routes over the same engine, if there are any."""
+        self.text_model = model
+        self.metrics = metrics or Metrics(model.model_name, model.engine.stats)
+        self.prefix_names = PrefixNames(model, shared.keyring, shared.max_prefix_share)
         self._keyring = shared.keyring
         self.names = names
-        service = Service(chat, self.metrics, self.prefix_names, shared.images)
+        service = Service(model, self.metrics, self.prefix_names, shared.images)
         self.prompts = service.prompts
         self.routes = [
             *OpenAI(service).routes(),
@@ -74,16 +74,16 @@ class ModelRoutes:
             *Rerank(service).routes(),
             *Prefixes(service).routes(),
             *Tokenization(service).routes(),
-            *Monitoring(chat, shared.drain).routes(),
+            *Monitoring(model, shared.drain).routes(),
             *Cache(service).routes(),
         ]
         check_subject(self.routes, of_model=True)
         self.router = Router(self.routes, redirect_slashes=False)
 
     async def restore(self) -> None:
-        """Have the named prefixes of before the start ready, but for those of keys that are not ours."""
+        """Restore the named prefixes of earlier runs, except those of unknown keys."""
         keyring = self._keyring
-        if (writer := self.chat.writer) is None:
+        if (writer := self.text_model.writer) is None:
             return
         try:
             await writer.prefixes.restore(lambda key_id: not key_id or keyring.has(key_id))

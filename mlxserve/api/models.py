@@ -1,4 +1,4 @@
-"""`/v1/models`: the models that can be asked for, as OpenAI's or Anthropic's clients expect them."""
+"""`/v1/models`: the available models in the format of OpenAI's or Anthropic's clients."""
 
 from __future__ import annotations
 
@@ -55,27 +55,27 @@ class Models:
         card: dict[str, Any] = {
             "id": one.name,
             "object": "model",
-            "created": self._created if one.chat is None else one.chat.created,
+            "created": self._created if one.text_model is None else one.text_model.created,
             "owned_by": "mlxserve",
             "aliases": list(one.names.aliases),
         }
-        if one.chat is None:
+        if one.text_model is None:
             card |= {"context_length": one.model.context} if one.model.context else {}
             card["capabilities"] = [one.model.purpose]
         else:
             card |= {
-                "context_length": one.chat.max_model_len,
-                "max_model_len": one.chat.max_model_len,
-                "capabilities": list(capabilities(one.chat)),
+                "context_length": one.text_model.max_model_len,
+                "max_model_len": one.text_model.max_model_len,
+                "capabilities": list(capabilities(one.text_model)),
             }
         if one.adapter is not None:
             card["parent"] = one.model.name
         size = {"size": one.size} if one.size else {}
-        return {**card, "loaded": one.chat is not None, **size}
+        return {**card, "loaded": one.text_model is not None, **size}
 
     def _anthropic_model(self, one: OfferedModel) -> dict[str, Any]:
         created = datetime.fromtimestamp(
-            self._created if one.chat is None else one.chat.created, UTC
+            self._created if one.text_model is None else one.text_model.created, UTC
         )
         card: dict[str, Any] = {
             "type": "model",
@@ -84,25 +84,25 @@ class Models:
             "created_at": created.isoformat().replace("+00:00", "Z"),
             "lifecycle": "active",
         }
-        if one.chat is not None:
+        if one.text_model is not None:
             card |= {
-                "max_input_tokens": one.chat.max_model_len,
-                "max_tokens": one.chat.max_model_len,
+                "max_input_tokens": one.text_model.max_model_len,
+                "max_tokens": one.text_model.max_model_len,
             }
         return card
 
 
-def capabilities(chat: TextModel) -> Iterator[str]:
-    """In Ollama's words, which agents and editors read to choose what to send."""
-    if chat.writer is not None:
+def capabilities(model: TextModel) -> Iterator[str]:
+    """Yield Ollama's names of the model's capabilities, which agents and editors read."""
+    if model.writer is not None:
         yield "completion"
-    if chat.vectors is not None:
+    if model.vectors is not None:
         yield "embedding"
-    if chat.ranker is not None:
+    if model.ranker is not None:
         yield "rerank"
-    if chat.writer is not None and chat.can_call:
+    if model.writer is not None and model.can_call:
         yield "tools"
-    if chat.supports_images:
+    if model.supports_images:
         yield "vision"
-    if chat.writer is not None and chat.can_think:
+    if model.writer is not None and model.can_think:
         yield "thinking"

@@ -1,5 +1,4 @@
-"""The models as Ollama's clients expect them: `/api/tags`, `/api/ps`, `/api/show`, `/api/pull`, and what
-tells that the server runs."""
+"""The models for Ollama's clients: `/api/tags`, `/api/ps`, `/api/show`, `/api/pull` and `/`."""
 
 from __future__ import annotations
 
@@ -53,17 +52,17 @@ class OllamaModels:
         """Describes a model, more of it if it is loaded."""
         one = self._dispatch.model(body.named_model)
         details = self._details(one)
-        kind, chat = details["family"] or "unknown", one.chat
+        kind, model = details["family"] or "unknown", one.text_model
         info: dict[str, Any] = {"general.architecture": kind, "general.basename": one.model.name}
-        context = one.model.context if chat is None else chat.max_model_len
+        context = one.model.context if model is None else model.max_model_len
         info |= {f"{kind}.context_length": context} if context else {}
         if (facts := _facts(one)) is not None:
             info["general.parameter_count"] = facts.num_parameters
             info[f"{kind}.embedding_length"] = facts.hidden_size
         shown = {
             "modelfile": _modelfile(one),
-            "parameters": "" if chat is None else _parameters(chat),
-            "template": "" if chat is None else chat.chat_template,
+            "parameters": "" if model is None else _parameters(model),
+            "template": "" if model is None else model.chat_template,
             "details": details,
             "model_info": info,
             "capabilities": _capabilities(one),
@@ -88,10 +87,10 @@ class OllamaModels:
                 **each,
                 "size_vram": each["size"],
                 "expires_at": timestamp(self._expires_at(one)),
-                "context_length": one.chat.max_model_len,
+                "context_length": one.text_model.max_model_len,
             }
             for one in self._models(request)
-            if one.chat is not None
+            if one.text_model is not None
             for each in self._listed(one)
         ]
         return json_response({"models": models})
@@ -109,11 +108,13 @@ class OllamaModels:
         return [one for one in every if self._dispatch.may_use(request, one.name)]
 
     def _listed(self, one: OfferedModel) -> list[dict[str, Any]]:
-        """Ollama's names always have a tag, and some clients look for it."""
-        print_of = one.name if one.chat is None else one.chat.view.salt
+        """One card per name. Ollama's names always have a tag, and some clients look for it."""
+        print_of = one.name if one.text_model is None else one.text_model.view.salt
         card = {
             "modified_at": self._made(one),
-            "size": one.size if one.chat is None or one.adapter else one.chat.facts.weight_size,
+            "size": one.size
+            if one.text_model is None or one.adapter
+            else one.text_model.facts.weight_size,
             "digest": hashlib.sha256(print_of.encode()).hexdigest(),
             "details": self._details(one),
             "capabilities": _capabilities(one),
@@ -129,7 +130,7 @@ class OllamaModels:
         return _NEVER if seconds is None else datetime.now(UTC) + timedelta(seconds=seconds)
 
     def _made(self, one: OfferedModel) -> str:
-        seconds = self._created if one.chat is None else one.chat.created
+        seconds = self._created if one.text_model is None else one.text_model.created
         return timestamp(datetime.fromtimestamp(seconds, UTC))
 
     def _details(self, one: OfferedModel) -> dict[str, Any]:
@@ -145,7 +146,7 @@ class OllamaModels:
 
 
 def _facts(one: OfferedModel) -> ModelFacts | None:
-    return one.model.facts if one.chat is None else one.chat.facts
+    return one.model.facts if one.text_model is None else one.text_model.facts
 
 
 def _modelfile(one: OfferedModel) -> str:
@@ -154,18 +155,21 @@ def _modelfile(one: OfferedModel) -> str:
 
 
 def _capabilities(one: OfferedModel) -> list[str]:
-    """Without "embedding" of a model that answers: clients take it for one that they cannot chat with."""
-    if one.chat is None:
+    """The model's capabilities, without "embedding" for a model that answers.
+
+    Clients take a model that embeds for one that they cannot chat with.
+    """
+    if one.text_model is None:
         return [one.model.purpose]
-    left_out = {"embedding"} if one.chat.writer is not None else {"rerank"}
-    return [ability for ability in capabilities(one.chat) if ability not in left_out]
+    left_out = {"embedding"} if one.text_model.writer is not None else {"rerank"}
+    return [ability for ability in capabilities(one.text_model) if ability not in left_out]
 
 
-def _parameters(chat: TextModel) -> str:
-    """What a request gets that leaves it out, one on a line."""
-    params = chat.default_params
+def _parameters(model: TextModel) -> str:
+    """The defaults of requests, one per line."""
+    params = model.default_params
     found = {
-        "num_ctx": chat.max_model_len,
+        "num_ctx": model.max_model_len,
         "num_predict": params.max_tokens or -1,
         "temperature": params.temperature,
         "top_k": params.top_k,
@@ -177,7 +181,7 @@ def _parameters(chat: TextModel) -> str:
 
 
 class _ForPrograms(Route):
-    """A route that browsers do not see."""
+    """A route that ignores browsers."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         accepted = b",".join(value for name, value in scope["headers"] if name == b"accept")

@@ -53,7 +53,7 @@ _OLLAMA_ERROR = {"type": "object", "required": ["error"], "properties": {"error"
 
 
 class OpenAPI:
-    """The endpoint. The document is built on the first request."""
+    """The endpoint of the document, which is built on the first request."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._routes = [route for route in (*routes, *self.routes()) if route.include_in_schema]
@@ -70,7 +70,7 @@ class OpenAPI:
 
 
 def document(routes: Iterable[Route]) -> dict[str, Any]:
-    """OpenAPI 3.1 of these routes."""
+    """Build the OpenAPI 3.1 document of these routes."""
     routes = list(routes)
     bodies = dict.fromkeys(route.body for route in routes if isinstance(route, BodyRoute))
     models = [(body, "validation") for body in bodies]

@@ -1,4 +1,4 @@
-"""Names of prefixes as API keys know them: another key neither sees nor uses them, an admin sees all.
+"""Names of prefixes by API key: another key neither sees nor uses them, an admin sees all.
 
 `Writer` knows a prefix as `OWNER/NAME`, where the owner is the id of the key that added it, and as
 `NAME` if it was added with the owner's key or without one.
@@ -23,7 +23,7 @@ MAX_PREFIXES = 256  # of all keys together; the token ids of each stay in memory
 
 @dataclass(frozen=True, slots=True, order=True)
 class OwnedPrefix:
-    """A prefix by its owner's name for it. The owner is empty for one of the owner's key or without one."""
+    """A prefix by its owner's name for it. The owner is empty for the owner's key and without keys."""
 
     owner: str
     name: str
@@ -31,22 +31,22 @@ class OwnedPrefix:
 
 
 class PrefixNames:
-    """Those of the prefixes of one `TextModel`."""
+    """The names of one model's prefixes."""
 
-    def __init__(self, chat: TextModel, keyring: Keyring, max_share: float) -> None:
-        self._chat = chat
+    def __init__(self, model: TextModel, keyring: Keyring, max_share: float) -> None:
+        self._model = model
         self._keyring = keyring
         self._max_share = max_share
 
     def full(self, request: Request, name: str, owner: str | None = None) -> str:
-        """The name under which `Writer` knows a prefix, by default one of the request's own key."""
+        """`Writer`'s name of a prefix, which by default belongs to the request's own key."""
         owner = key_id(request) if owner is None else owner
         return f"{owner}/{name}" if owner else name
 
     def all(self) -> list[OwnedPrefix]:
         """Every prefix, by owner and name."""
         found: list[OwnedPrefix] = []
-        if (writer := self._chat.writer) is None:
+        if (writer := self._model.writer) is None:
             return found
         for full_name, num_tokens in writer.prefixes.sizes().items():
             owner, _, name = full_name.rpartition("/")
@@ -54,23 +54,23 @@ class PrefixNames:
         return sorted(found)
 
     def visible(self, request: Request) -> list[OwnedPrefix]:
-        """The prefixes of the request's key, or all of them for an admin key."""
+        """The prefixes of the request's key; all of them for an admin key."""
         own = key_id(request)
         return [prefix for prefix in self.all() if is_admin(request) or prefix.owner == own]
 
     def max_share(self, request: Request) -> float:
-        """The fraction of all names and pages that the request's key may have."""
+        """Maximum fraction of all names and pages for the request's key."""
         return self._max_share if not is_admin(request) and self._keyring.num_keys > 1 else 1.0
 
     def unknown(self, request: Request, name: str, owner: str | None = None) -> UnknownPrefix:
-        """The error for a name, which tells only the names of the same key."""
+        """Build the error for an unknown name, which reveals only names of the same key."""
         owner = key_id(request) if owner is None else owner
         return UnknownPrefix.named(name, [each.name for each in self.all() if each.owner == owner])
 
     def drop(self, key: Key) -> None:
-        """Those of a key that is revoked. The owner's stay: they do not belong to one key."""
+        """Remove the prefixes of a revoked key. The owner's stay: they belong to no single key."""
         if key.is_owner:
             return
         for prefix in self.all():
             if prefix.owner == key.id:
-                self._chat.require_writer().prefixes.remove(f"{prefix.owner}/{prefix.name}")
+                self._model.require_writer().prefixes.remove(f"{prefix.owner}/{prefix.name}")

@@ -1,7 +1,7 @@
-"""Prompts as token ids: what the routes that take text have in common.
+"""Prompts as token ids: rendering and encoding for all routes that take text.
 
-Rendering and encoding are plain CPU work on texts of any length, so they are done in the client's
-turn, beside the event loop.
+Both are plain CPU work on texts of any length, so they run in the client's turn, beside the event
+loop.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ Begun: TypeAlias = list[int] | WithoutImages  # a prompt, or what lacks only its
 class Prompts:
     """Makes prompts for one `TextModel`. Methods raise InvalidRequest and ApiError.
 
-    What `begin` and `encoding` return is for the client's turn: a route has it done in the job that
-    reads the body, and then waits for `finish`.
+    The results of `begin` and `encoding` are work for the client's turn: a route runs it in the job
+    that reads the body, and then awaits `finish`.
     """
 
-    def __init__(self, chat: TextModel, images: ImageSources) -> None:
-        self._chat = chat
+    def __init__(self, model: TextModel, images: ImageSources) -> None:
+        self._model = model
         self._images = images
 
     async def of_texts(
@@ -62,37 +62,37 @@ class Prompts:
         *,
         is_cut: bool = False,
     ) -> list[list[int]]:
-        """As `encoding`.
+        """Encode texts in the client's turn, as `encoding` describes.
 
-        is_cut: of a text that can never fit, the beginning is encoded, instead of being refused
+        is_cut: encode the beginning of a text that can never fit, instead of refusing it
         """
         if is_cut:
-            most = self._chat.codec.most_characters
+            most = self._model.codec.most_characters
             texts = [text[:most] for text in texts]
         encoding = self.encoding(texts, field)
         return await run_fairly(request, encoding.seconds, encoding.work)
 
     def encoding(self, texts: Sequence[Prompt], field: str = "prompt") -> MoreWork[list[list[int]]]:
-        """Texts, or lists of token ids, which stay as they are.
+        """Work that encodes texts; lists of token ids pass unchanged.
 
-        field: for errors
+        field: the name of the field in errors
         """
         seconds = encode_seconds(sum(len(text) for text in texts if isinstance(text, str)))
         return MoreWork(seconds, lambda: [self._encoded(text, field) for text in texts])
 
     async def of_conversation(self, request: Request, source: PromptSource) -> list[int]:
-        """A conversation in the model's template. The reply warns of what was changed for that."""
+        """Render a conversation. The reply warns of changes made to fit the model's template."""
         begun = self.begin(request, source)
         return await self.finish(request, await run_fairly(request, begun.seconds, begun.work))
 
     def begin(self, request: Request, source: PromptSource) -> MoreWork[Begun]:
-        """Read and, if it has no images, render a conversation."""
+        """Work that reads a conversation and, unless it has images, renders it."""
         check_names(source.template_kwargs)
         seconds = source.num_messages / MESSAGES_PER_SECOND
         return MoreWork(seconds, partial(self._read, request, source))
 
     async def finish(self, request: Request, begun: Begun) -> list[int]:
-        """The prompt, with its images."""
+        """Return the prompt, fetching and rendering images first if there are any."""
         if not isinstance(begun, WithoutImages):
             return begun
         conversation = await self._with_images(request, begun.conversation)
@@ -100,7 +100,7 @@ class Prompts:
         return await run_fairly(request, left.seconds, left.work)
 
     def _read(self, request: Request, source: PromptSource) -> Work[Begun]:
-        writer = self._chat.require_writer()
+        writer = self._model.require_writer()
         conversation = read_for(
             source.read, sees=writer.supports_images, no_vision_reason=writer.no_vision_reason
         )
@@ -112,7 +112,7 @@ class Prompts:
     def _render(
         self, request: Request, source: PromptSource, conversation: Conversation
     ) -> MoreWork[Any]:
-        writer = self._chat.require_writer()
+        writer = self._model.require_writer()
         seconds = render_seconds([message.text for message in conversation.messages], source.tools)
         seconds += conversation.num_pixels / _PIXELS_PER_SECOND
 
@@ -135,7 +135,7 @@ class Prompts:
         return MoreWork(seconds, render)
 
     async def _with_images(self, request: Request, conversation: Conversation) -> Conversation:
-        """With the images that were sent, each fetched and decoded once."""
+        """Fetch and decode each image once."""
         sent = conversation.sent_images
         if len(sent) > MAX_IMAGES:
             raise InvalidParameter(
@@ -169,7 +169,7 @@ class Prompts:
             raise InvalidParameter(sent.where, f"the image {error}") from error
 
     def _encoded(self, prompt: Prompt, field: str) -> list[int]:
-        token_ids = self._chat.codec.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        token_ids = self._model.codec.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not token_ids:
             raise invalid_value(field, "is empty")
         return token_ids

@@ -1,7 +1,7 @@
-"""Service: what all routes share, and the way from a request to its reply.
+"""Service: the way from a request to its reply, for all routes that answer.
 
-A route reads its own kind of body and brings a `Reply`, which knows its dialect. Submission, streams
-and whole replies are the same for all of them.
+A route reads its own kind of body and brings a `Reply`, which knows its dialect. Submission,
+streams and whole replies are the same for all of them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Reply(Protocol):
         """Events before the first delta."""
 
     def push(self, delta: Delta) -> bytes:
-        """Events of one delta; empty if there is nothing to tell."""
+        """Events of one delta; empty if it has no visible content."""
 
     def ending(self, tokens: Tokens) -> bytes:
         """Events after the last delta."""
@@ -65,7 +65,7 @@ class Reply(Protocol):
 
 
 class AnswerFields(Protocol):
-    """The fields by which every body says how its answer is computed."""
+    """The fields of every body about how its answer is computed."""
 
     @property
     def cache_salt(self) -> str | None: ...
@@ -77,7 +77,7 @@ class AnswerFields(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What the routes that answer a conversation make of a body in the client's turn."""
+    """The result of reading a conversation's body in the client's turn."""
 
     params: SamplingParams
     turn: AssistantTurn | None
@@ -85,19 +85,22 @@ class Prepared:
 
 
 class Service:
-    """One for each app. Methods raise ApiError, and MlxServeError where they say so."""
+    """The shared steps of all routes over one model.
+
+    Methods raise ApiError, and MlxServeError where documented.
+    """
 
     def __init__(
         self,
-        chat: TextModel,
+        model: TextModel,
         metrics: Metrics,
         prefix_names: PrefixNames,
         images: ImageSources,
     ) -> None:
-        self.chat = chat
+        self.model = model
         self.metrics = metrics
-        self.prompts = Prompts(chat, images)
-        self.vectors = TextVectors(chat, self.prompts)
+        self.prompts = Prompts(model, images)
+        self.vectors = TextVectors(model, self.prompts)
         self.prefix_names = prefix_names
 
     def begin(
@@ -107,7 +110,7 @@ class Service:
         params: SamplingParams,
         turn: AssistantTurn | None,
     ) -> MoreWork[Prepared]:
-        """The prompt of a conversation, as far as it is made in the client's turn."""
+        """Work that prepares the prompt of a conversation in the client's turn."""
         return self.prompts.begin(request, source).then(partial(Prepared, params, turn))
 
     async def submit(
@@ -121,9 +124,9 @@ class Service:
         turn: AssistantTurn | None = None,
         prefix_name: str | None = None,
     ) -> Answers:
-        """Queue what was asked, in the name of its API key.
+        """Queue the prompts on behalf of the request's API key.
 
-        Raises what `Writer.submit` raises, but ApiError for a full queue.
+        Raises ApiError for a full queue, and otherwise the errors of `Writer.submit`.
         """
         claim(request, len(prompts) * num_choices)
         options = RequestOptions(
@@ -138,7 +141,7 @@ class Service:
         if params.n != num_choices:
             params = replace(params, n=num_choices)
         try:
-            submission = Answers.submit(self.chat, prompts, params, options, self.metrics)
+            submission = Answers.submit(self.model, prompts, params, options, self.metrics)
             answers = await cancel_on_disconnect(request, submission)
         except UnknownPrefix as error:
             assert prefix_name is not None
@@ -160,7 +163,10 @@ class Service:
         is_stream: bool | None,
         framing: StreamFormat = EVENTS,
     ) -> Response:
-        """The answers as a stream or whole. Raises EngineStopped and GrammarFailed. They are closed when the client disconnects."""
+        """Return the answers as a stream or whole, and close them when the client disconnects.
+
+        Raises EngineStopped and GrammarFailed.
+        """
         if is_stream:
             return EventStream(
                 partial(_write_events, answers, reply),
@@ -177,7 +183,7 @@ class Service:
 
 
 async def _write_events(answers: Answers, reply: Reply, write: Write) -> None:
-    """A reply as events. An error is one of them."""
+    """Write a reply as events. An error becomes one of them."""
     await write(reply.opening())
     try:
         async for delta in answers:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What a request cost, over all its answers."""
+    """The token counts of a request, over all its answers."""
 
     prompt: int
     completion: int
@@ -26,7 +26,7 @@ class Tokens:
 
     @classmethod
     def of(cls, usages: Mapping[int, Usage], num_choices: int = 1) -> Tokens:
-        """Of answers by index, of which each `num_choices` in a row share a prompt."""
+        """Sum the answers by index, of which each `num_choices` in a row share a prompt."""
         prompts = [usage for index, usage in usages.items() if index % num_choices == 0]
         return cls(
             sum(usage.prompt_tokens for usage in prompts),
@@ -40,7 +40,7 @@ class Tokens:
 
     @property
     def prompt_details(self) -> dict[str, int]:
-        """In OpenAI's words."""
+        """OpenAI's `prompt_tokens_details`."""
         images = {"image_tokens": self.images} if self.images else {}
         return {"cached_tokens": self.cached, **images}
 
@@ -55,7 +55,7 @@ def _together(reports: Sequence[SpeculationReport | None]) -> SpeculationReport 
 
 
 def reports(tokens: Tokens) -> dict[str, Any]:
-    """What every dialect's usage has beside its own counts."""
+    """The members of every dialect's usage besides its own counts."""
     found: dict[str, Any] = {"cache": cache_report(tokens.cache)}
     if (speculation := tokens.speculation) is not None:
         found["speculation"] = {
@@ -66,7 +66,7 @@ def reports(tokens: Tokens) -> dict[str, Any]:
 
 
 def cache_report(cache: CacheReport | None) -> dict[str, Any] | None:
-    """Why no more of the prompt was cached.
+    """The reason why no more of the prompt was cached.
 
     None for a request with several prompts, and for one that ended before it was started.
     """

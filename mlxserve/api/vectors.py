@@ -1,8 +1,8 @@
-"""Texts as vectors and ranks of documents: what the routes for embeddings and for reranking share.
+"""Vectors of texts and relevance of documents, for the routes that embed and rerank.
 
-Of a language model a text's vector is the mean of its tokens' last hidden states, or the last token's,
-scaled to length one; an embedding model's files say what it is. Texts of several clients are computed in
-turns (`mlxserve.engine.text_queue`), in pieces between which running answers continue.
+A language model's vector of a text is the mean of its tokens' last hidden states, or the last
+token's, scaled to length one; an embedding model's files define its own. Texts of several clients
+take turns (`mlxserve.engine.text_queue`), in pieces between which running answers continue.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ MAX_WAITING, MAX_CLIENT_WAITING = 256, 64  # requests, of all clients and of one
 
 
 class TextVectors:
-    """Those of one `TextModel`."""
+    """The vectors and ranks of one `TextModel`."""
 
-    def __init__(self, chat: TextModel, prompts: Prompts) -> None:
-        self._chat = chat
+    def __init__(self, model: TextModel, prompts: Prompts) -> None:
+        self._model = model
         self._prompts = prompts
         self._num_waiting: Counter[str] = Counter()  # requests of each client
         self._retry_after = RetryAfter()
@@ -54,21 +54,22 @@ class TextVectors:
         field: str = "input",
         is_cut: bool = False,
     ) -> tuple[list[list[float]], int]:
-        """(a vector of each text, their tokens). Raises MlxServeError, ApiError, which
-        names `field`, and ClientDisconnect.
+        """Return the vector of each text, and the number of tokens.
 
         pooling: None for the model's own, or the mean
-        input_type: names what the model wants before each text
-        is_cut: what is longer than the context is cut with a warning, instead of being refused
+        input_type: the name of the prompt that the model expects before each text
+        is_cut: cut texts that exceed the context, with a warning, instead of refusing them
+
+        Raises MlxServeError, ApiError, which names `field`, and ClientDisconnect.
         """
         if not texts:
             return [], 0
-        model = self._chat.require_vectors()
+        model = self._model.require_vectors()
         before = model.prompt_for(input_type)
         if before:
             texts = [before + text if isinstance(text, str) else text for text in texts]
         tokens = await self._prompts.of_texts(request, texts, field, is_cut=is_cut)
-        if is_cut and max(map(len, tokens)) > (context := self._chat.max_model_len):
+        if is_cut and max(map(len, tokens)) > (context := self._model.max_model_len):
             warn(request, f"{field}: cut to {context} tokens")
             tokens = [model.cut(ids) for ids in tokens]
         client = client_name(request)
@@ -80,13 +81,14 @@ class TextVectors:
     async def ranks(
         self, request: Request, query: str, documents: Sequence[str], instruction: str | None
     ) -> tuple[list[float], int]:
-        """(how relevant each document is, tokens). Raises MlxServeError, ApiError and ClientDisconnect.
+        """Return the relevance of each document, and the number of tokens.
 
-        A document that does not fit is cut with a warning.
+        A document that does not fit is cut, with a warning. Raises MlxServeError, ApiError and
+        ClientDisconnect.
         """
-        chat = self._chat
+        model = self._model
         try:
-            ranker = chat.require_ranker()
+            ranker = model.require_ranker()
         except MlxServeError as error:
             raise from_engine(error, prompt_param="model") from error
         seconds = encode_seconds(len(documents) * len(query) + sum(map(len, documents)))
@@ -98,11 +100,11 @@ class TextVectors:
         computed = ranker.rank(texts, client=client)
         scores = await cancel_on_disconnect(request, self._counted(client, computed))
         if num_cut:
-            warn(request, f"documents: {num_cut} cut to {chat.max_model_len} tokens")
+            warn(request, f"documents: {num_cut} cut to {model.max_model_len} tokens")
         return scores, sum(map(len, texts))
 
     async def _counted(self, client: str, computed: Awaitable[T]) -> T:
-        """Among the requests that wait."""
+        """Count the request as waiting until its result is computed."""
         self._num_waiting[client] += 1
         try:
             return await computed
@@ -113,11 +115,11 @@ class TextVectors:
             self._retry_after.ended()
 
     def _check(self, texts: Sequence[Sized], client: str, field: str) -> None:
-        """Refuse what can be refused before anything is computed."""
+        """Refuse invalid requests before anything is computed."""
         num_tokens = sum(map(len, texts))
         longest = max(map(len, texts))
-        if longest > self._chat.max_model_len:
-            raise PromptTooLong.for_embedding(longest, self._chat.max_model_len)
+        if longest > self._model.max_model_len:
+            raise PromptTooLong.for_embedding(longest, self._model.max_model_len)
         if num_tokens > MAX_TOKENS:
             raise invalid_value(
                 field, f"has {num_tokens} tokens; {MAX_TOKENS} are allowed in one request"

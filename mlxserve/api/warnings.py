@@ -22,30 +22,30 @@ _KEY = "mlxserve.warnings"  # in a request's scope
 
 
 def warn(request: Request, *sentences: str | None) -> None:
-    """The reply to this request will have these sentences in its header."""
+    """Put these sentences into the header of the reply to this request."""
     said = request.scope.setdefault(_KEY, [])
     said += [_ascii(text) for text in sentences if text and _ascii(text) not in said]
 
 
 def reply_header(request: Request, unknown_fields: Iterable[str] = ()) -> Mapping[str, str]:
-    """The header of the reply to this request, by the app's `Warnings`."""
+    """The warning header of the reply to this request."""
     return warnings_of(request).header(request, unknown_fields)
 
 
 def warnings_of(request: Request) -> Warnings:
-    """The app's."""
+    """The app's warnings."""
     found: Warnings = request.app.state.warnings
     return found
 
 
 class Warnings:
-    """Remembers what was logged. One per app, in its `state.warnings`."""
+    """Logs each warning once. One per app, in its `state.warnings`."""
 
     def __init__(self) -> None:
         self._logged: set[str] = set()
 
     def header(self, request: Request, unknown_fields: Iterable[str] = ()) -> Mapping[str, str]:
-        """The reply's header, with these fields and what was said to `warn`."""
+        """Build the reply's header from these fields and from the sentences of `warn`."""
         shown = [_shown(name) for name in unknown_fields][:_MAX_NAMES_SHOWN]
         self.log("Request fields without effect", shown)
         told = request.scope.get(_KEY, [])
@@ -56,7 +56,7 @@ class Warnings:
         return {WARNING_HEADER: text[:_MAX_LENGTH].strip()} if text else {}
 
     def log(self, title: str, texts: Iterable[str]) -> None:
-        """Those that were not logged before, a few at once: a header can hold 30,000 names."""
+        """Log texts that were not logged before, a few at a time: a header can hold 30,000 names."""
         new = list(islice((text for text in texts if text not in self._logged), _MAX_NAMES_SHOWN))
         if new and len(self._logged) < _MAX_REMEMBERED:
             self._logged.update(new)
@@ -64,7 +64,7 @@ class Warnings:
 
 
 def _shown(name: str) -> str:
-    """A name as a header can hold it, without a space at either end, otherwise quoted."""
+    """A name as a header can hold it: quoted if a space is at either end."""
     text = _ascii(name)[:64]
     return text if text and text == text.strip() else f"'{text}'"
 

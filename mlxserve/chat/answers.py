@@ -1,6 +1,6 @@
-"""AnswerStream: the one stream that every answer comes from, and whole answers made of it.
+"""AnswerStream: the stream of deltas behind every answer, and whole answers built from it.
 
-A streaming reply renders each delta, a plain one renders what `AnswerStream.whole` makes of them.
+A streaming reply renders each delta, a plain one renders the result of `AnswerStream.whole`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ Observe: TypeAlias = Callable[[Delta], None]
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A finished answer. `logprobs` has one entry per token if they were asked for, else None.
+    """A finished answer.
 
-    alternatives: the other answers, where `SamplingParams.n` asked for several
+    logprobs: one entry per token if they were requested, else None
+    alternatives: the other answers if `SamplingParams.n` is above 1
     reasoning, tool_calls: only of an answer to a conversation; the text of any other answer is
-        all that the model generated
+        everything that the model generated
     """
 
     text: str
@@ -42,7 +43,7 @@ class RequestOutput:
 async def fold(
     deltas: AsyncIterable[Delta], num_answers: int, *, wants_logprobs: bool
 ) -> list[RequestOutput]:
-    """Whole answers from their deltas, by `Delta.answer_index`."""
+    """Join deltas into whole answers, by `Delta.answer_index`."""
     pieces: list[list[Delta]] = [[] for _ in range(num_answers)]
     async for delta in deltas:
         pieces[delta.answer_index].append(delta)
@@ -77,8 +78,10 @@ class AnswerStream:
         keep: Callable[[Request], None],
         observe: Observe | None = None,
     ) -> None:
-        """keep: called with a request that ended in tool calls, as its conversation will continue
-        observe: sees each delta before the reader does; what it raises ends the stream
+        """Stream the answers of submitted requests.
+
+        keep: called with a request that ended in tool calls, as its conversation will continue
+        observe: called with each delta before the reader gets it; its errors end the stream
         """
         self._outputs = outputs
         self._answers = {answer[0].id: answer for answer in answers}
@@ -89,7 +92,10 @@ class AnswerStream:
         return self
 
     async def __anext__(self) -> Delta:
-        """Raises EngineStopped when the engine ends before the answers do, and GrammarFailed."""
+        """Return the next delta.
+
+        Raises EngineStopped if the engine ends before the answers do, and GrammarFailed.
+        """
         output = await self._outputs.__anext__()
         request, decoder = self._answers[output.request_id]
         delta = decoder.push(output)
@@ -100,7 +106,7 @@ class AnswerStream:
         return delta
 
     async def whole(self) -> list[RequestOutput]:
-        """All of the answers, in order. Raises what iterating raises."""
+        """Return all answers, in order. Raises the errors of iterating."""
         requests = [request for request, _ in self._answers.values()]
         wants_logprobs = requests[0].params.logprobs is not None
         return await fold(self, len(requests), wants_logprobs=wants_logprobs)

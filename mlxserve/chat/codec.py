@@ -15,7 +15,7 @@ _MARGIN = 4  # a text is refused unread if it has this many times more character
 
 
 class TextCodec:
-    """A tokenizer that refuses what its engine cannot take. Methods may be called from any thread."""
+    """A tokenizer that refuses texts and ids its engine cannot take. Thread-safe."""
 
     def __init__(self, engine: AsyncEngine, tokenizer: Tokenizer, vocab_size: int) -> None:
         self.tokenizer = tokenizer
@@ -24,7 +24,7 @@ class TextCodec:
 
     @property
     def max_model_len(self) -> int:
-        """Longest prompt plus answer."""
+        """Maximum tokens of a prompt and its answer."""
         return self._engine.max_model_len
 
     @property
@@ -36,12 +36,12 @@ class TextCodec:
         return self.max_model_len * _MARGIN * self.tokenizer.max_token_size - 1
 
     def encode(self, text: str) -> list[int]:
-        """A text as token ids. Raises InvalidRequest, and PromptTooLong if it is far too long."""
+        """Encode a text. Raises InvalidRequest, and PromptTooLong if it is far too long."""
         self.refuse_huge(len(text))
         return self.tokenizer.encode(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Raises InvalidParameter for ids outside the vocabulary.
+        """Decode token ids. Raises InvalidParameter for ids outside the vocabulary.
 
         Tokenizers treat those inconsistently: some fail, some ignore them.
         """
@@ -55,7 +55,7 @@ class TextCodec:
             raise self.too_long(num_characters)
 
     def too_long(self, num_characters: int) -> PromptTooLong:
-        """The error for a text that was not tokenised."""
+        """Build the error for a text that is too long to be tokenised."""
         num_tokens = num_characters // (_MARGIN * self.tokenizer.max_token_size)
         return PromptTooLong.for_answer(
             num_tokens, self.max_model_len, num_characters=num_characters

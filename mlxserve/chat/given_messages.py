@@ -1,4 +1,4 @@
-"""The library's messages as a conversation, with their images decoded where the model sees them."""
+"""Reads the library's messages as a conversation, decoding their images if the model sees them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ async def read_given(
     sees: bool,
     no_vision_reason: str = "",
 ) -> Conversation:
-    """As `read_for`. Raises InvalidRequest, and what `ImageDecoder.decode` raises."""
+    """Read messages, as `read_for` does.
+
+    Raises InvalidRequest, and the errors of `ImageDecoder.decode`.
+    """
     if not sees:
         return read_for(
             lambda _: read_messages(messages), sees=False, no_vision_reason=no_vision_reason

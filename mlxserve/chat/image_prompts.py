@@ -1,4 +1,4 @@
-"""Images of a conversation in its prompt, or the sentence that refuses them."""
+"""ImagePrompts: puts a conversation's images into its prompt, or refuses them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class ImagePrompts:
-    """For one model."""
+    """The images of prompts for one model."""
 
     def __init__(self, reader: PictureReader | None, no_vision_reason: str = "") -> None:
-        """
-        reader: None where the model reads text only
-        no_vision_reason: why it does, if it was trained to see
+        """Handle images with a model's reader, if it has one.
+
+        reader: None for a model that reads text only
+        no_vision_reason: the reason if such a model was trained to see; empty otherwise
         """
         self.reader = reader
         self.no_vision_reason = no_vision_reason
 
     def split(self, messages: Messages) -> tuple[Messages, list[Image]]:
-        """Messages for the template, and their images in order. Raises InvalidParameter."""
+        """Separate images from messages for the template. Raises InvalidParameter."""
         images = [image for message in messages for image in images_in(message)]
         if not images:
             return messages, images
@@ -38,10 +39,7 @@ class ImagePrompts:
         return [without_images(message) for message in messages], images
 
     def join(self, token_ids: list[int], images: Sequence[Image]) -> list[int]:
-        """The prompt with images in the place of what the template wrote for them.
-
-        Raises InvalidParameter.
-        """
+        """Replace the template's placeholders by the images. Raises InvalidParameter."""
         if self.reader is None or not images:
             return token_ids
         pictures = [self.reader.read(image) for image in images]
@@ -61,5 +59,5 @@ def after_prefix(prefix: Sequence[int], prompt: Sequence[int]) -> Sequence[int]:
 
 
 def text_of(prompt: Sequence[int]) -> Sequence[int]:
-    """The ids of tokens, without the rows of images."""
+    """The ids of text tokens, without the rows of images."""
     return [token for token in prompt if token >= 0] if pictures_of(prompt) else prompt

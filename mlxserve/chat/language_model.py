@@ -1,4 +1,4 @@
-"""Puts together the TextModel of a language model, which writes answers and makes vectors."""
+"""Builds the TextModel of a language model, which writes answers and makes vectors."""
 
 from __future__ import annotations
 
@@ -42,13 +42,14 @@ def language_model(
     tool_keep_seconds: float = 60.0,
     max_num_waiting: int | None = None,
 ) -> TextModel:
-    """A model over its engine, and over the same engine with each of its adapters.
+    """Build a model over its engine, and over the same engine with each of its adapters.
 
     name: in the API
     salt: names the model's weights, as models never share pages
-    executor: of all work on its prompts; None for one of its own
-    adapters: the engine's, by name in the order of their numbers, and the digest of each
-    The others are as in TextModel and Writer.
+    executor: runs all work on its prompts; None creates one
+    adapters: digests of the engine's adapters by name, in the order of their numbers
+
+    Other arguments are those of TextModel and Writer.
     """
     codec = TextCodec(engine, tokenizer, vocab_size)
     owns_executor = owns_executor or executor is None

@@ -23,7 +23,7 @@ _RESTORE_PRIORITY = 1000  # of prefixes of before the start: after what people w
 
 
 class NamedPrefixes:
-    """Those of one engine: their pages are pinned. Methods may be called from any event loop."""
+    """The prefixes of one engine, whose pages are pinned. Usable from any event loop."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class NamedPrefixes:
         *,
         salt_of: Callable[[str | None], bytes],
     ) -> None:
-        """salt_of: the salt of pages for the `cache_salt` of a request"""
+        """salt_of: maps a request's `cache_salt` to the salt of pages."""
         self._engine = engine
         self._store = store
         self._compute = compute
@@ -51,11 +51,11 @@ class NamedPrefixes:
     ) -> None:
         """Compute a prefix and keep its pages, for requests that begin with it.
 
-        Only requests with the same `cache_salt` find it. It replaces a prefix of the same name
-        once it is computed; until then both count against `max_pinned_fraction`. `max_share` is
-        the most that this client may have of that fraction. Raises InvalidRequest for an empty
-        name or prefix, PrefixQuotaExceeded, PagesPromised if it would cut a running answer, and
-        what `Writer.submit` raises.
+        Only requests with the same `cache_salt` find it. It replaces a prefix of the same name once
+        it is computed; until then both count against `max_pinned_fraction`. `max_share` is this
+        client's maximum part of that fraction. Raises InvalidRequest for an empty name or prefix,
+        PrefixQuotaExceeded, PagesPromised if it would cut a running answer, and the errors of
+        `Writer.submit`.
         """
         if not name:
             raise InvalidParameter("prefix_name", "must not be empty")
@@ -70,11 +70,11 @@ class NamedPrefixes:
         self._forget(name, self._store.remove(name))
 
     def sizes(self) -> dict[str, int]:
-        """Each named prefix and its number of tokens."""
+        """Number of tokens of each prefix, by name."""
         return self._store.sizes()
 
     def of_request(self, name: str, cache_salt: str | None) -> NamedPrefix:
-        """What a request that names a prefix begins with. Raises UnknownPrefix.
+        """The prefix that a request names. Raises UnknownPrefix.
 
         Its pages are found under the prefix's own salt, unless the request has one.
         """
@@ -93,14 +93,15 @@ class NamedPrefixes:
         return replace(prefix, salt=salt)
 
     def of_salt(self, salt: bytes) -> list[tuple[int, ...]]:
-        """The tokens of all that were named under a salt."""
+        """The token ids of all prefixes with this salt."""
         return self._store.of_salt(salt)
 
     async def restore(self, is_client: Callable[[str], bool] = lambda _: True) -> None:
-        """Compute the prefixes that were named before the start, or read their pages from disk.
+        """Compute the prefixes of earlier processes, or read their pages from disk.
 
-        They go after other requests. One whose client `is_client` does not know stays in the file,
-        as another server may know the client; for one that does not fit any more a warning says so.
+        They run after other requests. A prefix stays in the file if `is_client` does not know its
+        client, which may be another server's. A prefix that no longer fits is skipped with a
+        warning.
         """
         for name, prefix in self._store.missing():
             if not is_client(prefix.client):
@@ -117,7 +118,7 @@ class NamedPrefixes:
                 self._engine.unpin(request_id)
 
     def _forget(self, name: str, old: NamedPrefix | None) -> None:
-        """What had the name until now."""
+        """Unpin the pages of the prefix that had the name before."""
         self._warned.discard(name)
         if old is not None and old.request_id is not None:
             self._engine.unpin(old.request_id)

@@ -1,11 +1,11 @@
-"""PrefixStore: which prefixes have a name, also after a restart.
+"""PrefixStore: named prefixes, which survive a restart.
 
     named ──▶ computed, or read from disk ──▶ its pages are pinned
       ▲                                            │
       └────────── the file, at the next start ◀────┘
 
-A name is known as soon as the file is read; its pages follow. The file has tokens and a digest of the
-salt, so it does not reveal the salt.
+A name is known as soon as the file is read; its pages follow. The file has tokens and a digest of
+the salt, so it does not reveal the salt.
 """
 
 from __future__ import annotations
@@ -43,43 +43,43 @@ class NamedPrefix:
 
 
 def prefix_files(folder: Path) -> list[Path]:
-    """All in the folder of a model's pages."""
+    """All prefix files in the folder of a model's pages."""
     return sorted(file for file in folder.glob(_FILES) if file.is_file())
 
 
 class PrefixStore:
-    """Prefixes by name. Methods may be called from any thread."""
+    """Prefixes by name. Thread-safe."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """`file`: where they are kept; None for this process only. A damaged file is kept aside."""
+        """file: where to store them; None for this process only. A damaged file is renamed."""
         self._file = file
         self._lock = threading.Lock()
         self._prefixes = dict(_read(file)) if file is not None else {}
 
     def sizes(self) -> dict[str, int]:
-        """The names, and the number of tokens of each."""
+        """Number of tokens of each prefix, by name."""
         with self._lock:
             return {name: len(prefix.token_ids) for name, prefix in self._prefixes.items()}
 
     def of_salt(self, salt: bytes) -> list[tuple[int, ...]]:
-        """The tokens of those whose pages have this salt."""
+        """The token ids of the prefixes whose pages have this salt."""
         with self._lock:
             return [each.token_ids for each in self._prefixes.values() if each.salt == salt]
 
     def find(self, name: str) -> NamedPrefix:
-        """Raises UnknownPrefix."""
+        """Return a prefix. Raises UnknownPrefix."""
         with self._lock:
             return self._find(name)
 
     def put(self, name: str, prefix: NamedPrefix) -> NamedPrefix | None:
-        """Name a prefix; the one that had the name before."""
+        """Name a prefix, and return the one that had the name before."""
         with self._lock:
             old, self._prefixes[name] = self._prefixes.get(name), prefix
             self._write(name, prefix)
             return old
 
     def remove(self, name: str) -> NamedPrefix:
-        """Raises UnknownPrefix."""
+        """Remove a prefix and return it. Raises UnknownPrefix."""
         with self._lock:
             old = self._find(name)
             del self._prefixes[name]
@@ -87,12 +87,12 @@ class PrefixStore:
             return old
 
     def missing(self) -> list[tuple[str, NamedPrefix]]:
-        """Those whose pages were not computed since the start."""
+        """The prefixes whose pages were not computed since the start."""
         with self._lock:
             return [item for item in self._prefixes.items() if item[1].request_id is None]
 
     def computed(self, name: str, prefix: NamedPrefix, request_id: str) -> bool:
-        """One of the missing was computed. False if it was removed or replaced meanwhile."""
+        """Mark a missing prefix as computed. False if it was removed or replaced meanwhile."""
         with self._lock:
             if self._prefixes.get(name) is not prefix:
                 return False
@@ -148,7 +148,7 @@ def _read(file: Path) -> Iterator[tuple[str, NamedPrefix]]:
 
 
 def _prefix(entry: dict[str, Any]) -> NamedPrefix:
-    """Raises ValueError, KeyError, TypeError, OverflowError."""
+    """Read an entry. Raises ValueError, KeyError, TypeError, OverflowError."""
     token_ids = tuple(array("i", entry["token_ids"]))
     if not token_ids or min(token_ids) < 0:
         raise ValueError("a prefix has no tokens")

@@ -7,20 +7,21 @@ from typing import Any, Protocol
 
 
 class Ranker(Protocol):
-    """Of one model."""
+    """Ranks documents with one model."""
 
     def prepare(
         self, query: str, documents: Sequence[str], instruction: str | None = None
     ) -> tuple[Sequence[Any], int]:
-        """What `rank` takes, texts with a length in tokens, and how many documents were cut to fit.
+        """Turn the documents into texts for `rank`, and count those that were cut to fit.
 
-        instruction: what makes a document relevant, for a model that reads one; None for its usual one
+        instruction: defines relevance, for a model that reads one; None for its usual one
+
         Raises InvalidRequest, InvalidParameter.
         """
         ...
 
     async def rank(self, texts: Sequence[Any], *, client: str = "") -> list[float]:
-        """The relevance of each document: a score, or the cosine between vectors.
+        """Return the relevance of each document: a score, or the cosine between vectors.
 
         Raises InvalidRequest, PromptTooLong, EngineStopped.
         """

@@ -12,16 +12,18 @@ from mlxserve.text.parsing.turn import AssistantTurn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """Validated when constructed. Raises InvalidParameter.
+    """The options of a request beside its sampling, validated on construction.
 
-    cache_salt: cached pages are shared only between requests with the same salt
+    cache_salt: only requests with the same salt share cached pages
     priority: lower runs first, and waiting raises a request step by step; "background" is a low one
-    prefix_name: named prefix to prepend; its salt applies where none is given
-    skip_prefix_cache: find no cached pages for the prompt and leave none of it or of the answer
+    prefix_name: named prefix to prepend; its salt applies if none is given
+    skip_prefix_cache: find no cached pages for the prompt, and publish none of it or of the answer
     client: owner of the request, such as a key or a user; clients share the engine fairly
-    request_id: its name in snapshots and logs, unique among live requests; of several answers the
-        N-th is called `request_id-N`; None numbers them
-    turn: tells reasoning and tool calls from text; without it everything is text
+    request_id: name in snapshots and logs, unique among live requests; the N-th of several answers
+        is `request_id-N`; None numbers requests
+    turn: tells reasoning and tool calls from text; None treats everything as text
+
+    Raises InvalidParameter.
     """
 
     cache_salt: str | None = None

@@ -33,16 +33,16 @@ if TYPE_CHECKING:  # it imports mlx, which waits for machine.prepare()
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TextModel:
-    """Its parts are None where the model cannot do that. They may be used from any event loop.
+    """A loaded model. Parts that it does not support are None. Usable from any event loop.
 
-    codec          text to token ids and back
-    view           the model's own weights, or those with an adapter
-    executor       of all work on its prompts
-    owns_executor  whether `close` ends it
-    default_params  what the model's authors recommend
-    facts          what is known of the model, for clients that show it
-    adapted        the same engine with each adapter, by the adapter's name
-    created        seconds since 1970
+    codec: text to token ids and back
+    view: the model's own weights, or those with an adapter
+    executor: runs all work on its prompts
+    owns_executor: `close` ends the executor
+    default_params: the sampling that the model's authors recommend
+    facts: description of the model for clients
+    adapted: the same engine with each adapter, by the adapter's name
+    created: seconds since 1970
     """
 
     engine: AsyncEngine
@@ -60,44 +60,44 @@ class TextModel:
 
     @property
     def model_name(self) -> str:
-        """In the API."""
+        """The model's name in the API."""
         return self.view.name
 
     @property
     def max_model_len(self) -> int:
-        """Longest prompt plus answer."""
+        """Maximum tokens of a prompt and its answer."""
         return self.engine.max_model_len
 
     @property
     def can_call(self) -> bool:
-        """Whether the model's template shows tools, and its tool calls can be parsed."""
+        """True if the template shows tools, and the model's tool calls can be parsed."""
         tokenizer = self.codec.tokenizer
         return tokenizer.markup.can_call and tokenizer.template.supports_tools
 
     @property
     def can_think(self) -> bool:
-        """Whether the model was trained to reason before it answers."""
+        """True if the model was trained to reason before it answers."""
         return self.codec.tokenizer.markup.is_taught
 
     @property
     def supports_images(self) -> bool:
-        """Whether messages may hold images."""
+        """True if messages may hold images."""
         return self.writer is not None and self.writer.supports_images
 
     @property
     def chat_template(self) -> str:
-        """The text of the model's chat template; empty for none, or one written in Python."""
+        """The text of the model's chat template; empty if it has none, or one written in Python."""
         return self.codec.tokenizer.template.text
 
     def template_caps(self) -> TemplateCaps | None:
-        """What the model's chat template takes; None without one. Waits until that is known."""
+        """The capabilities of the model's chat template; None without one. Waits until they are known."""
         template = self.codec.tokenizer.template
         return template.caps if template.exists else None
 
     # ---- parts
 
     def require_writer(self) -> Writer:
-        """Raises InvalidRequest for a model that writes no answers."""
+        """Return the writer. Raises InvalidRequest for a model that writes no answers."""
         if self.writer is None:
             does = "ranks documents" if self.vectors is None else "embeds and ranks texts"
             raise InvalidRequest(
@@ -107,7 +107,7 @@ class TextModel:
         return self.writer
 
     def require_vectors(self) -> Vectors:
-        """Raises InvalidRequest for a model that makes no vectors."""
+        """Return the vectors. Raises InvalidRequest for a model that makes none."""
         if self.vectors is None:
             raise InvalidRequest(
                 f"{self.model_name} is a reranker, which ranks documents (/v1/rerank) and makes no "
@@ -116,7 +116,7 @@ class TextModel:
         return self.vectors
 
     def require_ranker(self) -> Ranker:
-        """Raises InvalidRequest for a model that ranks no documents."""
+        """Return the ranker. Raises InvalidRequest for a model that ranks no documents."""
         if self.ranker is None:
             raise InvalidRequest(
                 f"{self.model_name} ranks no documents: /v1/rerank takes a reranker or an embedding "
@@ -128,11 +128,11 @@ class TextModel:
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Their names."""
+        """Names of the adapters."""
         return tuple(self.adapted)
 
     def with_adapter(self, name: str | None) -> TextModel:
-        """The same engine with an adapter; itself for None. It is closed with this one.
+        """Return the model with an adapter; itself for None. It is closed with this one.
 
         Raises InvalidParameter for an unknown name.
         """
@@ -149,11 +149,10 @@ class TextModel:
         kept: Sequence[Sequence[int]] = (),
         cache_salt: str | None = None,
     ) -> Forgotten:
-        """Forget the cached pages of conversations that were deleted, in memory and on disk, also those
-        that adapters computed.
+        """Forget the cached pages of deleted conversations, in memory and on disk, for all adapters.
 
-        Those that a prompt of `kept` or a named prefix has as well stay, and those that a running
-        request holds. Raises EngineStopped.
+        Pages stay if a prompt in `kept`, a named prefix or a running request uses them as well.
+        Raises EngineStopped.
         """
         total = Forgotten()
         for model in (self, *self.adapted.values()):

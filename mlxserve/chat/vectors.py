@@ -1,4 +1,4 @@
-"""Vectors of texts: what every model that embeds has, and how a language model does it."""
+"""Vectors of texts: the interface of all models that embed, and a language model's implementation."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:  # it imports mlx, which waits for machine.prepare()
 
 
 class Vectors(Protocol):
-    """Texts as vectors. Methods may be called from any event loop."""
+    """Texts as vectors. Usable from any event loop."""
 
     def prompt_for(self, input_type: str | None) -> str:
-        """What to put before a text of a type. Raises InvalidParameter for an unknown type."""
+        """Return the prompt before texts of a type. Raises InvalidParameter for an unknown type."""
         ...
 
     def cut(self, token_ids: Sequence[int]) -> list[int]:
-        """The first tokens of a text, as many as the context has."""
+        """Truncate token ids to the context."""
         ...
 
     async def embed(
@@ -33,10 +33,11 @@ class Vectors(Protocol):
         dimensions: int | None = None,
         client: str = "",
     ) -> list[list[float]]:
-        """A vector of each text, computed in the client's turn.
+        """Return the vector of each text, computed in the client's turn.
 
         pooling: None for the model's own
-        dimensions: keeps only the first components
+        dimensions: keep only the first components
+
         Raises InvalidRequest, InvalidParameter, PromptTooLong, EngineStopped.
         """
         ...
@@ -67,7 +68,7 @@ class LanguageVectors:
         dimensions: int | None = None,
         client: str = "",
     ) -> list[list[float]]:
-        """Computed in pieces between the steps of running answers.
+        """Compute vectors in pieces between the steps of running answers.
 
         pooling: None for the mean
         """

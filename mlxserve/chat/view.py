@@ -1,4 +1,4 @@
-"""View: the weights that compute a request, which are a model's own or those with one adapter."""
+"""View: the weights that compute a request: the model's own, or those with one adapter."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from hashlib import blake2b
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Views of one engine share its pool and its steps, and never a page.
+    """Weights of an engine. Views share its pool and its steps, but never a page.
 
-    name    in the API
-    salt    names the weights; it has no zero byte
-    number  of the adapter among the engine's; None for the model alone
+    name: in the API
+    salt: names the weights; it has no zero byte
+    number: of the adapter in the engine; None for the model alone
     """
 
     name: str
@@ -20,11 +20,11 @@ class View:
     number: int | None = None
 
     def page_salt(self, cache_salt: str | None) -> bytes:
-        """The salt of a request's pages, which no other view has with any `cache_salt`."""
+        """The salt of a request's pages, which no other view has for any `cache_salt`."""
         # The view's salt has no zero byte: no `cache_salt` can pass for another view's.
         text = f"{self.salt}\0{cache_salt or ''}"
         return blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
 
     def with_adapter(self, number: int, name: str, digest: str) -> View:
-        """The same model with an adapter, whose pages are found by its digest."""
+        """Return the view with an adapter, whose pages are found by its digest."""
         return View(f"{self.name}:{name}", f"{self.salt}/{digest}", number)

@@ -47,7 +47,7 @@ _DEFAULTS = RequestOptions()
 
 
 class Writer:
-    """Answers and named prefixes of one view. Methods may be called from any event loop."""
+    """The answers and named prefixes of one view. Usable from any event loop."""
 
     def __init__(
         self,
@@ -64,11 +64,13 @@ class Writer:
         tool_keep_seconds: float = 60.0,
         max_num_waiting: int | None = None,
     ) -> None:
-        """planner: compiles the grammars of answers; `close` closes it
-        request_numbers: of requests without an id, unique in the engine; None for an own count
-        prefix_file: where named prefixes outlive the process; None for nowhere
-        images: puts those of messages into prompts; None for a model that reads text only
-        template_kwargs: variables of the chat template that a request does not set
+        """Write answers with an engine.
+
+        planner: compiles the grammars of answers; `close` closes it
+        request_numbers: for requests without an id, unique in the engine; None counts its own
+        prefix_file: stores named prefixes; None for this process only
+        images: puts the images of messages into prompts; None for a model that reads text only
+        template_kwargs: default variables of the chat template
         tool_keep_seconds: as in EngineConfig
         max_num_waiting: as in SchedulerConfig; None for no limit
         """
@@ -89,18 +91,18 @@ class Writer:
 
     @property
     def supports_images(self) -> bool:
-        """Whether messages may hold images."""
+        """True if messages may hold images."""
         return self._images.reader is not None
 
     @property
     def no_vision_reason(self) -> str:
-        """Why they may not, though the model was trained to see; empty otherwise."""
+        """The reason if a model that was trained to see reads text only; empty otherwise."""
         return self._images.no_vision_reason
 
     # ---- prompts
 
     def fit(self, conversation: Conversation) -> AdaptedConversation:
-        """A conversation as the model's template takes it. Raises InvalidRequest."""
+        """Adapt a conversation to the model's template. Raises InvalidRequest."""
         return self._tokenizer.template.fit(conversation)
 
     def render(
@@ -111,10 +113,11 @@ class Writer:
         on_change: Callable[[str], None] | None = None,
         **template_kwargs: Any,
     ) -> list[int]:
-        """A conversation as the token ids of a prompt. Raises InvalidRequest, PromptTooLong.
+        """Render messages into the token ids of a prompt.
 
-        A message's content is a text or a list of parts: {"type": "text", "text": str} and
-        {"type": "image", "image": Image}. `on_change` as in `Tokenizer.render`.
+        A message's content is a text or a list of parts: {"type": "text", "text": str} and {"type":
+        "image", "image": Image}. `on_change` is that of `Tokenizer.render`. Raises InvalidRequest,
+        PromptTooLong.
         """
         messages, images = self._images.split(messages)
         self._codec.refuse_huge(text_size(messages, tools))
@@ -154,8 +157,8 @@ class Writer:
     ) -> AnswerStream:
         """Queue prompts together, all or none, for `params.n` answers to each.
 
-        A prompt is computed once for its answers, which have consecutive indices. `observe` as in
-        AnswerStream. Raises what `submit` raises.
+        A prompt is computed once for its answers, which have consecutive indices. `observe` is that
+        of AnswerStream. Raises the errors of `submit`.
         """
         self._refuse_crowd(len(prompts), params.n)
         salt = self._view.page_salt(options.cache_salt)
@@ -177,7 +180,7 @@ class Writer:
         return await self._submit(answers, observe)
 
     def _refuse_crowd(self, num_prompts: int, num_answers: int) -> None:
-        """Raises InvalidRequest for more requests at once than may wait: no later time suits them."""
+        """Raises InvalidRequest for more requests at once than may ever wait."""
         num_requests, most = num_prompts * num_answers, self._max_num_waiting
         if most is not None and num_requests > most:
             raise InvalidRequest(
@@ -215,7 +218,7 @@ class Writer:
         pins: bool = False,
         pin_share: float = 1.0,
     ) -> Request:
-        """Not yet queued."""
+        """Build a request, which is not queued yet."""
         self._check(prompt, params)
         text = text_of(prompt)
         if options.turn is not None:
@@ -261,8 +264,11 @@ class Writer:
         )
 
     def _with_calls_as_asked(self, params: SamplingParams, turn: AssistantTurn) -> SamplingParams:
-        """Forbid the marker of a call where tools are shown but none may be called; allow it where
-        they may be, if the model's defaults forbid it."""
+        """Forbid or allow the marker of a call, by the turn.
+
+        Forbids it if tools are shown but none may be called. Allows it if they may be, and only the
+        model's defaults forbid it.
+        """
         marker = self._tokenizer.markup.call_start
         if not turn.tools or len(marker) != 1:
             return params
@@ -300,7 +306,7 @@ class Writer:
         kept: Sequence[Sequence[int]],
         cache_salt: str | None,
     ) -> Forgotten:
-        """As `TextModel.forget`, of this view."""
+        """Forget the pages of prompts under this view, as `TextModel.forget` does."""
         salt = self._view.page_salt(cache_salt)
         shared = [*kept, *self.prefixes.of_salt(salt)]
         return await self._engine.forget_prompts(prompts, shared, salt)
@@ -308,9 +314,9 @@ class Writer:
     async def score(
         self, token_ids: Sequence[int], *, num_top: int = 0, client: str = ""
     ) -> list[TokenLogprob]:
-        """The log-probability of each token of a text but the first, and of `num_top` alternatives.
+        """Return the log-probability of each token but the first, with `num_top` alternatives.
 
-        Computed in pieces as vectors are, and not from the cache, which skips the computation.
+        Computed in pieces as vectors are, without the cache, which would skip the computation.
         Raises InvalidRequest, InvalidParameter, PromptTooLong, EngineStopped.
         """
         self._check(token_ids, SamplingParams(logprobs=num_top))
@@ -319,7 +325,7 @@ class Writer:
     # ---- named prefixes
 
     async def _compute(self, prefix: NamedPrefix, priority: int) -> str:
-        """The id of the request under which the pages of a prefix are pinned."""
+        """Compute a prefix and return the id of the request under which its pages are pinned."""
         params = SamplingParams(max_tokens=1, temperature=0)
         options = RequestOptions(client=prefix.client, priority=priority)
         [request_id] = self._request_ids(None, 1)

@@ -1,4 +1,4 @@
-"""AsyncEngine: the engine on a thread of its own, and the only way to it for other threads.
+"""AsyncEngine: an engine on a thread of its own, and the only way for other threads to use it.
 
     any thread ── calls ──> inbox ──> engine's thread     run between two steps
     event loop <── outputs, one callback per loop and step ──┘
@@ -63,16 +63,16 @@ class _Failures:
         self._times: deque[float] = deque(maxlen=limit)
 
     def is_one_too_many(self) -> bool:
-        """Count one more; whether there were `limit` of them within a minute."""
+        """Count a failure; True if it is the last of `limit` within a minute."""
         now = time.monotonic()
         self._times.append(now)
         return len(self._times) == self._times.maxlen and now - self._times[0] <= _MINUTE
 
 
 class AsyncEngine:
-    """A named thread owns the Engine and all arrays. The methods may be called from any thread.
+    """A named thread owns the Engine and all arrays. Thread-safe.
 
-    A failure ends the requests that it concerns, and the engine begins again with an empty cache
+    A failure ends the requests that it concerns, and the engine restarts with an empty cache
     (`Engine.restart`); too many of them within a minute end it.
     """
 
@@ -85,12 +85,12 @@ class AsyncEngine:
         memory: MemoryWatch | None = None,
         workers: Workers | None = None,
     ) -> None:
-        """Build the engine on its thread and wait until it is ready. Raises what `build` raises.
+        """Build the engine on its thread and wait until it is ready. Raises the errors of `build`.
 
         log_interval: seconds between log lines about throughput; None for no lines
-        max_failures: failures within a minute with which the engine ends
-        memory: what limits the requests that run where memory is short; None for nothing
-        workers: the engine's other ranks; one that is lost ends it
+        max_failures: number of failures within a minute that ends the engine
+        memory: limits running requests if memory is short; None for no watch
+        workers: the engine's other ranks; the loss of one ends it
         """
         self._inbox = Inbox()
         self._streams = OpenStreams()  # only for the engine's thread
@@ -152,9 +152,10 @@ class AsyncEngine:
         client: str = "",
         adapter: int | None = None,
     ) -> list[float]:
-        """A text's vector, computed in pieces between the engine's steps, in the client's turn.
+        """Compute the vector of a text in pieces between the engine's steps, in the client's turn.
 
         adapter: its number among the model's
+
         Raises InvalidRequest, InvalidParameter, EngineStopped.
         """
         return await self.compute(
@@ -170,7 +171,7 @@ class AsyncEngine:
         client: str = "",
         adapter: int | None = None,
     ) -> list[TokenLogprob]:
-        """Log-probabilities of a text's tokens but the first, computed as `embed` computes."""
+        """Compute log-probabilities of a text's tokens but the first, in pieces as `embed` does."""
         return await self.compute(
             client,
             len(token_ids),
@@ -178,7 +179,7 @@ class AsyncEngine:
         )
 
     async def see(self, request: Request) -> None:
-        """Compute the features that a request's pictures lack, in its client's turn.
+        """Encode a request's images that have no features yet, in its client's turn.
 
         Raises InvalidRequest, EngineStopped.
         """
@@ -194,7 +195,7 @@ class AsyncEngine:
     async def compute(
         self, client: str, num_tokens: int, make: Callable[[Engine], TextWork[Result]]
     ) -> Result:
-        """The result of other work on texts, computed as `embed` computes."""
+        """Compute other work on texts, in pieces as `embed` does."""
         text = QueuedText(client, num_tokens, make)
         try:
             await asyncio.wrap_future(self._call(lambda _: self._texts.push(text)))
@@ -211,11 +212,11 @@ class AsyncEngine:
         self._inbox.tell(lambda engine: engine.unpin(request_id))
 
     def keep_pages(self, request: Request, seconds: float) -> None:
-        """As `Engine.keep_pages`, at the next step boundary."""
+        """Call `Engine.keep_pages` at the next step boundary."""
         self._inbox.tell(lambda engine: engine.keep_pages(request, seconds))
 
     async def reset_prefix_cache(self, *, force: bool = False, disk: bool = False) -> bool:
-        """As `Engine.reset_prefix_cache`."""
+        """Call `Engine.reset_prefix_cache` at the next step boundary."""
         call = self._call(lambda engine: engine.reset_prefix_cache(force=force, disk=disk))
         done: bool = await asyncio.wrap_future(call)
         return done
@@ -223,13 +224,13 @@ class AsyncEngine:
     async def forget_prompts(
         self, prompts: Sequence[Sequence[int]], kept: Sequence[Sequence[int]], salt: bytes
     ) -> Forgotten:
-        """As `Engine.forget_prompts`, at the next step boundary."""
+        """Call `Engine.forget_prompts` at the next step boundary."""
         call = self._call(lambda engine: engine.forget_prompts(prompts, kept, salt))
         forgotten: Forgotten = await asyncio.wrap_future(call)
         return forgotten
 
     async def resize_cache(self, num_pages: int) -> Resized:
-        """As `Engine.resize_cache`, at the next step boundary."""
+        """Call `Engine.resize_cache` at the next step boundary."""
         check_num_pages(num_pages)
 
         def resize(engine: Engine) -> Resized:
@@ -254,31 +255,34 @@ class AsyncEngine:
         await asyncio.wrap_future(self._call(lambda engine: engine.check(self._streams.ids())))
 
     async def snapshot(self) -> Snapshot:
-        """As `EngineMonitor.snapshot`, at the next step boundary. Raises EngineStopped."""
+        """Call `EngineMonitor.snapshot` at the next step boundary. Raises EngineStopped."""
         taken: Snapshot = await asyncio.wrap_future(
             self._call(lambda engine: engine.monitor.snapshot())
         )
         return taken
 
     def stats(self) -> Stats:
-        """With every answer that has ended and every call that was answered; while requests run, as
-        of a step at most `STATS_SECONDS` before the last one."""
+        """The engine's counters.
+
+        They include every answer that has ended and every call that has returned; while requests
+        run, they are at most `STATS_SECONDS` older than the last step.
+        """
         return self._stats
 
     def is_alive(self) -> bool:
-        """Whether the engine's thread runs."""
+        """True while the engine's thread runs."""
         return self._stopped is None
 
     def has_failed(self) -> bool:
-        """Whether the engine has ended by itself, and not because it was closed."""
+        """True if the engine has ended by itself, and not because it was closed."""
         return self._has_failed
 
     def seconds_since_beat(self) -> float:
-        """Since the thread last ended a step, or woke up without work; without pauses of the process."""
+        """Seconds since the thread ended a step or woke up without work, excluding pauses."""
         return RUNNING.now() - self._beat
 
     def fail(self, reason: str) -> None:
-        """End the engine from any thread, because its own may wait for another rank for ever."""
+        """End the engine from any thread, as its own may wait for another rank for ever."""
         log.error("The engine has failed and ends: %s", reason)
         stopped = EngineStopped(f"The engine failed: {reason}. Start the server again.")
         self._has_failed = True
@@ -385,7 +389,7 @@ class AsyncEngine:
         self._streams.deliver(engine.abort_all())
 
     def _count(self, engine: Engine, outputs: Sequence[Output]) -> None:
-        """After a step that ended a request or all work, and else a few times a second."""
+        """Refresh the stats after a step that ended a request or all work, else periodically."""
         now = time.monotonic()
         has_ended = any(output.finish_reason is not None for output in outputs)
         if has_ended or now >= self._next_stats or not engine.has_work:
@@ -395,9 +399,9 @@ class AsyncEngine:
                 self._forgive(engine, error)
 
     def _forgive(self, engine: Engine, error: Exception) -> None:
-        """After a failure of what only looks and counts: it ends no answer, and the log says it once.
+        """Handle an error of counting or watching: it ends no answer, and is logged once.
 
-        Raises what is wrong with the engine since.
+        Raises the engine's own error if an audit finds one.
         """
         if not self._has_forgiven:
             self._has_forgiven = True
@@ -405,10 +409,11 @@ class AsyncEngine:
         audit(engine, error)
 
     def _restart(self, engine: Engine, error: Exception, lost: set[str]) -> None:
-        """Have the engine begin again, and tell the streams of the requests that it dropped.
+        """Restart the engine, and end the streams of the requests that it dropped.
 
-        `lost`: requests whose last outputs may not have been delivered. Raises the error that is
-        one too many.
+        lost: requests whose last outputs may not have been delivered
+
+        Raises the error if there were too many.
         """
         while True:
             # With other ranks there is no second beginning: they may wait in a collective.
@@ -422,9 +427,10 @@ class AsyncEngine:
                 self._streams.deliver(engine.restart(lost))
                 self._streams.fail_others(engine.live_ids, error)
                 self.max_model_len, self._stats = engine.max_model_len, engine.monitor.stats()
-                return
             except Exception as another:  # noqa: BLE001  (logged in the next turn, or raised)
                 error, lost = another, engine.live_ids
+            else:
+                return
 
     def _advance_text(self, engine: Engine) -> None:
         """Compute a piece of the text whose turn it is."""
@@ -447,7 +453,7 @@ class AsyncEngine:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and those that it was raised from."""
+    """Yield the error and its causes."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -456,7 +462,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _free_arrays(since: gc_freeze.Frozen) -> None:
-    """Free the arrays of an ended engine on the thread that made them, and give back what was wired for them."""
+    """Free the arrays of an ended engine on its own thread, and the memory wired for them."""
     import mlx.core as mx
 
     gc_freeze.collect(since)

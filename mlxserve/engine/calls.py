@@ -1,4 +1,4 @@
-"""Calls of other threads, which the engine's thread runs between two steps."""
+"""Calls from other threads, which the engine's thread runs between two steps."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class EngineCall:
     result: Future[Any]
 
     def run(self, engine: Engine) -> Exception | None:
-        """The error after which the engine needs an audit: one that no caller expects, or a refusal after which
-        requests or pages are not what they were.
+        """Run the call, and return an error after which the engine needs an audit, or None.
 
-        Another object than the caller's: a restart clears the frames of its traceback, and to clear that of
-        the coroutine in which the caller's is raised would end it.
+        That is an error that no caller expects, or a refusal after which requests or pages differ.
+        It is another object than the caller's: a restart clears the frames of its traceback, and
+        clearing those of the coroutine in which the caller's is raised would end it.
         """
         if not self.result.set_running_or_notify_cancel():
             return None
@@ -68,7 +68,7 @@ def _copy_of(error: AssertionError) -> AssertionError:
 
 
 def audit(engine: Engine, error: Exception, awaited: Collection[str] | None = None) -> None:
-    """After a call that failed, perhaps half done. Raises what is wrong with the engine since.
+    """Check the engine after a call that failed, perhaps half done. Raises what the check finds.
 
     awaited: as in `Engine.check`
     """
@@ -94,10 +94,10 @@ class Inbox:
         return call.result
 
     def tell(self, work: Callable[[Engine], Any]) -> None:
-        """As `put`, for what has no result. An error is logged, unless the engine has ended.
+        """Run `work` as `put` does, without a result. Errors are logged, unless the engine has ended.
 
         No caller waits for it, so counters show its effect after the next step. The pages of an
-        aborted request are free when the step that uses them was read.
+        aborted request are free once the step that uses them was read.
         """
 
         def report(done: Future[Any]) -> None:
@@ -107,13 +107,13 @@ class Inbox:
         self.put(work).add_done_callback(report)
 
     def end(self) -> None:
-        """Have the engine end after the calls before this one."""
+        """End the engine after the calls before this one."""
         self._calls.put(None)
 
     def run_calls(
         self, engine: Engine, awaited: Callable[[], Collection[str]], *, is_busy: bool
     ) -> bool:
-        """Run the calls that have come, on the engine's thread; False to end the engine.
+        """Run the waiting calls on the engine's thread; False if the engine is to end.
 
         awaited: ids of the requests that callers wait for
         is_busy: do not wait for a call

@@ -1,9 +1,9 @@
-"""DiskCache: what the scheduler asks the disk, and whether reading pays.
+"""DiskCache: the disk as the scheduler sees it, and the decision whether reading pays.
 
     read:     bytes of the pages / measured bytes per second
     compute:  tokens * measured seconds of a prompt's token
 
-Both are measured while the engine runs. Until then reading is believed to pay: the first load is the
+Both are measured while the engine runs. Until then reading is assumed to pay: the first load is the
 measurement, and one that takes too long is given up.
 """
 
@@ -26,13 +26,13 @@ _STEP_SECONDS = 1e-6  # by which a page counts as used before the one that it fo
 
 @dataclass(frozen=True, slots=True)
 class RecordKind:
-    """Records of one kind of units.
+    """The records of one kind of units.
 
     name: of the kind
-    suffix: of its records' names, after the hash of a page
-    unit_bytes: of a record's payload
-    num_at_end: units that are read after the last page of a prefix
-    max_at_once: units that are written at once, at most
+    suffix: appended to the hash of a page for a record's name
+    unit_bytes: size of a record's payload
+    num_at_end: units to read after the last page of a prefix
+    max_at_once: maximum units to write at once
     """
 
     name: str
@@ -42,7 +42,7 @@ class RecordKind:
     max_at_once: int = 256
 
     def record(self, hash_: bytes) -> bytes:
-        """The name of the record of the unit with this hash."""
+        """The record's name for the unit with this hash."""
         return hash_ + self.suffix
 
 
@@ -71,8 +71,9 @@ class DiskCache:
         page_size: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """
-        kinds: full pages of `page_size` tokens, and then the others
+        """Keep units in a tier.
+
+        kinds: full pages of `page_size` tokens first, then the other kinds
         clock: seconds since 1970
         """
         self.tier = tier
@@ -86,7 +87,7 @@ class DiskCache:
         self._overdue: set[int] = set()  # tickets of loads that were given up, and not answered
 
     def use(self, uses: Mapping[str, Uses], /) -> None:
-        """Note that a request has used these units until now, by their kinds."""
+        """Record that a request has just used these units, by kind."""
         now = self._clock()  # one time, by which units of all kinds are compared
         for kind, (hashes, num_before) in uses.items():
             record = self.kinds[kind].record
@@ -98,20 +99,20 @@ class DiskCache:
             self.tier.touch(used)
 
     def unwritten(self, kind: str, /) -> Iterator[bytes]:
-        """Units that are not on disk and would be kept there, the last used first."""
+        """Units that are not on disk but would be kept there, most recently used first."""
         num_suffix = len(self.kinds[kind].suffix)
         return (name[: len(name) - num_suffix] for name in self._unwritten[kind])
 
     def is_unwritten(self, kind: str, hash_: bytes, /) -> bool:
-        """Whether a unit is not on disk and would be kept there."""
+        """True if a unit is not on disk but would be kept there."""
         return self.kinds[kind].record(hash_) in self._unwritten[kind]
 
     def forget(self, kind: str, hashes: Iterable[bytes], /) -> None:
-        """These units are no longer in memory."""
+        """Remove units that are no longer in memory."""
         self._unwritten[kind].forget(map(self.kinds[kind].record, hashes))
 
     def delete(self, hashes: Iterable[bytes]) -> int:
-        """Delete the units with these hashes; how many of the full pages were on disk."""
+        """Delete the units with these hashes; return how many full pages were on disk."""
         hashes = list(hashes)
         num_deleted = []
         for kind in self.kinds.values():
@@ -120,7 +121,7 @@ class DiskCache:
         return num_deleted[0]
 
     def save(self, records: Sequence[tuple[bytes, bytes]]) -> int:
-        """`DiskTier.save` of units, with the time when each was used last."""
+        """Save units with `DiskTier.save`, passing the time of each one's last use."""
         now, kinds = self._clock(), self._unwritten.values()
         times = [
             next((time for kind in kinds if (time := kind.time(name)) is not None), now)
@@ -129,17 +130,17 @@ class DiskCache:
         return self.tier.save(records, times)
 
     def num_leading(self, hashes: Sequence[bytes], /) -> int:
-        """How many of these pages are on disk, from the first one on."""
+        """Number of leading pages that are on disk."""
         return self.tier.num_leading(hashes)
 
     def has(self, kind: str, hash_: bytes, /) -> bool:
-        """Whether the unit of this kind with this hash is on disk."""
+        """True if the unit of this kind with this hash is on disk."""
         return self.kinds[kind].record(hash_) in self.tier
 
     def pays(self, num_tokens: int, /) -> bool:
-        """Whether reading the pages of `num_tokens` is probably faster than computing them.
+        """True if reading the pages of `num_tokens` is probably faster than computing them.
 
-        Not while the disk owes an answer that was given up.
+        False while the disk has not answered a load that was given up.
         """
         if self._overdue:
             return False
@@ -156,11 +157,11 @@ class DiskCache:
         return _UNMEASURED_SECONDS if seconds is None else max(_MIN_SECONDS, seconds)
 
     def give_up(self, ticket: int) -> None:
-        """Note that this load is no longer waited for."""
+        """Stop waiting for this load."""
         self._overdue.add(ticket)
 
     def poll(self) -> list[DiskAnswer]:
-        """`DiskTier.poll`."""
+        """Return the answers of `DiskTier.poll`."""
         answers = self.tier.poll()
         self._overdue.difference_update(answer.ticket for answer in answers)
         return answers

@@ -56,7 +56,7 @@ _GUIDE_SECONDS = 0.005  # to wait for a mask without looking at the inbox
 
 
 class Engine:
-    """From token ids to token ids. Not thread-safe: one thread calls it."""
+    """Turns token ids into token ids. Not thread-safe: one thread calls it."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Engine:
         workers: Workers | None = None,
         planned: PlannedMemory | None = None,
     ) -> None:
-        """planned: as in EngineMonitor"""
+        """planned: as in EngineMonitor."""
         self._scheduler = scheduler
         self._workers = workers
         self._runner = runner
@@ -104,16 +104,16 @@ class Engine:
 
     @property
     def max_model_len(self) -> int:
-        """Longest prompt plus answer; `resize_cache` changes it."""
+        """Maximum tokens of a prompt and its answer; `resize_cache` changes it."""
         return self._scheduler.max_model_len
 
     @property
     def disk_folder(self) -> Path | None:
-        """Where this model's pages are on disk; None for nowhere."""
+        """The folder of this model's pages on disk; None without a disk cache."""
         return None if self._disk is None else self._disk.tier.folder
 
     def close(self, *, keeps_pages: bool = True) -> None:
-        """End the trace, and with `keeps_pages` write cached pages to disk, for a bounded time.
+        """End the trace; with `keeps_pages` write cached pages to disk first, for a bounded time.
 
         Nothing may be called afterwards.
         """
@@ -124,7 +124,10 @@ class Engine:
             self._trace.close()
 
     def add(self, request: Request) -> LiveRequest:
-        """Queue a request; its progress, to be read only. Raises what `Scheduler.add` does."""
+        """Queue a request, and return its progress, which is read-only.
+
+        Raises the errors of `Scheduler.add`.
+        """
         live = self._scheduler.add(request, self._clock())
         try:
             self._timeline.arrived(request.id)
@@ -134,7 +137,7 @@ class Engine:
         return live
 
     def add_all(self, requests: Sequence[Request]) -> list[LiveRequest]:
-        """Queue all of them, or none. Raises what `Scheduler.add` does for one of them."""
+        """Queue all requests, or none. Raises the errors of `Scheduler.add`."""
         added: list[LiveRequest] = []
         for request in requests:
             try:
@@ -159,11 +162,11 @@ class Engine:
         return [output for request in live for output in self.abort(request.id)]
 
     def unpin(self, request_id: str) -> None:
-        """Let the pages of a named prefix be evicted again. `request_id`: the request that computed them."""
+        """Let the pages of a named prefix be evicted. `request_id`: the request that computed them."""
         self._scheduler.unpin(request_id)
 
     def step(self) -> list[Output]:
-        """Launch the next step and read the one before it: outputs of the latter."""
+        """Launch the next step, read the one before it, and return the latter's outputs."""
         self.start()
         self._before_plan()
         chunks = self._scheduler.schedule(self._budget(), self._pace.work_budget())
@@ -182,17 +185,17 @@ class Engine:
         self._transfers.before_plan()
 
     def _wait(self) -> None:
-        """Nothing can be computed: wait a moment for the disk, or for a guide's mask."""
+        """Wait a moment for the disk or for a guide's mask, as nothing can be computed."""
         self._transfers.wait()
         if (guide := self._scheduler.roster.awaited_guide()) is not None:
             guide.wait(_GUIDE_SECONDS)
 
     def idle(self) -> bool:
-        """Without other work, write a few cached pages or states to disk; whether there may be more."""
+        """Write a few cached units to disk while idle; True if there may be more."""
         return self._transfers.write_idle()
 
     def watch_memory(self, memory: MemoryWatch) -> None:
-        """Between two steps: look at the memory, and run fewer requests where it is short."""
+        """Check the memory between two steps, and limit running requests if it is short."""
         before, has_changed = memory.level, memory.look(self._clock())
         self._stats.memory_used = memory.share
         if not has_changed:
@@ -205,22 +208,22 @@ class Engine:
             self._scheduler.preemption.preempt_to(1)
 
     def start(self) -> None:
-        """Let the device begin with what the last step launched, unless it has.
+        """Start the last launched step on the device, unless it runs already.
 
-        `step` does so itself, too late for the outputs it returned before: deliver those first.
+        `step` does so itself, but too late for the outputs it returned before: deliver those first.
         """
         if self._unread is not None and not self._is_started:
             self._is_started = True
             self._runner.start(self._unread)
 
     def _budget(self) -> int | None:
-        """Prompt tokens of the next step, judged by the last plan: what it samples will decode."""
+        """Prompt tokens of the next step. What the last plan samples will decode in it."""
         num_decodes = sum(chunk.samples for chunk in self._last_plan)
         context = max((c.end for c in self._last_plan if not c.samples), default=0)
         return self._pace.budget(num_decodes, context)
 
     def _read(self, launched: Pending | None) -> list[Output]:
-        """Read the unread step and commit it; the launched one is unread from now on."""
+        """Read the unread step and commit it; the launched one becomes the unread one."""
         unread, self._unread = self._unread, launched
         sampled = []
         if unread is not None:
@@ -240,7 +243,7 @@ class Engine:
         return outputs
 
     def _read_early(self) -> None:
-        """Read the unread step before the next one is planned; its outputs leave with the next."""
+        """Read the unread step before planning the next one, which returns its outputs as well."""
         if self._unread is not None:
             self._keep(self._read(None))
 
@@ -261,8 +264,8 @@ class Engine:
     def reset_prefix_cache(self, *, force: bool = False, disk: bool = False) -> bool:
         """Forget every cached page except those of named prefixes; with `disk` also those on disk.
 
-        False, and nothing happened, while requests hold pages. `force` preempts them first, and they
-        compute their pages again.
+        Returns False and changes nothing while requests hold pages. `force` preempts them first,
+        and they recompute their pages.
         """
         if force:
             self._read_early()
@@ -275,7 +278,7 @@ class Engine:
     def forget_prompts(
         self, prompts: Sequence[Sequence[int]], kept: Sequence[Sequence[int]], salt: bytes
     ) -> Forgotten:
-        """As `Scheduler.forget_prompts`, in memory and on disk."""
+        """Call `Scheduler.forget_prompts`, and delete the pages on disk as well."""
         num_before = self._scheduler.pool.num_evicted
         hashes = self._scheduler.forget_prompts(prompts, kept, salt)
         self._transfers.after_read()
@@ -283,12 +286,12 @@ class Engine:
         return Forgotten(self._scheduler.pool.num_evicted - num_before, num_on_disk)
 
     def resize_cache(self, num_pages: int) -> Resized:
-        """Resize the cache to `num_pages`, which frees or takes memory of the machine.
+        """Resize the cache to `num_pages`, returning memory to the machine or taking it.
 
-        Answers continue. A smaller cache begins empty: running requests wait, and compute their
-        pages again, as named prefixes are. Raises InvalidParameter, OutOfMemory, PrefixQuotaExceeded
-        where named prefixes, or those of one client, have too many pages, and PagesPromised where an
-        answer would be cut, before anything changes.
+        Answers continue. A smaller cache begins empty: running requests wait, and recompute their
+        pages; so do named prefixes. Raises, before anything changes, InvalidParameter, OutOfMemory,
+        PrefixQuotaExceeded if named prefixes, or those of one client, have too many pages, and
+        PagesPromised if an answer would be cut.
         """
         check_num_pages(num_pages)
         self._read_early()
@@ -306,12 +309,12 @@ class Engine:
         return resized
 
     def restart(self, lost: Collection[str] = ()) -> list[Output]:
-        """Begin again after a failure, with the loaded model: the outputs read before it.
+        """Restart after a failure with the loaded model, and return the outputs read before it.
 
-        What a failure may leave half done is made anew: page tables, pool, arrays. Requests that
-        hold pages are dropped, and those in `lost`; those that wait go on waiting, unless no step
-        was read since the last failure: one of them may be the cause. Named prefixes are computed
-        again. Raises what the device raises that refuses new arrays.
+        Everything that a failure may leave half done is created anew: page tables, pool, arrays.
+        Requests that hold pages are dropped, and those in `lost`. Waiting requests stay, unless no
+        step was read since the last failure: one of them may be the cause. Named prefixes are
+        computed again. Raises the device's error if it refuses new arrays.
         """
         self._unread, self._is_started, self._last_plan = None, True, ()
         before = self.live_ids
@@ -332,9 +335,9 @@ class Engine:
         return self._scheduler.roster.ids
 
     def mark(self) -> tuple[int, ...]:
-        """Counts of requests and pages: a call after which they differ has changed something.
+        """Counts of requests and pages: if they differ after a call, it has changed something.
 
-        For every call: `check` takes 0.5 s of a pool of 100,000 pages.
+        Taken for every call: `check` takes 0.5 s for a pool of 100,000 pages.
         """
         roster, pool = self._scheduler.roster, self._scheduler.pool
         pins = self._scheduler.page_tables.pins
@@ -344,8 +347,8 @@ class Engine:
     def check(self, awaited: Collection[str] | None = None) -> None:
         """Audit requests, pages and arrays. Raises AssertionError.
 
-        awaited: ids of requests that callers wait for: each lives, or its last output is to be delivered,
-            and no other one lives but named prefixes that are computed again; None if they are not known
+        awaited: ids of requests that callers wait for; each is live, or has an undelivered last
+            output, and only named prefixes being recomputed live besides. None if they are not known
         """
         if awaited is not None:
             lost = set(awaited) - self.live_ids - {output.request_id for output in self._early}

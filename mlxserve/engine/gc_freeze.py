@@ -1,4 +1,4 @@
-"""The collection that frees an ended engine, also where a server has exempted its objects from collections."""
+"""Collects the garbage of an ended engine, even if a server has frozen its objects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Frozen(NamedTuple):
-    """What is exempt at a time. An object that is freed leaves the number; a later freeze adds to it."""
+    """The extent of frozen objects. A freed object leaves the count; a later freeze adds to it."""
 
     num_again: int  # how often `collect` has exempted what was left
     num_objects: int  # also those that were frozen elsewhere
@@ -21,9 +21,9 @@ def frozen() -> Frozen:
 
 
 def collect(since: Frozen) -> None:
-    """Collect what was made since then, also where it was frozen since then.
+    """Collect objects created after `since`, even if they were frozen meanwhile.
 
-    A look at all that a server has frozen takes 150 ms, in which no thread of Python runs.
+    Scanning everything that a server has frozen takes 150 ms, in which no Python thread runs.
     """
     global _num_again
     now = frozen()

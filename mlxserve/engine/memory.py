@@ -1,15 +1,15 @@
-"""MemoryWatch: how near this process is to the end of its memory, and what the engine does then.
+"""MemoryWatch: how close this process is to the end of its memory, and the engine's measures.
 
-    share of the memory in use            what the engine does
+    share of the memory in use            measure of the engine
     ─────────────── critical ────────     runs one request at a time, and preempts the others
     ─────────────── high ────────────     admits requests only while none runs; they wait
-                                          free memory that mlx and malloc keep goes back, each second
-    ─────────────────────────────────     nothing
+                                          returns memory that mlx and malloc keep, each second
+    ─────────────────────────────────     none
 
-The system's own pressure, which other programs may cause, raises the level as well: beside a browser on 16 GB a
-Mac swaps before our share is high. A level ends when the share is HYSTERESIS below its mark. One request always runs, so every answer
-ends. Pages of the cache are not given up: their memory is one array per layer, of which no part can
-be returned without a resize.
+The system's own memory pressure, which other programs may cause, raises the level as well: beside a
+browser on 16 GB a Mac swaps before our share is high. A level ends when the share is HYSTERESIS
+below its mark. One request always runs, so every answer ends. Pages of the cache stay: their memory
+is one array per layer, of which no part can be returned without a resize.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MemoryLevel(IntEnum):
 
 
 class MemoryWatch:
-    """Called by the engine's thread between steps; reads once a second, which takes 0.1 ms."""
+    """Watches the memory between steps, once a second, which takes 0.1 ms."""
 
     def __init__(
         self,
@@ -44,11 +44,12 @@ class MemoryWatch:
         relieve: Callable[[], None] = lambda: None,
         pressure: Callable[[], int] = lambda: MemoryLevel.NORMAL,
     ) -> None:
-        """
-        read: the share of the memory that is in use, 0 to 1
+        """Watch the share of memory in use.
+
+        read: returns the share of memory in use, 0 to 1
         high, critical: marks of this share
-        relieve: gives back memory that is free, but kept
-        pressure: the level of the system's pressure
+        relieve: returns memory that is free but kept
+        pressure: returns the system's memory pressure
         """
         self.share = 0.0
         self.level = MemoryLevel.NORMAL
@@ -60,7 +61,7 @@ class MemoryWatch:
         self._next = 0.0
 
     def look(self, now: float) -> bool:
-        """Read, if it is time to. Returns whether the level has changed, and logs a line if so."""
+        """Read the share if a second has passed; True, with a line in the log, if the level changed."""
         if now < self._next:
             return False
         self._next = now + INTERVAL

@@ -1,4 +1,4 @@
-"""EngineMonitor: the engine's counters, and its requests and pages as they are now."""
+"""EngineMonitor: the engine's counters, requests and pages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mlxserve.scheduler.scheduler import Scheduler
 
 
 class EngineMonitor:
-    """Reads what the engine's parts count, on the engine's thread. It changes nothing."""
+    """Reads the counters of the engine's parts, on its thread. It changes nothing."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class EngineMonitor:
         workers: Workers | None = None,
         planned: PlannedMemory | None = None,
     ) -> None:
-        """planned: bytes of weights, a step, recurrent states (as its `pool`) and a page"""
+        """planned: bytes of weights, a step, recurrent states (in the field `pool`) and a page."""
         self._scheduler = scheduler
         self._runner = runner
         self._timeline = timeline
@@ -75,11 +75,11 @@ class EngineMonitor:
         return replace(self._planned, pool=self._planned.pool + pages)
 
     def _page_states(self) -> bytes:
-        """States of full pages, with those of cached pages that are on disk as well."""
+        """States of full pages, which tell cached pages that are on disk as well."""
         return self._states_of(FullPages.name, self._scheduler.pool)
 
     def _window_page_states(self) -> bytes:
-        """The same of layers with a window; empty where they have no pool of their own."""
+        """States of window pages; empty if those layers have no pool of their own."""
         windows = find(self._scheduler.page_tables.ends, WindowPages)
         return b"" if windows is None else self._states_of(windows.name, windows.pool)
 
@@ -89,7 +89,7 @@ class EngineMonitor:
         return _stored_states(pool, partial(self._disk.has, kind))
 
     def snapshot(self) -> Snapshot:
-        """Requests and pages as they are now. Takes time by their number, so not after every step."""
+        """Return the current requests and pages. Its time grows with them: not for every step."""
         now = self._clock()
         running, waiting = self._scheduler.requests()
         age = self._timeline.age
@@ -109,7 +109,7 @@ class EngineMonitor:
 
 
 def _stored_states(pool: PagePool, is_on_disk: Callable[[bytes], bool]) -> bytes:
-    """A byte per page, with those of the cached ones that are on disk as well."""
+    """Return a byte per page, marking cached pages that are on disk as well."""
     states = bytearray(pool.states())
     for page in pool.order.first():
         if states[page] == PageState.CACHED and is_on_disk(pool.index.hash_of(page) or b""):

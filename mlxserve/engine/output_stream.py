@@ -1,4 +1,4 @@
-"""OutputStream: what a caller in an event loop gets of the requests that it submitted."""
+"""OutputStream: the outputs of a caller's requests, in its event loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("mlxserve.engine")
 
 
 class Aborts(Protocol):
-    """Ends requests; AsyncEngine, or what stands in for it."""
+    """The part of AsyncEngine that aborts requests."""
 
     def abort(self, request_id: str, reason: FinishReason = ...) -> None: ...
 
@@ -23,7 +23,7 @@ class Aborts(Protocol):
 class OutputStream:
     """The outputs of requests that were submitted together, in their caller's event loop.
 
-    Ends when all of the requests have ended.
+    It ends when all requests have ended.
     """
 
     def __init__(self, engine: Aborts, requests: Sequence[Request]) -> None:
@@ -38,8 +38,11 @@ class OutputStream:
         return self
 
     async def __anext__(self) -> Output:
-        """Raises EngineStopped when the engine ends before the requests do, and EngineFailed when
-        one of them is lost in a failure; the others are aborted then."""
+        """Return the next output.
+
+        Raises EngineStopped if the engine ends before the requests do, and EngineFailed if a
+        failure lost one of them; the others are then aborted.
+        """
         while self._live:
             while not self._items:
                 self._waiter = self.loop.create_future()
@@ -55,7 +58,7 @@ class OutputStream:
         raise StopAsyncIteration
 
     def finish(self, request_id: str, reason: FinishReason) -> None:
-        """End one request at the next step boundary, for a reason that its reader has found.
+        """End one request at the next step boundary, for a reason of its reader.
 
         Its further outputs are dropped. No-op if it has ended.
         """
@@ -69,7 +72,7 @@ class OutputStream:
             self.finish(request_id, FinishReason.ABORT)
 
     def deliver(self, item: Output | EngineStopped | EngineFailed) -> None:
-        """Called in the caller's event loop."""
+        """Append an item. Called in the caller's event loop."""
         self._items.append(item)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -79,7 +82,7 @@ def deliver_all(
     loop: asyncio.AbstractEventLoop,
     items: Sequence[tuple[OutputStream, Output | EngineStopped | EngineFailed]],
 ) -> None:
-    """From any thread: deliver the items in the streams' event loop."""
+    """Deliver items in the event loop of their streams. Callable from any thread."""
 
     def deliver() -> None:
         for stream, item in items:

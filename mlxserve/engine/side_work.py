@@ -1,4 +1,4 @@
-"""SideWork: what an engine computes beside its steps: vectors and scores of texts, features of images."""
+"""SideWork: an engine's work beside its steps: vectors and scores of texts, features of images."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mlxserve.system.suspend_clock import RUNNING
 
 
 class SideWork:
-    """Makes work items, and advances them by pieces between two steps, on the engine's thread."""
+    """Creates work items and advances them in pieces between steps, on the engine's thread."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class SideWork:
         target: float | None,
         clock: Callable[[], float],
     ) -> None:
-        """target: as in StepTimeModel"""
+        """target: as in StepTimeModel."""
         self._scheduler = scheduler
         self._runner = runner
         self._timer = timer
@@ -51,33 +51,35 @@ class SideWork:
         dimensions: int | None,
         adapter: int | None = None,
     ) -> Embedding:
-        """As `ModelRunner.embedding`."""
+        """Create the work that `ModelRunner.embedding` describes."""
         return self._runner.embedding(token_ids, pooling, dimensions, adapter)
 
     def scoring(
         self, token_ids: Sequence[int], num_top: int, adapter: int | None = None
     ) -> Scoring:
-        """As `ModelRunner.scoring`."""
+        """Create the work that `ModelRunner.scoring` describes."""
         return self._runner.scoring(token_ids, num_top, adapter)
 
     @property
     def model(self) -> nn.Module:
-        """For work on texts that the engine has no name for. Its arrays belong to this thread."""
+        """The model, for other work on texts. Its arrays belong to this thread."""
         return self._runner.model
 
     @property
     def picture_reader(self) -> PictureReader | None:
-        """What makes pictures of images for the model; None where it reads text only."""
+        """Reads images into pictures for the model; None if it reads text only."""
         return None if self._runner.vision is None else self._runner.vision.reader
 
     @property
     def no_vision_reason(self) -> str:
-        """As `ModelRunner.no_vision_reason`."""
+        """The reason of `ModelRunner.no_vision_reason`."""
         return self._runner.no_vision_reason
 
     def image_encoding(self, request: Request) -> ImageEncoding | None:
-        """Work item that encodes a request's images without features, but for those whose rows are all
-        cached; None without any."""
+        """Create the work that encodes a request's images, or None if there is nothing to encode.
+
+        It skips images with cached features, and those whose rows are all cached.
+        """
         vision = self._runner.vision
         assert vision is not None, "the model reads text only"
         pace, scheduler = self._pace, self._scheduler
@@ -91,7 +93,10 @@ class SideWork:
         )
 
     def advance(self, text: TextWork[Result]) -> Result | None:
-        """Compute one piece, short while answers wait for their next token; the result at the end."""
+        """Compute one piece, and return the result after the last one.
+
+        Pieces are short while answers wait for their next token.
+        """
         began, before = self._clock(), text.num_done
         pace = self._pace
         result = text.advance(pace.size(is_busy=self._scheduler.has_work))

@@ -1,7 +1,7 @@
-"""SleepInhibitor: keeps a Mac from going to sleep while answers run.
+"""SleepInhibitor: keeps a Mac awake while answers run.
 
-A Mac on its own sleeps after minutes without a key pressed, in the middle of a long job. macOS's `caffeinate`
-holds an assertion against that for as long as it runs; it also ends with this process.
+An unattended Mac sleeps after minutes, in the middle of a long job. macOS's `caffeinate` holds an
+assertion against that for as long as it runs; it also ends with this process.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _CAFFEINATE = (
 
 
 def assertion() -> Sequence[str] | None:
-    """The command that keeps this machine awake; None where nothing has to."""
+    """The command that keeps this machine awake; None if none is needed."""
     return _CAFFEINATE if sys.platform == "darwin" else None
 
 
 class SleepInhibitor:
-    """Called by the engine's thread between steps."""
+    """Runs a command while answers run. Called by the engine's thread between steps."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        """`command`: keeps the machine awake for as long as it runs."""
+        """command: keeps the machine awake for as long as it runs."""
         self._command: Sequence[str] | None = command  # None once it cannot be run
         self._process: subprocess.Popen[bytes] | None = None
         self._last_busy = 0.0
 
     def look(self, now: float, *, is_busy: bool) -> None:
-        """`now` in seconds; `is_busy`: answers run."""
+        """Start or end the command. `now`: seconds; `is_busy`: answers are running."""
         if is_busy:
             self._last_busy = now
             if self._process is None and self._command is not None:

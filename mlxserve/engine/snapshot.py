@@ -1,6 +1,6 @@
-"""Snapshot: the engine between two steps, as data for screens and the API.
+"""Snapshot: the state of the engine between two steps, for screens and the API.
 
-Taken on the engine's thread and read on others: it shares nothing that changes.
+Taken on the engine's thread and read on others: it shares no mutable state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["PageState", "Phase", "RequestView", "Snapshot", "view"]
 
 
 class Phase(StrEnum):
-    """What a request is doing."""
+    """The phase of a request."""
 
     QUEUED = "queued"  # holds no pages
     LOADING = "loading"  # its pages are being read from disk
@@ -45,8 +45,11 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The engine at one moment. `pages` has one byte per page, its `PageState`; so has `window_pages`,
-    which is empty where layers with a window have no pages of their own."""
+    """The engine at one moment.
+
+    pages: one byte per page, its `PageState`
+    window_pages: the same of window pages; empty if layers with a window have no own pool
+    """
 
     stats: Stats
     memory: MemoryUse
@@ -62,7 +65,7 @@ class Snapshot:
 
 
 def view(request: LiveRequest, *, age: float, position: int | None) -> RequestView:
-    """What a snapshot shows of a request."""
+    """Return a request's part of a snapshot."""
     num_to_compute = request.prefill_end or len(request.token_ids)
     return RequestView(
         id=request.id,

@@ -1,4 +1,4 @@
-"""StepTimeModel: the step budget as time. How many prompt tokens fit beside the decodes into a target.
+"""StepTimeModel: the step budget as time: the prompt tokens that fit into a target beside decodes.
 
     budget = (target - time of a step of decodes alone) / time of a prompt token
 
@@ -6,12 +6,12 @@ Both are averages of measured steps, kept per size, because a decode step grows 
 requests in it and a prompt token's cost with the context before it. Time is passed in: no clock.
 The average is of the time of a token, not of tokens per second: a mixed step that happens to take
 hardly longer than its decodes would count as an endless rate, and one such step in four made the
-next one 20 times too long.
-Chunks smaller than a page were tried where the target leaves no room for one: with 8 tokens the
-longest gap of an answer fell from 8.8 steps to 5.4, and the long prompt took 1.2 to 2.2 times as long.
-The idea of a budget that follows measured steps is P-PAS's and Sarathi-Serve's (arXiv 2403.02310).
+next one 20 times too long. Chunks smaller than a page were tried if the target leaves no room for
+one: with 8 tokens the longest gap of an answer fell from 8.8 steps to 5.4, and the long prompt took
+1.2 to 2.2 times as long. The idea of a budget that follows measured steps is P-PAS's and
+Sarathi-Serve's (arXiv 2403.02310).
 
-Where the device has a watchdog a step is also bounded by its multiply-adds, beside decodes or not:
+If the device has a watchdog, a step is also bounded by its multiply-adds, with or without decodes:
 
     work = longest step * measured multiply-adds a second
 """
@@ -44,8 +44,11 @@ class StepTimeModel:
     """Learns from steps how many prompt tokens the next one may take."""
 
     def __init__(self, target: float | None, forward: ForwardWork | None = None) -> None:
-        """`target`: seconds between two tokens of a running answer; None for no limit.
-        `forward`: the model's work, if the device ends steps that take too long."""
+        """Learn step times.
+
+        target: seconds between two tokens of a running answer; None for no limit
+        forward: the model's work, if the device ends steps that take too long
+        """
         self.target = target
         self._forward = forward
         self._work_seconds: float | None = None  # of a multiply-add
@@ -71,9 +74,10 @@ class StepTimeModel:
         _average(self._token_seconds, context.bit_length(), seconds_each)
 
     def budget(self, num_decodes: int, context: int) -> int | None:
-        """Prompt tokens that fit into the next step; None for no limit.
+        """Return the prompt tokens that fit into the next step; None for no limit.
 
-        `num_decodes`: requests that decode in it; `context`: the longest prompt's position.
+        num_decodes: requests that decode in it
+        context: the longest prompt's position
         """
         if self.target is None or num_decodes == 0 or not self._token_seconds:
             return None
@@ -87,7 +91,7 @@ class StepTimeModel:
         return num_tokens * _nearest(self._token_seconds, num_tokens.bit_length())
 
     def learn_speed(self, work: int, seconds: float) -> None:
-        """Learn from `work` multiply-adds with prompt tokens among them."""
+        """Learn from a step of `work` multiply-adds that includes prompt tokens."""
         newest = max(seconds, _MIN_SECONDS) / work
         known = self._work_seconds
         if known is None:
@@ -96,7 +100,7 @@ class StepTimeModel:
             self._work_seconds = known + _WEIGHT * (newest - known)
 
     def work_budget(self) -> WorkBudget | None:
-        """What fits into the longest step; None for no limit."""
+        """The work that fits into the longest step; None for no limit."""
         if self._forward is None or self._work_seconds is None:
             return None
         return WorkBudget(self._forward, _LONGEST_STEP / self._work_seconds)
@@ -108,19 +112,19 @@ class StepTimeModel:
 
 
 class EmbeddingTimeModel:
-    """How much of a text to embed between two steps: what takes half of the target.
+    """How much of a text to embed between two steps: half of the target's time.
 
     A piece is measured together with the step that it waits for, so pieces tend to be too small.
     """
 
     def __init__(self, target: float | None, max_piece: int = MAX_PIECE) -> None:
-        """`target` as in `StepTimeModel`; at most `max_piece` tokens at a time."""
+        """`target` is that of `StepTimeModel`; pieces have at most `max_piece` tokens."""
         self._target = target
         self._max_piece = max_piece
         self._token_seconds: float | None = None
 
     def size(self, *, is_busy: bool) -> int:
-        """Tokens of the next piece; `is_busy`: answers wait for it."""
+        """Tokens of the next piece. `is_busy`: answers wait for it."""
         if self._target is None or not is_busy:
             return self._max_piece
         if self._token_seconds is None:
@@ -128,7 +132,7 @@ class EmbeddingTimeModel:
         return max(_MIN_PIECE, min(self._max_piece, int(self._target / 2 / self._token_seconds)))
 
     def seconds(self, *, is_busy: bool) -> float:
-        """Of the next piece of an image, whose tower has no tokens to count."""
+        """Seconds of the next piece of an image, whose encoder has no tokens to count."""
         return self._target / 2 if self._target is not None and is_busy else _IDLE_PIECE
 
     def observe(self, num_tokens: int, seconds: float) -> None:
@@ -146,12 +150,12 @@ class StepTimer:
     """
 
     def __init__(self, was_paused: Callable[[float], bool] = RUNNING.was_paused) -> None:
-        """`was_paused`: whether the process was, in the last seconds"""
+        """was_paused: True if the process was paused in the last seconds."""
         self._was_paused = was_paused
         self.restart()
 
     def restart(self) -> None:
-        """Forget the step that was launched."""
+        """Forget the launched step."""
         self._launched = 0.0  # the unread step
         self._last_read = 0.0
         self._is_disturbed = False
@@ -160,11 +164,11 @@ class StepTimer:
         self._launched = now
 
     def disturb(self) -> None:
-        """The device did something else as well: the next step read is not to be measured."""
+        """Skip the next measurement: the device did other work as well."""
         self._is_disturbed = True
 
     def read(self, now: float) -> float | None:
-        """Seconds of the step that was read; None if they were not only the step's."""
+        """Return the seconds of the step that was read; None if they include other work."""
         seconds = None if self._is_disturbed else now - max(self._launched, self._last_read)
         self._is_disturbed = False
         self._last_read = now
@@ -179,7 +183,7 @@ def _average(averages: dict[int, float], key: int, value: float) -> None:
 
 
 def _nearest(averages: dict[int, float], key: int) -> float:
-    """The value of the key nearest to this one; of two, the larger key's."""
+    """Return the value of the nearest key; of two, the larger key's."""
     if key in averages:
         return averages[key]
     _, nearest = min((abs(known - key), -known) for known in averages)

@@ -1,10 +1,10 @@
-"""TextQueue: texts that are embedded or scored, and images that are looked at, between the engine's steps, in turns between clients.
+"""TextQueue: work on texts and images between the engine's steps, fairly between clients.
 
     short texts ── FairOrder ──▶ one under way ─┐
     long texts  ── FairOrder ──▶ one under way ─┴─▶ between two steps, a piece of each in turn
 
-A text that is under way has its keys and values in memory: there are two at most, and one of them is
-short. A short text does not wait for the end of a long one.
+A text under way has its keys and values in memory: there are two at most, and one of them is short.
+A short text does not wait for the end of a long one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ SHORT_TOKENS = 1024
 
 
 class QueuedText(Generic[Result]):
-    """Work on a text, or on several texts, of a client, until its `result`. Lives on the engine's thread, but for `leave`."""
+    """A client's work on texts, until its `result`.
+
+    It lives on the engine's thread, except for `leave`.
+    """
 
     def __init__(
         self, client: str, num_tokens: int, make: Callable[[Engine], TextWork[Result]]
@@ -39,11 +42,14 @@ class QueuedText(Generic[Result]):
         self._text: TextWork[Result] | None = None
 
     def leave(self) -> None:
-        """Compute no more of it. From any thread."""
+        """Stop computing it. Callable from any thread."""
         self.has_left = True
 
     def advance(self, engine: Engine) -> Result | None:
-        """Compute one piece; the result after the last one, or None. Raises what the model raises."""
+        """Compute one piece; return the result after the last one, else None.
+
+        Raises the errors of the model.
+        """
         found = None
         try:
             if not self.has_left:
@@ -64,7 +70,7 @@ class QueuedText(Generic[Result]):
 
 
 class TextQueue:
-    """For the engine's thread, but for `refuse`."""
+    """The queue of the engine's thread. Other threads may call `refuse`."""
 
     def __init__(self) -> None:
         self._orders = (FairOrder[QueuedText[Any]](), FairOrder[QueuedText[Any]]())  # long, short
@@ -77,7 +83,7 @@ class TextQueue:
         self.unanswered.add(text)
 
     def next(self) -> QueuedText[Any] | None:
-        """The text to compute a piece of; None without any."""
+        """The text whose piece is next; None if there is none."""
         for _ in self._orders:
             kind, self._next_kind = self._next_kind, 1 - self._next_kind
             text = self._under_way[kind]
@@ -88,7 +94,7 @@ class TextQueue:
         return None
 
     def answer(self, text: QueuedText[Any], result: Any) -> None:
-        """Nothing more is to be done for it. `result`: an exception is raised where it is awaited."""
+        """Complete a text. A `result` that is an exception is raised where it is awaited."""
         self.unanswered.discard(text)
         with suppress(InvalidStateError):  # its caller has left, or the engine has ended
             if isinstance(result, BaseException):
@@ -97,12 +103,12 @@ class TextQueue:
                 text.result.set_result(result)
 
     def refuse(self, reason: EngineStopped) -> None:
-        """The engine has ended. From any thread."""
+        """Refuse all texts after the engine has ended. Callable from any thread."""
         for text in list(self.unanswered):
             self.answer(text, reason)
 
     def _first(self, kind: int) -> QueuedText[Any] | None:
-        """Of those that wait. Forgets those whose callers have left."""
+        """Pop the first waiting text, forgetting those whose callers have left."""
         order = self._orders[kind]
         while order:
             text = order.pop()

@@ -32,7 +32,7 @@ class JobThread:
         self.thread.start()
 
     def start(self, job: Callable[[], None]) -> threading.Event:
-        """Begin a job, which must not raise; the event is set when it has ended."""
+        """Start a job, which must not raise; the returned event is set when it has ended."""
         ended = threading.Event()
         self._jobs.put((job, ended))
         return ended
@@ -47,14 +47,14 @@ class JobThread:
 
 
 class JobThreads:
-    """The threads that have no job."""
+    """A pool of idle threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[JobThread] = []
 
     def hire(self) -> JobThread:
-        """An idle thread, the one that ended its job last, or a new one."""
+        """Return the thread whose job ended last, or a new one."""
         with self._lock:
             if self._idle:
                 return self._idle.pop()
@@ -66,7 +66,7 @@ class JobThreads:
 
 
 def result_of(future: futures.Future[T]) -> T:
-    """Wait for a future, with signals handled meanwhile. Returns its result or raises its exception.
+    """Wait for a future while handling signals. Returns its result or raises its exception.
 
     Python handles signals between two instructions of the main thread. One that arrives when the
     last instruction before a wait without end has begun is handled after that wait.

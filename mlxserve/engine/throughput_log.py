@@ -1,4 +1,4 @@
-"""ThroughputLog: a line every few seconds about what the engine does."""
+"""ThroughputLog: a periodic line about the engine's throughput."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timeline: when requests arrived, started and got tokens, as the engine's counters and rates."""
+"""Timeline: times of arrivals, starts and tokens of requests, for the engine's counters and rates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mlxserve.request import Chunk, LiveRequest, Output
 
 
 class Timeline:
-    """Counts into `stats`. Told of every arrival, launch and output."""
+    """Counts into `stats`. It is told of every arrival, launch and output."""
 
     def __init__(self, clock: Callable[[], float], stats: StepStats) -> None:
         self.prefilled = Rate()  # prompt tokens computed
@@ -61,8 +61,10 @@ class Timeline:
         self._queued.discard(request_id)
 
     def restart(self, live: Collection[str]) -> None:
-        """The cache is empty, after a failure or a resize: these requests live on, and named prefixes among them
-        have arrived just now."""
+        """Keep only these requests, after a failure or a resize emptied the cache.
+
+        Named prefixes among them count as new arrivals.
+        """
         now, known = self._clock(), set(live)
         self._arrived = {name: self._arrived.get(name, now) for name in live}
         self._queued &= known

@@ -1,7 +1,7 @@
-"""Trace: what each part of the server did when, as a file for chrome://tracing or Perfetto.
+"""Trace: a timeline of the server's parts, as a file for chrome://tracing or Perfetto.
 
 `timed` wraps an object in one that records how long named methods took. None of this runs, and no
-call is slower, unless a trace was asked for.
+call is slower, unless a trace was requested.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Trace:
     """
 
     def __init__(self, path: str, clock: Callable[[], int] = time.perf_counter_ns) -> None:
-        """Raises InvalidConfig if the file cannot be written."""
+        """Open the file. Raises InvalidConfig if it cannot be written."""
         try:
             self._file = Path(path).expanduser().open("w", encoding="utf-8", buffering=1 << 16)
         except OSError as error:
@@ -45,16 +45,16 @@ class Trace:
     def timed(
         self, target: T, methods: Mapping[str, str], made: Mapping[str, Mapping[str, str]] = {}
     ) -> T:
-        """The object, with a span for each call of `methods` (name -> what the span is called).
+        """Wrap an object so that calls of `methods` (name -> name of the span) are recorded.
 
-        `made`: the same for the objects that a method returns.
+        made: the same for the objects that a method returns
         """
         return cast(T, _Timed(target, methods, made, self))
 
     def returning(
         self, method: Callable[..., Any], methods: Mapping[str, str]
     ) -> Callable[..., Any]:
-        """The method, with a span for each call of the named methods of what it returns."""
+        """Wrap a method so that calls of the named methods of its results are recorded."""
 
         @wraps(method)
         def making(*args: Any, **options: Any) -> Any:
@@ -63,7 +63,7 @@ class Trace:
         return making
 
     def call(self, span: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        """The method, with a span for each call."""
+        """Wrap a method so that its calls are recorded."""
 
         @wraps(method)
         def measured(*args: Any, **options: Any) -> Any:
@@ -76,7 +76,7 @@ class Trace:
         return measured
 
     def close(self) -> None:
-        """Write what is left. Idempotent; later spans are dropped."""
+        """Write the end of the file. Idempotent; later spans are dropped."""
         with self._lock:
             if self._file.closed:
                 return
@@ -117,7 +117,7 @@ class Trace:
                 self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        """Stop tracing: what is traced must not fail with its trace, as on a full disk."""
+        """Stop tracing: the traced code must not fail with its trace, as on a full disk."""
         with suppress(OSError):
             self._file.close()  # drops what is buffered; the file is closed even if this fails
         log.warning(
@@ -132,7 +132,7 @@ class Trace:
 
 
 class _Timed:
-    """Passes on everything to another object, and times some methods."""
+    """Delegates to another object, and times some methods."""
 
     def __init__(
         self,

@@ -1,10 +1,10 @@
-"""Transfers: moves what pages hold: within the pool, to disk and back.
+"""Transfers: moves the contents of pages within the pool, to disk and back.
 
     before_plan     pages and windows about to be evicted that are not on disk, pages that were read from disk,
                     copies made by the last update, memory of one layer for pages that are used soon
-    before_launch   memory that kinds give each other, copies, saves and loads that the plan asks for
-    after_read      recurrent states that are not kept any more
-    write_idle      other cached units that are not on disk yet, while nothing runs and at the end
+    before_launch   memory exchanged between kinds; copies, saves and loads of the plan
+    after_read      recurrent states that are dropped
+    write_idle      other cached units that are not on disk yet, while idle and at the end
 
 Called by the engine between two steps, on its thread. The scheduler's moves say what to move, the
 runner has the arrays, the disk tier the files.
@@ -42,7 +42,7 @@ class _Asked:
 
 
 class Transfers:
-    """Without a `disk` nothing leaves the memory, and the scheduler must not plan that."""
+    """Moves pages. Without a `disk` nothing leaves the memory, and the scheduler must not plan it."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Transfers:
 
     @property
     def is_reading(self) -> bool:
-        """Whether a request waits for pages that are being read."""
+        """True if a request waits for pages that are being read."""
         return any(asked.load.is_wanted for asked in self._asked.values())
 
     def must_collect(self) -> bool:
@@ -84,7 +84,7 @@ class Transfers:
         return bool(self._endangered) or self.is_reading
 
     def before_plan(self) -> None:
-        """Every step must have been collected where `must_collect` says so."""
+        """Write, read and copy units. If `must_collect` said so, no step may be unread."""
         if self._disk is not None:
             for kind, units in self._endangered.items():
                 self._write(self._disk, kind, units)
@@ -99,7 +99,7 @@ class Transfers:
                 return
 
     def before_launch(self) -> None:
-        """After this, the planned step may write to the pages that were copied or saved."""
+        """Copy, save and load as planned. Then the step may overwrite those pages."""
         self._written.clear()
         self._copy()
         self.submit_to_disk()
@@ -111,12 +111,12 @@ class Transfers:
         self.submit_to_disk()
 
     def wait(self) -> None:
-        """Nothing can be computed: wait a moment for the disk if it is being read."""
+        """Wait a moment for the disk if it is being read, as nothing can be computed."""
         if self._disk is not None and self.is_reading:
             self._disk.tier.wait(_WAIT_SECONDS)
 
     def submit_to_disk(self) -> None:
-        """Give the disk what the scheduler planned since the last call."""
+        """Submit the scheduler's saves and loads since the last call."""
         if self._disk is None:
             return
         plan = self._moves.disk.pop_plan()
@@ -131,7 +131,7 @@ class Transfers:
             self._asked[ticket] = _Asked(load, deadline)
 
     def write_idle(self) -> bool:
-        """Without other work, write a few cached units of the first kind that has any; whether there may be more."""
+        """Write a few cached units of one kind while idle; True if there may be more."""
         if self._disk is None or self._is_left_alone():
             return False
         for kind in self._moves.kinds:
@@ -143,14 +143,14 @@ class Transfers:
         return False
 
     def _write(self, disk: DiskCache, kind: str, units: Sequence[tuple[bytes, int]]) -> bool:
-        """Every step must have been collected. False if the disk refuses, which is left alone for a while then."""
+        """Write units; False if the disk refuses them, and is then paused. No step may be unread."""
         is_taken = self._num_taken(disk, kind, units) == len(units)
         if not is_taken:
             self._write_after = self._clock() + _PAUSE_SECONDS
         return is_taken
 
     def _num_taken(self, disk: DiskCache, kind: str, units: Sequence[tuple[bytes, int]]) -> int:
-        """How many of the units the disk takes."""
+        """Write units, and return how many leading ones the disk accepts."""
         payloads = self._runner.read(kind, [unit for _, unit in units])
         names = map(disk.kinds[kind].record, _hashes(units))
         return disk.save(list(zip(names, payloads, strict=True)))
@@ -160,19 +160,19 @@ class Transfers:
 
     @staticmethod
     def _max_units(disk: DiskCache, kind: str) -> int:
-        """Units written at once."""
+        """Maximum units to write at once."""
         records = disk.kinds[kind]
         # Pages of a model without attention are empty: their hashes alone lead to its states.
         return min(records.max_at_once, max(1, WRITE_BYTES // max(1, records.unit_bytes)))
 
     def restart(self, moves: Moves) -> None:
-        """With an empty pool: requests that waited for pages of the old one are gone, or begin again."""
+        """Drop all pending loads, as the pool is empty: their requests are gone or restarted."""
         self._moves = moves
         self._asked.clear()
         self._written.clear()
 
     def close(self, *, keeps_pages: bool) -> None:
-        """End the disk's thread. `keeps_pages`: write what is cached first, for a bounded time."""
+        """End the disk's thread. `keeps_pages`: write cached units first, for a bounded time."""
         if self._disk is None:
             return
         end = self._clock() + CLOSING_SECONDS
@@ -195,7 +195,10 @@ class Transfers:
             self._runner.copy_pages([c.source for c in copies], [c.target for c in copies])
 
     def _save(self, disk: DiskCache, save: Save) -> int:
-        """How many of the full pages the disk takes: a few at a time, as they pass through memory."""
+        """Save units, and return how many full pages the disk accepts.
+
+        Pages pass through memory a few at a time.
+        """
         (pages, full), *ends = save.units
         for begin in range(0, len(full), LOAD_PAGES):
             part = full[begin : begin + LOAD_PAGES]
@@ -209,7 +212,7 @@ class Transfers:
         return len(full)
 
     def _finish_loads(self, disk: DiskCache) -> None:
-        """Write what has been read to the pages that wait for it, and give up what takes too long."""
+        """Write pages that were read, and give up loads that take too long."""
         for answer in disk.poll():
             asked = self._asked.pop(answer.ticket, None)
             if asked is not None and asked.load.is_wanted:
@@ -227,7 +230,7 @@ class Transfers:
                 self._finish(load, ())
 
     def _finish(self, load: Load, payloads: Sequence[bytes]) -> None:
-        """`payloads`: of the pages, and then perhaps of what the other kinds need after them."""
+        """Write a load's payloads: those of its pages, and then perhaps of the other kinds."""
         pages, others = payloads[: len(load.pages)], payloads[len(load.pages) :]
         if pages:
             self._runner.write(self._moves.kinds[0].name, load.pages[: len(pages)], pages)

@@ -50,9 +50,10 @@ class Tokenizer:
         *,
         renderer: TextRenderer | None = None,
     ) -> None:
-        """Raises UnsupportedModel when the folder's tokenizer cannot be read.
+        """Read a folder's tokenizer. Raises UnsupportedModel if it cannot be read.
 
-        renderer: of the chat templates of all tokenizers in this process; None for a helper process
+        renderer: renders the chat templates of all tokenizers of this process; None creates a
+            helper
         """
         self._wrapper = load_tokenizer(path, eos_token_ids)
         # transformers warns once of a text longer than the model's context; those are refused in our words.
@@ -107,23 +108,23 @@ class Tokenizer:
         return max((len(token.encode("utf-8", "replace")) for token in tokens), default=1)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text, starting with the BOS token if the model has one.
+        """Encode plain text, beginning with the BOS token if the model has one.
 
-        A lone surrogate is U+FFFD, here and in all that is rendered.
+        A lone surrogate is U+FFFD, here and in everything that is rendered.
         """
         text = well_formed(text)
         texts = self._large.get(lane_of(encode_seconds(len(text))))
         return self.encode_here(text) if texts is None else texts.encode(text)
 
     def encode_here(self, text: str) -> list[int]:
-        """As `encode`, in this process for a text of any size."""
+        """Encode plain text of any size in this process."""
         with self._lock:
             return list(self._wrapper.encode(text))
 
     def encode_plain(self, text: str, *, as_text: bool = False) -> list[int]:
-        """As `encode_here`, without the marks that the tokenizer puts around a text.
+        """Encode text in this process, without the special tokens around it.
 
-        as_text: encode control tokens as the characters that they are written with
+        as_text: encode special tokens in the text as ordinary characters
         """
         text = well_formed(text)
         with self._lock:
@@ -132,8 +133,11 @@ class Tokenizer:
             )
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int], list[int]]:
-        """Two texts as one: (token ids, 0 or 1 for each as the model tells the texts apart, positions of the
-        second one's tokens without the marks around it). Raises InvalidRequest."""
+        """Encode two texts as one.
+
+        Returns (token ids, 0 or 1 for each as the model distinguishes the texts, positions of the
+        second one's tokens without the special tokens around it). Raises InvalidRequest.
+        """
         with self._lock:
             if self._fast is None:
                 raise InvalidRequest("This model's tokenizer does not take pairs of texts.")
@@ -142,7 +146,7 @@ class Tokenizer:
         return list(found.ids), list(found.type_ids), seconds
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, without special tokens."""
+        """Decode token ids, without special tokens."""
         if self._fast is not None:
             return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
         with self._lock:
@@ -158,11 +162,13 @@ class Tokenizer:
         on_change: Callable[[str], None] | None = None,
         **template_kwargs: Any,
     ) -> list[int]:
-        """Token ids of a conversation in the model's chat template.
+        """Render a conversation in the model's chat template.
 
         Control tokens typed in a message are encoded as text: only the template emits them.
-        most_characters: of the rendered text; a longer one is not encoded.
-        on_change: receives each change of the variables that the template requires
+
+        max_characters: of the rendered text; a longer one is not encoded
+        on_change: called with each change of the variables that the template requires
+
         Raises InvalidRequest, and RenderedTooLong.
         """
         self._check_rendering(messages, tools, template_kwargs)
@@ -191,7 +197,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None,
         template_kwargs: Mapping[str, Any],
     ) -> None:
-        """Raises InvalidRequest for what no template can render."""
+        """Raises InvalidRequest for inputs that no template can render."""
         if not messages:
             raise InvalidRequest("messages: at least one is needed")
         if not self.template.exists:
@@ -223,9 +229,9 @@ class Tokenizer:
         variables: Mapping[str, Any],
         most_characters: int | None,
     ) -> list[int]:
-        """As `render`, in this process for texts of any size. Raises TEMPLATE_ERRORS.
+        """Render in this process, for texts of any size. Raises TEMPLATE_ERRORS.
 
-        variables: of the template, with `add_generation_prompt`
+        variables: of the template, including `add_generation_prompt`
         """
         apply = partial(self._wrapper.apply_chat_template, list(messages), tools=tools)
         with at_most(most_characters):
@@ -242,7 +248,7 @@ class Tokenizer:
         return markup_of(self._wrapper)
 
     def stream(self, shown: frozenset[int] | None = None) -> StreamDecoder:
-        """A streaming decoder. It omits special tokens except those in `shown`."""
+        """Return a streaming decoder. It omits special tokens except those in `shown`."""
         texts = self._texts.setdefault(shown, {})
         if shown is None:
             return StreamDecoder(self.decode, texts)
@@ -267,10 +273,10 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> bool:
-        """Whether user or tool messages, or tool definitions, contain a control token.
+        """True if user or tool messages, or tool definitions, contain a control token.
 
-        If none does, rendering without sanitising gives the same tokens, and templates that
-        inspect earlier answers (to drop their thinking, for example) see them unchanged.
+        If none does, rendering without sanitising gives the same tokens, and templates that inspect
+        earlier answers (to drop their thinking, for example) see them unchanged.
         """
         outside = [message for message in messages if _is_from_outside(message)]
         said = [text for message in outside for text in _texts_in(message)]
@@ -296,7 +302,7 @@ def _is_from_outside(message: Mapping[str, Any]) -> bool:
 
 
 def _texts_in(message: Mapping[str, Any]) -> list[str]:
-    """Of a message's content: a text, or parts."""
+    """The texts of a message's content, which is a text or a list of parts."""
     content = message.get("content")
     if isinstance(content, str):
         return [content]

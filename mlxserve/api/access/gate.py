@@ -1,14 +1,14 @@
-"""Gate: what every request passes before its route, in one place.
+"""Gate: the checks that every request passes before its route, in one place.
 
     id ─▶ Host ─▶ Origin ─▶ key ─▶ drain ─▶ limits of the key ─▶ route
           403     403       401    503      429
 
-The checks are functions of the request's head that raise ApiError: they run before any of the
-body is read. One ASGI layer calls them, because a coroutine is entered again at each await of what it
+The checks are functions of the request's head that raise ApiError: they run before any of the body
+is read. One ASGI layer calls them, because a coroutine is entered again at each await of what it
 wraps: eight layers cost a chat request 40 calls until it was queued.
 
-What passes is counted and can be ended early until its reply is sent: by the drain, by a key that is
-revoked, and by the limits of its key.
+Until its reply is sent, an admitted request is counted and can be ended early: by the drain, by the
+revocation of its key, and by the limits of its key.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Gate:
     async def _pass(
         self, scope: Scope, receive: Receive, reply: _Reply, key: Key | None, end: EarlyEnd
     ) -> None:
-        """To the route. A request that has to end before its reply has begun is cancelled."""
+        """Run the route. A request that must end before its reply has begun is cancelled."""
         task = asyncio.current_task()
         assert task is not None
 
@@ -106,7 +106,7 @@ class Gate:
 class _Reply:
     """The reply to one request, with the headers that every reply has.
 
-    page: the headers for the web page that asked, if one did
+    page: the CORS headers, if a web page sent the request
     """
 
     def __init__(self, scope: Scope, send: Send) -> None:

@@ -1,7 +1,7 @@
 """The check of API keys that runs before every route, once the key file or the options have keys.
 
-A request without a key that a program of the server's own user sends from its own machine counts as one
-with the owner's key, if there is one: the connection tells who it is.
+A request without a key counts as one with the owner's key, if there is one and the connection shows
+that a program of the server's own user on its own machine sent it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class KeyCheck:
     """Refuses a request without a valid key, if the ring is locked."""
 
     def __init__(self, keyring: Keyring, *, is_behind_proxy: bool = False) -> None:
-        """is_behind_proxy: no connection tells whose request it carries"""
+        """is_behind_proxy: connections do not identify the sender, since a proxy shares them."""
         self._keyring = keyring
         self._is_behind_proxy = is_behind_proxy
 
     async def check(self, scope: Scope) -> Key | None:
-        """The request's key, which is in its scope from now on; None if it needs none.
+        """Find the request's key and put it into the scope; None if the request needs none.
 
         Raises ApiError 401, and 403 for a path that the key may not read.
         """
@@ -58,7 +58,7 @@ class KeyCheck:
         return self._keyring.find(secret) if secret is not None else None
 
     async def _owner(self, scope: Scope) -> Key | None:
-        """The owner's key, if the connection stands for it."""
+        """Return the owner's key if the connection stands for it, else None."""
         owner = self._keyring.owner
         is_theirs = owner is not None and await is_from_same_user(Request(scope))
         return owner if is_theirs else None
@@ -73,9 +73,9 @@ def _has_credentials(scope: Scope) -> bool:
 
 
 def _sent_secret(scope: Scope) -> str | None:
-    """The key in `Authorization: Bearer` (OpenAI's clients) or `x-api-key` (Anthropic's).
+    """Read the key from `Authorization: Bearer` (OpenAI's clients) or `x-api-key` (Anthropic's).
 
-    Some clients send both. None if they differ.
+    Some clients send both. Returns None if they differ.
     """
     secrets = {secret.strip() for secret in header_values(scope, b"x-api-key")}
     for value in header_values(scope, b"authorization"):

@@ -54,7 +54,11 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One key. None means the server's limit. `models`: names of those that it may use; () for all."""
+    """One API key.
+
+    max_requests, requests_per_minute: None means the server's limit
+    models: names of the models that it may use; () for all
+    """
 
     name: str
     sha256: str
@@ -67,14 +71,17 @@ class Key:
 
     @classmethod
     def of(cls, secret: str, scope: Scope) -> Key:
-        """A key that is not from a key file."""
+        """Build a key that is not from a key file."""
         digest = digest_of(secret)
         return cls(name=digest[:16], sha256=digest, scope=scope)
 
     @property
     def id(self) -> str:
-        """Identifies its chats, pages, prefixes and responses. A new key with the name of a revoked one
-        has another id. Empty for the owner's key, as for requests without a key."""
+        """The id that owns the key's chats, pages, prefixes and responses.
+
+        A new key with the name of a revoked one has another id. Empty for the owner's key, as for
+        requests without a key.
+        """
         if self.is_owner:
             return ""
         return self.name if self.sha256.startswith(self.name) else f"{self.name}-{self.sha256[:16]}"
@@ -93,10 +100,10 @@ class OwnSecret(Protocol):
     """Keeps the text of the owner's key for the owner's commands."""
 
     def fits(self, key: Key) -> bool:
-        """Whether the kept text is that of this key."""
+        """True if the stored text is that of this key."""
 
     def keep(self, name: str, secret: str) -> None:
-        """Raises InvalidConfig."""
+        """Store the key's name and text. Raises InvalidConfig."""
 
     def forget(self) -> None: ...
 
@@ -105,12 +112,15 @@ class KeyFile:
     """The keys of `mlxserve key`, in a file that only its owner can read."""
 
     def __init__(self, path: Path, own: OwnSecret | None = None) -> None:
-        """own: what has the owner's key made beside the others; None makes none"""
+        """own: stores the owner's key, which is created with the first other key; None creates none."""
         self.path = path
         self._own = own
 
     def read(self) -> tuple[Key, ...]:
-        """Empty without a file. Raises InvalidConfig for one that is damaged or open to other users."""
+        """Read the keys; () without a file.
+
+        Raises InvalidConfig if the file is damaged or open to other users.
+        """
         try:
             with open_regular(self.path) as file:
                 mode = os.fstat(file.fileno()).st_mode
@@ -168,8 +178,10 @@ class KeyFile:
         return secret
 
     def revoke(self, name: str) -> None:
-        """Remove a key; a running server refuses it at once. The owner's key is replaced while there are
-        others. Raises InvalidConfig for an unknown name."""
+        """Remove a key; a running server refuses it at once.
+
+        The owner's key is replaced if there are others. Raises InvalidConfig for an unknown name.
+        """
         with self._locked():
             keys = self.read()
             rest = tuple(key for key in keys if key.name != name)
@@ -179,12 +191,12 @@ class KeyFile:
             self._write(rest)
 
     def renew_owner(self) -> None:
-        """Make the owner's key if there are other keys and its text is not kept. Raises InvalidConfig."""
+        """Create the owner's key if other keys exist and its text is not stored. Raises InvalidConfig."""
         with self._locked():
             self._write(self.read())
 
     def version(self) -> tuple[int, ...] | None:
-        """Changes when the file does; None without a file."""
+        """A value that changes when the file does; None without a file."""
         try:
             state = self.path.stat()
         except OSError:
@@ -206,7 +218,7 @@ class KeyFile:
             os.close(folder)
 
     def _with_owner(self, keys: Sequence[Key]) -> Sequence[Key]:
-        """The keys with the owner's, which exists as long as others do."""
+        """Return the keys with the owner's, which exists as long as others do."""
         others = [key for key in keys if not key.is_owner]
         if self._own is None:
             return keys if others else ()
@@ -227,7 +239,7 @@ class KeyFile:
         return (owner, *others)
 
     def _write(self, keys: Sequence[Key]) -> None:
-        """Atomic: a reader sees the old file or the new one."""
+        """Write the file atomically: a reader sees the old one or the new one."""
         keys = self._with_owner(keys)
         owner = [("owner", key.name) for key in keys if key.is_owner]
         content = {"keys": [_entry(key) for key in keys], **dict(owner)}
@@ -249,7 +261,7 @@ def _today() -> str:
 
 
 def _free_name(others: Sequence[Key]) -> str:
-    """A name for the owner's key: earlier versions did not reserve OWNER."""
+    """Return a free name for the owner's key: earlier versions did not reserve OWNER."""
     taken = {key.name.casefold() for key in others}
     names = (OWNER, *(f"{OWNER}-{number}" for number in range(2, len(others) + 3)))
     return next(name for name in names if name not in taken)
@@ -276,7 +288,7 @@ def _key(entry: dict[str, Any], owner: Any) -> Key:
 
 
 class Keyring:
-    """All valid keys: the fixed ones given at the start, and those of a file."""
+    """All valid keys: fixed ones from the options, and those of a file."""
 
     def __init__(
         self,
@@ -285,9 +297,11 @@ class Keyring:
         *,
         stays_locked: bool = False,
     ) -> None:
-        """stays_locked: need a key even once the last one was revoked
+        """Read the key file.
 
-        Raises InvalidConfig for a file that is damaged or open to other users.
+        stays_locked: require a key even after the last one was revoked
+
+        Raises InvalidConfig if the file is damaged or open to other users.
         """
         self._stays_locked = stays_locked
         self._fixed = tuple(fixed)
@@ -300,37 +314,38 @@ class Keyring:
 
     @property
     def is_locked(self) -> bool:
-        """Whether requests need a key. It ends with the last key, but not with the file."""
+        """True if requests need a key. Removing the last key unlocks the ring; a lost file does not."""
         self.refresh()
         return self._is_locked
 
     @property
     def num_keys(self) -> int:
-        """The number of keys that are valid now."""
+        """Number of valid keys."""
         self.refresh()
         return len(self._fixed) + len(self._filed)
 
     @property
     def owner(self) -> Key | None:
-        """The owner's key; None without one."""
+        """The owner's key; None if there is none."""
         self.refresh()
         return next((key for key in self._filed if key.is_owner), None)
 
     def on_revoked(self, tell: Callable[[Key], None]) -> None:
-        """Call `tell` with each key that is no longer in the file.
+        """Call `tell` with each key that disappears from the file.
 
-        The owner's key ends with the last other one, and its requests need no key from then on: that
-        revokes nothing. A file that cannot be read or trusted revokes nothing: its keys are refused until it can.
+        The owner's key ends with the last other one, and its requests need no key from then on:
+        that revokes nothing. An unreadable or untrusted file revokes nothing either: its keys are
+        refused until it can be read.
         """
         self._on_revoked.append(tell)
 
     def has(self, key_id: str) -> bool:
-        """Whether the key with this id is valid."""
+        """True if the key with this id is valid."""
         self.refresh()
         return any(key.id == key_id for key in (*self._fixed, *self._filed))
 
     def find(self, secret: str) -> Key | None:
-        """The key with this text. Compares with all of them, in constant time."""
+        """Return the key with this text, or None. Compares all keys in constant time."""
         self.refresh()
         digest = digest_of(secret)
         found = None
@@ -340,7 +355,7 @@ class Keyring:
         return found
 
     def refresh(self) -> None:
-        """Read the file again if it has changed."""
+        """Reload the file if it has changed."""
         if self._file is None or (version := self._file.version()) == self._version:
             return
         self._version = version

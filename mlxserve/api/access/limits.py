@@ -25,7 +25,7 @@ _WITHOUT_ENGINE = ("/api/v1/render", "/api/v1/chats", "/api/v1/tools")
 
 @dataclass(slots=True)
 class _Account:
-    """The running answers of a key, and the requests it has left for now."""
+    """The running answers of a key, and its remaining quota."""
 
     num_running: int = 0
     left: float = math.inf
@@ -87,7 +87,7 @@ class KeyLimits:
 
     @contextmanager
     def counted(self, scope: Scope, key: Key | None) -> Iterator[None]:
-        """One request of a key, until its reply has been sent. Raises ApiError 429."""
+        """Count one request until its reply has been sent. Raises ApiError 429."""
         if key is None or _is_free(scope):
             yield
             return

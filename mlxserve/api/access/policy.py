@@ -24,19 +24,20 @@ MIN_KEY_LENGTH = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessPolicy:
-    """
+    """Who may use the server.
+
     hosts: names allowed in the Host header besides loopback, IPv6 in brackets
     any_address: also allow any literal address there; a web page can only rebind names
     origins: origins of web pages that may call, such as `https://chat.example`
-    api_keys: if there are any, requests must send one of them
+    api_keys: requests must send one of these, if there are any
     admin_keys: the same, with the scope admin
     keys_file: more keys, of both scopes, that may change while the server runs
-    max_requests_per_key, requests_per_minute_per_key: limits of keys without limits of their own
-    max_prefix_share_per_key: most of the names and pages of named prefixes that one user key may
-        have, as a fraction, while there are several keys
-    is_exposed: other machines reach the server, so it needs a key even once the last one was revoked
-    is_behind_proxy: no connection tells whose request it carries
-    allow_remote_images: requests may name images on the web, which are then fetched
+    max_requests_per_key, requests_per_minute_per_key: limits of keys without their own
+    max_prefix_share_per_key: maximum fraction of the names and pages of named prefixes for one user
+        key, if there are several keys
+    is_exposed: other machines reach the server, so it needs a key even after the last was revoked
+    is_behind_proxy: connections do not identify the sender, since a proxy shares them
+    allow_remote_images: requests may name images on the web, which the server then fetches
     """
 
     hosts: Sequence[str] = ()
@@ -53,7 +54,10 @@ class AccessPolicy:
     allow_remote_images: bool = False
 
     def keyring(self) -> Keyring:
-        """Raises InvalidConfig for a keys file that is damaged or open to other users."""
+        """Build the ring of all keys.
+
+        Raises InvalidConfig if the key file is damaged or open to other users.
+        """
         keys = [Key.of(key, Scope.USER) for key in self.api_keys]
         keys += [Key.of(key, Scope.ADMIN) for key in self.admin_keys]
         file = KeyFile(self.keys_file) if self.keys_file is not None else None
@@ -61,7 +65,7 @@ class AccessPolicy:
 
 
 def read_access(config: ServerConfig, environment_key: str | None = None) -> AccessPolicy:
-    """The policy that the options and the environment describe. Raises InvalidConfig."""
+    """Read the policy from the options and the environment. Raises InvalidConfig."""
     host = config.host
     own_names = () if is_loopback(host) else _own_names(host)
     access = AccessPolicy(
@@ -87,7 +91,7 @@ def read_access(config: ServerConfig, environment_key: str | None = None) -> Acc
 
 
 def keys_file(named: str | None) -> Path | None:
-    """The file of `mlxserve key`, which need not exist; None for "none"."""
+    """The file of `mlxserve key`, which need not exist; None for the option "none"."""
     if named == NO_FILE:
         return None
     return Path(named).expanduser() if named else usual_file()

@@ -1,9 +1,10 @@
-"""Whether a connection on this machine comes from the user who runs the server.
+"""Tells whether a connection on this machine comes from the user who runs the server.
 
 A loopback address alone does not tell: every user of the machine can connect to it. Linux tells the
-owner of the other end in /proc/net/tcp; elsewhere the other end must belong to a process of ours.
-Nor does the connection alone: a proxy or a tunnel of the user carries requests of others. So a request
-that shows signs of one is not the user's, and with --behind-proxy none is.
+owner of the other end in /proc/net/tcp; elsewhere the other end must belong to one of our own
+processes. The connection alone does not tell either: a proxy or tunnel of the user forwards
+requests of others. So a request with the marks of one is not the user's, and with --behind-proxy
+none is.
 """
 
 from __future__ import annotations
@@ -37,13 +38,15 @@ _RELAY_PREFIX = b"x-forwarded-"
 
 
 async def may_run_programs(request: Request) -> bool:
-    """Whether it may have the server do what its user can: one of that user's programs, or where there
-    are API keys one with the scope admin."""
+    """True if the sender may have the server do what its user can.
+
+    That is one of that user's programs or, if there are API keys, a client with the scope admin.
+    """
     return is_admin(request) if has_key(request) else await is_from_same_user(request)
 
 
 async def is_from_same_user(request: Request) -> bool:
-    """Whether a program of the server's own user on its own machine sent it, for itself."""
+    """True if a program of the server's own user on its own machine sent the request for itself."""
     scope = request.scope
     if request.client is None or not scope.get("server") or not _is_direct(scope):
         return False
@@ -55,8 +58,10 @@ async def is_from_same_user(request: Request) -> bool:
 
 
 def _is_direct(scope: Scope) -> bool:
-    """Whether nothing shows that the sender passes on a request from elsewhere: a reverse proxy or a
-    tunnel, or a browser for a page of another server."""
+    """True if nothing suggests that the sender forwards a request from elsewhere.
+
+    That would be a reverse proxy or a tunnel, or a browser for a page of another server.
+    """
     if scope.get(BEHIND_PROXY) or scope["http_version"] == "1.0":
         return False
     names = {name.lower() for name, _ in scope["headers"]}
@@ -71,7 +76,7 @@ def _is_direct(scope: Scope) -> bool:
 
 
 def is_same_user(client: tuple[str, int], server_port: int) -> bool:
-    """Of the connection from `client`, an address and a port, to this port. Blocking."""
+    """True if the connection from `client`, (address, port), to this port is the user's. Blocks."""
     if not is_loopback(client[0]):
         return False
     if sys.platform == "linux":
@@ -81,7 +86,7 @@ def is_same_user(client: tuple[str, int], server_port: int) -> bool:
 
 
 def _owners_on_linux(client_port: int, server_port: int) -> Iterator[int]:
-    r"""User ids of the sockets with these ports.
+    """Yield the user ids of the sockets with these ports.
 
     Lines of /proc/net/tcp: `0: 0100007F:8B2C 0100007F:1F40 01 00000000:00000000 00:0 0 1000 …`
     """

@@ -1,8 +1,8 @@
-"""The checks of Host and Origin that run before every route, and what the API key of a request allows.
+"""The checks of Host and Origin that run before every route, and the permissions of an API key.
 
-Listening on loopback is not a security boundary: a web page can send requests to a loopback address,
-directly or after rebinding its own name to it. So the Host header must name this server, and a browser's
-Origin must be allowed. They only read the head of a request.
+Listening on loopback is not a security boundary: a web page can send requests to a loopback
+address, directly or after rebinding its own name to it. So the Host header must name this server,
+and a browser's Origin must be allowed. They only read the head of a request.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ def cache_namespace(request: Request, cache_salt: str | None) -> str | None:
 
 
 def has_key(request: Request) -> bool:
-    """Whether it has an API key, which its connection stands for if it is the owner's."""
+    """True if the request has an API key: its own, or the owner's by its connection."""
     return _key(request) is not None
 
 
 def key_id(request: Request) -> str:
-    """The id of the API key, which owns what the request makes; empty for the owner, and without keys."""
+    """The id of the API key, owner of what the request creates; empty for the owner and without keys."""
     key = _key(request)
     return "" if key is None else key.id
 
 
 def client_name(request: Request) -> str:
-    """Whose request it is for a fair share of the engine: the key's, or without keys the connection's.
+    """The client for fair scheduling: the API key or, without keys, the connection.
 
     Programs on one machine have one address, so the port belongs to the name.
     """
@@ -67,38 +67,38 @@ def client_name(request: Request) -> str:
 
 
 def is_admin(request: Request) -> bool:
-    """Whether it may see and change what belongs to other keys: with an admin key, or without keys."""
+    """True if the request may see and change what belongs to other keys: by its key, or without keys."""
     key = _key(request)
     return key is None or key.scope is KeyScope.ADMIN
 
 
 def may_see_totals(request: Request) -> bool:
-    """Whether it may see numbers that tell what all keys do together."""
+    """True if the request may see totals over all keys."""
     key = _key(request)
     return is_admin(request) or (key is not None and key.scope is KeyScope.METRICS)
 
 
 def require_totals(request: Request) -> None:
-    """Raises ApiError 403."""
+    """Raises ApiError 403 if the request may not see totals over all keys."""
     if not may_see_totals(request):
         message = "This needs an API key with the scope metrics or admin."
         raise ApiError(403, message, code="admin_required")
 
 
 def require_admin(request: Request) -> None:
-    """Raises ApiError 403."""
+    """Raises ApiError 403 if the request has no key with the scope admin."""
     if not is_admin(request):
         raise ApiError(403, "This needs an API key with the scope admin.", code="admin_required")
 
 
 def models_of_key(request: Request) -> tuple[str, ...]:
-    """Names of the models that its key may use; () for all."""
+    """Names of the models that the request's key may use; () for all."""
     key = _key(request)
     return () if key is None else key.models
 
 
 def _key(request: Request) -> Key | None:
-    """The key the request sent; None if the server needs none."""
+    """The request's API key; None if the server needs none."""
     key: Key | None = request.scope.get("mlxserve.key")
     return key
 
@@ -125,7 +125,7 @@ class HostCheck:
         self._any_address = any_address
 
     def check(self, scope: Scope) -> None:
-        """Raises ApiError 403."""
+        """Raises ApiError 403 unless the Host header names this server."""
         if not self._names_us(header_values(scope, b"host")):
             raise ApiError(
                 403,
@@ -168,7 +168,10 @@ class OriginCheck:
         self._origins = frozenset(origins)
 
     def check(self, scope: Scope) -> PageHeaders | None:
-        """Headers for the page, if its origin was allowed by name. Raises ApiError 403."""
+        """Return CORS headers for a page whose origin is allowed by name, else None.
+
+        Raises ApiError 403 for any other page.
+        """
         origins = header_values(scope, b"origin")
         if not self._allows(scope, origins):
             raise ApiError(
@@ -203,7 +206,7 @@ def _is_address(name: str) -> bool:
 
 
 def host_name(host: str) -> str | None:
-    """The name or address in a Host header, without its port; None for what is neither."""
+    """Parse a Host header: its name or address, without the port; None if it is neither."""
     match = _HOST.fullmatch(host.lower())
     return match["name"] if match else None
 

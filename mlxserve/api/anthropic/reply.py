@@ -38,8 +38,11 @@ _PING: Event = {"type": "ping"}
 
 @dataclass(slots=True)
 class Blocks:
-    """A message's content while it grows. Each piece changes the blocks and yields the events that
-    make the same change on the client's side."""
+    """The content of a growing message.
+
+    Each delta changes the blocks, and yields the events that make the same change on the client's
+    side.
+    """
 
     shows_thinking: bool = True
     content: list[dict[str, Any]] = field(default_factory=list)
@@ -94,7 +97,7 @@ class Blocks:
         self._arguments += call.arguments
 
     def _ensure(self, block: dict[str, Any]) -> Iterator[Event]:
-        """Open this block, unless one of its type is open."""
+        """Open a block of this type unless the open one has it."""
         if not self._is_open or self.content[-1]["type"] != block["type"]:
             yield from self.close()
             yield from self._start(block)
@@ -129,7 +132,7 @@ class MessageReply:
         self._blocks = Blocks(self.shows_thinking)
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
-        """The content of the same events, in the order in which they came."""
+        """The content built from the same events, in their order."""
         async for delta in answers:
             self._last = delta
             for _event in self._blocks.push(delta):
@@ -144,7 +147,7 @@ class MessageReply:
         }
 
     def opening(self) -> bytes:
-        """Nothing: the message starts with the first delta, which tells what was cached."""
+        """No events: the message starts with the first delta, which tells how much was cached."""
         return b""
 
     def push(self, delta: Delta) -> bytes:
@@ -160,7 +163,7 @@ class MessageReply:
         return _frame({"type": "error", "error": error.anthropic_body(None)["error"]})
 
     def keepalive(self) -> bytes:
-        """A ping, after the start of the message if it has not started.
+        """A ping, preceded by the start of the message if it has not started.
 
         Such a start counts the prompt as not cached; the end of the stream has the true count.
         """
@@ -201,8 +204,10 @@ class MessageReply:
 
 
 def _usage(tokens: Tokens) -> dict[str, Any]:
-    """`input_tokens` are those that were not cached. Writes to the cache cost nothing extra and are
-    not counted, so the three counts add up to the prompt."""
+    """Anthropic's token counts, which add up to the prompt: `input_tokens` were not cached.
+
+    Writes to the cache cost nothing extra and are not counted.
+    """
     return {
         "input_tokens": tokens.prompt - tokens.cached,
         "cache_creation_input_tokens": 0,

@@ -54,7 +54,7 @@ class Anthropic:
         ]
 
     def _prepare(self, request: Request, body: MessagesRequest) -> MoreWork[Prepared]:
-        params = body.sampling(self._service.chat.default_params)
+        params = body.sampling(self._service.model.default_params)
         return self._service.begin(request, body.prompt_source(), params, body.turn())
 
     async def messages(
@@ -67,7 +67,7 @@ class Anthropic:
         )
         reply = MessageReply(
             id=f"msg_{request_id(request)}",
-            model=self._service.chat.model_name,
+            model=self._service.model.model_name,
             num_prompt=len(prompt),
             max_tokens=body.max_tokens,
             shows_thinking=body.shows_thinking,

@@ -61,7 +61,7 @@ def _as_blocks(value: object) -> object:
 
 
 class TextBlock(StrictModel):
-    """cache_control: without effect, since every prompt is cached."""
+    """A block of text. `cache_control` has no effect: every prompt is cached."""
 
     type: Literal["text"]
     text: str
@@ -70,7 +70,7 @@ class TextBlock(StrictModel):
 
 
 class ContentBlock(KindedModel):
-    """Each kind of block has some of the fields; of an unknown kind only the type is kept."""
+    """A block of any kind, which has some of the fields. Unknown kinds keep only their type."""
 
     NEEDS: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "text": ("text",),
@@ -98,7 +98,10 @@ class ContentBlock(KindedModel):
     caller: object = None
 
     def parts(self, where: str) -> Iterator[Part]:
-        """Its text, or what is left out; nothing for what is not part of a text."""
+        """Yield the block's text, or a stand-in for unreadable content.
+
+        Yields nothing for thinking and calls, which are not part of a text.
+        """
         if self.type == "text":
             yield self.text or ""
         elif self.type == "image":
@@ -119,7 +122,7 @@ class ContentBlock(KindedModel):
         return url if source.get("type") == "url" and isinstance(url, str) else None
 
     def result(self, where: str) -> Message:
-        """Templates have no field for a failure, so the text states it."""
+        """The block as a tool's message. Templates have no field for a failure, so the text states it."""
         parts = _parts(self.content, f"{where}.content")
         if self.is_error:
             first, *rest = parts if parts and isinstance(parts[0], str) else ("", *parts)
@@ -153,7 +156,7 @@ class AnthropicMessage(StrictModel):
         return self
 
     def messages(self, where: str) -> Iterator[Message]:
-        """Each result of a tool is a message of its own."""
+        """Yield the message as one or more: each tool result is a message of its own."""
         if self.role == "assistant":
             yield self._answer(where)
             return
@@ -170,7 +173,7 @@ class AnthropicMessage(StrictModel):
             yield Message.of(self.role, said, PARAGRAPH)
 
     def _answer(self, where: str) -> Message:
-        """The blocks of an answer are pieces of one text: they are joined without a separator."""
+        """Join the blocks of an answer without a separator: they are pieces of one text."""
         return Message.of(
             ASSISTANT,
             _parts(self.content, f"{where}.content"),
@@ -190,7 +193,7 @@ class AnthropicTool(StrictModel):
     strict: bool | None = None  # without effect: arguments always follow the schema
 
     def definition(self) -> dict[str, Any]:
-        """In OpenAI's format, which chat templates expect."""
+        """The tool in OpenAI's format, which chat templates expect."""
         return definition_of(self.name, self.description, self.input_schema)
 
 
@@ -264,7 +267,7 @@ class CountTokensRequest(RequestBody):
         return messages
 
     def check_model(self, names: ModelNames) -> str | None:
-        """Clients only know the names of Anthropic's models: any of them means the served one."""
+        """Accept any name of Anthropic's models, the only ones its clients know, as the served model."""
         return names.check(self.model, is_anthropic=True)
 
     @property
@@ -272,7 +275,7 @@ class CountTokensRequest(RequestBody):
         return "messages"
 
     def prompt_source(self) -> PromptSource:
-        """How the messages become a prompt."""
+        """The source from which the messages become a prompt."""
         return PromptSource(
             read=self.conversation,
             num_messages=len(self.messages),
@@ -283,7 +286,7 @@ class CountTokensRequest(RequestBody):
 
     @property
     def continues(self) -> bool:
-        """Whether the last message is the assistant's, which the answer then continues."""
+        """True if the last message is the assistant's, which the answer then continues."""
         return self.messages[-1].role == "assistant"
 
     @property
@@ -296,7 +299,10 @@ class CountTokensRequest(RequestBody):
         return self.thinking is None or self.thinking.display != "omitted"
 
     def conversation(self, sees: bool = False) -> Conversation:
-        """As `conversation_of`. Consecutive messages of one role are one message."""
+        """Read the conversation; consecutive messages of one role are merged.
+
+        `sees` and errors are those of `conversation_of`.
+        """
         system = _without_billing_line(PARAGRAPH.join(block.text for block in self.system))
         said = [
             one
@@ -312,7 +318,7 @@ class CountTokensRequest(RequestBody):
         return [tool.definition() for tool in self.tools or () if tool.input_schema is not None]
 
     def turn(self) -> AssistantTurn:
-        """Raises ApiError 400."""
+        """The allowed contents of the answer. Raises ApiError 400."""
         choice = self.tool_choice or AnthropicToolChoice(type="auto")
         asked = self.thinking.budget_tokens if self.thinking else None
         return turn_of(
@@ -323,7 +329,7 @@ class CountTokensRequest(RequestBody):
         )
 
     def template_kwargs(self) -> TemplateKwargs:
-        """Thinking is off by default, as with Anthropic's own models."""
+        """Variables of the chat template. Thinking is off by default, as in Anthropic's API."""
         thinks = self.thinking is not None and self.thinking.type != "disabled"
         effort = self.output_config.effort if self.output_config else None
         return thinking_kwargs(effort, {} if thinks and effort else {SWITCH: thinks})
@@ -344,7 +350,7 @@ class MessagesRequest(CountTokensRequest, SamplingFields):
         return self
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
-        """The model's defaults, overridden by the given fields. Raises ApiError 400."""
+        """The model's defaults, overridden by the request's fields. Raises ApiError 400."""
         own = {
             "max_tokens": self.max_tokens,
             "stop": tuple(self.stop_sequences or ()),

@@ -4,8 +4,8 @@
     event     event loop        one job of the client's turn             event       header
     loop                                                                 loop
 
-A handler gets the validated body, and adds nothing of this by hand: a name that no model has is refused
-or warned of, an error of the engine becomes an error reply, and fields without effect are named in the
+A handler gets the validated body, and repeats none of this: a name that no model has is refused or
+warned of, an error of the engine becomes an error reply, and fields without effect are named in the
 reply's header.
 """
 
@@ -35,12 +35,13 @@ _UNKNOWN = "mlxserve.unknown_fields"  # beside it: the fields that have no effec
 
 
 class BodyRoute(Route):
-    """A route that needs a JSON body, which the model `body` validates.
+    """A route with a JSON body, which the model `body` validates.
 
-    of_model: the request is for the model that the body names, whose routes these are. False for what
-        concerns the whole server
+    of_model: the request is for the model that the body names; False if it concerns the whole
+        server
     admit: refuses a request by its head, before its body is read
-    prepare: makes something of the body in the job that reads it, off the event loop, such as a prompt
+    prepare: turns the body into something, such as a prompt, in the job that reads it, off the
+        event loop
     """
 
     @overload
@@ -88,14 +89,14 @@ class BodyRoute(Route):
         self._admit = admit
 
     def unbound(self) -> BodyRoute:
-        """The same for documentation, without the object that the handler is a method of."""
+        """Copy the route for documentation, without the object that the handler is a method of."""
         handler = getattr(self.handler, "__func__", self.handler)
         return BodyRoute(
             self.path, handler, body=self.body, of_model=self.of_model, method=self.method
         )
 
     async def _reply(self, request: Request) -> Response:
-        """Raises ApiError."""
+        """Run the steps of this module's drawing. Raises ApiError."""
         if self._admit is not None and (admitting := self._admit(request)) is not None:
             await admitting
         scope = request.scope
@@ -110,7 +111,7 @@ class BodyRoute(Route):
         return response
 
     def _read(self, request: Request, value: dict[str, Any]) -> Work[Any]:
-        """In the client's turn."""
+        """Validate and prepare the body in the client's turn."""
         body = request.scope[_BODY] = self.body.read(value)
         request.scope[_UNKNOWN] = body.unknown_fields
         if self.of_model and (warning := body.check_model(request.scope[MODEL_NAMES])):
@@ -119,8 +120,10 @@ class BodyRoute(Route):
 
 
 def check_subject(routes: Iterable[Route], *, of_model: bool) -> None:
-    """Raises ValueError for a route with a body that is in the wrong place: the routes of a model are
-    those that a model is loaded for, and only they know its names."""
+    """Raises ValueError for a body route in the wrong place.
+
+    The routes of a model belong to ModelRoutes: only it knows the names of its model.
+    """
     for route in routes:
         if isinstance(route, BodyRoute) and route.of_model is not of_model:
             place = "ModelRoutes" if route.of_model else "create_server_app"

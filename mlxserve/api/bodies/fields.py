@@ -1,7 +1,7 @@
 """Fields that clients may write in several ways, normalised to one.
 
-Every function takes the value sent and returns the value the body's model holds, or raises
-ValueError with a message that continues the field's name.
+Every function takes the value sent and returns the value for the body's model, or raises ValueError
+with a message that continues the field's name.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _token_id(text: str) -> int:
 
 
 def prompts(value: object) -> tuple[Prompt, ...]:
-    """A string, a list of token ids, or a list of either kind of prompt."""
+    """Read a string, a list of token ids, or a list of either kind of prompt."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list) or not value:
@@ -67,7 +67,7 @@ def _is_token_ids(value: list[object]) -> bool:
 
 
 def items(value: object) -> object:
-    """The items of a response's input; a string is one user message."""
+    """Read the items of a response's input; a string is one user message."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):
@@ -76,7 +76,7 @@ def items(value: object) -> object:
 
 
 def template_kwargs(value: object) -> TemplateKwargs:
-    """Template variables. Which names a template reads is known when it is rendered."""
+    """Read variables of the chat template. Unknown names are refused when it is rendered."""
     if value is None:
         return {}
     if not isinstance(value, dict):

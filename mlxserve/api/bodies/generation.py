@@ -66,7 +66,7 @@ class StreamOptions(StrictModel):
 
 
 class SamplingFields(RequestBody):
-    """What all routes that generate have in common. Those that an API lacks are extensions."""
+    """The fields that all generating routes share. Those that an API lacks are extensions."""
 
     stream: bool | None = None
     max_tokens: MaxTokens | None = None
@@ -82,7 +82,7 @@ class SamplingFields(RequestBody):
     priority: Priority | None = None
 
     def sampling_of(self, defaults: SamplingParams, own: Mapping[str, Any]) -> SamplingParams:
-        """The model's defaults, overridden by the given fields and by `own`. Raises ApiError 400."""
+        """The model's defaults, overridden by the request's fields and by `own`. Raises ApiError 400."""
         given = self.sent(name for name in _SAMPLING if name in type(self).model_fields)
         try:
             return dataclasses.replace(defaults, **given, **own)
@@ -92,12 +92,12 @@ class SamplingFields(RequestBody):
             raise invalid_value(name, message) from error
 
     def _field_named(self, name: str) -> str:
-        """The field that the client sent for a name of `SamplingParams`."""
+        """The request's field for a name of `SamplingParams`."""
         return name
 
 
 class GenerationFields(SamplingFields):
-    """What `/v1/chat/completions`, `/v1/completions` and `/v1/responses` have in common."""
+    """The fields that `/v1/chat/completions`, `/v1/completions` and `/v1/responses` share."""
 
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -124,11 +124,11 @@ class GenerationFields(SamplingFields):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
-        """The model's defaults, overridden by the given fields. Raises ApiError 400."""
+        """The model's defaults, overridden by the request's fields. Raises ApiError 400."""
         return self.sampling_of(defaults, {"structure": self.structure(), **self._own_sampling()})
 
     def structure(self) -> Structure | None:
-        """What the text has to match. Raises ApiError 400 if two fields specify it."""
+        """The constraint on the text. Raises ApiError 400 if two fields specify it."""
         asked = [s for s in (self.structured_outputs, self._own_format()) if s is not None]
         if len(asked) > 1:
             other = asked[1].field.split(".")[0]
@@ -143,7 +143,7 @@ class GenerationFields(SamplingFields):
 
 
 class ToolGenerationFields(GenerationFields):
-    """What the two endpoints whose answers may think and call tools have in common."""
+    """The fields of both endpoints of OpenAI's API whose answers may think and call tools."""
 
     chat_template_kwargs: TemplateKwargsField = Field(default_factory=dict)
     tool_choice: ToolChoiceField = None
@@ -153,7 +153,7 @@ class ToolGenerationFields(GenerationFields):
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
-        """The tools as chat templates know them. Raises ApiError 400."""
+        """The tools in the format of chat templates. Raises ApiError 400."""
         raise NotImplementedError
 
     @property
@@ -165,7 +165,7 @@ class ToolGenerationFields(GenerationFields):
         return thinking_kwargs(self.effort, self.chat_template_kwargs)
 
     def turn(self) -> AssistantTurn:
-        """Raises ApiError 400."""
+        """The allowed contents of the answer. Raises ApiError 400."""
         return turn_of(
             self.definitions,
             self.tool_choice,

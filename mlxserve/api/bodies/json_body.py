@@ -1,9 +1,9 @@
 """A request's JSON body: read within limits and parsed strictly.
 
-Python's parser accepts more than JSON (NaN, duplicate names) and turns 1e400 into infinity. These are
-refused here, and what is not Unicode (invalid UTF-8, half of a surrogate pair) is replaced by U+FFFD
-with a warning, so that no later code has to handle them. A refusal of the latter would end an agent's
-session for good, as its client sends the same history again.
+Python's parser accepts more than JSON (NaN, duplicate names) and turns 1e400 into infinity. These
+are refused here. Invalid Unicode (invalid UTF-8, half of a surrogate pair) is replaced by U+FFFD
+with a warning, so that no later code has to handle it: refusing it would end an agent's session for
+good, as its client sends the same history again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ _LONE_SURROGATE = "half of a surrogate pair in the body was replaced by U+FFFD"
 
 
 async def read_json(request: Request, make: Callable[[dict[str, Any]], T]) -> T:
-    """What `make` makes of the body, off the event loop. Raises ApiError 415, 413, 400, 429 or 503."""
+    """Parse the body and apply `make` to it, off the event loop.
+
+    Raises ApiError 415, 413, 400, 429 or 503.
+    """
     if _OBJECT in request.scope:
         seconds, value = request.scope.pop(_OBJECT)
         return await run_fairly(request, seconds, lambda: make(value))
@@ -61,7 +64,7 @@ async def read_json(request: Request, make: Callable[[dict[str, Any]], T]) -> T:
 
 
 async def read_object(request: Request) -> dict[str, Any]:
-    """The body before `read_json` makes something of it, for what only looks. Raises what that does."""
+    """Parse the body before its route reads it. Raises the errors of `read_json`."""
     raw = await _raw(request)
     seconds = parse_seconds(raw)
     value = await run_fairly(request, seconds, partial(parse_json, raw, partial(warn, request)))
@@ -70,7 +73,7 @@ async def read_object(request: Request) -> dict[str, Any]:
 
 
 async def _raw(request: Request) -> bytes:
-    """The body, within the memory for bodies."""
+    """Read the body, charging it to the memory budget of bodies."""
     _require_json(request)
     try:
         hold = body_hold(request)
@@ -82,9 +85,9 @@ async def _raw(request: Request) -> bytes:
 
 
 def parse_json(raw: bytes, warn: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """Strict JSON, one object. Raises ApiError 400.
+    """Parse strict JSON, one object. Raises ApiError 400.
 
-    warn: called with a sentence about what was replaced
+    warn: called with a sentence about replaced characters
     """
     _check_shape(raw)
     try:
@@ -129,7 +132,7 @@ def _require_json(request: Request) -> None:
 
 
 async def _read(request: Request, hold: BodyHold) -> bytes:
-    """Within the memory for bodies: a declared length is taken before the first byte is read."""
+    """Read the body. A declared length is charged before the first byte is read."""
     declared = request.headers.get("content-length", "")
     size = int(declared) if declared.isdigit() else 0
     _grow(hold, size)
@@ -152,12 +155,13 @@ def _grow(hold: BodyHold, size: int) -> None:
 
 
 def _check_shape(raw: bytes) -> None:
-    """Refuses a flood of values, naming the top-level field that has it, and too many levels.
+    """Refuse too many values, naming the top-level field that has them, and too many levels.
 
-    Before it is parsed, because `json.loads` holds the interpreter's lock and calls no hook for the
-    elements of an array: it would stop the event loop for 2.3 s on 32 MiB of `[],`, for 1.9 s on a
-    million members, and for 0.05 s within these limits. A loop in Python over all values would slow
-    every running answer as long: only strings are looked at one by one, and most bodies not at all.
+    This precedes parsing, because `json.loads` holds the interpreter's lock and calls no hook for
+    the elements of an array: it would stop the event loop for 2.3 s on 32 MiB of `[],`, for 1.9 s
+    on a million members, and for 0.05 s within these limits. A loop in Python over all values would
+    slow every running answer as long: only strings are looked at one by one, and most bodies not at
+    all.
     """
     if raw.count(b",") < MAX_ALL_MEMBERS and raw.count(b"[") + raw.count(b"{") <= MAX_JSON_DEPTH:
         return
@@ -185,7 +189,7 @@ def _check_shape(raw: bytes) -> None:
 
 
 def _check_depth(brackets: bytes) -> None:
-    """Each round removes the innermost level. The parser refuses brackets that do not match."""
+    """Refuse deep nesting. Each round removes the innermost level; the parser checks pairing."""
     for _ in range(MAX_JSON_DEPTH):
         outer = brackets.replace(b"[]", b"")
         if len(outer) == len(brackets):

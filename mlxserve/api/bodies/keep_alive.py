@@ -13,7 +13,7 @@ MAX_LENGTH = 64  # characters; Go's longest duration has 24
 
 
 def _seconds(value: object) -> float | None:
-    """Seconds; inf for ever."""
+    """Read a duration in seconds; inf for ever."""
     if value is None:
         return None
     if isinstance(value, str) and len(value) > MAX_LENGTH:

@@ -28,7 +28,7 @@ def _parts(value: object) -> object:
 
 
 def text_of(parts: Sequence[Part] | None) -> str | None:
-    """With words in the place of images."""
+    """The text of the parts, with stand-ins for images."""
     return None if parts is None else Message.of("", parts).without_images().text
 
 
@@ -77,7 +77,7 @@ class ChatMessage(StrictModel):
         return self
 
     def message(self, where: str) -> Message:
-        """`developer` is the newer word for `system`."""
+        """Build the message. `developer` is the newer word for `system`."""
         return Message.of(
             "system" if self.role == "developer" else self.role,
             self.content or (self.refusal or "",),
@@ -98,7 +98,11 @@ ChatMessages: TypeAlias = Annotated[
 
 
 def conversation_of(messages: Sequence[ChatMessage], sees: bool = False) -> Conversation:
-    """sees: as in `Conversation.of`. Raises InvalidParameter for media in the newest user message that the
-    model cannot read."""
+    """Build a conversation from messages.
+
+    sees: as in `Conversation.from_messages`
+
+    Raises InvalidParameter for media in the newest user message that the model cannot read.
+    """
     said = (message.message(f"messages[{number}]") for number, message in enumerate(messages))
     return Conversation.of(said, sees=sees)

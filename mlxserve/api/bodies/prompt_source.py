@@ -1,4 +1,4 @@
-"""PromptSource: what the prompt of a conversation is made of, as the bodies of all dialects say it."""
+"""PromptSource: the ingredients of a conversation's prompt, the same for all dialects."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mlxserve.text.conversation import Conversation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSource:
-    """A conversation and what its prompt is made of beside it.
+    """A conversation and the other ingredients of its prompt.
 
-    read: makes the conversation from about `num_messages` of the body, with images or without
+    read: builds the conversation from about `num_messages` of the body, with images or without
     continues: the answer continues the last message
     """
 
@@ -27,6 +27,6 @@ class PromptSource:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """Of the template."""
+        """The variables of the chat template."""
         own = {"continue_final_message": True} if self.continues else {}
         return {**self.template_kwargs, **own}

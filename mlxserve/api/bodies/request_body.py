@@ -1,9 +1,9 @@
 """The base of all request bodies: validated once, with errors that name a field.
 
 No field is silently ignored. Known fields are validated. Known but unsupported ones (`NOT_YET`) are
-refused unless their value asks for nothing, such as `best_of: 1`. Unknown ones are collected, so
-that the reply can name them, and so are those that only ask how to serve (`IGNORED`), unless their
-value asks for nothing.
+refused unless their value requests nothing, such as `best_of: 1`. Unknown ones are collected, so
+that the reply can name them, and so are those about how to serve (`IGNORED`), unless their value
+requests nothing.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ INERT = frozenset(
 
 
 class StrictModel(BaseModel):
-    """No conversions between types; unknown fields are kept, to be reported."""
+    """A model without conversions between types. Unknown fields are kept, to be reported."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
 
 class KindedModel(StrictModel):
-    """One of several kinds, each of which needs some of the fields. Of an unknown kind only type and id
-    are kept."""
+    """One of several kinds, each of which requires some of the fields.
+
+    Unknown kinds keep only their type and id.
+    """
 
     NEEDS: ClassVar[Mapping[str, tuple[str, ...]]]
 
@@ -57,7 +59,7 @@ class KindedModel(StrictModel):
 
 
 class RequestBody(StrictModel):
-    """A request's body."""
+    """The base of all request bodies."""
 
     NOT_YET: ClassVar[NotYet] = {}
     IGNORED: ClassVar[NotYet] = {}
@@ -66,7 +68,7 @@ class RequestBody(StrictModel):
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> Self:
-        """Raises ApiError 400, which names the invalid field."""
+        """Validate a body. Raises ApiError 400, which names the invalid field."""
         _refuse_unsupported(body, cls.NOT_YET)
         asked = {
             name: value
@@ -79,16 +81,16 @@ class RequestBody(StrictModel):
             raise _first_error(error) from error
 
     def check_model(self, names: ModelNames) -> str | None:
-        """A warning for the name of another model. Raises ApiError for a name that is refused."""
+        """Return a warning for the name of another model. Raises ApiError for a refused name."""
         return names.check(self.model)
 
     @property
     def prompt_field(self) -> str:
-        """The field that errors about the prompt name."""
+        """The name of the prompt's field in errors."""
         return "prompt"
 
     def sent(self, names: Iterable[str]) -> dict[str, Any]:
-        """Of these fields those that were sent, and not as null."""
+        """Return the fields among `names` that were sent, and not as null."""
         found = {name: getattr(self, name) for name in names if name in self.model_fields_set}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -139,7 +141,7 @@ def _path(location: Sequence[int | str]) -> str:
 
 
 def _extras(model: BaseModel, prefix: str) -> Iterator[str]:
-    """Paths of undeclared fields, each once, such as `messages[].cache_control`."""
+    """Yield paths of undeclared fields, each once, such as `messages[].cache_control`."""
     seen: set[str] = set()
     for name in model.model_extra or ():
         seen.add(prefix + name)

@@ -24,7 +24,10 @@ _EXTENSION = {
 
 
 def format_of(value: object, field: str, inner: str | None = None) -> Structure | None:
-    """inner: the member that holds the schema, which is next to the type otherwise"""
+    """Read OpenAI's response format. Raises ValueError.
+
+    inner: the member that holds the schema, which is next to the type otherwise
+    """
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -49,7 +52,7 @@ def format_of(value: object, field: str, inner: str | None = None) -> Structure 
 
 
 def structured_outputs(value: object) -> Structure | None:
-    """The extension: one of a JSON schema, a regular expression, a choice or a grammar."""
+    """Read our extension: one of a JSON schema, a regular expression, a choice or a grammar."""
     if value is None:
         return None
     known = [name for name in _EXTENSION if isinstance(value, dict) and value.get(name) is not None]

@@ -1,4 +1,4 @@
-"""Fields about tools and thinking: which tools there are, which may be called, how much to think.
+"""Fields about tools and thinking: the tools, which of them may be called, how much to think.
 
 The endpoints spell them differently; all become an `AssistantTurn` and template variables.
 """
@@ -26,7 +26,7 @@ _NO_THINKING = ("none", "minimal")
 
 
 class ReasoningOptions(StrictModel):
-    """Responses' field, which other servers and their clients also have in chat completions."""
+    """The field `reasoning` of Responses, which some clients also send in chat completions."""
 
     effort: Effort | None = None
     enabled: bool | None = None  # OpenRouter's
@@ -35,7 +35,7 @@ class ReasoningOptions(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _with_names(cls, value: Any) -> Any:
-        """A level alone, or on and off, as some clients write it."""
+        """Accept a level alone, or a boolean, as some clients write it."""
         if isinstance(value, bool):
             return {"enabled": value}
         return {"effort": value} if isinstance(value, str) else value
@@ -50,14 +50,14 @@ class ReasoningOptions(StrictModel):
 def definition_of(
     name: str, description: str | None, parameters: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """A tool as chat templates expect it."""
+    """Build a tool in the format of chat templates."""
     given = {"name": name, "description": description, "parameters": parameters}
     known = {field: value for field, value in given.items() if value is not None}
     return {"type": "function", "function": known}
 
 
 class FunctionDefinition(StrictModel):
-    """A function that can be called. Arguments always follow the schema, with or without `strict`."""
+    """A callable function. Arguments always follow the schema, with or without `strict`."""
 
     name: Name
     description: str | None = None
@@ -65,7 +65,7 @@ class FunctionDefinition(StrictModel):
     strict: bool | None = None
 
     def definition(self) -> dict[str, Any]:
-        """As chat templates expect it."""
+        """The function in the format of chat templates."""
         return definition_of(self.name, self.description, self.parameters)
 
 
@@ -96,7 +96,7 @@ class ChosenTools:
 
 
 def choice(value: object) -> ChosenTools | None:
-    """A mode, one tool, or a list of allowed tools. Only the chat endpoint nests the last two."""
+    """Read a mode, one tool, or a list of allowed tools. Only the chat endpoint nests the last two."""
     if value is None:
         return None
     if isinstance(value, str) and value in tuple(ToolChoice):
@@ -134,7 +134,7 @@ def turn_of(
     parallel: bool | None,
     thinking_budget: int | None,
 ) -> AssistantTurn:
-    """The turn these fields describe. Raises ApiError 400 for a choice of tools not in `tools`."""
+    """Build the turn that these fields describe. Raises ApiError 400 for tools not in `tools`."""
     choice = choice or ChosenTools()
     tools = tools if choice.names is None else _only(tools, choice.names)
     if choice.mode is ToolChoice.REQUIRED and not tools:
@@ -150,7 +150,7 @@ def turn_of(
 
 
 def thinking_kwargs(effort: str | None, template_kwargs: TemplateKwargs) -> TemplateKwargs:
-    """Template variables. Those in `chat_template_kwargs` take precedence.
+    """Build template variables. Those in `chat_template_kwargs` take precedence.
 
     The effort is the client's own; `text.controls` maps it to one that the template accepts.
     """
@@ -163,7 +163,10 @@ def thinking_kwargs(effort: str | None, template_kwargs: TemplateKwargs) -> Temp
 
 
 def thinking_budget(asked: int | None, template_kwargs: TemplateKwargs) -> int | None:
-    """0 if thinking is off: it then ends at once even if the template ignores the variable."""
+    """The budget in tokens; 0 by default if thinking is off.
+
+    With 0 thinking ends at once, even if the template ignores its variable.
+    """
     is_off = template_kwargs.get(SWITCH) is False
     return 0 if asked is None and is_off else asked
 

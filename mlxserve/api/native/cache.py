@@ -23,7 +23,7 @@ class Cache:
     """The endpoints over one engine."""
 
     def __init__(self, service: Service) -> None:
-        self._engine = service.chat.engine
+        self._engine = service.model.engine
 
     def routes(self) -> list[Route]:
         return [
@@ -37,8 +37,10 @@ class Cache:
         ]
 
     async def reset(self, request: Request) -> Response:
-        """Evicts every cached page, with `disk` also from there. While requests hold pages, only
-        with `force`."""
+        """Evicts every cached page; `disk` also those on disk.
+
+        While requests hold pages, only with `force`.
+        """
         require_admin(request)
         force, disk = _flag(request, "force"), _flag(request, "disk")
         is_done = await self._engine.reset_prefix_cache(force=force, disk=disk)
@@ -70,7 +72,7 @@ class Cache:
 
 
 def _flag(request: Request, name: str) -> bool:
-    """Raises ApiError 400."""
+    """Read a query parameter, which is false by default. Raises ApiError 400."""
     value = request.query_params.get(name, "false")
     if value not in ("true", "false"):
         raise invalid_value(name, "must be true or false")

@@ -55,7 +55,7 @@ class NewChatRequest(RequestBody):
 
 
 class ChatChange(RequestBody):
-    """The body of `PATCH /api/v1/chats/{id}`. `leaf_id`: the message that ends the shown branch."""
+    """The body of `PATCH /api/v1/chats/{id}`. `leaf_id`: the last message of the shown branch."""
 
     title: Annotated[str, Field(max_length=MAX_TITLE)] | None = None
     system: Text | None = None
@@ -90,7 +90,7 @@ class NewMessageRequest(RequestBody):
 
 
 class StatsFields(StrictModel):
-    """What an answer took, as far as it is known."""
+    """The cost of an answer; unknown figures are None."""
 
     prompt_tokens: Count | None = None
     cached_tokens: Count | None = None
@@ -114,7 +114,7 @@ class CallFields(StrictModel):
 
 
 class RoundFields(StrictModel):
-    """What the model wrote before it called tools, and the calls."""
+    """The model's text before a round of tool calls, and the calls."""
 
     text: Text
     thinking: Text = ""
@@ -129,7 +129,7 @@ class RoundFields(StrictModel):
 
 
 class MessageChange(RequestBody):
-    """The body of `PATCH /api/v1/chats/{id}/messages/{message}`, an answer as far as it is written."""
+    """The body of `PATCH /api/v1/chats/{id}/messages/{message}`: an answer as it is being written."""
 
     text: Text
     thinking: Text = ""
@@ -140,7 +140,7 @@ class MessageChange(RequestBody):
 
 
 class Chats:
-    """The endpoints over one stores."""
+    """The endpoints over the chats of all keys."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Chats:
         forgetting: Forgetting,
         tools: Callable[[], Sequence[Mapping[str, Any]]],
     ) -> None:
-        """tools: that the page's models are told of"""
+        """tools: returns the definitions of the tools that the page's models see."""
         self._stores = stores
         self._forgetting = forgetting
         self._tools = tools
@@ -283,7 +283,7 @@ class Chats:
         return json_response(_sent(await self._call(request, save)))
 
     async def _call(self, request: Request, work: Callable[[Store], T]) -> T:
-        """Raises ApiError 403, 404 and 503."""
+        """Run `work` on the store of the request's key. Raises ApiError 403, 404 and 503."""
         await _check_owner(request)
         try:
             return await self._stores.call(key_id(request), work)
@@ -292,7 +292,7 @@ class Chats:
 
 
 async def _check_owner(request: Request) -> None:
-    """Raises ApiError 403."""
+    """Raises ApiError 403 without an API key, unless the server's own user sent the request."""
     if not has_key(request) and not await is_from_same_user(request):
         raise ApiError(
             403,
@@ -313,7 +313,7 @@ def _unknown() -> ApiError:
 
 
 def _chat(store: Store, request: Request) -> ChatRecord:
-    """The chat of the path. Raises ApiError 404."""
+    """Return the chat in the path. Raises ApiError 404."""
     number = _number(request.path_params["id"])
     try:
         return store.chat(number)
@@ -322,7 +322,7 @@ def _chat(store: Store, request: Request) -> ChatRecord:
 
 
 def _message(store: Store, chat: ChatRecord, number: int, param: str) -> StoredMessage:
-    """A message of this chat. Raises ApiError 400."""
+    """Return a message of this chat. Raises ApiError 400."""
     try:
         message = store.message(number)
     except StoreError:
@@ -337,7 +337,7 @@ def _card(chat: ChatRecord) -> dict[str, Any]:
 
 
 def _found(hits: list[SearchHit]) -> list[dict[str, Any]]:
-    """Each chat once, with its newest hit."""
+    """Return one card per chat, with its newest hit."""
     found: dict[int, dict[str, Any]] = {}
     for hit in hits:
         card = {**_card(hit.chat), "excerpt": hit.excerpt, "message_id": hit.message_id}

@@ -1,9 +1,10 @@
-"""`POST /api/v1/cache/forget`: what models have computed of conversations that are deleted, in memory and on disk.
+"""`POST /api/v1/cache/forget`: forgets what models computed of deleted conversations, also on disk.
 
-A page is found by the hash of all tokens up to its end, so the conversations are rendered again as the prompts
-that they were. What that does not find stays until it is evicted: pages of models that are not loaded, and those
-after a place where a prompt had other tokens, because the template's variables or the tools have changed since, or
-because the model wrote its answer in other tokens than its text has.
+A page is found by the hash of all tokens up to its end, so the conversations are rendered into
+their prompts again. Some pages are not found this way, and stay until they are evicted: those of
+models that are not loaded, and those after a place where the prompt had other tokens, because the
+template's variables or the tools have changed since, or because the model wrote its answer in other
+tokens than its text encodes to.
 """
 
 from __future__ import annotations
@@ -37,16 +38,20 @@ _MESSAGES = TypeAdapter(ChatMessages)
 
 
 class RenderingModel(Protocol):
-    """What is asked of a loaded model."""
+    """The parts of a loaded model that forgetting uses."""
 
     @property
-    def chat(self) -> TextModel: ...
+    def text_model(self) -> TextModel: ...
     @property
     def prompts(self) -> Prompts: ...
 
 
 class DeletedConversations(StrictModel):
-    """kept: conversations that stay, whose pages are left where they begin alike"""
+    """Deleted conversations, and others whose shared pages stay.
+
+    kept: conversations that still exist; a deleted one's pages stay where it begins like one of
+        them
+    """
 
     conversations: Annotated[list[ChatMessages], Field(max_length=MAX_CONVERSATIONS)]
     kept: Annotated[list[ChatMessages], Field(max_length=MAX_CONVERSATIONS)] = Field(
@@ -55,12 +60,12 @@ class DeletedConversations(StrictModel):
 
     @classmethod
     def of_chat(cls, conversations: Iterable[object], kept: Iterable[object]) -> Self:
-        """Of a chat that is kept here, but for what no request could have been: that has no pages."""
+        """Read stored conversations, skipping those that no request could hold: they have no pages."""
         return cls(conversations=_valid(conversations), kept=_valid(kept))
 
 
 class ForgetRequest(RequestBody, DeletedConversations):
-    """The body: conversations, and what else their prompts may have been made of."""
+    """The body: conversations, and the other ingredients of their prompts."""
 
     tools: Tools | None = None
     reasoning_effort: Effort | None = None
@@ -70,14 +75,14 @@ class ForgetRequest(RequestBody, DeletedConversations):
 
 @dataclass(frozen=True, slots=True)
 class PromptSettings:
-    """What a prompt is made of beside its conversation."""
+    """The ingredients of a prompt besides its conversation."""
 
     tools: Sequence[Mapping[str, Any]] = ()
     template_kwargs: TemplateKwargs | None = None
     cache_salt: str | None = None
 
     def variants(self) -> Iterator[tuple[Sequence[Mapping[str, Any]], TemplateKwargs]]:
-        """(tools, template variables): an earlier prompt of the conversation may have had none."""
+        """Yield (tools, template variables): earlier prompts of the conversation may have had none."""
         for tools in (self.tools, ()) if self.tools else ((),):
             yield tools, {}
             if self.template_kwargs:
@@ -85,7 +90,7 @@ class PromptSettings:
 
 
 class Forgetting:
-    """Over the models that are loaded, as far as the request's key may use them."""
+    """Forgets in all loaded models that the request's key may use."""
 
     def __init__(self, loaded: Callable[[Request], Sequence[RenderingModel]]) -> None:
         self._loaded = loaded
@@ -105,14 +110,17 @@ class Forgetting:
     async def forget(
         self, request: Request, deleted: DeletedConversations, settings: PromptSettings
     ) -> dict[str, Any]:
-        """What was forgotten, and by which models. Raises EngineStopped while an engine has failed."""
+        """Forget the pages, and report their numbers and the models' names.
+
+        Raises EngineStopped while an engine has failed.
+        """
         found, names = Forgotten(), []
         salt = cache_namespace(request, settings.cache_salt)
         for model in self._loaded(request):
             prompts = await _prompts(request, model, deleted.conversations, settings)
             kept = await _prompts(request, model, deleted.kept, settings)
-            found += await model.chat.forget(prompts, kept, salt)
-            names.append(model.chat.model_name)
+            found += await model.text_model.forget(prompts, kept, salt)
+            names.append(model.text_model.model_name)
         return {
             "object": "cache.forgotten",
             "models": names,
@@ -135,7 +143,7 @@ async def _prompts(
     conversations: Sequence[Sequence[ChatMessage]],
     settings: PromptSettings,
 ) -> list[list[int]]:
-    """Of those that the model's template takes: others it has never computed."""
+    """Render the conversations that the model's template accepts; it never computed the others."""
     found = []
     for messages in conversations:
         is_answered = messages[-1].role == "assistant"

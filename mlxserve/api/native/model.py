@@ -16,21 +16,21 @@ class ModelCard:
     """The endpoint over one service."""
 
     def __init__(self, service: Service) -> None:
-        self._chat = service.chat
+        self._model = service.model
 
     def routes(self) -> list[Route]:
         return [Route("/api/v1/model", self.get, methods=["GET"])]
 
     async def get(self, _request: Request) -> Response:
         """Describes the served model and the abilities of its chat template."""
-        abilities = await asyncio.to_thread(self._chat.template_caps)
+        abilities = await asyncio.to_thread(self._model.template_caps)
         return json_response(
             {
-                "id": self._chat.model_name,
-                "context_length": self._chat.max_model_len,
-                "tools": self._chat.can_call,
-                "thinking": self._chat.can_think,
-                "vision": self._chat.supports_images,
+                "id": self._model.model_name,
+                "context_length": self._model.max_model_len,
+                "tools": self._model.can_call,
+                "thinking": self._model.can_think,
+                "vision": self._model.supports_images,
                 "chat_template": None if abilities is None else abilities.card(),
             }
         )

@@ -1,12 +1,12 @@
-"""Our own routes that show what the engine does.
+"""Routes that show the state of the engine.
 
     GET  /api/v1/requests      live requests: their progress and their pages
     GET  /api/v1/kv/stats      statistics of the cache
     GET  /api/v1/kv/map        the cache page by page, as events (format: page_map.py)
 
 An API key sees its own requests, an admin key sees all. The cache is shown to admin keys only: its
-numbers tell what all keys do. Any number of watchers cost the engine at
-most one snapshot between two steps, and nothing while there are none.
+numbers are totals over all keys. Any number of watchers cost the engine at most one snapshot
+between two steps, and nothing while there are none.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ MAX_MAPS = 32  # open at the same time
 class Monitoring:
     """The endpoints over one `TextModel`."""
 
-    def __init__(self, chat: TextModel, drain: Drain) -> None:
-        self._engine = chat.engine
+    def __init__(self, model: TextModel, drain: Drain) -> None:
+        self._engine = model.engine
         self._drain = drain
-        self._snapshots = SharedSnapshots(chat.engine)
+        self._snapshots = SharedSnapshots(model.engine)
         self._num_maps = 0
 
     def routes(self) -> list[Route]:
@@ -106,7 +106,7 @@ class Monitoring:
 
 
 def _visibility(request: Request) -> Callable[[RequestView], bool]:
-    """A function that tells whether the sender of this request may see another one."""
+    """Return a predicate: which requests the sender of this one may see."""
     if is_admin(request):
         return lambda _: True
     own = key_id(request)

@@ -45,7 +45,7 @@ States = NDArray[np.uint8]
 
 
 class PageMapFeed:
-    """What one listener has been sent, and the next event for it."""
+    """The state that one listener has received, and the next event for it."""
 
     def __init__(self, sees: Callable[[RequestView], bool]) -> None:
         self._sees = sees
@@ -55,7 +55,7 @@ class PageMapFeed:
         self._tables: dict[str, tuple[int, ...]] = {}  # as far as they were sent
 
     def next_event(self, snapshot: Snapshot) -> bytes | None:
-        """The event that updates the listener to this snapshot; None if nothing changed for it."""
+        """Return the event that updates the listener to this snapshot; None if nothing changed for it."""
         states = np.frombuffer(snapshot.pages, dtype=np.uint8)
         windows = np.frombuffer(snapshot.window_pages, dtype=np.uint8)
         old, self._states = self._states, states
@@ -109,7 +109,7 @@ class PageMapFeed:
 
 
 def encode_runs(states: States) -> str:
-    """`"p2a1f5"` for two pinned pages, an active one and five free ones."""
+    """Encode states by runs: `"p2a1f5"` is two pinned pages, an active one and five free ones."""
     starts = np.flatnonzero(np.diff(states, prepend=np.uint8(255)))
     lengths = np.diff(starts, append=len(states))
     return "".join(
@@ -119,7 +119,7 @@ def encode_runs(states: States) -> str:
 
 
 def changed_runs(old: States, new: States) -> list[tuple[int, str]]:
-    """(first page, runs) of each range that changed."""
+    """Return (first page, runs) of each range that changed."""
     changed = np.flatnonzero(old != new)
     if not len(changed):
         return []
@@ -128,7 +128,7 @@ def changed_runs(old: States, new: States) -> list[tuple[int, str]]:
 
 
 def page_runs(pages: tuple[int, ...]) -> list[tuple[int, int]]:
-    """(first page, length) of each run of consecutive ids, in the table's order."""
+    """Return (first page, length) of each run of consecutive ids, in the table's order."""
     if not pages:
         return []
     table = np.asarray(pages)
@@ -138,7 +138,7 @@ def page_runs(pages: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def num_common(known: tuple[int, ...], table: tuple[int, ...]) -> int:
-    """The length of the common start of two tables. Most tables only grow."""
+    """Length of the common beginning of two tables. Most tables only grow."""
     if known is table or table[: len(known)] == known:
         return len(known)
     return next(n for n, (a, b) in enumerate(zip(known, (*table, None), strict=False)) if a != b)

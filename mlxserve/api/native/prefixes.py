@@ -30,7 +30,7 @@ class Prefixes:
     """The endpoints over one service."""
 
     def __init__(self, service: Service) -> None:
-        self._chat = service.chat
+        self._model = service.model
         self._prompts = service.prompts
         self._prefix_names = service.prefix_names
         self._adding: Counter[str] = Counter()  # names of prefixes under way
@@ -70,7 +70,7 @@ class Prefixes:
         self._adding[full_name] += 1
         try:
             token_ids = await self._token_ids(request, body)
-            await self._chat.require_writer().prefixes.add(
+            await self._model.require_writer().prefixes.add(
                 full_name,
                 token_ids,
                 cache_salt=cache_namespace(request, None),
@@ -82,8 +82,8 @@ class Prefixes:
         return json_response(_card(OwnedPrefix(key_id(request), name, len(token_ids))))
 
     def _refuse_too_many(self, request: Request, full_name: str) -> None:
-        """Refuse a new name if all names are taken, or the key's share of them. Raises ApiError 409."""
-        writer = self._chat.writer
+        """Raises ApiError 409 if a new name exceeds the limit of all names or the key's share of it."""
+        writer = self._model.writer
         known = self._adding.keys() | (() if writer is None else writer.prefixes.sizes().keys())
         if full_name in known:
             return
@@ -105,7 +105,7 @@ class Prefixes:
     async def delete(self, request: Request) -> Response:
         """Deletes a prefix. Its pages stay cached until they are evicted."""
         name, owner = request.path_params["name"], _owner(request)
-        if (writer := self._chat.writer) is None:
+        if (writer := self._model.writer) is None:
             raise self._not_found(request, name, owner)
         try:
             writer.prefixes.remove(self._prefix_names.full(request, name, owner))
@@ -124,13 +124,13 @@ class Prefixes:
 
 
 def _check_name(request: Request) -> None:
-    """Raises ApiError 400."""
+    """Raises ApiError 400 for an invalid name."""
     if not _NAME.fullmatch(request.path_params["name"]):
         raise invalid_value("name", "must be 1 to 64 letters, digits, dots, dashes or underscores")
 
 
 def _owner(request: Request) -> str:
-    """The id of the key whose prefix is meant. Raises ApiError 403."""
+    """The id of the key that owns the named prefix. Raises ApiError 403."""
     own = key_id(request)
     owner = request.query_params.get("key", own)
     if owner != own and not is_admin(request):

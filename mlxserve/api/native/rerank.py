@@ -18,7 +18,7 @@ MAX_DOCUMENTS = 2_048
 
 
 def _text(value: object) -> object:
-    """A document may be an object with its text."""
+    """Read a document, which may be an object with a text."""
     return value["text"] if isinstance(value, dict) and value.keys() == {"text"} else value
 
 
@@ -65,7 +65,7 @@ class Rerank:
         # The first of equals stays first: Python's sort is stable.
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
         reply = {
-            "model": self._service.chat.model_name,
+            "model": self._service.model.model_name,
             "results": [_item(index, scores[index], body) for index in order],
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }

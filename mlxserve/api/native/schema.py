@@ -21,7 +21,7 @@ MAX_DETOKENIZED = 2**20
 
 
 class _PromptOrMessages(RequestBody):
-    """A text, or a conversation as the model's chat template renders it."""
+    """A body with a text, or with a conversation that the model's chat template renders."""
 
     prompt: object = None
     messages: ChatMessages | None = None
@@ -45,7 +45,7 @@ class TokenizeRequest(_PromptOrMessages):
     add_generation_prompt: bool = True
 
     def prompt_source(self) -> PromptSource:
-        """How the messages become a prompt."""
+        """The source from which the messages become a prompt."""
         return PromptSource(
             read=partial(conversation_of, self.messages or ()),
             num_messages=len(self.messages or ()),
@@ -66,7 +66,7 @@ class PrefixRequest(_PromptOrMessages):
         return self
 
     def prompt_source(self) -> PromptSource:
-        """How the messages become the beginning of a prompt."""
+        """The source from which the messages become the beginning of a prompt."""
         return PromptSource(
             read=partial(_without_images, self.messages or ()),
             num_messages=len(self.messages or ()),

@@ -30,7 +30,7 @@ class SharedSnapshots:
         self._next: asyncio.Future[Snapshot] | None = None  # not requested yet
 
     async def take(self) -> Snapshot:
-        """Taken after this call. Raises EngineStopped."""
+        """Return a snapshot taken after this call. Raises EngineStopped."""
         if self._next is None:
             self._next = asyncio.ensure_future(self._ask())
         return await asyncio.shield(self._next)  # for the others, if this caller is cancelled

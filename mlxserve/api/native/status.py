@@ -26,21 +26,21 @@ DISK_STATES = ("off", "works", "reads_only", "stalled", "failed")
 
 
 class MonitoredModel(Protocol):
-    """What is asked of a loaded model."""
+    """The parts of a loaded model that monitoring reads."""
 
     @property
-    def chat(self) -> TextModel: ...
+    def text_model(self) -> TextModel: ...
     @property
     def metrics(self) -> Metrics: ...
 
 
 class Status:
-    """The endpoints over the loaded models; a number is the sum of theirs, or the worst."""
+    """The endpoints over the loaded models; a number is their sum, or the worst."""
 
     def __init__(
         self, model_name: str, loaded: Callable[[], Sequence[MonitoredModel]], drain: Drain
     ) -> None:
-        """model_name: of requests that name none"""
+        """model_name: the model of requests that name none."""
         self._model_name = model_name
         self._loaded = loaded
         self._drain = drain
@@ -100,8 +100,8 @@ class Status:
         return json_response({"version": __version__})
 
     def _engines(self) -> list[AsyncEngine]:
-        """Those that are alive. Raises ApiError if all have ended."""
-        engines = [one.chat.engine for one in self._loaded()]
+        """The engines that are alive. Raises ApiError if all have ended."""
+        engines = [one.text_model.engine for one in self._loaded()]
         alive = [engine for engine in engines if engine.is_alive()]
         if engines and not alive:
             raise ApiError(

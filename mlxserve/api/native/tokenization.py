@@ -21,7 +21,7 @@ class Tokenization:
     """The endpoints over one service. Tokenization runs off the event loop."""
 
     def __init__(self, service: Service) -> None:
-        self._chat = service.chat
+        self._model = service.model
         self._prompts = service.prompts
 
     def routes(self) -> list[Route]:
@@ -33,7 +33,7 @@ class Tokenization:
     def _encode(self, request: Request, body: TokenizeRequest) -> MoreWork[Begun]:
         if body.prompt is not None:
             seconds = encode_seconds(len(body.prompt))
-            return MoreWork(seconds, partial(self._chat.codec.encode, body.prompt))
+            return MoreWork(seconds, partial(self._model.codec.encode, body.prompt))
         return self._prompts.begin(request, body.prompt_source())
 
     async def tokenize(self, request: Request, _body: TokenizeRequest, begun: Begun) -> Response:
@@ -42,14 +42,14 @@ class Tokenization:
         return json_response(
             {
                 "count": len(token_ids),
-                "max_model_len": self._chat.max_model_len,
+                "max_model_len": self._model.max_model_len,
                 "tokens": token_ids,
             }
         )
 
     def _decode(self, _request: Request, body: DetokenizeRequest) -> MoreWork[str]:
         return MoreWork(
-            encode_seconds(len(body.tokens)), partial(self._chat.codec.decode, body.tokens)
+            encode_seconds(len(body.tokens)), partial(self._model.codec.decode, body.tokens)
         )
 
     async def detokenize(self, _request: Request, _body: DetokenizeRequest, text: str) -> Response:

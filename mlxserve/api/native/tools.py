@@ -1,7 +1,7 @@
-"""`/api/v1/tools`: tools of the page's chat, called by this server for those who may run programs as its user.
+"""`/api/v1/tools`: runs tools for the page's chat, for clients that may run programs as the user.
 
-The servers are those of `mcp.json`, as in the terminal, and start when the page asks. The page shows each call
-and asks its user; what the user chose for good is kept with the terminal's choices.
+The servers are those of `mcp.json`, as in the terminal, and start when the page asks. The page
+shows each call and asks its user; permanent choices are stored with the terminal's.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class CallRequest(RequestBody):
 
 
 class StoredChoices:
-    """Choices about tools in the terminal's file."""
+    """Stores choices about tools in the terminal's chat file."""
 
     def __init__(self, stores: ChatStores) -> None:
         self._stores = stores
@@ -69,7 +69,7 @@ class StoredChoices:
 
 
 class ToolRoutes:
-    """The endpoints over one toolbox, whose servers end with this one."""
+    """The endpoints over one toolbox, whose tool servers end with this server."""
 
     def __init__(self, stores: ChatStores) -> None:
         self._toolbox = Toolbox(usual_file(), StoredChoices(stores))
@@ -86,11 +86,11 @@ class ToolRoutes:
         ]
 
     def definitions(self) -> list[dict[str, Any]]:
-        """Of the tools that the page's models are told of."""
+        """Definitions of the tools that the page's models see."""
         return [tool.definition for tool in self._toolbox.offered()]
 
     async def close(self) -> None:
-        """End the servers of tools and their processes."""
+        """End the tool servers and their processes."""
         await self._toolbox.close()
 
     async def index(self, request: Request) -> Response:
@@ -143,7 +143,7 @@ class ToolRoutes:
 
 
 async def _check_allowed(request: Request) -> None:
-    """Raises ApiError 403. Tools are programs that run as the server's user."""
+    """Raises ApiError 403 for other users: tools run as the server's user."""
     if not await may_run_programs(request):
         raise ApiError(
             403,

@@ -1,7 +1,7 @@
 """Ollama's replies, whole or as lines of JSON.
 
-Each line is a piece of the answer; the last one says `done`, and how long what took. Arguments of calls
-are objects, so a call is sent when it is complete.
+Each line is a piece of the answer; the last one says `done` and has the durations. Arguments of
+calls are objects, so a call is sent when it is complete.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ LOWEST_LOGPROB = -9999.0  # JSON has no infinity
 
 @dataclass(slots=True)
 class OllamaReply:
-    """One reply.
+    """The reply to one request.
 
-    member: that holds the answer: "message" or "response"
-    started: when the request came, in seconds of `perf_counter`
-    load_seconds: for which it waited for its model
+    member: the member that holds the answer: "message" or "response"
+    started: arrival of the request, in seconds of `perf_counter`
+    load_seconds: time that the request waited for its model
     token_text: the text of one token alone, for log-probabilities; None if none are wanted
-    answers: once they are submitted
-    context: the prompt's tokens, to which the answer's are added for the next request; None for neither
+    answers: set once they are submitted
+    context: the prompt's tokens, which the last object returns with the answer's for the next
+        request; None to return none
     """
 
     member: str
@@ -83,7 +84,7 @@ class OllamaReply:
             yield self.piece(calls=[call])
 
     def _completed(self, delta: Delta) -> Iterator[ToolCall]:
-        """A call ends where the next one begins, or with the answer."""
+        """Yield completed calls: a call ends where the next one begins, or with the answer."""
         for piece in delta.tool_calls:
             if piece.id is not None:
                 yield from self._close_call()
@@ -104,7 +105,7 @@ class OllamaReply:
         calls: Sequence[ToolCall] = (),
         logprobs: Sequence[TokenLogprob] = (),
     ) -> dict[str, Any]:
-        """A piece of the answer, or all of it."""
+        """Render a piece of the answer, or all of it."""
         others = {"thinking": thinking, "tool_calls": [self._rendered(call) for call in calls]}
         others = {name: value for name, value in others.items() if value}
         message = {"role": "assistant", "content": text, **others}
@@ -127,7 +128,7 @@ class OllamaReply:
         return {"token": self.token_text(token_id), "logprob": max(logprob, LOWEST_LOGPROB)}
 
     def _end(self, tokens: Tokens) -> dict[str, Any]:
-        """What only the last object has. Durations are in nanoseconds."""
+        """The members that only the last object has. Durations are in nanoseconds."""
         assert self.answers is not None, "nothing was submitted"
         timing = self.answers.timing
         ended = {
@@ -147,7 +148,7 @@ class OllamaReply:
 
 
 def timestamp(moment: datetime | None = None) -> str:
-    """As Go writes it, by default of now."""
+    """Format a time, by default now, as Go does."""
     moment = moment or datetime.now(UTC)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 

@@ -1,7 +1,7 @@
-"""Ollama's routes, below `/api`, as its clients and the programs that have it built in use them.
+"""Ollama's routes, below `/api`, as its clients and programs with built-in support use them.
 
-Errors have Ollama's format because of the path: see `errors.py`. A request for another model is refused,
-as clients offer to download what is not found; nothing is downloaded here.
+Errors have Ollama's format because of the path: see `errors.py`. A request for another model is
+refused, as clients then offer to download it; nothing is downloaded here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Ollama:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._chat = service.chat
+        self._model = service.model
 
     def routes(self) -> list[Route]:
         return [
@@ -55,7 +55,7 @@ class Ollama:
         self._check(request, body, "chat")
         if not body.messages:
             return None
-        params = body.sampling(self._chat.default_params)
+        params = body.sampling(self._model.default_params)
         return self._service.begin(request, body.prompt_source(), params, body.turn())
 
     async def chat(
@@ -78,10 +78,10 @@ class Ollama:
                 f'"{body.named_model}" does not support insert: send the whole prompt as `raw`'
             )
             raise ApiError(400, message, param="suffix")
-        params = body.sampling(self._chat.default_params)
+        params = body.sampling(self._model.default_params)
         if not body.raw:
             return self._service.begin(request, body.prompt_source(), params, body.turn())
-        if body.images and self._chat.supports_images:
+        if body.images and self._model.supports_images:
             message = "images: a raw prompt holds none; send it without `raw`"
             raise ApiError(400, message, param="images")
         body.conversation(sees=False)  # which refuses images
@@ -119,32 +119,34 @@ class Ollama:
         return json_response({"embedding": vectors[0] if vectors else []})
 
     def _keep(self, request: Request, body: OllamaRequest) -> None:
-        """Have the model stay loaded for as long as the request says."""
+        """Keep the model loaded for as long as the request says."""
         if body.keep_alive is not None:
             request.scope[KEEP_ALIVE](body.keep_alive)
 
     def _check(self, request: Request, body: OllamaGeneration, what: str) -> None:
-        """Refuse what the model cannot do, in the words by which clients know that they have to go
-        on without it. Raises ApiError."""
+        """Refuse features that the model lacks, worded so that clients recognise it and go on without.
+
+        Raises ApiError.
+        """
         name = body.named_model
-        if self._chat.writer is None:
+        if self._model.writer is None:
             raise ApiError(400, f'"{name}" does not support {what}', param="model")
-        if body.thinks and not self._chat.can_think:
+        if body.thinks and not self._model.can_think:
             raise ApiError(400, f'"{name}" does not support thinking', param="think")
-        if body.tools and not self._chat.can_call:
+        if body.tools and not self._model.can_call:
             raise ApiError(400, f'"{name}" does not support tools', param="tools")
-        context = self._chat.max_model_len
+        context = self._model.max_model_len
         if (body.options.num_ctx or 0) > context:
             warn(request, f"options.num_ctx: the context here is {context} tokens")
 
     def _begun(self, request: Request, body: OllamaGeneration, member: str) -> OllamaReply:
         self._keep(request, body)
-        token_text = (lambda token: self._chat.codec.decode([token])) if body.logprobs else None
+        token_text = (lambda token: self._model.codec.decode([token])) if body.logprobs else None
         started, load_seconds = request.scope[STARTED], request.scope[WAITED]
         return OllamaReply(member, body.named_model, started, load_seconds, token_text)
 
     def _loaded(self, request: Request, body: OllamaGeneration, reply: OllamaReply) -> Response:
-        """The reply to a request without a prompt, by which Ollama loads or unloads a model."""
+        """Reply to a request without a prompt, which loads or unloads the model."""
         if body.unloads and not request.scope[KEEP_ALIVE](0.0):
             warn(request, "keep_alive: the server decides how long the model stays loaded")
         ending = {"done": True, "done_reason": "unload" if body.unloads else "load"}
@@ -158,7 +160,7 @@ class Ollama:
         prepared: Prepared,
         earlier: Sequence[int] = (),
     ) -> Response:
-        """earlier: tokens before the prompt"""
+        """Submit the prompt and reply. `earlier`: tokens before the prompt."""
         prompt = await self._service.prompts.finish(request, prepared.prompt)
         if earlier:
             prompt = (
@@ -178,7 +180,7 @@ class Ollama:
     async def _vectors(
         self, request: Request, body: OllamaEmbedRequest
     ) -> tuple[list[list[float]], int]:
-        """(vectors, tokens)."""
+        """Return (vectors, number of tokens)."""
         return await self._service.vectors.of_texts(
             request,
             getattr(body, body.prompt_field),

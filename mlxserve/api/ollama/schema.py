@@ -46,13 +46,13 @@ def _thinking(value: object) -> bool | str | None:
 
 
 def _seed(value: object) -> object:
-    """A number below 0 is none."""
+    """Read a seed; a negative one means none."""
     value = int(value) if isinstance(value, float) else value
     return None if isinstance(value, int) and value < 0 else value
 
 
 def _url(image: str) -> str:
-    """Ollama's clients send the file as base64."""
+    """Turn an image, which Ollama's clients send in base64, into a data: URL."""
     return image if image.startswith("data:") else data_url(image)
 
 
@@ -68,7 +68,7 @@ _Texts: TypeAlias = Annotated[
 
 
 class OllamaOptions(SamplingFields):
-    """`options`, which holds our extensions as well: clients send any option, but no other field."""
+    """The field `options`, with our extensions: clients send any option, but no other field."""
 
     num_predict: _Int | None = None
     num_ctx: _Int | None = None
@@ -94,7 +94,7 @@ class OllamaOptions(SamplingFields):
 
 
 class OllamaRequest(RequestBody):
-    """What all bodies have in common. `name` is the older word for `model`."""
+    """The fields that all bodies share. `name` is the older word for `model`."""
 
     IGNORED: ClassVar[NotYet] = {"insecure": (None, False), "verbose": (None, False)}
 
@@ -107,14 +107,14 @@ class OllamaRequest(RequestBody):
 
     @property
     def named_model(self) -> str:
-        """Raises ApiError 400 if none is named."""
+        """The model's name. Raises ApiError 400 if there is none."""
         name = self.model or self.name
         if not name:
             raise ApiError(400, "model is required", param="model")
         return name
 
     def check_model(self, names: ModelNames) -> None:
-        """Another name is always refused: clients offer to download what is not found."""
+        """Refuse any other name, strict or not: clients offer to download what is not found."""
         names.require(self.named_model)
 
     @property
@@ -144,7 +144,7 @@ class OllamaEmbeddingsRequest(OllamaEmbedRequest):
 
 
 class OllamaMessage(ChatMessage):
-    """A result of a tool names the tool."""
+    """A message, with Ollama's images and names of tools."""
 
     thinking: str | None = None
     images: _Images = Field(default_factory=list)
@@ -152,7 +152,7 @@ class OllamaMessage(ChatMessage):
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
-        """It may be absent from any message."""
+        """Override the rule of chat messages: any message may be without content."""
         return self
 
     def message(self, where: str) -> Message:
@@ -172,7 +172,7 @@ class OllamaMessage(ChatMessage):
 
 
 class OllamaGeneration(OllamaRequest):
-    """What `/api/chat` and `/api/generate` have in common."""
+    """The fields that `/api/chat` and `/api/generate` share."""
 
     NOT_YET: ClassVar[NotYet] = {"template": (None, "")}
     IGNORED: ClassVar[NotYet] = {"shift": (None, False), "truncate": (None, False)}
@@ -200,7 +200,7 @@ class OllamaGeneration(OllamaRequest):
         return bool(self.template_kwargs.get(SWITCH))
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
-        """Raises ApiError 400."""
+        """The model's defaults, overridden by the request's fields. Raises ApiError 400."""
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         return self.options.params(defaults, structure=self.format, logprobs=logprobs)
 
@@ -221,7 +221,7 @@ class OllamaChatRequest(OllamaGeneration):
         return "messages"
 
     def prompt_source(self) -> PromptSource:
-        """How the messages become a prompt."""
+        """The source from which the messages become a prompt."""
         return PromptSource(
             read=self.conversation,
             num_messages=len(self.messages),
@@ -232,12 +232,12 @@ class OllamaChatRequest(OllamaGeneration):
 
     @property
     def continues(self) -> bool:
-        """Whether the last message is the assistant's, which the answer then continues."""
+        """True if the last message is the assistant's, which the answer then continues."""
         last = self.messages[-1]
         return last.role == "assistant" and bool(last.content) and not last.tool_calls
 
     def conversation(self, sees: bool = False) -> Conversation:
-        """As `conversation_of`."""
+        """Read the conversation. `sees` and errors are those of `conversation_of`."""
         return conversation_of(self.messages, sees)
 
 
@@ -258,7 +258,7 @@ class OllamaGenerateRequest(OllamaGeneration):
         return self
 
     def prompt_source(self) -> PromptSource:
-        """How the system prompt and the prompt become one of the model's template."""
+        """The source from which the system prompt and the prompt become one of the template."""
         return PromptSource(
             read=self.conversation,
             num_messages=2,
@@ -267,7 +267,7 @@ class OllamaGenerateRequest(OllamaGeneration):
         )
 
     def conversation(self, sees: bool = False) -> Conversation:
-        """Raises InvalidParameter for images that the model cannot see."""
+        """Read both as a conversation. Raises InvalidParameter for images that the model cannot see."""
         system = [Message(role="system", text=self.system)] if self.system else []
         said = {"role": "user", "content": self.prompt, "images": self.images}
         return Conversation.of([*system, OllamaMessage.model_validate(said).message("")], sees=sees)

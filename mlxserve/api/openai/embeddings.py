@@ -55,14 +55,14 @@ class Embeddings:
         reply = {
             "object": "list",
             "data": [_item(index, vector, body) for index, vector in enumerate(vectors)],
-            "model": self._service.chat.model_name,
+            "model": self._service.model.model_name,
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
         return json_response(reply)
 
 
 def _item(index: int, vector: Sequence[float], body: EmbeddingsRequest) -> dict[str, Any]:
-    """Base64 is of little-endian float32. OpenAI's clients ask for it and decode it by themselves."""
+    """One vector. In base64, which OpenAI's clients decode themselves, it is little-endian float32."""
     value: object = vector
     if body.encoding_format == "base64":
         value = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

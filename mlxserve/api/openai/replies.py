@@ -1,7 +1,7 @@
 """OpenAI's response objects, whole and in chunks, as plain dictionaries.
 
-A reply object belongs to one reply: it knows its id, its model and what the client asked to see,
-and renders `Delta` as events and `RequestOutput` as JSON. It reads no socket and no engine.
+A reply object belongs to one reply: it knows its id, its model and the fields that the client
+wants, and renders `Delta` as events and `RequestOutput` as JSON. It reads no socket and no engine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NOT_YET: Mapping[str, Any] = {"finish_reason": None}
 
 @dataclass(slots=True, kw_only=True)
 class _Reply:
-    """What every object of one reply has in common.
+    """The base of both replies.
 
     token_text: the text of one token alone, for log-probabilities
     """
@@ -65,7 +65,7 @@ class _Reply:
         return (event(self.usage_chunk(tokens)) if self.wants_usage else b"") + DONE
 
     def failure(self, error: ApiError) -> bytes:
-        """An error ends the stream as OpenAI's servers do: without [DONE]."""
+        """End the stream with an error as OpenAI's servers do: without [DONE]."""
         return event(error.body())
 
     def keepalive(self) -> bytes:
@@ -84,7 +84,7 @@ class _Reply:
     def _text_event(
         self, index: int, kind: str, text: str, chunk: Callable[[str], dict[str, Any]]
     ) -> bytes:
-        """Of the chunk that holds nothing of its own but this text."""
+        """Encode a chunk in which only this text is new."""
         events = self._texts.get((index, kind))
         if events is None:
             events = self._texts[index, kind] = TextEvents(lambda place: event(chunk(place)))
@@ -102,12 +102,12 @@ class _Reply:
 
 @dataclass(slots=True, kw_only=True)
 class ChatReply(_Reply):
-    """`chat.completion` and `chat.completion.chunk`."""
+    """The objects `chat.completion` and `chat.completion.chunk`."""
 
     _opened: set[int] = field(default_factory=set)  # choices whose role was sent
 
     def events(self, delta: Delta) -> Iterator[bytes]:
-        """The role first and once per choice, then text, then an empty delta with the reason."""
+        """Yield the role once per choice, then text, then an empty delta with the finish reason."""
         index = delta.answer_index
         if index not in self._opened:
             self._opened.add(index)
@@ -175,7 +175,10 @@ class ChatReply(_Reply):
 
 @dataclass(frozen=True, slots=True)
 class EchoedPrompt:
-    """A prompt in front of its answer. `logprobs`: of its tokens but the first, if they are wanted."""
+    """A prompt in front of its answer.
+
+    logprobs: those of all tokens but the first; empty unless they are wanted
+    """
 
     text: str
     first_token: int
@@ -184,9 +187,9 @@ class EchoedPrompt:
 
 @dataclass(slots=True, kw_only=True)
 class CompletionReply(_Reply):
-    """`text_completion`, whose chunks are the same object with less text.
+    """The object `text_completion`, of which chunks hold less text.
 
-    echoed: for each answer the prompt that it begins with; empty for none
+    echoed: the prompt that each answer begins with; empty for none
     """
 
     echoed: Sequence[EchoedPrompt] = ()
@@ -229,7 +232,10 @@ class CompletionReply(_Reply):
         return self._chunk("text_completion", [self._choice(index, text, logprobs, ending)])
 
     def _prompt(self, index: int) -> dict[str, Any]:
-        """The echoed prompt as a choice. Nothing comes before its first token, which has no number."""
+        """The echoed prompt as a choice.
+
+        Nothing precedes its first token, which has no log-probability.
+        """
         prompt, logprobs = self.echoed[index], None
         if self.wants_logprobs:
             first = TokenLogprob(prompt.first_token, 0.0)
@@ -272,7 +278,7 @@ class CompletionReply(_Reply):
 
 
 def _joined(prompt: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer's choice that begins with the echoed prompt's."""
+    """Prepend the echoed prompt's choice to an answer's."""
     logprobs = answer["logprobs"]
     if logprobs is not None:
         logprobs = {name: prompt["logprobs"][name] + values for name, values in logprobs.items()}
@@ -280,14 +286,14 @@ def _joined(prompt: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, A
 
 
 def _ending(reason: FinishReason) -> dict[str, Any]:
-    """Why a choice ended; where OpenAI has no word for it, in `stop_reason`, as vLLM does."""
+    """The finish reason; one that OpenAI's API lacks goes into `stop_reason`, as in vLLM."""
     if reason is FinishReason.REPETITION:
         return {"finish_reason": str(FinishReason.STOP), "stop_reason": str(reason)}
     return {"finish_reason": str(reason)}
 
 
 def _message(answer: RequestOutput) -> dict[str, Any]:
-    """The content is null only if the answer consists of tool calls."""
+    """The answer as a message. Its content is null only if it consists of tool calls."""
     message: dict[str, Any] = {
         "role": "assistant",
         "content": answer.text if answer.text or not answer.tool_calls else None,

@@ -27,7 +27,7 @@ from mlxserve.request import TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class PreparedTexts:
-    """What is made of the body of `/v1/completions` in the client's turn."""
+    """The result of reading the body of `/v1/completions` in the client's turn."""
 
     params: SamplingParams
     prompts: list[list[int]]
@@ -38,7 +38,7 @@ class OpenAI:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._chat = service.chat
+        self._model = service.model
         self._prompts = service.prompts
 
     def routes(self) -> list[Route]:
@@ -58,7 +58,7 @@ class OpenAI:
         ]
 
     def _prepare_chat(self, request: Request, body: ChatRequest) -> MoreWork[Prepared]:
-        params = body.sampling(self._chat.default_params)
+        params = body.sampling(self._model.default_params)
         return self._service.begin(request, body.prompt_source(), params, body.turn())
 
     async def chat_completions(
@@ -78,7 +78,7 @@ class OpenAI:
         reply = ChatReply(
             id=f"chatcmpl-{request_id(request)}",
             created=int(time.time()),
-            model=self._chat.model_name,
+            model=self._model.model_name,
             token_text=self._token_text,
             wants_logprobs=bool(body.logprobs),
             wants_usage=body.include_usage,
@@ -86,7 +86,7 @@ class OpenAI:
         return await self._service.reply(request, answers, reply, is_stream=body.stream)
 
     def _prepare_texts(self, _request: Request, body: CompletionRequest) -> MoreWork[PreparedTexts]:
-        params = body.sampling(self._chat.default_params)
+        params = body.sampling(self._model.default_params)
         encoding = self._prompts.encoding(body.prompt)
         return encoding.then(lambda prompts: PreparedTexts(params, prompts))
 
@@ -106,7 +106,7 @@ class OpenAI:
         reply = CompletionReply(
             id=f"cmpl-{request_id(request)}",
             created=int(time.time()),
-            model=self._chat.model_name,
+            model=self._model.model_name,
             token_text=self._token_text,
             wants_logprobs=body.logprobs is not None,
             wants_usage=body.include_usage,
@@ -117,7 +117,7 @@ class OpenAI:
     async def _echoed(
         self, request: Request, prompts: Sequence[Sequence[int]], body: CompletionRequest
     ) -> list[EchoedPrompt]:
-        """What each answer begins with; nothing without `echo`."""
+        """The prompts that the answers begin with; empty without `echo`."""
         if body.echo and body.logprobs is not None and body.prefix_name is not None:
             raise ApiError(
                 400,
@@ -129,12 +129,12 @@ class OpenAI:
         for prompt in prompts if body.echo else ():
             logprobs: list[TokenLogprob] = []
             if body.logprobs is not None:
-                logprobs = await self._chat.require_writer().score(
+                logprobs = await self._model.require_writer().score(
                     prompt, num_top=body.logprobs, client=client_name(request)
                 )
-            one = EchoedPrompt(self._chat.codec.decode(prompt), prompt[0], tuple(logprobs))
+            one = EchoedPrompt(self._model.codec.decode(prompt), prompt[0], tuple(logprobs))
             echoed += [one] * (body.n or 1)
         return echoed
 
     def _token_text(self, token_id: int) -> str:
-        return self._chat.codec.decode([token_id])
+        return self._model.codec.decode([token_id])

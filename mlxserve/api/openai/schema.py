@@ -62,7 +62,7 @@ class ChatRequest(ToolGenerationFields):
         return "messages"
 
     def prompt_source(self) -> PromptSource:
-        """How the messages become a prompt."""
+        """The source from which the messages become a prompt."""
         return PromptSource(
             read=partial(conversation_of, self.messages),
             num_messages=len(self.messages),

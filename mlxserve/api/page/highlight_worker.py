@@ -1,4 +1,4 @@
-"""HighlightWorker: what a helper process does with code, in which some of Pygments' lexers may never end."""
+"""HighlightWorker: highlights code in a helper process, since some of Pygments' lexers never end."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _CLASSES = {
 
 
 class HighlightWorker:
-    """Runs lexers. Nothing else is in its process that they could block."""
+    """Runs lexers, alone in its process."""
 
     def __init__(self, seconds: float) -> None:
-        """seconds: of a processor, for one job"""
+        """seconds: processor time of one job."""
         self._seconds = seconds
 
     def runs(self, blocks: Sequence[tuple[str, str]]) -> Iterator[list[Run] | None]:
-        """The runs of each (lexer, code); None for those that the seconds are too short for."""
+        """Yield the runs of each (lexer, code); None for a block that did not finish in time."""
         end = time.thread_time() + self._seconds
         for lexer, code in blocks:
             yield _runs(lexer, code, end)

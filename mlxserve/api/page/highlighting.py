@@ -1,10 +1,11 @@
-"""Colours of code, found by Pygments in a process that can be ended.
+"""Highlights code with Pygments, in a process that can be killed.
 
     spans = await highlighter().spans([("python", code), ...], run_fairly)
 
-A lexer may work for hours between two tokens, and holds the interpreter's lock: only its process can be ended. So
-code is at first coloured beside other short work (`mlxserve.helpers.fair_executor`) if the process is at hand, and in the turn of
-longer jobs where it has to be started or has another job: short work never waits for it.
+A lexer may work for hours between two tokens, and holds the interpreter's lock: only killing its
+process ends it. So code is first highlighted among other short work
+(`mlxserve.helpers.fair_executor`) if the process is idle, and among longer jobs if it has to be
+started or is busy: short work never waits for it.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ class Highlighter:
         self._helper = helper or new_helper()
 
     async def spans(self, blocks: Sequence[Block], run_fairly: RunFairly) -> list[Spans]:
-        """The nodes of each block; None for one that is not coloured in its time.
+        """Return the nodes of each block; None for one that was not highlighted in time.
 
-        Raises what `run_fairly` raises.
+        Raises the errors of `run_fairly`.
         """
         done: list[Spans] = []
         seconds = sum(len(code) for _, code in blocks) / _CHARACTERS_PER_SECOND
@@ -65,7 +66,7 @@ class Highlighter:
         return [*done, *[None] * (len(blocks) - len(done))]
 
     def _try_now(self, blocks: Sequence[Block], done: list[Spans]) -> None:
-        """Nothing is done where the process does not run, or has a job."""
+        """Highlight the blocks if the process is running and idle."""
         if self._helper.is_running:
             self._colour(self._helper.begin_if_idle, blocks, done)
 
@@ -75,7 +76,7 @@ class Highlighter:
     def _colour(
         self, begin: Callable[..., Job | None], blocks: Sequence[Block], done: list[Spans]
     ) -> None:
-        """Adds the spans of the blocks that are not done yet, up to one that fails."""
+        """Append the spans of the remaining blocks, up to one that fails."""
         try:
             job = begin("runs", blocks[len(done) :], seconds=BLOCK_SECONDS)
             while job is not None and not job.is_done:
@@ -88,7 +89,7 @@ class Highlighter:
 
 
 def _spans(code: str, runs: Sequence[tuple[str | None, int]]) -> list[Node]:
-    """The code, its coloured runs as elements."""
+    """Split the code into elements for its highlighted runs, and texts."""
     nodes: list[Node] = []
     at = 0
     for name, length in runs:
@@ -100,5 +101,5 @@ def _spans(code: str, runs: Sequence[tuple[str | None, int]]) -> list[Node]:
 
 @cache
 def highlighter() -> Highlighter:
-    """One for the process."""
+    """Return the highlighter of this process."""
     return Highlighter()

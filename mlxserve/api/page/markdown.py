@@ -61,11 +61,11 @@ _MATH_ATTRIBUTES = frozenset(
 
 
 class _TooLong(Exception):
-    """The parser has used its time."""
+    """The parser has exceeded its time."""
 
 
 class Markdown:
-    """Parses texts for one reader. Not for several threads at once."""
+    """Parses texts. Not thread-safe."""
 
     def __init__(self) -> None:
         from markdown_it import MarkdownIt  # imported late, for a fast start
@@ -75,7 +75,7 @@ class Markdown:
         _add_rules(self._parser)
 
     def nodes(self, text: str, seconds: float) -> list[Node] | None:
-        """The blocks of a text; None for one that takes longer than `seconds` of this thread."""
+        """Parse a text into blocks; None if that takes more than `seconds` of this thread's time."""
         if len(text) > MAX_MARKED:
             return unmarked(text)
         deadline = time.thread_time() + seconds
@@ -86,12 +86,12 @@ class Markdown:
 
 
 def unmarked(text: str) -> list[Node]:
-    """The text as one block without marks."""
+    """Return the text as one block without formatting."""
     return [["div", {"class": "plain"}, text]]
 
 
 def code_elements(nodes: Iterable[Node]) -> Iterator[list[Any]]:
-    """The elements of code: ["pre", {"language": …}, code]."""
+    """Yield the elements of code: ["pre", {"language": …}, code]."""
     for node in nodes:
         if isinstance(node, list):
             if node[0] == "pre":
@@ -133,8 +133,11 @@ def _check_block_time(state: StateBlock, _start: int, _end: int, _silent: bool) 
 
 
 def _inline_formula(state: StateInline, silent: bool) -> bool:
-    """`$5 and $6` are prices: a single dollar neither opens before nor closes after a space, and does
-    not close before a digit."""
+    """Parse a formula within a line.
+
+    `$5 and $6` are prices: a single dollar neither opens before nor closes after a space, and does
+    not close before a digit.
+    """
     text, at = state.src, state.pos
     opening = next((mark for mark in _FORMULAS if text.startswith(mark, at)), None)
     if opening is None:
@@ -154,7 +157,11 @@ def _inline_formula(state: StateInline, silent: bool) -> bool:
 
 
 def _block_formula(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    r"""$$ or \[ at the begin of a line, to the line that ends with its other half."""
+    r"""Parse a formula over several lines.
+
+    It begins with $$ or \[ at the beginning of a line, and ends with its other half at the end of
+    one.
+    """
     begin = state.bMarks[start] + state.tShift[start]
     opening = state.src[begin : begin + 2]
     if opening not in ("$$", "\\[") or state.is_code_block(start):
@@ -238,7 +245,7 @@ def _leaf(token: Token) -> Node:
 
 
 def _formula(token: Token) -> Node:
-    """MathML, or the source where it is not LaTeX that can be converted."""
+    """Convert a formula to MathML; the source is shown if it is not convertible LaTeX."""
     from latex2mathml.converter import convert_to_element
 
     is_block = token.block or token.markup in ("$$", "\\[")

@@ -1,4 +1,4 @@
-"""`POST /api/v1/render`: Markdown as a tree of elements, in its client's turn and within a time."""
+"""`POST /api/v1/render`: parses Markdown into a tree of elements, within a time limit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RenderRequest(RequestBody):
 
 
 class Rendering:
-    """The endpoint."""
+    """The endpoint that renders Markdown."""
 
     def __init__(self) -> None:
         self._code = highlighter()
@@ -66,7 +66,7 @@ class Rendering:
         return json_response({"data": parsing.nodes})
 
     async def _colour(self, request: Request, elements: list[_Code]) -> None:
-        """Code becomes spans."""
+        """Highlight the code of these elements."""
         blocks = [(one.lexer, one.text) for one in elements]
         spans = await self._code.spans(blocks, partial(run_fairly, request))
         for one, nodes in zip(elements, spans, strict=True):
@@ -87,7 +87,10 @@ class _Code:
 
 
 class _Parsing:
-    """nodes, code: of the texts that are parsed"""
+    """The progress of parsing some texts.
+
+    nodes, code: results of the texts parsed so far
+    """
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.nodes: list[list[Node]] = []
@@ -99,7 +102,7 @@ class _Parsing:
         return len(self.nodes) == len(self._texts)
 
     def go_on(self, seconds: float) -> None:
-        """For these seconds of this thread. A text that is not done then is begun again by the next call."""
+        """Parse for this time of this thread; the next call restarts an unfinished text."""
         parser, end = Markdown(), time.thread_time() + seconds
         for text in self._texts[len(self.nodes) :]:
             nodes = parser.nodes(text, max(0.0, end - time.thread_time()))
@@ -109,7 +112,7 @@ class _Parsing:
             self.code += _code(nodes)
 
     def finish(self, seconds: float) -> None:
-        """What is left after these seconds has no marks."""
+        """Parse for this time, and leave the remaining texts without formatting."""
         self.go_on(seconds)
         self.nodes += map(unmarked, self._texts[len(self.nodes) :])
 

@@ -1,8 +1,8 @@
 """`GET /` and `/page/…`: a page with a chat and a view of the engine, for a browser on this machine.
 
-Static files without a build step. They use the API as any client does, under the same checks of Host,
-Origin and key; the files themselves need no key, as they hold no data. The content security policy
-allows scripts, styles and requests of this server only, none of them inline.
+Static files without a build step. They use the API as any client does, with the same checks of
+Host, Origin and key; the files themselves need no key, as they hold no data. The content security
+policy allows scripts, styles and requests of this server only, none of them inline.
 """
 
 from __future__ import annotations

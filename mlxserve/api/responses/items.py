@@ -44,7 +44,7 @@ class ToolAddress(NamedTuple):
 
 
 class OutputItem(ABC):
-    """One item being built. `text` is its text so far."""
+    """An item that is being built. `text` is its text so far."""
 
     PREFIX: ClassVar[str]
 
@@ -202,7 +202,7 @@ class ResponseOutput:
     def __init__(
         self, response_id: str, tools: Mapping[str, ToolAddress], *, signs: bool = False
     ) -> None:
-        """signs: reasoning is also a signature, for clients that keep it unread"""
+        """signs: send reasoning as a signature too, for clients that store it unread."""
         self._response_id = response_id
         self._signs = signs
         self._tools = tools

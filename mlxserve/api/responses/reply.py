@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class ResponseReply:
-    """One response: its output so far, and the number of the next event."""
+    """A response: its output so far, and the number of its next event."""
 
     id: str
     created: int
@@ -46,7 +46,7 @@ class ResponseReply:
         )
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
-        """The output of the same events, in the order in which they came."""
+        """The output built from the same events, in their order."""
         async for delta in answers:
             self._finish_reason = delta.finish_reason
             for _event in self._output.push(delta):
@@ -71,7 +71,7 @@ class ResponseReply:
         return b"".join([*events, self._event(status, response=self._ended(tokens))])
 
     def failure(self, error: ApiError) -> bytes:
-        """`response.failed`."""
+        """End the stream with the event `response.failed`."""
         response = self._response("failed")
         response["error"] = {"code": "server_error", "message": error.message}
         return self._event("failed", response=response)

@@ -28,10 +28,10 @@ from mlxserve.api.service import Prepared, Service
 
 @dataclass(frozen=True, slots=True)
 class PreparedResponse:
-    """What is made of a body in the client's turn.
+    """The result of reading a body in the client's turn.
 
-    new: the body with stored items in the place of references
-    whole: the same after the conversation that it continues
+    new: the body, with stored items in place of references
+    whole: the same, after the conversation that it continues
     """
 
     new: ResponsesRequest
@@ -40,7 +40,7 @@ class PreparedResponse:
 
 
 class Responses:
-    """The endpoint over one service; the store may be that of several."""
+    """The endpoint over one service. Several services may share the store."""
 
     def __init__(self, service: Service, store: ResponseStore) -> None:
         self._service = service
@@ -54,7 +54,7 @@ class Responses:
     def _prepare(self, request: Request, body: ResponsesRequest) -> MoreWork[PreparedResponse]:
         new = body.with_items(self._store.items(body.referenced, key_id(request)))
         whole = new.after(self._earlier(request, new.previous_response_id))
-        params = whole.sampling(self._service.chat.default_params)
+        params = whole.sampling(self._service.model.default_params)
         prepared = self._service.begin(request, whole.prompt_source(), params, whole.turn())
         return prepared.then(partial(PreparedResponse, new, whole))
 
@@ -66,7 +66,7 @@ class Responses:
         reply = ResponseReply(
             id=request_id(request),
             created=int(time.time()),
-            model=self._service.chat.model_name,
+            model=self._service.model.model_name,
             asked=prepared.whole,
             params=answering.params,
             on_end=partial(self._keep, key_id(request), prepared.new),

@@ -38,8 +38,11 @@ _SIGNED = "reasoning.encrypted_content"  # of `include`
 
 
 class InputItem(KindedModel):
-    """A message, a call, the output of a call, or reasoning. Each kind has some of the fields; of any
-    other kind, such as what OpenAI's servers do, only type and id are kept."""
+    """A message, a call, the output of a call, or reasoning.
+
+    Each kind has some of the fields. Any other kind, such as a call of OpenAI's own tools, keeps
+    only its type and id.
+    """
 
     NEEDS: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "message": ("role",),
@@ -72,7 +75,7 @@ class InputItem(KindedModel):
 
     @property
     def call(self) -> Call:
-        """A custom tool has its text as the only argument."""
+        """The item as a call. A custom tool's text becomes its only argument."""
         text = self.input
         arguments = self.arguments if text is None else arguments_text({"input": text})
         tool = ToolAddress(self.name or "", self.namespace)
@@ -80,11 +83,11 @@ class InputItem(KindedModel):
 
     @property
     def reasoning(self) -> str:
-        """Of an answer, which a client may have kept unread."""
+        """The text of reasoning, also if the client stored it unread, as a signature."""
         return text_of(self.content) or signed_thinking(self.encrypted_content)
 
     def message(self, where: str) -> Message:
-        """Of an item that is a message of its own."""
+        """The item as a message of its own."""
         if self.type in ("function_call_output", "custom_tool_call_output"):
             return Message.of(
                 TOOL, self.output or (), where=f"{where}.output", call_id=self.call_id
@@ -97,13 +100,13 @@ class InputItem(KindedModel):
 
     @property
     def size(self) -> int:
-        """Characters, with those of images."""
+        """Number of characters, including images."""
         parts = (*(self.content or ()), *(self.output or ()))
         images = sum(len(part.source or "") for part in parts if isinstance(part, SentImage))
         return len(self.model_dump_json()) + images
 
     def listed(self, number: int) -> dict[str, Any]:
-        """As listed among a response's inputs. An item without an id is named by its position."""
+        """Render the item for a list of inputs. An item without an id is named by its position."""
         item = self.model_dump(exclude_none=True, exclude=set(self.model_extra or ()))
         item.setdefault("id", f"{_ID_PREFIXES.get(self.type, self.type)}_{number}")
         if self.type == "reasoning":
@@ -119,7 +122,7 @@ class InputItem(KindedModel):
 
 
 def _listed_parts(parts: Sequence[Part], kind: str) -> list[dict[str, Any]]:
-    """Images as they were sent, and the texts between them as one part each, of this kind."""
+    """Render images as they were sent, and each text between them as one part of this kind."""
     listed: list[dict[str, Any]] = []
     for is_image, run in groupby(parts, lambda part: isinstance(part, SentImage)):
         if is_image:
@@ -142,7 +145,7 @@ _ID_PREFIXES = {
 
 
 def messages_of(items: Sequence[InputItem]) -> list[Message]:
-    """An answer's reasoning, text and calls become one message."""
+    """Read messages, merging an answer's reasoning, text and calls into one."""
     messages: list[Message] = []
     reasoning = ""
     for number, item in enumerate(items):
@@ -163,8 +166,7 @@ def messages_of(items: Sequence[InputItem]) -> list[Message]:
 
 
 class ResponsesTool(StrictModel):
-    """A function, a custom tool, or a namespace of them. Tools that OpenAI's servers run are left
-    out."""
+    """A function, a custom tool, or a namespace of them. Tools that OpenAI runs are left out."""
 
     type: Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
     name: Name | None = None
@@ -193,9 +195,9 @@ class ResponsesTool(StrictModel):
         return self.is_callable or self.type == "namespace"
 
     def addressed(self) -> Iterator[tuple[ToolAddress, ResponsesTool]]:
-        """The tools that can be called: this one, or those of this namespace.
+        """Yield the callable tools: this one, or those of this namespace.
 
-        A namespace's description is put before that of its first tool.
+        The first tool of a namespace gets its description as well.
         """
         if self.is_callable:
             yield ToolAddress(self.name or "", is_custom=self.type == "custom"), self
@@ -206,7 +208,7 @@ class ResponsesTool(StrictModel):
             yield address, tool.model_copy(update=update)
 
     def definition(self, name: str) -> dict[str, Any]:
-        """As chat templates expect it."""
+        """The tool in the format of chat templates."""
         parameters = _TEXT_INPUT if self.type == "custom" else self.parameters
         return definition_of(name, self.description, parameters)
 
@@ -229,7 +231,7 @@ class TextOptions(StrictModel):
 
 
 class ResponsesRequest(ToolGenerationFields):
-    """The body of `POST /v1/responses`. Sampling fields that OpenAI's lacks are extensions."""
+    """The body of `POST /v1/responses`. Sampling fields that OpenAI's API lacks are extensions."""
 
     NOT_YET: ClassVar[NotYet] = {
         "background": (None, False),
@@ -276,12 +278,12 @@ class ResponsesRequest(ToolGenerationFields):
 
     @property
     def signs_reasoning(self) -> bool:
-        """Whether the client keeps the reasoning unread and sends it back."""
+        """True if the client stores reasoning unread, and sends it back."""
         return _SIGNED in (self.include or ())
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
-        """Of the tools, as chat templates know them. Raises ApiError 400."""
+        """The tools in the format of chat templates. Raises ApiError 400."""
         found = self._callable_tools()
         if len(found) > MAX_TOOLS:
             raise invalid_value(
@@ -291,7 +293,7 @@ class ResponsesRequest(ToolGenerationFields):
 
     @property
     def addresses(self) -> dict[str, ToolAddress]:
-        """The client's address of each tool, by the name the model calls."""
+        """The client's address of each tool, by the model's name for it."""
         return {address.full_name: address for address, _ in self._callable_tools()}
 
     def _callable_tools(self) -> list[tuple[ToolAddress, ResponsesTool]]:
@@ -310,11 +312,11 @@ class ResponsesRequest(ToolGenerationFields):
 
     @property
     def referenced(self) -> list[str]:
-        """Ids of stored items that the input names."""
+        """Ids of stored items in the input."""
         return [item.id for item in self.input if item.type == "item_reference" and item.id]
 
     def with_items(self, stored: Mapping[str, InputItem]) -> Self:
-        """This request with stored items in the place of references to them."""
+        """Replace references to stored items by the items."""
         if not stored:
             return self
         found = [
@@ -324,7 +326,7 @@ class ResponsesRequest(ToolGenerationFields):
         return self.model_copy(update={"input": found})
 
     def after(self, earlier: Sequence[InputItem]) -> Self:
-        """This request, after an earlier conversation. Raises ApiError 400."""
+        """Prepend an earlier conversation. Raises ApiError 400."""
         if len(earlier) + len(self.input) > MAX_MESSAGES:
             raise invalid_value("input", f"the conversation has more than {MAX_MESSAGES} items")
         return self.model_copy(update={"input": [*earlier, *self.input]})
@@ -334,7 +336,7 @@ class ResponsesRequest(ToolGenerationFields):
         return "input"
 
     def prompt_source(self) -> PromptSource:
-        """How the items become a prompt."""
+        """The source from which the items become a prompt."""
         return PromptSource(
             read=self.conversation,
             num_messages=len(self.input),
@@ -343,7 +345,7 @@ class ResponsesRequest(ToolGenerationFields):
         )
 
     def conversation(self, sees: bool = False) -> Conversation:
-        """As `conversation_of`."""
+        """Read the conversation. `sees` and errors are those of `conversation_of`."""
         first = [Message(role=SYSTEM, text=self.instructions)] if self.instructions else []
         return Conversation.of([*first, *messages_of(self.input)], sees=sees)
 

@@ -22,12 +22,13 @@ MAX_AGE = 24 * 3_600.0  # seconds after it was last used
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """
-    owner: the id of the API key it belongs to
+    """A response and the items of its conversation that it added.
+
+    owner: the id of its API key
     response: the reply as it was sent
     items: its own input and output, without those of earlier responses
-    size: of response and items, in bytes
-    previous: the id of the response it continues
+    size: size of response and items, in bytes
+    previous: the id of the response that it continues
     """
 
     owner: str
@@ -38,7 +39,7 @@ class StoredResponse:
 
 
 class MissingResponse(KeyError):
-    """A response that a conversation needs is not stored."""
+    """A response of the conversation is not stored."""
 
     def __init__(self, response_id: str) -> None:
         super().__init__(response_id)
@@ -46,7 +47,7 @@ class MissingResponse(KeyError):
 
 
 class ResponseStore:
-    """One per app. Methods may be called from any thread."""
+    """The responses of one app. Thread-safe."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class ResponseStore:
         return self._bytes.total()
 
     def put(self, stored: StoredResponse) -> None:
-        """Add a response. Evicts the least recently used ones of the owner with the most bytes."""
+        """Add a response, evicting the least recently used ones of the owner with the most bytes."""
         with self._lock:
             response_id = stored.response["id"]
             assert response_id not in self._stored, "a response id was used twice"
@@ -98,7 +99,7 @@ class ResponseStore:
             return True
 
     def conversation(self, response_id: str, owner: str) -> list[Any]:
-        """The items of a response, after those of all before it. Raises MissingResponse."""
+        """Return the items of a response after those of all before it. Raises MissingResponse."""
         with self._lock:
             self._expire()
             chain = [*self._chain(response_id, owner)]
@@ -110,7 +111,7 @@ class ResponseStore:
             return [item for each in reversed(chain) for item in self._stored[each][1].items]
 
     def items(self, item_ids: Collection[str], owner: str) -> dict[str, Any]:
-        """The owner's items of these ids that are stored."""
+        """Return the owner's stored items with these ids."""
         with self._lock:
             self._expire()
             wanted = frozenset(item_ids)
@@ -123,7 +124,7 @@ class ResponseStore:
             }
 
     def _chain(self, response_id: str | None, owner: str) -> Iterator[str]:
-        """Ids from a response back to the first one that is stored."""
+        """Yield ids from a response back to the first one that is stored."""
         while response_id is not None and (found := self.get(response_id, owner)) is not None:
             yield response_id
             response_id = found.previous

@@ -1,4 +1,4 @@
-"""Stored responses: read again, listed and deleted. They need no model."""
+"""Reads, lists and deletes stored responses. No model is needed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class StoredResponses:
         )
 
     def _stored(self, request: Request) -> StoredResponse:
-        """Raises ApiError 404."""
+        """The response in the path. Raises ApiError 404."""
         stored = self._store.get(request.path_params["id"], key_id(request))
         if stored is None:
             raise response_not_found(request.path_params["id"], "id")
@@ -72,7 +72,7 @@ class StoredResponses:
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     def _stored_before(self, stored: StoredResponse) -> list[Any]:
-        """The items before a response; none if one of its conversation is missing."""
+        """The items before a response; none if a response of its conversation is missing."""
         if stored.previous is None:
             return []
         try:
@@ -82,7 +82,7 @@ class StoredResponses:
 
 
 def page_of(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """A list, paginated as OpenAI does it: `limit`, `order` and `after`. Raises ApiError 400."""
+    """Paginate a list as OpenAI does, by `limit`, `order` and `after`. Raises ApiError 400."""
     limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
     if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= 100):
         raise invalid_value("limit", "must be a whole number from 1 to 100")
@@ -104,7 +104,7 @@ def page_of(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[s
 
 
 def response_not_found(response_id: str, param: str) -> ApiError:
-    """A 404."""
+    """Build the 404 for a response."""
     return ApiError(
         404,
         f"There is no response {response_id[:100]!r}: it was not stored, was deleted or has expired.",

@@ -1,4 +1,4 @@
-"""BoundedHttp: HTTP/1.1 of one connection, by h11, with bounds on what a client may send first."""
+"""BoundedHttp: HTTP/1.1 on one connection, by h11, with bounds on what a client may send first."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MAX_HEAD = 64 * 1_024  # bytes of a request line and its headers
 
 
 class BoundedHttp(h11.Connection):
-    """Refuses heads that h11 accepts: too long ones that arrive in one piece, and other versions.
+    """Refuses request heads that h11 accepts: oversized ones that arrive whole, and other versions.
 
-    `refusal` is what the client is told after a RemoteProtocolError, where that is more than a 400.
+    refusal: the reply to a RemoteProtocolError if a 400 does not say enough
     """
 
     def __init__(self, max_head: int) -> None:

@@ -41,8 +41,11 @@ _RAISE_IT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Seconds a client may take to send its headers and its body and to read; most connections in
-    total, from one address, and accepted at once, 10 kB each, before any is read."""
+    """Deadlines in seconds for a client's headers, body and reading, and bounds on connections.
+
+    connections, connections_per_address: maximum open connections, in total and by address
+    backlog: maximum connections accepted at once, 10 kB each, before any is read
+    """
 
     header: float = 10.0
     body: float = 30.0
@@ -62,7 +65,7 @@ class Limits:
         )
 
     def within(self, open_files: int) -> Limits:
-        """These limits in a process that may have `open_files`. Raises InvalidConfig if too few."""
+        """Fit the limits to `open_files` open files. Raises InvalidConfig if there are too few."""
         room = open_files - _OWN_FILES
         if room < _FEWEST_CONNECTIONS:
             raise InvalidConfig(
@@ -87,7 +90,7 @@ class _Waiting(Enum):
 
 
 class Connection(H11Protocol):
-    """uvicorn makes one per connection, of a class that `limited` makes."""
+    """A connection of uvicorn, which instantiates a class made by `limited`."""
 
     limits: Limits
     open_connections: OpenConnections[Connection]
@@ -129,9 +132,9 @@ class Connection(H11Protocol):
         self.open_connections.set_idle(self, self._is_idle)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # None means False
-        """Keep the connection for the reply to a whole request, as after `nc -N`.
+        """Keep the connection for the reply to a complete request, as after `nc -N`.
 
-        A client that has gone sends the same end. It is told apart by writing to it.
+        A client that has gone sends the same end. Writing to it tells the two apart.
         """
         if self._is_idle or self.conn.their_state is h11.SEND_BODY:
             return False
@@ -182,7 +185,7 @@ class Connection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _probe(self, seconds: float) -> None:
-        """Write what a waiting client skips, again after `seconds` and then now and then.
+        """Write bytes that a waiting client skips, again after `seconds`, and then periodically.
 
         A machine whose program has gone answers the first write with a reset, at which the second
         one fails, and the connection is lost.
@@ -227,7 +230,7 @@ class Connection(H11Protocol):
         self._refuse(ApiError(408, message, code="request_timeout"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Close the connection, with an error reply if none has been started."""
+        """Close the connection, with an error reply unless one has been started."""
         self._wait_for(None)
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True  # the application's further writes are dropped
@@ -239,7 +242,7 @@ class Connection(H11Protocol):
             self.transport.abort()
 
     def _write_refusal(self, error: ApiError) -> None:
-        """As uvicorn's own `send_400_response`, which knows plain text only."""
+        """Write an error reply. uvicorn's own `send_400_response` writes plain text only."""
         body = encode_json(error.body())
         headers = [
             (b"content-type", b"application/json"),

@@ -19,7 +19,7 @@ _RETRY = {"retry-after": "5"}  # seconds; a guess of when the next server runs
 
 
 class Drain:
-    """Whether the server is stopping, and how many requests run. Used in the event loop only."""
+    """Whether the server is stopping, and the number of running requests. For the event loop only."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -36,7 +36,7 @@ class Drain:
 
     @contextmanager
     def counted(self, scope: Scope) -> Iterator[None]:
-        """A request while it is answered. Raises ApiError 503 for work once the server is stopping."""
+        """Count a request until its reply is sent. Raises ApiError 503 for work while stopping."""
         if scope["method"] not in _WORK:
             yield
             return
@@ -50,7 +50,7 @@ class Drain:
             self._changed.set()
 
     async def finished(self) -> None:
-        """Returns when no request is running."""
+        """Wait until no request is running."""
         while self.num_running:
             self._changed.clear()
             await self._changed.wait()

@@ -23,7 +23,7 @@ def _end_process() -> None:
 
 
 class HardExit:
-    """A thread that waits for the first deadline, and for earlier ones after it."""
+    """A thread that waits for the earliest deadline."""
 
     def __init__(self, end: Callable[[], None] = _end_process) -> None:
         self._end = end
@@ -31,7 +31,7 @@ class HardExit:
         threading.Thread(target=self._wait, name="mlxserve-last-resort", daemon=True).start()
 
     def end_within(self, seconds: float) -> None:
-        """May be called in a signal handler."""
+        """Set a deadline. Safe in a signal handler."""
         self._deadlines.put(time.monotonic() + seconds)
 
     def _wait(self) -> None:

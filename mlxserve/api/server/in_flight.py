@@ -1,7 +1,7 @@
-"""The requests being answered: each can be ended early, with an error that its client can read.
+"""The requests in flight: each can be ended early, with an error that its client can read.
 
-A stream ends with the error as its last event. A request without a reply yet is cancelled, wherever it
-waits, and the error becomes its reply.
+A stream ends with the error as its last event. A request without a reply yet is cancelled, wherever
+it waits, and the error becomes its reply.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ EarlyEnd: TypeAlias = asyncio.Future[ApiError]  # done once the request has to e
 
 
 class InFlight:
-    """Those of one server, each with the API key that sent it. Used in the event loop only."""
+    """The requests of one server, each with the key that sent it. Used in the event loop only."""
 
     def __init__(self) -> None:
         self._ends: dict[EarlyEnd, str] = {}  # with the digest of the key
 
     @contextlib.contextmanager
     def entered(self, key: str) -> Iterator[EarlyEnd]:
-        """One request, until its reply is sent."""
+        """Register a request until its reply is sent."""
         end: EarlyEnd = asyncio.get_running_loop().create_future()
         self._ends[end] = key
         try:
@@ -42,6 +42,6 @@ class InFlight:
 
 
 def early_end(scope: Scope) -> EarlyEnd:
-    """The end of a request. It never comes for one that was not entered."""
+    """The future of a request's early end, which never comes if the request was not registered."""
     end: EarlyEnd | None = scope.get("mlxserve.end")
     return asyncio.get_running_loop().create_future() if end is None else end

@@ -1,8 +1,8 @@
-"""LoadingStream: a stream of events that begins before anybody can say what will be in it.
+"""LoadingStream: a stream of events that begins before its content is known.
 
-A client that has asked for events waits while its model is loaded, for minutes where others use the
+A client that has asked for events waits while its model is loaded, for minutes if others use the
 memory. Proxies and clients would give up: so the stream begins after ten seconds of silence, with
-comments. The headers of the real reply come too late then, and a refusal becomes the last event.
+comments. The headers of the real reply then come too late, and a refusal becomes the last event.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class LoadingStream:
-    """The reply to one request: `send` passes on what its route sends."""
+    """The reply to one request. Its route sends through `send`."""
 
     def __init__(self, scope: Scope, send: Send, interval: float = KEEPALIVE_INTERVAL) -> None:
         self.has_begun = False
@@ -32,7 +32,7 @@ class LoadingStream:
         self._refusal: list[bytes] = []
 
     async def during(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, with a comment for each `interval` that it takes.
+        """Await `work`, sending a comment after each `interval`.
 
         Raises the ApiError with which the server ends the request, once the stream has begun.
         """
@@ -60,7 +60,7 @@ class LoadingStream:
         await self._send({"type": "http.response.body", "body": KEEPALIVE, "more_body": True})
 
     async def send(self, message: Message) -> None:
-        """What a route sends, without a second beginning."""
+        """Pass on a route's message, without a second beginning."""
         if not self.has_begun:
             await self._send(message)
         elif message["type"] == "http.response.start":

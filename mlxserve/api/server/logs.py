@@ -14,11 +14,11 @@ _POLLED = ("/health", "/ready", "/metrics")
 class _OneLine(logging.Formatter):
     """Escapes control characters in messages. Tracebacks keep their lines."""
 
-    def formatMessage(self, record: logging.LogRecord) -> str:
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         record.message = escaped(record.message)
         return super().formatMessage(record)
 
-    def formatException(self, ei: Any) -> str:
+    def formatException(self, ei: Any) -> str:  # noqa: N802
         return escaped_lines(super().formatException(ei))
 
 

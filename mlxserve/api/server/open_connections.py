@@ -37,7 +37,7 @@ class OpenConnections(Generic[C]):
         return leaver
 
     def leave(self, connection: C) -> None:
-        """Does nothing for a connection that has left."""
+        """Remove a connection, if it has not left yet."""
         address = self._addresses.pop(connection, None)
         if address is None:
             return
@@ -47,7 +47,7 @@ class OpenConnections(Generic[C]):
             del self._counts[address]
 
     def set_idle(self, connection: C, is_idle: bool) -> None:
-        """Idle: not waiting for a reply. A connection that becomes idle again is closed last."""
+        """Mark a connection that waits for no reply. One that becomes idle again is closed last."""
         if not is_idle:
             self._idle.pop(connection, None)
         elif connection in self._addresses:

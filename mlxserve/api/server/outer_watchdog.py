@@ -1,10 +1,10 @@
 """The watchdog's other process: kills a server whose Python is stuck, and the watchdog with it.
 
-    server ── a byte for each look ──▶ stdin; its end ends this process
+    server ── a byte per check ──▶ stdin; its end ends this process
 
 It counts its own ticks without a byte, and none while the server is stopped. So a server that was
-paused, together with this process or alone, has all its time again. Imports what starts quickly and
-is small: it lives as long as the server.
+paused, together with this process or alone, has all its time again. It imports only small modules
+that load fast: it lives as long as the server.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(pid: int, seconds: float) -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """By a signal or a debugger."""
+    """True if the process is stopped, by a signal or a debugger."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             state = file.read().rpartition(")")[2]

@@ -15,18 +15,21 @@ MIN_SECONDS, MAX_SECONDS = 1.0, 60.0  # seconds a client is told to wait
 
 
 class RetryAfter:
-    """One for each kind of place: answers, embeddings, connections. Used in the event loop only."""
+    """Estimates when a place becomes free: for answers, embeddings or connections.
+
+    Used in the event loop only.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._ends: deque[float] = deque(maxlen=_LAST)
 
     def ended(self) -> None:
-        """A place became free."""
+        """Record that a place became free."""
         self._ends.append(self._clock())
 
     def seconds(self) -> float:
-        """The mean time between recent ends, the time since the last one included."""
+        """The mean time between recent ends, including the time since the last one."""
         if not self._ends:
             return MIN_SECONDS
         gap = (self._clock() - self._ends[0]) / len(self._ends)

@@ -44,7 +44,7 @@ class AddressInUse(MlxServeError):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to the address; port 0 takes a free port. Raises AddressInUse, MlxServeError."""
+    """Bind a socket to the address; port 0 takes a free one. Raises AddressInUse, MlxServeError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -67,13 +67,13 @@ def url_of(listener: socket.socket) -> str:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server with our protocol, our signal handlers, and `stop_engine` in its shutdown.
+    """uvicorn's server with our protocol and signal handlers, which stops the engine on shutdown.
 
     on_ready: called once it accepts connections
     stop_engine: stops the engine; may block
     drain, open_requests: shared with the app; count running requests and end them
-    drain_seconds: how long answers may still run after the server is asked to stop
-    on_signal: called with the most seconds that the process should take from now on to end
+    drain_seconds: time for running answers after the server is asked to stop
+    on_signal: called with the maximum seconds until the process should have ended
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class HttpServer(uvicorn.Server):
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accepts connections while answers finish, so that new requests get an error they can read."""
+        """Accept connections while answers finish, so that new requests get a readable error."""
         logger.info("Shutting down; answers have %g seconds to finish.", self._drain_seconds)
         self._drain.start()
         await self._end_answers()
@@ -124,12 +124,15 @@ class HttpServer(uvicorn.Server):
             await self.lifespan.shutdown()  # which uvicorn leaves out then
 
     def stop(self) -> None:
-        """Ask for an orderly shutdown; from any thread."""
+        """Request an orderly shutdown. Thread-safe."""
         self.should_exit = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Unlike uvicorn's, does not raise the signal again: a requested shutdown is not a failure."""
+        """Install our handlers. Unlike uvicorn, do not raise the signal again afterwards.
+
+        A requested shutdown is not a failure.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -145,7 +148,7 @@ class HttpServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, _sig: int, _frame: FrameType | None) -> None:
-        """A second signal ends without waiting for running answers."""
+        """Request a shutdown. A second signal ends it without waiting for running answers."""
         self.force_exit = self.should_exit
         self.should_exit = True
         closing = _GOODBYE_SECONDS + _ENGINE_SECONDS + _CLOSING_SECONDS + 1
@@ -167,7 +170,7 @@ class HttpServer(uvicorn.Server):
         await asyncio.gather(finished, return_exceptions=True)
 
     async def _stop_engine_for(self, seconds: float) -> None:
-        """Stop the engine and wait for it, but no longer than this."""
+        """Stop the engine, waiting at most `seconds`."""
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -194,7 +197,7 @@ def serve(server: HttpServer, listener: socket.socket) -> None:
 
 
 def stop_at_end_of_input(stop: bytes) -> None:
-    """Shut this process down when its stdin ends, which happens when its parent dies, or says `stop`."""
+    """Shut the process down when stdin ends, because its parent died, or holds `stop`."""
 
     def watch() -> None:
         with contextlib.suppress(OSError):  # closed from the start

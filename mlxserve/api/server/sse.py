@@ -1,9 +1,8 @@
-"""Server-sent events, and lines of JSON: how one is encoded, and the response that sends them as they
-are written.
+"""Server-sent events and lines of JSON: their encoding, and the response that sends them.
 
-Knows nothing of what the events say. An event is sent when it is written; while none is, one that
-means nothing keeps proxies and impatient clients connected; when the client disconnects, the producer
-of the events is cancelled at once.
+It does not know what events mean. An event is sent when it is written. While none is, a keepalive
+holds the connection of proxies and impatient clients. When the client disconnects, the producer of
+the events is cancelled at once.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ EVENT_HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class StreamFormat:
-    """How a stream frames its events.
+    """The framing of a stream's events.
 
-    skipped: what may be sent between two events, as clients ignore it
+    skipped: bytes that clients ignore between two events
     """
 
     media_type: str
@@ -54,17 +53,17 @@ JSON_LINES = StreamFormat("application/x-ndjson", b" ")
 
 
 def event(data: object) -> bytes:
-    """One event. Its JSON contains no line break, so it is one `data:` line."""
+    """Encode one event. Its JSON contains no line break, so it is one `data:` line."""
     return b"data: " + encode_json(data) + b"\n\n"
 
 
 def named_event(name: str, data: object) -> bytes:
-    """One event with a name. It always has data: without, the official clients fail."""
+    """Encode one event with a name. It always has data, which the official clients require."""
     return b"event: " + name.encode() + b"\n" + event(data)
 
 
 def json_line(data: object) -> bytes:
-    """One line of a stream in the format of JSON_LINES."""
+    """Encode one line of a stream in the format of JSON_LINES."""
     return encode_json(data) + b"\n"
 
 
@@ -72,7 +71,7 @@ class TextEvents:
     """Events that differ in one string: the JSON around it is encoded once, not for each token."""
 
     def __init__(self, make: Callable[[str], bytes]) -> None:
-        """`make` encodes the whole event with a given string."""
+        """make: encodes the whole event with a given string."""
         self._before, _, self._after = make(_PLACE).partition(encode_json(_PLACE))
 
     def of(self, text: str) -> bytes:
@@ -82,10 +81,9 @@ class TextEvents:
 class EventStream(Response):
     """Sends the events that `produce` writes.
 
-    produce: called with a function that sends encoded events, and cancelled when the client
-        disconnects
+    produce: called with a function that sends encoded events; cancelled if the client disconnects
     close: runs however the response ends, even if `produce` never ran
-    failure: makes the last event when the server has to end the request early
+    failure: makes the last event if the server has to end the request early
     keepalive: makes the event that is sent after `interval` seconds without one
     """
 
@@ -144,10 +142,7 @@ class EventStream(Response):
         gone: asyncio.Future[None],
         end: EarlyEnd,
     ) -> None:
-        """Return when all is sent, the client is gone or the request has to end.
-
-        Send keepalives meanwhile.
-        """
+        """Wait until all is sent, the client has gone or the request must end, sending keepalives."""
         awaited: set[asyncio.Future[Any]] = {producing, gone, end}
         while True:
             left = body.sent_at + self._interval - time.monotonic()
@@ -168,7 +163,7 @@ class EventStream(Response):
 
 
 class _Body:
-    """The body of a response under way, and when something was last sent."""
+    """The body of a running response, and the time of its last write."""
 
     def __init__(self, send: Send, gone: asyncio.Future[None]) -> None:
         self.is_sending = False
@@ -177,7 +172,7 @@ class _Body:
         self._gone = gone
 
     async def write(self, events: bytes) -> None:
-        """Raises ClientDisconnect, as a lost connection takes what is sent without an error."""
+        """Send events. Raises ClientDisconnect: a lost connection swallows writes without an error."""
         if not events:
             return
         self.is_sending = True
@@ -189,13 +184,13 @@ class _Body:
 
 
 def skipped_by(scope: Mapping[str, Any]) -> bytes:
-    """What may be sent at any time to the client of a stream; empty while there is no stream."""
+    """Bytes that the client of a stream ignores at any time; empty if there is no stream."""
     skipped: bytes = scope.get(_SKIPPED, b"")
     return skipped
 
 
 async def until_disconnect(receive: Receive) -> None:
-    """Returns when the client has disconnected. The request's body must have been read."""
+    """Wait until the client has disconnected. The request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

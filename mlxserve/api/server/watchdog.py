@@ -1,16 +1,16 @@
-"""Watchdog: ends the server's process where its engine has failed for good, or a step does not end.
+"""Watchdog: ends the server's process if its engine has failed for good, or a step does not end.
 
-A supervisor (launchd, systemd) then starts it again. Only the server has one: a library must not end
+A supervisor (launchd, systemd) then restarts it. Only the server has one: a library must not end
 its user's process.
 
     engine failed     orderly shutdown, exit code ENGINE_FAILED
-    step is stuck     /health says so, all stacks are logged once; after `end_after` seconds the
+    step is stuck     /health reports it, all stacks are logged once; after `end_after` seconds the
                       process ends at once with exit code ENGINE_STUCK
     Python is stuck   a call holds the interpreter's lock, so that this thread cannot run either:
                       another process (outer_watchdog.py) has all stacks written to stderr, and
                       kills this one
 
-Time in which the process was paused does not count: it goes on where it was.
+Time in which the process was paused does not count: counting resumes where it was.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ GRACE = 15.0  # seconds that the other process waits longer than this thread
 
 
 class Watched(Protocol):
-    """What the watchdog asks the engine; AsyncEngine has it."""
+    """The engine's part of the watchdog. AsyncEngine implements it."""
 
     def has_failed(self) -> bool:
-        """Whether the engine has ended by itself."""
+        """True if the engine has ended by itself."""
 
     def seconds_since_beat(self) -> float:
-        """Since it last ended a step, or woke up without work; without pauses of the process."""
+        """Seconds since the engine ended a step or woke up without work, excluding pauses."""
 
 
 class Watchdog:
-    """Looks once a second, on a thread of its own, between `start` and `stop`."""
+    """Checks the engine once a second, on a thread of its own, between `start` and `stop`."""
 
     def __init__(
         self,
@@ -61,8 +61,9 @@ class Watchdog:
         end: Callable[[int], object] = os._exit,
         tick: float = _TICK,
     ) -> None:
-        """
-        end_after: seconds after which a step that has not ended ends the process; 0 for never
+        """Watch the engine once started.
+
+        end_after: seconds after which an unfinished step ends the process; 0 for never
         shut_down: begins an orderly shutdown, from any thread
         """
         self.exit_code = 0  # of the process, once the server has shut down
@@ -80,13 +81,13 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """Idempotent."""
+        """Stop watching. Idempotent."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def look(self) -> bool:
-        """One look at the engine; False once there is nothing more to watch."""
+        """Check the engine once; False if there is nothing more to watch."""
         if self._engine.has_failed():
             log.error("The engine has failed; the server ends with exit code %d.", ENGINE_FAILED)
             self.exit_code = ENGINE_FAILED
@@ -125,7 +126,7 @@ class Watchdog:
                 outer.communicate()
 
     def _looks_on(self) -> bool:
-        """A fault of one look is logged, and the next one looks again."""
+        """Check the engine. An error of the check itself is logged once, and does not end the watch."""
         try:
             goes_on = self.look()
         except Exception:
@@ -138,7 +139,7 @@ class Watchdog:
 
 
 def _started(seconds: float) -> subprocess.Popen[bytes] | None:
-    """The outer watchdog; None, and a line in the log, where the system refuses it."""
+    """Start the outer watchdog; None, and a line in the log, if the system refuses it."""
     with contextlib.suppress(AttributeError, OSError, io.UnsupportedOperation):  # no stderr
         faulthandler.register(outer_watchdog.WRITE_STACKS, file=sys.stderr)
     command = [sys.executable, "-I", "-S", outer_watchdog.__file__, str(os.getpid()), str(seconds)]
@@ -153,15 +154,15 @@ def _started(seconds: float) -> subprocess.Popen[bytes] | None:
 
 
 def _tell(outer: subprocess.Popen[bytes]) -> None:
-    """That Python runs."""
+    """Tell the outer watchdog that Python runs."""
     assert outer.stdin is not None
     with contextlib.suppress(OSError):  # it has ended, or was stopped for hours
         os.write(outer.stdin.fileno(), b".")
 
 
 def _stacks() -> str:
-    """The stacks of all threads, by name: faulthandler stops after a hundred threads, the newest."""
-    frames = sys._current_frames()
+    """Format the stacks of all threads, by name. faulthandler stops after the newest hundred."""
+    frames = sys._current_frames()  # noqa: SLF001  (documented)
     return "\n".join(
         f"Thread {thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
         for thread in threading.enumerate()

@@ -1,1 +1,1 @@
-"""Models that turn texts into vectors or scores instead of writing: encoders, and decoders trained for that."""
+"""Models that turn texts into vectors or scores: encoders, and decoders trained as such."""

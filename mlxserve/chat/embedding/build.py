@@ -1,4 +1,4 @@
-"""Builds what answers with an encoder: its engine computes texts only, and has a cache that nothing uses."""
+"""Builds engines for encoders, which compute texts only; their cache stays unused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _FUSED_HEADS = (64, 80, 128)
 
 
 def refuse_options(config: EngineConfig, name: str) -> None:
-    """Raises InvalidConfig for what encoders do not have."""
+    """Raises InvalidConfig for options that encoders do not support."""
     if config.num_ranks > 1:
         raise InvalidConfig(
             f"{name} turns texts into vectors, and such models are not divided among ranks. Serve it in one "
@@ -66,9 +66,11 @@ def build_encoder_engine(
     is_metal: bool,
     memory_limit: int,
 ) -> tuple[Engine, int]:
-    """(engine, vocabulary size), on the thread that will run it. Raises MlxServeError.
+    """Return (engine, vocabulary size). Call it on the thread that will run the engine.
 
     answers: as in Encoder
+
+    Raises MlxServeError.
     """
     encoder = load_encoder(files, rules, answers, is_metal=is_metal, memory_limit=memory_limit)
     check(encoder, files.name)
@@ -115,7 +117,7 @@ def load_encoder(
     is_metal: bool,
     memory_limit: int,
 ) -> Encoder:
-    """With its weights in memory. Raises UnsupportedModel, OutOfMemory."""
+    """Load an encoder and its weights into memory. Raises UnsupportedModel, OutOfMemory."""
     refuse_too_large(files.weight_size, files.name, memory_limit)
     network = read_network(files, rules)
     if not is_metal:
@@ -141,8 +143,10 @@ def _dense(files: ModelFiles, rules: TextEncoder, network: nn.Module) -> list[nn
 
 
 def check(encoder: Encoder, name: str) -> None:
-    """Compute two texts alone and together. Raises UnsupportedModel where padding changes a text, or where
-    the model cannot be computed."""
+    """Compute two texts alone and together.
+
+    Raises UnsupportedModel if padding changes a text, or if the model cannot be computed.
+    """
     draw = random.Random(0)
     texts = [EncoderText([draw.randrange(3, 100) for _ in range(length)]) for length in _LENGTHS]
     compute = encoder.scores if encoder.rules.is_reranker else encoder.vectors
@@ -162,7 +166,7 @@ def check(encoder: Encoder, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What the memory of a batch follows from."""
+    """The sizes that determine the memory of a batch."""
 
     vocabulary: int
     hidden: int
@@ -172,7 +176,7 @@ class _Shape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], *, is_metal: bool) -> _Shape:
-        """Raises UnsupportedModel."""
+        """Read the sizes. Raises UnsupportedModel."""
         text = text_config(config)
         try:
             hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
@@ -184,8 +188,11 @@ class _Shape:
         return cls(vocabulary, hidden, inner, heads, not (is_metal and head_dim in _FUSED_HEADS))
 
     def step_size(self, max_length: int) -> int:
-        """Bytes of the largest batch: activations of a few layers in float32, and of one layer a mask and
-        scores before and after the softmax."""
+        """Bytes of the largest batch.
+
+        Counts activations of a few layers in float32, and the mask and the scores before and after
+        the softmax of one layer.
+        """
         num_tokens = max(BATCH_TOKENS, max_length)
         pairs = num_tokens * max_length
         scores = 2 * self.heads * pairs if self.keeps_scores else 0
@@ -195,7 +202,7 @@ class _Shape:
 def _max_length(
     config: EngineConfig, name: str, rules: TextEncoder, shape: _Shape, memory: int
 ) -> int:
-    """Tokens of the longest text. Raises InvalidConfig, OutOfMemory."""
+    """Maximum tokens of a text. Raises InvalidConfig, OutOfMemory."""
     asked = config.scheduler.max_model_len
     if asked is not None and asked > rules.max_length:
         raise InvalidConfig(

@@ -1,4 +1,4 @@
-"""Puts together the TextModel of a model that embeds or ranks texts."""
+"""Builds the TextModel of a model that embeds or ranks texts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def embedding_model(
     executor: FairExecutor,
     owns_executor: bool,
 ) -> TextModel:
-    """A model over an engine whose model is an `Encoder`. The others are as in TextModel."""
+    """Build a model over an engine that runs an `Encoder`. Arguments are those of TextModel."""
     codec = TextCodec(engine, tokenizer, vocab_size)
     encoder = EncoderEngine(engine, codec)
     vectors = None if rules.is_reranker else EncoderVectors(encoder, codec, rules)

@@ -1,4 +1,7 @@
-"""Encoder: a batch of texts to a vector each, or to a score: network, pooling, layers after it, length one."""
+"""Encoder: turns a batch of texts into vectors or scores.
+
+network ──▶ pooling ──▶ dense layers ──▶ normalisation to length 1
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
 
 @dataclass(frozen=True, slots=True)
 class EncoderText:
-    """Token ids with the marks around them; `second`: where the second text of a pair begins."""
+    """Token ids with special tokens. `second`: position of the second text of a pair."""
 
     ids: Sequence[int]
     second: int | None = None
@@ -34,7 +37,7 @@ class EncoderText:
 
 
 class Encoder(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
-    """A network and what its files say about it."""
+    """A network, and the rules in its model's files."""
 
     def __init__(
         self,
@@ -44,9 +47,10 @@ class Encoder(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
         padding: int = 0,
         answers: tuple[int, int] = (0, 0),
     ) -> None:
-        """
+        """Combine the parts of an encoder.
+
         dense: layers after the pooling
-        padding: the token that short rows end with
+        padding: the token that pads short rows
         answers: the tokens "no" and "yes" of a language model that judges
         """
         super().__init__()
@@ -59,7 +63,10 @@ class Encoder(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
         self._activations = tuple(_ACTIVATIONS[name] for name in activations)
 
     def vectors(self, texts: Sequence[EncoderText], dimensions: int | None = None) -> mx.array:
-        """(texts, size), float32, not evaluated; the first `dimensions` of them, scaled again."""
+        """Return (texts, size) vectors in float32, not evaluated.
+
+        dimensions: keep only the first components, normalised again
+        """
         ids, mask, types = self._padded(texts)
         hidden = self.network(ids, mask, types).astype(mx.float32)
         pooled = mx.concatenate(
@@ -71,7 +78,7 @@ class Encoder(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
         return _unit(kept) if self.rules.normalizes or dimensions is not None else kept
 
     def scores(self, texts: Sequence[EncoderText]) -> mx.array:
-        """(texts,): from 0 to 1, of a reranker; not evaluated."""
+        """Return (texts,) scores from 0 to 1, of a reranker; not evaluated."""
         ids, mask, types = self._padded(texts)
         found = self.network(ids, mask, types)
         if not self.rules.judges:
@@ -81,7 +88,7 @@ class Encoder(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
         return mx.sigmoid(logits[:, yes] - logits[:, no])  # the softmax of the two
 
     def _padded(self, texts: Sequence[EncoderText]) -> tuple[mx.array, mx.array, mx.array | None]:
-        """(ids, mask, types), each (texts, tokens of the longest); no types where no text is a pair."""
+        """Return (ids, mask, types), each (texts, tokens of the longest); no types without pairs."""
         longest = max(map(len, texts))
         ids = mx.array([[*text.ids, *[self._padding] * (longest - len(text))] for text in texts])
         lengths = mx.array([len(text) for text in texts])
@@ -94,7 +101,7 @@ class Encoder(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
 
 
 def read_dense(files: ModelFiles, layers: Sequence[DenseLayer]) -> list[nn.Module]:
-    """The layers after the pooling, in float32. Raises UnsupportedModel."""
+    """Read the layers after the pooling, in float32. Raises UnsupportedModel."""
     return [_read_dense(files, spec) for spec in layers]
 
 
@@ -137,7 +144,7 @@ def _last(hidden: mx.array, mask: mx.array) -> mx.array:
 
 
 def _weighted(hidden: mx.array, mask: mx.array) -> mx.array:
-    """Weights grow with the position."""
+    """Mean of the hidden states, weighted by position."""
     weights = mx.arange(1, mask.shape[1] + 1) * mask
     return _sum(hidden * weights[..., None], mask) / weights.sum(axis=1, keepdims=True)
 

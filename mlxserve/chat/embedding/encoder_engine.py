@@ -25,7 +25,7 @@ class EncoderEngine:
     async def compute(
         self, texts: Sequence[EncoderText], *, dimensions: int | None = None, client: str = ""
     ) -> list[list[float]]:
-        """A vector of each text, or of a cross-encoder a list of one score.
+        """Return the vector of each text, or from a cross-encoder a list with its score.
 
         Raises InvalidRequest, InvalidParameter, PromptTooLong, EngineStopped.
         """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class EncoderVectors:
-    """Texts as vectors, as the model's files say."""
+    """Texts as vectors, by the rules in the model's files."""
 
     def __init__(self, encoder: EncoderEngine, codec: TextCodec, rules: TextEncoder) -> None:
         self._encoder = encoder
@@ -26,7 +26,7 @@ class EncoderVectors:
         self._end = _marks_after(codec.tokenizer)
 
     def prompt_for(self, input_type: str | None) -> str:
-        """What the model wants before texts of a type: "query", "document" or another that its files name."""
+        """The prompt before texts of a type: "query", "document" or another of the model's files."""
         if input_type is None:
             return self._rules.prompts.get(self._rules.default_prompt or "", "")
         if input_type not in self._rules.prompts:
@@ -38,7 +38,7 @@ class EncoderVectors:
         return self._rules.prompts[input_type]
 
     def cut(self, token_ids: Sequence[int]) -> list[int]:
-        """The first tokens that fit, with the marks at the end."""
+        """Truncate token ids to the context, keeping the special tokens at the end."""
         most = self._codec.max_model_len
         if len(token_ids) <= most:
             return list(token_ids)
@@ -53,7 +53,7 @@ class EncoderVectors:
         dimensions: int | None = None,
         client: str = "",
     ) -> list[list[float]]:
-        """Computed in batches. Raises InvalidParameter for a pooling as well."""
+        """Compute vectors in batches. Raises InvalidParameter for any pooling."""
         if pooling is not None:
             raise InvalidParameter("pooling", "this model's files say how it pools; leave it out")
         return await self._encoder.compute(
@@ -62,7 +62,7 @@ class EncoderVectors:
 
 
 def _marks_after(tokenizer: Tokenizer) -> list[int]:
-    """What the tokenizer puts after a text."""
+    """The special tokens that the tokenizer appends to a text."""
     whole, plain = tokenizer.encode("a"), tokenizer.encode_plain("a")
     for end in range(len(plain), len(whole) + 1):
         if whole[end - len(plain) : end] == plain:

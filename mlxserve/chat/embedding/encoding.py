@@ -1,4 +1,4 @@
-"""Encoding: a request's texts in batches of about one length, between which other requests have theirs."""
+"""Encoding: computes a request's texts in batches of similar length, between other requests' batches."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ BATCH_TOKENS = 2048  # with padding, of all texts of a batch; a longer text is o
 
 
 class Encoding(TextWork[list[list[float]]]):
-    """Vectors of texts, in their order; of a cross-encoder lists of one score."""
+    """The vectors of texts, in their order; from a cross-encoder lists of one score."""
 
     def __init__(
         self, encoder: Encoder, texts: Sequence[EncoderText], dimensions: int | None = None
     ) -> None:
-        """dimensions: length of the vectors, which keeps the first ones; None keeps all"""
+        """dimensions: keep only the first components; None keeps all."""
         self._encoder: Encoder | None = encoder
         self._texts = texts
         self._dimensions = dimensions
@@ -52,7 +52,7 @@ class Encoding(TextWork[list[list[float]]]):
 
 
 def batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Numbers of texts that are computed together, the last batch first: the longest texts come first."""
+    """Group indices of texts into batches. `pop` returns the batch with the longest texts first."""
     made: list[list[int]] = []
     for number in sorted(range(len(lengths)), key=lengths.__getitem__):
         last = made[-1] if made else []

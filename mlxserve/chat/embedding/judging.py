@@ -1,6 +1,6 @@
-"""What a language model that was trained as a reranker is asked: Qwen3-Reranker's prompt.
+"""The prompt of a language model that was trained as a reranker: Qwen3-Reranker's.
 
-It reads an instruction, a query and a document, and its next word is "yes" or "no".
+The model reads an instruction, a query and a document, and its next word is "yes" or "no".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
 def answers_of(tokenizer: Tokenizer, name: str) -> tuple[int, int]:
-    """The tokens "no" and "yes". Raises UnsupportedModel."""
+    """Return the tokens "no" and "yes". Raises UnsupportedModel."""
     no, yes = tokenizer.encode_plain("no"), tokenizer.encode_plain("yes")
     if len(no) != 1 or len(yes) != 1:
         raise UnsupportedModel(
@@ -27,7 +27,7 @@ def answers_of(tokenizer: Tokenizer, name: str) -> tuple[int, int]:
 
 
 class Judging:
-    """Prompts for one tokenizer."""
+    """Builds prompts with one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -37,9 +37,10 @@ class Judging:
     def prompt(
         self, query: str, document: str, instruction: str | None, most: int
     ) -> tuple[list[int], bool]:
-        """(at most so many tokens, whether the document was cut). Control tokens in what is said are text.
+        """Return a prompt of at most `most` tokens, and True if the document was cut for it.
 
-        Raises InvalidRequest where the query leaves no room for a document.
+        Special tokens in the inputs are encoded as text. Raises InvalidRequest if the query leaves
+        no room for a document.
         """
         asked = f"<Instruct>: {instruction or INSTRUCTION}\n<Query>: {query}\n<Document>: "
         said = self._tokenizer.encode_plain(asked + document, as_text=True)

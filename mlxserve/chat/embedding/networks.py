@@ -36,15 +36,19 @@ _ACTIVATIONS = ("gelu", None)  # the only one that the definitions compute
 
 
 class EncoderNetwork(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
-    """One of mlx-vlm's encoders."""
+    """An encoder with mlx-vlm's definition."""
 
     def __init__(self, definition: type, config: Any) -> None:
         super().__init__()
         self.encoder = definition(config)
 
     def __call__(self, ids: mx.array, mask: mx.array, types: mx.array | None) -> mx.array:
-        """(rows, tokens), which of them are no padding, and of which text of a pair they are -> hidden states
-        (rows, tokens, hidden), or logits (rows, 1) of one with a head."""
+        """Return hidden states (rows, tokens, hidden), or logits (rows, 1) of a model with a head.
+
+        ids: (rows, tokens)
+        mask: (rows, tokens), False for padding
+        types: (rows, tokens), the text of a pair that a token belongs to; None without pairs
+        """
         found = self.encoder(ids, attention_mask=mask.astype(mx.float32), token_type_ids=types)
         result: mx.array = found.logits if hasattr(found, "logits") else found.last_hidden_state
         return result
@@ -60,7 +64,7 @@ class DecoderNetwork(nn.Module):  # type: ignore[misc]
     """
 
     def __init__(self, definition: Any, dense: Sequence[tuple[int, int]], config: Any) -> None:
-        """`dense`: (in, out) of each."""
+        """dense: (in, out) of each dense layer."""
         super().__init__()
         whole = definition(config)
         self.model = whole.model
@@ -69,12 +73,12 @@ class DecoderNetwork(nn.Module):  # type: ignore[misc]
         self._sanitized = partial(_sanitized, [whole])
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """(rows, hidden) -> (rows, vocabulary), of a model whose head is its embedding."""
+        """Map (rows, hidden) to (rows, vocabulary), for a model whose head is its embedding."""
         logits: mx.array = self.model.embed_tokens.as_linear(hidden)
         return logits
 
     def __call__(self, ids: mx.array, _mask: mx.array, _types: mx.array | None) -> mx.array:
-        """As EncoderNetwork's. A row's padding comes after what is asked of it."""
+        """Return hidden states (rows, tokens, hidden). Padding at the end changes none before it."""
         hidden: mx.array = self.model(ids)
         return hidden
 
@@ -83,7 +87,7 @@ class DecoderNetwork(nn.Module):  # type: ignore[misc]
 
 
 class JudgeNetwork(DecoderNetwork):
-    """With a head of its own."""
+    """A decoder with a head of its own."""
 
     def __init__(self, definition: Any, dense: Sequence[tuple[int, int]], config: Any) -> None:
         super().__init__(definition, dense, config)
@@ -99,7 +103,7 @@ class JudgeNetwork(DecoderNetwork):
 
 
 class BidirectionalNetwork(DecoderNetwork):
-    """Gemma 3's layers, in which each row sees those before and after it: all, or those in its window."""
+    """Gemma 3's layers with bidirectional attention, over all tokens or those in a window."""
 
     def __init__(self, definition: Any, dense: Sequence[tuple[int, int]], config: Any) -> None:
         super().__init__(definition, dense, config)
@@ -129,7 +133,10 @@ def _under(part: str, weights: Weights) -> Weights:
 
 
 def _sanitized(whole: list[nn.Module], weights: Weights) -> Weights:
-    """Of a model with or without a head: embedding models are published without, and then without `model.`."""
+    """Rename weights for a definition with a head.
+
+    Embedding models are published without the head, and then without the prefix `model.`.
+    """
     weights = {
         name if name.startswith(("model.", "lm_head.", "dense.")) else f"model.{name}": array
         for name, array in weights.items()
@@ -142,7 +149,7 @@ def _sanitized(whole: list[nn.Module], weights: Weights) -> Weights:
 
 
 def read_network(files: ModelFiles, encoder: TextEncoder) -> nn.Module:
-    """With the files' weights, which are not evaluated. Raises UnsupportedModel."""
+    """Load a network with its weights, which are not evaluated. Raises UnsupportedModel."""
     try:
         shapes: dict[str, tuple[int, ...]] = {}
         for file in files.weights:
@@ -163,7 +170,7 @@ def read_network(files: ModelFiles, encoder: TextEncoder) -> nn.Module:
 
 
 def _dense_sizes(files: ModelFiles, shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[int, int]]:
-    """(in, out) of the layers after the pooling in the model's own file."""
+    """Return (in, out) of the layers after the pooling in the model's own file."""
     sizes: list[tuple[int, int]] = []
     while (shape := shapes.get(f"dense.{len(sizes)}.weight")) is not None and len(shape) == 2:
         num_in = shape[1]
@@ -176,7 +183,7 @@ def _dense_sizes(files: ModelFiles, shapes: Mapping[str, tuple[int, ...]]) -> li
 def _classes(
     files: ModelFiles, encoder: TextEncoder, dense: Sequence[tuple[int, int]]
 ) -> tuple[Any, Any]:
-    """What `load_model` makes a network and its arguments with."""
+    """The classes of network and arguments that `load_model` instantiates."""
     if encoder.kind is not None:
         module = _module(files, encoder.kind)
         name = "SequenceClassificationModel" if encoder.is_reranker else "Model"
@@ -203,7 +210,7 @@ def _classes(
 
 
 def _module(files: ModelFiles, kind: str) -> ModuleType:
-    """Raises UnsupportedModel where mlx-vlm is missing, or computes something else."""
+    """Import mlx-vlm's definition. Raises UnsupportedModel if it is missing or differs."""
     config: Mapping[str, Any] = files.config
     if not is_installed():
         raise UnsupportedModel(

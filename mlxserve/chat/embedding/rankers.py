@@ -1,8 +1,8 @@
-"""How models rank documents for a query.
+"""Rankers of documents for a query, by kind of model.
 
-VectorRanker    by the cosine between vectors, of an embedding model
-PairRanker      by the score of each pair, of a cross-encoder
-JudgeRanker     by the answer to a question, of a language model that was trained as a reranker
+VectorRanker    cosine between vectors             an embedding model
+PairRanker      score of each pair                 a cross-encoder
+JudgeRanker     probability of the answer "yes"    a language model trained as a reranker
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PAIR = "query", "document"  # names of prompts, as sentence-transformers gives 
 
 
 class VectorRanker:
-    """The query is the first of the texts."""
+    """Ranks by cosine. The query is the first text."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class VectorRanker:
         vectors: EncoderVectors,
         prompts: Mapping[str, str],
     ) -> None:
-        """prompts: what the model wants before texts of a type"""
+        """prompts: the prompts that the model expects before texts, by type."""
         self._encoder = encoder
         self._codec = codec
         self._vectors = vectors
@@ -38,7 +38,6 @@ class VectorRanker:
     def prepare(
         self, query: str, documents: Sequence[str], instruction: str | None = None
     ) -> tuple[list[EncoderText], int]:
-        """As Ranker's."""
         _refuse_instruction(instruction)
         most, max_len = self._codec.most_characters, self._codec.max_model_len
         before_query, before_document = self._before
@@ -48,14 +47,14 @@ class VectorRanker:
         return [EncoderText(self._vectors.cut(text)) for text in ids], num_cut
 
     async def rank(self, texts: Sequence[EncoderText], *, client: str = "") -> list[float]:
-        """The cosine between the query's vector and each document's."""
+        """Return the cosine between the query's vector and each document's."""
         vectors = await self._encoder.compute(texts, client=client)
         query, *documents = map(_unit, vectors)
         return [sum(a * b for a, b in zip(query, one, strict=True)) for one in documents]
 
 
 class PairRanker:
-    """Each text has the query and a document."""
+    """Ranks by a cross-encoder's score. Each text holds the query and a document."""
 
     def __init__(self, encoder: EncoderEngine, codec: TextCodec) -> None:
         self._encoder = encoder
@@ -64,14 +63,16 @@ class PairRanker:
     def prepare(
         self, query: str, documents: Sequence[str], instruction: str | None = None
     ) -> tuple[list[EncoderText], int]:
-        """As Ranker's."""
         _refuse_instruction(instruction)
         most = self._codec.most_characters
         pairs = [self._pair(query, document[:most]) for document in documents]
         return [text for text, _ in pairs], sum(is_cut for _, is_cut in pairs)
 
     def _pair(self, query: str, document: str) -> tuple[EncoderText, bool]:
-        """The document is cut where both do not fit. Raises InvalidRequest where the query alone does not."""
+        """Encode a pair, cutting the document to fit; True if it was cut.
+
+        Raises InvalidRequest if the query leaves no room for a document.
+        """
         ids, types, second = self._codec.tokenizer.encode_pair(query, document)
         most = self._codec.max_model_len
         excess = len(ids) - most
@@ -87,12 +88,12 @@ class PairRanker:
         return EncoderText(ids, types.index(1) if 1 in types else None), excess > 0
 
     async def rank(self, texts: Sequence[EncoderText], *, client: str = "") -> list[float]:
-        """The model's score of each pair."""
+        """Return the model's score of each pair."""
         return await _scores(self._encoder, texts, client)
 
 
 class JudgeRanker:
-    """Each text asks whether a document answers the query."""
+    """Ranks by judgement. Each text asks whether a document answers the query."""
 
     def __init__(self, encoder: EncoderEngine, codec: TextCodec) -> None:
         self._encoder = encoder
@@ -102,7 +103,6 @@ class JudgeRanker:
     def prepare(
         self, query: str, documents: Sequence[str], instruction: str | None = None
     ) -> tuple[list[EncoderText], int]:
-        """As Ranker's."""
         most, max_len = self._codec.most_characters, self._codec.max_model_len
         prompts = [
             self._judging.prompt(query, document[:most], instruction, max_len)
@@ -111,7 +111,7 @@ class JudgeRanker:
         return [EncoderText(ids) for ids, _ in prompts], sum(is_cut for _, is_cut in prompts)
 
     async def rank(self, texts: Sequence[EncoderText], *, client: str = "") -> list[float]:
-        """The probability of "yes" for each document."""
+        """Return the probability of "yes" for each document."""
         return await _scores(self._encoder, texts, client)
 
 

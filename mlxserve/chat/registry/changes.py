@@ -1,4 +1,4 @@
-"""What waits and what runs in the registry's event loop."""
+"""Notifications and background tasks in the registry's event loop."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ log = logging.getLogger("mlxserve.chat.registry")
 
 
 class Changes:
-    """Wakes everybody who waits for a change."""
+    """Wakes all waiters at each change."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[None]] = set()
 
     def tell(self) -> None:
-        """Something has changed."""
+        """Wake all waiters."""
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_result(None)
         self._waiting.clear()
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Until the next change, for at most `seconds`."""
+        """Wait for the next change, at most `seconds`."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(waiting)
         await asyncio.wait([waiting], timeout=seconds)
@@ -38,7 +38,7 @@ class BackgroundTasks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Its error is logged, beside being raised where the task is awaited."""
+        """Start a task. Its error is logged, besides being raised where the task is awaited."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

@@ -1,4 +1,4 @@
-"""A model in the registry: what can be loaded, and what has become of it."""
+"""A model in the registry: how to load it, and its current state."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class RegisteredAdapter:
     """An adapter of a model, which is loaded and unloaded with it.
 
-    name  in the API after the model's and a colon
-    size  bytes
+    name: in the API after the model's and a colon
+    size: in bytes
     """
 
     name: str
@@ -30,20 +30,20 @@ class RegisteredAdapter:
 class RegisteredModel:
     """A model that can be loaded.
 
-    name         in the API
-    load         makes it with at most this many bytes, on any thread. Raises MlxServeError
-    aliases      its other names
-    unlisted     names that are accepted and not shown
-    weight_size  bytes
-    context      tokens that it was made for, or may have; 0 if that is not known
-    least        bytes that it needs at least, as far as they are known before it is loaded
-    least_pages  of its pool: one with more may be made smaller while the model is idle
-    most_pages   of its pool, where there is memory; 0 for as many as it was loaded with
-    keep_alive   seconds from its last use until it is unloaded
-    preload      load it at the start
-    purpose      "completion", "embedding" or "rerank"
-    facts        what its files say, for clients that show it before it is loaded; None if that is not known
-    adapters     that it is served with
+    name: in the API
+    load: loads it within this many bytes, on any thread. Raises MlxServeError
+    aliases: its other names
+    unlisted: names that are accepted but not listed
+    weight_size: in bytes
+    context: the context length it was made for, or may have; 0 if unknown
+    min_bytes: minimum memory, as far as it is known before loading
+    min_pages: minimum pages of its pool, which shrinks while the model is idle
+    max_pages: maximum pages of its pool, if memory allows; 0 for as many as at loading
+    keep_alive: seconds of idleness before it is unloaded
+    preload: load it at the start
+    purpose: "completion", "embedding" or "rerank"
+    facts: the contents of its files for clients, before it is loaded; None if unknown
+    adapters: the adapters that it is served with
     """
 
     name: str
@@ -63,17 +63,18 @@ class RegisteredModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its own, and those with its adapters."""
+        """Its own name, and its names with its adapters."""
         return (self.name, *(f"{self.name}:{adapter.name}" for adapter in self.adapters))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelUse:
-    """
-    state         "unloaded", "loading", "loaded" or "unloading"
-    memory        bytes that it has
-    num_requests  that use it or wait for it
-    seconds_left  until it is unloaded, if nobody uses it meanwhile; None for no time
+    """The state of a model.
+
+    state: "unloaded", "loading", "loaded" or "unloading"
+    memory: in bytes
+    num_requests: requests that use it or wait for it
+    seconds_left: until it is unloaded if it stays unused; None for never
     """
 
     state: str
@@ -83,7 +84,7 @@ class ModelUse:
 
 
 class Place:
-    """One model and what becomes of it."""
+    """A model and its state in the registry."""
 
     def __init__(self, model: RegisteredModel, now: float) -> None:
         self.model = model
@@ -101,7 +102,7 @@ class Place:
         self._known_least: int | None = None  # since it was loaded for the first time
 
     def put(self, text_model: TextModel, now: float) -> None:
-        """It is loaded."""
+        """Store the loaded model."""
         self.text_model = text_model
         self.loaded_at = self.used_at = now
         fewer = max(0, self.num_pages - self.model.least_pages)
@@ -115,19 +116,19 @@ class Place:
 
     @property
     def planned(self) -> PlannedMemory:
-        """Of a loaded model."""
+        """The planned memory of the loaded model."""
         assert self.text_model is not None
         return self.text_model.engine.stats().planned
 
     @property
     def num_pages(self) -> int:
-        """Of a loaded model."""
+        """Number of pages of the loaded model's pool."""
         assert self.text_model is not None
         return self.text_model.engine.stats().pool.num_pages
 
     @property
     def floor(self) -> int:
-        """Bytes without which it can never be loaded."""
+        """Bytes below which it can never be loaded."""
         return self.model.weight_size if self._known_least is None else self._known_least
 
     @property
@@ -137,7 +138,7 @@ class Place:
 
     @property
     def smaller(self) -> int:
-        """Bytes with as small a pool as it may have now."""
+        """Bytes with its pool as small as is possible now."""
         return min(self.planned.total, self.least) if self.is_idle else self.planned.total
 
     def state(self, now: float) -> ModelUse:

@@ -1,4 +1,4 @@
-"""How long a model stays loaded that is not used, in Ollama's words: 300, "5m", "1h30m", 0, -1."""
+"""The time that an unused model stays loaded, in Ollama's notation: 300, "5m", "1h30m", 0, -1."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PART = re.compile(rf"({_DIGITS})(ns|us|µs|ms|s|m|h)", re.ASCII)
 
 
 def keep_alive_seconds(value: object) -> float:
-    """Seconds from a model's last use until it is unloaded: 0 at once, below 0 for ever (inf).
+    """Seconds from a model's last use until it is unloaded: 0 for at once, inf for never.
 
     Raises InvalidConfig, which names the option.
     """
@@ -31,21 +31,21 @@ def keep_alive_seconds(value: object) -> float:
 
 
 def _of_number(value: object) -> float | None:
-    """None for what is no number. An int may be too large for a float."""
+    """Read a number; None for anything else. An int may be too large for a float."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         return None  # NaN alone differs from itself
     return value
 
 
 def _of_text(text: str) -> float | None:
-    """Seconds, below 0 for a text with a minus; None for what is neither a number nor a duration."""
+    """Read seconds, which may be negative; None if it is neither a number nor a duration."""
     sign, unsigned = (-1, text[1:]) if text.startswith("-") else (1, text.removeprefix("+"))
     seconds = float(unsigned) if _NUMBER.fullmatch(unsigned) else _duration(unsigned)
     return None if seconds is None else sign * seconds
 
 
 def _duration(text: str) -> float | None:
-    """Seconds of a duration as Go writes it, without its sign."""
+    """Read a duration in Go's notation, without a sign; None if it is none."""
     seconds, at = 0.0, 0
     while part := _PART.match(text, at):
         seconds += float(part[1]) * _UNITS[part[2]]

@@ -1,6 +1,6 @@
-"""SharedMemory: the bytes that the models of a registry have together, and what may be taken of idle ones.
+"""SharedMemory: the memory budget that the models of a registry share, and how to free some.
 
-Weights, the peak of a step and the pool of each, as planned: a pool's pages may not be used yet.
+Weights, the peak of a step and the pool count as planned: pages of a pool may be unused yet.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ MIN_SECONDS = 5.0  # minimum residency of a model in use that another one needs 
 
 
 class SharedMemory:
-    """Of the models in `places`."""
+    """The memory of the models in `places`."""
 
     def __init__(self, places: Mapping[str, Place], budget: float) -> None:
-        """budget: bytes; inf for no limit"""
+        """budget: bytes; inf for no limit."""
         self.budget = int(min(budget, NO_LIMIT))
         self._places = places
 
     def loaded(self) -> list[Place]:
-        """Those that have memory, also while they are closed."""
+        """The models that hold memory, including those that are being closed."""
         return [one for one in self._places.values() if one.text_model is not None]
 
     def left(self, *, shrunk: bool = False) -> int:
-        """Bytes that no model has; `shrunk`: with the smallest pools of idle ones."""
+        """Unused bytes of the budget. `shrunk`: as if idle models had their smallest pools."""
         return self.budget - sum(
             one.smaller if shrunk else one.planned.total for one in self.loaded()
         )
@@ -40,8 +40,10 @@ class SharedMemory:
         return f"Loaded: {', '.join(one.in_words() for one in self.loaded()) or 'none'}."
 
     async def shrink(self, idle: Sequence[Place], least: int) -> bool:
-        """Make pools of idle models smaller: to an equal share of what weights and steps leave, or
-        else to what they need. Whether any is."""
+        """Shrink the pools of idle models; True if any became smaller.
+
+        Each gets an equal share of what weights and steps leave, or else what it needs.
+        """
         loaded = self.loaded()
         fixed = least + sum(one.planned.total - one.num_pages * one.planned.page for one in loaded)
         share = max(0.0, self.budget - fixed) / (len(loaded) + 1)
@@ -55,14 +57,14 @@ class SharedMemory:
         return has_shrunk
 
     def drain_oldest(self, now: float) -> None:
-        """Have the model that has been loaded for the longest take no more requests, unless one drains."""
+        """Stop new requests to the model that was loaded first, unless a model is draining already."""
         loaded = self.loaded()
         if loaded and not any(one.closes for one in loaded):
             oldest = min(loaded, key=lambda one: one.loaded_at)
             oldest.closes = now - oldest.loaded_at >= MIN_SECONDS
 
     def growing(self) -> tuple[Place, int] | None:
-        """A model whose pool was made smaller, and the pages that there is memory for again."""
+        """Return a model whose pool was shrunk, and the number of pages that fit again."""
         for one in self.loaded():
             is_ours = one.num_pages == one.set_pages
             if one.closes or not one.planned.page or not is_ours or self.budget == NO_LIMIT:
@@ -74,7 +76,7 @@ class SharedMemory:
         return None
 
     async def resize(self, place: Place, num_pages: int) -> bool:
-        """False where running requests or named prefixes need what it has."""
+        """Resize a model's pool; False if running requests or named prefixes need its pages."""
         assert place.text_model is not None
         try:
             await place.text_model.engine.resize_cache(num_pages)

@@ -1,14 +1,14 @@
-"""ModelRegistry: every loaded model of a server, within one memory.
+"""ModelRegistry: the loaded models of a server, within one memory budget.
 
-    async with registry.use(name) as text_model: ...      loads it if it is not loaded, and counts the users
+    async with registry.use(name) as text_model: ...      loads it if necessary, and counts its users
 
-                 load              users              none for `keep_alive`, or room is needed
+                 load              users              none for `keep_alive`, or memory is needed
     on disk ───────────▶ loaded ─────────▶ in use ──▶ idle ──────────▶ closing ──▶ on disk
 
-One model is loaded at a time; the others wait in the order in which they were asked for. Where memory
-is short, the pools of idle models are made smaller first, then the one that was used least recently is
-unloaded. Where all are in use, the one that has been loaded for the longest takes no further requests
-until it has been unloaded: they wait for their turn, so that no model waits for ever.
+One model is loaded at a time; the others wait in the order of their requests. If memory is short,
+the pools of idle models are shrunk first, then the least recently used idle model is unloaded. If
+all are in use, the model that was loaded first takes no further requests until it has been
+unloaded: they wait for their turn, so that no model starves.
 
 A model that is unloaded writes its pages to disk (`AsyncEngine.close`), and finds them when it is
 loaded again. Used in one event loop; models are loaded and closed on threads. Imports no mlx.
@@ -55,7 +55,7 @@ class ModelRegistry:
         close: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """The first model is the one of requests that name none.
+        """Register models. The first one answers requests that name none.
 
         budget: bytes of all loaded models together
         shared_budget: the same once another model was added
@@ -92,18 +92,18 @@ class ModelRegistry:
         return registry
 
     def add(self, model: RegisteredModel) -> None:
-        """Put another model in the registry, to be loaded when it is asked for."""
+        """Register another model, to be loaded at its first request."""
         self._places[model.name] = Place(model, self._clock())
         self.models = (*self.models, model)
         self._memory.budget = min(self._memory.budget, self._shared_budget)
 
     def loaded(self, name: str) -> TextModel | None:
-        """The model if it is loaded and not about to be unloaded. It is not counted as used."""
+        """Return the model, unless it is not loaded or is about to be unloaded. This is no use of it."""
         place = self._places[name]
         return None if place.closes else place.text_model
 
     def state(self, name: str) -> ModelUse:
-        """What has become of a model, for people who look."""
+        """The state of a model, for display."""
         return self._places[name].state(self._clock())
 
     @property
@@ -113,10 +113,10 @@ class ModelRegistry:
 
     @contextlib.asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[TextModel]:
-        """The model, loaded first if need be. It stays until the end of the block.
+        """Yield the model, loaded first if necessary. It stays loaded until the end of the block.
 
-        Raises OutOfMemory, QueueFull, EngineStopped, and what loading raises. A request that is
-        cancelled leaves the others to wait.
+        Raises OutOfMemory, QueueFull, EngineStopped, and the errors of loading. Cancelling a
+        request leaves the others waiting.
         """
         place = self._places[name]
         text_model = await self._usable_soon(place)
@@ -131,7 +131,7 @@ class ModelRegistry:
                 self.look()
 
     async def preload(self) -> None:
-        """Load the first model and those that ask for it, in their order, as far as they fit."""
+        """Load the first model, and those marked `preload` in their order, as far as they fit."""
         for number, model in enumerate(self.models):
             if number and not model.preload:
                 continue
@@ -147,11 +147,11 @@ class ModelRegistry:
         await self._usable_soon(self._places[self.models[0].name])
 
     def keep(self, name: str, seconds: float) -> None:
-        """Unload a model after so long without a use, until it is loaded again."""
+        """Set the seconds of idleness before a model is unloaded, until it is loaded again."""
         self._places[name].keep_alive = seconds
 
     async def unload(self, name: str, *, force: bool = False) -> bool:
-        """Unload a model; False if it is in use. `force` ends the answers that run."""
+        """Unload a model; False if it is in use. `force` ends its running answers."""
         place = self._places[name]
         if place.text_model is None:
             return True
@@ -161,7 +161,7 @@ class ModelRegistry:
         return True
 
     def look(self) -> None:
-        """Begin to unload what has been idle for its time, and what has failed."""
+        """Start to unload models that were idle for their time, and those whose engine failed."""
         now = self._clock()
         for place in self._places.values():
             if place.text_model is None or place.closing is not None:
@@ -174,7 +174,7 @@ class ModelRegistry:
             self._tasks.begin(self._grow())
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Call `look` periodically, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
@@ -185,7 +185,7 @@ class ModelRegistry:
     def close(self) -> None:
         """Close every model, from any thread. Idempotent.
 
-        Side by side, as each takes seconds to write its pages.
+        Models close in parallel, as each takes seconds to write its pages.
         """
         with self._lock:
             self._is_closed = True
@@ -205,12 +205,12 @@ class ModelRegistry:
     # ---- what the watchdog asks
 
     def has_failed(self) -> bool:
-        """Whether the only model's engine has ended by itself; one of several is loaded again."""
+        """True if the only model's engine has ended by itself. One of several is loaded again."""
         loaded = [place.text_model for place in self._places.values()]
         return len(loaded) == 1 and loaded[0] is not None and loaded[0].engine.has_failed()
 
     def seconds_since_beat(self) -> float:
-        """Of the engine that has been silent for the longest."""
+        """Seconds since a sign of life of the engine that has been silent for the longest."""
         loaded = (place.text_model for place in self._places.values())
         return max(
             (text_model.engine.seconds_since_beat() for text_model in loaded if text_model),
@@ -235,7 +235,7 @@ class ModelRegistry:
         return text_model
 
     def _has_failed(self, place: Place) -> bool:
-        """With one model the watchdog ends the process."""
+        """True if a model failed and is to be loaded again. A single one is left to the watchdog."""
         text_model = place.text_model
         return len(self.models) > 1 and text_model is not None and text_model.engine.has_failed()
 
@@ -265,18 +265,20 @@ class ModelRegistry:
             self._changes.tell()
 
     async def _read(self, place: Place) -> None:
-        """From disk, with as much room as others leave. Raises what loading raises."""
+        """Load a model within the memory that others leave. Raises the errors of loading."""
         least = place.least
         while True:
             room = await self._room_for(place, least)
             place.is_read = True
             try:
                 await in_thread(partial(self._read_and_put, place, room))
-                return
             except OutOfMemory:
                 if self.budget is None or room >= self.budget or not self._memory.loaded():
                     raise
-                least = room + 1  # it needs more than was known before it was read
+                # It needs more than was known before it was read.
+                least = room + 1
+            else:
+                return
             finally:
                 place.is_read = False
 
@@ -284,7 +286,7 @@ class ModelRegistry:
         self._put(place, place.model.load(room))
 
     def _put(self, place: Place, text_model: TextModel) -> None:
-        """On the thread that has loaded it."""
+        """Store the loaded model. Runs on the thread that has loaded it."""
         with self._lock:
             if not self._is_closed:
                 place.put(text_model, self._clock())
@@ -320,7 +322,7 @@ class ModelRegistry:
             self._changes.tell()
 
     async def _freed(self, least: int) -> bool:
-        """Whether more memory is free than before, or is about to be."""
+        """True if memory was freed, or is about to be."""
         loaded = self._memory.loaded()
         if closing := [one.closing for one in loaded if one.closing is not None]:
             await asyncio.wait(closing, return_when=asyncio.FIRST_COMPLETED)
@@ -342,7 +344,7 @@ class ModelRegistry:
     # ---- unloading
 
     async def _unload(self, place: Place) -> None:
-        """Returns once its memory is free, also if it was being closed already."""
+        """Unload a model, waiting until its memory is free."""
         await asyncio.shield(self._begin_closing(place))
 
     def _begin_closing(self, place: Place) -> asyncio.Task[None]:

@@ -1,4 +1,4 @@
-"""A thread for each model that is loaded."""
+"""Runs work on threads of its own, such as loading a model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """The result of `work` on a thread of its own, which goes on if this is cancelled.
+    """Run `work` on a new thread, which continues if this is cancelled.
 
-    Not in the loop's executor, whose threads are waited for at the end.
+    It is not one of the loop's executor, whose threads are joined at the end.
     """
     done: Future[T] = Future()
     done.set_running_or_notify_cancel()
