@@ -481,8 +481,8 @@ class LLM(_LoadedModel):
         turn: AssistantTurn | None,
         options: Mapping[str, Any],
     ) -> list[RequestOutput]:
-        most = max((p.n for p in params), default=1)
-        room = asyncio.Semaphore(max(1, self._llm.config.scheduler.max_num_waiting // most))
+        num_at_once = max((p.n for p in params), default=1)
+        room = asyncio.Semaphore(max(1, self._llm.config.scheduler.max_num_waiting // num_at_once))
         with tqdm(total=len(prompts), unit="answer", disable=not use_tqdm) as bar:
 
             async def one(prompt: Prompt, params: SamplingParams) -> RequestOutput:

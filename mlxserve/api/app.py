@@ -170,7 +170,9 @@ def create_server_app(
 def _usable(dispatch: ModelDispatch, request: Request) -> list[ModelRoutes]:
     """The loaded models that the request's key may use."""
     return [
-        one for one in dispatch.loaded() if dispatch.may_use(request, one.text_model.model_name)
+        routes
+        for routes in dispatch.loaded()
+        if dispatch.may_use(request, routes.text_model.model_name)
     ]
 
 
@@ -193,8 +195,8 @@ async def _beside(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await dispatch.stop()
-        for one in beside:
-            await one.close()
+        for service in beside:
+            await service.close()
         await chats.close()
 
 

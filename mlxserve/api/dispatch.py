@@ -113,7 +113,7 @@ class ModelDispatch:
         """The routes of a model with their documentation, bound to no model."""
         first = self._registry.loaded(self._first)
         assert first is not None, "the first model is loaded before the server starts"
-        return [_unbound(route) for route in self._of(first).routes]
+        return [_unbound(route) for route in self._routes_of(first).routes]
 
     def routes(self, own: Sequence[Route]) -> Sequence[Route]:
         """Turn a model's routes into the server's, which pass requests on to the named model."""
@@ -143,10 +143,10 @@ class ModelDispatch:
             try:
                 text_model = await entering
             except (MlxServeError, ApiError) as error:
-                told = error if isinstance(error, ApiError) else not_loaded(error)
-                await error_response(told)(scope, receive, send)
+                refusal = error if isinstance(error, ApiError) else not_loaded(error)
+                await error_response(refusal)(scope, receive, send)
                 return
-            routes = self._of(text_model, adapter)
+            routes = self._routes_of(text_model, adapter)
             scope[MODEL_NAMES] = routes.names
             scope[STARTED], scope[WAITED] = began, perf_counter() - began
             scope[KEEP_ALIVE] = partial(self._keep, request, model.name)
@@ -155,9 +155,9 @@ class ModelDispatch:
     async def _by_query(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on a request that inspects a loaded model or changes its cache."""
         request = Request(scope)
-        asked, name = request.query_params.get("model"), self._first
-        if asked is not None and len(self._names) > 1:
-            name = self._known(asked)
+        requested, name = request.query_params.get("model"), self._first
+        if requested is not None and len(self._names) > 1:
+            name = self._known(requested)
         self._refuse_others(request, name)
         model, adapter = self._offered[name]
         text_model = self._registry.loaded(model.name)
@@ -165,7 +165,7 @@ class ModelDispatch:
             raise ApiError(
                 409, f"The model {name!r} is not loaded.", param="model", code="model_not_loaded"
             )
-        await self._of(text_model, adapter).router(scope, receive, send)
+        await self._routes_of(text_model, adapter).router(scope, receive, send)
 
     def _keep(self, request: Request, name: str, seconds: float) -> bool:
         """Change a model's time to stay loaded; False if the options keep it loaded for ever."""
@@ -184,7 +184,7 @@ class ModelDispatch:
     def may_use(self, request: Request, name: str) -> bool:
         """True if the request's key may use this model."""
         names = models_of_key(request)
-        return not names or any(self._found(one) == name for one in names)
+        return not names or any(self._resolve(allowed) == name for allowed in names)
 
     def _refuse_others(self, request: Request, name: str) -> None:
         """Raises ApiError 403 if the request's key may not use this model."""
@@ -202,14 +202,14 @@ class ModelDispatch:
 
         Falls back to the first model, whose routes refuse the name or warn of it.
         """
-        return self._found(name) or self._base_of(name) or self._first
+        return self._resolve(name) or self._base_of(name) or self._first
 
     def _base_of(self, name: str) -> str | None:
         """The model of which the name may be an adapter; its routes refuse the name."""
         means = (own for own, names in self._names.items() if names.may_mean_adapter(name))
         return next(means, None)
 
-    def _found(self, name: str) -> str | None:
+    def _resolve(self, name: str) -> str | None:
         for fits in (ModelNames.has, ModelNames.has_nearly):
             for own, names in self._names.items():
                 if fits(names, name):
@@ -218,9 +218,9 @@ class ModelDispatch:
 
     def _known(self, name: str) -> str:
         """Resolve a name. Raises ApiError 404 if no model has it."""
-        if (found := self._found(name)) is None:
+        if (own := self._resolve(name)) is None:
             raise self._names[self._first].unknown(name)
-        return found
+        return own
 
     def models(self) -> list[OfferedModel]:
         """All models in their order, each before its adapters."""
@@ -240,10 +240,12 @@ class ModelDispatch:
 
     def loaded(self) -> list[ModelRoutes]:
         """The routes of the loaded models, without those of their adapters."""
-        chats = [self._registry.loaded(model.name) for model in self._registry.models]
-        return [self._of(text_model) for text_model in chats if text_model is not None]
+        models = [self._registry.loaded(model.name) for model in self._registry.models]
+        return [self._routes_of(text_model) for text_model in models if text_model is not None]
 
-    def _of(self, text_model: TextModel, adapter: RegisteredAdapter | None = None) -> ModelRoutes:
+    def _routes_of(
+        self, text_model: TextModel, adapter: RegisteredAdapter | None = None
+    ) -> ModelRoutes:
         """The routes of a model or of its adapter. All are made together, and share their metrics."""
         name, metrics = text_model.model_name, None
         if name not in self._served or self._served[name].text_model is not text_model:
@@ -284,8 +286,8 @@ class ModelDispatch:
 
     def drop_prefixes(self, key: Key) -> None:
         """Remove the prefixes of a revoked key. Models that are not loaded will not restore theirs."""
-        for one in self._served.values():
-            one.prefix_names.drop(key)
+        for routes in self._served.values():
+            routes.prefix_names.drop(key)
 
 
 def _named(name: str, adapter: RegisteredAdapter | None) -> str:
@@ -313,5 +315,5 @@ def _unbound(route: Route) -> Route:
 
 def not_loaded(error: MlxServeError) -> ApiError:
     """The reply for a model that could not be loaded."""
-    found = from_engine(error)
-    return ApiError(503, str(error), code="model_not_loaded") if found.status == 500 else found
+    reply = from_engine(error)
+    return ApiError(503, str(error), code="model_not_loaded") if reply.status == 500 else reply

@@ -84,7 +84,7 @@ class Downloads:
         self._dispatch = dispatch
         self._register = register
         self._catalog = catalog or ModelCatalog()
-        self._found: dict[str, Download] = {}
+        self._downloads: dict[str, Download] = {}
         self._looking: asyncio.Task[Model | None] | None = None  # for what suits this machine
 
     def routes(self) -> list[Route]:
@@ -99,7 +99,7 @@ class Downloads:
 
     async def close(self) -> None:
         """Pause the running download."""
-        tasks = [self._looking, *(one.task for one in self._found.values())]
+        tasks = [self._looking, *(download.task for download in self._downloads.values())]
         for task in filter(None, tasks):
             task.cancel()
         await asyncio.gather(*filter(None, tasks), return_exceptions=True)
@@ -111,7 +111,7 @@ class Downloads:
         return json_response(
             {
                 "object": "list",
-                "data": [one.card() for one in self._found.values()],
+                "data": [download.card() for download in self._downloads.values()],
                 "recommended": None if offered is None else _offer(offered),
             }
         )
@@ -122,25 +122,25 @@ class Downloads:
             raise ApiError(
                 409, "This server serves the models that it was started with.", code="fixed_models"
             )
-        under_way = [one.model for one in self._found.values() if one.state == "running"]
+        under_way = [each.model for each in self._downloads.values() if each.state == "running"]
         if under_way and under_way != [body.model]:
             raise ApiError(409, f"{under_way[0]} is being downloaded. Pause it first.", code="busy")
         if not under_way:
-            download = self._found[body.model] = Download(body.model)
+            download = self._downloads[body.model] = Download(body.model)
             download.task = asyncio.create_task(self._run(download, self._register))
-        return json_response(self._found[body.model].card())
+        return json_response(self._downloads[body.model].card())
 
     async def pause(self, _request: Request, body: NamedModelRequest) -> Response:
         """Pauses a download; what was fetched stays."""
-        if body.model not in self._found:
+        if body.model not in self._downloads:
             raise ApiError(
                 404, "There is no such download.", param="model", code="unknown_download"
             )
-        download = self._found[body.model]
+        download = self._downloads[body.model]
         if download.task is not None and download.state == "running":
             download.task.cancel()
             await asyncio.wait({download.task})
-        return json_response(self._found[body.model].card())
+        return json_response(self._downloads[body.model].card())
 
     async def use(self, _request: Request, body: NamedModelRequest) -> Response:
         """Keeps which of the served models commands take where none is named, as `mlxserve use` does."""

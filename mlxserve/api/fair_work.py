@@ -98,12 +98,12 @@ async def run_fairly(request: Request, seconds: float, work: Callable[[], Work[T
 
 def _within_lane(work: MoreWork[T]) -> Work[T]:
     """Run work and continuations on a thread of the executor, as long as the lane allows."""
-    most, seconds, makes = LONGEST_SECONDS[lane_of(work.seconds)], work.seconds, work.makes
+    max_seconds, seconds, makes = LONGEST_SECONDS[lane_of(work.seconds)], work.seconds, work.makes
     result = work.work()
     while isinstance(result, MoreWork):
         seconds += result.seconds
         makes = (*result.makes, *makes)
-        if seconds > most:
+        if seconds > max_seconds:
             return replace(result, makes=makes)
         result = result.work()
     for make in makes:

@@ -57,7 +57,7 @@ class Loading:
     async def index(self, request: Request) -> Response:
         """Lists what is loaded, its memory and its requests."""
         require_admin(request)
-        cards = [self._card(one) for one in self._dispatch.models() if one.adapter is None]
+        cards = [self._card(model) for model in self._dispatch.models() if model.adapter is None]
         budget = self._registry.budget
         return json_response({"object": "list", "data": cards, "memory_limit": budget})
 
@@ -89,16 +89,16 @@ class Loading:
             )
         return json_response(self._card(self._dispatch.model(name)))
 
-    def _card(self, one: OfferedModel) -> dict[str, Any]:
-        use = self._registry.state(one.model.name)
+    def _card(self, offered: OfferedModel) -> dict[str, Any]:
+        use = self._registry.state(offered.model.name)
         left = use.seconds_left
         return {
-            "id": one.name,
+            "id": offered.name,
             "object": "model",
-            "aliases": list(one.names.aliases),
-            "adapters": [adapter.name for adapter in one.model.adapters],
+            "aliases": list(offered.names.aliases),
+            "adapters": [adapter.name for adapter in offered.model.adapters],
             "state": use.state,
-            "size": one.model.weight_size,
+            "size": offered.model.weight_size,
             "memory": use.memory,
             "num_requests": use.num_requests,
             "unloads_in_seconds": None if left is None else round(left, 1),

@@ -34,60 +34,60 @@ class Models:
     async def index(self, request: Request) -> Response:
         """Lists the models that the key may ask for."""
         every = self._dispatch.models()
-        models = [one for one in every if self._dispatch.may_use(request, one.name)]
+        models = [model for model in every if self._dispatch.may_use(request, model.name)]
         if speaks_anthropic(request.scope):
-            cards = [self._anthropic_model(one) for one in models]
+            cards = [self._anthropic_model(model) for model in models]
             ids = [card["id"] for card in cards] or [None]
             page = {"has_more": False, "first_id": ids[0], "last_id": ids[-1]}
             return json_response({"data": cards, **page})
-        cards = [self._openai_model(one) for one in models]
+        cards = [self._openai_model(model) for model in models]
         return json_response({"object": "list", "data": cards})
 
     async def get(self, request: Request) -> Response:
         """Describes a model, by its name or an alias."""
         is_anthropic = speaks_anthropic(request.scope)
-        found = self._dispatch.model(request.path_params["name"], is_anthropic=is_anthropic)
+        model = self._dispatch.model(request.path_params["name"], is_anthropic=is_anthropic)
         return json_response(
-            self._anthropic_model(found) if is_anthropic else self._openai_model(found)
+            self._anthropic_model(model) if is_anthropic else self._openai_model(model)
         )
 
-    def _openai_model(self, one: OfferedModel) -> dict[str, Any]:
+    def _openai_model(self, offered: OfferedModel) -> dict[str, Any]:
         card: dict[str, Any] = {
-            "id": one.name,
+            "id": offered.name,
             "object": "model",
-            "created": self._created if one.text_model is None else one.text_model.created,
+            "created": self._created if offered.text_model is None else offered.text_model.created,
             "owned_by": "mlxserve",
-            "aliases": list(one.names.aliases),
+            "aliases": list(offered.names.aliases),
         }
-        if one.text_model is None:
-            card |= {"context_length": one.model.context} if one.model.context else {}
-            card["capabilities"] = [one.model.purpose]
+        if offered.text_model is None:
+            card |= {"context_length": offered.model.context} if offered.model.context else {}
+            card["capabilities"] = [offered.model.purpose]
         else:
             card |= {
-                "context_length": one.text_model.max_model_len,
-                "max_model_len": one.text_model.max_model_len,
-                "capabilities": list(capabilities(one.text_model)),
+                "context_length": offered.text_model.max_model_len,
+                "max_model_len": offered.text_model.max_model_len,
+                "capabilities": list(capabilities(offered.text_model)),
             }
-        if one.adapter is not None:
-            card["parent"] = one.model.name
-        size = {"size": one.size} if one.size else {}
-        return {**card, "loaded": one.text_model is not None, **size}
+        if offered.adapter is not None:
+            card["parent"] = offered.model.name
+        size = {"size": offered.size} if offered.size else {}
+        return {**card, "loaded": offered.text_model is not None, **size}
 
-    def _anthropic_model(self, one: OfferedModel) -> dict[str, Any]:
+    def _anthropic_model(self, offered: OfferedModel) -> dict[str, Any]:
         created = datetime.fromtimestamp(
-            self._created if one.text_model is None else one.text_model.created, UTC
+            self._created if offered.text_model is None else offered.text_model.created, UTC
         )
         card: dict[str, Any] = {
             "type": "model",
-            "id": one.name,
-            "display_name": one.name,
+            "id": offered.name,
+            "display_name": offered.name,
             "created_at": created.isoformat().replace("+00:00", "Z"),
             "lifecycle": "active",
         }
-        if one.text_model is not None:
+        if offered.text_model is not None:
             card |= {
-                "max_input_tokens": one.text_model.max_model_len,
-                "max_tokens": one.text_model.max_model_len,
+                "max_input_tokens": offered.text_model.max_model_len,
+                "max_tokens": offered.text_model.max_model_len,
             }
         return card
 

@@ -50,23 +50,26 @@ class OllamaModels:
 
     async def show(self, _request: Request, body: OllamaRequest) -> Response:
         """Describes a model, more of it if it is loaded."""
-        one = self._dispatch.model(body.named_model)
-        details = self._details(one)
-        kind, model = details["family"] or "unknown", one.text_model
-        info: dict[str, Any] = {"general.architecture": kind, "general.basename": one.model.name}
-        context = one.model.context if model is None else model.max_model_len
+        offered = self._dispatch.model(body.named_model)
+        details = self._details(offered)
+        kind, model = details["family"] or "unknown", offered.text_model
+        info: dict[str, Any] = {
+            "general.architecture": kind,
+            "general.basename": offered.model.name,
+        }
+        context = offered.model.context if model is None else model.max_model_len
         info |= {f"{kind}.context_length": context} if context else {}
-        if (facts := _facts(one)) is not None:
+        if (facts := _facts(offered)) is not None:
             info["general.parameter_count"] = facts.num_parameters
             info[f"{kind}.embedding_length"] = facts.hidden_size
         shown = {
-            "modelfile": _modelfile(one),
+            "modelfile": _modelfile(offered),
             "parameters": "" if model is None else _parameters(model),
             "template": "" if model is None else model.chat_template,
             "details": details,
             "model_info": info,
-            "capabilities": _capabilities(one),
-            "modified_at": self._made(one),
+            "capabilities": _capabilities(offered),
+            "modified_at": self._made(offered),
         }
         return json_response(shown)
 
@@ -78,7 +81,9 @@ class OllamaModels:
     async def tags(self, request: Request) -> Response:
         """Lists the models that the key may ask for, each under all of its names."""
         models = self._models(request)
-        return json_response({"models": [each for one in models for each in self._listed(one)]})
+        return json_response(
+            {"models": [each for offered in models for each in self._listed(offered)]}
+        )
 
     async def ps(self, request: Request) -> Response:
         """Lists those of these models that are loaded, each under all of its names."""
@@ -86,12 +91,12 @@ class OllamaModels:
             {
                 **each,
                 "size_vram": each["size"],
-                "expires_at": timestamp(self._expires_at(one)),
-                "context_length": one.text_model.max_model_len,
+                "expires_at": timestamp(self._expires_at(offered)),
+                "context_length": offered.text_model.max_model_len,
             }
-            for one in self._models(request)
-            if one.text_model is not None
-            for each in self._listed(one)
+            for offered in self._models(request)
+            if offered.text_model is not None
+            for each in self._listed(offered)
         ]
         return json_response({"models": models})
 
@@ -105,38 +110,38 @@ class OllamaModels:
 
     def _models(self, request: Request) -> list[OfferedModel]:
         every = self._dispatch.models()
-        return [one for one in every if self._dispatch.may_use(request, one.name)]
+        return [offered for offered in every if self._dispatch.may_use(request, offered.name)]
 
-    def _listed(self, one: OfferedModel) -> list[dict[str, Any]]:
+    def _listed(self, offered: OfferedModel) -> list[dict[str, Any]]:
         """One card per name. Ollama's names always have a tag, and some clients look for it."""
-        print_of = one.name if one.text_model is None else one.text_model.view.salt
+        print_of = offered.name if offered.text_model is None else offered.text_model.view.salt
         card = {
-            "modified_at": self._made(one),
-            "size": one.size
-            if one.text_model is None or one.adapter
-            else one.text_model.facts.weight_size,
+            "modified_at": self._made(offered),
+            "size": offered.size
+            if offered.text_model is None or offered.adapter
+            else offered.text_model.facts.weight_size,
             "digest": hashlib.sha256(print_of.encode()).hexdigest(),
-            "details": self._details(one),
-            "capabilities": _capabilities(one),
+            "details": self._details(offered),
+            "capabilities": _capabilities(offered),
         }
         names = [
             name if ":" in name.rpartition("/")[2] else f"{name}:latest"
-            for name in (one.names.own, *one.names.aliases)
+            for name in (offered.names.own, *offered.names.aliases)
         ]
         return [{"name": name, "model": name, **card} for name in names]
 
-    def _expires_at(self, one: OfferedModel) -> datetime:
-        seconds = self._dispatch.seconds_left(one.model.name)
+    def _expires_at(self, offered: OfferedModel) -> datetime:
+        seconds = self._dispatch.seconds_left(offered.model.name)
         return _NEVER if seconds is None else datetime.now(UTC) + timedelta(seconds=seconds)
 
-    def _made(self, one: OfferedModel) -> str:
-        seconds = self._created if one.text_model is None else one.text_model.created
+    def _made(self, offered: OfferedModel) -> str:
+        seconds = self._created if offered.text_model is None else offered.text_model.created
         return timestamp(datetime.fromtimestamp(seconds, UTC))
 
-    def _details(self, one: OfferedModel) -> dict[str, Any]:
-        facts = _facts(one)
+    def _details(self, offered: OfferedModel) -> dict[str, Any]:
+        facts = _facts(offered)
         return {
-            "parent_model": "" if one.adapter is None else one.model.name,
+            "parent_model": "" if offered.adapter is None else offered.model.name,
             "format": facts.format if facts else "",
             "family": facts.architecture if facts else "",
             "families": [facts.architecture] if facts else [],
@@ -145,30 +150,30 @@ class OllamaModels:
         }
 
 
-def _facts(one: OfferedModel) -> ModelFacts | None:
-    return one.model.facts if one.text_model is None else one.text_model.facts
+def _facts(offered: OfferedModel) -> ModelFacts | None:
+    return offered.model.facts if offered.text_model is None else offered.text_model.facts
 
 
-def _modelfile(one: OfferedModel) -> str:
-    adapter = "" if one.adapter is None else f"ADAPTER {one.adapter.name}\n"
-    return f"# Served by mlxserve\nFROM {one.model.name}\n{adapter}"
+def _modelfile(offered: OfferedModel) -> str:
+    adapter = "" if offered.adapter is None else f"ADAPTER {offered.adapter.name}\n"
+    return f"# Served by mlxserve\nFROM {offered.model.name}\n{adapter}"
 
 
-def _capabilities(one: OfferedModel) -> list[str]:
+def _capabilities(offered: OfferedModel) -> list[str]:
     """The model's capabilities, without "embedding" for a model that answers.
 
     Clients take a model that embeds for one that they cannot chat with.
     """
-    if one.text_model is None:
-        return [one.model.purpose]
-    left_out = {"embedding"} if one.text_model.writer is not None else {"rerank"}
-    return [ability for ability in capabilities(one.text_model) if ability not in left_out]
+    if offered.text_model is None:
+        return [offered.model.purpose]
+    left_out = {"embedding"} if offered.text_model.writer is not None else {"rerank"}
+    return [ability for ability in capabilities(offered.text_model) if ability not in left_out]
 
 
 def _parameters(model: TextModel) -> str:
     """The defaults of requests, one per line."""
     params = model.default_params
-    found = {
+    parameters = {
         "num_ctx": model.max_model_len,
         "num_predict": params.max_tokens or -1,
         "temperature": params.temperature,
@@ -177,7 +182,7 @@ def _parameters(model: TextModel) -> str:
         "min_p": params.min_p,
         "repeat_penalty": params.repetition_penalty,
     }
-    return "\n".join(f"{name:30} {json.dumps(value)}" for name, value in found.items())
+    return "\n".join(f"{name:30} {json.dumps(value)}" for name, value in parameters.items())
 
 
 class _ForPrograms(Route):

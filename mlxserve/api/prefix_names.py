@@ -45,13 +45,13 @@ class PrefixNames:
 
     def all(self) -> list[OwnedPrefix]:
         """Every prefix, by owner and name."""
-        found: list[OwnedPrefix] = []
+        prefixes: list[OwnedPrefix] = []
         if (writer := self._model.writer) is None:
-            return found
+            return prefixes
         for full_name, num_tokens in writer.prefixes.sizes().items():
             owner, _, name = full_name.rpartition("/")
-            found.append(OwnedPrefix(owner, name, num_tokens))
-        return sorted(found)
+            prefixes.append(OwnedPrefix(owner, name, num_tokens))
+        return sorted(prefixes)
 
     def visible(self, request: Request) -> list[OwnedPrefix]:
         """The prefixes of the request's key; all of them for an admin key."""

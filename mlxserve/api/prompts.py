@@ -67,8 +67,8 @@ class Prompts:
         is_cut: encode the beginning of a text that can never fit, instead of refusing it
         """
         if is_cut:
-            most = self._model.codec.most_characters
-            texts = [text[:most] for text in texts]
+            max_characters = self._model.codec.max_characters
+            texts = [text[:max_characters] for text in texts]
         encoding = self.encoding(texts, field)
         return await run_fairly(request, encoding.seconds, encoding.work)
 
@@ -142,16 +142,16 @@ class Prompts:
                 sent[MAX_IMAGES].where, f"at most {MAX_IMAGES} images are allowed, got {len(sent)}"
             )
         hold = pixel_hold(request)
-        found: dict[str | None, Image] = {}
+        decoded: dict[str | None, Image] = {}
         num_pixels = 0
-        for one in sent:
-            if one.source in found:
+        for image_part in sent:
+            if image_part.source in decoded:
                 continue
-            image = await self._image(request, one)
+            image = await self._image(request, image_part)
             num_pixels += image.width * image.height
             if num_pixels > MAX_PIXELS:
                 raise InvalidParameter(
-                    one.where,
+                    image_part.where,
                     f"the images have more than {MAX_PIXELS >> 20} million pixels together; send fewer, "
                     "or smaller ones",
                 )
@@ -159,8 +159,10 @@ class Prompts:
                 hold.grow_to(3 * num_pixels)
             except QueueFull as error:
                 raise refusal(error) from error
-            found[one.source] = image
-        return conversation.with_images({one: found[one.source] for one in sent})
+            decoded[image_part.source] = image
+        return conversation.with_images(
+            {image_part: decoded[image_part.source] for image_part in sent}
+        )
 
     async def _image(self, request: Request, sent: SentImage) -> Image:
         try:

@@ -46,23 +46,23 @@ class Tokens:
 
 
 def _together(reports: Sequence[SpeculationReport | None]) -> SpeculationReport | None:
-    found = [report for report in reports if report is not None]
-    if not found:
+    known = [report for report in reports if report is not None]
+    if not known:
         return None
     return SpeculationReport(
-        sum(report.num_drafted for report in found), sum(report.num_accepted for report in found)
+        sum(report.num_drafted for report in known), sum(report.num_accepted for report in known)
     )
 
 
 def reports(tokens: Tokens) -> dict[str, Any]:
     """The members of every dialect's usage besides its own counts."""
-    found: dict[str, Any] = {"cache": cache_report(tokens.cache)}
+    members: dict[str, Any] = {"cache": cache_report(tokens.cache)}
     if (speculation := tokens.speculation) is not None:
-        found["speculation"] = {
+        members["speculation"] = {
             "drafted_tokens": speculation.num_drafted,
             "accepted_tokens": speculation.num_accepted,
         }
-    return found
+    return members
 
 
 def cache_report(cache: CacheReport | None) -> dict[str, Any] | None:

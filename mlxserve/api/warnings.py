@@ -23,8 +23,8 @@ _KEY = "mlxserve.warnings"  # in a request's scope
 
 def warn(request: Request, *sentences: str | None) -> None:
     """Put these sentences into the header of the reply to this request."""
-    said = request.scope.setdefault(_KEY, [])
-    said += [_ascii(text) for text in sentences if text and _ascii(text) not in said]
+    texts = request.scope.setdefault(_KEY, [])
+    texts += [_ascii(text) for text in sentences if text and _ascii(text) not in texts]
 
 
 def reply_header(request: Request, unknown_fields: Iterable[str] = ()) -> Mapping[str, str]:
@@ -34,8 +34,8 @@ def reply_header(request: Request, unknown_fields: Iterable[str] = ()) -> Mappin
 
 def warnings_of(request: Request) -> Warnings:
     """The app's warnings."""
-    found: Warnings = request.app.state.warnings
-    return found
+    warnings: Warnings = request.app.state.warnings
+    return warnings
 
 
 class Warnings:
@@ -48,11 +48,12 @@ class Warnings:
         """Build the reply's header from these fields and from the sentences of `warn`."""
         shown = [_shown(name) for name in unknown_fields][:_MAX_NAMES_SHOWN]
         self.log("Request fields without effect", shown)
-        told = request.scope.get(_KEY, [])
-        others = [text for text in told if not text.startswith(FITTED)]  # the tokenizer logs those
+        sentences = request.scope.get(_KEY, [])
+        # The tokenizer logs those about its template.
+        others = [text for text in sentences if not text.startswith(FITTED)]
         self.log("Requests are answered, but", others)
         ignored = f"ignored unknown fields: {', '.join(shown)}" if shown else ""
-        text = "; ".join(filter(None, (ignored, *told)))
+        text = "; ".join(filter(None, (ignored, *sentences)))
         return {WARNING_HEADER: text[:_MAX_LENGTH].strip()} if text else {}
 
     def log(self, title: str, texts: Iterable[str]) -> None:

@@ -59,7 +59,7 @@ def _joined(deltas: Sequence[Delta], *, wants_logprobs: bool) -> RequestOutput:
         token_ids=tuple(token for delta in deltas for token in delta.token_ids),
         finish_reason=last.finish_reason,
         usage=last.usage,
-        logprobs=tuple(one for delta in deltas for one in delta.logprobs)
+        logprobs=tuple(logprob for delta in deltas for logprob in delta.logprobs)
         if wants_logprobs
         else None,
         reasoning="".join(delta.reasoning for delta in deltas),

@@ -28,7 +28,7 @@ class TextCodec:
         return self._engine.max_model_len
 
     @property
-    def most_characters(self) -> int:
+    def max_characters(self) -> int:
         """Of a text that is tokenised: one with more can never fit, and tokenising takes seconds.
 
         The margin allows for tokenizers that drop or join characters first.
@@ -51,7 +51,7 @@ class TextCodec:
 
     def refuse_huge(self, num_characters: int) -> None:
         """Raises PromptTooLong for a text that can never fit."""
-        if num_characters > self.most_characters:
+        if num_characters > self.max_characters:
             raise self.too_long(num_characters)
 
     def too_long(self, num_characters: int) -> PromptTooLong:

@@ -29,10 +29,10 @@ async def read_given(
             lambda _: read_messages(messages), sees=False, no_vision_reason=no_vision_reason
         )
     conversation = read_messages(await decoded(messages, run_fairly), sees=True)
-    sources, found = ImageSources(), dict[SentImage, Image]()
+    sources, images = ImageSources(), dict[SentImage, Image]()
     for sent in conversation.sent_images:
         try:
-            found[sent] = await sources.image(sent.source, run_fairly)
+            images[sent] = await sources.image(sent.source, run_fairly)
         except InvalidRequest as error:
             raise InvalidParameter(sent.where, f"the image {error}") from error
-    return conversation.with_images(found)
+    return conversation.with_images(images)

@@ -116,7 +116,7 @@ class PrefixStore:
         saved.pop(name, None)
         if prefix is not None:
             saved[name] = prefix
-        entries = {each: _entry(one) for each, one in saved.items()}
+        entries = {each: _entry(prefix) for each, prefix in saved.items()}
         text = json.dumps({"version": _VERSION, "prefixes": entries})
         try:
             if len(text) > _MAX_BYTES:
@@ -137,14 +137,14 @@ def _read(file: Path) -> Iterator[tuple[str, NamedPrefix]]:
         content = read_own_json(file, _MAX_BYTES)
         if content["version"] != _VERSION:
             raise ValueError(f"its version is {content['version']}")
-        found = [(str(name), _prefix(entry)) for name, entry in content["prefixes"].items()]
+        prefixes = [(str(name), _prefix(entry)) for name, entry in content["prefixes"].items()]
     except FileNotFoundError:
         return
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         log.warning("Named prefixes of before cannot be read from %s: %s", file, error)
         _set_aside(file)
         return
-    yield from found
+    yield from prefixes
 
 
 def _prefix(entry: dict[str, Any]) -> NamedPrefix:

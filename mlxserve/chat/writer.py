@@ -125,7 +125,7 @@ class Writer:
             token_ids = self._tokenizer.render(
                 messages,
                 tools=tools,
-                most_characters=self._codec.most_characters,
+                max_characters=self._codec.max_characters,
                 on_change=on_change,
                 **{**self._template_kwargs, **template_kwargs},
             )
@@ -181,11 +181,11 @@ class Writer:
 
     def _refuse_crowd(self, num_prompts: int, num_answers: int) -> None:
         """Raises InvalidRequest for more requests at once than may ever wait."""
-        num_requests, most = num_prompts * num_answers, self._max_num_waiting
-        if most is not None and num_requests > most:
+        num_requests, max_waiting = num_prompts * num_answers, self._max_num_waiting
+        if max_waiting is not None and num_requests > max_waiting:
             raise InvalidRequest(
                 f"n: {num_prompts} prompts with {num_answers} answers each are {num_requests} requests, "
-                f"and at most {most} may wait (max_num_waiting); send fewer at once"
+                f"and at most {max_waiting} may wait (max_num_waiting); send fewer at once"
             )
 
     async def _submit(
@@ -223,7 +223,7 @@ class Writer:
         text = text_of(prompt)
         if options.turn is not None:
             self._check_tools(options.turn)
-            params = self._with_calls_as_asked(params, options.turn)
+            params = self._with_call_bias(params, options.turn)
         return Request(
             id=request_id,
             token_ids=list(prompt),
@@ -260,10 +260,10 @@ class Writer:
             request.stop_ids,
             parser,
             answer_index=answer_index,
-            image_tokens=sum(one.picture.num_rows for one in request.pictures),
+            image_tokens=sum(placed.picture.num_rows for placed in request.pictures),
         )
 
-    def _with_calls_as_asked(self, params: SamplingParams, turn: AssistantTurn) -> SamplingParams:
+    def _with_call_bias(self, params: SamplingParams, turn: AssistantTurn) -> SamplingParams:
         """Forbid or allow the marker of a call, by the turn.
 
         Forbids it if tools are shown but none may be called. Allows it if they may be, and only the

@@ -151,7 +151,7 @@ def _registered(
 
     model, files, adapters = candidate.settings, candidate.files, candidate.adapters
     config, stays = model.config, model.is_named or model.options.preload
-    least_pages, most_pages = _pool_sizes(config, entry)
+    min_pages, max_pages = _pool_sizes(config, entry)
     encoder = text_encoder(files)
     default = "-1" if stays else server.keep_alive
     return RegisteredModel(
@@ -161,11 +161,11 @@ def _registered(
         unlisted=() if config.model is None else (config.model,),
         weight_size=files.weight_size,
         context=config.scheduler.max_model_len or _context(entry, encoder),
-        least=files.weight_size
+        min_bytes=files.weight_size
         + sum(each.size for each in adapters)
-        + _estimate(config, entry, least_pages),
-        least_pages=least_pages,
-        most_pages=most_pages,
+        + _estimate(config, entry, min_pages),
+        min_pages=min_pages,
+        max_pages=max_pages,
         keep_alive=keep_alive_seconds(model.options.keep_alive or default),
         preload=stays,
         purpose=_purpose(encoder),

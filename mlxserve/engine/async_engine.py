@@ -421,8 +421,8 @@ class AsyncEngine:
                 raise error
             log.error("The engine failed; it begins again with an empty cache", exc_info=error)
             # The frames of the failed step hold arrays, and the arrays their memory.
-            for one in _chain(error):
-                traceback.clear_frames(one.__traceback__)
+            for cause in _chain(error):
+                traceback.clear_frames(cause.__traceback__)
             try:
                 self._streams.deliver(engine.restart(lost))
                 self._streams.fail_others(engine.live_ids, error)

@@ -84,8 +84,12 @@ class SideWork:
         assert vision is not None, "the model reads text only"
         pace, scheduler = self._pace, self._scheduler
         num_found = scheduler.planner.admission.num_found(request)
-        wanted = {one.picture.key: one.picture for one in request.pictures if one.end > num_found}
-        pictures = [one for key, one in wanted.items() if not vision.keeps(key)]
+        wanted = {
+            placed.picture.key: placed.picture
+            for placed in request.pictures
+            if placed.end > num_found
+        }
+        pictures = [placed for key, placed in wanted.items() if not vision.keeps(key)]
         if not pictures:
             return None
         return ImageEncoding(

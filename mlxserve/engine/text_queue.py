@@ -50,17 +50,17 @@ class QueuedText(Generic[Result]):
 
         Raises the errors of the model.
         """
-        found = None
+        result = None
         try:
             if not self.has_left:
                 self._text = self._text or self._make(engine)
-                found = engine.side_work.advance(self._text)
+                result = engine.side_work.advance(self._text)
         except BaseException:
             self._end()
             raise
-        if found is not None or self.has_left:
+        if result is not None or self.has_left:
             self._end()
-        return found
+        return result
 
     def _end(self) -> None:
         self.is_done = True

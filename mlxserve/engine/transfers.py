@@ -34,7 +34,7 @@ _PAUSE_SECONDS = 10.0  # after the disk has refused a page
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PendingLoad:
     """A load that the disk was asked for, and when it is given up."""
 
     load: Load
@@ -55,7 +55,7 @@ class Transfers:
         self._runner = runner
         self._disk = disk
         self._clock = clock
-        self._asked: dict[int, _Asked] = {}  # by the disk's ticket
+        self._pending: dict[int, _PendingLoad] = {}  # by the disk's ticket
         # By kind, (hash, unit) of what is to be written before the plan.
         self._endangered: dict[str, list[tuple[bytes, int]]] = {}
         self._write_after = 0.0  # the disk has refused pages, and is left alone until then
@@ -66,7 +66,7 @@ class Transfers:
     @property
     def is_reading(self) -> bool:
         """True if a request waits for pages that are being read."""
-        return any(asked.load.is_wanted for asked in self._asked.values())
+        return any(pending.load.is_wanted for pending in self._pending.values())
 
     def must_collect(self) -> bool:
         """Whether the unread step has to be collected for what happens before the next plan."""
@@ -75,12 +75,12 @@ class Transfers:
             return False
         if not self._is_left_alone():
             pages, *ends = self._moves.kinds
-            if found := self._moves.disk.endangered(self._max_units(self._disk, pages.name)):
-                self._endangered[pages.name] = found
+            if units := self._moves.disk.endangered(self._max_units(self._disk, pages.name)):
+                self._endangered[pages.name] = units
             for kind in ends:
-                most = self._max_units(self._disk, kind.name)
-                if found := self._moves.disk.endangered_at_end(kind, most):
-                    self._endangered[kind.name] = found
+                max_units = self._max_units(self._disk, kind.name)
+                if units := self._moves.disk.endangered_at_end(kind, max_units):
+                    self._endangered[kind.name] = units
         return bool(self._endangered) or self.is_reading
 
     def before_plan(self) -> None:
@@ -128,7 +128,7 @@ class Transfers:
                 names += map(self._disk.kinds[end.name].record, _hashes(units))
             ticket = self._disk.tier.load(names)
             deadline = self._clock() + self._disk.patience(len(load.pages))
-            self._asked[ticket] = _Asked(load, deadline)
+            self._pending[ticket] = _PendingLoad(load, deadline)
 
     def write_idle(self) -> bool:
         """Write a few cached units of one kind while idle; True if there may be more."""
@@ -136,8 +136,8 @@ class Transfers:
             return False
         for kind in self._moves.kinds:
             if kind.name not in self._written:
-                most = self._max_units(self._disk, kind.name)
-                if unwritten := self._moves.disk.unwritten(kind, most):
+                max_units = self._max_units(self._disk, kind.name)
+                if unwritten := self._moves.disk.unwritten(kind, max_units):
                     return self._write(self._disk, kind.name, unwritten)
                 self._written.add(kind.name)
         return False
@@ -168,7 +168,7 @@ class Transfers:
     def restart(self, moves: Moves) -> None:
         """Drop all pending loads, as the pool is empty: their requests are gone or restarted."""
         self._moves = moves
-        self._asked.clear()
+        self._pending.clear()
         self._written.clear()
 
     def close(self, *, keeps_pages: bool) -> None:
@@ -214,12 +214,12 @@ class Transfers:
     def _finish_loads(self, disk: DiskCache) -> None:
         """Write pages that were read, and give up loads that take too long."""
         for answer in disk.poll():
-            asked = self._asked.pop(answer.ticket, None)
-            if asked is not None and asked.load.is_wanted:
-                self._finish(asked.load, answer.payloads)
+            pending = self._pending.pop(answer.ticket, None)
+            if pending is not None and pending.load.is_wanted:
+                self._finish(pending.load, answer.payloads)
         now = self._clock()
-        for ticket in [name for name, asked in self._asked.items() if asked.deadline < now]:
-            load = self._asked.pop(ticket).load
+        for ticket in [name for name, pending in self._pending.items() if pending.deadline < now]:
+            load = self._pending.pop(ticket).load
             disk.give_up(ticket)
             if load.is_wanted:
                 log.info(

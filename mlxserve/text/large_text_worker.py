@@ -26,11 +26,11 @@ class LargeTextWorker:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
-        most_characters: int | None,
+        max_characters: int | None,
     ) -> bytes | int:
         """Return the ids, or the number of characters of a text that is too long."""
         try:
-            ids = self._tokenizer.render_here(messages, tools, variables, most_characters)
+            ids = self._tokenizer.render_here(messages, tools, variables, max_characters)
         except RenderedTooLong as error:
             return error.num_characters
         return array("i", ids).tobytes()

@@ -53,11 +53,11 @@ class LargeTexts:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
-        most_characters: int | None,
+        max_characters: int | None,
     ) -> list[int]:
         """Like `Tokenizer.render_here`. Raises InvalidRequest, TemplateError, RenderedTooLong."""
         try:
-            return self._call("render", messages, tools, variables, most_characters)
+            return self._call("render", messages, tools, variables, max_characters)
         except JobFailed as error:
             raise TemplateError(error.message or error.type_name) from error
 

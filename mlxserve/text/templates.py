@@ -25,7 +25,7 @@ from mlxserve.helpers.helper import BEHIND_THE_ENGINE, Helper
 SECONDS = 5.0
 MEMORY = 256 << 20  # bytes
 # Of the text that this thread renders; None for no limit.
-_most_characters: ContextVar[int | None] = ContextVar("most_characters", default=None)
+_max_characters: ContextVar[int | None] = ContextVar("max_characters", default=None)
 # Held by this thread, and of no use while it waits for a renderer.
 _idle_lock: ContextVar[threading.Lock | None] = ContextVar("idle_lock", default=None)
 
@@ -41,16 +41,16 @@ class RenderedTooLong(Exception):
 @contextmanager
 def at_most(characters: int | None) -> Iterator[None]:
     """Raise RenderedTooLong for longer rendered texts in this block."""
-    token = _most_characters.set(characters)
+    token = _max_characters.set(characters)
     try:
         yield
     finally:
-        _most_characters.reset(token)
+        _max_characters.reset(token)
 
 
 def check_length(text: str) -> str:
     """Return the text. Raises RenderedTooLong."""
-    limit = _most_characters.get()
+    limit = _max_characters.get()
     if limit is not None and len(text) > limit:
         raise RenderedTooLong(len(text))
     return text

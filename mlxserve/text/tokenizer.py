@@ -141,9 +141,9 @@ class Tokenizer:
         with self._lock:
             if self._fast is None:
                 raise InvalidRequest("This model's tokenizer does not take pairs of texts.")
-            found = self._fast.encode(well_formed(first), well_formed(second))
-        seconds = [number for number, text in enumerate(found.sequence_ids) if text == 1]
-        return list(found.ids), list(found.type_ids), seconds
+            encoding = self._fast.encode(well_formed(first), well_formed(second))
+        seconds = [number for number, text in enumerate(encoding.sequence_ids) if text == 1]
+        return list(encoding.ids), list(encoding.type_ids), seconds
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode token ids, without special tokens."""
@@ -158,7 +158,7 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
-        most_characters: int | None = None,
+        max_characters: int | None = None,
         on_change: Callable[[str], None] | None = None,
         **template_kwargs: Any,
     ) -> list[int]:
@@ -182,7 +182,7 @@ class Tokenizer:
 
         def rendered(variables: Mapping[str, Any]) -> list[int]:
             every = {**variables, "add_generation_prompt": add_generation_prompt}
-            return render(conversation, tools or None, every, most_characters)
+            return render(conversation, tools or None, every, max_characters)
 
         token_ids, changes = self.template.first_accepted(template_kwargs, rendered)
         self.template.log_changes(changes)
@@ -227,14 +227,14 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
-        most_characters: int | None,
+        max_characters: int | None,
     ) -> list[int]:
         """Render in this process, for texts of any size. Raises TEMPLATE_ERRORS.
 
         variables: of the template, including `add_generation_prompt`
         """
         apply = partial(self._wrapper.apply_chat_template, list(messages), tools=tools)
-        with at_most(most_characters):
+        with at_most(max_characters):
             if self._types_control_tokens(messages, tools):
                 with self._lock, released_while_rendering(self._lock):
                     return list(apply(sanitize_control_tokens=True, **variables))
@@ -279,9 +279,9 @@ class Tokenizer:
         earlier answers (to drop their thinking, for example) see them unchanged.
         """
         outside = [message for message in messages if _is_from_outside(message)]
-        said = [text for message in outside for text in _texts_in(message)]
-        said.append(json.dumps(list(tools or ()), ensure_ascii=False))
-        return any(token in text for text in said for token in self._added_tokens)
+        texts = [text for message in outside for text in _texts_in(message)]
+        texts.append(json.dumps(list(tools or ()), ensure_ascii=False))
+        return any(token in text for text in texts for token in self._added_tokens)
 
 
 # `render` receives its own arguments and the variables as keywords.

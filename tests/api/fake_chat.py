@@ -266,7 +266,7 @@ class FakeChat:
         return [float(number), 0.5, -0.5][:dimensions]
 
     prompt_for = LanguageVectors.prompt_for
-    most_characters = 1_000_000
+    max_characters = 1_000_000
 
     def prepare(
         self, query: str, documents: Sequence[str], instruction: str | None = None

@@ -40,10 +40,10 @@ WITHOUT_BODY = {"/api/v1/cache/reset", "/v1/responses/{id}/cancel"}
 class ShortChat(FakeChat):
     """Refuses to encode a text that can never fit, as `Chat` does."""
 
-    most_characters = MOST_CHARACTERS
+    max_characters = MOST_CHARACTERS
 
     def encode(self, text: str) -> list[int]:
-        if len(text) > self.most_characters:
+        if len(text) > self.max_characters:
             raise PromptTooLong.for_answer(len(text), self.max_model_len)
         return super().encode(text)
 

@@ -214,7 +214,7 @@ def test_variables_that_the_template_does_not_read_are_refused_by_name(families:
         "tools",
         "messages",
         "add_generation_prompt",
-        "most_characters",
+        "max_characters",
         "self",
     ):
         reply = family.client.post(CHAT, json={**body, "chat_template_kwargs": {name: False}})

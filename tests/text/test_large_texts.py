@@ -36,7 +36,7 @@ def test_a_large_text_gives_the_same_tokens_as_in_this_process(
         there += [embedded.render(each, tools=[TOOL]) for each in conversations]
         assert there == here
         with pytest.raises(RenderedTooLong) as caught:
-            embedded.render(conversations[0], most_characters=50)
+            embedded.render(conversations[0], max_characters=50)
         assert caught.value.num_characters > len(WORDS * 9)
         with pytest.raises(InvalidRequest, match="chat template rejects these messages"):
             embedded.render([{"role": "user", "content": 5}])

@@ -150,10 +150,10 @@ def test_a_rendered_text_that_is_too_long_is_not_encoded(
 ) -> None:
     tokenizer = with_template("{{ 'x' * 900 }}{{ messages[0].content }}")
     messages = [{"role": "user", "content": content}]
-    assert tokenizer.render(messages, most_characters=1000)
+    assert tokenizer.render(messages, max_characters=1000)
     monkeypatch.delattr("transformers.PreTrainedTokenizerBase.encode")
     with pytest.raises(RenderedTooLong) as caught:
-        tokenizer.render(messages, most_characters=900)
+        tokenizer.render(messages, max_characters=900)
     assert caught.value.num_characters >= 902
 
 

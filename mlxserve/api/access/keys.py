@@ -348,11 +348,11 @@ class Keyring:
         """Return the key with this text, or None. Compares all keys in constant time."""
         self.refresh()
         digest = digest_of(secret)
-        found = None
+        match = None
         for key in (*self._fixed, *self._filed):
             if hmac.compare_digest(digest, key.sha256):
-                found = key
-        return found
+                match = key
+        return match
 
     def refresh(self) -> None:
         """Reload the file if it has changed."""

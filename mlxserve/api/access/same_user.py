@@ -110,7 +110,10 @@ def _is_of_our_processes(client_port: int, server_port: int) -> bool:
             connections = process.net_connections("tcp")
         except psutil.Error:  # it has ended, or is not ours to look into
             continue
-        for one in connections:
-            if one.raddr and (one.laddr.port, one.raddr.port) == (client_port, server_port):
+        for connection in connections:
+            if connection.raddr and (connection.laddr.port, connection.raddr.port) == (
+                client_port,
+                server_port,
+            ):
                 return True
     return False

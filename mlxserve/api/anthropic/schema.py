@@ -160,17 +160,17 @@ class AnthropicMessage(StrictModel):
         if self.role == "assistant":
             yield self._answer(where)
             return
-        said: list[Part] = []
+        parts: list[Part] = []
         for number, block in enumerate(self.content):
             place = f"{where}.content[{number}]"
-            said += block.parts(place)
+            parts += block.parts(place)
             if block.type == "tool_result":
-                if said:
-                    yield Message.of(self.role, said, PARAGRAPH)
+                if parts:
+                    yield Message.of(self.role, parts, PARAGRAPH)
                 yield block.result(place)
-                said = []
-        if said:
-            yield Message.of(self.role, said, PARAGRAPH)
+                parts = []
+        if parts:
+            yield Message.of(self.role, parts, PARAGRAPH)
 
     def _answer(self, where: str) -> Message:
         """Join the blocks of an answer without a separator: they are pieces of one text."""
@@ -304,13 +304,13 @@ class CountTokensRequest(RequestBody):
         `sees` and errors are those of `conversation_of`.
         """
         system = _without_billing_line(PARAGRAPH.join(block.text for block in self.system))
-        said = [
-            one
+        messages = [
+            each
             for number, message in enumerate(self.messages)
-            for one in message.messages(f"messages[{number}]")
+            for each in message.messages(f"messages[{number}]")
         ]
         first = [Message(role=SYSTEM, text=system)] if system else []
-        return Conversation.of([*first, *said], joins=(USER, SYSTEM), sees=sees)
+        return Conversation.of([*first, *messages], joins=(USER, SYSTEM), sees=sees)
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
@@ -320,12 +320,12 @@ class CountTokensRequest(RequestBody):
     def turn(self) -> AssistantTurn:
         """The allowed contents of the answer. Raises ApiError 400."""
         choice = self.tool_choice or AnthropicToolChoice(type="auto")
-        asked = self.thinking.budget_tokens if self.thinking else None
+        budget = self.thinking.budget_tokens if self.thinking else None
         return turn_of(
             self.definitions,
             choice.chosen(),
             parallel=not choice.disable_parallel_tool_use,
-            thinking_budget=thinking_budget(asked, self.template_kwargs()),
+            thinking_budget=thinking_budget(budget, self.template_kwargs()),
         )
 
     def template_kwargs(self) -> TemplateKwargs:

@@ -102,8 +102,8 @@ class BodyRoute(Route):
         scope = request.scope
         try:
             prepared = await read_json(request, partial(self._read, request))
-            made = () if self._prepare is None else (prepared,)
-            response = await self.handler(request, scope[_BODY], *made)
+            arguments = () if self._prepare is None else (prepared,)
+            response = await self.handler(request, scope[_BODY], *arguments)
         except MlxServeError as error:
             field = scope[_BODY].prompt_field if _BODY in scope else "prompt"
             raise from_engine(error, prompt_param=field) from error

@@ -83,9 +83,9 @@ class SamplingFields(RequestBody):
 
     def sampling_of(self, defaults: SamplingParams, own: Mapping[str, Any]) -> SamplingParams:
         """The model's defaults, overridden by the request's fields and by `own`. Raises ApiError 400."""
-        given = self.sent(name for name in _SAMPLING if name in type(self).model_fields)
+        sent = self.sent(name for name in _SAMPLING if name in type(self).model_fields)
         try:
-            return dataclasses.replace(defaults, **given, **own)
+            return dataclasses.replace(defaults, **sent, **own)
         except InvalidParameter as error:
             name = self._field_named(error.name)
             message = str(error).removeprefix(f"{error.name}: ").removesuffix(".")
@@ -129,11 +129,11 @@ class GenerationFields(SamplingFields):
 
     def structure(self) -> Structure | None:
         """The constraint on the text. Raises ApiError 400 if two fields specify it."""
-        asked = [s for s in (self.structured_outputs, self._own_format()) if s is not None]
-        if len(asked) > 1:
-            other = asked[1].field.split(".")[0]
+        structures = [s for s in (self.structured_outputs, self._own_format()) if s is not None]
+        if len(structures) > 1:
+            other = structures[1].field.split(".")[0]
             raise invalid_value("structured_outputs", f"cannot be combined with `{other}`")
-        return asked[0] if asked else None
+        return structures[0] if structures else None
 
     def _own_format(self) -> Structure | None:
         return None

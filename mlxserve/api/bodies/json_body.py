@@ -181,10 +181,10 @@ def _check_shape(raw: bytes) -> None:
             raise _too_many(field, f"the request holds more than {MAX_VALUES:,} values")
         if num_members > MAX_ALL_MEMBERS:
             raise _too_many(field, f"objects have more than {MAX_ALL_MEMBERS:,} members together")
-        found = piece.translate(_AS_BRACKETS, _NO_BRACKETS)
-        if found:
-            depth += 2 * found.count(b"[") - len(found)
-            brackets.append(found)
+        own_brackets = piece.translate(_AS_BRACKETS, _NO_BRACKETS)
+        if own_brackets:
+            depth += 2 * own_brackets.count(b"[") - len(own_brackets)
+            brackets.append(own_brackets)
     _check_depth(b"".join(brackets))
 
 

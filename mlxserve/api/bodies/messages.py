@@ -104,5 +104,5 @@ def conversation_of(messages: Sequence[ChatMessage], sees: bool = False) -> Conv
 
     Raises InvalidParameter for media in the newest user message that the model cannot read.
     """
-    said = (message.message(f"messages[{number}]") for number, message in enumerate(messages))
-    return Conversation.of(said, sees=sees)
+    read = (message.message(f"messages[{number}]") for number, message in enumerate(messages))
+    return Conversation.of(read, sees=sees)

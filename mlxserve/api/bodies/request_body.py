@@ -70,13 +70,13 @@ class RequestBody(StrictModel):
     def read(cls, body: Mapping[str, Any]) -> Self:
         """Validate a body. Raises ApiError 400, which names the invalid field."""
         _refuse_unsupported(body, cls.NOT_YET)
-        asked = {
+        fields = {
             name: value
             for name, value in body.items()
             if name not in cls.NOT_YET and value not in cls.IGNORED.get(name, ())
         }
         try:
-            return cls.model_validate(asked)
+            return cls.model_validate(fields)
         except ValidationError as error:
             raise _first_error(error) from error
 
@@ -91,8 +91,8 @@ class RequestBody(StrictModel):
 
     def sent(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the fields among `names` that were sent, and not as null."""
-        found = {name: getattr(self, name) for name in names if name in self.model_fields_set}
-        return {name: value for name, value in found.items() if value is not None}
+        values = {name: getattr(self, name) for name in names if name in self.model_fields_set}
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def unknown_fields(self) -> list[str]:

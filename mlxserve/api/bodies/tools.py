@@ -51,8 +51,8 @@ def definition_of(
     name: str, description: str | None, parameters: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Build a tool in the format of chat templates."""
-    given = {"name": name, "description": description, "parameters": parameters}
-    known = {field: value for field, value in given.items() if value is not None}
+    members = {"name": name, "description": description, "parameters": parameters}
+    known = {field: value for field, value in members.items() if value is not None}
     return {"type": "function", "function": known}
 
 
@@ -162,13 +162,13 @@ def thinking_kwargs(effort: str | None, template_kwargs: TemplateKwargs) -> Temp
     return {**kwargs, **template_kwargs}
 
 
-def thinking_budget(asked: int | None, template_kwargs: TemplateKwargs) -> int | None:
+def thinking_budget(requested: int | None, template_kwargs: TemplateKwargs) -> int | None:
     """The budget in tokens; 0 by default if thinking is off.
 
     With 0 thinking ends at once, even if the template ignores its variable.
     """
     is_off = template_kwargs.get(SWITCH) is False
-    return 0 if asked is None and is_off else asked
+    return 0 if requested is None and is_off else requested
 
 
 def _only(tools: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Mapping[str, Any]]:

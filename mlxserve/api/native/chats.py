@@ -172,7 +172,7 @@ class Chats:
         words = request.query_params.get("search", "")
         if words.strip():
             hits = await self._call(request, lambda store: store.search(words[:MAX_TITLE]))
-            return json_response({"object": "list", "data": _found(hits)})
+            return json_response({"object": "list", "data": _cards_of(hits)})
         chats = await self._call(request, lambda store: store.chats())
         return json_response({"object": "list", "data": [_card(chat) for chat in chats]})
 
@@ -187,7 +187,10 @@ class Chats:
         def read(store: Store) -> dict[str, Any]:
             store.recover()
             chat = _chat(store, request)
-            return {**_card(chat), "messages": [_sent(one) for one in store.messages(chat.id)]}
+            return {
+                **_card(chat),
+                "messages": [_sent(message) for message in store.messages(chat.id)],
+            }
 
         return json_response(await self._call(request, read))
 
@@ -235,8 +238,8 @@ class Chats:
             chat = _chat(store, request)
             return (as_json if is_json else as_markdown)(chat, store.path(chat.leaf_id))
 
-        found = await self._call(request, text)
-        return Response(found, media_type="application/json" if is_json else "text/markdown")
+        exported = await self._call(request, text)
+        return Response(exported, media_type="application/json" if is_json else "text/markdown")
 
     async def add(self, request: Request, body: NewMessageRequest) -> Response:
         """Adds a message, which then ends the shown branch."""
@@ -252,7 +255,7 @@ class Chats:
                 body.text,
                 state=State(body.state),
                 model=body.model or "",
-                images=[one.picture() for one in body.images],
+                images=[image.picture() for image in body.images],
             )
 
         return json_response(_sent(await self._call(request, add)))
@@ -275,7 +278,7 @@ class Chats:
                 stats=replace(message.stats, **body.stats.sent()),
             )
             if body.rounds is not None:
-                rounds = tuple(one.record() for one in body.rounds)
+                rounds = tuple(each.record() for each in body.rounds)
                 changed = replace(changed, rounds=rounds)
             store.save(changed)
             return changed
@@ -336,13 +339,13 @@ def _card(chat: ChatRecord) -> dict[str, Any]:
     return {**asdict(chat), "object": "chat"}
 
 
-def _found(hits: list[SearchHit]) -> list[dict[str, Any]]:
+def _cards_of(hits: list[SearchHit]) -> list[dict[str, Any]]:
     """Return one card per chat, with its newest hit."""
-    found: dict[int, dict[str, Any]] = {}
+    cards: dict[int, dict[str, Any]] = {}
     for hit in hits:
         card = {**_card(hit.chat), "excerpt": hit.excerpt, "message_id": hit.message_id}
-        found.setdefault(hit.chat.id, card)
-    return list(found.values())
+        cards.setdefault(hit.chat.id, card)
+    return list(cards.values())
 
 
 def _sent(message: StoredMessage) -> dict[str, Any]:

@@ -114,27 +114,27 @@ class Forgetting:
 
         Raises EngineStopped while an engine has failed.
         """
-        found, names = Forgotten(), []
+        forgotten, names = Forgotten(), []
         salt = cache_namespace(request, settings.cache_salt)
         for model in self._loaded(request):
             prompts = await _prompts(request, model, deleted.conversations, settings)
             kept = await _prompts(request, model, deleted.kept, settings)
-            found += await model.text_model.forget(prompts, kept, salt)
+            forgotten += await model.text_model.forget(prompts, kept, salt)
             names.append(model.text_model.model_name)
         return {
             "object": "cache.forgotten",
             "models": names,
-            "pages": found.num_pages,
-            "pages_on_disk": found.num_on_disk,
+            "pages": forgotten.num_pages,
+            "pages_on_disk": forgotten.num_on_disk,
         }
 
 
 def _valid(conversations: Iterable[object]) -> list[list[ChatMessage]]:
-    found = []
-    for one in conversations:
+    valid = []
+    for conversation in conversations:
         with suppress(ValidationError):
-            found.append(_MESSAGES.validate_python(one, strict=True))
-    return found
+            valid.append(_MESSAGES.validate_python(conversation, strict=True))
+    return valid
 
 
 async def _prompts(
@@ -144,7 +144,7 @@ async def _prompts(
     settings: PromptSettings,
 ) -> list[list[int]]:
     """Render the conversations that the model's template accepts; it never computed the others."""
-    found = []
+    prompts = []
     for messages in conversations:
         is_answered = messages[-1].role == "assistant"
         for tools, variables in settings.variants():
@@ -161,5 +161,5 @@ async def _prompts(
                 )
             except (InvalidRequest, ApiError):
                 continue
-            found.append(prompt)
-    return found
+            prompts.append(prompt)
+    return prompts

@@ -58,7 +58,7 @@ class Monitoring:
         """Lists the live requests of the API key, or all of them for an admin key."""
         snapshot = await self._snapshots.take()
         sees = _visibility(request)
-        cards = [_card(one) for one in snapshot.requests if sees(one)]
+        cards = [_card(live) for live in snapshot.requests if sees(live)]
         return json_response({"object": "list", "data": cards})
 
     async def kv_stats(self, request: Request) -> Response:
@@ -110,25 +110,25 @@ def _visibility(request: Request) -> Callable[[RequestView], bool]:
     if is_admin(request):
         return lambda _: True
     own = key_id(request)
-    return lambda one: one.client == own
+    return lambda live: live.client == own
 
 
-def _card(one: RequestView) -> dict[str, Any]:
+def _card(live: RequestView) -> dict[str, Any]:
     return {
-        "id": one.id,
+        "id": live.id,
         "object": "request",
-        "key": None if one.client.startswith(ANONYMOUS) else one.client or None,
-        "state": str(one.phase),
-        "position": one.position,
-        "num_computed": one.num_computed,
-        "num_to_compute": one.num_to_compute,
-        "prompt_tokens": one.num_prompt,
-        "cached_tokens": one.num_cached,
-        "output_tokens": one.num_outputs,
-        "num_pages": len(one.page_table),
-        "num_preemptions": one.num_preemptions,
-        "priority": one.priority,
-        "age_seconds": round(one.age, 3),
+        "key": None if live.client.startswith(ANONYMOUS) else live.client or None,
+        "state": str(live.phase),
+        "position": live.position,
+        "num_computed": live.num_computed,
+        "num_to_compute": live.num_to_compute,
+        "prompt_tokens": live.num_prompt,
+        "cached_tokens": live.num_cached,
+        "output_tokens": live.num_outputs,
+        "num_pages": len(live.page_table),
+        "num_preemptions": live.num_preemptions,
+        "priority": live.priority,
+        "age_seconds": round(live.age, 3),
     }
 
 
@@ -137,7 +137,7 @@ def _kv_stats(snapshot: Snapshot) -> dict[str, Any]:
     total = len(snapshot.pages)
     count = {state.name.lower(): snapshot.num_pages(state) for state in PageState}
     queries, hits = stats.scheduler.prefix_queries, stats.scheduler.prefix_hits
-    phases = [one.phase for one in snapshot.requests]
+    phases = [live.phase for live in snapshot.requests]
     return {
         "page_size": snapshot.page_size,
         "kv_cache_dtype": snapshot.memory.kv_cache_dtype,

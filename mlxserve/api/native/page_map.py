@@ -63,23 +63,23 @@ class PageMapFeed:
         if old is not None and len(old) != len(states):
             old = None  # a resize also moves pages: start over
             self._tables.clear()
-        told = self._requests(snapshot)
+        content = self._requests(snapshot)
         if old is None or old_windows is None:
             if len(windows):
-                told["window_pages"] = encode_runs(windows)
+                content["window_pages"] = encode_runs(windows)
             return self._event(
                 "snapshot",
                 page_size=snapshot.page_size,
                 num_pages=len(states),
                 pages=encode_runs(states),
-                **told,
+                **content,
             )
         if window_changes := changed_runs(old_windows, windows):
-            told["window_pages"] = window_changes
+            content["window_pages"] = window_changes
         changes = changed_runs(old, states)
-        if not changes and not any(told.values()):
+        if not changes and not any(content.values()):
             return None
-        return self._event("delta", pages=changes, **told)
+        return self._event("delta", pages=changes, **content)
 
     def _event(self, kind: str, **data: Any) -> bytes:
         number = self._seq
@@ -88,9 +88,9 @@ class PageMapFeed:
 
     def _requests(self, snapshot: Snapshot) -> dict[str, Any]:
         holders = {
-            one.id: one.page_table
-            for one in snapshot.requests
-            if one.page_table and self._sees(one)
+            live.id: live.page_table
+            for live in snapshot.requests
+            if live.page_table and self._sees(live)
         }
         gone = [name for name in self._tables if name not in holders]
         for name in gone:

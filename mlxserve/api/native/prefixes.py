@@ -51,8 +51,8 @@ class Prefixes:
 
     async def index(self, request: Request) -> Response:
         """Lists the prefixes of the API key, or all of them for an admin key."""
-        found = [_card(prefix) for prefix in self._prefix_names.visible(request)]
-        return json_response({"object": "list", "data": found})
+        cards = [_card(prefix) for prefix in self._prefix_names.visible(request)]
+        return json_response({"object": "list", "data": cards})
 
     async def get(self, request: Request) -> Response:
         """Describes a prefix."""
@@ -92,11 +92,11 @@ class Prefixes:
             raise ApiError(409, message, param="name", code="prefix_quota_exceeded")
         owner = self._prefix_names.full(request, "")
         num_own = sum(name.startswith(owner) for name in known)
-        most = max(int(MAX_PREFIXES * self._prefix_names.max_share(request)), 1)
-        if num_own >= most:
+        max_own = max(int(MAX_PREFIXES * self._prefix_names.max_share(request)), 1)
+        if num_own >= max_own:
             raise ApiError(
                 409,
-                f"One API key may have {most} of the {MAX_PREFIXES} prefixes and has {num_own}. "
+                f"One API key may have {max_own} of the {MAX_PREFIXES} prefixes and has {num_own}. "
                 "Delete one, or raise max_prefix_share_per_key.",
                 param="name",
                 code="prefix_quota_exceeded",

@@ -64,9 +64,11 @@ class Status:
             {
                 "status": "ok" if silence <= MAX_SILENCE else "stalled",
                 "seconds_since_step": round(silence, 3),
-                "engine_failures": sum(one.engine.engine_failures for one in stats),
-                "memory": MEMORY_LEVELS[max((one.engine.memory_level for one in stats), default=0)],
-                "disk_cache": DISK_STATES[max((one.disk.state for one in stats), default=0)],
+                "engine_failures": sum(each.engine.engine_failures for each in stats),
+                "memory": MEMORY_LEVELS[
+                    max((each.engine.memory_level for each in stats), default=0)
+                ],
+                "disk_cache": DISK_STATES[max((each.disk.state for each in stats), default=0)],
             }
         )
 
@@ -88,9 +90,9 @@ class Status:
             return json_response(reply)
         stats = [engine.stats() for engine in engines]
         totals = {
-            "num_requests_running": sum(one.scheduler.num_running for one in stats),
-            "num_requests_waiting": sum(one.scheduler.num_waiting for one in stats),
-            "kv_cache_usage_perc": max((one.pool.usage for one in stats), default=0.0),
+            "num_requests_running": sum(each.scheduler.num_running for each in stats),
+            "num_requests_waiting": sum(each.scheduler.num_waiting for each in stats),
+            "kv_cache_usage_perc": max((each.pool.usage for each in stats), default=0.0),
             "seconds_since_step": round(silence, 3),
         }
         return json_response({**reply, **totals})
@@ -101,7 +103,7 @@ class Status:
 
     def _engines(self) -> list[AsyncEngine]:
         """The engines that are alive. Raises ApiError if all have ended."""
-        engines = [one.text_model.engine for one in self._loaded()]
+        engines = [model.text_model.engine for model in self._loaded()]
         alive = [engine for engine in engines if engine.is_alive()]
         if engines and not alive:
             raise ApiError(
@@ -112,7 +114,7 @@ class Status:
     async def metrics(self, request: Request) -> Response:
         """Reports counters and latencies in the Prometheus text format."""
         require_totals(request)
-        return await asyncio.to_thread(metrics_page, [one.metrics for one in self._loaded()])
+        return await asyncio.to_thread(metrics_page, [model.metrics for model in self._loaded()])
 
 
 def _silence(engines: Sequence[AsyncEngine]) -> float:

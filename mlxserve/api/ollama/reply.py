@@ -109,9 +109,9 @@ class OllamaReply:
         others = {"thinking": thinking, "tool_calls": [self._rendered(call) for call in calls]}
         others = {name: value for name, value in others.items() if value}
         message = {"role": "assistant", "content": text, **others}
-        said = {"message": message} if self.member == "message" else {"response": text, **others}
-        found = {"model": self.model, "created_at": timestamp(), **said, "done": False}
-        return {**found, "logprobs": list(map(self._logprob, logprobs))} if logprobs else found
+        content = {"message": message} if self.member == "message" else {"response": text, **others}
+        piece = {"model": self.model, "created_at": timestamp(), **content, "done": False}
+        return {**piece, "logprobs": list(map(self._logprob, logprobs))} if logprobs else piece
 
     def _rendered(self, call: ToolCall) -> dict[str, Any]:
         arguments = Call(call.id, call.name, call.arguments).as_object()

@@ -156,18 +156,18 @@ class OllamaMessage(ChatMessage):
         return self
 
     def message(self, where: str) -> Message:
-        said = super().message(where)
+        message = super().message(where)
         place = f"{where}.images".lstrip(".")
         images = [
             SentImage(_url(image), "image", f"{place}[{n}]") for n, image in enumerate(self.images)
         ]
-        shown = said.after(Message.of(said.role, images, PARAGRAPH))
+        shown = message.after(Message.of(message.role, images, PARAGRAPH))
         return replace(
-            said,
+            message,
             text=shown.text,
             images=shown.images,
-            reasoning=self.thinking or said.reasoning,
-            name=self.tool_name or said.name,
+            reasoning=self.thinking or message.reasoning,
+            name=self.tool_name or message.name,
         )
 
 
@@ -269,5 +269,7 @@ class OllamaGenerateRequest(OllamaGeneration):
     def conversation(self, sees: bool = False) -> Conversation:
         """Read both as a conversation. Raises InvalidParameter for images that the model cannot see."""
         system = [Message(role="system", text=self.system)] if self.system else []
-        said = {"role": "user", "content": self.prompt, "images": self.images}
-        return Conversation.of([*system, OllamaMessage.model_validate(said).message("")], sees=sees)
+        message = {"role": "user", "content": self.prompt, "images": self.images}
+        return Conversation.of(
+            [*system, OllamaMessage.model_validate(message).message("")], sees=sees
+        )

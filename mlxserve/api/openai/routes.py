@@ -132,8 +132,8 @@ class OpenAI:
                 logprobs = await self._model.require_writer().score(
                     prompt, num_top=body.logprobs, client=client_name(request)
                 )
-            one = EchoedPrompt(self._model.codec.decode(prompt), prompt[0], tuple(logprobs))
-            echoed += [one] * (body.n or 1)
+            echo = EchoedPrompt(self._model.codec.decode(prompt), prompt[0], tuple(logprobs))
+            echoed += [echo] * (body.n or 1)
         return echoed
 
     def _token_text(self, token_id: int) -> str:

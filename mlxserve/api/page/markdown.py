@@ -167,11 +167,15 @@ def _block_formula(state: StateBlock, start: int, end: int, silent: bool) -> boo
     if opening not in ("$$", "\\[") or state.is_code_block(start):
         return False
     closing = _FORMULAS[opening]
-    found = state.src.find(closing, begin + 2, begin + 2 + MAX_FORMULA)
+    end_of_formula = state.src.find(closing, begin + 2, begin + 2 + MAX_FORMULA)
     line = start
-    while line < end and found >= state.eMarks[line]:
+    while line < end and end_of_formula >= state.eMarks[line]:
         line += 1
-    if found < 0 or line == end or state.src[found + 2 : state.eMarks[line]].strip():
+    if (
+        end_of_formula < 0
+        or line == end
+        or state.src[end_of_formula + 2 : state.eMarks[line]].strip()
+    ):
         return False
     if not silent:
         lines = state.getLines(start, line + 1, state.blkIndent, False).strip()
@@ -193,11 +197,11 @@ def _tree(tokens: Iterable[Token], deadline: float) -> list[Node]:
         if token.hidden:  # the paragraphs of a tight list
             continue
         if token.nesting == 1:
-            made: list[Any] = [token.tag, _attributes(token)]
-            if token.type == "link_open" and not made[1]:
-                made[0] = "span"
-            open_lists[-1].append(made)
-            open_lists.append(made)
+            element: list[Any] = [token.tag, _attributes(token)]
+            if token.type == "link_open" and not element[1]:
+                element[0] = "span"
+            open_lists[-1].append(element)
+            open_lists.append(element)
         elif token.nesting == -1:
             open_lists.pop()
         elif token.type == "inline":
@@ -253,11 +257,11 @@ def _formula(token: Token) -> Node:
     if _depth(token.content) > _MAX_BRACES:
         return ["code", {}, source]
     try:
-        made = convert_to_element(token.content, display="block" if is_block else "inline")
+        element = convert_to_element(token.content, display="block" if is_block else "inline")
     # The converter raises its own errors, KeyError, IndexError and others for what is not LaTeX.
     except Exception:  # noqa: BLE001
         return ["code", {}, source]
-    return _math(made)
+    return _math(element)
 
 
 def _depth(formula: str) -> int:

@@ -67,11 +67,11 @@ class Rendering:
 
     async def _colour(self, request: Request, elements: list[_Code]) -> None:
         """Highlight the code of these elements."""
-        blocks = [(one.lexer, one.text) for one in elements]
+        blocks = [(code.lexer, code.text) for code in elements]
         spans = await self._code.spans(blocks, partial(run_fairly, request))
-        for one, nodes in zip(elements, spans, strict=True):
+        for code, nodes in zip(elements, spans, strict=True):
             if nodes is not None:
-                one.element[2:] = nodes
+                code.element[2:] = nodes
 
 
 @dataclass(frozen=True, slots=True)

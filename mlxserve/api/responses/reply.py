@@ -33,7 +33,7 @@ class ResponseReply:
     id: str
     created: int
     model: str
-    asked: ResponsesRequest
+    request: ResponsesRequest
     params: SamplingParams
     on_end: Callable[[dict[str, Any]], None]
     _number: int = 0
@@ -42,7 +42,7 @@ class ResponseReply:
 
     def __post_init__(self) -> None:
         self._output = ResponseOutput(
-            self.id, self.asked.addresses, signs=self.asked.signs_reasoning
+            self.id, self.request.addresses, signs=self.request.signs_reasoning
         )
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
@@ -111,15 +111,15 @@ class ResponseReply:
             "status": status,
             "error": None,
             "incomplete_details": None,
-            "instructions": self.asked.instructions,
-            "metadata": self.asked.metadata or {},
+            "instructions": self.request.instructions,
+            "metadata": self.request.metadata or {},
             "model": self.model,
             "output": [],
-            "previous_response_id": self.asked.previous_response_id,
-            "reasoning": {"effort": self.asked.effort, "summary": None},
-            "store": self.asked.store is not False,
+            "previous_response_id": self.request.previous_response_id,
+            "reasoning": {"effort": self.request.effort, "summary": None},
+            "store": self.request.store is not False,
             "temperature": self.params.temperature,
-            **self.asked.echo(),
+            **self.request.echo(),
             "top_p": self.params.top_p,
             "truncation": "disabled",
             "usage": None,

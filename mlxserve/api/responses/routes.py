@@ -67,7 +67,7 @@ class Responses:
             id=request_id(request),
             created=int(time.time()),
             model=self._service.model.model_name,
-            asked=prepared.whole,
+            request=prepared.whole,
             params=answering.params,
             on_end=partial(self._keep, key_id(request), prepared.new),
         )
@@ -100,10 +100,10 @@ class Responses:
                 code="response_not_found",
             ) from error
 
-    def _keep(self, owner: str, asked: ResponsesRequest, response: dict[str, Any]) -> None:
-        if asked.store is False:
+    def _keep(self, owner: str, body: ResponsesRequest, response: dict[str, Any]) -> None:
+        if body.store is False:
             return
         answered = ResponsesRequest.read({"input": response["output"]}).input
-        items = [*asked.input, *answered]
+        items = [*body.input, *answered]
         size = sum(item.size for item in items) + len(encode_json(response))
-        self._store.put(StoredResponse(owner, response, items, size, asked.previous_response_id))
+        self._store.put(StoredResponse(owner, response, items, size, body.previous_response_id))

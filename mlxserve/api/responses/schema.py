@@ -202,8 +202,8 @@ class ResponsesTool(StrictModel):
         if self.is_callable:
             yield ToolAddress(self.name or "", is_custom=self.type == "custom"), self
         for number, tool in enumerate(self.tools or () if self.type == "namespace" else ()):
-            said = [text for text in (number == 0 and self.description, tool.description) if text]
-            update = {"description": "\n".join(said) or None}
+            texts = [text for text in (number == 0 and self.description, tool.description) if text]
+            update = {"description": "\n".join(texts) or None}
             address = ToolAddress(tool.name or "", self.name, tool.type == "custom")
             yield address, tool.model_copy(update=update)
 
@@ -284,12 +284,13 @@ class ResponsesRequest(ToolGenerationFields):
     @property
     def definitions(self) -> list[dict[str, Any]]:
         """The tools in the format of chat templates. Raises ApiError 400."""
-        found = self._callable_tools()
-        if len(found) > MAX_TOOLS:
+        callable_tools = self._callable_tools()
+        if len(callable_tools) > MAX_TOOLS:
             raise invalid_value(
-                "tools", f"{len(found)} are in all namespaces; at most {MAX_TOOLS} are allowed"
+                "tools",
+                f"{len(callable_tools)} are in all namespaces; at most {MAX_TOOLS} are allowed",
             )
-        return [tool.definition(address.full_name) for address, tool in found]
+        return [tool.definition(address.full_name) for address, tool in callable_tools]
 
     @property
     def addresses(self) -> dict[str, ToolAddress]:
@@ -297,13 +298,13 @@ class ResponsesRequest(ToolGenerationFields):
         return {address.full_name: address for address, _ in self._callable_tools()}
 
     def _callable_tools(self) -> list[tuple[ToolAddress, ResponsesTool]]:
-        return [found for tool in self.tools or () for found in tool.addressed()]
+        return [addressed for tool in self.tools or () for addressed in tool.addressed()]
 
     def echo(self) -> dict[str, Any]:
         """The fields of the request that the reply repeats."""
-        choice, most = self.tool_choice, self.max_output_tokens
+        choice, max_tokens = self.tool_choice, self.max_output_tokens
         return {
-            "max_output_tokens": None if most == NO_LIMIT else most,
+            "max_output_tokens": None if max_tokens == NO_LIMIT else max_tokens,
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "text": {"format": (self.text and self.text.format) or {"type": "text"}},
             "tool_choice": "auto" if choice is None else choice.sent,
@@ -319,11 +320,11 @@ class ResponsesRequest(ToolGenerationFields):
         """Replace references to stored items by the items."""
         if not stored:
             return self
-        found = [
+        items = [
             stored.get(item.id or "", item) if item.type == "item_reference" else item
             for item in self.input
         ]
-        return self.model_copy(update={"input": found})
+        return self.model_copy(update={"input": items})
 
     def after(self, earlier: Sequence[InputItem]) -> Self:
         """Prepend an earlier conversation. Raises ApiError 400."""

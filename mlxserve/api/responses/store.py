@@ -88,8 +88,8 @@ class ResponseStore:
     def get(self, response_id: str, owner: str) -> StoredResponse | None:
         with self._lock:
             self._expire()
-            found = self._stored.get(response_id)
-            return found[1] if found is not None and found[1].owner == owner else None
+            entry = self._stored.get(response_id)
+            return entry[1] if entry is not None and entry[1].owner == owner else None
 
     def delete(self, response_id: str, owner: str) -> bool:
         with self._lock:
@@ -125,9 +125,9 @@ class ResponseStore:
 
     def _chain(self, response_id: str | None, owner: str) -> Iterator[str]:
         """Yield ids from a response back to the first one that is stored."""
-        while response_id is not None and (found := self.get(response_id, owner)) is not None:
+        while response_id is not None and (stored := self.get(response_id, owner)) is not None:
             yield response_id
-            response_id = found.previous
+            response_id = stored.previous
 
     def _touch(self, response_id: str) -> None:
         self._stored[response_id] = (self._clock(), self._stored.pop(response_id)[1])

@@ -14,11 +14,11 @@ C = TypeVar("C", bound=Hashable)
 
 
 class OpenConnections(Generic[C]):
-    """At most `most` connections, `most_per_address` of them from one address."""
+    """Bounds the open connections, in total and from one address."""
 
-    def __init__(self, most: int, most_per_address: int) -> None:
-        self._most = most
-        self._most_per_address = most_per_address
+    def __init__(self, max_connections: int, max_per_address: int) -> None:
+        self._max_connections = max_connections
+        self._max_per_address = max_per_address
         self._addresses: dict[C, str] = {}
         self._counts: Counter[str] = Counter()
         self._idle: dict[C, None] = {}  # longest idle first
@@ -54,9 +54,9 @@ class OpenConnections(Generic[C]):
             self._idle.setdefault(connection, None)
 
     def _leaver(self, connection: C, address: str) -> C | None:
-        if self._counts[address] >= self._most_per_address:
-            # The first if one address has them all; otherwise a walk over at most `most`.
+        if self._counts[address] >= self._max_per_address:
+            # The first if one address has them all; otherwise a walk over all connections.
             return next((c for c in self._idle if self._addresses[c] == address), connection)
-        if len(self._addresses) >= self._most:
+        if len(self._addresses) >= self._max_connections:
             return next(iter(self._idle), connection)
         return None

@@ -203,17 +203,17 @@ def _max_length(
     config: EngineConfig, name: str, rules: TextEncoder, shape: _Shape, memory: int
 ) -> int:
     """Maximum tokens of a text. Raises InvalidConfig, OutOfMemory."""
-    asked = config.scheduler.max_model_len
-    if asked is not None and asked > rules.max_length:
+    configured = config.scheduler.max_model_len
+    if configured is not None and configured > rules.max_length:
         raise InvalidConfig(
-            f"max_model_len={asked}, but {name} was made for {rules.max_length} tokens; lower it.",
+            f"max_model_len={configured}, but {name} was made for {rules.max_length} tokens; lower it.",
             option="max_model_len",
         )
-    longest = asked or rules.max_length
+    longest = configured or rules.max_length
     fitting = longest
     while shape.step_size(fitting) > memory and fitting > 16:
         fitting = fitting * 3 // 4
-    if shape.step_size(fitting) > memory or (asked is not None and fitting < longest):
+    if shape.step_size(fitting) > memory or (configured is not None and fitting < longest):
         raise OutOfMemory(
             f"{name}: a text of {longest} tokens needs {shape.step_size(longest) / (1 << 30):.1f} GiB beside "
             f"the weights, and there are {max(0, memory) / (1 << 30):.1f}. Lower max_model_len, or raise "

@@ -70,7 +70,7 @@ class Encoder(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
         ids, mask, types = self._padded(texts)
         hidden = self.network(ids, mask, types).astype(mx.float32)
         pooled = mx.concatenate(
-            [_POOLED[one](hidden, mask) for one in self.rules.poolings], axis=-1
+            [_POOLED[pooling](hidden, mask) for pooling in self.rules.poolings], axis=-1
         )
         for layer, activation in zip(self.dense, self._activations, strict=True):
             pooled = activation(layer(pooled))
@@ -80,11 +80,11 @@ class Encoder(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
     def scores(self, texts: Sequence[EncoderText]) -> mx.array:
         """Return (texts,) scores from 0 to 1, of a reranker; not evaluated."""
         ids, mask, types = self._padded(texts)
-        found = self.network(ids, mask, types)
+        output = self.network(ids, mask, types)
         if not self.rules.judges:
-            return mx.sigmoid(found[:, 0].astype(mx.float32))
+            return mx.sigmoid(output[:, 0].astype(mx.float32))
         no, yes = self.answers
-        logits = self.network.logits(_last(found, mask)).astype(mx.float32)
+        logits = self.network.logits(_last(output, mask)).astype(mx.float32)
         return mx.sigmoid(logits[:, yes] - logits[:, no])  # the softmax of the two
 
     def _padded(self, texts: Sequence[EncoderText]) -> tuple[mx.array, mx.array, mx.array | None]:
@@ -110,10 +110,10 @@ def _read_dense(files: ModelFiles, spec: DenseLayer) -> nn.Module:
     if not spec.weights.exists():
         raise UnsupportedModel(f"{files.name}: {place} is missing. Download the model again.")
     check_weights(spec.weights, files.name)
-    found = mx.load(str(spec.weights))
-    assert isinstance(found, dict), "it is a safetensors file"
+    arrays = mx.load(str(spec.weights))
+    assert isinstance(arrays, dict), "it is a safetensors file"
     weights = {
-        name.removeprefix("linear."): array.astype(mx.float32) for name, array in found.items()
+        name.removeprefix("linear."): array.astype(mx.float32) for name, array in arrays.items()
     }
     layer = nn.Linear(spec.in_features, spec.out_features, bias="bias" in weights)
     try:

@@ -39,11 +39,11 @@ class EncoderVectors:
 
     def cut(self, token_ids: Sequence[int]) -> list[int]:
         """Truncate token ids to the context, keeping the special tokens at the end."""
-        most = self._codec.max_model_len
-        if len(token_ids) <= most:
+        max_len = self._codec.max_model_len
+        if len(token_ids) <= max_len:
             return list(token_ids)
         end = self._end if list(token_ids[len(token_ids) - len(self._end) :]) == self._end else []
-        return [*token_ids[: most - len(end)], *end]
+        return [*token_ids[: max_len - len(end)], *end]
 
     async def embed(
         self,

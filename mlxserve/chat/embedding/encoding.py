@@ -23,7 +23,7 @@ class Encoding(TextWork[list[list[float]]]):
         self._texts = texts
         self._dimensions = dimensions
         self._left = batches([len(text) for text in texts])
-        self._found: list[list[float]] = [[] for _ in texts]
+        self._results: list[list[float]] = [[] for _ in texts]
 
     def advance(self, _num_tokens: int) -> list[list[float]] | None:
         """Compute a batch, of any number of tokens; no answers run beside it in its engine.
@@ -34,9 +34,9 @@ class Encoding(TextWork[list[list[float]]]):
         numbers = self._left.pop()
         texts = [self._texts[number] for number in numbers]
         for number, values in zip(numbers, self._computed(self._encoder, texts), strict=True):
-            self._found[number] = values
+            self._results[number] = values
         self.num_done += sum(map(len, texts))
-        return None if self._left else self._found
+        return None if self._left else self._results
 
     def _computed(self, encoder: Encoder, texts: Sequence[EncoderText]) -> list[list[float]]:
         if encoder.rules.is_reranker:
@@ -53,11 +53,11 @@ class Encoding(TextWork[list[list[float]]]):
 
 def batches(lengths: Sequence[int]) -> list[list[int]]:
     """Group indices of texts into batches. `pop` returns the batch with the longest texts first."""
-    made: list[list[int]] = []
+    grouped: list[list[int]] = []
     for number in sorted(range(len(lengths)), key=lengths.__getitem__):
-        last = made[-1] if made else []
+        last = grouped[-1] if grouped else []
         if last and (len(last) + 1) * lengths[number] <= BATCH_TOKENS:
             last.append(number)
         else:
-            made.append([number])
-    return made
+            grouped.append([number])
+    return grouped

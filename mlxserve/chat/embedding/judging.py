@@ -35,19 +35,22 @@ class Judging:
         self._after = tokenizer.encode_plain(_AFTER)
 
     def prompt(
-        self, query: str, document: str, instruction: str | None, most: int
+        self, query: str, document: str, instruction: str | None, max_len: int
     ) -> tuple[list[int], bool]:
-        """Return a prompt of at most `most` tokens, and True if the document was cut for it.
+        """Return a prompt of at most `max_len` tokens, and True if the document was cut for it.
 
         Special tokens in the inputs are encoded as text. Raises InvalidRequest if the query leaves
         no room for a document.
         """
-        asked = f"<Instruct>: {instruction or INSTRUCTION}\n<Query>: {query}\n<Document>: "
-        said = self._tokenizer.encode_plain(asked + document, as_text=True)
-        room = most - len(self._before) - len(self._after)
-        if len(said) > room and len(self._tokenizer.encode_plain(asked, as_text=True)) >= room:
+        question = f"<Instruct>: {instruction or INSTRUCTION}\n<Query>: {query}\n<Document>: "
+        token_ids = self._tokenizer.encode_plain(question + document, as_text=True)
+        room = max_len - len(self._before) - len(self._after)
+        if (
+            len(token_ids) > room
+            and len(self._tokenizer.encode_plain(question, as_text=True)) >= room
+        ):
             raise InvalidRequest(
-                f"query: it has more tokens than the {most} of this model's context, beside which no document "
+                f"query: it has more tokens than the {max_len} of this model's context, beside which no document "
                 "fits"
             )
-        return [*self._before, *said[: max(room, 0)], *self._after], len(said) > room
+        return [*self._before, *token_ids[: max(room, 0)], *self._after], len(token_ids) > room

@@ -49,8 +49,8 @@ class EncoderNetwork(nn.Module):  # type: ignore[misc]  # mlx's nn has no types
         mask: (rows, tokens), False for padding
         types: (rows, tokens), the text of a pair that a token belongs to; None without pairs
         """
-        found = self.encoder(ids, attention_mask=mask.astype(mx.float32), token_type_ids=types)
-        result: mx.array = found.logits if hasattr(found, "logits") else found.last_hidden_state
+        output = self.encoder(ids, attention_mask=mask.astype(mx.float32), token_type_ids=types)
+        result: mx.array = output.logits if hasattr(output, "logits") else output.last_hidden_state
         return result
 
     def sanitize(self, weights: Weights) -> Weights:
@@ -188,25 +188,27 @@ def _classes(
         module = _module(files, encoder.kind)
         name = "SequenceClassificationModel" if encoder.is_reranker else "Model"
         return partial(EncoderNetwork, getattr(module, name)), module.ModelConfig
-    found = definition_of(files.config)
+    definition = definition_of(files.config)
     if encoder.judges and files.config.get("tie_word_embeddings") is not True:
-        return partial(JudgeNetwork, found.model, dense), found.arguments
+        return partial(JudgeNetwork, definition.model, dense), definition.arguments
     if files.config.get("use_bidirectional_attention") is True:
         kind = files.config["model_type"]
         if kind != "gemma3_text":
             raise UnsupportedModel(
                 f"{files.name} is a {kind} model that sees both ways. Of such models, Gemma 3's are served."
             )
-        return partial(BidirectionalNetwork, found.model, dense), found.arguments
+        return partial(BidirectionalNetwork, definition.model, dense), definition.arguments
     if files.config.get("is_causal") is False:
         raise UnsupportedModel(
             f"{files.name} sees both ways by code of its own (is_causal), which is not run."
         )
-    if not isinstance(found.model, type) or not found.model.__module__.startswith("mlx_lm."):
+    if not isinstance(definition.model, type) or not definition.model.__module__.startswith(
+        "mlx_lm."
+    ):
         raise UnsupportedModel(
             f"{files.name}: mlx-lm has no definition of {files.config['model_type']} to embed texts with."
         )
-    return partial(DecoderNetwork, found.model, dense), found.arguments
+    return partial(DecoderNetwork, definition.model, dense), definition.arguments
 
 
 def _module(files: ModelFiles, kind: str) -> ModuleType:

@@ -39,10 +39,13 @@ class VectorRanker:
         self, query: str, documents: Sequence[str], instruction: str | None = None
     ) -> tuple[list[EncoderText], int]:
         _refuse_instruction(instruction)
-        most, max_len = self._codec.most_characters, self._codec.max_model_len
+        max_characters, max_len = self._codec.max_characters, self._codec.max_model_len
         before_query, before_document = self._before
-        texts = [before_query + query, *(before_document + text[:most] for text in documents)]
-        ids = [self._codec.encode(text[:most]) for text in texts]
+        texts = [
+            before_query + query,
+            *(before_document + text[:max_characters] for text in documents),
+        ]
+        ids = [self._codec.encode(text[:max_characters]) for text in texts]
         num_cut = sum(len(text) > max_len for text in ids)
         return [EncoderText(self._vectors.cut(text)) for text in ids], num_cut
 
@@ -50,7 +53,7 @@ class VectorRanker:
         """Return the cosine between the query's vector and each document's."""
         vectors = await self._encoder.compute(texts, client=client)
         query, *documents = map(_unit, vectors)
-        return [sum(a * b for a, b in zip(query, one, strict=True)) for one in documents]
+        return [sum(a * b for a, b in zip(query, vector, strict=True)) for vector in documents]
 
 
 class PairRanker:
@@ -64,8 +67,8 @@ class PairRanker:
         self, query: str, documents: Sequence[str], instruction: str | None = None
     ) -> tuple[list[EncoderText], int]:
         _refuse_instruction(instruction)
-        most = self._codec.most_characters
-        pairs = [self._pair(query, document[:most]) for document in documents]
+        max_characters = self._codec.max_characters
+        pairs = [self._pair(query, document[:max_characters]) for document in documents]
         return [text for text, _ in pairs], sum(is_cut for _, is_cut in pairs)
 
     def _pair(self, query: str, document: str) -> tuple[EncoderText, bool]:
@@ -74,12 +77,12 @@ class PairRanker:
         Raises InvalidRequest if the query leaves no room for a document.
         """
         ids, types, second = self._codec.tokenizer.encode_pair(query, document)
-        most = self._codec.max_model_len
-        excess = len(ids) - most
+        max_len = self._codec.max_model_len
+        excess = len(ids) - max_len
         if excess > 0:
             if excess >= len(second):
                 raise InvalidRequest(
-                    f"query: it has more tokens than the {most} of this model's context, beside which no "
+                    f"query: it has more tokens than the {max_len} of this model's context, beside which no "
                     "document fits"
                 )
             dropped = frozenset(second[-excess:])
@@ -103,9 +106,9 @@ class JudgeRanker:
     def prepare(
         self, query: str, documents: Sequence[str], instruction: str | None = None
     ) -> tuple[list[EncoderText], int]:
-        most, max_len = self._codec.most_characters, self._codec.max_model_len
+        max_characters, max_len = self._codec.max_characters, self._codec.max_model_len
         prompts = [
-            self._judging.prompt(query, document[:most], instruction, max_len)
+            self._judging.prompt(query, document[:max_characters], instruction, max_len)
             for document in documents
         ]
         return [EncoderText(ids) for ids, _ in prompts], sum(is_cut for _, is_cut in prompts)

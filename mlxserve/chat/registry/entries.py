@@ -52,9 +52,9 @@ class RegisteredModel:
     unlisted: tuple[str, ...] = ()
     weight_size: int = 0
     context: int = 0
-    least: int = 0
-    least_pages: int = 2
-    most_pages: int = 0
+    min_bytes: int = 0
+    min_pages: int = 2
+    max_pages: int = 0
     keep_alive: float = math.inf
     preload: bool = False
     purpose: str = "completion"
@@ -97,17 +97,17 @@ class Place:
         self.closing: asyncio.Task[None] | None = None
         self.keep_alive = model.keep_alive
         self.loaded_at = self.used_at = now
-        self.most_pages = 0  # that its pool may have
+        self.max_pages = 0  # that its pool may have
         self.set_pages = 0  # that the registry has given it; others may resize it, too
-        self._known_least: int | None = None  # since it was loaded for the first time
+        self._known_min_bytes: int | None = None  # since it was loaded for the first time
 
     def put(self, text_model: TextModel, now: float) -> None:
         """Store the loaded model."""
         self.text_model = text_model
         self.loaded_at = self.used_at = now
-        fewer = max(0, self.num_pages - self.model.least_pages)
-        self._known_least = self.planned.total - fewer * self.planned.page
-        self.most_pages = max(self.num_pages, self.model.most_pages)
+        fewer = max(0, self.num_pages - self.model.min_pages)
+        self._known_min_bytes = self.planned.total - fewer * self.planned.page
+        self.max_pages = max(self.num_pages, self.model.max_pages)
         self.set_pages = self.num_pages
 
     @property
@@ -129,17 +129,21 @@ class Place:
     @property
     def floor(self) -> int:
         """Bytes below which it can never be loaded."""
-        return self.model.weight_size if self._known_least is None else self._known_least
+        return self.model.weight_size if self._known_min_bytes is None else self._known_min_bytes
 
     @property
-    def least(self) -> int:
+    def min_bytes(self) -> int:
         """Bytes with the smallest pool, estimated before it was loaded once."""
-        return max(self.floor, self.model.least) if self._known_least is None else self._known_least
+        return (
+            max(self.floor, self.model.min_bytes)
+            if self._known_min_bytes is None
+            else self._known_min_bytes
+        )
 
     @property
     def smaller(self) -> int:
         """Bytes with its pool as small as is possible now."""
-        return min(self.planned.total, self.least) if self.is_idle else self.planned.total
+        return min(self.planned.total, self.min_bytes) if self.is_idle else self.planned.total
 
     def state(self, now: float) -> ModelUse:
         num_requests = self.users + self.num_waiting
@@ -154,7 +158,7 @@ class Place:
             seconds_left=None if math.isinf(seconds) else seconds,
         )
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """What a loaded model takes, and whether it is in use."""
         users = f"{self.users} request{'s' * (self.users > 1)}" if self.users else "idle"
         return f"{self.model.name} ({gib(self.planned.total)}, {users})"

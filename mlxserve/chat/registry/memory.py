@@ -27,52 +27,54 @@ class SharedMemory:
 
     def loaded(self) -> list[Place]:
         """The models that hold memory, including those that are being closed."""
-        return [one for one in self._places.values() if one.text_model is not None]
+        return [place for place in self._places.values() if place.text_model is not None]
 
     def left(self, *, shrunk: bool = False) -> int:
         """Unused bytes of the budget. `shrunk`: as if idle models had their smallest pools."""
         return self.budget - sum(
-            one.smaller if shrunk else one.planned.total for one in self.loaded()
+            place.smaller if shrunk else place.planned.total for place in self.loaded()
         )
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """What is loaded, and who uses it."""
-        return f"Loaded: {', '.join(one.in_words() for one in self.loaded()) or 'none'}."
+        return f"Loaded: {', '.join(place.describe() for place in self.loaded()) or 'none'}."
 
-    async def shrink(self, idle: Sequence[Place], least: int) -> bool:
+    async def shrink(self, idle: Sequence[Place], min_bytes: int) -> bool:
         """Shrink the pools of idle models; True if any became smaller.
 
         Each gets an equal share of what weights and steps leave, or else what it needs.
         """
         loaded = self.loaded()
-        fixed = least + sum(one.planned.total - one.num_pages * one.planned.page for one in loaded)
+        fixed = min_bytes + sum(
+            place.planned.total - place.num_pages * place.planned.page for place in loaded
+        )
         share = max(0.0, self.budget - fixed) / (len(loaded) + 1)
         has_shrunk = False
         for pool in (share, 0.0):
-            for one in idle:
-                if self.left() >= least and pool == 0.0:
+            for place in idle:
+                if self.left() >= min_bytes and pool == 0.0:
                     return True
-                pages = max(one.model.least_pages, int(pool // max(1, one.planned.page)))
-                has_shrunk |= await self.resize(one, pages) if pages < one.num_pages else False
+                pages = max(place.model.min_pages, int(pool // max(1, place.planned.page)))
+                has_shrunk |= await self.resize(place, pages) if pages < place.num_pages else False
         return has_shrunk
 
     def drain_oldest(self, now: float) -> None:
         """Stop new requests to the model that was loaded first, unless a model is draining already."""
         loaded = self.loaded()
-        if loaded and not any(one.closes for one in loaded):
-            oldest = min(loaded, key=lambda one: one.loaded_at)
+        if loaded and not any(place.closes for place in loaded):
+            oldest = min(loaded, key=lambda place: place.loaded_at)
             oldest.closes = now - oldest.loaded_at >= MIN_SECONDS
 
     def growing(self) -> tuple[Place, int] | None:
         """Return a model whose pool was shrunk, and the number of pages that fit again."""
-        for one in self.loaded():
-            is_ours = one.num_pages == one.set_pages
-            if one.closes or not one.planned.page or not is_ours or self.budget == NO_LIMIT:
+        for place in self.loaded():
+            is_ours = place.num_pages == place.set_pages
+            if place.closes or not place.planned.page or not is_ours or self.budget == NO_LIMIT:
                 continue
-            more = max(0, self.left()) // one.planned.page
-            num_pages = min(one.most_pages, one.num_pages + more)
-            if num_pages - one.num_pages > one.num_pages // 8:  # not for every few pages
-                return one, num_pages
+            more = max(0, self.left()) // place.planned.page
+            num_pages = min(place.max_pages, place.num_pages + more)
+            if num_pages - place.num_pages > place.num_pages // 8:  # not for every few pages
+                return place, num_pages
         return None
 
     async def resize(self, place: Place, num_pages: int) -> bool:

@@ -136,7 +136,7 @@ class ModelRegistry:
             if number and not model.preload:
                 continue
             place = self._places[model.name]
-            if number and place.least > self._memory.left(shrunk=True):
+            if number and place.min_bytes > self._memory.left(shrunk=True):
                 log.warning(
                     "%s does not fit beside the models before it; it is loaded when it is asked for.",
                     model.name,
@@ -196,10 +196,10 @@ class ModelRegistry:
             threading.Thread(target=text_model.close, name="mlxserve-close")
             for text_model in loaded
         ]
-        for one in closing:
-            one.start()
-        for one in closing:
-            one.join()
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
         self._close()
 
     # ---- what the watchdog asks
@@ -266,9 +266,9 @@ class ModelRegistry:
 
     async def _read(self, place: Place) -> None:
         """Load a model within the memory that others leave. Raises the errors of loading."""
-        least = place.least
+        min_bytes = place.min_bytes
         while True:
-            room = await self._room_for(place, least)
+            room = await self._room_for(place, min_bytes)
             place.is_read = True
             try:
                 await in_thread(partial(self._read_and_put, place, room))
@@ -276,7 +276,7 @@ class ModelRegistry:
                 if self.budget is None or room >= self.budget or not self._memory.loaded():
                     raise
                 # It needs more than was known before it was read.
-                least = room + 1
+                min_bytes = room + 1
             else:
                 return
             finally:
@@ -294,7 +294,7 @@ class ModelRegistry:
         text_model.close()
         raise EngineStopped("The server is stopping.")
 
-    async def _room_for(self, place: Place, least: int) -> int:
+    async def _room_for(self, place: Place, min_bytes: int) -> int:
         """Bytes for a model, at least so many. Raises OutOfMemory, QueueFull."""
         if place.floor > self._memory.budget:
             raise OutOfMemory(
@@ -302,15 +302,15 @@ class ModelRegistry:
                 f"have {gib(self._memory.budget)} together. Raise gpu_memory_utilization, or choose a "
                 "smaller model. Nothing was unloaded for it."
             )
-        least, deadline = min(least, self._memory.budget), self._clock() + MAX_WAIT_SECONDS
+        min_bytes, deadline = min(min_bytes, self._memory.budget), self._clock() + MAX_WAIT_SECONDS
         try:
-            while (left := self._memory.left()) < least:
+            while (left := self._memory.left()) < min_bytes:
                 self._refuse_if_closed()
-                if await self._freed(least):
+                if await self._freed(min_bytes):
                     continue
                 if self._clock() > deadline:
                     raise QueueFull(
-                        f"There is no room for {place.model.name}. {self._memory.in_words()} Try again "
+                        f"There is no room for {place.model.name}. {self._memory.describe()} Try again "
                         "later, or unload one."
                     )
                 self._memory.drain_oldest(self._clock())
@@ -321,25 +321,27 @@ class ModelRegistry:
                 other.closes = other.closing is not None
             self._changes.tell()
 
-    async def _freed(self, least: int) -> bool:
+    async def _freed(self, min_bytes: int) -> bool:
         """True if memory was freed, or is about to be."""
         loaded = self._memory.loaded()
-        if closing := [one.closing for one in loaded if one.closing is not None]:
+        if closing := [place.closing for place in loaded if place.closing is not None]:
             await asyncio.wait(closing, return_when=asyncio.FIRST_COMPLETED)
             return True
-        idle = sorted((one for one in loaded if one.is_idle), key=lambda one: one.used_at)
-        if least <= self._memory.left(shrunk=True) and await self._memory.shrink(idle, least):
+        idle = sorted((place for place in loaded if place.is_idle), key=lambda place: place.used_at)
+        if min_bytes <= self._memory.left(shrunk=True) and await self._memory.shrink(
+            idle, min_bytes
+        ):
             return True
-        drained = [one for one in loaded if one.closes and not one.users]
-        for one in (*drained, *idle):
-            await self._unload(one)
+        drained = [place for place in loaded if place.closes and not place.users]
+        for place in (*drained, *idle):
+            await self._unload(place)
             return True
         return False
 
     async def _grow(self) -> None:
         async with self._turn:  # no model is loaded meanwhile
-            if (found := self._memory.growing()) is not None:
-                await self._memory.resize(*found)
+            if (growing := self._memory.growing()) is not None:
+                await self._memory.resize(*growing)
 
     # ---- unloading
 

@@ -178,7 +178,7 @@ async def test_pools_of_idle_models_are_made_smaller_before_one_is_unloaded() ->
 
 @in_loop
 async def test_pools_become_as_small_as_they_may_where_a_share_is_too_much() -> None:
-    one = shelf_of([100, 100], budget=300, most=1000, least_pages=6)
+    one = shelf_of([100, 100], budget=300, most=1000, min_pages=6)
     await one.touch("a", "b")
     assert one.loaded == ["a", "b"]
     assert one.taken <= 300
@@ -216,7 +216,7 @@ async def test_a_pool_that_somebody_else_has_made_smaller_stays_so() -> None:
 
 @in_loop
 async def test_a_pool_does_not_grow_where_its_own_options_bound_it() -> None:
-    one = shelf_of([100], budget=math.inf, most=10, most_pages=1000)
+    one = shelf_of([100], budget=math.inf, most=10, max_pages=1000)
     await one.touch("a")
     one.registry.look()
     await asyncio.sleep(0)
