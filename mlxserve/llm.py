@@ -124,13 +124,15 @@ class AsyncLLM(_LoadedModel):
             options["adapter"] = tuple(f"{name}={folder}" for name, folder in adapters.items())
         self.config = (config or EngineConfig()).with_options(**options)
         machine.import_mlx_lm()
-        from mlxserve.ranks.run import (  # imports mlx and mlx-lm
+        # Imports mlx and mlx-lm.
+        from mlxserve.ranks.run import (
             build_text_model_of_ranks,
             run_worker,
         )
 
         if self.config.num_ranks > 1 and own_rank():
-            run_worker(self.config)  # does not return
+            # Does not return.
+            run_worker(self.config)
         self._model = build_text_model_of_ranks(self.config)
 
     async def generate(
@@ -505,10 +507,12 @@ class LLM(_LoadedModel):
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return result_of(future)
-        except BaseExceptionGroup as group:  # of a batch: the first failure ends the others
+        except BaseExceptionGroup as group:
+            # The first failure of a batch ends the others.
             raise group.exceptions[0] from None
         except KeyboardInterrupt:
-            future.cancel()  # aborts the requests, so that the next call finds the engine idle
+            # Aborts the requests, so that the next call finds the engine idle.
+            future.cancel()
             raise
 
 

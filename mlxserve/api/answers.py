@@ -51,7 +51,7 @@ class Answers:
     @property
     def tokens(self) -> Tokens:
         """Token counts of the answers that have begun; a prompt counts once for all its choices."""
-        return Tokens.of(self._usages, self._num_choices)
+        return Tokens.from_usages(self._usages, self._num_choices)
 
     @property
     def timing(self) -> AnswerTimer:

@@ -75,7 +75,7 @@ def create_app(
     unlisted_names: names that are accepted but not listed
     """
     return create_server_app(
-        ModelRegistry.of(model, aliases, unlisted_names),
+        ModelRegistry.from_model(model, aliases, unlisted_names),
         model.executor,
         strict_model_names=strict_model_names,
         access=access,
@@ -253,7 +253,8 @@ def _with_prefix(request: Request) -> str | None:
 
 
 async def _client_left(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=499)  # it left while sending; this is not read
+    # The client left while sending, so nobody reads this.
+    return Response(status_code=499)
 
 
 async def _bug(request: Request, _error: Exception) -> Response:

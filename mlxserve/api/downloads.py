@@ -85,7 +85,9 @@ class Downloads:
         self._register = register
         self._catalog = catalog or ModelCatalog()
         self._downloads: dict[str, Download] = {}
-        self._looking: asyncio.Task[Model | None] | None = None  # for what suits this machine
+        self._looking: asyncio.Task[Model | None] | None = (
+            None  # search for a model that suits this machine
+        )
 
     def routes(self) -> list[Route]:
         downloads = "/api/v1/downloads"
@@ -145,7 +147,8 @@ class Downloads:
     async def use(self, _request: Request, body: NamedModelRequest) -> Response:
         """Keeps which of the served models commands take where none is named, as `mlxserve use` does."""
         model = self._dispatch.model(body.model).model
-        name = model.unlisted[0] if model.unlisted else model.name  # as it was asked for
+        # The name by which the user chose it.
+        name = model.unlisted[0] if model.unlisted else model.name
         try:
             await self._catalog.use(name)
         except ModelCommandFailed as error:

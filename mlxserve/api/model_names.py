@@ -24,10 +24,10 @@ class ModelNames:
 
     own: str
     aliases: Sequence[str] = ()
-    unlisted: Sequence[str] = ()  # accepted, but not shown, such as a path on this machine
-    is_strict: bool = False  # any other name is refused
-    others: Sequence[str] = ()  # what is served beside it
-    has_adapters: bool = False  # those of others, MODEL:NAME, are refused
+    unlisted: Sequence[str] = ()
+    is_strict: bool = False
+    others: Sequence[str] = ()
+    has_adapters: bool = False
 
     def check(self, name: str | None, *, is_anthropic: bool = False) -> str | None:
         """Return a warning for a name that is not the model's, or None.

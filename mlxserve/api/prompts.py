@@ -54,7 +54,7 @@ class Prompts:
         self._model = model
         self._images = images
 
-    async def of_texts(
+    async def encode(
         self,
         request: Request,
         texts: Sequence[Prompt],
@@ -80,7 +80,7 @@ class Prompts:
         seconds = encode_seconds(sum(len(text) for text in texts if isinstance(text, str)))
         return MoreWork(seconds, lambda: [self._encoded(text, field) for text in texts])
 
-    async def of_conversation(self, request: Request, source: PromptSource) -> list[int]:
+    async def render(self, request: Request, source: PromptSource) -> list[int]:
         """Render a conversation. The reply warns of changes made to fit the model's template."""
         begun = self.begin(request, source)
         return await self.finish(request, await run_fairly(request, begun.seconds, begun.work))

@@ -19,13 +19,13 @@ class Tokens:
     prompt: int
     completion: int
     cached: int
-    reasoning: int = 0  # of the completion's
-    cache: CacheReport | None = None  # of the prompt, if there is only one
-    speculation: SpeculationReport | None = None  # of all answers; None where it is off
-    images: int = 0  # of the prompt's
+    reasoning: int = 0  # tokens of the completion that are reasoning
+    cache: CacheReport | None = None  # the prompt's report, if there is only one prompt
+    speculation: SpeculationReport | None = None  # sums over all answers; None if drafts are off
+    images: int = 0  # tokens of the prompt that are images
 
     @classmethod
-    def of(cls, usages: Mapping[int, Usage], num_choices: int = 1) -> Tokens:
+    def from_usages(cls, usages: Mapping[int, Usage], num_choices: int = 1) -> Tokens:
         """Sum the answers by index, of which each `num_choices` in a row share a prompt."""
         prompts = [usage for index, usage in usages.items() if index % num_choices == 0]
         return cls(

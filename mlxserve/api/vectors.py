@@ -43,7 +43,7 @@ class TextVectors:
         self._num_waiting: Counter[str] = Counter()  # requests of each client
         self._retry_after = RetryAfter()
 
-    async def of_texts(
+    async def embed(
         self,
         request: Request,
         texts: Sequence[Prompt],
@@ -68,7 +68,7 @@ class TextVectors:
         before = model.prompt_for(input_type)
         if before:
             texts = [before + text if isinstance(text, str) else text for text in texts]
-        tokens = await self._prompts.of_texts(request, texts, field, is_cut=is_cut)
+        tokens = await self._prompts.encode(request, texts, field, is_cut=is_cut)
         if is_cut and max(map(len, tokens)) > (context := self._model.max_model_len):
             warn(request, f"{field}: cut to {context} tokens")
             tokens = [model.cut(ids) for ids in tokens]

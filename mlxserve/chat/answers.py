@@ -116,7 +116,8 @@ class AnswerStream:
         self._outputs.close()
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
-        self._outputs.finish(request.id, reason)  # a stop string is found here first
+        # The decoder finds a stop string before the engine knows of it.
+        self._outputs.finish(request.id, reason)
         if reason is FinishReason.TOOL_CALLS:
             self._keep(request)
         if request.guide is not None and request.guide.error is not None:

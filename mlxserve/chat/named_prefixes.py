@@ -38,7 +38,7 @@ class NamedPrefixes:
         self._store = store
         self._compute = compute
         self._salt_of = salt_of
-        self._warned: set[str] = set()  # prefixes that were named under another salt
+        self._warned: set[str] = set()  # prefixes that requests named with another salt
 
     async def add(
         self,

@@ -36,9 +36,9 @@ class NamedPrefix:
     """The tokens of a named prefix. Their pages are pinned under the request that computed them."""
 
     token_ids: tuple[int, ...]
-    salt: bytes  # of its pages: a digest
-    client: str = ""  # who added it
-    max_share: float = 1.0  # of the pages that prefixes may have, for this client
+    salt: bytes  # salt of its pages, a digest
+    client: str = ""  # client that added it
+    max_share: float = 1.0  # maximum fraction of the pages of prefixes for this client
     request_id: str | None = None  # None if its pages were not computed since the start
 
 

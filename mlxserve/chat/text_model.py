@@ -162,7 +162,8 @@ class TextModel:
 
     def close(self) -> None:
         """Abort every answer and end the engine. Idempotent."""
-        self.engine.close()  # first: its thread uses the matchers of the writer's planner
+        # First: its thread uses the matchers of the writer's planner.
+        self.engine.close()
         if self.owns_executor:
             self.executor.close()
         if self.writer is not None:

@@ -347,7 +347,8 @@ class Writer:
         except BaseException:
             if answer is not None:
                 await answer.aclose()
-            self._engine.unpin(request_id)  # it may have ended just now, or while it was submitted
+            # The request may have ended just now, or while it was submitted.
+            self._engine.unpin(request_id)
             raise
         return request_id
 

@@ -87,7 +87,7 @@ def _serve(
 
     logs.configure(server.log_level)
     access = read_access(server, os.environ.get("MLXSERVE_API_KEY"))
-    limits = Limits.of(server).within(machine.allow_open_files())
+    limits = Limits.from_config(server).within(machine.allow_open_files())
     with bind(server.host, server.port) as listener:
         config = models[0].config
         if is_private or (config.num_ranks > 1 and config.hostfile is not None):

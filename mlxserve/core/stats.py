@@ -120,13 +120,13 @@ class StatsGroup:
     __match_args__: ClassVar[tuple[str, ...]]  # the fields' names, in order, by `dataclass`
 
     @classmethod
-    def of(cls, owner: object) -> Self:
+    def from_owner(cls, owner: object) -> Self:
         """Copy the owner's attributes of these names."""
         values = [getattr(owner, name) for name in cls.__match_args__]
         return cls(*[v if type(v) in (int, float) else v.copy() for v in values])
 
     def copy(self) -> Self:
-        return self.of(self)
+        return self.from_owner(self)
 
 
 def exports_of(group: type[StatsGroup]) -> tuple[tuple[str, Exported], ...]:

@@ -93,23 +93,23 @@ class AsyncEngine:
         workers: the engine's other ranks; the loss of one ends it
         """
         self._inbox = Inbox()
-        self._streams = OpenStreams()  # only for the engine's thread
+        self._streams = OpenStreams()  # used by the engine's thread only
         self._texts = TextQueue()
         self._log_interval = log_interval
         self._failures = _Failures(max_failures)
         self._memory = memory
         self._workers = workers
         self._has_failed = False
-        self._has_forgiven = False  # a failure that ended nothing, and was logged
-        self._has_more = False  # to write to disk, while nothing else is to be done
+        self._has_forgiven = False  # a failure that ended nothing was logged
+        self._has_more = False  # there may be more to write to disk while idle
         self._stopped: EngineStopped | None = None
         RUNNING.start()
         self._beat = RUNNING.now()
         self._stats = Stats()
-        self._next_stats = 0.0  # when they are copied again
-        self.max_model_len = 0  # longest prompt plus answer, as of the last change
+        self._next_stats = 0.0  # time of the next copy
+        self.max_model_len = 0  # maximum tokens of prompt and answer, as of the last change
         self._ready: Future[None] = Future()
-        self._frozen = gc_freeze.frozen()  # before there is anything of the engine
+        self._frozen = gc_freeze.frozen()  # the frozen objects before the engine's
         self._ending = threading.Lock()
         if workers is not None:
             workers.attach(self.fail, self.seconds_since_beat)
@@ -119,7 +119,8 @@ class AsyncEngine:
             result_of(self._ready)
         except BaseException:
             if workers is not None:
-                self._ended.wait(_STUCK_SECONDS)  # other ranks are told to end
+                # The thread tells the other ranks to end.
+                self._ended.wait(_STUCK_SECONDS)
             raise
         atexit.register(self.close)
 
@@ -288,7 +289,8 @@ class AsyncEngine:
         self._has_failed = True
         self._end(stopped)
         self._inbox.end()
-        with contextlib.suppress(InvalidStateError):  # it was ready
+        # It may have been ready before.
+        with contextlib.suppress(InvalidStateError):
             self._ready.set_exception(stopped)
 
     def close(self) -> None:
@@ -327,10 +329,12 @@ class AsyncEngine:
         try:
             engine = build()
             self.max_model_len, self._stats = engine.max_model_len, engine.monitor.stats()
-            self._beat = RUNNING.now()  # loading may have taken minutes
+            # Loading may have taken minutes.
+            self._beat = RUNNING.now()
         except BaseException as error:  # noqa: BLE001  (raised again by the thread that waits)
             self._stopped = EngineStopped("The engine could not be built.")
-            with contextlib.suppress(InvalidStateError):  # `fail` was first
+            # `fail` may have been first.
+            with contextlib.suppress(InvalidStateError):
                 self._ready.set_exception(error)
             return
         with contextlib.suppress(InvalidStateError):
@@ -342,7 +346,8 @@ class AsyncEngine:
             log.exception("The engine has failed and ends")
             reason = EngineStopped(f"The engine failed: {type(error).__name__}: {error}")
             self._has_failed = True
-            if self._workers is not None:  # a lost rank may be why, and then `fail` names it first
+            if self._workers is not None:
+                # A lost rank may be the cause, and then `fail` names it first.
                 self._workers.wait_for_loss(_LOSS_SECONDS)
         self._end(reason)
         try:
@@ -378,7 +383,8 @@ class AsyncEngine:
                     self._streams.deliver(outputs)
                     engine.start()
                 elif is_open and not self._texts.unanswered:
-                    self._has_more = False  # also if this fails
+                    # Reset first, in case `idle` fails.
+                    self._has_more = False
                     self._has_more = engine.idle()
                     self._count(engine, ())
             except Exception as error:  # noqa: BLE001  (logged there)
@@ -446,7 +452,8 @@ class AsyncEngine:
 
     def _end(self, reason: EngineStopped) -> None:
         with self._ending:
-            self._stopped = reason = self._stopped or reason  # the first one counts
+            # The first reason counts.
+            self._stopped = reason = self._stopped or reason
         self._streams.end(reason)
         self._texts.refuse(reason)
         self._inbox.close(reason)

@@ -89,7 +89,8 @@ class Inbox:
         """Run `work` at the next step boundary."""
         call = EngineCall(work, Future())
         self._calls.put(call)
-        if self._closed is not None:  # the thread no longer reads its calls
+        if self._closed is not None:
+            # The thread no longer reads its calls.
             self._refuse(self._closed)
         return call.result
 

@@ -84,11 +84,14 @@ class DiskCache:
         self._unwritten = {kind.name: Unwritten(tier, kind.unit_bytes) for kind in kinds}
         self._page_bytes = kinds[0].unit_bytes
         self._end_bytes = sum(kind.num_at_end * kind.unit_bytes for kind in kinds)
-        self._overdue: set[int] = set()  # tickets of loads that were given up, and not answered
+        self._overdue: set[int] = (
+            set()
+        )  # tickets of loads that were given up and are not answered yet
 
     def use(self, uses: Mapping[str, Uses], /) -> None:
         """Record that a request has just used these units, by kind."""
-        now = self._clock()  # one time, by which units of all kinds are compared
+        # One time for all kinds, so that their units can be compared.
+        now = self._clock()
         for kind, (hashes, num_before) in uses.items():
             record = self.kinds[kind].record
             used = {

@@ -79,9 +79,9 @@ class Engine:
         self._disk = disk
         self._trace = trace
         self._unread: Pending | None = None
-        self._early: list[Output] = []  # read before the next step was launched
-        self._has_read = True  # a step, since the last failure
-        self._is_started = True  # whether the device has begun with the unread step
+        self._early: list[Output] = []  # outputs that were read before the next step was launched
+        self._has_read = True  # a step was read since the last failure
+        self._is_started = True  # the device has begun the unread step
         self._last_plan: Sequence[Chunk] = ()
         self._timer = StepTimer()
         self._stats = StepStats()
@@ -118,7 +118,8 @@ class Engine:
         Nothing may be called afterwards.
         """
         if self._workers is not None and keeps_pages:
-            self._read_early()  # the other ranks are computing it
+            # The other ranks are computing the unread step.
+            self._read_early()
         self._transfers.close(keeps_pages=keeps_pages)
         if self._trace is not None:
             self._trace.close()
@@ -297,14 +298,16 @@ class Engine:
         self._read_early()
         if num_pages >= self._scheduler.pool.num_pages:
             self._runner.back(FullPages.name, self._scheduler.pool.blank.num_open)
-            self._runner.resize(num_pages)  # first: only the device may refuse a larger cache
+            # First, as only the device may refuse a larger cache.
+            self._runner.resize(num_pages)
             return self._scheduler.resize(num_pages)
         resized = self._scheduler.resize(num_pages)
         self._transfers.restart(self._scheduler.moves)
         self._timeline.restart(self.live_ids)
         try:
             self._runner.resize(num_pages)
-        except OutOfMemory as error:  # `check` fails until `restart`
+        except OutOfMemory as error:
+            # `check` fails until `restart`.
             raise MemoryError(f"the cache cannot be made smaller: {error}") from error
         return resized
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 class Frozen(NamedTuple):
     """The extent of frozen objects. A freed object leaves the count; a later freeze adds to it."""
 
-    num_again: int  # how often `collect` has exempted what was left
-    num_objects: int  # also those that were frozen elsewhere
+    num_again: int  # number of times that `collect` has frozen the remaining objects
+    num_objects: int  # number of frozen objects, including those frozen elsewhere
 
 
 _num_again = 0

@@ -60,11 +60,11 @@ class EngineMonitor:
         states, windows = find(tables.ends, StateSlots), find(tables.ends, WindowPages)
         return Stats(
             scheduler=self._scheduler.stats(),
-            pool=PoolStats.of(self._scheduler.pool),
+            pool=PoolStats.from_owner(self._scheduler.pool),
             engine=self._steps.copy(),
-            disk=DiskStats() if self._disk is None else DiskStats.of(self._disk.tier.use()),
+            disk=DiskStats() if self._disk is None else DiskStats.from_owner(self._disk.tier.use()),
             states=StateStats() if states is None else states.stats.copy(),
-            windows=WindowStats() if windows is None else WindowStats.of(windows.pool),
+            windows=WindowStats() if windows is None else WindowStats.from_owner(windows.pool),
             ranks=RankStats() if self._workers is None else self._workers.stats(),
             vision=VisionStats() if self._runner.vision is None else self._runner.vision.stats(),
             planned=self._planned_now(),

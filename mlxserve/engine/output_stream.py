@@ -90,5 +90,6 @@ def deliver_all(
 
     try:
         loop.call_soon_threadsafe(deliver)
-    except RuntimeError:  # the loop is closed, so these outputs have no reader
+    except RuntimeError:
+        # The loop is closed, so these outputs have no reader.
         log.debug("outputs for a closed event loop are dropped")

@@ -31,7 +31,7 @@ class RequestView:
     id: str
     client: str
     phase: Phase
-    position: int | None  # in the queue, 1 is the next; None if it is not queued
+    position: int | None  # position in the queue, 1 is the next; None if it is not queued
     num_prompt: int
     num_cached: int  # tokens of the prompt that were cached when it was admitted
     num_computed: int
@@ -55,7 +55,7 @@ class Snapshot:
     memory: MemoryUse
     page_size: int
     pages: bytes
-    requests: tuple[RequestView, ...]  # running by admission, then waiting in order
+    requests: tuple[RequestView, ...]  # running ones by admission, then waiting ones in order
     prefill_rate: float  # prompt tokens computed per second, over the last seconds
     generation_rate: float  # tokens of answers per second
     window_pages: bytes = b""

@@ -35,9 +35,8 @@ MAX_PIECE = 256  # a request that arrives meanwhile waits for the piece
 # On Metal, where MLX keeps the activations of a third of the layers and more (machine.py): 0.5 GB of an 8B
 # model.
 MAX_METAL_PIECE = 64
-_IDLE_PIECE = (
-    0.1  # seconds of an image's piece, beside no answers: a request that arrives waits for it
-)
+# Seconds of an image's piece if no answers run: a request that arrives waits for it.
+_IDLE_PIECE = 0.1
 
 
 class StepTimeModel:
@@ -51,9 +50,11 @@ class StepTimeModel:
         """
         self.target = target
         self._forward = forward
-        self._work_seconds: float | None = None  # of a multiply-add
-        self._decode_seconds: dict[int, float] = {}  # by the magnitude of the number of decodes
-        self._token_seconds: dict[int, float] = {}  # of prompts, by the magnitude of the context
+        self._work_seconds: float | None = None  # seconds of a multiply-add
+        self._decode_seconds: dict[int, float] = {}  # by the bit length of the number of decodes
+        self._token_seconds: dict[
+            int, float
+        ] = {}  # of a prompt's token, by the bit length of the context
 
     def observe(self, chunks: Sequence[Chunk], seconds: float) -> None:
         """Learn from a step that took `seconds` on the device."""
@@ -156,7 +157,7 @@ class StepTimer:
 
     def restart(self) -> None:
         """Forget the launched step."""
-        self._launched = 0.0  # the unread step
+        self._launched = 0.0  # launch time of the unread step
         self._last_read = 0.0
         self._is_disturbed = False
 

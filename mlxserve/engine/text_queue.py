@@ -36,7 +36,7 @@ class QueuedText(Generic[Result]):
         self.client = client
         self.num_tokens = num_tokens
         self.result: Future[Result] = Future()
-        self.has_left = False  # its caller
+        self.has_left = False  # its caller has left
         self.is_done = False
         self._make = make
         self._text: TextWork[Result] | None = None
@@ -96,7 +96,8 @@ class TextQueue:
     def answer(self, text: QueuedText[Any], result: Any) -> None:
         """Complete a text. A `result` that is an exception is raised where it is awaited."""
         self.unanswered.discard(text)
-        with suppress(InvalidStateError):  # its caller has left, or the engine has ended
+        # Its caller has left, or the engine has ended.
+        with suppress(InvalidStateError):
             if isinstance(result, BaseException):
                 text.result.set_exception(result)
             else:

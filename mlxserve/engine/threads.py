@@ -41,7 +41,8 @@ class JobThread:
         while True:
             job, ended = self._jobs.get()
             job()
-            del job  # and what it refers to
+            # Free the job and its references.
+            del job
             self._pool.put_back(self)
             ended.set()
 

@@ -16,7 +16,7 @@ class Timeline:
         self.generated = Rate()
         self._stats = stats
         self._clock = clock
-        self._arrived: dict[str, float] = {}  # of every live request
+        self._arrived: dict[str, float] = {}  # arrival time of every live request
         self._queued: set[str] = set()  # requests that wait for their first step
         self._started: dict[str, float] = {}  # requests that wait for their first token
 

@@ -119,7 +119,8 @@ class Trace:
     def _give_up(self, error: OSError) -> None:
         """Stop tracing: the traced code must not fail with its trace, as on a full disk."""
         with suppress(OSError):
-            self._file.close()  # drops what is buffered; the file is closed even if this fails
+            # Drops buffered events; the file is closed even if this fails.
+            self._file.close()
         log.warning(
             "Tracing has stopped, because %s cannot be written: %s. Free disk space and start again "
             "to trace.",

@@ -58,10 +58,9 @@ class Transfers:
         self._pending: dict[int, _PendingLoad] = {}  # by the disk's ticket
         # By kind, (hash, unit) of what is to be written before the plan.
         self._endangered: dict[str, list[tuple[bytes, int]]] = {}
-        self._write_after = 0.0  # the disk has refused pages, and is left alone until then
-        self._written: set[str] = (
-            set()
-        )  # kinds of which nothing is left to write since the last step
+        self._write_after = 0.0  # time until which the disk is paused, as it has refused pages
+        # Kinds of which nothing is left to write since the last step.
+        self._written: set[str] = set()
 
     @property
     def is_reading(self) -> bool:
@@ -206,7 +205,8 @@ class Transfers:
             if num_taken < len(part):
                 return begin + num_taken
         for kind, units in ends:
-            for unit in units:  # each may be large
+            for unit in units:
+                # One at a time: each may be large.
                 if not self._write(disk, kind, [unit]):
                     break
         return len(full)

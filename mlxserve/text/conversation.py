@@ -155,7 +155,7 @@ class Message:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(
+    def from_parts(
         cls,
         role: str,
         parts: Iterable[Part],
@@ -270,7 +270,7 @@ class Conversation:
     messages: tuple[Message, ...]
 
     @classmethod
-    def of(
+    def from_messages(
         cls, messages: Iterable[Message], *, joins: Sequence[str] = (), sees: bool = False
     ) -> Self:
         """Build a conversation.
@@ -434,19 +434,19 @@ def read_for(
 def read_messages(messages: Iterable[object], *, sees: bool = False) -> Conversation:
     """Read the library's messages, objects as in OpenAI's API plus the template's own fields.
 
-    `sees`: as in `Conversation.of`. Raises InvalidRequest.
+    `sees`: as in `Conversation.from_messages`. Raises InvalidRequest.
     """
     read = (
         _read_message(message, f"messages[{number}]") for number, message in enumerate(messages)
     )
-    return Conversation.of(read, sees=sees)
+    return Conversation.from_messages(read, sees=sees)
 
 
 def _read_message(message: object, where: str) -> Message:
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"messages: each must be an object, got {message!r:.80}")
     try:
-        return Message.of(
+        return Message.from_parts(
             _role(message),
             parts_of(message.get("content") or ""),
             where=f"{where}.content",

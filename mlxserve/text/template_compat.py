@@ -181,14 +181,14 @@ def images_after_results(messages: Messages) -> Messages:
             fitted.append(replace(message, images=()))
             continue
         if images:
-            shown = Message.of(USER, images)
+            shown = Message.from_parts(USER, images)
             if message.role == USER:
                 message = message.after(shown)
             else:
                 fitted.append(shown)
         images = []
         fitted.append(message)
-    return (*fitted, Message.of(USER, images)) if images else tuple(fitted)
+    return (*fitted, Message.from_parts(USER, images)) if images else tuple(fitted)
 
 
 def orphans_as_users(messages: Messages) -> Messages:

@@ -67,7 +67,7 @@ def make(chat: FakeChat, catalog: Catalog) -> Iterator[Callable[..., TestClient]
     def made(register: downloads.Register | None = registered) -> TestClient:
         policy = AccessPolicy(api_keys=[USER], admin_keys=[ADMIN])
         app = create_server_app(
-            ModelRegistry.of(chat),  # type: ignore[arg-type]
+            ModelRegistry.from_model(chat),  # type: ignore[arg-type]
             FairExecutor(),
             access=policy,
             register=register,
@@ -184,7 +184,7 @@ def test_a_served_model_is_chosen_for_later(
 
 
 def test_others_may_not_fill_the_disk(chat: FakeChat, catalog: Catalog) -> None:
-    app = create_server_app(ModelRegistry.of(chat), FairExecutor(), register=registered)  # type: ignore[arg-type]
+    app = create_server_app(ModelRegistry.from_model(chat), FairExecutor(), register=registered)  # type: ignore[arg-type]
     with TestClient(app, base_url="http://127.0.0.1:8000") as stranger:  # from no port of this user
         for reply in (stranger.get(DOWNLOADS), start(stranger)):
             assert reply.status_code == 403

@@ -83,7 +83,7 @@ def test_a_key_in_the_query_is_ignored(chat: FakeChat) -> None:
 
 
 def test_the_default_deadlines_are_10_30_and_20_seconds() -> None:
-    limits = Limits.of(ServerConfig())
+    limits = Limits.from_config(ServerConfig())
     assert (limits.header, limits.body, limits.write) == (10, 30, 20)
     assert limits == Limits()
 

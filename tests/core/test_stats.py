@@ -51,4 +51,4 @@ def test_a_copy_does_not_follow_what_is_counted_later() -> None:
 def test_a_group_takes_its_owners_attributes_by_name() -> None:
     owner = SimpleNamespace(num_pages=7, num_free=3, num_used=4, other=1)
     values = {name: getattr(owner, name, 0) for name in PoolStats.__match_args__}
-    assert PoolStats.of(SimpleNamespace(**values, other=1)) == PoolStats(**values)
+    assert PoolStats.from_owner(SimpleNamespace(**values, other=1)) == PoolStats(**values)

@@ -277,7 +277,7 @@ class GhostEngine:
         while self.unread:
             self.read()
         is_refused, pool = self._is_refused(num_pages), self.scheduler.pool
-        before = self.scheduler.stats(), PoolStats.of(pool)
+        before = self.scheduler.stats(), PoolStats.from_owner(pool)
         whole = fingerprint(self.scheduler) if is_refused else None
         tables = {request: request.page_table for request in self._live()}
         live = {request.id for request in self._live()}

@@ -15,7 +15,7 @@ def result(text: str, *, name: str | None = None, call_id: str | None = None) ->
 
 def pairs(*messages: Message) -> list[tuple[str | None, str]]:
     """(id, text) of the results."""
-    found = Conversation.of(messages).messages
+    found = Conversation.from_messages(messages).messages
     return [(one.call_id, one.text) for one in found if one.role == TOOL]
 
 
@@ -32,7 +32,10 @@ def test_results_answer_calls_of_their_names_or_in_order() -> None:
 
 def test_ids_that_are_known_stay() -> None:
     calls = answer(Call("call_0", "read", "{}"), READ)
-    assert [call.id for call in Conversation.of([calls]).messages[0].calls] == ["call_0", "call_1"]
+    assert [call.id for call in Conversation.from_messages([calls]).messages[0].calls] == [
+        "call_0",
+        "call_1",
+    ]
     assert pairs(calls, result("x", call_id="call_0"), result("y")) == [
         ("call_0", "x"),
         ("call_1", "y"),
@@ -50,5 +53,5 @@ def test_a_result_belongs_to_the_last_answer() -> None:
 def test_a_longer_conversation_begins_with_the_same_ids() -> None:
     short = [answer(READ), result("1")]
     longer = [*short, answer(LIST), result("2")]
-    first, second = (Conversation.of(messages).messages for messages in (short, longer))
+    first, second = (Conversation.from_messages(messages).messages for messages in (short, longer))
     assert second[: len(first)] == first

@@ -26,33 +26,42 @@ def shown(*texts_and_images: str | Image) -> list[dict[str, Any]]:
 
 
 def content(message: Message, **abilities: bool) -> Any:
-    fitted = Fitting(TemplateCaps(**abilities)).fit(Conversation.of([message]))
+    fitted = Fitting(TemplateCaps(**abilities)).fit(Conversation.from_messages([message]))
     return fitted.messages[-1]["content"]
 
 
 def test_parts_keep_their_order() -> None:
     said = ("What is ", A, B, " beside", " them?")
-    assert content(Message.of("user", said)) == shown("What is ", A, B, " beside them?")
-    assert content(Message.of("user", (A, "What?"))) == shown(A, "What?")
-    assert content(Message.of("user", (A,))) == shown(A)
+    assert content(Message.from_parts("user", said)) == shown("What is ", A, B, " beside them?")
+    assert content(Message.from_parts("user", (A, "What?"))) == shown(A, "What?")
+    assert content(Message.from_parts("user", (A,))) == shown(A)
 
 
 def test_a_text_without_images_stays_a_text() -> None:
-    assert content(Message.of("user", ("one", "two"), "\n")) == "one\ntwo"
+    assert content(Message.from_parts("user", ("one", "two"), "\n")) == "one\ntwo"
 
 
 def test_a_separator_is_between_texts_only() -> None:
-    assert content(Message.of("user", ("one", "two", A, "three"), "\n")) == shown(
+    assert content(Message.from_parts("user", ("one", "two", A, "three"), "\n")) == shown(
         "one\ntwo", A, "three"
     )
 
 
 def test_images_move_with_their_text_where_messages_become_one() -> None:
-    system, user = Message(role="system", text="Be brief."), Message.of("user", ("See ", A, "."))
-    both = Fitting(TemplateCaps(system=False)).fit(Conversation.of([system, user])).messages
+    system, user = (
+        Message(role="system", text="Be brief."),
+        Message.from_parts("user", ("See ", A, ".")),
+    )
+    both = (
+        Fitting(TemplateCaps(system=False)).fit(Conversation.from_messages([system, user])).messages
+    )
     assert [message["content"] for message in both] == [shown("Be brief.\n\nSee ", A, ".")]
-    alone = Message.of("user", (B,))
-    pair = Fitting(TemplateCaps(repeated_users=False)).fit(Conversation.of([user, alone])).messages
+    alone = Message.from_parts("user", (B,))
+    pair = (
+        Fitting(TemplateCaps(repeated_users=False))
+        .fit(Conversation.from_messages([user, alone]))
+        .messages
+    )
     assert [message["content"] for message in pair] == [shown("See ", A, ".", B)]
 
 
@@ -88,17 +97,17 @@ def test_images_of_results_follow_them_where_the_template_has_no_place_in_result
     call, other = Call("a", "look", "{}"), Call("b", "look", "{}")
     asked = Message(role="assistant", calls=(call, other))
     results = [
-        Message.of("tool", ("seen ", A, "here"), call_id="a"),
-        Message.of("tool", (B,), call_id="b"),
+        Message.from_parts("tool", ("seen ", A, "here"), call_id="a"),
+        Message.from_parts("tool", (B,), call_id="b"),
     ]
     told = Message(role="user", text="And?")
     fitting = Fitting(TemplateCaps(result_images=False))
-    fitted = fitting.fit(Conversation.of([asked, *results]))
+    fitted = fitting.fit(Conversation.from_messages([asked, *results]))
     assert fitted.changes == ("images of results are in a user message after them",)
     contents = [message["content"] for message in fitted.messages]
     assert contents == ["", "seen here", "", shown(A, B)]
-    before = fitting.fit(Conversation.of([asked, *results, told])).messages
+    before = fitting.fit(Conversation.from_messages([asked, *results, told])).messages
     assert before[-1]["content"] == shown(A, B, "And?")
     later = Message(role="assistant", text="A dot.")
-    after = fitting.fit(Conversation.of([asked, *results, later, told])).messages
+    after = fitting.fit(Conversation.from_messages([asked, *results, later, told])).messages
     assert [message["content"] for message in after[2:]] == ["", shown(A, B), "A dot.", "And?"]

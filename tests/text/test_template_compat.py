@@ -178,7 +178,7 @@ SHAPES: Mapping[str, list[Message]] = {
     "an image of a tool": [
         user("q1"),
         answer("", call()),
-        Message.of("tool", ("seen ", Unreadable("image")), call_id=call().id),
+        Message.from_parts("tool", ("seen ", Unreadable("image")), call_id=call().id),
     ],
     "an empty question": [system("s1"), user(""), answer("a1"), user("q1")],
 }
@@ -207,7 +207,7 @@ def missing(text: str, wanted: Sequence[str]) -> str | None:
 def test_every_shape_is_rendered_whole_and_in_order(rule: str) -> None:
     for shape in SHAPES:
         messages = SHAPES[shape]
-        fitted = fitting(rule).fit(Conversation.of(messages))
+        fitted = fitting(rule).fit(Conversation.from_messages(messages))
         text = rendered(RULES[rule], fitted.messages, TOOLS)
         assert text is not None, (fitted.changes, fitting(rule).abilities)
         if fitting(rule).abilities.parallel_calls and "order" not in shape:
@@ -218,7 +218,7 @@ def test_every_shape_is_rendered_whole_and_in_order(rule: str) -> None:
 def session() -> list[list[Message]]:
     """What an agent appends in each of twelve turns."""
     two = answer("look", call("c3"), call("c4"), reasoning="why two")
-    taken = Message.of("tool", ("seen ", Unreadable("image")), call_id=call("c6").id)
+    taken = Message.from_parts("tool", ("seen ", Unreadable("image")), call_id=call("c6").id)
     return [
         [system("s1"), system("s2"), user("environment"), user("q1")],
         [answer("", call("c1"), reasoning="why"), result("c1")],
@@ -241,7 +241,7 @@ def test_twelve_turns_keep_the_beginning_of_the_prompt(rule: str) -> None:
     said: list[Message] = []
     for appended in session():
         said += appended
-        fitted = fitting(rule).fit(Conversation.of(said))
+        fitted = fitting(rule).fit(Conversation.from_messages(said))
         text = rendered(RULES[rule], fitted.messages, add_generation_prompt=False)
         assert text is not None, (fitted.changes, fitting(rule).abilities)
         turns.append((fitted, text))
@@ -264,7 +264,7 @@ def test_reminders_between_the_steps_of_a_tool_loop_keep_the_whole_earlier_promp
     for turn in range(12):
         asked = answer("", call(f"c{turn}"), reasoning=f"why {turn}")
         said += [asked, result(f"c{turn}"), *([system(f"reminder {turn}")] if turn % 2 else [])]
-        fitted = fitting(rule).fit(Conversation.of(said))
+        fitted = fitting(rule).fit(Conversation.from_messages(said))
         prompts.append(rendered(MOVING[rule], fitted.messages, TOOLS, add_generation_prompt=False))
         assert missing(prompts[-1], [m.text for m in said[3:] if m.text]) is None
     assert all(longer.startswith(prompt) for prompt, longer in pairwise(prompts))
@@ -279,7 +279,7 @@ def abilities(rule: str) -> TemplateCaps:
 
 def test_a_template_that_takes_everything_changes_nothing() -> None:
     for messages in SHAPES.values():
-        assert fitting("takes everything").fit(Conversation.of(messages)).changes == ()
+        assert fitting("takes everything").fit(Conversation.from_messages(messages)).changes == ()
 
 
 def test_the_abilities_of_known_rules_are_found() -> None:
@@ -367,7 +367,9 @@ def test_templates_that_show_schemas_as_they_are_keep_their_types() -> None:
 def test_system_messages_that_a_template_moves_to_the_front_become_user_messages() -> None:
     assert not abilities("deepseek v3").late_system
     fitted = fitting("deepseek v3").fit(
-        Conversation.of([system("s1"), user("q1"), answer("a1"), system("s2"), user("q2")])
+        Conversation.from_messages(
+            [system("s1"), user("q1"), answer("a1"), system("s2"), user("q2")]
+        )
     )
     assert [message["role"] for message in fitted.messages] == [
         "system",
@@ -396,13 +398,13 @@ def test_variables_of_the_template_are_found() -> None:
 
 
 def test_ids_become_the_same_nine_characters_in_a_call_and_its_result() -> None:
-    fitted = fitting("mistral nemo").fit(Conversation.of(SHAPES["a tool loop"]))
+    fitted = fitting("mistral nemo").fit(Conversation.from_messages(SHAPES["a tool loop"]))
     asked, told = fitted.messages[-2:]
     short = asked["tool_calls"][0]["id"]
     assert len(short) == 9
     assert short.isalnum()
     assert told["tool_call_id"] == short
-    kept = fitting("mistral nemo").fit(Conversation.of(SHAPES["ids of nine characters"]))
+    kept = fitting("mistral nemo").fit(Conversation.from_messages(SHAPES["ids of nine characters"]))
     assert kept.messages[-1]["tool_call_id"] == "abcdefghx"
 
 
@@ -430,7 +432,9 @@ def test_a_template_that_renders_nothing_is_taken_to_be_able_to_do_everything() 
 
 
 def test_what_was_changed_is_said() -> None:
-    fitted = fitting("qwen 3.5").fit(Conversation.of(SHAPES["a reminder after a result"]))
+    fitted = fitting("qwen 3.5").fit(
+        Conversation.from_messages(SHAPES["a reminder after a result"])
+    )
     assert fitted.changes == ("later system messages are user messages or part of results",)
 
 

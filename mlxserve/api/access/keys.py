@@ -70,7 +70,7 @@ class Key:
     is_owner: bool = False
 
     @classmethod
-    def of(cls, secret: str, scope: Scope) -> Key:
+    def from_secret(cls, secret: str, scope: Scope) -> Key:
         """Build a key that is not from a key file."""
         digest = digest_of(secret)
         return cls(name=digest[:16], sha256=digest, scope=scope)

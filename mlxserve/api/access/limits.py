@@ -69,7 +69,7 @@ class KeyLimits:
         self._max_requests = max_requests
         self._per_minute = requests_per_minute
         self._clock = clock
-        self._accounts: dict[str, _Account] = {}  # by key id; never removed: there are few keys
+        self._accounts: dict[str, _Account] = {}  # by key id; never removed, as there are few keys
 
     def enter(self, key: Key) -> Lease:
         """Count a request with one answer. Raises ApiError 429."""

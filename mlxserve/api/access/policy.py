@@ -58,8 +58,8 @@ class AccessPolicy:
 
         Raises InvalidConfig if the key file is damaged or open to other users.
         """
-        keys = [Key.of(key, Scope.USER) for key in self.api_keys]
-        keys += [Key.of(key, Scope.ADMIN) for key in self.admin_keys]
+        keys = [Key.from_secret(key, Scope.USER) for key in self.api_keys]
+        keys += [Key.from_secret(key, Scope.ADMIN) for key in self.admin_keys]
         file = KeyFile(self.keys_file) if self.keys_file is not None else None
         return Keyring(keys, file, stays_locked=self.is_exposed)
 

@@ -69,7 +69,8 @@ def _is_direct(scope: Scope) -> bool:
         name.startswith(_RELAY_PREFIX) for name in names
     ):
         return False
-    [host] = header_values(scope, b"host")  # HostCheck saw exactly one
+    # HostCheck has required exactly one.
+    [host] = header_values(scope, b"host")
     origins = header_values(scope, b"origin")
     is_local = is_loopback((host_name(host) or "").strip("[]"))
     return is_local and all(is_same_origin(scope, origin) for origin in origins)
@@ -108,7 +109,8 @@ def _is_of_our_processes(client_port: int, server_port: int) -> bool:
             if process.uids().real != os.getuid():
                 continue
             connections = process.net_connections("tcp")
-        except psutil.Error:  # it has ended, or is not ours to look into
+        except psutil.Error:
+            # The process has ended, or belongs to another user.
             continue
         for connection in connections:
             if connection.raddr and (connection.laddr.port, connection.raddr.port) == (

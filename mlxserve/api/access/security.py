@@ -212,7 +212,8 @@ def host_name(host: str) -> str | None:
 
 
 def is_same_origin(scope: Scope, origin: str) -> bool:
-    host = header_values(scope, b"host")[0]  # HostCheck saw exactly one
+    # HostCheck has required exactly one.
+    host = header_values(scope, b"host")[0]
     return origin.lower() == f"{scope['scheme']}://{host}".lower()
 
 

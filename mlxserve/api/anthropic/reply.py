@@ -152,7 +152,7 @@ class MessageReply:
 
     def push(self, delta: Delta) -> bytes:
         self._last = delta
-        start = self._start(Tokens.of({} if delta.usage is None else {0: delta.usage}))
+        start = self._start(Tokens.from_usages({} if delta.usage is None else {0: delta.usage}))
         return b"".join(map(_frame, (*start, *self._blocks.push(delta))))
 
     def ending(self, tokens: Tokens) -> bytes:

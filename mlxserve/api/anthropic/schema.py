@@ -127,7 +127,7 @@ class ContentBlock(KindedModel):
         if self.is_error:
             first, *rest = parts if parts and isinstance(parts[0], str) else ("", *parts)
             parts = [f"Error: {first}", *rest]
-        return Message.of(TOOL, parts, PARAGRAPH, call_id=self.tool_use_id)
+        return Message.from_parts(TOOL, parts, PARAGRAPH, call_id=self.tool_use_id)
 
     def call(self) -> Call:
         return Call(self.id or "", self.name or "", arguments_text(self.input))
@@ -166,15 +166,15 @@ class AnthropicMessage(StrictModel):
             parts += block.parts(place)
             if block.type == "tool_result":
                 if parts:
-                    yield Message.of(self.role, parts, PARAGRAPH)
+                    yield Message.from_parts(self.role, parts, PARAGRAPH)
                 yield block.result(place)
                 parts = []
         if parts:
-            yield Message.of(self.role, parts, PARAGRAPH)
+            yield Message.from_parts(self.role, parts, PARAGRAPH)
 
     def _answer(self, where: str) -> Message:
         """Join the blocks of an answer without a separator: they are pieces of one text."""
-        return Message.of(
+        return Message.from_parts(
             ASSISTANT,
             _parts(self.content, f"{where}.content"),
             reasoning="".join(b.thinking or signed_thinking(b.signature) for b in self.content),
@@ -310,7 +310,7 @@ class CountTokensRequest(RequestBody):
             for each in message.messages(f"messages[{number}]")
         ]
         first = [Message(role=SYSTEM, text=system)] if system else []
-        return Conversation.of([*first, *messages], joins=(USER, SYSTEM), sees=sees)
+        return Conversation.from_messages([*first, *messages], joins=(USER, SYSTEM), sees=sees)
 
     @property
     def definitions(self) -> list[dict[str, Any]]:

@@ -140,7 +140,8 @@ async def _read(request: Request, hold: BodyHold) -> bytes:
     pieces: list[bytes] = []
     num_read = 0
     async for piece in request.stream():
-        if not piece:  # the end
+        if not piece:
+            # The end of the body.
             continue
         pieces.append(piece)
         num_read += len(piece)

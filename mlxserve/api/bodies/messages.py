@@ -29,7 +29,7 @@ def _parts(value: object) -> object:
 
 def text_of(parts: Sequence[Part] | None) -> str | None:
     """The text of the parts, with stand-ins for images."""
-    return None if parts is None else Message.of("", parts).without_images().text
+    return None if parts is None else Message.from_parts("", parts).without_images().text
 
 
 Parts: TypeAlias = Annotated[
@@ -78,7 +78,7 @@ class ChatMessage(StrictModel):
 
     def message(self, where: str) -> Message:
         """Build the message. `developer` is the newer word for `system`."""
-        return Message.of(
+        return Message.from_parts(
             "system" if self.role == "developer" else self.role,
             self.content or (self.refusal or "",),
             where=f"{where}.content",
@@ -105,4 +105,4 @@ def conversation_of(messages: Sequence[ChatMessage], sees: bool = False) -> Conv
     Raises InvalidParameter for media in the newest user message that the model cannot read.
     """
     read = (message.message(f"messages[{number}]") for number, message in enumerate(messages))
-    return Conversation.of(read, sees=sees)
+    return Conversation.from_messages(read, sees=sees)

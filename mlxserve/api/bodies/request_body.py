@@ -118,7 +118,8 @@ def _first_error(error: ValidationError) -> ApiError:
     first = error.errors(include_url=False, include_context=False)[0]
     path = _path(first["loc"])
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    if not path:  # a rule over several fields: its message begins with the one to change
+    if not path:
+        # A rule over several fields. Its message begins with the one to change.
         path, _, message = message.partition(": ")
     if first["type"] == "missing":
         return ApiError(400, f"{path}: is required.", param=path, code="missing_required_parameter")

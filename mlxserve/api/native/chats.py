@@ -219,12 +219,13 @@ class Chats:
             return chat.id, left
 
         chat_id, left = await self._call(request, delete)
-        deleted = DeletedConversations.of_chat(left.conversations, left.kept)
+        deleted = DeletedConversations.from_chat(left.conversations, left.kept)
         try:
             forgotten = await self._forgetting.forget(
                 request, deleted, PromptSettings(self._tools())
             )
-        except (ApiError, MlxServeError) as error:  # the chat is gone all the same
+        except (ApiError, MlxServeError) as error:
+            # The chat is deleted all the same.
             forgotten = {"models": [], "problem": str(error)}
         others = [name for name in left.models if name not in forgotten["models"]]
         cache = {**forgotten, "models_not_loaded": others}

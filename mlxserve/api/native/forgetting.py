@@ -59,7 +59,7 @@ class DeletedConversations(StrictModel):
     )
 
     @classmethod
-    def of_chat(cls, conversations: Iterable[object], kept: Iterable[object]) -> Self:
+    def from_chat(cls, conversations: Iterable[object], kept: Iterable[object]) -> Self:
         """Read stored conversations, skipping those that no request could hold: they have no pages."""
         return cls(conversations=_valid(conversations), kept=_valid(kept))
 
@@ -149,7 +149,7 @@ async def _prompts(
         is_answered = messages[-1].role == "assistant"
         for tools, variables in settings.variants():
             try:
-                prompt = await model.prompts.of_conversation(
+                prompt = await model.prompts.render(
                     request,
                     PromptSource(
                         read=partial(conversation_of, messages),

@@ -52,7 +52,7 @@ class PageMapFeed:
         self._seq = 0
         self._states: States | None = None
         self._window_states: States | None = None
-        self._tables: dict[str, tuple[int, ...]] = {}  # as far as they were sent
+        self._tables: dict[str, tuple[int, ...]] = {}  # the part that was sent
 
     def next_event(self, snapshot: Snapshot) -> bytes | None:
         """Return the event that updates the listener to this snapshot; None if nothing changed for it."""
@@ -61,7 +61,8 @@ class PageMapFeed:
         old, self._states = self._states, states
         old_windows, self._window_states = self._window_states, windows
         if old is not None and len(old) != len(states):
-            old = None  # a resize also moves pages: start over
+            # A resize also moves pages: start over.
+            old = None
             self._tables.clear()
         content = self._requests(snapshot)
         if old is None or old_windows is None:

@@ -33,7 +33,7 @@ class Prefixes:
         self._model = service.model
         self._prompts = service.prompts
         self._prefix_names = service.prefix_names
-        self._adding: Counter[str] = Counter()  # names of prefixes under way
+        self._adding: Counter[str] = Counter()  # names of prefixes that are being computed
 
     def routes(self) -> list[Route]:
         return [
@@ -119,8 +119,8 @@ class Prefixes:
 
     async def _token_ids(self, request: Request, body: PrefixRequest) -> list[int]:
         if body.prompt is not None:
-            return (await self._prompts.of_texts(request, body.prompt))[0]
-        return await self._prompts.of_conversation(request, body.prompt_source())
+            return (await self._prompts.encode(request, body.prompt))[0]
+        return await self._prompts.render(request, body.prompt_source())
 
 
 def _check_name(request: Request) -> None:

@@ -33,7 +33,8 @@ class SharedSnapshots:
         """Return a snapshot taken after this call. Raises EngineStopped."""
         if self._next is None:
             self._next = asyncio.ensure_future(self._ask())
-        return await asyncio.shield(self._next)  # for the others, if this caller is cancelled
+        # Shielded for the other callers, if this one is cancelled.
+        return await asyncio.shield(self._next)
 
     async def _ask(self) -> Snapshot:
         async with self._lock:

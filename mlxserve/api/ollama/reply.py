@@ -48,7 +48,7 @@ class OllamaReply:
     context: Sequence[int] | None = None
     _reason: FinishReason | None = None
     _token_ids: list[int] = field(default_factory=list)
-    _call: list[ToolCallDelta] = field(default_factory=list)  # pieces of the one that is open
+    _call: list[ToolCallDelta] = field(default_factory=list)  # pieces of the open call
     _num_calls: int = 0
 
     async def whole(self, answers: Answers) -> dict[str, Any]:

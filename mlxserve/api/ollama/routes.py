@@ -84,7 +84,8 @@ class Ollama:
         if body.images and self._model.supports_images:
             message = "images: a raw prompt holds none; send it without `raw`"
             raise ApiError(400, message, param="images")
-        body.conversation(sees=False)  # which refuses images
+        # Refuses images.
+        body.conversation(sees=False)
         encoding = self._service.prompts.encoding([body.prompt])
         return encoding.then(lambda prompts: Prepared(params, None, prompts[0]))
 
@@ -181,7 +182,7 @@ class Ollama:
         self, request: Request, body: OllamaEmbedRequest
     ) -> tuple[list[list[float]], int]:
         """Return (vectors, number of tokens)."""
-        return await self._service.vectors.of_texts(
+        return await self._service.vectors.embed(
             request,
             getattr(body, body.prompt_field),
             field=body.prompt_field,

@@ -161,7 +161,7 @@ class OllamaMessage(ChatMessage):
         images = [
             SentImage(_url(image), "image", f"{place}[{n}]") for n, image in enumerate(self.images)
         ]
-        shown = message.after(Message.of(message.role, images, PARAGRAPH))
+        shown = message.after(Message.from_parts(message.role, images, PARAGRAPH))
         return replace(
             message,
             text=shown.text,
@@ -270,6 +270,6 @@ class OllamaGenerateRequest(OllamaGeneration):
         """Read both as a conversation. Raises InvalidParameter for images that the model cannot see."""
         system = [Message(role="system", text=self.system)] if self.system else []
         message = {"role": "user", "content": self.prompt, "images": self.images}
-        return Conversation.of(
+        return Conversation.from_messages(
             [*system, OllamaMessage.model_validate(message).message("")], sees=sees
         )

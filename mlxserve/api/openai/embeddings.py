@@ -45,7 +45,7 @@ class Embeddings:
 
     async def create(self, request: Request, body: EmbeddingsRequest) -> Response:
         """Computes the vectors of texts."""
-        vectors, num_tokens = await self._service.vectors.of_texts(
+        vectors, num_tokens = await self._service.vectors.embed(
             request,
             body.input,
             pooling=None if body.pooling is None else Pooling(body.pooling),

@@ -88,7 +88,7 @@ class _Reply:
         events = self._texts.get((index, kind))
         if events is None:
             events = self._texts[index, kind] = TextEvents(lambda place: event(chunk(place)))
-        return events.of(text)
+        return events.encode(text)
 
     def _chunk(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = self._object(kind, choices)

@@ -194,7 +194,8 @@ def _tree(tokens: Iterable[Token], deadline: float) -> list[Node]:
     open_lists = [root]
     for token in tokens:
         _require_time(deadline)
-        if token.hidden:  # the paragraphs of a tight list
+        if token.hidden:
+            # The paragraphs of a tight list.
             continue
         if token.nesting == 1:
             element: list[Any] = [token.tag, _attributes(token)]
@@ -276,7 +277,8 @@ def _math(element: Element) -> list[Any]:
     attributes = {name: value for name, value in element.attrib.items() if name in _MATH_ATTRIBUTES}
     node: list[Any] = [element.tag.rpartition("}")[2], attributes]
     if element.text:
-        node.append(html.unescape(element.text))  # the converter writes signs as references
+        # The converter writes signs as references.
+        node.append(html.unescape(element.text))
     for child in element:
         node.append(_math(child))
         if child.tail:

@@ -26,9 +26,8 @@ from mlxserve.system.code_languages import lexer_name
 MAX_TEXTS = 1_000
 MAX_CHARACTERS = 500_000  # of all texts of one request
 MAX_SECONDS = 2.0  # of one request; what is left then is not parsed
-TRY_SECONDS = (
-    0.1  # of these among short work: a usual answer takes 3 ms, some of 60,000 characters 1.3 s
-)
+# Seconds of a first try among short work: most answers take 3 ms, 60,000 characters up to 1.3 s.
+TRY_SECONDS = 0.1
 _CHARACTERS_PER_SECOND = 400_000  # on two busy cores of an x86 server
 
 

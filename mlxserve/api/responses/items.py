@@ -120,7 +120,7 @@ class ReasoningItem(OutputItem):
     """Reasoning, with the model's own text and no summary."""
 
     PREFIX = "rs"
-    is_signed = False  # whether the client keeps it unread and sends it back
+    is_signed = False  # the client stores it unread and sends it back
 
     def empty(self) -> dict[str, Any]:
         return {**self.whole("in_progress"), "content": []}
@@ -188,7 +188,8 @@ class CustomCallItem(CallItem):
         return text if isinstance(text, str) else self.text
 
     def _more(self, text: str) -> Iterator[Event]:  # noqa: ARG002
-        yield from ()  # the input is in the JSON, which must be complete first
+        # The input is inside the JSON, which must be complete first.
+        yield from ()
 
     def _end(self) -> Iterator[Event]:
         text = self._content()

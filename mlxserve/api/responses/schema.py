@@ -89,14 +89,14 @@ class InputItem(KindedModel):
     def message(self, where: str) -> Message:
         """The item as a message of its own."""
         if self.type in ("function_call_output", "custom_tool_call_output"):
-            return Message.of(
+            return Message.from_parts(
                 TOOL, self.output or (), where=f"{where}.output", call_id=self.call_id
             )
         if self.type != "message":
             role = ASSISTANT if self.type.endswith("_call") else USER
-            return Message.of(role, (Unreadable(self.type, where),))
+            return Message.from_parts(role, (Unreadable(self.type, where),))
         role = SYSTEM if self.role == "developer" else str(self.role)
-        return Message.of(role, self.content or (), where=f"{where}.content")
+        return Message.from_parts(role, self.content or (), where=f"{where}.content")
 
     @property
     def size(self) -> int:
@@ -348,7 +348,7 @@ class ResponsesRequest(ToolGenerationFields):
     def conversation(self, sees: bool = False) -> Conversation:
         """Read the conversation. `sees` and errors are those of `conversation_of`."""
         first = [Message(role=SYSTEM, text=self.instructions)] if self.instructions else []
-        return Conversation.of([*first, *messages_of(self.input)], sees=sees)
+        return Conversation.from_messages([*first, *messages_of(self.input)], sees=sees)
 
     def _own_format(self) -> Structure | None:
         return format_of(self.text.format, "text.format") if self.text is not None else None

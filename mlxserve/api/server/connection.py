@@ -55,7 +55,7 @@ class Limits:
     backlog: int = 512
 
     @classmethod
-    def of(cls, config: ServerConfig) -> Limits:
+    def from_config(cls, config: ServerConfig) -> Limits:
         return cls(
             header=config.header_timeout,
             body=config.body_timeout,
@@ -94,7 +94,7 @@ class Connection(H11Protocol):
 
     limits: Limits
     open_connections: OpenConnections[Connection]
-    retry_after: RetryAfter  # how fast replies end: then a connection can make room
+    retry_after: RetryAfter  # the rate at which replies end, so that connections can make room
 
     @classmethod
     def limited(cls, limits: Limits) -> type[Connection]:
@@ -115,7 +115,7 @@ class Connection(H11Protocol):
         self._waiting: _Waiting | None = None
         self._receive_deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
-        self._probe_timer: asyncio.TimerHandle | None = None  # once the client has sent its end
+        self._probe_timer: asyncio.TimerHandle | None = None  # set once the client has sent its end
 
     # Called by asyncio.
 
@@ -145,7 +145,8 @@ class Connection(H11Protocol):
         self.open_connections.leave(self)
         self._wait_for(None)
         self._end_probes()
-        super().connection_lost(exc)  # first marks the client as gone, then writers may resume
+        # First marks the client as gone; then writers may resume.
+        super().connection_lost(exc)
         self.resume_writing()
 
     def pause_writing(self) -> None:
@@ -166,7 +167,7 @@ class Connection(H11Protocol):
         self.open_connections.set_idle(self, self._is_idle)
         if self._probe_timer is not None and self._is_idle:
             self._end_probes()
-            self.transport.close()  # no further request can come
+            self.transport.close()  # the client can send no further request
         if not self.transport.is_closing():
             self._wait_for(self._what_is_missing())
 
@@ -233,7 +234,8 @@ class Connection(H11Protocol):
         """Close the connection, with an error reply unless one has been started."""
         self._wait_for(None)
         if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # the application's further writes are dropped
+            # Drops the application's further writes.
+            self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._write_refusal(error)

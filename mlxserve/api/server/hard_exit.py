@@ -19,7 +19,8 @@ _LOG_SECONDS = 1.0  # for a log whose reader has stopped reading
 
 
 def _end_process() -> None:
-    os._exit(0)  # the end was asked for: a service manager must not start the process again
+    # The end was requested: a service manager must not restart the process.
+    os._exit(0)
 
 
 class HardExit:

@@ -74,7 +74,7 @@ class TextEvents:
         """make: encodes the whole event with a given string."""
         self._before, _, self._after = make(_PLACE).partition(encode_json(_PLACE))
 
-    def of(self, text: str) -> bytes:
+    def encode(self, text: str) -> bytes:
         return self._before + encode_json(text) + self._after
 
 
@@ -123,7 +123,8 @@ class EventStream(Response):
             if end.done() and not gone.done() and not producing.done():
                 await _end(producing)
                 is_closed = True
-                await self._close()  # first: what is computed ends even if the client reads nothing
+                # First, so that computing ends even if the client reads nothing.
+                await self._close()
                 with contextlib.suppress(ClientDisconnect):
                     await body.write(self._failure(end.result()))
             if producing.done():
@@ -157,7 +158,8 @@ class EventStream(Response):
             if end in done:
                 return
             if body.is_sending:
-                body.sent_at = time.monotonic()  # it is the client that is slow
+                # The client is slow, not the producer.
+                body.sent_at = time.monotonic()
             elif time.monotonic() - body.sent_at >= self._interval:
                 await body.write(self._keepalive())
 

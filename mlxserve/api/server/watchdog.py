@@ -66,7 +66,7 @@ class Watchdog:
         end_after: seconds after which an unfinished step ends the process; 0 for never
         shut_down: begins an orderly shutdown, from any thread
         """
-        self.exit_code = 0  # of the process, once the server has shut down
+        self.exit_code = 0  # exit code of the process, once the server has shut down
         self._engine = engine
         self._end_after = end_after
         self._shut_down = shut_down
@@ -140,7 +140,8 @@ class Watchdog:
 
 def _started(seconds: float) -> subprocess.Popen[bytes] | None:
     """Start the outer watchdog; None, and a line in the log, if the system refuses it."""
-    with contextlib.suppress(AttributeError, OSError, io.UnsupportedOperation):  # no stderr
+    # There may be no stderr.
+    with contextlib.suppress(AttributeError, OSError, io.UnsupportedOperation):
         faulthandler.register(outer_watchdog.WRITE_STACKS, file=sys.stderr)
     command = [sys.executable, "-I", "-S", outer_watchdog.__file__, str(os.getpid()), str(seconds)]
     try:
@@ -156,7 +157,8 @@ def _started(seconds: float) -> subprocess.Popen[bytes] | None:
 def _tell(outer: subprocess.Popen[bytes]) -> None:
     """Tell the outer watchdog that Python runs."""
     assert outer.stdin is not None
-    with contextlib.suppress(OSError):  # it has ended, or was stopped for hours
+    # The process has gone or is suspended.
+    with contextlib.suppress(OSError):
         os.write(outer.stdin.fileno(), b".")
 
 

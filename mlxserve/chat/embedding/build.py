@@ -74,7 +74,7 @@ def build_encoder_engine(
     """
     encoder = load_encoder(files, rules, answers, is_metal=is_metal, memory_limit=memory_limit)
     check(encoder, files.name)
-    shape = _Shape.of(files.config, is_metal=is_metal)
+    shape = _Shape.from_config(files.config, is_metal=is_metal)
     weights = sum(array.nbytes for _, array in tree_flatten(encoder.parameters()))
     max_length = _max_length(config, files.name, rules, shape, memory_limit - weights)
     num_pages = max(MIN_PAGES, -(-max_length // config.page_size))
@@ -175,7 +175,7 @@ class _Shape:
     keeps_scores: bool
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], *, is_metal: bool) -> _Shape:
+    def from_config(cls, config: Mapping[str, Any], *, is_metal: bool) -> _Shape:
         """Read the sizes. Raises UnsupportedModel."""
         text = text_config(config)
         try:

@@ -88,18 +88,20 @@ class Place:
 
     def __init__(self, model: RegisteredModel, now: float) -> None:
         self.model = model
-        self.text_model: TextModel | None = None  # also while it is closed: its memory is taken
+        self.text_model: TextModel | None = (
+            None  # also while it is being closed, and still holds memory
+        )
         self.users = 0
         self.num_waiting = 0  # requests that wait for it to be loaded
         self.loading: asyncio.Task[None] | None = None
-        self.is_read = False  # from disk, now
-        self.closes = False  # takes no users: it is unloaded once it has none
+        self.is_read = False  # it is being read from disk
+        self.closes = False  # it accepts no users, and is unloaded once it has none
         self.closing: asyncio.Task[None] | None = None
         self.keep_alive = model.keep_alive
         self.loaded_at = self.used_at = now
-        self.max_pages = 0  # that its pool may have
-        self.set_pages = 0  # that the registry has given it; others may resize it, too
-        self._known_min_bytes: int | None = None  # since it was loaded for the first time
+        self.max_pages = 0  # maximum pages of its pool
+        self.set_pages = 0  # pages set by the registry; others may resize it, too
+        self._known_min_bytes: int | None = None  # known since the first loading
 
     def put(self, text_model: TextModel, now: float) -> None:
         """Store the loaded model."""

@@ -33,7 +33,8 @@ def keep_alive_seconds(value: object) -> float:
 def _of_number(value: object) -> float | None:
     """Read a number; None for anything else. An int may be too large for a float."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        return None  # NaN alone differs from itself
+        # Only NaN differs from itself.
+        return None
     return value
 
 

@@ -73,7 +73,8 @@ class SharedMemory:
                 continue
             more = max(0, self.left()) // place.planned.page
             num_pages = min(place.max_pages, place.num_pages + more)
-            if num_pages - place.num_pages > place.num_pages // 8:  # not for every few pages
+            # A resize is not worth a few pages.
+            if num_pages - place.num_pages > place.num_pages // 8:
                 return place, num_pages
         return None
 

@@ -68,18 +68,18 @@ class ModelRegistry:
         self._shared_budget = shared_budget
         self._close = close
         self._clock = clock
-        self._turn = asyncio.Lock()  # of loading
+        self._turn = asyncio.Lock()  # held while a model is loaded
         self.on_unloaded: Callable[[str], None] = lambda _: None
-        self._changes = Changes()  # of users and models
+        self._changes = Changes()  # changes of users and models
         self._tasks = BackgroundTasks()
         self._lock = threading.Lock()
         self._is_closed = False
 
     @classmethod
-    def of(
+    def from_model(
         cls, text_model: TextModel, aliases: Sequence[str] = (), unlisted: Sequence[str] = ()
     ) -> ModelRegistry:
-        """One with a loaded model, which stays."""
+        """Build a registry of one loaded model, which stays loaded."""
         model = RegisteredModel(
             name=text_model.model_name,
             load=lambda _: text_model,
@@ -339,7 +339,8 @@ class ModelRegistry:
         return False
 
     async def _grow(self) -> None:
-        async with self._turn:  # no model is loaded meanwhile
+        async with self._turn:
+            # No model is loaded meanwhile.
             if (growing := self._memory.growing()) is not None:
                 await self._memory.resize(*growing)
 

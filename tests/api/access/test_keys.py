@@ -189,7 +189,7 @@ def test_the_keys_of_an_untrusted_file_are_not_accepted(
     file: KeyFile, harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     secret = file.create("laptop", Scope.USER)
-    ring = Keyring([Key.of("other-secret", Scope.USER)], file)
+    ring = Keyring([Key.from_secret("other-secret", Scope.USER)], file)
     assert ring.find(secret)
     if harm == "chmod":
         file.path.chmod(0o644)

@@ -14,8 +14,8 @@ from mlxserve.api.app import create_app
 from mlxserve.api.errors import ApiError
 from tests.api.fake_chat import FakeChat
 
-KEY = Key.of("secret", Scope.USER)
-OTHER = Key.of("another", Scope.USER)
+KEY = Key.from_secret("secret", Scope.USER)
+OTHER = Key.from_secret("another", Scope.USER)
 
 
 def test_the_concurrent_answers_of_a_key_are_limited() -> None:
