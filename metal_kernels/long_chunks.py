@@ -12,12 +12,12 @@ from itertools import groupby
 import mlx.core as mx
 import numpy as np
 
+from metal_kernels.limits import MIN_COPIED_ROWS, SHARE_COPIED
 from metal_kernels.plans import upload
 from metal_kernels.tables import SequenceTables
 
 log = logging.getLogger("metal_kernels")
 
-MIN_ROWS = 256
 # Head dimensions of MLX's fused kernels for more than eight rows on every chip (`has_fused_kernel` in its
 # metal/scaled_dot_product_attention.cpp): the answer where no Mac can be asked, in the emulator.
 _FUSED = (64, 72, 80, 96, 128, 192, 256)
@@ -27,10 +27,6 @@ _SLOWER_FUSED = (192, 256)
 # On neural accelerators MLX has another fused kernel for 256, and one for 512, which tells that they are there.
 _FAST_ON_ACCELERATORS = 256
 _ONLY_ON_ACCELERATORS = 512
-# The share of the machine's memory that one layer's copies may take: 512 MiB of 16 GB, which are 128 Ki
-# positions of 8 kv heads of 128 dimensions. Copies of one or two layers are alive at once, as a step waits
-# for those before (`mlxserve/model/command_buffers.py`).
-_SHARE_COPIED = 32
 
 
 def longest_copied(
@@ -47,9 +43,9 @@ def longest_copied(
     attention computes in TF32 on an M5, and the head dimensions whose fused kernel MLX itself does
     not choose.
     """
-    if rows < MIN_ROWS or dtype == mx.float32 or not is_fast(head_dim, dtype):
+    if rows < MIN_COPIED_ROWS or dtype == mx.float32 or not is_fast(head_dim, dtype):
         return 0
-    most = (total_memory() if memory is None else memory) // _SHARE_COPIED
+    most = (total_memory() if memory is None else memory) // SHARE_COPIED
     return most // (2 * kv_heads * head_dim * dtype.size)
 
 
@@ -86,8 +82,8 @@ def is_fused(head_dim: int, dtype: mx.Dtype) -> bool:
     if not mx.metal.is_available():
         return head_dim in _FUSED
     rows, mask = (
-        mx.zeros((1, 2, MIN_ROWS, head_dim), dtype),
-        mx.ones((MIN_ROWS, MIN_ROWS), mx.bool_),
+        mx.zeros((1, 2, MIN_COPIED_ROWS, head_dim), dtype),
+        mx.ones((MIN_COPIED_ROWS, MIN_COPIED_ROWS), mx.bool_),
     )
     try:
         for kind in ("causal", mask):

@@ -85,7 +85,7 @@ def build_text_model(
     files: the model's, if they have been found already
     connect: to the other ranks, if this is rank 0 of several
     executor: shared by several models, whose owner closes it; None for one of its own
-    memory_limit: bytes, if less than the share of the memory that the config asks for
+    memory_limit: bytes, if less than what the config leaves all models together
     """
     files = files or find_model(config.model, config.revision)
     if (rules := text_encoder(files)) is not None:
@@ -153,7 +153,7 @@ def _build_embedder(
     tokenizer = Tokenizer(files.path)
     answers = answers_of(tokenizer, files.name) if rules.judges else (0, 0)
     dimensions: list[int] = []  # filled on the engine's thread
-    own_limit = int(machine.memory().working_set * config.gpu_memory_utilization)
+    own_limit = machine.memory().limit(config.gpu_memory_utilization).nbytes
 
     def build() -> Engine:
         engine, vocab_size = build_encoder_engine(
@@ -321,7 +321,8 @@ def build_part(
     memory = machine.memory()
     num_here = 1 if group is None else group.num_on_this_machine
     are_pages_chosen = config.num_pages is not None
-    own_limit = int(memory.working_set * config.gpu_memory_utilization) // num_here
+    limit = memory.limit(config.gpu_memory_utilization)
+    own_limit = limit.nbytes // num_here
     memory_limit = own_limit if memory_limit is None else min(memory_limit, own_limit)
     is_metal = machine.is_metal()
     config = default_step_budget(config, is_metal=is_metal)
@@ -336,14 +337,20 @@ def build_part(
         group=group,
         adapters=find_adapters(config.adapters),
     )
-    # A number of pages that is asked for, at the start or in a resize, is bounded by all memory, not
-    # by gpu_memory_utilization.
+    # A number of pages that is asked for, at the start or in a resize, is bounded by all memory, without
+    # a reserve.
     most = (memory.working_set if is_metal else memory.total) // num_here
     own = window_group(config, loaded)
     step = None
     if is_metal or config.num_pages is None:
         step = measure_step(
-            config, loaded, backends, is_metal=is_metal, memory_limit=most, group=own
+            config,
+            loaded,
+            backends,
+            is_metal=is_metal,
+            memory_limit=most,
+            group=own,
+            unkept=limit.unkept // num_here,
         )
     config = with_sizes(config, loaded, step, memory_limit, device_memory=most, group=own)
     assert config.num_pages is not None

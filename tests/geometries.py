@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from mlxserve.model.command_buffers import ROWS_OF_A_COMMIT, rows_kept
+from mlxserve.core.step_rows import rows_kept
+from mlxserve.model.command_buffers import ROWS_OF_A_COMMIT
 from tests.command_buffers import Array, Operation
 
 _PARTITION: Final = 256  # keys of one threadgroup of paged_decode

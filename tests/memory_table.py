@@ -15,8 +15,9 @@ import mlx.core as mx
 from metal_kernels.first_page import first_page
 from metal_kernels.long_chunks import longest_copied
 from mlxserve.cache.kv import LayerSpec
+from mlxserve.core.step_rows import rows_under_way
 from mlxserve.model.step_peak import measured_rows, peak_with_copies, planned_peak
-from mlxserve.system.machine import COMMAND_BUFFER_LIMITS, rows_under_way
+from mlxserve.system.machine import COMMAND_BUFFER_LIMITS
 from tests.command_buffers import Limits, Replay, peak, replay
 from tests.geometries import GEOMETRIES, Geometry, StepShape, operations
 

@@ -6,6 +6,7 @@ import itertools
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,14 +21,16 @@ from mlxserve.hub.files import find_model
 from mlxserve.model import step_peak
 from mlxserve.request import Request
 from mlxserve.system import machine
-from mlxserve.system.machine import Memory
+from mlxserve.system.device_memory import DeviceMemory
 from tests.recorded_limits import RecordedLimits
+
+GIB = 1 << 30
 
 
 @pytest.fixture
 def as_on_metal(on_metal: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine is built as for Metal, and computes on the CPU."""
-    monkeypatch.setattr(machine, "memory", lambda: Memory(4 << 30, 2 << 30))
+    monkeypatch.setattr(machine, "memory", lambda: DeviceMemory(4 << 30, 2 << 30, is_metal=True))
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def build(
     tmp_path_factory: pytest.TempPathFactory, write_model: Callable[..., Path]
 ) -> Callable[..., Engine]:
     """A function (options) -> an engine with a small random model."""
-    folder = write_model(tmp_path_factory.mktemp("model"), "llama", max_position_embeddings=1024)
+    folder = write_model(tmp_path_factory.mktemp("model"), "llama", max_position_embeddings=4096)
 
     def build_with(**options: Any) -> Engine:
         config = EngineConfig(attention_backend="cpu", itl_target_ms=0).with_options(
@@ -109,6 +112,34 @@ def test_on_metal_a_model_stays_resident_and_mlx_keeps_freed_memory_for_one_step
     pool = engine.monitor.snapshot().memory.kv_cache
     assert mlx_limits.wired[-1] == planned.weights + planned.step + pool
     assert mlx_limits.freed[-1] == planned.step
+
+
+@pytest.mark.usefixtures("on_metal")
+@pytest.mark.parametrize(
+    ("mac", "usable"),
+    [
+        (DeviceMemory(8 * GIB, 5 * GIB), 4.5),
+        (DeviceMemory(16 * GIB, 12 * GIB), 11),
+        (DeviceMemory(16 * GIB, 14 * GIB), 13),
+        (DeviceMemory(16 * GIB, 14 * GIB, taken=10 * GIB), 5.4),
+    ],
+    ids=["a tenth", "a GiB", "a raised limit", "a raised limit, wired by others"],
+)
+def test_on_a_mac_weights_a_step_and_the_cache_are_all_but_the_reserve(
+    mac: DeviceMemory,
+    usable: float,
+    build: Callable[..., Engine],
+    mlx_limits: RecordedLimits,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "memory", lambda: replace(mac, is_metal=True))
+    monkeypatch.setattr(machine, "working_set", lambda: mac.working_set)
+    engine = build(max_num_seqs=2048, max_model_len=None)
+    planned, num_pages = engine.monitor.stats().planned, engine.monitor.stats().pool.num_pages
+    left = int(usable * GIB) - planned.weights - planned.step - num_pages * planned.page
+    assert 0 <= left < 2 * planned.page
+    pool = engine.monitor.snapshot().memory.kv_cache
+    assert mlx_limits.wired[-1] == planned.weights + planned.step + pool
 
 
 @pytest.mark.usefixtures("as_on_metal")

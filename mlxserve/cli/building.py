@@ -74,8 +74,8 @@ def build_registry(
     registered = [replace(first, aliases=(*first.aliases, *server.alias), preload=True), *others]
     if others:
         _refuse_together(models, registered)
-    share = max(model.config.gpu_memory_utilization for model in models)
-    budget = int(machine.memory().working_set * share)
+    memory = machine.memory()
+    budget = max(memory.limit(model.config.gpu_memory_utilization).nbytes for model in models)
     registry = ModelRegistry(
         registered,
         budget=math.inf if is_alone else budget,  # the options of the only model bound it
@@ -220,7 +220,8 @@ def _estimate(config: EngineConfig, entry: Entry | None, num_pages: int) -> int:
     of_windows = entry.window_size(of_value, in_8_bits=in_8_bits)
     step = 0
     if is_metal or config.num_pages is None:
-        step = entry.step_size(of_value, has_scores=not is_metal)
+        limit = machine.memory().limit(config.gpu_memory_utilization)
+        step = entry.step_size(limit, config.scheduler, is_metal=is_metal, in_8_bits=in_8_bits)
     return step + of_windows + num_pages * config.page_size * of_token
 
 

@@ -15,6 +15,7 @@ from mlxserve.core.errors import MlxServeError
 
 if TYPE_CHECKING:
     from mlxserve.hub.catalog import Entry, MemoryFit
+    from mlxserve.system.device_memory import MemoryLimit
 
 _USEFUL_CONTEXT = 8192  # tokens
 
@@ -37,7 +38,7 @@ def models(settings: Settings, json: Json = False) -> None:
     adapters = _adapters(settings)
     if json:
         cards = [card_of(entry, fit) for entry, fit in rows]
-        card = {"memory": memory, "context": context, "disk_free": catalog.disk_free()}
+        card = {"memory": memory.nbytes, "context": context, "disk_free": catalog.disk_free()}
         print_safe(json_format.dumps({**card, "models": cards, "adapters": adapters}))
         return
     here = [(entry, fit) for entry, fit in rows if entry.source is not catalog.Origin.SUGGESTED]
@@ -103,11 +104,11 @@ def _adapters(settings: Settings) -> list[dict[str, str | None]]:
     return cards
 
 
-def memory_for(engine: EngineConfig) -> int:
-    """Bytes of memory that a server with these options would plan with."""
+def memory_for(engine: EngineConfig) -> "MemoryLimit":
+    """Return the memory that a server with these options would plan with."""
     from mlxserve.system import machine
 
-    return int(machine.memory().working_set * engine.gpu_memory_utilization)
+    return machine.memory().limit(engine.gpu_memory_utilization)
 
 
 def fit_of(entry: "Entry", engine: EngineConfig) -> "MemoryFit":
@@ -116,11 +117,10 @@ def fit_of(entry: "Entry", engine: EngineConfig) -> "MemoryFit":
 
     return memory_fit(
         entry,
-        context=engine.scheduler.max_model_len,
         memory=memory_for(engine),
         is_metal=machine.is_metal(),
+        options=engine.scheduler,
         in_8_bits=engine.kv_cache_dtype == "q8",
-        num_seqs=engine.scheduler.max_num_seqs,
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlxserve.cli.completion import well_known_models
-from mlxserve.cli.models import Json, card_of, memory_for
+from mlxserve.cli.models import Json, card_of, fit_of, memory_for
 from mlxserve.cli.streams import print_safe
 from mlxserve.core.errors import MlxServeError
 
@@ -70,14 +70,12 @@ def _card(files: "ModelFiles") -> dict[str, Any]:
     """Return the model as `mlxserve models --json` does, plus memory; empty if unknown."""
     from mlxserve.core.config import EngineConfig
     from mlxserve.hub import catalog
-    from mlxserve.system import machine
 
     entry = catalog.entry_of(files.name, catalog.Origin.DOWNLOADED, files.place)
     if entry is None:
         return {"name": files.name}
-    memory = memory_for(EngineConfig())
-    fit = catalog.memory_fit(entry, context=None, memory=memory, is_metal=machine.is_metal())
-    return {**card_of(entry, fit), "memory": memory}
+    engine = EngineConfig()
+    return {**card_of(entry, fit_of(entry, engine)), "memory": memory_for(engine).nbytes}
 
 
 def _report(name: str, done: threading.Event) -> None:

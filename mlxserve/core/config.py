@@ -20,6 +20,7 @@ from mlxserve.core.option import Option, Options
 
 MIN_PAGES, MAX_PAGES = 2, 1 << 24  # bounds of the cache, whatever the memory
 _STEP_BUDGET = 2048
+_METAL_STEP_BUDGET = 512
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
@@ -227,6 +228,13 @@ class SchedulerConfig(Options):
         """`max_num_batched_tokens`, or its default on a CPU."""
         return self.max_num_batched_tokens or _STEP_BUDGET
 
+    def step_rows(self, *, is_metal: bool) -> int:
+        """`max_num_batched_tokens`, or its default: fewer on Metal, where memory and the longest run of a command
+        buffer grow with a step."""
+        if is_metal and self.enable_chunked_prefill and self.max_num_batched_tokens is None:
+            return max(_METAL_STEP_BUDGET, self.max_num_seqs)
+        return self.step_budget
+
     def check_together(self) -> None:
         if self.step_budget < self.max_num_seqs:
             raise InvalidConfig(
@@ -309,15 +317,16 @@ class EngineConfig(Options):
         int, Option("Random seed of requests that set none.", "Model", ge=0, le=2**64 - 1)
     ] = 0
     gpu_memory_utilization: Annotated[
-        float,
+        float | None,
         Option(
             "Share of the GPU's working set for weights, the KV cache and the peak of a step.",
             "Memory",
             gt=0,
             le=1,
+            default="all but a tenth, at most 1 GiB",
             is_basic=True,
         ),
-    ] = 0.9
+    ] = None
     wired_limit: Annotated[
         float | None,
         Option(
@@ -515,7 +524,8 @@ class EngineConfig(Options):
         float,
         Option(
             "Share of the memory from which on new requests wait: resident memory of the machine's "
-            "or cgroup's, addresses of `ulimit -v`, the GPU's working set; whichever is highest.",
+            "or cgroup's, addresses of `ulimit -v`, the GPU's working set, whose reserve counts as a "
+            "tenth; whichever is highest.",
             "Recovery",
             gt=0,
             le=1,

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from mlxserve.cache.groups import Window
-from mlxserve.cache.pool_memory import most_pages
-from mlxserve.core.config import EngineConfig, data_home
+from mlxserve.cache.groups import Window, bytes_for, split
+from mlxserve.core.config import EngineConfig, SchedulerConfig, data_home
 from mlxserve.core.errors import UnsupportedModel
 from mlxserve.hub.class_defaults import with_class_defaults
 from mlxserve.hub.context import context_of
@@ -36,14 +35,17 @@ from mlxserve.hub.hub_cache import hub_cache, repositories, snapshots
 from mlxserve.hub.known_models import (
     BITS_PER_WEIGHT,
     KNOWN,
+    KNOWN_COPIED,
     KNOWN_MIXED,
     KNOWN_WINDOWS,
     SMOLLM2,
     short_name,
 )
-from mlxserve.hub.kv_shapes import KVShape, head_sizes, kv_shape
+from mlxserve.hub.kv_shapes import KVShape, copied_of, head_sizes, kv_shape
 from mlxserve.hub.model_config import check_model_config
+from mlxserve.hub.step_estimate import StepSizes, copied_values, step_on_a_cpu, step_on_metal
 from mlxserve.hub.text_encoders import TextEncoder, text_encoder
+from mlxserve.system.device_memory import MemoryLimit, beside_cache
 from mlxserve.system.files import MAX_TEXT, read_json
 
 
@@ -74,6 +76,8 @@ class Entry:
     num_heads: int = 0  # query heads per layer
     width: int = 0  # hidden size
     inner: int = 0  # intermediate size; for experts, the sum over those active for a token
+    vocabulary: int = field(default=0, kw_only=True)  # tokens; 0 if its config does not say
+    copied: int = field(default=0, kw_only=True)  # as in `StepSizes`
     format: WeightFormat = field(default=WeightFormat.MLX, kw_only=True)
     purpose: str = field(default="", kw_only=True)  # "embedding" or "rerank" of what does not write
     has_vision: bool = field(default=False, kw_only=True)  # was trained to see images
@@ -99,20 +103,27 @@ class Entry:
         values, rows = self.kv.num_window_values, self.kv.num_window_rows
         return num_tokens * _kv_bytes(values, rows, bytes_per_value, in_8_bits)
 
-    def step_size(self, bytes_per_value: int, *, has_scores: bool) -> int:
-        """Peak bytes of a step of 2,048 tokens, in addition to weights and cache.
+    def step_size(
+        self, memory: MemoryLimit, options: SchedulerConfig, *, is_metal: bool, in_8_bits: bool
+    ) -> int:
+        """Estimated bytes of a step, in addition to weights and cache.
 
-        has_scores: attention without Metal keeps float32 scores, of 64 rows at a time in ten arrays,
-                    and a CPU's activations five arrays more than a GPU's
-
-        A rule of thumb fitted to what `model.step_peak` measures for Llama and Qwen3 geometries on a
-        CPU: 7 values per hidden unit and 2 per intermediate one, with those of its activations 7. For
-        the embedded model and that of 100M it is within a tenth of the planned peak; it has not been
-        compared on Metal.
+        in_8_bits: as in `kv_size`
         """
-        values = 7 * self.width + (7 if has_scores else 2) * self.inner
-        scores = 10 * 64 * 4 * self.num_heads if has_scores else 0  # scores of one row in 256
-        return _STEP_TOKENS * (values * bytes_per_value + scores)
+        sizes = StepSizes(self.width, self.inner, self.num_heads, self.vocabulary, self.copied)
+        num_rows = options.step_rows(is_metal=is_metal)
+        if not is_metal:
+            return step_on_a_cpu(sizes, num_rows=num_rows)
+        longest = options.max_model_len or self.context or _USUAL_CONTEXT
+        if per_token := self.kv_size(2, in_8_bits=in_8_bits):
+            longest = min(longest, max(1, (memory.nbytes - self.weight_size) // per_token))
+        return step_on_metal(
+            sizes,
+            num_rows=num_rows,
+            num_seqs=options.max_num_seqs,
+            longest=longest,
+            total=memory.total,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,58 +134,62 @@ class MemoryFit:
     num_tokens: int  # tokens of cache that fit next to the weights and a step
     needed: int  # bytes of weights, a step's peak and the requested context
     context: int  # tokens of that context
-    # At most, as they share memory with the tokens; None without layers with a window.
-    num_windows: int | None = None
+    num_windows: int | None = None  # besides those tokens; None without sliding-window layers
 
 
 _UNFIT = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 _PAGE_SIZE = EngineConfig().page_size
-_STEP_TOKENS = 2048  # the default of `max_num_batched_tokens`
 # Tokens, for a model whose config does not say what it was trained for.
 _USUAL_CONTEXT = 8192
-_NUM_SEQS = EngineConfig().scheduler.max_num_seqs
+# Tokens, of a well-known model.
+_USUAL_VOCABULARY = 150_000
 
 
 def memory_fit(
     entry: Entry,
     *,
-    context: int | None,
-    memory: int,
+    memory: MemoryLimit,
     is_metal: bool,
+    options: SchedulerConfig | None = None,
     in_8_bits: bool = False,
-    num_seqs: int = _NUM_SEQS,
 ) -> MemoryFit:
-    """Check that `context` tokens fit next to the weights and a step.
+    """Check that the context of the options fits next to the weights and a step.
 
-    context: capped at the length that the model was trained for; None is that length
+    options: with the longest context, which is capped at the length that the model was trained for.
+        Without one it is that length, part of which sliding-window layers may take for other
+        requests
     in_8_bits: with keys and values in 8 bits (`kv_cache_dtype=q8`)
-    num_seqs: requests that run beside each other
     """
+    options = options or SchedulerConfig()
     # Without Metal all computation is in float32.
     bytes_per_value = 2 if is_metal else 4
-    made_for = entry.context or context or _USUAL_CONTEXT
-    context = min(context or made_for, made_for)
+    made_for = entry.context or options.max_model_len or _USUAL_CONTEXT
+    context = min(options.max_model_len or made_for, made_for)
     per_token = entry.kv_size(bytes_per_value, in_8_bits=in_8_bits)
-    taken = entry.weight_size + entry.step_size(bytes_per_value, has_scores=not is_metal)
+    step = entry.step_size(memory, options, is_metal=is_metal, in_8_bits=in_8_bits)
+    taken = entry.weight_size + beside_cache(step, memory.unkept)
     if entry.kv.window:
         window = Window(entry.kv.window, _PAGE_SIZE)
         return _fit_with_windows(
             window,
             per_token * _PAGE_SIZE,
             entry.window_size(bytes_per_value, in_8_bits=in_8_bits) // window.num_held,
-            memory=memory,
+            memory=memory.nbytes,
             taken=taken,
             longest=context,
-            num_seqs=num_seqs,
+            num_seqs=options.max_num_seqs,
+            step_tokens=options.step_rows(is_metal=is_metal),
+            is_promised=options.max_model_len is not None,
         )
     # A sequence of any length keeps as much.
     if per_token == 0:
-        return MemoryFit(taken <= memory, context if taken <= memory else 0, taken, context)
+        fits = taken <= memory.nbytes
+        return MemoryFit(fits, context if fits else 0, taken, context)
     # A quarter of the cache is for recurrent states (model/sizing.py).
     of_cache = Fraction(3, 4) if entry.kv.has_states else Fraction(1)
-    num_tokens = max(0, int((memory - taken) * of_cache) // per_token)
+    num_tokens = max(0, int((memory.nbytes - taken) * of_cache) // per_token)
     needed = taken + math.ceil(context * per_token / of_cache)
-    return MemoryFit(needed <= memory, num_tokens, needed, context)
+    return MemoryFit(needed <= memory.nbytes, num_tokens, needed, context)
 
 
 def _fit_with_windows(
@@ -186,19 +201,20 @@ def _fit_with_windows(
     taken: int,
     longest: int,
     num_seqs: int,
+    step_tokens: int,
+    is_promised: bool,
 ) -> MemoryFit:
-    """Count what tokens and windows share in the remaining memory, as a server does."""
-    num_pages, num_window_pages = most_pages(
-        max(0, memory - taken),
-        page_bytes,
-        window_page_bytes,
-        window,
-        num_seqs=num_seqs,
-        step_tokens=_STEP_TOKENS,
-    )
-    needed = taken + -(-longest // window.page_size) * page_bytes
-    needed += window.num_held * window_page_bytes
-    num_tokens = num_pages * window.page_size
+    """Divide the remaining memory between full and sliding-window pages, as a server does."""
+    options: dict[str, Any] = {
+        "longest": longest,
+        "num_seqs": num_seqs,
+        "step_tokens": step_tokens,
+        "is_promised": is_promised,
+    }
+    sizes = page_bytes, window_page_bytes, window
+    num_pages, num_window_pages = split(memory - taken, *sizes, **options)
+    needed = taken + bytes_for(*sizes, **options)
+    num_tokens = max(0, num_pages) * window.page_size
     num_windows = int(window.num_windows(num_window_pages))
     return MemoryFit(needed <= memory, num_tokens, needed, longest, num_windows)
 
@@ -321,12 +337,24 @@ def _entry(
         kv = kv_shape(text)
         num_heads, _, width = head_sizes(text) if kv.num_values else (0, 0, text["hidden_size"])
         inner = _inner(text, width)
+        vocabulary, copied = int(text.get("vocab_size") or 0), copied_of(text)
     except (UnsupportedModel, *_UNFIT):
         return None
     length = context.length if context is not None else 0
     sees = kind is WeightFormat.MLX and bool(config.get("vision_config"))
     return Entry(
-        name, source, size, kv, length, num_heads, width, inner, format=kind, has_vision=sees
+        name,
+        source,
+        size,
+        kv,
+        length,
+        num_heads,
+        width,
+        inner,
+        vocabulary=vocabulary,
+        copied=copied,
+        format=kind,
+        has_vision=sees,
     )
 
 
@@ -354,8 +382,19 @@ def _suggestions() -> list[Entry]:
         size = int(billions * 1e9 * BITS_PER_WEIGHT / 8)
         num_rows = 2 * layers * kv_heads
         kv = KVShape(num_rows * head_dim, False, num_rows, *KNOWN_WINDOWS.get(name, ()))
-        missing.append(Entry(name, Origin.SUGGESTED, size, kv, *rest))
+        copied = copied_values(kv_heads, head_dim)
+        missing.append(_suggestion(name, size, kv, copied, rest))
     for name, size_gb, num_values, num_rows, has_states, *rest in KNOWN_MIXED:
         kv = KVShape(num_values, has_states, num_rows, *KNOWN_WINDOWS.get(name, ()))
-        missing.append(Entry(name, Origin.SUGGESTED, int(size_gb * 1e9), kv, *rest))
+        copied = KNOWN_COPIED.get(name, 0)
+        missing.append(_suggestion(name, int(size_gb * 1e9), kv, copied, rest))
     return sorted(missing, key=lambda entry: entry.weight_size)
+
+
+def _suggestion(name: str, size: int, kv: KVShape, copied: int, rest: Sequence[int]) -> Entry:
+    """Build the entry of a well-known model.
+
+    rest: context, query heads, hidden size, inner values
+    """
+    vocabulary = _USUAL_VOCABULARY
+    return Entry(name, Origin.SUGGESTED, size, kv, *rest, vocabulary=vocabulary, copied=copied)

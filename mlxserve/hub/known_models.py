@@ -214,6 +214,12 @@ KNOWN_WINDOWS = {
     "mlx-community/gemma-4-e2b-it-4bit": (512, 12 * 2 * 256, 12 * 2),
     "mlx-community/gemma-4-31b-it-4bit": (1024, 50 * 16 * 2 * 256, 50 * 16 * 2),
 }
+# Of KNOWN_MIXED: what `hub/step_estimate.py` calls copied.
+KNOWN_COPIED = {
+    "HuggingFaceTB/SmolLM2-135M-Instruct": 2 * 3 * 64,
+    "mlx-community/LFM2-8B-A1B-4bit": 2 * 8 * 64,
+    "mlx-community/gpt-oss-20b-MXFP4-Q8": 2 * 8 * 64,
+}
 REPOSITORIES = tuple(row[0] for row in (*KNOWN, *KNOWN_MIXED))
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _ALIASES = {

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any
 
+from mlxserve.hub.step_estimate import copied_values
+
 Config = Mapping[str, Any]
 
 _RECURRENT_ONLY = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv7"})
@@ -67,6 +69,21 @@ def kv_shape(text: Config) -> KVShape:
     num_window_values = sum(_values(part, kind) for part, kind in windowed)
     num_window_rows = sum(_rows(part, kind) for part, kind in windowed)
     return KVShape(num_values, False, num_rows, window, num_window_values, num_window_rows)
+
+
+def copied_of(text: Config) -> int:
+    """What `hub/step_estimate.py` calls copied: of the kinds of layers, the largest whose pages a long chunk copies.
+
+    Raises as `kv_shape` does.
+    """
+    if text.get("model_type") in _RECURRENT_ONLY or text.get("kv_lora_rank"):
+        return 0
+    kinds = _ATTENTION.intersection(_kinds(text, int(_first(text, *_LAYERS))))
+    return max((_copied(_of_kind(text, kind), kind) for kind in kinds), default=0)
+
+
+def _copied(text: Config, kind: str) -> int:
+    return copied_values(_heads(text, kind), _head_dim(text, kind))
 
 
 def num_layers(text: Config) -> int | None:
@@ -166,9 +183,7 @@ def _values(text: Config, kind: str) -> int:
         # A layer that chooses the keys it attends over keeps keys for choosing, in pairs of arrays.
         chosen = 2 * int(text.get("index_head_dim") or 0)
         return int(rank) + rotated + chosen
-    _, head_dim, _ = head_sizes(text)
-    if kind == "full_attention":
-        head_dim = int(text.get("global_head_dim") or head_dim)
+    head_dim = _head_dim(text, kind)
     return _heads(text, kind) * (head_dim + int(text.get("v_head_dim") or head_dim))
 
 
@@ -183,6 +198,14 @@ def _rows(text: Config, kind: str) -> int:
     if text.get("kv_lora_rank"):
         return 2 * head_sizes(text)[0]
     return 2 * _heads(text, kind)
+
+
+def _head_dim(text: Config, kind: str) -> int:
+    """Of keys in a layer without latents."""
+    _, head_dim, _ = head_sizes(text)
+    if kind == "full_attention":
+        head_dim = int(text.get("global_head_dim") or head_dim)
+    return head_dim
 
 
 def _heads(text: Config, kind: str) -> int:

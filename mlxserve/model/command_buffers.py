@@ -19,28 +19,10 @@ from functools import partial
 import mlx.core as mx
 
 from metal_kernels.reading import evaluate
+from mlxserve.core.step_rows import rows_kept
 
 # Rows of a command buffer, over its layers: a pause of some 10 us is small beside them.
 ROWS_OF_A_COMMIT = 256
-# Positions of a decode whose partial results take as much memory as what a row leaves in a layer.
-_POSITIONS_OF_A_ROW = 1024
-# Positions of a chunk that MLX's attention reads copies of (`metal_kernels/long_chunks.py`), likewise: 4 KB
-# each of 8 kv heads of 128 dimensions, where an 8B model keeps 230 KB of a row.
-_COPIES_OF_A_ROW = 64
-# Decodes that count as fewer rows are left to MLX: of 128 Ki positions a layer keeps 9 MB.
-_MIN_ROWS_OF_DECODES = 128
-
-
-def rows_kept(num_rows: int, num_decodes: int, positions: int, copied: int = 0) -> int:
-    """Rows that a layer of this step counts as; 0 if MLX's own limits suffice.
-
-    positions: seen by all decodes together
-    copied: seen by chunks whose pages are copied
-    """
-    of_decodes = positions // _POSITIONS_OF_A_ROW
-    if num_rows == num_decodes:
-        return of_decodes if of_decodes >= _MIN_ROWS_OF_DECODES else 0
-    return num_rows + of_decodes + copied // _COPIES_OF_A_ROW
 
 
 class Commits:

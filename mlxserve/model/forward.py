@@ -20,13 +20,15 @@ import mlx.core as mx
 import numpy as np
 
 from metal_kernels.choice import is_linux_cpu
-from metal_kernels.long_chunks import MIN_ROWS, positions_copied
+from metal_kernels.limits import MIN_COPIED_ROWS
+from metal_kernels.long_chunks import positions_copied
 from metal_kernels.tables import SequenceTables
 from mlxserve.cache import key_owners
 from mlxserve.cache.kv import KVPool, LayerSpec
 from mlxserve.cache.layer_kv import LayerKV
 from mlxserve.cache.layout import StepLayout
 from mlxserve.cache.window_kv import WindowKV
+from mlxserve.core.step_rows import rows_under_way
 from mlxserve.model.adapted_layers import RowAdapters
 from mlxserve.model.batch import Batch, tables_alone
 from mlxserve.model.caches import ElsewhereLeaf
@@ -159,7 +161,7 @@ def _commits() -> Commits | None:
     """Return the commits of a Metal device; None elsewhere."""
     if not machine.is_metal():
         return None
-    return Commits(machine.rows_under_way(machine.total_memory()))
+    return Commits(rows_under_way(machine.total_memory()))
 
 
 def _attention_shapes(layers: Sequence[LayerSpec]) -> frozenset[_Shape]:
@@ -308,5 +310,7 @@ class Sequences:
             chunks=tables,
             after_layer=None
             if self._commits is None
-            else self._commits.of_step(group.length, 0, 0, end if group.length >= MIN_ROWS else 0),
+            else self._commits.of_step(
+                group.length, 0, 0, end if group.length >= MIN_COPIED_ROWS else 0
+            ),
         )

@@ -18,22 +18,14 @@ from mlxserve.request import STATE_SLOTS
 
 log = logging.getLogger("mlxserve.sizing")
 
-_DEFAULT_METAL_ROWS = 512
 _FEWEST_SLOTS, _MAX_SLOTS = 6, 1024  # bounds of the slots for recurrent states
 
 
 def default_step_budget(config: EngineConfig, *, is_metal: bool) -> EngineConfig:
-    """Return the config with `max_num_batched_tokens`, if it has none.
-
-    The default is lower on Metal, where memory and the longest run of a command buffer grow with a
-    step.
-    """
-    options = config.scheduler
-    if options.max_num_batched_tokens is not None:
+    """Return the config with `max_num_batched_tokens`, if it has none."""
+    if config.scheduler.max_num_batched_tokens is not None:
         return config
-    num_rows = options.step_budget
-    if is_metal and options.enable_chunked_prefill:
-        num_rows = max(_DEFAULT_METAL_ROWS, options.max_num_seqs)
+    num_rows = config.scheduler.step_rows(is_metal=is_metal)
     return config.with_options(max_num_batched_tokens=num_rows)
 
 
@@ -96,7 +88,7 @@ def pool_memory(
         return None
     assert config.num_pages is not None
     states = (config.num_state_slots or 0) * loaded.state_nbytes
-    left = memory_limit - loaded.weight_size - step.planned - states
+    left = memory_limit - loaded.weight_size - step.beside_cache - states
     return group.shared(left, config.num_pages, config.num_window_pages or 0)
 
 
@@ -125,7 +117,7 @@ def _asked(
     num_slots = config.num_state_slots if loaded.has_states else None
     if num_slots is None and loaded.has_states:
         of_pages = config.num_pages * _page_bytes(loaded, config.page_size)
-        left = memory_limit - loaded.weight_size - (step.planned if step is not None else 0)
+        left = memory_limit - loaded.weight_size - (step.beside_cache if step is not None else 0)
         cache_size = of_pages + of_pages // 3 if loaded.layers else left
         num_slots = loaded.all_min(fit_states(loaded, cache_size))
     return Sizes(config.num_pages, num_slots, 0 if group is None else group.asked(config))
@@ -142,7 +134,7 @@ def _fitted(
     assert step is not None, "the number of pages follows from a measured step"
     num_slots = config.num_state_slots
     if num_slots is None and loaded.has_states:
-        left = memory_limit - loaded.weight_size - step.planned
+        left = memory_limit - loaded.weight_size - step.beside_cache
         num_slots = loaded.all_min(fit_states(loaded, left))
     options = config.scheduler
     longest = options.max_model_len or loaded.max_length
@@ -157,7 +149,7 @@ def _fitted(
     )
     num_pages = loaded.all_min(num_pages)
     if group is not None:
-        left = memory_limit - loaded.weight_size - step.planned
+        left = memory_limit - loaded.weight_size - step.beside_cache
         num_others, num_window_pages = map(loaded.all_min, group.fitted(config, left, longest))
         max_pages = -(-options.max_num_seqs * longest // config.page_size)
         if (num_others := min(num_others, max_pages)) > num_pages:
@@ -272,7 +264,7 @@ def fit_pages(
     Raises OutOfMemory if fewer than two pages fit next to the weights.
     """
     page_bytes = _page_bytes(loaded, page_size)
-    left = memory_limit - loaded.weight_size - step.planned
+    left = memory_limit - loaded.weight_size - step.beside_cache
     log.info(
         "Memory: %.2f GiB usable, weights %.2f GiB, page %.0f KiB",
         memory_limit / (1 << 30),

@@ -17,14 +17,15 @@ from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.kv import Backends, KVPool, LayerSpec
 from mlxserve.core.config import EngineConfig
 from mlxserve.core.sampling_params import SamplingParams
+from mlxserve.core.step_rows import layers_under_way
 from mlxserve.model.batch import Batch
-from mlxserve.model.command_buffers import rows_kept
 from mlxserve.model.load import LoadedModel
 from mlxserve.model.runner import ModelRunner
 from mlxserve.model.step_graphs import TIMES_BEFORE
 from mlxserve.model.window_group import WindowGroup
 from mlxserve.request import Chunk, LiveRequest, Request, StatePlan, as_page_table
 from mlxserve.system import machine
+from mlxserve.system.device_memory import beside_cache
 
 log = logging.getLogger("mlxserve.sizing")
 
@@ -51,6 +52,7 @@ class StepPeak:
     measured: of the step that ran, with `num_measured` rows
     seconds: duration of that step
     start: positions before those rows, which they see
+    unkept: of the memory's limit, where MLX keeps no freed arrays
     """
 
     planned: int
@@ -59,6 +61,12 @@ class StepPeak:
     num_measured: int
     seconds: float
     start: int = 0
+    unkept: int = 0
+
+    @property
+    def beside_cache(self) -> int:
+        """Bytes that weights and pool leave free for it."""
+        return beside_cache(self.planned, self.unkept)
 
 
 def measure_step(
@@ -69,6 +77,7 @@ def measure_step(
     is_metal: bool,
     memory_limit: int,
     group: WindowGroup | None = None,
+    unkept: int = 0,
 ) -> StepPeak:
     """Run a step of `max_num_batched_tokens` rows, or on a CPU part of it, for its peak memory.
 
@@ -76,6 +85,7 @@ def measure_step(
 
     memory_limit: bytes to plan with, which bound the positions that a chunk can see
     group: sliding-window layers, if they may have a pool of their own
+    unkept: as in MemoryLimit
     """
     num_rows, start = config.scheduler.step_budget, 0
     if is_metal:
@@ -115,7 +125,7 @@ def measure_step(
         rows,
         seconds,
     )
-    return StepPeak(planned, measured, num_rows, rows, seconds, start)
+    return StepPeak(planned, measured, num_rows, rows, seconds, start, unkept)
 
 
 def peak_with_copies(
@@ -137,8 +147,7 @@ def peak_with_copies(
         nbytes = max(nbytes, positions * each)
     if copied <= seen:
         return measured
-    max_rows = machine.rows_under_way(memory)
-    before, after = (max_rows // rows_kept(rows, 0, 0, at) + 2 for at in (seen, copied))
+    before, after = (layers_under_way(rows, at, memory) for at in (seen, copied))
     return max(measured, measured * after // before + after * nbytes)
 
 

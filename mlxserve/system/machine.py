@@ -26,6 +26,7 @@ from pathlib import Path
 from mlxserve.core.errors import OutOfMemory
 from mlxserve.system.blas import Blas, is_mlx_imported, load_blas
 from mlxserve.system.deferred_packages import defer_packages
+from mlxserve.system.device_memory import DeviceMemory
 from mlxserve.system.memory_groups import group_limits
 
 # How many operations a Metal command buffer may have, and how many million elements its inputs ("MB" in the
@@ -33,12 +34,6 @@ from mlxserve.system.memory_groups import group_limits
 # 58 -> 91 tokens/s when it was not; unmeasured by us. With these one of 32B has 5. Elements are those of the
 # weights, as of pools only a page counts (metal_kernels/first_page.py). A user's own settings win.
 COMMAND_BUFFER_LIMITS = {"MLX_MAX_OPS_PER_BUFFER": 300, "MLX_MAX_MB_PER_BUFFER": 1280}
-
-# Rows, times layers, of a step with a prompt that MLX may have encoded and not computed yet: 6 layers of 512
-# rows, which keep 0.7 GB of an 8B model, where there is little memory. The more, the earlier the host goes on
-# to the step before. (memory in GB below which, rows)
-_ROWS_UNDER_WAY = ((24, 3072), (48, 6144), (96, 8192))
-_MAX_ROWS_UNDER_WAY = 16384
 
 # glibc's malloc, from which mlx's CPU backend takes every array, returns large freed blocks to the
 # kernel at once, and the next operation's result comes page by page, zeroed: an addition over 12 MB
@@ -76,12 +71,6 @@ def prepare() -> Blas:
         _left_of(space, _MIN_TO_LOAD)
     keep_freed_memory()
     return load_blas()
-
-
-def rows_under_way(total: int) -> int:
-    """Rows, times layers, that a step with a prompt may have under way; total: bytes of a Mac."""
-    gib = total / (1 << 30)
-    return next((rows for below, rows in _ROWS_UNDER_WAY if gib < below), _MAX_ROWS_UNDER_WAY)
 
 
 def allow_open_files() -> int:
@@ -128,18 +117,7 @@ def keep_freed_memory() -> bool:
     return all(mallopt(number, value) == 1 for number, value in _MALLOC_OPTIONS.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Sizes in bytes.
-
-    `working_set` is what the engine may plan with: weights, a step's peak, the pool.
-    """
-
-    total: int
-    working_set: int
-
-
-def memory() -> Memory:
+def memory() -> DeviceMemory:
     """Return this machine's memory as the device reports it. Imports mlx.
 
     Raises OutOfMemory if the address space may be too small to compute anything.
@@ -150,9 +128,9 @@ def memory() -> Memory:
     if (space := address_space()) is not None:
         total = min(total, _left_of(space, _MIN_TO_COMPUTE))
     if is_metal():
-        return Memory(total, working_set())
+        return DeviceMemory(total, working_set(), wired_at_start(), is_metal=True)
     # A CPU has no such recommendation, and shares its memory with everything else: a quarter.
-    return Memory(total, total // 4)
+    return DeviceMemory(total, total // 4)
 
 
 @functools.cache
@@ -170,7 +148,7 @@ def memory_used() -> float:
     if (space := address_space()) is not None:
         shares.append(space.used / space.limit)
     if is_metal():
-        shares.append((mx.get_active_memory() + mx.get_cache_memory()) / working_set())
+        shares.append(memory().share(mx.get_active_memory() + mx.get_cache_memory()))
     return max(shares)
 
 
@@ -210,8 +188,22 @@ def return_free_memory() -> None:
 
 
 @functools.cache
+def wired_at_start() -> int:
+    """Bytes that macOS could not take back from any program when this was first called, which is before the first
+    model is loaded: the kernel's, and what other model servers keep resident."""
+    if sys.platform != "darwin":
+        return 0
+    import psutil
+
+    return int(psutil.virtual_memory().wired)
+
+
+@functools.cache
 def working_set() -> int:
-    """Bytes that macOS recommends for the GPU, which it may also keep resident."""
+    """Bytes that macOS recommends for the GPU, which it may also keep resident.
+
+    A raised `iogpu.wired_limit_mb` is part of it. mlx asks once, so a process keeps what it began with.
+    """
     import mlx.core as mx
 
     return int(mx.device_info()["max_recommended_working_set_size"])
@@ -263,14 +255,13 @@ def facts() -> dict[str, str]:
     blas = prepare()
     import mlx.core as mx
 
-    gib = 1 << 30
     sizes = memory()
     lines = {
         "mlxserve": _version("mlxserve"),
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cores": str(os.cpu_count()),
-        "memory": f"{sizes.total / gib:.1f} GiB, of which {sizes.working_set / gib:.1f} GiB to plan with",
+        "memory": _memory_facts(sizes),
         "mlx": _version("mlx"),
         "mlx-lm": _version("mlx-lm"),
         "device": "Metal" if is_metal() else "CPU",
@@ -280,6 +271,16 @@ def facts() -> dict[str, str]:
         info = mx.device_info()
         lines["gpu"] = str(info.get("device_name", "unknown"))
     return lines
+
+
+def _memory_facts(sizes: DeviceMemory) -> str:
+    gib = 1 << 30
+    of_models = sizes.limit().nbytes / gib
+    taken = f", {sizes.taken / gib:.1f} GiB wired by other programs" if sizes.taken else ""
+    return (
+        f"{sizes.total / gib:.1f} GiB, working set {sizes.working_set / gib:.1f} GiB{taken}: "
+        f"{of_models:.1f} GiB for models"
+    )
 
 
 def _version(package: str) -> str:

@@ -3,7 +3,8 @@
 Both limits are the process's, and several models may be loaded. So each model has a share, and the
 limits are the sums of all shares:
 
-    wired    weights, states, pages that have memory, and a step; at most the working set
+    wired    weights, states, pages that have memory, and a step; at most the working set, and what other
+             programs had left when this process began
     freed    a step, whose arrays the next one uses again
 
 By default mlx wires nothing, and macOS takes memory back from a model that pauses. Others measured,
@@ -23,6 +24,7 @@ from weakref import WeakSet
 
 from mlxserve.core.errors import InvalidConfig
 from mlxserve.system import machine
+from mlxserve.system.device_memory import DeviceMemory
 
 log = logging.getLogger("mlxserve.memory")
 
@@ -82,7 +84,7 @@ class MetalMemory:
     def __init__(self) -> None:
         self._shares: WeakSet[ModelShare] = WeakSet()
         self._lock = threading.RLock()
-        self._working_set = 0
+        self._base = 0  # bytes that may be wired by default
         self._limits: MetalLimits | None = None  # None where mlx has its own
         self._freed_before = 0  # mlx's own limit
 
@@ -99,7 +101,9 @@ class MetalMemory:
 
         Raises InvalidConfig if macOS does not allow this limit.
         """
-        most = self._working_set = machine.working_set()
+        most = machine.working_set()
+        taken = machine.wired_at_start()
+        self._base = DeviceMemory(machine.total_memory(), most, taken).base
         wired = None if wired_limit is None else int(wired_limit * _GIB)
         if wired is not None and wired > most:
             raise InvalidConfig(
@@ -122,7 +126,7 @@ class MetalMemory:
         """
         with self._lock:
             shares = list(self._shares)
-            wanted = _limits_of(shares, self._working_set)
+            wanted = _limits_of(shares, self._base)
             if wanted != self._limits:
                 self._set(wanted)
 
@@ -143,13 +147,16 @@ class MetalMemory:
             )
 
 
-def _limits_of(shares: list[ModelShare], working_set: int) -> MetalLimits | None:
-    """Sum the shares; None without a model."""
+def _limits_of(shares: list[ModelShare], base: int) -> MetalLimits | None:
+    """Sum the shares; None without a model.
+
+    What other programs have wired does not bound a limit that the user has chosen.
+    """
     if not shares:
         return None
     chosen = [share.wired for share in shares if share.wired is not None]
-    wired = max(chosen) if chosen else sum(share.resident for share in shares)
-    return MetalLimits(min(wired, working_set), sum(share.step for share in shares))
+    wired = max(chosen) if chosen else min(base, sum(share.resident for share in shares))
+    return MetalLimits(wired, sum(share.step for share in shares))
 
 
 METAL_MEMORY = MetalMemory()

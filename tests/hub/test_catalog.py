@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from mlxserve.cache.groups import Window
-from mlxserve.cache.pool_memory import most_pages
-from mlxserve.core.config import EngineConfig
-from mlxserve.hub.catalog import Entry, Origin, entries, memory_fit
+from mlxserve.cache.groups import Window, split
+from mlxserve.core.config import EngineConfig, SchedulerConfig
+from mlxserve.hub.catalog import Entry, MemoryFit, Origin, entries, memory_fit
 from mlxserve.hub.embedded import MODEL_NAME
 from mlxserve.hub.files import find_model
 from mlxserve.hub.known_models import KNOWN_WINDOWS
 from mlxserve.hub.kv_shapes import KVShape
+from mlxserve.system.device_memory import MemoryLimit
 
 CONFIG = {
     "model_type": "qwen3",
@@ -42,6 +42,29 @@ def put(folder: Path, config: object = CONFIG, *, size: int = 1000) -> None:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").write_bytes(bytes(size))
+
+
+def fit_of(
+    entry: Entry,
+    *,
+    context: int | None,
+    memory: int,
+    is_metal: bool = True,
+    in_8_bits: bool = False,
+    num_seqs: int = 64,
+) -> MemoryFit:
+    return memory_fit(
+        entry,
+        memory=MemoryLimit(memory),
+        is_metal=is_metal,
+        options=SchedulerConfig(max_model_len=context, max_num_seqs=num_seqs),
+        in_8_bits=in_8_bits,
+    )
+
+
+def step_of(entry: Entry, memory: int, *, is_metal: bool = True, in_8_bits: bool = False) -> int:
+    limit = MemoryLimit(memory)
+    return entry.step_size(limit, SchedulerConfig(), is_metal=is_metal, in_8_bits=in_8_bits)
 
 
 def named(name: str) -> Entry | None:
@@ -96,7 +119,7 @@ def test_a_downloaded_model_is_no_longer_suggested(cache: Path) -> None:
     assert entry.source is Origin.SUGGESTED
     put(cache / "models--mlx-community--Qwen3-4B-4bit" / "snapshots" / "abc")
     assert named(name) == Entry(
-        name, Origin.DOWNLOADED, 1000, KV, 40_960, 32, 32 * 128, 4 * 32 * 128
+        name, Origin.DOWNLOADED, 1000, KV, 40_960, 32, 32 * 128, 4 * 32 * 128, copied=8 * 128 * 2
     )
     assert sum(entry.name == name for entry in entries()) == 1
 
@@ -131,19 +154,19 @@ def test_an_incomplete_download_is_listed_as_a_suggestion(cache: Path) -> None:
 def test_weights_and_the_context_must_fit_together() -> None:
     entry = Entry("m", Origin.FOLDER, weight_size=1000, kv=SMALL, context=0)
     assert entry.kv_size(2) == 40
-    fit = memory_fit(entry, context=100, memory=5000, is_metal=True)
+    fit = fit_of(entry, context=100, memory=5000)
     assert (fit.fits, fit.num_tokens, fit.needed) == (True, 100, 5000)
-    assert not memory_fit(entry, context=101, memory=5000, is_metal=True).fits
-    assert not memory_fit(entry, context=100, memory=5000, is_metal=False).fits, "float32"
-    assert memory_fit(entry, context=1, memory=999, is_metal=True).num_tokens == 0
+    assert not fit_of(entry, context=101, memory=5000).fits
+    assert not fit_of(entry, context=100, memory=5000, is_metal=False).fits, "float32"
+    assert fit_of(entry, context=2, memory=999).num_tokens == 0
 
 
 def test_in_8_bits_more_tokens_fit_beside_a_scale_for_each_row() -> None:
     entry = Entry("m", Origin.FOLDER, 1000, KVShape(256, has_states=False, num_rows=4), 0)
     assert entry.kv_size(2, in_8_bits=True) == 256 + 4 * 4
-    fit = memory_fit(entry, context=10, memory=1000 + 2720, is_metal=True, in_8_bits=True)
+    fit = fit_of(entry, context=10, memory=1000 + 2720, in_8_bits=True)
     assert (fit.fits, fit.num_tokens, fit.needed) == (True, 10, 3720)
-    assert memory_fit(entry, context=10, memory=3720, is_metal=True).num_tokens == 5
+    assert fit_of(entry, context=10, memory=3720).num_tokens == 5
 
 
 def test_latents_stay_in_16_bits() -> None:
@@ -153,9 +176,9 @@ def test_latents_stay_in_16_bits() -> None:
 
 def test_a_quarter_of_the_cache_is_for_recurrent_states() -> None:
     entry = Entry("m", Origin.FOLDER, 1000, KVShape(20, has_states=True), 0)
-    fit = memory_fit(entry, context=75, memory=5000, is_metal=True)
+    fit = fit_of(entry, context=75, memory=5000)
     assert (fit.fits, fit.num_tokens, fit.needed) == (True, 75, 5000)
-    assert not memory_fit(entry, context=76, memory=5000, is_metal=True).fits
+    assert not fit_of(entry, context=76, memory=5000).fits
 
 
 @pytest.mark.parametrize("gigabytes", [22, 40, 90])
@@ -170,41 +193,39 @@ def test_layers_with_a_window_take_what_a_server_gives_them(
 
 def check_windows(entry: Entry, memory: int, in_8_bits: bool) -> None:
     """As `model.sizing` divides the same memory."""
-    fit = memory_fit(entry, context=None, memory=memory, is_metal=True, in_8_bits=in_8_bits)
+    fit = fit_of(entry, context=None, memory=memory, in_8_bits=in_8_bits)
     page = EngineConfig().page_size
     window = Window(entry.kv.window, page)
     of_window = entry.window_size(2, in_8_bits=in_8_bits) // window.num_held
     of_others = page * entry.kv_size(2, in_8_bits=in_8_bits)
-    left = memory - entry.weight_size - entry.step_size(2, has_scores=False)
+    left = memory - entry.weight_size - step_of(entry, memory, in_8_bits=in_8_bits)
     if left < 0:
         assert not fit.fits
         return
-    num_pages, num_windows = most_pages(
-        left, of_others, of_window, window, num_seqs=64, step_tokens=2048
+    num_pages, num_windows = split(
+        left, of_others, of_window, window, longest=entry.context, num_seqs=64, step_tokens=512
     )
     assert (fit.num_tokens, fit.num_windows) == (num_pages * page, num_windows // window.num_held)
     assert fit.fits == (fit.num_tokens >= entry.context)
 
 
-def test_a_context_has_the_same_room_however_many_requests_run() -> None:
+def test_a_context_that_is_asked_for_leaves_fewer_windows() -> None:
     [entry] = (one for one in entries() if one.name == "mlx-community/gemma-3-27b-it-4bit")
     memory = int(21.5e9)
-    whole = memory_fit(entry, context=None, memory=memory, is_metal=True)
-    assert not whole.fits
-    assert whole.num_windows is not None
-    assert whole.num_windows > 4
-    most = whole.num_tokens
-    assert memory_fit(entry, context=most, memory=memory, is_metal=True).fits
-    assert not memory_fit(entry, context=most + 32, memory=memory, is_metal=True).fits
-    one_seat = memory_fit(entry, context=None, memory=memory, is_metal=True, num_seqs=1)
-    assert one_seat.num_tokens == most
+    whole = fit_of(entry, context=None, memory=memory)
+    assert (whole.fits, whole.num_windows) == (False, 4)
+    asked = fit_of(entry, context=whole.num_tokens + 8000, memory=memory)
+    assert asked.fits
+    assert asked.num_windows in (1, 2, 3)
+    one_seat = fit_of(entry, context=None, memory=memory, num_seqs=1)
+    assert one_seat.num_tokens > asked.num_tokens
 
 
 def test_a_model_without_attention_takes_any_context() -> None:
     entry = Entry("m", Origin.FOLDER, 1000, KVShape(0, has_states=True), 0)
-    fit = memory_fit(entry, context=10**6, memory=1000, is_metal=True)
+    fit = fit_of(entry, context=10**6, memory=1000)
     assert (fit.fits, fit.num_tokens, fit.needed) == (True, 10**6, 1000)
-    fit = memory_fit(entry, context=1, memory=999, is_metal=True)
+    fit = fit_of(entry, context=2, memory=999)
     assert (fit.fits, fit.num_tokens) == (False, 0)
 
 
@@ -226,10 +247,11 @@ def test_only_layers_with_attention_count(
 
 def test_a_step_must_fit_as_well() -> None:
     entry = Entry("m", Origin.FOLDER, 1000, SMALL, 0, num_heads=1, width=1, inner=2)
-    step = 2048 * (7 + 4) * 2
-    fit = memory_fit(entry, context=10, memory=1000 + step + 400, is_metal=True)
+    step = step_of(entry, 1000)
+    assert step > 512 * (7 + 4) * 2
+    fit = fit_of(entry, context=10, memory=1000 + step + 400)
     assert (fit.fits, fit.num_tokens, fit.needed) == (True, 10, 1000 + step + 400)
-    assert not memory_fit(entry, context=10, memory=1000 + step + 399, is_metal=True).fits
+    assert not fit_of(entry, context=10, memory=1000 + step + 399).fits
 
 
 def test_the_estimated_step_of_the_embedded_model_matches_the_measured_one(cache: Path) -> None:
@@ -242,7 +264,7 @@ def test_the_estimated_step_of_the_embedded_model_matches_the_measured_one(cache
     config = EngineConfig()
     step = measure_step(config, loaded, backend, is_metal=False, memory_limit=1 << 34)
     measured = step.planned
-    assert 0.75 < entries()[0].step_size(4, has_scores=True) / measured < 1.35
+    assert 0.75 < step_of(entries()[0], 1 << 34, is_metal=False) / measured < 1.35
 
 
 def test_only_active_experts_count_for_a_step(cache: Path, tmp_path: Path) -> None:
@@ -254,7 +276,7 @@ def test_only_active_experts_count_for_a_step(cache: Path, tmp_path: Path) -> No
 
 def test_the_requested_context_is_capped_at_the_models() -> None:
     entry = Entry("m", Origin.FOLDER, weight_size=1000, kv=SMALL, context=50)
-    assert memory_fit(entry, context=8192, memory=3000, is_metal=True).fits
+    assert fit_of(entry, context=8192, memory=3000).fits
 
 
 def test_a_well_known_model_has_the_size_of_its_weights(cache: Path) -> None:
@@ -471,6 +493,7 @@ def test_a_suggestion_is_judged_as_if_it_was_here(cache: Path, tmp_path: Path) -
         assert suggested.kv == here.kv, name
         assert (suggested.context, suggested.num_heads) == (here.context, here.num_heads), name
         assert (suggested.width, suggested.inner) == (here.width, here.inner), name
+        assert suggested.copied == here.copied, name
         assert suggested.weight_size == pytest.approx(billions * 1e9 * bits / 8, rel=0.01), name
 
 
@@ -481,10 +504,10 @@ def test_every_suggested_models_size_is_checked(cache: Path) -> None:
 
 def test_a_model_is_judged_with_its_full_context_unless_less_is_requested() -> None:
     entry = Entry("m", Origin.FOLDER, weight_size=1000, kv=SMALL, context=100)
-    assert memory_fit(entry, context=None, memory=5000, is_metal=True).context == 100
-    assert memory_fit(entry, context=None, memory=5000, is_metal=True).fits
-    assert not memory_fit(entry, context=None, memory=4999, is_metal=True).fits
-    assert memory_fit(entry, context=50, memory=3000, is_metal=True).fits
-    assert memory_fit(entry, context=200, memory=9000, is_metal=True).context == 100
+    assert fit_of(entry, context=None, memory=5000).context == 100
+    assert fit_of(entry, context=None, memory=5000).fits
+    assert not fit_of(entry, context=None, memory=4999).fits
+    assert fit_of(entry, context=50, memory=3000).fits
+    assert fit_of(entry, context=200, memory=9000).context == 100
     silent = Entry("m", Origin.FOLDER, weight_size=1000, kv=SMALL, context=0)
-    assert memory_fit(silent, context=None, memory=5000, is_metal=True).context == 8192
+    assert fit_of(silent, context=None, memory=5000).context == 8192

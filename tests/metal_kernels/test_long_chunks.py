@@ -11,8 +11,8 @@ import pytest
 
 from metal_kernels import long_chunks
 from metal_kernels.kernels import KernelSpec, on_metal
-from metal_kernels.limits import HEAD_DIMS
-from metal_kernels.long_chunks import MIN_ROWS, longest_copied
+from metal_kernels.limits import COPIED_DIMS, HEAD_DIMS, MIN_COPIED_ROWS
+from metal_kernels.long_chunks import longest_copied
 from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Attention
 from metal_kernels.tables import SequenceTables
@@ -110,6 +110,12 @@ def test_head_dimension_rows_and_accelerators_decide(dtype: mx.Dtype, mac: Answe
     assert ways(dtype) == WITH_ACCELERATORS
 
 
+def test_a_chunk_on_every_chip_is_copied_of_these_head_dimensions(mac: Answer) -> None:
+    """By which a step is estimated where no Mac can be asked."""
+    mac(ON_EVERY_CHIP)
+    assert tuple(dim for dim, way in ways().items() if way == _BY_COPIES) == COPIED_DIMS
+
+
 def test_float32_is_computed_by_tiles_on_every_chip(mac: Answer) -> None:
     for head_dims in (ON_EVERY_CHIP, ON_M5):
         mac(head_dims)
@@ -170,7 +176,7 @@ def test_the_question_of_the_installed_mlx_has_the_arguments_that_it_knows() -> 
 
 @pytest.mark.parametrize(
     ("rows", "head_dim", "dtype"),
-    [(MIN_ROWS - 1, 128, mx.float16), (512, 112, mx.float16), (512, 128, mx.float32)],
+    [(MIN_COPIED_ROWS - 1, 128, mx.float16), (512, 112, mx.float16), (512, 128, mx.float32)],
     ids=str,
 )
 def test_what_mlx_has_no_exact_fused_attention_for_is_not_copied(

@@ -14,9 +14,10 @@ from metal_kernels.reading import DeviceError
 from metal_kernels.x86.backend import X86Backend
 from mlxserve.cache.kv import KVPool
 from mlxserve.core.sampling_params import SamplingParams
+from mlxserve.core.step_rows import rows_kept
 from mlxserve.model import command_buffers as commits
 from mlxserve.model.batch import Batch
-from mlxserve.model.command_buffers import Commits, rows_kept
+from mlxserve.model.command_buffers import Commits
 from mlxserve.model.load import LoadedModel, prepare
 from mlxserve.model.rank_group import RankGroup
 from mlxserve.model.runner import ModelRunner

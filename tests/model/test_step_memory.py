@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mlxserve.core.step_rows import rows_under_way
 from mlxserve.model.step_peak import planned_peak
-from mlxserve.system.machine import rows_under_way
 from tests.command_buffers import Array, Limits, Operation, peak, replay
 from tests.geometries import (
     GEOMETRIES,

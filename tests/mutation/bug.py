@@ -13,7 +13,7 @@ import pytest
 
 @dataclass(frozen=True)
 class Bug:
-    """`line` of a method or function, which must occur once, is replaced by `mistake`."""
+    """`line` of a method, property or function, which must occur once, is replaced by `mistake`."""
 
     owner: type | ModuleType
     method: str
@@ -23,7 +23,8 @@ class Bug:
     options: dict[str, object] = field(default_factory=dict)  # of the claim, or of the machine
 
     def plant(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        function = getattr(self.owner, self.method)
+        found = getattr(self.owner, self.method)
+        function = found.fget if isinstance(found, property) else found
         source = textwrap.dedent(inspect.getsource(function))
         assert source.count(self.line) == 1, f"{self.line!r} is not one place in {self.method}"
         namespace: dict[str, object] = {}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mlxserve.system import metal_memory
+from mlxserve.system import machine, metal_memory
+from mlxserve.system.device_memory import DeviceMemory
 from mlxserve.system.metal_memory import MetalMemory, ModelShare
 from tests.mutation.bug import Bug
-from tests.system import test_metal_memory
+from tests.system import test_device_memory, test_metal_memory
 from tests.system.test_metal_memory import memory as memory
 
 pytestmark = pytest.mark.mutation
@@ -30,8 +31,8 @@ FOUND: dict[str, Bug] = {
     "wire more than the working set": Bug(
         metal_memory,
         "_limits_of",
-        "min(wired, working_set)",
-        "wired",
+        "min(base, sum(share.resident for share in shares))",
+        "sum(share.resident for share in shares)",
         test_metal_memory.test_no_more_than_the_working_set_is_wired,
     ),
     "add up limits that were chosen": Bug(
@@ -56,6 +57,64 @@ FOUND: dict[str, Bug] = {
         "limits and mx.set_wired_limit(limits.wired)",
         test_metal_memory.test_a_model_that_is_unloaded_gives_its_part_back,
         {"first": 1},
+    ),
+    "wire what other programs have": Bug(
+        MetalMemory,
+        "add",
+        "taken = machine.wired_at_start()",
+        "taken = 0",
+        test_metal_memory.test_memory_that_other_programs_have_wired_is_not_wired_again,
+    ),
+    "reserve a tenth of every Mac": Bug(
+        DeviceMemory,
+        "reserve",
+        "min(self.base // 10, _MAX_RESERVE)",
+        "self.base // 10",
+        test_device_memory.test_the_reserve_is_a_tenth_and_at_most_a_gibibyte,
+        {"total": 48, "working_set": 36},
+    ),
+    "plan with what other programs have wired": Bug(
+        DeviceMemory,
+        "base",
+        "min(self.working_set, self.total - self.taken)",
+        "self.working_set",
+        test_device_memory.test_what_other_programs_have_wired_is_theirs,
+    ),
+    "plan with two thirds of the memory on every Mac": Bug(
+        machine,
+        "memory",
+        "working_set()",
+        "total * 2 // 3",
+        test_device_memory.test_a_mac_plans_with_what_macos_recommends_and_others_left,
+    ),
+    "reserve something beside a share that was chosen": Bug(
+        DeviceMemory,
+        "limit",
+        "int(self.working_set * utilization)",
+        "int(self.base * utilization)",
+        test_device_memory.test_a_share_that_the_user_chose_leaves_no_other_reserve,
+    ),
+    "plan a whole step where mlx keeps no freed arrays": Bug(
+        DeviceMemory,
+        "limit",
+        "if self.is_metal else nbytes",
+        "if not self.is_metal else nbytes",
+        test_device_memory.test_where_mlx_keeps_no_freed_arrays_only_half_a_step_is_planned,
+    ),
+    "plan half a step": Bug(
+        test_device_memory,
+        "beside_cache",
+        "max(step, step // 2 + unkept)",
+        "step // 2 + unkept",
+        test_device_memory.test_where_mlx_keeps_no_freed_arrays_only_half_a_step_is_planned,
+    ),
+    "take a small reserve for a full memory": Bug(
+        DeviceMemory,
+        "share",
+        "0.1 * (self.base - used) / max(1, self.reserve)",
+        "(self.base - used) / self.base",
+        test_device_memory.test_all_that_is_planned_is_nine_tenths_in_use_on_every_mac,
+        {"total": 128, "working_set": 107.5},
     ),
     "forget mlx's own limit": Bug(
         MetalMemory,

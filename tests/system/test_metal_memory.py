@@ -30,6 +30,7 @@ class GrowingPool:
 @pytest.fixture
 def memory(mlx_limits: RecordedLimits, monkeypatch: pytest.MonkeyPatch) -> MetalMemory:
     monkeypatch.setattr(machine, "working_set", lambda: WORKING_SET)
+    monkeypatch.setattr(machine, "total_memory", lambda: 2 * WORKING_SET)
     return metal_memory.METAL_MEMORY
 
 
@@ -107,6 +108,18 @@ def test_no_more_than_the_working_set_is_wired(
     assert max(mlx_limits.wired) == WORKING_SET
     assert mlx_limits.freed[-1] == 40
     assert other.nbytes == 300
+
+
+def test_memory_that_other_programs_have_wired_is_not_wired_again(
+    memory: MetalMemory, mlx_limits: RecordedLimits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the user has chosen a limit: macOS ends itself where all memory is wired."""
+    monkeypatch.setattr(machine, "wired_at_start", lambda: WORKING_SET + WORKING_SET // 4)
+    pool = load(memory, fixed=WORKING_SET // 2, step=20, pool=WORKING_SET // 2)
+    assert mlx_limits.wired[-1] == WORKING_SET * 3 // 4
+    chosen = load(memory, 1000, 20, 300, WORKING_SET / (1 << 30))
+    assert mlx_limits.wired[-1] == WORKING_SET
+    assert pool.nbytes > chosen.nbytes
 
 
 @pytest.mark.parametrize(
