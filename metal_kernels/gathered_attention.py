@@ -1,7 +1,8 @@
 """GatheredAttention: MLX's own attention over copies of a chunk's pages.
 
 MLX's kernels know no fence and no page, so they cannot read a pool. `gather_pages` binds the fence and
-writes what is seen of the pages side by side to arrays of its own, which MLX orders like any others.
+writes what is seen of the pages side by side to arrays of its own, which MLX orders like any others. Their room is
+rounded (`limits.room_for`); MLX's attention reads a view by its strides, and nothing behind it.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class GatheredAttention:
         rows = queries if is_of_model else queries[:, :, None]
         out = fused_attention(
             rows.swapaxes(0, 2),
-            keys,
-            values,
+            keys[:, :, : gathered.num_seen],
+            values[:, :, : gathered.num_seen],
             scale=attention.scale,
             mask=gathered.mask,
             sinks=sinks,
@@ -61,7 +62,7 @@ class GatheredAttention:
     def _plan(self, k_pool: mx.array, dtype: mx.Dtype, gathered: Gathered) -> Dispatch:
         kv_heads = k_pool.shape[1]
         head_dim = quantised.head_dim_of(k_pool.shape[-1], k_pool.dtype)
-        copies = (1, kv_heads, gathered.num_seen, head_dim), dtype
+        copies = (1, kv_heads, gathered.room, head_dim), dtype
         return self._kernels.dispatch(
             kernels.GATHER_PAGES,
             {"pages": gathered.pages},

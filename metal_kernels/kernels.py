@@ -42,6 +42,7 @@ class KernelSpec:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     writes_pools: bool = False  # though they are inputs; checked runs hold a kernel to it
+    partly_written: tuple[str, ...] = ()  # outputs, of which the rest is never read; likewise
     header: str = field(default="", repr=False)  # the functions that its text calls
 
     def source(self) -> str:
@@ -77,6 +78,7 @@ GATHER_PAGES = KernelSpec(
     "gather_pages",
     ("k_pool", "v_pool", "pages", "after"),
     ("keys", "values", "fence"),
+    partly_written=("keys", "values"),
     header=HEADERS["attention.h"],
 )
 PAGED_DECODE = KernelSpec(

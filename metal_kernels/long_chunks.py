@@ -12,7 +12,7 @@ from itertools import groupby
 import mlx.core as mx
 import numpy as np
 
-from metal_kernels.limits import MIN_COPIED_ROWS, SHARE_COPIED
+from metal_kernels.limits import MIN_COPIED_ROWS, SHARE_COPIED, positions_in, room_for
 from metal_kernels.plans import upload
 from metal_kernels.tables import SequenceTables
 
@@ -46,18 +46,19 @@ def longest_copied(
     if rows < MIN_COPIED_ROWS or dtype == mx.float32 or not is_fast(head_dim, dtype):
         return 0
     most = (total_memory() if memory is None else memory) // SHARE_COPIED
-    return most // (2 * kv_heads * head_dim * dtype.size)
+    return positions_in(most // (2 * kv_heads * head_dim * dtype.size))
 
 
-def positions_copied(
+def room_copied(
     rows: int, context: int, kv_heads: int, head_dim: int, dtype: mx.Dtype, window: int | None
 ) -> int:
-    """Positions copied for a chunk of `rows` whose last row sees `context`.
+    """Positions that copies have room for, of a chunk of `rows` whose last row sees `context`.
 
     0 if the tile kernel reads the pages instead.
     """
     positions = context - _first_position(rows, context, window)
-    return positions if positions <= longest_copied(rows, kv_heads, head_dim, dtype) else 0
+    longest = longest_copied(rows, kv_heads, head_dim, dtype)
+    return room_for(positions) if positions <= longest else 0
 
 
 def is_fast(head_dim: int, dtype: mx.Dtype) -> bool:
@@ -141,7 +142,8 @@ class Gathered:
 
     num_pages: int
     num_seen: int  # positions that any row sees, which are copied
-    pages: mx.array  # (2 + num_pages) int32, as gather_pages.metal lists them
+    room: int  # positions that the copies have room for
+    pages: mx.array  # (3 + num_pages) int32, as gather_pages.metal lists them
     mask: mx.array | str  # (rows, positions seen) bool, or "causal"
 
     @classmethod
@@ -152,12 +154,13 @@ class Gathered:
         first_page = first // size
         pages = tables.page_tables[0, first_page : -(-context // size)]
         num_seen = context - first
-        listed = upload(np.concatenate([[first - first_page * size, num_seen], pages]))
+        room = room_for(num_seen)
+        listed = upload(np.concatenate([[first - first_page * size, num_seen, room], pages]))
         if window is None or window >= context:
-            return cls(len(pages), num_seen, listed, "causal")
+            return cls(len(pages), num_seen, room, listed, "causal")
         distance = np.arange(context - rows, context)[:, None] - np.arange(first, context)
         mask = mx.array((distance >= 0) & (distance < window))
-        return cls(len(pages), num_seen, listed, mask)
+        return cls(len(pages), num_seen, room, listed, mask)
 
 
 def runs_of(
@@ -168,7 +171,7 @@ def runs_of(
     def is_long(sequence: int) -> bool:
         rows = int(tables.query_starts[sequence + 1] - tables.query_starts[sequence])
         context = int(tables.context_lens[sequence])
-        return positions_copied(rows, context, kv_heads, head_dim, dtype, window) > 0
+        return room_copied(rows, context, kv_heads, head_dim, dtype, window) > 0
 
     def runs() -> Iterator[ChunkRun]:
         for are_long, group in groupby(range(len(tables)), is_long):

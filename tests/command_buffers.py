@@ -6,6 +6,7 @@ From `backend/metal/device.cpp` and `eval.cpp` of MLX and its 0.32 wheels:
   the arrays bound as inputs, each counted once, have more than `max_mb` million (2**20) elements;
 * the inputs of an operation stay alive until its command buffer completes;
 * an operation whose input nobody needs any more may write its output over it;
+* freed memory is used again for an array that is at most two pages smaller (`BufferCache`);
 * evaluation waits when 11 command buffers are under way (`MAX_ACTIVE_TASKS` of transforms.cpp is 10);
   those that an evaluation ends itself are not among them.
 
@@ -110,6 +111,36 @@ def replay(operations: Sequence[Operation], limits: Limits) -> Replay:
         while sum(buffer.num_rows for buffer in buffers) > (limits.max_rows or 0):
             complete_first()
     return Replay(memory.highest, num_buffers - (not buffers[-1].num_ops))
+
+
+class BufferCache:
+    """MLX's freed buffers (`backend/common/buffer_cache.h`, `metal/allocator.cpp`).
+
+    fresh: the sizes of the buffers that the device had to make
+    """
+
+    def __init__(self, limit: int, page: int = 16 << 10) -> None:
+        """limit: bytes of freed buffers that are kept. page: of the machine's memory"""
+        self.fresh: list[int] = []
+        self._limit, self._page = limit, page
+        self._freed: list[int] = []  # the one that was freed first goes first
+
+    def allocate(self, nbytes: int) -> int:
+        """The bytes of the buffer that an array of `nbytes` gets."""
+        size = -(-nbytes // self._page) * self._page
+        end = min(2 * size, size + 2 * self._page)
+        reused = min((freed for freed in self._freed if size <= freed < end), default=None)
+        if reused is None:
+            self.fresh.append(size)
+        else:
+            self._freed.remove(reused)
+        while sum(self._freed) > self._limit:
+            self._freed.pop(0)
+        return size if reused is None else reused
+
+    def free(self, size: int) -> None:
+        if sum(self._freed) < self._limit:
+            self._freed.append(size)
 
 
 def _encode(op: Operation, buffer: _CommandBuffer, memory: _Memory) -> None:

@@ -24,6 +24,7 @@ def emulated_factory(*, check: bool = False, count: bool = False) -> Factory:
             source,
             spec.header,
             writable_inputs=("k_pool", "v_pool") if spec.writes_pools else (),
+            partly_written=spec.partly_written,
             check=check,
             count=count,
             strict=False,

@@ -13,6 +13,7 @@ from typing import Final
 import mlx.core as mx
 
 from metal_kernels.first_page import first_page
+from metal_kernels.limits import room_for
 from metal_kernels.long_chunks import longest_copied
 from mlxserve.cache.kv import LayerSpec
 from mlxserve.core.step_rows import rows_under_way
@@ -83,7 +84,7 @@ def plan_after(model: Geometry, memory: int, num_rows: int = 512) -> Plan:
 def most_copied(model: Geometry, rows: int, memory: int) -> int:
     """Positions that a chunk of these rows has copied at most, 0 where it reads the pages."""
     longest = longest_copied(rows, model.kv_heads, model.head_dim, mx.bfloat16, memory << 30)
-    return min(longest, max_positions(model, memory))
+    return room_for(min(longest, max_positions(model, memory)))
 
 
 def max_positions(model: Geometry, memory: int) -> int:

@@ -2,10 +2,11 @@
 // and values.
 //
 // k_pool, v_pool  (num_pages, K, page_size, D)     of type T; int8 and D + 4 where quantised
-// pages           (2 + N) int32                    position in the first page that the copies begin with, how
-//                                                  many are seen (P); then the pages, in their order
+// pages           (3 + N) int32                    position in the first page that the copies begin with, how
+//                                                  many are seen, and how many there is room for (P); then the
+//                                                  pages, in their order
 // after           (8) int32                        bound for its order, never read
-// keys, values    (1, K, P, D)                     out, of type T
+// keys, values    (1, K, P, D)                     out, of type T; what is not seen stays unwritten
 // fence           (8) int32                        out: bound by the next kernel that writes the pools
 //
 // template: T, D, IS_QUANTISED. One threadgroup per (page, head): grid (threads, K, N).
@@ -22,10 +23,11 @@ const int page_size = k_pool_shape[2];
 // Rows of the pool and of the copies. What is seen of the page: its rows from `first` to before `end`.
 const int skipped = pages[0];
 const int seen = pages[1];
+const int room = pages[2];
 const int first = place == 0 ? skipped : 0;
 const int end = min(page_size, skipped + seen - place * page_size);
-const ulong source = (ulong(pages[2 + place]) * kv_heads + head) * page_size;
-const ulong target = ulong(head) * seen + place * page_size + first - skipped;
+const ulong source = (ulong(pages[3 + place]) * kv_heads + head) * page_size;
+const ulong target = ulong(head) * room + place * page_size + first - skipped;
 
 if (IS_QUANTISED) {
   for (int i = thread_index; i < (end - first) * QUADS; i += num_threads) {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from metal_kernels.limits import COPIED_DIMS, MIN_COPIED_ROWS, SHARE_COPIED
+from metal_kernels.limits import COPIED_DIMS, MIN_COPIED_ROWS, SHARE_COPIED, positions_in, room_for
 from mlxserve.core.step_rows import layers_under_way
 
 # As `model/step_peak.py` has them: rows and positions of the measured step, and what is added to its peak.
@@ -65,10 +65,11 @@ def step_on_metal(
 
 
 def _positions_copied(sizes: StepSizes, rows: int, longest: int, total: int) -> int:
-    """At most, for a chunk of these rows."""
+    """Room of the copies, at most, for a chunk of these rows."""
     if not sizes.copied or rows < MIN_COPIED_ROWS:
         return 0
-    return max(rows, min(total // SHARE_COPIED // (_VALUE * sizes.copied), longest))
+    most = positions_in(total // SHARE_COPIED // (_VALUE * sizes.copied))
+    return room_for(max(rows, min(most, longest)))
 
 
 def step_on_a_cpu(sizes: StepSizes, *, num_rows: int) -> int:

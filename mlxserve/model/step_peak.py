@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from metal_kernels.limits import room_for
 from metal_kernels.long_chunks import longest_copied
 from mlxserve.cache.kinds.state_slots import StateSlots
 from mlxserve.cache.kv import Backends, KVPool, LayerSpec
@@ -141,10 +142,12 @@ def peak_with_copies(
     copied, nbytes = 0, 0
     for spec in layers:
         max_copied = longest_copied(rows, spec.kv_heads, spec.key_dim, spec.dtype, memory)
-        positions = min(max_copied, longest, (spec.window or longest) + rows)
+        seen_at_most = min(max_copied, longest, (spec.window or longest) + rows)
+        positions = room_for(seen_at_most) if max_copied else 0
         copied = max(copied, positions)
         each = spec.kv_heads * (spec.key_dim + spec.value_dim) * spec.dtype.size
         nbytes = max(nbytes, positions * each)
+    seen = room_for(seen)
     if copied <= seen:
         return measured
     before, after = (layers_under_way(rows, at, memory) for at in (seen, copied))

@@ -32,6 +32,7 @@ class MetalKernel:
         *,
         ensure_row_contiguous: bool,
         writable_inputs: Sequence[str],
+        partly_written: Sequence[str],
         include_dirs: Sequence[str | Path],
         check: bool,
         strict: bool,
@@ -42,6 +43,7 @@ class MetalKernel:
         self._body = body
         self._ensure_row_contiguous = ensure_row_contiguous
         self._writable = frozenset(writable_inputs)
+        self._partly_written = frozenset(partly_written)
         self._include_dirs = tuple(str(Path(path).resolve()) for path in include_dirs)
         self._check = check
         self._count = count
@@ -79,7 +81,14 @@ class MetalKernel:
         ]
         first = len(bindings)
         bindings += [
-            Binding(first + k, name, array, writable=True, starts_unwritten=init_value is None)
+            Binding(
+                first + k,
+                name,
+                array,
+                writable=True,
+                starts_unwritten=init_value is None,
+                partly_written=name in self._partly_written,
+            )
             for k, (name, array) in enumerate(zip(self._body.output_names, filled, strict=True))
         ]
         self.statistics = program.dispatch(
@@ -174,6 +183,7 @@ def metal_kernel(
     compile_options: Mapping[str, str] | None = None,
     *,
     writable_inputs: Sequence[str] = (),
+    partly_written: Sequence[str] = (),
     include_dirs: Sequence[str | Path] = (),
     check: bool = False,
     strict: bool | None = None,
@@ -187,6 +197,7 @@ def metal_kernel(
     nothing here: the host computes as "safe" says. The rest is the emulator's own:
 
     writable_inputs: inputs the body writes through a cast-away const; they must be row-contiguous.
+    partly_written:  outputs of which the body writes a part; `check` reports what it leaves of others.
     include_dirs:    searched for #include, after MLX's own headers.
     check:           run with every run-time check; about twice slower.
     strict:          hold the text to both front ends and to rules.py; None: the same as `check`.
@@ -207,6 +218,7 @@ def metal_kernel(
         body,
         ensure_row_contiguous=ensure_row_contiguous,
         writable_inputs=writable_inputs,
+        partly_written=partly_written,
         include_dirs=include_dirs,
         check=check,
         strict=check if strict is None else strict,

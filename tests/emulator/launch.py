@@ -43,6 +43,7 @@ class _Buffer(ctypes.Structure):
         ("size", _U64),
         ("writable", _U32),
         ("starts_unwritten", _U32),
+        ("partly_written", _U32),
     )
 
 
@@ -112,6 +113,7 @@ class Binding:
     array: AnyArray
     writable: bool = False
     starts_unwritten: bool = False  # an output without initial values
+    partly_written: bool = False  # of which some may stay so
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +270,8 @@ class _GuardedBuffers:
             self._written.append((low, copy, size))
         # A strided array is passed by its first element, which need not be its lowest.
         self.arguments[binding.index] = copy + (binding.array.ctypes.data - low)
-        self.buffers[k] = _Buffer(copy, size, binding.writable, binding.starts_unwritten)
+        flags = binding.writable, binding.starts_unwritten, binding.partly_written
+        self.buffers[k] = _Buffer(copy, size, *flags)
 
     def copy_back(self) -> None:
         for target, source, size in self._written:

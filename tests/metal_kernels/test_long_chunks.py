@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -11,13 +12,14 @@ import pytest
 
 from metal_kernels import long_chunks
 from metal_kernels.kernels import KernelSpec, on_metal
-from metal_kernels.limits import COPIED_DIMS, HEAD_DIMS, MIN_COPIED_ROWS
+from metal_kernels.limits import COPIED_DIMS, HEAD_DIMS, MIN_COPIED_ROWS, positions_in, room_for
 from metal_kernels.long_chunks import longest_copied
 from metal_kernels.metal import MetalBackend
 from metal_kernels.ops import Attention
 from metal_kernels.tables import SequenceTables
+from tests.command_buffers import BufferCache
 from tests.emulated import emulated_factory
-from tests.geometries import GEOMETRIES
+from tests.geometries import GEOMETRIES, QWEN3_8B
 from tests.mac_attention import HEAD_DIMS as ON_EVERY_CHIP
 from tests.mac_attention import HEAD_DIMS_ON_M5 as ON_M5
 from tests.mac_attention import MacAttention
@@ -65,6 +67,45 @@ def test_no_chunk_below_128k_positions_leaves_mlxs_kernel_on_an_m5() -> None:
         for model in GEOMETRIES:
             longest = longest_copied(512, model.kv_heads, model.head_dim, mx.bfloat16, memory << 30)
             assert longest >= min(128 << 10, max_positions(model, memory)), (memory, model)
+
+
+def fresh_copies(room: Callable[[int], int], limit: int = 1 << 40) -> list[int]:
+    """Sizes of the buffers that the device makes for copies of an 8B model's prompt of 32 Ki tokens, in chunks of
+    512 rows with three layers under way."""
+    cache, under_way = BufferCache(limit), deque[int]()
+    for seen in range(512, (32 << 10) + 1, 512):
+        for _ in range(QWEN3_8B.num_layers):
+            while len(under_way) > 4:
+                cache.free(under_way.popleft())
+            nbytes = 2 * QWEN3_8B.kv_heads * QWEN3_8B.head_dim * room(seen)
+            under_way += [cache.allocate(nbytes) for _ in ("keys", "values")]
+    return cache.fresh
+
+
+def test_copies_of_a_long_prompt_use_the_memory_of_earlier_chunks_again() -> None:
+    """Of exactly what it sees, every chunk would get new memory."""
+    exact, rounded = fresh_copies(lambda seen: seen), fresh_copies(room_for)
+    assert (len(exact), round(sum(exact) / 1e9, 1)) == (384, 13.1)
+    assert (len(rounded), round(sum(rounded) / 1e9, 1)) == (48, 1.1)
+    planned_step = int(1.4e9)
+    assert fresh_copies(room_for, planned_step) == rounded
+
+
+def test_the_room_of_copies_is_rounded_and_never_smaller() -> None:
+    for seen in range(256, 70_000, 13):
+        room = room_for(seen)
+        assert seen <= room < max(2 * seen, seen + 8192)
+        assert room_for(room) == room == positions_in(room)
+        assert room_for(positions_in(seen)) <= seen
+    assert [room_for(seen) for seen in (257, 8191, 8193, 16_385)] == [512, 8192, 16_384, 24_576]
+    assert positions_in(0) == 0
+
+
+def test_copies_with_their_room_take_at_most_their_share() -> None:
+    for memory in (8, 18, 24, 36, 96):
+        for kv_heads in (1, 3, 8, 10):
+            seen = longest_copied(512, kv_heads, 80, mx.bfloat16, memory << 30)
+            assert 2 * kv_heads * 80 * 2 * room_for(seen) <= (memory << 30) // 32
 
 
 @pytest.fixture
@@ -255,6 +296,21 @@ def test_a_long_chunk_sees_all_of_its_window_and_nothing_before_it(options: dict
         assert pages.size * case.page_size > before
     assert found.error() <= found.tolerance
     assert ran[-2:] == ["gather_pages", "gather_pages"]
+
+
+@pytest.mark.parametrize(
+    ("before", "window"),
+    [(255, None), (256, None), (257, None), (300, 256), (300, 257), (300, 258)],
+    ids=str,
+)
+def test_copies_are_right_however_much_of_their_room_is_left(
+    before: int, window: int | None
+) -> None:
+    """Of 511 to 513 positions that are seen. What is left holds NaN."""
+    backend, ran = recorded()
+    found = Paged(backend, Case(((before, 256),), window=window, dtype=mx.float16))
+    assert found.error() <= found.tolerance
+    assert ran[-1] == "gather_pages"
 
 
 def test_a_chunk_alone_and_beside_others_is_bit_identical() -> None:

@@ -37,6 +37,28 @@ FOUND: dict[str, Bug] = {
         "(16 << 30)",
         test_long_chunks.test_copies_take_a_share_of_the_machines_memory,
     ),
+    "copy long prompts into new memory": Bug(
+        test_long_chunks,
+        "room_for",
+        "-(-positions // _ROOM) * _ROOM",
+        "positions",
+        test_long_chunks.test_copies_of_a_long_prompt_use_the_memory_of_earlier_chunks_again,
+    ),
+    "let copies exceed their share": Bug(
+        test_long_chunks,
+        "longest_copied",
+        "positions_in(most // (2 * kv_heads * head_dim * dtype.size))",
+        "most // (2 * kv_heads * head_dim * dtype.size)",
+        test_long_chunks.test_copies_with_their_room_take_at_most_their_share,
+    ),
+    "attend over the room that is left": Bug(
+        long_chunks.Gathered,
+        "from_tables",
+        "room = room_for(num_seen)",
+        "room = num_seen = room_for(num_seen)",
+        test_long_chunks.test_copies_are_right_however_much_of_their_room_is_left,
+        {"before": 255, "window": None},
+    ),
     "begin a window one position late": Bug(
         long_chunks,
         "_first_position",

@@ -464,7 +464,10 @@ def exercise(kernel: str, backend: MetalBackend) -> None:
     elif kernel == "gather_pages":
         long = Case(((40, 256),), dtype=mx.float16)
         windowed = replace(long, sequences=((100, 256),), window=70)
-        attends(backend, iter([windowed, replace(long, is_quantised=True)]))
+        full = replace(
+            long, sequences=((266, 256),), window=257
+        )  # as many positions as there is room for
+        attends(backend, iter([windowed, replace(long, is_quantised=True), full]))
     elif kernel == "rotate_and_write":
         for case in ROTATIONS:
             check(backend, case)

@@ -12,7 +12,7 @@ WIDE = re.compile(
     r"\bconst u?long (?P<variable>\w+) =|\bu?long (?P<parameter>\w+)(?=[,)])|\bu?long\("
 )
 # Parts of sums alone, and a product of heads and pages of one sequence: none of these overflows.
-HARMLESS = ("const long first_query =", "const ulong at =", "ulong(head) * seen")
+HARMLESS = ("const long first_query =", "const ulong at =", "ulong(head) * room")
 TEXTS = {spec.name: spec.source() for spec in ALL} | HEADERS
 
 

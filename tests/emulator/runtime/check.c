@@ -49,7 +49,7 @@ void check_release(Launch *launch) {
 void check_outputs(Launch *launch) {
   for (uint32_t i = 0; i < launch->num_buffers; i++) {
     const Buffer *buffer = &launch->buffers[i];
-    if (!buffer->starts_unwritten) continue;
+    if (!buffer->starts_unwritten || buffer->partly_written) continue;
     uint64_t missing = 0, first = 0;
     for (uint64_t k = 0; k < buffer->size; k++)
       if (!device_cells[i][k].group && !missing++) first = k;

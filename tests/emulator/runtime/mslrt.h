@@ -67,6 +67,7 @@ typedef struct {
   uint64_t address, size;
   uint32_t writable;
   uint32_t starts_unwritten; // an output without init_value: nothing may read it before a write
+  uint32_t partly_written;   // and some of it may stay unwritten
 } Buffer;
 
 typedef struct {

@@ -343,8 +343,18 @@ def line_of_mark(text: str) -> int | None:
     return next((k for k, line in enumerate(lines, 1) if MARK in line), None)
 
 
-def run(source: str, header: str, *, check: bool, threads: int = 64) -> mx.array:
-    kernel = metal_kernel("planted", ["a", "s", "h", "i"], ["out"], source, header, check=check)
+def run(
+    source: str, header: str, *, check: bool, threads: int = 64, partly_written: str = ""
+) -> mx.array:
+    kernel = metal_kernel(
+        "planted",
+        ["a", "s", "h", "i"],
+        ["out"],
+        source,
+        header,
+        check=check,
+        partly_written=partly_written.split(),
+    )
     a = mx.arange(256).astype(mx.float32)
     return kernel(
         inputs=[a, mx.array([2.0, 3.0]), a.astype(mx.float16), a.astype(mx.int32)],
@@ -386,6 +396,13 @@ def test_a_broken_rule_is_a_fault_at_its_line(case: Broken) -> None:
     assert found[0].message in str(caught.value)
     # No single thread leaves an output unwritten.
     assert (found[0].thread is None) == (case.kind is FaultKind.UNWRITTEN_OUTPUT)
+
+
+def test_an_output_that_is_partly_written_keeps_the_rule_for_reads() -> None:
+    assert run(f"{INDEX}if (x != 9) out[x] = 1;", "", check=True, partly_written="out")[0] == 1
+    with pytest.raises(KernelFault) as caught:
+        run(f"{INDEX}if (x != 9) out[x] = 1; else out[x] += 1;", "", check=True, partly_written="out")
+    assert [fault.kind for fault in caught.value.faults] == [FaultKind.UNWRITTEN_READ]
 
 
 def test_a_threadgroup_of_more_than_1024_threads_is_refused() -> None:
