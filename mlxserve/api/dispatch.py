@@ -167,17 +167,26 @@ class ModelDispatch:
             )
         await self._routes_of(text_model, adapter).router(scope, receive, send)
 
-    def _keep(self, request: Request, name: str, seconds: float) -> bool:
-        """Change a model's time to stay loaded; False if the options keep it loaded for ever."""
+    def _keep(self, request: Request, name: str, seconds: float) -> str | None:
+        """Unload a model after `seconds` without a use, or return why a request may not.
+
+        A model that the server's options keep loaded stays so whatever a request says.
+        """
         place = next(model for model in self._registry.models if model.name == name)
-        if math.isinf(place.keep_alive) or not is_admin(request):
-            return False
+        if math.isinf(place.keep_alive):
+            return f"{name} stays loaded by the server's options"
+        if not is_admin(request):
+            return f"{name} stays loaded: this API key does not have the scope admin"
         self._registry.keep(name, seconds)
-        return True
+        return None
 
     def seconds_left(self, name: str) -> float | None:
         """Seconds until a loaded model is unloaded if it stays unused; None for never."""
         return self._registry.state(name).seconds_left
+
+    def memory(self, name: str) -> int:
+        """Bytes that are planned for a loaded model: weights, a step and the cache."""
+        return self._registry.state(name).memory
 
     # ---- the models
 

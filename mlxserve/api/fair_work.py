@@ -34,8 +34,8 @@ T = TypeVar("T")
 ResultT = TypeVar("ResultT", covariant=True)
 MadeT = TypeVar("MadeT")
 
-# In the scope of a request to a model: `(seconds) -> bool`, which sets how long it stays loaded without a use,
-# and tells whether that is for the request to say.
+# In the scope of a request to a model: `(seconds) -> str | None`, which sets how long it stays loaded without a
+# use; why that is not for the request to say, or None.
 KEEP_ALIVE = "mlxserve.keep_alive"
 # In the scope of a request to a model: when it was passed on (`perf_counter`), and the seconds for
 # which it then waited for its model.

@@ -90,7 +90,8 @@ class OllamaModels:
         models = [
             {
                 **each,
-                "size_vram": each["size"],
+                "size": self._memory(offered),
+                "size_vram": self._memory(offered),
                 "expires_at": timestamp(self._expires_at(offered)),
                 "context_length": offered.text_model.max_model_len,
             }
@@ -129,6 +130,10 @@ class OllamaModels:
             for name in (offered.names.own, *offered.names.aliases)
         ]
         return [{"name": name, "model": name, **card} for name in names]
+
+    def _memory(self, offered: OfferedModel) -> int:
+        """Return the bytes of a loaded model, or those that an adapter takes beside it."""
+        return offered.size if offered.adapter else self._dispatch.memory(offered.model.name)
 
     def _expires_at(self, offered: OfferedModel) -> datetime:
         seconds = self._dispatch.seconds_left(offered.model.name)

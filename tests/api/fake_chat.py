@@ -22,7 +22,14 @@ from mlxserve.core.errors import (
     UnknownPrefix,
 )
 from mlxserve.core.sampling_params import SamplingParams
-from mlxserve.core.stats import DiskStats, MemoryUse, PoolStats, SchedulerStats, Stats
+from mlxserve.core.stats import (
+    DiskStats,
+    MemoryUse,
+    PlannedMemory,
+    PoolStats,
+    SchedulerStats,
+    Stats,
+)
 from mlxserve.engine.snapshot import RequestView, Snapshot
 from mlxserve.helpers.fair_executor import FairExecutor
 from mlxserve.hub.facts import ModelFacts
@@ -362,6 +369,7 @@ class FakeChat:
                 num_running=running, num_preemptions=1, prefix_queries=100, prefix_hits=40
             ),
             pool=PoolStats(num_pages=8, num_free=6, num_used=2),
+            planned=PlannedMemory(weights=900, step=60, pool=40, page=5),
             disk=DiskStats(
                 num_pages=2,
                 num_bytes=4096,

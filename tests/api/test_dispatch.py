@@ -254,11 +254,21 @@ def test_a_request_of_ollamas_clients_says_how_long_its_model_stays(
     assert models.registry.state("two").seconds_left is None
     unloaded = ollama(models, path, "two", keep_alive=0)
     assert "x-mlxserve-warning" not in unloaded.headers
+    assert unloaded.json().get("done_reason") != "load"
     wait_until(lambda: models.registry.state("two").state == "unloaded")
 
     stays = ollama(models, "chat", "one", keep_alive=0, messages=[])
-    assert "the server decides how long" in stays.headers["x-mlxserve-warning"]
+    assert stays.json()["done_reason"] == "load"
+    assert stays.json()["warning"] == "keep_alive: one stays loaded by the server's options"
     assert models.registry.state("one").state == "loaded"
+
+
+def test_a_model_without_a_prompt_that_is_not_kept_is_unloaded(serve: Serve) -> None:
+    chats: dict[str, list[FakeChat]] = {}
+    models = serve(_registered("one", chats), replace(_registered("two", chats), keep_alive=600.0))
+    unloaded = ollama(models, "chat", "two", keep_alive=0, messages=[]).json()
+    assert (unloaded["done_reason"], "warning" in unloaded) == ("unload", False)
+    wait_until(lambda: models.registry.state("two").state == "unloaded")
 
 
 def test_a_key_without_admin_rights_changes_nothing(serve: Serve, tmp_path: Path) -> None:
@@ -270,7 +280,7 @@ def test_a_key_without_admin_rights_changes_nothing(serve: Serve, tmp_path: Path
     models = serve(_registered("one", chats), on_demand, access=access)
     models.client.headers["authorization"] = f"Bearer {user}"
     told = ollama(models, "chat", "two", keep_alive=0, messages=[])
-    assert "the server decides how long" in told.headers["x-mlxserve-warning"]
+    assert told.json()["warning"].endswith("this API key does not have the scope admin")
     assert models.registry.state("two").state == "loaded"
 
 

@@ -7,6 +7,8 @@ import pytest
 from mlxserve.system import machine, metal_memory
 from mlxserve.system.device_memory import DeviceMemory
 from mlxserve.system.metal_memory import MetalMemory, ModelShare
+from tests.geometries import QWEN3_8B
+from tests.hub import test_step_estimate
 from tests.mutation.bug import Bug
 from tests.system import test_device_memory, test_metal_memory
 from tests.system.test_metal_memory import memory as memory
@@ -115,6 +117,22 @@ FOUND: dict[str, Bug] = {
         "(self.base - used) / self.base",
         test_device_memory.test_all_that_is_planned_is_nine_tenths_in_use_on_every_mac,
         {"total": 128, "working_set": 107.5},
+    ),
+    "list models by a step of one layer": Bug(
+        test_step_estimate,
+        "step_on_metal",
+        "before * (rows * row",
+        "(rows * row",
+        test_step_estimate.test_a_step_is_estimated_as_a_server_plans_it,
+        {"model": QWEN3_8B, "num_rows": 512},
+    ),
+    "list models by a step without copies": Bug(
+        test_step_estimate,
+        "step_on_metal",
+        "if copied > seen:",
+        "if False:",
+        test_step_estimate.test_a_step_is_estimated_as_a_server_plans_it,
+        {"model": QWEN3_8B, "num_rows": 512},
     ),
     "forget mlx's own limit": Bug(
         MetalMemory,

@@ -148,9 +148,10 @@ class Ollama:
 
     def _loaded(self, request: Request, body: OllamaGeneration, reply: OllamaReply) -> Response:
         """Reply to a request without a prompt, which loads or unloads the model."""
-        if body.unloads and not request.scope[KEEP_ALIVE](0.0):
-            warn(request, "keep_alive: the server decides how long the model stays loaded")
         ending = {"done": True, "done_reason": "unload" if body.unloads else "load"}
+        if body.unloads and (reason := request.scope[KEEP_ALIVE](0.0)) is not None:
+            ending |= {"done_reason": "load", "warning": f"keep_alive: {reason}"}
+            warn(request, f"keep_alive: {reason}")
         return json_response({**reply.piece(), **ending})
 
     async def _answer(

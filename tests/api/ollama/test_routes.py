@@ -252,16 +252,17 @@ def test_a_suffix_is_refused_in_ollamas_words(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize(("path", "key"), [("chat", "message"), ("generate", "response")])
-@pytest.mark.parametrize(("keep_alive", "reason"), [(None, "load"), ("5m", "load"), (0, "unload")])
-def test_without_a_prompt_a_model_is_loaded_or_unloaded(
-    client: TestClient, chat: FakeChat, path: str, key: str, keep_alive: object, reason: str
+@pytest.mark.parametrize("keep_alive", [None, "5m", 0])
+def test_without_a_prompt_a_model_is_loaded_or_it_says_why_it_stays(
+    client: TestClient, chat: FakeChat, path: str, key: str, keep_alive: object
 ) -> None:
     reply = client.post(f"/api/{path}", json={"model": "fake", "keep_alive": keep_alive})
     body = reply.json()
-    assert (body["done"], body["done_reason"]) == (True, reason)
+    assert (body["done"], body["done_reason"]) == (True, "load")
     assert body[key] in ("", {"role": "assistant", "content": ""})
-    said = "keep_alive: the server decides how long the model stays loaded"
-    assert warning(reply) == (said if reason == "unload" else "")
+    said = "keep_alive: fake stays loaded by the server's options"
+    assert warning(reply) == (said if keep_alive == 0 else "")
+    assert body.get("warning") == (said if keep_alive == 0 else None)
     assert chat.submitted == []
 
 
@@ -540,9 +541,12 @@ def test_the_models_names_are_listed_with_a_tag(client: TestClient) -> None:
     assert first["capabilities"] == ["completion", "tools"]
 
 
-def test_the_loaded_model_never_expires(client: TestClient) -> None:
+def test_the_loaded_model_never_expires_and_has_the_memory_that_is_planned(
+    client: TestClient,
+) -> None:
+    """Weights, a step and the cache, and not the size of its files."""
     model = client.get("/api/ps").json()["models"][0]
-    assert (model["name"], model["size_vram"]) == ("fake:latest", 970_000_000)
+    assert (model["name"], model["size"], model["size_vram"]) == ("fake:latest", 1000, 1000)
     assert model["context_length"] == 1_000
     assert datetime.fromisoformat(model["expires_at"]).year > 2300
 

@@ -401,7 +401,12 @@ def test_a_broken_rule_is_a_fault_at_its_line(case: Broken) -> None:
 def test_an_output_that_is_partly_written_keeps_the_rule_for_reads() -> None:
     assert run(f"{INDEX}if (x != 9) out[x] = 1;", "", check=True, partly_written="out")[0] == 1
     with pytest.raises(KernelFault) as caught:
-        run(f"{INDEX}if (x != 9) out[x] = 1; else out[x] += 1;", "", check=True, partly_written="out")
+        run(
+            f"{INDEX}if (x != 9) out[x] = 1; else out[x] += 1;",
+            "",
+            check=True,
+            partly_written="out",
+        )
     assert [fault.kind for fault in caught.value.faults] == [FaultKind.UNWRITTEN_READ]
 
 
