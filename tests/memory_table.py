@@ -1,8 +1,9 @@
-"""Planned and replayed memory of real models on real Macs: the table of docs/tuning.md.
+"""Planned and replayed memory of real models on real Macs, and the table of docs/tuning.md.
 
 GPU working sets are those that macOS reports by default: two thirds of the memory below 36 GB,
-three quarters from there on. The numbers follow from MLX's rules (`command_buffers.py`) and the
-models' sizes (`geometries.py`); nothing here was measured on a Mac.
+three quarters from there on. Steps are replayed by MLX's rules (`command_buffers.py`) for models'
+sizes (`geometries.py`), or for the table estimated as `mlxserve models` does; nothing here was
+measured on a Mac.
 """
 
 from __future__ import annotations
@@ -16,14 +17,34 @@ from metal_kernels.first_page import first_page
 from metal_kernels.limits import room_for
 from metal_kernels.long_chunks import longest_copied
 from mlxserve.cache.kv import LayerSpec
+from mlxserve.core.config import SchedulerConfig
 from mlxserve.core.step_rows import rows_under_way
+from mlxserve.hub.catalog import MemoryFit, memory_fit, well_known
 from mlxserve.model.step_peak import measured_rows, peak_with_copies, planned_peak
+from mlxserve.system.device_memory import DeviceMemory, beside_cache
 from mlxserve.system.machine import COMMAND_BUFFER_LIMITS
-from tests.command_buffers import Limits, Replay, peak, replay
-from tests.geometries import GEOMETRIES, Geometry, StepShape, operations
+from tests.command_buffers import Limits, Replay, replay
+from tests.geometries import Geometry, StepShape, operations
 
-MACHINES: Final = (("M1", 8), ("M2", 16), ("M4 Pro", 48), ("M3 Ultra", 512))
-_UTILIZATION: Final = 0.9
+# Today's Macs, in GB, and models that people run on them.
+TABLE: Final = (
+    (8, "gemma-4-e2b-it-4bit"),
+    (8, "Qwen3-4B-4bit"),
+    (16, "Qwen3-8B-4bit"),
+    (16, "Qwen3.5-9B-MLX-4bit"),
+    (16, "gemma-3-12b-it-4bit"),
+    (24, "gpt-oss-20b-MXFP4-Q8"),
+    (24, "Qwen3-14B-4bit"),
+    (32, "Qwen3-30B-A3B-4bit"),
+    (32, "Qwen3.5-35B-A3B-4bit"),
+    (32, "gemma-4-31b-it-4bit"),
+    (36, "Qwen3-32B-4bit"),
+    (36, "gemma-3-27b-it-4bit"),
+    (48, "gemma-4-31b-it-4bit"),
+    (64, "Qwen3-Next-80B-A3B-Instruct-4bit"),
+    (128, "Qwen3-Next-80B-A3B-Instruct-4bit"),
+)
+_UTILIZATION_BEFORE: Final = 0.9
 _NUM_SEQS: Final = 64
 _PAGE_SIZE: Final = 32
 _MAX_MEASURED: Final = 8192  # positions that the measured chunk sees
@@ -32,6 +53,11 @@ _MAX_MEASURED: Final = 8192  # positions that the measured chunk sees
 def working_set(memory: int) -> int:
     """Of a Mac with `memory` GB, in bytes."""
     return (memory << 30) * (2 if memory < 36 else 3) // (3 if memory < 36 else 4)
+
+
+def mac(memory: int) -> DeviceMemory:
+    """A Mac with `memory` GB whose other programs have wired no more than macOS leaves them."""
+    return DeviceMemory(memory << 30, working_set(memory), is_metal=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +119,9 @@ def max_positions(model: Geometry, memory: int) -> int:
     return min(model.max_length, left // model.bytes_per_token)
 
 
-def plan_before(model: Geometry, memory: int) -> Plan:
-    """What it planned: 256 rows at 400 million elements per command buffer, times 8."""
-    measured = peak(operations(model, StepShape(256), 256), Limits(200, 400))
-    return _fitted(model, memory, measured * 8)
-
-
 def _fitted(model: Geometry, memory: int, step: int) -> Plan:
-    left = int(working_set(memory) * _UTILIZATION) - model.weight_size - step
+    limit = mac(memory).limit()
+    left = limit.nbytes - model.weight_size - beside_cache(step, limit.unkept)
     page = _PAGE_SIZE * model.bytes_per_token
     num_pages = min(left // page, _NUM_SEQS * model.max_length // _PAGE_SIZE)
     if num_pages < 2:
@@ -109,30 +130,36 @@ def _fitted(model: Geometry, memory: int, step: int) -> Plan:
 
 
 def memory_table() -> str:
-    """Every model on every machine, before and after, in Markdown."""
+    """Models on Macs as `mlxserve models` counts there, before and after, in Markdown."""
+    known = {entry.name.rpartition("/")[2]: entry for entry in well_known()}
     lines = [
-        "| Mac | Model (4-bit) | Step before | Cache before | Step | Cache | Context |",
-        "|---|---|---|---|---|---|---|",
+        "| Mac | For models | Model | Weights | Step | Tokens before | Tokens | Made for |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for chip, memory in MACHINES:
-        for model in GEOMETRIES:
-            before, after = plan_before(model, memory), plan_after(model, memory)
-            cells = (
-                f"{chip}, {memory} GB",
-                model.name,
-                _gb(before.step),
-                _cache(before),
-                _gb(after.step),
-                _cache(after),
-                f"{min(after.num_tokens, model.max_length):,} tokens" if after.starts else "",
-            )
-            lines.append(f"| {' | '.join(cells)} |")
+    for memory, name in TABLE:
+        entry, after = known[name], mac(memory).limit()
+        before = mac(memory).limit(_UTILIZATION_BEFORE)
+        step = entry.step_size(after, SchedulerConfig(), is_metal=True, in_8_bits=False)
+        cells = (
+            f"{memory} GB",
+            f"{after.nbytes / (1 << 30):.1f} GiB",
+            name,
+            f"{entry.weight_size / 1e9:.1f} GB",
+            f"{step / 1e9:.1f} GB",
+            _tokens(memory_fit(entry, memory=before, is_metal=True)),
+            _tokens(memory_fit(entry, memory=after, is_metal=True)),
+            f"{entry.context:,}",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _cache(plan: Plan) -> str:
-    return f"{_gb(plan.pool)}, {plan.num_tokens:,} tokens" if plan.starts else "does not start"
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.1f} GB"
+def _tokens(fit: MemoryFit) -> str:
+    if not fit.num_tokens:
+        return "does not start"
+    tokens = f"{min(fit.num_tokens, fit.context):,}"
+    return (
+        tokens
+        if fit.num_windows is None
+        else f"{tokens}, {fit.num_windows} window{'s' * (fit.num_windows > 1)}"
+    )

@@ -231,7 +231,7 @@ def entries() -> list[Entry]:
         entry = entry_of(name, source, folder)
         if entry is not None:
             by_name.setdefault(name, entry)
-    for suggestion in _suggestions():
+    for suggestion in well_known():
         by_name.setdefault(suggestion.name, suggestion)
     return list(by_name.values())
 
@@ -375,20 +375,20 @@ def _json(file: Path) -> Mapping[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _suggestions() -> list[Entry]:
-    """Well-known models that are not on this machine, smallest first."""
-    missing = []
+def well_known() -> list[Entry]:
+    """Well-known models, whether they are on this machine or not, smallest first."""
+    suggestions = []
     for name, billions, layers, kv_heads, head_dim, *rest in KNOWN:
         size = int(billions * 1e9 * BITS_PER_WEIGHT / 8)
         num_rows = 2 * layers * kv_heads
         kv = KVShape(num_rows * head_dim, False, num_rows, *KNOWN_WINDOWS.get(name, ()))
         copied = copied_values(kv_heads, head_dim)
-        missing.append(_suggestion(name, size, kv, copied, rest))
+        suggestions.append(_suggestion(name, size, kv, copied, rest))
     for name, size_gb, num_values, num_rows, has_states, *rest in KNOWN_MIXED:
         kv = KVShape(num_values, has_states, num_rows, *KNOWN_WINDOWS.get(name, ()))
         copied = KNOWN_COPIED.get(name, 0)
-        missing.append(_suggestion(name, int(size_gb * 1e9), kv, copied, rest))
-    return sorted(missing, key=lambda entry: entry.weight_size)
+        suggestions.append(_suggestion(name, int(size_gb * 1e9), kv, copied, rest))
+    return sorted(suggestions, key=lambda entry: entry.weight_size)
 
 
 def _suggestion(name: str, size: int, kv: KVShape, copied: int, rest: Sequence[int]) -> Entry:

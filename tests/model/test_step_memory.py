@@ -21,13 +21,11 @@ from tests.geometries import (
     StepShape,
     operations,
 )
-from tests.memory_table import MACHINES as MACS
 from tests.memory_table import (
     limits_of,
     memory_table,
     most_copied,
     plan_after,
-    plan_before,
     replayed,
 )
 
@@ -119,9 +117,9 @@ def test_more_rows_are_under_way_on_larger_machines() -> None:
 
 
 @pytest.mark.parametrize("model", GEOMETRIES, ids=named)
-@pytest.mark.parametrize(("chip", "memory"), MACS)
+@pytest.mark.parametrize("memory", [8, 16, 48, 512])
 def test_a_step_of_decodes_is_five_command_buffers_at_most_over_a_whole_pool(
-    chip: str, memory: int, model: Geometry
+    memory: int, model: Geometry
 ) -> None:
     """Bound whole, the pools of 36 layers ended 73."""
     plan = plan_after(model, memory)
@@ -129,7 +127,7 @@ def test_a_step_of_decodes_is_five_command_buffers_at_most_over_a_whole_pool(
     for name, shape in DECODES.items():
         assert 1 < replayed(model, memory, shape, pool).num_buffers <= 5, name
     whole = operations(model, DECODES["one decode"], pool)
-    if plan.starts and model is QWEN3_8B and chip == "M3 Ultra":
+    if plan.starts and model is QWEN3_8B and memory == 512:
         assert replay(whole, limits_of(memory)).num_buffers == 73
 
 
@@ -210,11 +208,6 @@ def test_a_model_starts_where_its_weights_leave_room(
     model: Geometry, memory: int, least_tokens: int
 ) -> None:
     assert plan_after(model, memory).num_tokens >= least_tokens
-
-
-def test_extrapolating_from_256_rows_refused_an_8b_model_on_16_gb_and_32b_on_48() -> None:
-    assert not plan_before(QWEN3_8B, 16).starts
-    assert not plan_before(QWEN3_32B, 48).starts
 
 
 def test_a_planned_peak_grows_with_the_rows_that_were_not_measured() -> None:
