@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlxserve.cli.completion import downloaded_models, models_here
-from mlxserve.cli.models import Json
+from mlxserve.cli.models import Json, fit_of, fit_text, memory_for
 from mlxserve.cli.streams import print_safe
+from mlxserve.core.config import EngineConfig
 from mlxserve.core.errors import InvalidRequest, ModelNotFound, UnsupportedModel
 from mlxserve.system.files import MAX_TEXT, read_json
 from mlxserve.system.terminal_text import escaped
@@ -48,6 +49,8 @@ def show(name: Name, json: Json = False) -> None:
         return
     entry, place = _found(name)
     text, quantised = _gguf_card(place) if place.is_file() else _folder_card(place)
+    options = EngineConfig()
+    fit = fit_of(entry, options)
     card: dict[str, Any] = {
         "name": entry.name,
         "source": str(entry.source),
@@ -61,6 +64,10 @@ def show(name: Name, json: Json = False) -> None:
         "kv_bytes_per_token": entry.kv_size(2),
         "window": entry.kv.window or None,
         "window_kv_bytes": entry.window_size(2),
+        "memory": memory_for(options).nbytes,
+        "needed": fit.needed,
+        "num_tokens": fit.num_tokens,
+        "num_windows": fit.num_windows,
         "purpose": entry.purpose or "completion",
         "vision": entry.has_vision,
         "chat_template": None if entry.purpose else _abilities(place),
@@ -79,6 +86,7 @@ def show(name: Name, json: Json = False) -> None:
         print_safe(f"  Made for      {_PURPOSES[entry.purpose]}")
         return
     print_safe(f"  KV cache      {_kv_label(entry)}")
+    print_safe(f"  Fits here     {fit_text(fit)}, with default options")
     print_safe(f"  Template      {_describe_template(card['chat_template'])}")
     if entry.has_vision:
         print_safe(

@@ -67,6 +67,17 @@ def test_a_model_is_shown_by_its_short_name(downloaded: Path, offline: Run) -> N
     assert "144.0 KiB per token" in shown
 
 
+def test_a_shown_model_has_the_memory_of_the_list(downloaded: Path, offline: Run) -> None:
+    listed = json.loads(offline("list", "--json").out)
+    [card] = (one for one in listed["models"] if one["name"] == NAME)
+    shown = json.loads(offline("show", NAME, "--json").out)
+    assert shown["memory"] == listed["memory"]
+    for name in ("needed", "num_tokens", "num_windows"):
+        assert shown[name] == card[name]
+    tokens = "fits" if card["fits"] else f"{card['num_tokens']:,} of 40,960 tokens"
+    assert f"  Fits here     {tokens}, with default options" in offline("show", NAME).out
+
+
 def test_a_model_that_was_trained_to_see_is_listed_and_shown_so(
     tmp_path: Path, downloaded: Path, offline: Run
 ) -> None:
